@@ -1,0 +1,186 @@
+"""The job file's sections: one frozen struct each, every field documented, nothing read from anywhere.
+
+Parsing, cross-field checks and the messages that a user sees live in `planaria.job.parse`.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import msgspec
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table of the job file. Unknown keys are refused."""
+
+
+class Numerics(str, enum.Enum):
+    """`exact`: sums do not depend on order or grouping, runs are bit-identical to `--reference`. `fast`: float32 sums."""
+
+    EXACT = "exact"
+    FAST = "fast"
+
+
+class Device(str, enum.Enum):
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class DType(str, enum.Enum):
+    """Compute dtype of forwards and backwards. Parameters and optimizer state are float32."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+class PolicyName(str, enum.Enum):
+    TEMPLATES = "templates"
+
+
+class WhenExhausted(str, enum.Enum):
+    """What to do when fewer than (f + 1) n0 nodes are left: `exit` saves a checkpoint and ends with exit code 3."""
+
+    EXIT = "exit"
+
+
+class LrSchedule(str, enum.Enum):
+    CONSTANT = "constant"
+    LINEAR = "linear"
+    COSINE = "cosine"
+
+
+class ModelSection(Section):
+    """[model]
+
+    Attributes:
+        type: a Hugging Face model type (gpt2, bert, llama), or "module:function" returning a list of layers.
+        config: overrides of the Hugging Face config, or keyword arguments of the function.
+        weights: local Hugging Face folder to start from; random weights when absent.
+        loss: "module:function" (outputs, batch) -> scalar; only for a model that is a function.
+            Default: next-token cross entropy.
+    """
+
+    type: str
+    config: dict[str, Any] = {}
+    weights: str | None = None
+    loss: str | None = None
+
+
+class DataSection(Section):
+    """[data]
+
+    Attributes:
+        source: "python-stdlib", a text file, a folder, a glob, or a token file (.bin of uint16, .npy).
+        tokenizer: "bytes", or the path of a Hugging Face tokenizer.json.
+        mask_probability: share of tokens that masked-LM models must predict.
+    """
+
+    source: str = "python-stdlib"
+    tokenizer: str = "bytes"
+    mask_probability: float = 0.15
+
+
+class TrainSection(Section):
+    """[train]
+
+    Attributes:
+        steps: optimizer steps of the job.
+        global_batch: sequences in one step; never changes.
+        microbatch: sequences in one microbatch; divides global_batch.
+        sequence_length: tokens in a sequence.
+        learning_rate: peak learning rate of AdamW.
+        lr_schedule: constant, linear or cosine decay after the warm-up, to min_lr_ratio of the peak at `steps`.
+        warmup_steps: steps of linear warm-up from zero.
+        min_lr_ratio: where the decay ends, as a share of learning_rate.
+        betas: AdamW's.
+        eps: AdamW's.
+        weight_decay: decoupled, on parameters with two or more dimensions.
+        clip_norm: global gradient norm limit; 0 turns clipping off.
+        seed: of initial weights, sampling, masking and dropout.
+        dtype: compute dtype.
+        activation_checkpointing: recompute each layer's forward in its backward.
+        numerics: exact or fast.
+    """
+
+    steps: int
+    global_batch: int
+    microbatch: int
+    sequence_length: int
+    learning_rate: float = 3e-4
+    lr_schedule: LrSchedule = LrSchedule.COSINE
+    warmup_steps: int = 0
+    min_lr_ratio: float = 0.1
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    clip_norm: float = 1.0
+    seed: int = 0
+    dtype: DType = DType.FLOAT32
+    activation_checkpointing: bool = False
+    numerics: Numerics = Numerics.EXACT
+
+    @property
+    def num_microbatches(self) -> int:
+        return self.global_batch // self.microbatch
+
+
+class ClusterSection(Section):
+    """[cluster]
+
+    Attributes:
+        nodes: machines that the job starts on.
+        devices_per_node: worker processes on each.
+        device: cpu or cuda.
+        memory_gb: memory of one device in GB (10**9 bytes); 0: as much as there is.
+        port: TCP port of the coordinator on loopback; 0: any free one.
+    """
+
+    nodes: int
+    devices_per_node: int = 1
+    device: Device = Device.CPU
+    memory_gb: float = 0.0
+    port: int = 0
+
+
+class ResilienceSection(Section):
+    """[resilience]
+
+    Attributes:
+        fault_tolerance: f. At least f + 1 pipelines are kept, so any f nodes may be lost at once.
+        policy: how plans are made after a change.
+        when_exhausted: what to do when fewer than (f + 1) n0 nodes are left.
+        min_nodes_per_pipeline: n0; 0: the fewest that the memory allows.
+    """
+
+    fault_tolerance: int = 1
+    policy: PolicyName = PolicyName.TEMPLATES
+    when_exhausted: WhenExhausted = WhenExhausted.EXIT
+    min_nodes_per_pipeline: int = 0
+
+
+class RunSection(Section):
+    """[run]
+
+    Attributes:
+        folder: where run folders are made.
+        name: of the run; default: the job file's name.
+        checkpoint_every: steps between checkpoints; 0: only at the end, on Ctrl-C and when nodes run out.
+        keep_checkpoints: how many of the newest stay.
+    """
+
+    folder: str = "runs"
+    name: str | None = None
+    checkpoint_every: int = 0
+    keep_checkpoints: int = 2
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A whole job file."""
+
+    model: ModelSection
+    train: TrainSection
+    cluster: ClusterSection
+    data: DataSection = DataSection()
+    resilience: ResilienceSection = ResilienceSection()
+    run: RunSection = RunSection()

@@ -1,0 +1,76 @@
+"""A model as a list of layers: what the rest of Planaria needs to know of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import nn
+
+Tensors = tuple[torch.Tensor, ...]
+Batch = dict[str, torch.Tensor]
+"""One microbatch: tensors of shape (microbatch, sequence_length), by name; `labels` with -100 where there is none."""
+
+
+class ModelError(ValueError):
+    """A model that cannot be built or cut; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterSpec:
+    """One parameter.
+
+    Attributes:
+        name: unique in the model; for a Hugging Face model, its name in the state dict.
+        shape: of the tensor.
+        decays: whether weight decay applies (two or more dimensions).
+        uses: (layer, name within that layer's module), ascending; more than one when it is tied.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    decays: bool
+    uses: tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSpec:
+    """A parameter group (see `planaria.plan.plan.Group`) with its parameters in name order."""
+
+    layers: tuple[int, ...]
+    parameters: tuple[ParameterSpec, ...]
+
+
+class Model(Protocol):
+    """A model that can be cut between any two of its layers."""
+
+    @property
+    def layer_names(self) -> tuple[str, ...]: ...
+
+    @property
+    def groups(self) -> tuple[GroupSpec, ...]:
+        """Own groups of the layers that have parameters, in layer order; then tied groups, by first layer and name."""
+        ...
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the batch's tensors that the first layer takes, in order."""
+        ...
+
+    def build_layer(self, index: int) -> nn.Module:
+        """A new module for layer `index`, float32, in training mode, buffers valid, parameter values arbitrary.
+
+        Its forward takes the tensors that the layer before returns (the first: the batch's `inputs`) and returns
+        a tensor or a tuple of tensors.
+        """
+        ...
+
+    def initial_state(self, group: int, seed: int) -> Mapping[str, torch.Tensor]:
+        """Initial values of a group's parameters by `ParameterSpec.name`: a function of (seed, group) alone."""
+        ...
+
+    def loss(self, outputs: Tensors, batch: Batch) -> torch.Tensor:
+        """Scalar float32 loss of one microbatch from the last layer's outputs; mean over what is predicted."""
+        ...

@@ -1,0 +1,53 @@
+"""The ledger: for each layer, which microbatches' gradients are in an accumulator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+
+class Ledger(msgspec.Struct, frozen=True):
+    """One set of microbatch numbers a layer, as hexadecimal bit masks (JSON has no big integers).
+
+    Attributes:
+        masks: entry l holds bit m when microbatch m is counted for layer l.
+    """
+
+    masks: tuple[str, ...]
+
+    @classmethod
+    def of(cls, counted: Iterable[Iterable[int]]) -> Ledger:
+        """From, for each layer, the microbatches counted."""
+        return cls(tuple(f"{sum(1 << m for m in set(microbatches)):x}" for microbatches in counted))
+
+    @classmethod
+    def from_bits(cls, bits: Iterable[int]) -> Ledger:
+        return cls(tuple(f"{mask:x}" for mask in bits))
+
+    @classmethod
+    def empty(cls, num_layers: int) -> Ledger:
+        return cls(("0",) * num_layers)
+
+    def bits(self) -> tuple[int, ...]:
+        """For each layer, its mask as an integer."""
+        return tuple(int(mask, 16) for mask in self.masks)
+
+    def microbatches(self, layer: int) -> tuple[int, ...]:
+        mask = int(self.masks[layer], 16)
+        return tuple(m for m in range(mask.bit_length()) if mask >> m & 1)
+
+    @property
+    def is_empty(self) -> bool:
+        return all(mask == "0" for mask in self.masks)
+
+
+def combine(ledgers: Iterable[Ledger], num_layers: int) -> tuple[Ledger, int]:
+    """Union of ledgers, and how many (layer, microbatch) entries more than one of them holds."""
+    union = [0] * num_layers
+    twice = 0
+    for ledger in ledgers:
+        for layer, mask in enumerate(ledger.bits()):
+            twice += (union[layer] & mask).bit_count()
+            union[layer] |= mask
+    return Ledger.from_bits(union), twice

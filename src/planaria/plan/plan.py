@@ -1,0 +1,196 @@
+"""The Plan: placement, routes, owners and transfers of one generation.
+
+This module owns the one object that every policy produces and everything else (worker, estimator, simulator,
+picture) consumes. A plan has no "my rank" in it, calls nothing and is frozen; a worker's program is a pure
+function of (plan, worker), see `planaria.plan.schedule`.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from collections.abc import Iterator
+from functools import cached_property
+from typing import NewType
+
+import msgspec
+
+NodeId = NewType("NodeId", int)
+"""Number of a machine; never given to another machine within a run."""
+
+WorkerId = NewType("WorkerId", int)
+"""Number of a device and of the process that drives it: node * devices_per_node + device."""
+
+
+class PlanError(ValueError):
+    """A plan that cannot be made, or that breaks an invariant."""
+
+
+class ScheduleKind(str, enum.Enum):
+    """In which order a worker runs the forwards and backwards of a step."""
+
+    ONE_F_ONE_B = "1f1b"
+    GPIPE = "gpipe"
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """A parameter group: what is summed, owned and moved as one.
+
+    A layer's own parameters form one group; parameters tied between layers form one group that belongs to all
+    of them.
+
+    Attributes:
+        layers: the layers that use the group, ascending.
+        size_bytes: bytes of its parameters.
+    """
+
+    layers: tuple[int, ...]
+    size_bytes: int
+
+
+class Stage(msgspec.Struct, frozen=True, kw_only=True):
+    """A contiguous range of layers on `num_devices` devices of one node, driven by `worker`."""
+
+    worker: WorkerId
+    first_layer: int
+    end_layer: int
+    num_devices: int = 1
+
+    @property
+    def layers(self) -> range:
+        return range(self.first_layer, self.end_layer)
+
+
+class Pipeline(msgspec.Struct, frozen=True, kw_only=True):
+    """Stages in layer order. A whole pipeline covers every layer once; a broken one (after a loss) has gaps."""
+
+    stages: tuple[Stage, ...]
+
+    @property
+    def workers(self) -> tuple[WorkerId, ...]:
+        return tuple(stage.worker for stage in self.stages)
+
+    def is_whole(self, num_layers: int) -> bool:
+        position = 0
+        for stage in self.stages:
+            if stage.first_layer != position:
+                return False
+            position = stage.end_layer
+        return position == num_layers
+
+
+class Route(msgspec.Struct, frozen=True, kw_only=True):
+    """Which worker runs which layer range, for some microbatches that travel together.
+
+    Attributes:
+        hops: stages in layer order that cover every layer once.
+        microbatches: ascending numbers of the microbatches that take it.
+        born: generation in which the route was made. Messages between its workers bear it, so a route kept by
+            a later plan goes on undisturbed, and what a dropped route left under way is refused.
+        counted: layers whose gradients are accumulated; the others are only passed through, because what they
+            give for these microbatches is already in somebody's accumulator.
+    """
+
+    hops: tuple[Stage, ...]
+    microbatches: tuple[int, ...]
+    born: int
+    counted: tuple[int, ...]
+
+    @property
+    def key(self) -> tuple[tuple[int, int, int], ...]:
+        """Identity of the path, whatever travels on it."""
+        return tuple((hop.worker, hop.first_layer, hop.end_layer) for hop in self.hops)
+
+
+class Transfer(msgspec.Struct, frozen=True, kw_only=True):
+    """The state (parameters and optimizer) of one group goes from `source` to `target` before the plan's first step."""
+
+    group: int
+    source: WorkerId
+    target: WorkerId
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """Everything that a generation of the job does, for every worker.
+
+    Attributes:
+        generation: number of this plan; a later plan has a higher one.
+        num_layers: layers of the model.
+        num_microbatches: microbatches in one step (the global batch over the microbatch size).
+        devices_per_node: devices, so workers, on a node.
+        groups: the model's parameter groups; a group's number is its place here.
+        pipelines: who owns which layers. A plan that finishes a step after a loss also has broken pipelines here:
+            their survivors own layers, and accumulators, but no route passes through them any more.
+        routes: every microbatch's way.
+        sync_epochs: for each group, the generation in which its set of contributions last changed. Sums of an older
+            epoch are void.
+        transfers: state that moves before the first step of the plan.
+        schedule: order of forwards and backwards.
+    """
+
+    generation: int
+    num_layers: int
+    num_microbatches: int
+    devices_per_node: int
+    groups: tuple[Group, ...]
+    pipelines: tuple[Pipeline, ...]
+    routes: tuple[Route, ...]
+    sync_epochs: tuple[int, ...]
+    transfers: tuple[Transfer, ...] = ()
+    schedule: ScheduleKind = ScheduleKind.ONE_F_ONE_B
+
+    @cached_property
+    def workers(self) -> tuple[WorkerId, ...]:
+        """Every worker that owns layers, ascending."""
+        return tuple(sorted({stage.worker for stage in self.stages()}))
+
+    @cached_property
+    def nodes(self) -> tuple[NodeId, ...]:
+        return tuple(sorted({self.node_of(worker) for worker in self.workers}))
+
+    @cached_property
+    def layers_of(self) -> dict[WorkerId, tuple[int, ...]]:
+        """The layers that each worker owns, ascending."""
+        owned: dict[WorkerId, set[int]] = {}
+        for stage in self.stages():
+            owned.setdefault(stage.worker, set()).update(stage.layers)
+        return {worker: tuple(sorted(layers)) for worker, layers in sorted(owned.items())}
+
+    @cached_property
+    def groups_of(self) -> dict[WorkerId, tuple[int, ...]]:
+        """The groups that each worker holds a replica of, ascending."""
+        return {
+            worker: tuple(g for g, group in enumerate(self.groups) if not set(group.layers).isdisjoint(layers))
+            for worker, layers in self.layers_of.items()
+        }
+
+    @cached_property
+    def owners_of(self) -> tuple[tuple[WorkerId, ...], ...]:
+        """For each group, the workers that hold a replica of it, ascending."""
+        owners: list[list[WorkerId]] = [[] for _ in self.groups]
+        for worker, groups in self.groups_of.items():
+            for group in groups:
+                owners[group].append(worker)
+        return tuple(tuple(sorted(group_owners)) for group_owners in owners)
+
+    @cached_property
+    def content_hash(self) -> str:
+        """SHA-256 (hex) over the canonical JSON: the same plan has the same hash on every machine."""
+        return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()
+
+    def stages(self) -> Iterator[Stage]:
+        for pipeline in self.pipelines:
+            yield from pipeline.stages
+
+    def node_of(self, worker: WorkerId) -> NodeId:
+        return NodeId(worker // self.devices_per_node)
+
+    def workers_of_node(self, node: NodeId) -> tuple[WorkerId, ...]:
+        return tuple(w for w in self.workers if self.node_of(w) == node)
+
+    def to_json(self) -> bytes:
+        return msgspec.json.encode(self, order="deterministic")
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Plan:
+        return msgspec.json.decode(data, type=cls)

@@ -1,0 +1,58 @@
+"""What a worker does in one step: a list of instructions, computed from the plan by `planaria.plan.schedule`."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from planaria.plan.plan import WorkerId
+
+
+class Op(str, enum.Enum):
+    """Kinds of instruction."""
+
+    LOAD = "load"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    SEND_ACTIVATION = "send_activation"
+    RECV_ACTIVATION = "recv_activation"
+    SEND_GRADIENT = "send_gradient"
+    RECV_GRADIENT = "recv_gradient"
+    SYNC = "sync"
+    VOTE = "vote"
+    APPLY = "apply"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instruction:
+    """One thing that a worker does. Two equal instructions of one step are the same work.
+
+    Attributes:
+        op: what is done.
+        microbatch: whose (load, forward, backward, send, receive).
+        born: generation in which the microbatch's route was made.
+        first_layer: with end_layer, the layers that a forward or backward runs, lowest included, end excluded. For
+            a send or receive, `first_layer` is the boundary: the layer that consumes the activation.
+        end_layer: see first_layer.
+        counted: of a backward, the layers whose gradients are accumulated, ascending.
+        keeps: of a forward, whether a backward will follow for at least one of its layers.
+        peer: of a send or receive, the other worker.
+        group: of a sync, which parameter group.
+        epoch: of a sync, the group's sync epoch.
+        round: of a sync, its place in the order of sums; a lower one goes first.
+    """
+
+    op: Op
+    microbatch: int = -1
+    born: int = -1
+    first_layer: int = -1
+    end_layer: int = -1
+    counted: tuple[int, ...] = ()
+    keeps: bool = False
+    peer: WorkerId | None = None
+    group: int = -1
+    epoch: int = -1
+    round: int = -1
+
+
+Program = tuple[Instruction, ...]

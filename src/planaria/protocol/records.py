@@ -1,0 +1,129 @@
+"""What a run tells the world: one frozen record a happening. Log, metrics, summary and display are made from them."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class RunStatus(str, enum.Enum):
+    COMPLETED = "completed"
+    INTERRUPTED = "interrupted"
+    EXHAUSTED = "exhausted"
+    FAILED = "failed"
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
+    """One happening."""
+
+
+class NodeJoined(Record, tag="node_joined"):
+    node: int
+    live_nodes: int
+
+
+class NodeLost(Record, tag="node_lost"):
+    """detect_ms: from the injected fault to its detection; None when nobody knows when the node died."""
+
+    node: int
+    step: int
+    cause: str
+    live_nodes: int
+    detect_ms: float | None
+
+
+class PlanTaken(Record, tag="plan_taken"):
+    """purpose: "start", "finish step" (after a loss, within a step), "reconfigure" or "restore"."""
+
+    generation: int
+    step: int
+    purpose: str
+    policy: str
+    reason: str
+    pipelines: tuple[tuple[tuple[int, int, int], ...], ...]
+    """For each pipeline, its stages as (worker, first layer, end layer)."""
+    microbatches: tuple[int, ...]
+    """For each pipeline, how many microbatches it runs in a step."""
+    estimated_step_s: float
+    transfer_bytes: int
+    plan_hash: str
+
+
+class StepCommitted(Record, tag="step_committed"):
+    """One optimizer step is durable. `step` counts from 1; `loss` is the mean over the global batch."""
+
+    step: int
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    clip_factor: float
+    generation: int
+    live_nodes: int
+    duration_s: float
+    tokens_per_s: float
+    vote_s: float
+    """From the last vote's arrival to the commit's sending."""
+
+
+class Recovery(msgspec.Struct, frozen=True, kw_only=True):
+    """One loss and what it cost. Times in ms; None where it cannot be known."""
+
+    step: int
+    cause: str
+    lost_nodes: tuple[int, ...]
+    policy: str
+    reason: str
+    detect_ms: float | None
+    decide_ms: float
+    transfer_bytes: int
+    resume_ms: float
+    """From the fault (from its detection, when the moment of the fault is unknown) to the next committed step."""
+    microbatches_rerun: int
+    microbatches_per_step: int
+
+
+class Recovered(Record, tag="recovered"):
+    recovery: Recovery
+
+
+class CheckpointSaved(Record, tag="checkpoint_saved"):
+    step: int
+    folder: str
+    seconds: float
+
+
+class Restored(Record, tag="restored"):
+    """The job went back to a checkpoint: all replicas of a layer were lost."""
+
+    from_step: int
+    to_step: int
+    reason: str
+
+
+class Note(Record, tag="note"):
+    """Something a user should read. level: "info" or "warning"."""
+
+    level: str
+    text: str
+
+
+class RunEnded(Record, tag="run_ended"):
+    status: RunStatus
+    steps: int
+    message: str
+    skipped_microbatches: int
+    duplicated_microbatches: int
+
+
+AnyRecord = (
+    NodeJoined
+    | NodeLost
+    | PlanTaken
+    | StepCommitted
+    | Recovered
+    | CheckpointSaved
+    | Restored
+    | Note
+    | RunEnded
+)
