@@ -16,7 +16,11 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Numerics(str, enum.Enum):
-    """`exact`: sums do not depend on order or grouping, runs are bit-identical to `--reference`. `fast`: float32 sums."""
+    """How gradients are summed.
+
+    `exact`: independently of order and grouping, so that runs are bit-identical to `--reference`.
+    `fast`: in float32.
+    """
 
     EXACT = "exact"
     FAST = "fast"
@@ -39,7 +43,10 @@ class PolicyName(str, enum.Enum):
 
 
 class WhenExhausted(str, enum.Enum):
-    """What to do when fewer than (f + 1) n0 nodes are left: `exit` saves a checkpoint and ends with exit code 3."""
+    """What to do when fewer than (f + 1) n0 nodes are left.
+
+    `exit` saves a checkpoint and ends with exit code 3.
+    """
 
     EXIT = "exit"
 
@@ -50,7 +57,7 @@ class LrSchedule(str, enum.Enum):
     COSINE = "cosine"
 
 
-class ModelSection(Section):
+class ModelSection(Section, frozen=True):
     """[model]
 
     Attributes:
@@ -67,7 +74,7 @@ class ModelSection(Section):
     loss: str | None = None
 
 
-class DataSection(Section):
+class DataSection(Section, frozen=True):
     """[data]
 
     Attributes:
@@ -81,7 +88,7 @@ class DataSection(Section):
     mask_probability: float = 0.15
 
 
-class TrainSection(Section):
+class TrainSection(Section, frozen=True):
     """[train]
 
     Attributes:
@@ -90,7 +97,8 @@ class TrainSection(Section):
         microbatch: sequences in one microbatch; divides global_batch.
         sequence_length: tokens in a sequence.
         learning_rate: peak learning rate of AdamW.
-        lr_schedule: constant, linear or cosine decay after the warm-up, to min_lr_ratio of the peak at `steps`.
+        lr_schedule: constant, linear or cosine decay after the warm-up, to min_lr_ratio of the peak
+            at `steps`.
         warmup_steps: steps of linear warm-up from zero.
         min_lr_ratio: where the decay ends, as a share of learning_rate.
         betas: AdamW's.
@@ -125,7 +133,7 @@ class TrainSection(Section):
         return self.global_batch // self.microbatch
 
 
-class ClusterSection(Section):
+class ClusterSection(Section, frozen=True):
     """[cluster]
 
     Attributes:
@@ -143,7 +151,7 @@ class ClusterSection(Section):
     port: int = 0
 
 
-class ResilienceSection(Section):
+class ResilienceSection(Section, frozen=True):
     """[resilience]
 
     Attributes:
@@ -159,7 +167,7 @@ class ResilienceSection(Section):
     min_nodes_per_pipeline: int = 0
 
 
-class RunSection(Section):
+class RunSection(Section, frozen=True):
     """[run]
 
     Attributes:

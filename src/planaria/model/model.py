@@ -11,7 +11,7 @@ from torch import nn
 
 Tensors = tuple[torch.Tensor, ...]
 Batch = dict[str, torch.Tensor]
-"""One microbatch: tensors of shape (microbatch, sequence_length), by name; `labels` with -100 where there is none."""
+"""One microbatch: tensors of shape (microbatch, sequence_length), by name; a label of -100 is none."""
 
 
 class ModelError(ValueError):
@@ -51,7 +51,15 @@ class Model(Protocol):
 
     @property
     def groups(self) -> tuple[GroupSpec, ...]:
-        """Own groups of the layers that have parameters, in layer order; then tied groups, by first layer and name."""
+        """Own groups of the layers that have parameters, in layer order; then tied, by first layer, name.
+
+        Parameters that the same set of layers shares are one tied group.
+        """
+        ...
+
+    @property
+    def masked_lm(self) -> bool:
+        """Whether the data hides tokens for the model to predict; otherwise labels are the next tokens."""
         ...
 
     @property
@@ -60,17 +68,17 @@ class Model(Protocol):
         ...
 
     def build_layer(self, index: int) -> nn.Module:
-        """A new module for layer `index`, float32, in training mode, buffers valid, parameter values arbitrary.
+        """A new module for layer `index`: float32, in training mode, buffers valid, parameters arbitrary.
 
-        Its forward takes the tensors that the layer before returns (the first: the batch's `inputs`) and returns
-        a tensor or a tuple of tensors.
+        Its forward takes the tensors that the layer before returns (the first: the batch's `inputs`) and
+        returns a tensor or a tuple of tensors.
         """
         ...
 
     def initial_state(self, group: int, seed: int) -> Mapping[str, torch.Tensor]:
-        """Initial values of a group's parameters by `ParameterSpec.name`: a function of (seed, group) alone."""
+        """Initial values of a group's parameters, by `ParameterSpec.name`: a function of (seed, group)."""
         ...
 
     def loss(self, outputs: Tensors, batch: Batch) -> torch.Tensor:
-        """Scalar float32 loss of one microbatch from the last layer's outputs; mean over what is predicted."""
+        """Scalar float32 loss of a microbatch, from the last layer's outputs: mean over what is predicted."""
         ...

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cached_property
 from typing import NewType
 
@@ -177,6 +177,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def content_hash(self) -> str:
         """SHA-256 (hex) over the canonical JSON: the same plan has the same hash on every machine."""
         return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()
+
+    def layers_held(self, groups: Collection[int]) -> tuple[int, ...]:
+        """The layers whose every parameter group is among `groups`."""
+        lacking = {layer for g, group in enumerate(self.groups) if g not in groups for layer in group.layers}
+        return tuple(layer for layer in range(self.num_layers) if layer not in lacking)
 
     def stages(self) -> Iterator[Stage]:
         for pipeline in self.pipelines:

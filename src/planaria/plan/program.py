@@ -38,7 +38,7 @@ class Instruction:
         keeps: of a forward, whether a backward will follow for at least one of its layers.
         peer: of a send or receive, the other worker.
         group: of a sync, which parameter group.
-        epoch: of a sync, the group's sync epoch.
+        epoch: of a sync, the group's sync epoch; of a vote, the plan's generation: each plan is voted for anew.
         round: of a sync, its place in the order of sums; a lower one goes first.
     """
 

@@ -62,8 +62,6 @@ class StepCommitted(Record, tag="step_committed"):
     live_nodes: int
     duration_s: float
     tokens_per_s: float
-    vote_s: float
-    """From the last vote's arrival to the commit's sending."""
 
 
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,230 @@
+"""Planaria from Python: `load_job`, `train`, `reference`, `plan`. The CLI is a thin layer over these.
+
+This module owns what surrounds a run (its folder, its display); it never trains or plans itself. torch is
+imported only when something runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from planaria.job.errors import UserError as UserError
+from planaria.job.faults import Fault, check_faults, parse_fault
+from planaria.job.parse import changed_numbers, job_from_json, job_json, load_job, validated
+from planaria.job.settings import Job as Job
+from planaria.launch.result import TrainResult
+from planaria.observe.progress import Progress
+from planaria.observe.recorder import write_atomically
+from planaria.observe.run_folder import RunFolder
+from planaria.plan.plan import NodeId, Plan
+from planaria.plan.profile import ModelProfile
+from planaria.protocol.records import AnyRecord
+
+if TYPE_CHECKING:
+    from planaria.estimate.step_time import Timeline
+    from planaria.plan.templates import Template
+
+__all__ = [
+    "Job",
+    "Observer",
+    "PlanReport",
+    "TrainResult",
+    "UserError",
+    "load_job",
+    "plan",
+    "reference",
+    "train",
+]
+
+Observer = Callable[[AnyRecord, float], None]
+"""Called with each record of a run, and its time in seconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanReport:
+    """What a job would start with.
+
+    Attributes:
+        templates: the pipeline shapes that the planner may use, by number of nodes.
+        plan: the first plan.
+        profile: the costs it was made from.
+        step_time_s: expected time of one step.
+        reason: why this plan.
+        timeline: which worker does what when, in one step.
+    """
+
+    templates: tuple[Template, ...]
+    plan: Plan
+    profile: ModelProfile
+    step_time_s: float
+    reason: str
+    timeline: Timeline
+
+
+def train(
+    job: Job,
+    *,
+    name: str | None = None,
+    resume: bool = False,
+    faults: Sequence[Fault | str] = (),
+    observers: Sequence[Observer] = (),
+    progress: bool = False,
+    import_path: Path | None = None,
+) -> TrainResult:
+    """Trains a job on worker processes of this machine; losses of nodes are survived.
+
+    Args:
+        job: what to train.
+        name: of the run; default: the job's, or "run".
+        resume: go on from the last checkpoint of the run of this name.
+        faults: nodes to kill, as `Fault` or "kill:node=2,step=20,at=backward".
+        observers: called with each record of the run.
+        progress: show the run's progress on standard error.
+        import_path: folder in which a model given as "module:function" is looked for.
+
+    Returns:
+        How the run ended, whatever the end.
+
+    Raises:
+        UserError: the job, the name or a fault cannot be used; no run folder is left behind.
+    """
+    from planaria.launch.session import train_job
+
+    job = validated(job)
+    parsed = tuple(parse_fault(fault) if isinstance(fault, str) else fault for fault in faults)
+    check_faults(parsed, job)
+    with (
+        _run_folder(job, name or job.run.name or "run", resume=resume) as (job, folder),
+        _shown(job, folder, observers, progress=progress) as shown,
+    ):
+        return train_job(job, folder, faults=parsed, resume=resume, observers=shown, import_path=import_path)
+
+
+def reference(
+    job: Job,
+    *,
+    name: str | None = None,
+    observers: Sequence[Observer] = (),
+    progress: bool = False,
+    import_path: Path | None = None,
+) -> TrainResult:
+    """Trains a job in this process alone, without any of the machinery: the oracle for `train`.
+
+    Args:
+        job: what to train.
+        name: of the run; default: the job's (or "run") with "-reference".
+        observers: called with each record of the run.
+        progress: show the run's progress on standard error.
+        import_path: folder in which a model given as "module:function" is looked for.
+
+    Raises:
+        UserError: the job or the name cannot be used; no run folder is left behind.
+    """
+    from planaria.launch.reference import train_reference
+
+    job = validated(job)
+    name = name or f"{job.run.name or 'run'}-reference"
+    with (
+        _run_folder(job, name, resume=False) as (job, folder),
+        _shown(job, folder, observers, progress=progress) as shown,
+    ):
+        return train_reference(job, folder, observers=shown, import_path=import_path)
+
+
+def plan(job: Job, profile: ModelProfile | None = None, *, import_path: Path | None = None) -> PlanReport:
+    """The plan that a job would start with; nothing is trained.
+
+    Args:
+        job: what to plan.
+        profile: costs of the model's layers; measured here when absent (which needs torch and some seconds).
+        import_path: folder in which a model given as "module:function" is looked for.
+
+    Raises:
+        ValueError: the job cannot be planned on its nodes; the message says why and what to do.
+    """
+    from planaria.estimate.step_time import simulate
+    from planaria.launch.settings import planner_settings
+    from planaria.policy.templates import TemplatesPolicy
+
+    job = validated(job)
+    if profile is None:
+        from planaria.launch.session import profile_job
+
+        profile = profile_job(job, None, import_path=import_path)
+    policy = TemplatesPolicy(profile, planner_settings(job))
+    proposal = policy.initial([NodeId(node) for node in range(job.cluster.nodes)], 1)
+    return PlanReport(
+        templates=tuple(policy.templates),
+        plan=proposal.plan,
+        profile=profile,
+        step_time_s=proposal.step_time_s,
+        reason=proposal.reason,
+        timeline=simulate(proposal.plan, profile),
+    )
+
+
+def read_profile(path: Path) -> ModelProfile:
+    """A `ModelProfile` from its JSON file.
+
+    Raises:
+        UserError: there is none in it.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=ModelProfile)
+    except OSError as error:
+        raise UserError(
+            f"profile {path} cannot be read: {error.strerror}. Leave it out to measure one."
+        ) from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"profile {path} is not a model profile: {error}. Leave it out to measure one."
+        ) from None
+
+
+@contextlib.contextmanager
+def _run_folder(job: Job, name: str, *, resume: bool) -> Iterator[tuple[Job, RunFolder]]:
+    """The run's folder with its job.json, and the job bearing the run's name.
+
+    A new folder goes away again when the job is refused before its first record: the name stays free.
+    """
+    job = msgspec.structs.replace(job, run=msgspec.structs.replace(job.run, name=name))
+    if resume:
+        folder = RunFolder.open(Path(job.run.folder) / name)
+        _refuse_other_job(folder, job)
+    else:
+        folder = RunFolder.create(job.run.folder, name)
+    write_atomically(folder.job, job_json(job))
+    try:
+        yield job, folder
+    except ValueError:
+        if not resume and not (folder.events.exists() and folder.events.stat().st_size):
+            shutil.rmtree(folder.path, ignore_errors=True)
+        raise
+
+
+def _refuse_other_job(folder: RunFolder, job: Job) -> None:
+    changed = changed_numbers(job_from_json(folder.job.read_bytes()), job)
+    if changed:
+        raise UserError(
+            f"run folder {folder.path} was trained with another {', '.join(changed)}, "
+            "which determines the numbers. Go on with the same job, or start a new run by --name NAME."
+        )
+
+
+@contextlib.contextmanager
+def _shown(
+    job: Job, folder: RunFolder, observers: Sequence[Observer], *, progress: bool
+) -> Iterator[tuple[Observer, ...]]:
+    """The observers, with the progress display among them if wanted."""
+    if not progress:
+        yield tuple(observers)
+        return
+    with Progress(job, folder) as display:
+        yield (*observers, display)

@@ -1,0 +1,175 @@
+"""Checkpoints on disk: one file a parameter group, and a manifest with checksums that is renamed into place last.
+
+A checkpoint knows nothing of plans: any plan can write one, and any other can read it. No torch here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from planaria.job.errors import UserError
+from planaria.protocol.messages import SavedGroup
+
+MANIFEST = "manifest.json"
+FORMAT_VERSION = 1
+
+
+class GroupEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A group's file, and the layers that the group belongs to."""
+
+    file: str
+    size_bytes: int
+    sha256: str
+    layers: tuple[int, ...]
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a checkpoint holds: the state after `step`.
+
+    Attributes:
+        version: of this format.
+        step: the last step applied.
+        job_fingerprint: of the sections that determine the numbers; another job's checkpoint is refused.
+        exponents: grid exponents for the next step.
+        groups: by group number.
+    """
+
+    version: int
+    step: int
+    job_fingerprint: str
+    exponents: tuple[int, ...]
+    groups: tuple[GroupEntry, ...]
+
+
+def step_folder(root: Path, step: int) -> Path:
+    return root / f"step-{step:08d}"
+
+
+def write_manifest(
+    folder: Path,
+    *,
+    step: int,
+    job_fingerprint: str,
+    exponents: tuple[int, ...],
+    saved: tuple[SavedGroup, ...],
+    layers: tuple[tuple[int, ...], ...],
+) -> None:
+    """Make a checkpoint whole. Its files must be on disk."""
+    manifest = Manifest(
+        version=FORMAT_VERSION,
+        step=step,
+        job_fingerprint=job_fingerprint,
+        exponents=exponents,
+        groups=tuple(
+            GroupEntry(file=part.file, size_bytes=part.size_bytes, sha256=part.sha256, layers=layers[part.group])
+            for part in saved
+        ),
+    )
+    partial = folder / (MANIFEST + ".part")
+    with partial.open("wb") as file:
+        file.write(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+        file.flush()
+        os.fsync(file.fileno())
+    partial.rename(folder / MANIFEST)
+
+
+def read_manifest(folder: Path, job_fingerprint: str | None = None, *, verify: bool = True) -> Manifest:
+    """Read a checkpoint's manifest, and with `verify` every file's checksum.
+
+    Raises:
+        UserError: it is not whole, damaged, of another job, or of another version; the message names the file.
+    """
+    path = folder / MANIFEST
+    try:
+        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+    except FileNotFoundError:
+        raise UserError(f"checkpoint {folder} has no {MANIFEST}: it was not finished") from None
+    except msgspec.MsgspecError as error:
+        raise UserError(f"checkpoint {path} is damaged: {error}") from None
+    if manifest.version != FORMAT_VERSION:
+        raise UserError(f"checkpoint {path} has format {manifest.version}; this Planaria reads {FORMAT_VERSION}")
+    if job_fingerprint is not None and manifest.job_fingerprint != job_fingerprint:
+        raise UserError(
+            f"checkpoint {folder} belongs to another job: [model], [data] or [train] differ. "
+            "Resume with the job file that it was made with, or start a new run with --name."
+        )
+    for entry in manifest.groups if verify else ():
+        _verify(folder / entry.file, entry)
+    return manifest
+
+
+def _verify(path: Path, entry: GroupEntry) -> None:
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256") if hasattr(hashlib, "file_digest") else _digest(path)
+    except FileNotFoundError:
+        raise UserError(f"checkpoint file {path} is missing") from None
+    if digest.hexdigest() != entry.sha256:
+        raise UserError(f"checkpoint file {path} is corrupt: its SHA-256 differs from the manifest's")
+
+
+def _digest(path: Path) -> hashlib._Hash:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest
+
+
+def newest(root: Path, job_fingerprint: str | None = None) -> tuple[Path, Manifest, list[str]]:
+    """The newest checkpoint that is whole, and one line for each newer one that is not.
+
+    Raises:
+        UserError: there is none.
+    """
+    complaints: list[str] = []
+    for folder in sorted(root.glob("step-*"), reverse=True):
+        try:
+            return folder, read_manifest(folder, job_fingerprint), complaints
+        except UserError as error:
+            complaints.append(str(error))
+    reasons = "; ".join(complaints)
+    raise UserError(
+        f"no usable checkpoint in {root}" + (f": {reasons}" if reasons else "") + ". Start anew without --resume."
+    )
+
+
+def retain(root: Path, keep: int) -> None:
+    """Remove the oldest whole checkpoints beyond `keep`, and what is left of unfinished older ones."""
+    folders = sorted(root.glob("step-*"), reverse=True)
+    whole = [folder for folder in folders if (folder / MANIFEST).exists()]
+    if not whole:
+        return
+    stay = set(whole[:keep])
+    for folder in folders:
+        if folder not in stay and folder.name < whole[0].name:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def weights_sha256(folder: Path, manifest: Manifest) -> str:
+    """SHA-256 (hex) over the weights' bytes (float32, little endian), in layer order, then parameter-name order.
+
+    A tied parameter counts once, with its first layer.
+    """
+    from safetensors import safe_open
+
+    places: list[tuple[int, str, Path]] = []
+    for entry in manifest.groups:
+        with safe_open(str(folder / entry.file), framework="np") as file:
+            names = [key for key in file.keys() if key.startswith(PARAMETER_PREFIX)]  # noqa: SIM118
+        places += [(entry.layers[0], name, folder / entry.file) for name in names]
+    digest = hashlib.sha256()
+    for _, name, path in sorted(places):
+        with safe_open(str(path), framework="np") as file:
+            digest.update(file.get_tensor(name).tobytes())
+    return digest.hexdigest()
+
+
+PARAMETER_PREFIX = "parameter/"
+MOMENT_PREFIX = "exp_avg/"
+MOMENT_SQUARED_PREFIX = "exp_avg_sq/"

@@ -1,0 +1,71 @@
+"""One control connection, without blocking: bytes in become frames, frames out become bytes."""
+
+from __future__ import annotations
+
+import socket
+
+from planaria.plan.plan import WorkerId
+from planaria.protocol.messages import MAX_FRAME_BYTES
+from planaria.worker.frames import FrameError, control_frame
+
+HELLO_LIMIT_BYTES = 4096
+"""Longest first frame: whoever has not shown the token gets no memory for more."""
+
+
+class Connection:
+    """Buffers of one socket.
+
+    Attributes:
+        worker: who is at the other end, once it has said hello.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.socket = sock
+        self.worker: WorkerId | None = None
+        self._incoming = bytearray()
+        self._outgoing = bytearray()
+
+    def receive(self) -> list[bytes]:
+        """Whole frames that came. Raises EOFError at the end, FrameError for a frame that is too long."""
+        try:
+            data = self.socket.recv(1 << 18)
+        except BlockingIOError:
+            return []
+        except OSError as error:
+            raise EOFError(str(error)) from error
+        if not data:
+            raise EOFError("connection closed")
+        self._incoming += data
+        frames = []
+        while len(self._incoming) >= 4:
+            size = int.from_bytes(self._incoming[:4], "big")
+            limit = MAX_FRAME_BYTES if self.worker is not None else HELLO_LIMIT_BYTES
+            if size > limit:
+                raise FrameError(f"a frame of {size} bytes is over the limit of {limit}")
+            if len(self._incoming) < 4 + size:
+                break
+            frames.append(bytes(self._incoming[4 : 4 + size]))
+            del self._incoming[: 4 + size]
+        return frames
+
+    def send(self, body: bytes) -> None:
+        self._outgoing += control_frame(body)
+        self.flush()
+
+    def flush(self) -> bool:
+        """Send what the kernel takes; returns whether something is left."""
+        while self._outgoing:
+            try:
+                sent = self.socket.send(self._outgoing)
+            except BlockingIOError:
+                return True
+            except OSError:
+                # The reading side learns of it and tells the machine.
+                self._outgoing.clear()
+                return False
+            del self._outgoing[:sent]
+        return False
+
+    @property
+    def wants_to_send(self) -> bool:
+        return bool(self._outgoing)

@@ -1,0 +1,282 @@
+"""The server around the coordinator's machine: sockets, clock, journal and files. It decides nothing.
+
+One thread, one selector. Every event goes through `_handle`, which carries out the machine's commands in order.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import selectors
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from planaria.coordinator.connection import Connection
+from planaria.coordinator.journal import Journal
+from planaria.job.errors import UserError
+from planaria.plan.plan import NodeId, WorkerId
+from planaria.protocol.coordinator import Coordinator
+from planaria.protocol.events import (
+    Command,
+    DecisionTook,
+    Event,
+    Evict,
+    Finish,
+    JournalCommit,
+    JournalPlan,
+    ManifestWritten,
+    NodeGone,
+    Publish,
+    Received,
+    Send,
+    StopRequested,
+    WorkerJoined,
+    WriteManifest,
+)
+from planaria.protocol.messages import (
+    PROTOCOL_VERSION,
+    Hello,
+    Message,
+    PlanMessage,
+    Stop,
+    decode_from_worker,
+    encode,
+)
+from planaria.protocol.records import AnyRecord
+from planaria.worker.frames import FrameError
+
+log = logging.getLogger(__name__)
+
+GOODBYE_S = 5.0
+"""How long workers may take to end after the run before they are killed."""
+
+Observer = Callable[[AnyRecord, float], None]
+
+
+class Nodes(Protocol):
+    """Whoever started the nodes: tells of dead ones, and kills."""
+
+    def fileno(self) -> int:
+        """Readable when `lost` has news."""
+        ...
+
+    def lost(self) -> list[tuple[NodeId, str]]:
+        """Nodes of which a process ended since the last call, each with the cause."""
+        ...
+
+    def kill(self, node: NodeId) -> None: ...
+
+    def all_ended(self) -> bool: ...
+
+
+class Server:
+    """Runs one job's coordinator until it finishes.
+
+    Args:
+        machine: the protocol.
+        token: what a worker's hello must bear.
+        journal: open.
+        nodes: the launcher's side.
+        observers: get every record.
+        write_manifest: makes a checkpoint whole.
+    """
+
+    def __init__(
+        self,
+        machine: Coordinator,
+        token: str,
+        journal: Journal,
+        nodes: Nodes,
+        observers: Sequence[Observer],
+        write_manifest: Callable[[WriteManifest], None],
+    ) -> None:
+        self._machine = machine
+        self._token = token
+        self._journal = journal
+        self._nodes = nodes
+        self._observers = tuple(observers)
+        self._write_manifest = write_manifest
+        self._selector = selectors.DefaultSelector()
+        self._connections: dict[WorkerId, Connection] = {}
+        self._evicted: set[NodeId] = set()
+        self._finished: Finish | None = None
+        self._wake_receiver, self._wake_sender = socket.socketpair()
+        self._wishes: list[str] = []
+        self._encoded: tuple[Message, bytes] | None = None
+        self._listener: socket.socket | None = None
+
+    def start(self, host: str, port: int) -> str:
+        """Listen; returns "host:port". Raises UserError when the port is taken."""
+        try:
+            self._listener = socket.create_server((host, port), backlog=256)
+        except OSError as error:
+            raise UserError(
+                f"cluster.port = {port}: cannot listen on {host}:{port} ({error.strerror}). "
+                "Choose another port, or 0 for any free one."
+            ) from None
+        self._listener.setblocking(False)
+        self._wake_receiver.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._wake_receiver, selectors.EVENT_READ, self._woken)
+        self._selector.register(self._nodes.fileno(), selectors.EVENT_READ, self._nodes_told)
+        return f"{host}:{self._listener.getsockname()[1]}"
+
+    def request_stop(self) -> None:
+        """Finish the step, save, end. Safe from any thread and from a signal handler."""
+        self._wish("stop")
+
+    def abort(self) -> None:
+        """End at once."""
+        self._wish("abort")
+
+    def _wish(self, wish: str) -> None:
+        self._wishes.append(wish)
+        self._wake_sender.send(b"x")
+
+    def run(self) -> Finish | None:
+        """Serve until the run is over; None when it was aborted."""
+        while self._finished is None:
+            for key, _ in self._selector.select():
+                key.data(key.fileobj)
+                if "abort" in self._wishes:
+                    return None
+        deadline = time.monotonic() + GOODBYE_S
+        while not self._nodes.all_ended() and time.monotonic() < deadline:
+            for key, _ in self._selector.select(timeout=0.1):
+                key.data(key.fileobj)
+                if "abort" in self._wishes:
+                    return None
+        return self._finished
+
+    def close(self) -> None:
+        self._selector.close()
+        for connection in self._connections.values():
+            connection.socket.close()
+        if self._listener is not None:
+            self._listener.close()
+        self._wake_receiver.close()
+        self._wake_sender.close()
+
+    # Where events come from
+
+    def _woken(self, _: object) -> None:
+        self._wake_receiver.recv(64)
+        if "stop" in self._wishes:
+            self._wishes = [wish for wish in self._wishes if wish != "stop"]
+            self._handle(StopRequested())
+
+    def _nodes_told(self, _: object) -> None:
+        for node, cause in self._nodes.lost():
+            self._lose(node, cause)
+
+    def _accept(self, _: object) -> None:
+        assert self._listener is not None
+        try:
+            sock, _address = self._listener.accept()
+        except OSError:
+            return
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = Connection(sock)
+        self._selector.register(sock, selectors.EVENT_READ, lambda _: self._readable(connection))
+
+    def _readable(self, connection: Connection) -> None:
+        if connection.wants_to_send:
+            self._flush(connection)
+        try:
+            for frame in connection.receive():
+                if connection.worker is None:
+                    self._welcome(connection, frame)
+                else:
+                    self._handle(Received(connection.worker, decode_from_worker(frame)))
+        except EOFError:
+            self._drop(connection, "connection closed")
+        except (FrameError, ValueError) as error:
+            log.warning("a connection sent what is not a message: %s", error)
+            self._drop(connection, "it sent what is not a message")
+
+    def _welcome(self, connection: Connection, frame: bytes) -> None:
+        """The first frame must be a hello with our token and version."""
+        hello = decode_from_worker(frame)
+        if not isinstance(hello, Hello) or not hmac.compare_digest(hello.token, self._token):
+            raise FrameError("no hello with the job's token")
+        node = NodeId(hello.worker // self._machine.settings.devices_per_node)
+        refusal = None
+        if hello.version != PROTOCOL_VERSION:
+            refusal = f"protocol version {hello.version}; this coordinator speaks {PROTOCOL_VERSION}"
+        elif node in self._evicted or hello.worker in self._connections:
+            refusal = f"node {node} was lost and is fenced"
+        if refusal is not None:
+            connection.send(encode(Stop(reason=refusal)))
+            raise FrameError(refusal)
+        connection.worker = hello.worker
+        self._connections[hello.worker] = connection
+        self._handle(WorkerJoined(hello.worker, hello.data_address))
+
+    def _drop(self, connection: Connection, cause: str) -> None:
+        self._selector.unregister(connection.socket)
+        connection.socket.close()
+        worker = connection.worker
+        if worker is not None and self._connections.get(worker) is connection:
+            del self._connections[worker]
+            self._lose(NodeId(worker // self._machine.settings.devices_per_node), cause)
+
+    def _lose(self, node: NodeId, cause: str) -> None:
+        if node not in self._evicted:
+            self._handle(NodeGone(node, cause))
+
+    # Commands
+
+    def _handle(self, event: Event) -> None:
+        began = time.monotonic()
+        commands = self._machine.handle(event, began)
+        took = time.monotonic() - began
+        for command in commands:
+            self._carry_out(command)
+        decided = any(isinstance(c, Send) and isinstance(c.message, PlanMessage) for c in commands)
+        if decided and self._finished is None:
+            self._machine.handle(DecisionTook(took), time.monotonic())
+
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case Send(worker, message):
+                self._send(worker, message)
+            case JournalCommit() | JournalPlan():
+                self._journal.write(command)
+            case Publish(record):
+                now = time.time()
+                for observer in self._observers:
+                    observer(record, now)
+            case Evict(node):
+                self._evict(node)
+            case WriteManifest(step, folder, _, _):
+                began = time.monotonic()
+                self._write_manifest(command)
+                self._handle(ManifestWritten(step, folder, time.monotonic() - began))
+            case Finish():
+                self._finished = command
+
+    def _send(self, worker: WorkerId, message: Message) -> None:
+        connection = self._connections.get(worker)
+        if connection is None:
+            return
+        if self._encoded is None or self._encoded[0] is not message:
+            self._encoded = (message, encode(message))
+        connection.send(self._encoded[1])
+        self._flush(connection)
+
+    def _flush(self, connection: Connection) -> None:
+        events = selectors.EVENT_READ
+        if connection.flush():
+            events |= selectors.EVENT_WRITE
+        self._selector.modify(connection.socket, events, lambda _: self._readable(connection))
+
+    def _evict(self, node: NodeId) -> None:
+        self._evicted.add(node)
+        self._nodes.kill(node)
+        for worker in [w for w in self._connections if w // self._machine.settings.devices_per_node == node]:
+            connection = self._connections.pop(worker)
+            self._selector.unregister(connection.socket)
+            connection.socket.close()

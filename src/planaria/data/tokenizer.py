@@ -1,0 +1,113 @@
+"""From text to token ids: bytes, or a Hugging Face tokenizer.json."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from planaria.data.sources import DataError
+
+BYTES = "bytes"
+SEPARATOR_ID = 256
+MASK_ID = 257
+PAD_ID = 258
+
+_SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
+_MASKS = ("[MASK]", "<mask>")
+_PADS = ("[PAD]", "<pad>", "<|padding|>")
+
+Ids = npt.NDArray[Any]
+
+
+class Tokenizer(Protocol):
+    """What preparing and sampling need to know of a tokenizer."""
+
+    @property
+    def identity(self) -> str:
+        """Two tokenizers with one identity give the same ids."""
+        ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def mask_token_id(self) -> int | None: ...
+
+    @property
+    def pad_token_id(self) -> int | None: ...
+
+    def encode(self, text: bytes) -> Ids:
+        """Ids of one document, with a separator after it where the tokenizer has one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ByteTokenizer:
+    """Ids 0 to 255 are bytes, then come separator, mask and pad."""
+
+    identity: str = BYTES
+    vocab_size: int = 259
+    mask_token_id: int | None = MASK_ID
+    pad_token_id: int | None = PAD_ID
+
+    def encode(self, text: bytes) -> Ids:
+        ids = np.empty(len(text) + 1, dtype=np.uint16)
+        ids[:-1] = np.frombuffer(text, dtype=np.uint8)
+        ids[-1] = SEPARATOR_ID
+        return ids
+
+
+class FileTokenizer:
+    """A Hugging Face tokenizer.json, run by the `tokenizers` library."""
+
+    def __init__(self, path: Path) -> None:
+        from tokenizers import Tokenizer as Backend
+
+        try:
+            content = path.read_bytes()
+            self._backend: Any = Backend.from_str(content.decode())
+        except Exception as error:  # tokenizers raises plain Exception
+            raise DataError(
+                f"data.tokenizer = {str(path)!r} cannot be loaded ({error}). "
+                f'Give the path of a tokenizer.json, or "{BYTES}".'
+            ) from error
+        self.identity = hashlib.sha256(content).hexdigest()
+        ids = self._backend.get_vocab(with_added_tokens=True)
+        self.vocab_size: int = max(ids.values(), default=-1) + 1
+        self.mask_token_id: int | None = next((ids[name] for name in _MASKS if name in ids), None)
+        self.pad_token_id: int | None = next((ids[name] for name in _PADS if name in ids), None)
+        self._separator: list[int] = [ids[name] for name in _SEPARATORS if name in ids][:1]
+        self._dtype = id_dtype(self.vocab_size)
+
+    def encode(self, text: bytes) -> Ids:
+        encoding = self._backend.encode(text.decode(errors="replace"), add_special_tokens=False)
+        return np.array(encoding.ids + self._separator, dtype=self._dtype)
+
+
+def id_dtype(vocab_size: int) -> type[np.uint16] | type[np.uint32]:
+    """The smaller dtype that holds every id."""
+    return np.uint16 if vocab_size <= 2**16 else np.uint32
+
+
+def load_tokenizer(tokenizer: str) -> Tokenizer:
+    """The tokenizer that `data.tokenizer` names.
+
+    Raises:
+        DataError: the file is missing or is not a tokenizer.
+    """
+    if tokenizer == BYTES:
+        return ByteTokenizer()
+    path = Path(tokenizer)
+    if path.is_dir():
+        path /= "tokenizer.json"
+    if not path.is_file():
+        raise DataError(
+            f"data.tokenizer = {tokenizer!r}: there is no such file (from {Path.cwd()}). "
+            f'Give the path of a tokenizer.json, or "{BYTES}".'
+        )
+    return FileTokenizer(path)

@@ -1,0 +1,195 @@
+"""What makes a well-typed job impossible: one function a section, and one for what concerns several.
+
+Each check raises a `UserError` that names the field, its value and the remedy. Nothing looks at the machine.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from planaria.job.errors import UserError
+from planaria.job.settings import (
+    ClusterSection,
+    DataSection,
+    Job,
+    ModelSection,
+    ResilienceSection,
+    RunSection,
+    TrainSection,
+)
+
+_DOTTED = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
+_FUNCTION = re.compile(rf"{_DOTTED}:{_DOTTED}")
+_MAX_SHOWN = 80
+
+
+def check_job(job: Job) -> None:
+    """Refuses an impossible combination.
+
+    Raises:
+        UserError: one line with field, value and remedy.
+    """
+    _check_model(job.model)
+    _check_data(job.data)
+    _check_train(job.train)
+    _check_cluster(job.cluster)
+    _check_resilience(job.resilience)
+    _check_run(job.run)
+    _check_replicas(job)
+
+
+def shown(value: object) -> str:
+    """A value in a message: one line, not too long."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to print integers of thousands of digits.
+        return "a very large number"
+    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
+
+
+def is_function(model_type: str) -> bool:
+    """Whether `model.type` means a Python function ("module:function") and not a Hugging Face model type."""
+    return ":" in model_type
+
+
+def _refuse(field: str, value: object, problem: str, remedy: str) -> None:
+    raise UserError(f"{field} = {shown(value)} {problem}. {remedy}")
+
+
+def _at_least(field: str, value: float, least: float) -> None:
+    if not value >= least:
+        _refuse(field, value, f"is below {least}", f"Set it to {least} or more.")
+
+
+def _positive(field: str, value: float) -> None:
+    if not (value > 0 and math.isfinite(value)):
+        _refuse(field, value, "is not above 0", "Set a finite number above 0.")
+
+
+def _text(field: str, value: str) -> None:
+    if not value.strip() or "\0" in value:
+        _refuse(field, value, "is empty or has a NUL character", "Give a text, or leave the line out.")
+
+
+def _function(field: str, value: str) -> None:
+    if not _FUNCTION.fullmatch(value):
+        _refuse(field, value, "is not module:function", 'Write for instance "layers:transformer".')
+
+
+def _check_model(model: ModelSection) -> None:
+    _text("model.type", model.type)
+    if is_function(model.type):
+        _function("model.type", model.type)
+        if model.weights is not None:
+            _refuse(
+                "model.weights", model.weights, "goes with a Hugging Face model type only",
+                "Leave it out, and load the weights in the function.",
+            )  # fmt: skip
+    elif model.loss is not None:
+        _refuse(
+            "model.loss", model.loss,
+            f"goes with a model that is a function, not with model.type = {shown(model.type)}",
+            "Leave it out.",
+        )  # fmt: skip
+    if model.weights is not None:
+        _text("model.weights", model.weights)
+    if model.loss is not None:
+        _function("model.loss", model.loss)
+
+
+def _check_data(data: DataSection) -> None:
+    _text("data.source", data.source)
+    _text("data.tokenizer", data.tokenizer)
+    if not 0 < data.mask_probability < 1:
+        _refuse(
+            "data.mask_probability", data.mask_probability, "is not between 0 and 1", "Set for instance 0.15."
+        )
+
+
+def _check_train(train: TrainSection) -> None:
+    for name in ("steps", "global_batch", "microbatch", "sequence_length"):
+        _at_least(f"train.{name}", getattr(train, name), 1)
+    for name in ("learning_rate", "eps"):
+        _positive(f"train.{name}", getattr(train, name))
+    for name in ("warmup_steps", "weight_decay", "clip_norm", "seed"):
+        _at_least(f"train.{name}", getattr(train, name), 0)
+    if train.global_batch % train.microbatch:
+        _refuse(
+            "train.global_batch", train.global_batch,
+            f"is not divisible by train.microbatch = {train.microbatch}",
+            _nearest_batches(train.global_batch, train.microbatch),
+        )  # fmt: skip
+    if train.warmup_steps > train.steps:
+        _refuse(
+            "train.warmup_steps", train.warmup_steps, f"is more than train.steps = {train.steps}",
+            f"Set it to at most {train.steps}.",
+        )  # fmt: skip
+    if not 0 <= train.min_lr_ratio <= 1:
+        _refuse("train.min_lr_ratio", train.min_lr_ratio, "is not within [0, 1]", "Set for instance 0.1.")
+    if not all(0 <= beta < 1 for beta in train.betas):
+        _refuse("train.betas", list(train.betas), "are not within [0, 1)", "Set for instance [0.9, 0.95].")
+
+
+def _nearest_batches(global_batch: int, microbatch: int) -> str:
+    below = global_batch // microbatch * microbatch
+    nearest = [batch for batch in (below, below + microbatch) if batch > 0]
+    divisors = [d for d in range(min(microbatch, 1 << 16), 0, -1) if global_batch % d == 0]
+    return f"Set global_batch to {' or '.join(map(str, nearest))}, or microbatch to {divisors[0]}."
+
+
+def _check_cluster(cluster: ClusterSection) -> None:
+    _at_least("cluster.nodes", cluster.nodes, 1)
+    _at_least("cluster.devices_per_node", cluster.devices_per_node, 1)
+    _at_least("cluster.memory_gb", cluster.memory_gb, 0)
+    if not 0 <= cluster.port <= 65535:
+        _refuse("cluster.port", cluster.port, "is not a TCP port", "Set 1 to 65535, or 0 for any free one.")
+
+
+def _check_resilience(resilience: ResilienceSection) -> None:
+    _at_least("resilience.fault_tolerance", resilience.fault_tolerance, 0)
+    _at_least("resilience.min_nodes_per_pipeline", resilience.min_nodes_per_pipeline, 0)
+
+
+def _check_run(run: RunSection) -> None:
+    _text("run.folder", run.folder)
+    if run.name is not None:
+        check_name("run.name", run.name)
+    _at_least("run.checkpoint_every", run.checkpoint_every, 0)
+    _at_least("run.keep_checkpoints", run.keep_checkpoints, 1)
+
+
+def check_name(field: str, name: str) -> None:
+    """A run's name is the name of its folder.
+
+    Raises:
+        UserError: it is none.
+    """
+    if not name.strip() or name in (".", "..") or any(c in "/\\" or not c.isprintable() for c in name):
+        _refuse(field, name, "cannot be a folder's name", "Use letters, digits, '-' and '_'.")
+    if len(name.encode("utf-8", "surrogatepass")) > 200:
+        _refuse(field, name, "is too long for a folder's name", "Use at most 200 characters.")
+
+
+def _check_replicas(job: Job) -> None:
+    """f + 1 pipelines need as many nodes, and at least one microbatch each."""
+    tolerance = job.resilience.fault_tolerance
+    pipelines = tolerance + 1
+    nodes_each = max(1, job.resilience.min_nodes_per_pipeline)
+    if job.cluster.nodes < pipelines * nodes_each:
+        each = f"{nodes_each} node{'s' if nodes_each > 1 else ''} each"
+        possible = job.cluster.nodes // nodes_each - 1
+        lower = f", or set resilience.fault_tolerance = {possible}" if possible >= 0 else ""
+        _refuse(
+            "resilience.fault_tolerance", tolerance,
+            f"needs {pipelines} pipelines of {each} ({pipelines * nodes_each} nodes), "
+            f"but cluster.nodes = {job.cluster.nodes}",
+            f"Set cluster.nodes = {pipelines * nodes_each} or more{lower}.",
+        )  # fmt: skip
+    if job.train.num_microbatches < pipelines:
+        _refuse(
+            "train.global_batch", job.train.global_batch,
+            f"gives {job.train.num_microbatches} microbatches of {job.train.microbatch}, "
+            f"but fault_tolerance = {tolerance} needs {pipelines} pipelines with at least one each",
+            f"Set global_batch to {pipelines * job.train.microbatch} or more, or a smaller microbatch.",
+        )  # fmt: skip

@@ -1,0 +1,293 @@
+"""From a job file's text to a `Job`, or to one line that names the field, its value and the remedy.
+
+This module owns reading and writing of jobs; what makes a well-typed job impossible is in
+`planaria.job.checks`. It never looks at the machine, and reads no file but the job file.
+"""
+
+from __future__ import annotations
+
+import datetime
+import difflib
+import enum
+import hashlib
+import math
+import sys
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from planaria.job.checks import check_job, shown
+from planaria.job.errors import UserError
+from planaria.job.settings import Job, Section
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+Table = dict[str, Any]
+
+_LARGEST_INT = 2**63 - 1
+_MAX_DEPTH = 32
+_EXPECTED = {int: "a whole number", float: "a number", str: "a text in quotes", bool: "true or false"}
+
+
+def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Job:
+    """Reads a job file; a run without a name is given the file's.
+
+    Args:
+        path: of the TOML file.
+        overrides: "section.key=value" each, applied in order over the file.
+
+    Raises:
+        UserError: the file cannot be read, or is not a valid job.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"job file {path} does not exist. Give the path of a TOML job file.") from None
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"job file {path} is not UTF-8 text (byte {error.start}). Save it as UTF-8."
+        ) from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"job file {path} cannot be read: {reason}. Give a readable TOML file.") from None
+    job = parse_job(text, overrides=overrides, origin=str(path))
+    if job.run.name is None:
+        job = msgspec.structs.replace(job, run=msgspec.structs.replace(job.run, name=path.stem))
+    return job
+
+
+def parse_job(text: str, *, overrides: Sequence[str] = (), origin: str) -> Job:
+    """Parses and checks a job.
+
+    Args:
+        text: TOML.
+        overrides: "section.key=value" each; the value is TOML, or else a plain string.
+        origin: what errors call the text, for instance its path.
+
+    Raises:
+        UserError: one line with field, value and remedy.
+    """
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{origin} is not valid TOML: {_one_line(error)}. Correct it there.") from None
+    except (RecursionError, ValueError, OverflowError) as error:
+        raise UserError(f"{origin} is not valid TOML: {_one_line(error) or 'nested too deeply'}.") from None
+    for override in overrides:
+        _apply_override(table, override)
+    try:
+        return job_from_table(table)
+    except UserError as error:
+        raise UserError(f"{origin}: {error}") from None
+
+
+def job_from_table(table: Mapping[str, Any]) -> Job:
+    """A checked job from plain dicts.
+
+    Raises:
+        UserError: one line with field, value and remedy.
+    """
+    sections: dict[str, Any] = {}
+    fields = {field.name: field for field in msgspec.structs.fields(Job)}
+    _refuse_unknown(table, fields, prefix="", kind="section")
+    for name, field in fields.items():
+        if name in table:
+            sections[name] = _section(name, table[name], field.type)
+        elif field.required:
+            # An empty section says which of its fields must be given.
+            sections[name] = _section(name, {}, field.type)
+    job = Job(**sections)
+    check_job(job)
+    return job
+
+
+def validated(job: Job) -> Job:
+    """The job, checked as a job file is: for jobs made in Python, where nothing has looked at the types.
+
+    Raises:
+        UserError: one line with field, value and remedy.
+    """
+    return job_from_table(msgspec.to_builtins(job))
+
+
+def job_json(job: Job) -> bytes:
+    """The resolved job (every default filled in) as JSON; the same job gives the same bytes."""
+    return msgspec.json.encode(job, order="deterministic")
+
+
+def job_from_json(data: bytes) -> Job:
+    """Inverse of `job_json`.
+
+    Raises:
+        UserError: the bytes are not a job.
+    """
+    try:
+        job = msgspec.json.decode(data, type=Job)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"job.json is damaged: {_one_line(error)}. Start a new run from the job file."
+        ) from None
+    check_job(job)
+    return job
+
+
+def job_fingerprint(job: Job) -> str:
+    """SHA-256 (hex) over what determines the numbers: the sections model, data and train."""
+    return hashlib.sha256(
+        msgspec.json.encode([job.model, job.data, job.train], order="deterministic")
+    ).hexdigest()
+
+
+def changed_numbers(old: Job, new: Job) -> tuple[str, ...]:
+    """The fields of the fingerprinted sections in which two jobs differ, as "section.key"."""
+    return tuple(
+        f"{section}.{field}"
+        for section in ("model", "data", "train")
+        for field in getattr(old, section).__struct_fields__
+        if getattr(getattr(old, section), field) != getattr(getattr(new, section), field)
+    )
+
+
+def _apply_override(table: Table, override: str) -> None:
+    """Sets one "a.b.c=value" in the table."""
+    key, equals, text = override.partition("=")
+    parts = [part.strip() for part in key.split(".")]
+    if not equals or len(parts) < 2 or not all(parts):
+        raise UserError(
+            f"--set {shown(override)} is not section.key=value. Write for instance train.steps=100."
+        )
+    place = table
+    for depth, part in enumerate(parts[:-1]):
+        deeper = place.setdefault(part, {})
+        if not isinstance(deeper, dict):
+            parent = ".".join(parts[: depth + 1])
+            raise UserError(
+                f"--set {shown(override)}: {parent} = {shown(deeper)} is not a table. Set {parent} itself."
+            )
+        place = deeper
+    place[parts[-1]] = _override_value(text.strip())
+
+
+def _override_value(text: str) -> object:
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError, OverflowError):
+        return text
+    return parsed["value"] if len(parsed) == 1 else text
+
+
+def _section(name: str, value: object, section: type[Section]) -> Section:
+    """One section from its table."""
+    if not isinstance(value, dict):
+        raise UserError(f"{name} = {shown(value)} is not a section. Write a table: [{name}].")
+    fields = {field.name: field for field in msgspec.structs.fields(section)}
+    types_ = typing.get_type_hints(section)
+    _refuse_unknown(value, fields, prefix=f"{name}.", kind="field")
+    arguments = {}
+    for key, field in fields.items():
+        if key in value:
+            arguments[key] = _convert(f"{name}.{key}", value[key], types_[key])
+        elif field.required:
+            raise UserError(
+                f"{name}.{key} is missing (expected {_expected(types_[key])}). Add {key} to [{name}]."
+            )
+    return section(**arguments)
+
+
+def _convert(field: str, value: object, expected: Any) -> Any:
+    """A field's value in its type."""
+    _refuse_unusable(field, value, depth=0)
+    try:
+        return msgspec.convert(value, expected)
+    except (msgspec.ValidationError, OverflowError):
+        pass
+    raise UserError(
+        f"{field} = {shown(value)} is {_kind(value)}; expected {_expected(expected)}."
+        f"{_did_you_mean(value, _choices(expected))}"
+    )
+
+
+def _refuse_unusable(field: str, value: object, depth: int) -> None:
+    """TOML that no field can hold: it would not survive the journey through JSON."""
+    if depth > _MAX_DEPTH:
+        raise UserError(f"{field} is nested more than {_MAX_DEPTH} deep. Flatten it.")
+    if isinstance(value, dict):
+        for key, part in value.items():
+            _refuse_unusable(
+                f"{field}.{key}" if key.isidentifier() else f"{field}.{shown(key)}", part, depth + 1
+            )
+    elif isinstance(value, list | tuple):
+        for part in value:
+            _refuse_unusable(field, part, depth + 1)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{field} = {value} is not finite. Give a finite number.")
+    elif isinstance(value, int) and not -_LARGEST_INT - 1 <= value <= _LARGEST_INT:
+        raise UserError(f"{field} = {shown(value)} is out of range. Give a whole number below 2**63.")
+    elif isinstance(value, datetime.date | datetime.time):
+        raise UserError(f"{field} = {value} is a date or time, which no field takes. Put it in quotes.")
+
+
+def _refuse_unknown(table: Mapping[str, Any], known: Iterable[str], *, prefix: str, kind: str) -> None:
+    names = list(known)
+    for key in table:
+        if key not in names:
+            meant = _did_you_mean(key, names, prefix=prefix)
+            remedy = meant or f" Known: {', '.join(names)}."
+            raise UserError(f"{prefix}{_key(key)} = {shown(table[key])}: there is no such {kind}.{remedy}")
+
+
+def _did_you_mean(value: object, choices: Iterable[str], *, prefix: str = "") -> str:
+    close = difflib.get_close_matches(value, list(choices), n=1) if isinstance(value, str) else []
+    return f" Did you mean {prefix}{close[0]}?" if close else ""
+
+
+def _choices(expected: Any) -> tuple[str, ...]:
+    if isinstance(expected, type) and issubclass(expected, enum.Enum):
+        return tuple(str(member.value) for member in expected)
+    return ()
+
+
+def _expected(expected: Any) -> str:
+    """A field's type in a user's words."""
+    if choices := _choices(expected):
+        return " or ".join(f'"{choice}"' for choice in choices)
+    if expected in _EXPECTED:
+        return _EXPECTED[expected]
+    origin, arguments = typing.get_origin(expected), typing.get_args(expected)
+    if origin in (types.UnionType, typing.Union):
+        return _expected(next(part for part in arguments if part is not types.NoneType))
+    if origin is tuple:
+        return f"a list of {len(arguments)} numbers, for instance [0.9, 0.95]"
+    return "a table"
+
+
+def _kind(value: object) -> str:
+    match value:
+        case bool():
+            return "true or false"
+        case int():
+            return "a whole number"
+        case float():
+            return "a number"
+        case str():
+            return "a text"
+        case list() | tuple():
+            return f"a list of {len(value)}"
+        case _:
+            return "a table"
+
+
+def _key(key: str) -> str:
+    return key if key.replace("-", "_").isidentifier() and len(key) <= 60 else shown(key)
+
+
+def _one_line(error: object) -> str:
+    return " ".join(str(error).split()).rstrip(".")

@@ -1,0 +1,162 @@
+"""Nodes on this machine: worker processes forked by the zygote, a process group for each node."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from pathlib import Path
+
+import msgspec
+
+from planaria.job.settings import Job
+from planaria.launch.zygote import Answer, Exited, Request, Spawned, SpawnProfiler, SpawnWorker
+from planaria.plan.plan import NodeId
+from planaria.worker.settings import WorkerSettings
+
+
+class LauncherError(RuntimeError):
+    """The zygote is gone: its output is in the run folder's logs."""
+
+
+class LocalNodes:
+    """Starts, watches and kills the processes of this machine's nodes.
+
+    Args:
+        log: file for what the zygote prints; None: nowhere.
+    """
+
+    def __init__(self, log: Path | None) -> None:
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._buffer = b""
+        self._answers: deque[Spawned] = deque()
+        self._node_of: dict[int, NodeId] = {}
+        self._leaders: dict[NodeId, int] = {}
+        self._exits: deque[Exited] = deque()
+
+    def start(self) -> None:
+        """Start the zygote. Returns at once; it imports while the caller goes on."""
+        ours, theirs = socket.socketpair()
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        log = self._log.open("ab") if self._log is not None else None
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "planaria.launch.zygote", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=log or subprocess.DEVNULL,
+                stderr=log or subprocess.DEVNULL,
+                env=environment,
+                process_group=0,
+            )
+        finally:
+            theirs.close()
+            if log is not None:
+                log.close()
+        self._socket = ours
+
+    # Spawning
+
+    def spawn(self, settings: WorkerSettings) -> int:
+        """Start one worker; returns its pid. The first of a node leads the node's process group."""
+        node = NodeId(settings.node)
+        settings = msgspec.structs.replace(settings, node_leader=self._leaders.get(node, 0))
+        pid = self._request(SpawnWorker(settings))
+        self._node_of[pid] = node
+        self._leaders.setdefault(node, pid)
+        return pid
+
+    def measure(self, job: Job, data_folder: Path, output: Path, import_path: Path | None) -> int:
+        """Measure a profile in a process of its own; waits, and returns its exit status."""
+        path = None if import_path is None else str(import_path)
+        pid = self._request(SpawnProfiler(job, str(data_folder), str(output), path))
+        while True:
+            for exited in list(self._exits):
+                if exited.pid == pid:
+                    self._exits.remove(exited)
+                    return exited.status
+            self._read()
+
+    def _request(self, request: Request) -> int:
+        assert self._socket is not None
+        try:
+            self._socket.sendall(msgspec.json.encode(request) + b"\n")
+        except OSError as error:
+            raise LauncherError(self._gone()) from error
+        while not self._answers:
+            self._read()
+        return self._answers.popleft().pid
+
+    def _read(self) -> None:
+        assert self._socket is not None
+        data = self._socket.recv(1 << 16)
+        if not data:
+            raise LauncherError(self._gone())
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        for line in lines:
+            answer = msgspec.json.decode(line, type=Answer)
+            if isinstance(answer, Spawned):
+                self._answers.append(answer)
+            else:
+                self._exits.append(answer)
+
+    def _gone(self) -> str:
+        return f"the process that starts workers ended unexpectedly; see {self._log or 'its output'}"
+
+    # The server's side
+
+    def fileno(self) -> int:
+        assert self._socket is not None
+        return self._socket.fileno()
+
+    def lost(self) -> list[tuple[NodeId, str]]:
+        self._read()
+        found = []
+        while self._exits:
+            exited = self._exits.popleft()
+            node = self._node_of.pop(exited.pid, None)
+            if node is not None:
+                found.append((node, _cause(exited.status)))
+        return found
+
+    def kill(self, node: NodeId) -> None:
+        """SIGKILL for what is left of a node."""
+        if node not in self._node_of.values():
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._leaders[node], signal.SIGKILL)
+
+    def all_ended(self) -> bool:
+        return not self._node_of
+
+    def close(self) -> None:
+        """Kill whatever runs still, the zygote too, and wait until it is gone."""
+        for node in set(self._node_of.values()):
+            self.kill(node)
+        if self._socket is not None:
+            self._socket.close()
+        if self._process is not None:
+            try:
+                self._process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+    def __enter__(self) -> LocalNodes:
+        self.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _cause(status: int) -> str:
+    if status < 0:
+        return f"process killed by {signal.Signals(-status).name}"
+    return f"process ended with status {status}"

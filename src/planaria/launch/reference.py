@@ -1,0 +1,167 @@
+"""The oracle: the same job in one process, without plan, worker, transport or protocol.
+
+It shares with the real thing what defines the numbers (the model's layers, the sampler, the grid, the optimizer) and
+nothing else: forwards and backwards are plain autograd through the whole model.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from planaria.checkpoint.manifest import read_manifest, step_folder, weights_sha256, write_manifest
+from planaria.checkpoint.state import write_group
+from planaria.coordinator.server import Observer
+from planaria.data.sampler import Sampler
+from planaria.data.tokens import prepare_tokens
+from planaria.job.parse import job_fingerprint
+from planaria.job.settings import Device, Job
+from planaria.launch.result import TrainResult
+from planaria.launch.session import finish_run
+from planaria.model.load import load_model
+from planaria.model.model import Tensors
+from planaria.observe.recorder import Recorder
+from planaria.observe.run_folder import RunFolder
+from planaria.protocol.commit import (
+    FIRST_EXPONENT,
+    clip_factor,
+    gradient_norm,
+    learning_rate,
+    mean_loss,
+    next_exponents,
+)
+from planaria.protocol.records import AnyRecord, CheckpointSaved, RunEnded, RunStatus, StepCommitted
+from planaria.worker.accumulator import total_gradient
+from planaria.worker.compute import autocast, bind
+from planaria.worker.holdings import Holdings
+from planaria.worker.seeds import seed_layer
+
+
+def train_reference(
+    job: Job, folder: RunFolder, *, observers: Sequence[Observer] = (), import_path: Path | None = None
+) -> TrainResult:
+    """Train to the end in this process, on one thread."""
+    if import_path is not None and str(import_path) not in sys.path:
+        sys.path.insert(0, str(import_path))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with Recorder(folder, job) as recorder:
+            return _Reference(job, folder, recorder, (recorder, *observers)).train()
+    finally:
+        torch.set_num_threads(threads)
+
+
+class _Reference:
+    def __init__(
+        self, job: Job, folder: RunFolder, recorder: Recorder, observers: tuple[Observer, ...]
+    ) -> None:
+        self._job = job
+        self._train = job.train
+        self._folder = folder
+        self._recorder = recorder
+        self._observers = observers
+        tokens = prepare_tokens(job.data, folder.data)
+        self._model = load_model(job.model, job.train, vocab_size=tokens.vocab_size)
+        self._sampler = Sampler(tokens, job.train, job.data.mask_probability, self._model.masked_lm)
+        self._device = torch.device("cuda" if job.cluster.device is Device.CUDA else "cpu")
+        self._holdings = Holdings(self._model, job.train, self._device)
+        for group in range(len(self._model.groups)):
+            replica = self._holdings.new_replica(group)
+            replica.initialise(self._model.initial_state(group, job.train.seed))
+            self._holdings.put(group, replica)
+        self._modules: list[nn.Module] = []
+        self._parameters: list[dict[str, nn.Parameter]] = []
+        for layer in range(len(self._model.layer_names)):
+            module = self._model.build_layer(layer).to(self._device)
+            self._parameters.append(bind(module, self._holdings.views(layer)))
+            self._modules.append(module)
+
+    def _record(self, record: AnyRecord) -> None:
+        for observer in self._observers:
+            observer(record, time.time())
+
+    def train(self) -> TrainResult:
+        exponents = (FIRST_EXPONENT,) * len(self._model.groups)
+        last: StepCommitted | None = None
+        for step in range(1, self._train.steps + 1):
+            began = time.perf_counter()
+            self._holdings.begin_step(exponents)
+            losses = {m: self._microbatch(step, m) for m in range(self._train.num_microbatches)}
+            norms = self._sum()
+            norm = gradient_norm(norms)
+            factor = clip_factor(norm, self._train.clip_norm)
+            self._holdings.apply(range(len(self._model.groups)), step, factor)
+            exponents = next_exponents(exponents, norms)
+            duration = time.perf_counter() - began
+            tokens = self._train.global_batch * self._train.sequence_length
+            last = StepCommitted(
+                step=step,
+                loss=mean_loss(losses),
+                grad_norm=norm,
+                learning_rate=learning_rate(self._train, step),
+                clip_factor=factor,
+                generation=0,
+                live_nodes=1,
+                duration_s=duration,
+                tokens_per_s=tokens / duration,
+            )
+            self._record(last)
+        digest = self._save(exponents)
+        ended = RunEnded(
+            status=RunStatus.COMPLETED,
+            steps=self._train.steps,
+            message="",
+            skipped_microbatches=0,
+            duplicated_microbatches=0,
+        )
+        return finish_run(self._recorder, self._observers, self._folder, ended, last, digest)
+
+    def _microbatch(self, step: int, microbatch: int) -> float:
+        batch = {k: v.to(self._device) for k, v in self._sampler.microbatch(step, microbatch).items()}
+        tensors: Tensors = tuple(batch[name] for name in self._model.inputs)
+        for layer, module in enumerate(self._modules):
+            seed_layer(self._train.seed, step, microbatch, layer, self._device)
+            with autocast(self._train, self._device):
+                outputs = module(*tensors)
+                tensors = outputs if isinstance(outputs, tuple) else (outputs,)
+                if layer == len(self._modules) - 1:
+                    loss = self._model.loss(tensors, batch)
+        (loss * (1.0 / self._train.num_microbatches)).backward()  # type: ignore[no-untyped-call]
+        for layer, parameters in enumerate(self._parameters):
+            gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
+            self._holdings.count(layer, gradients)
+            for parameter in parameters.values():
+                parameter.grad = None
+        return float(loss.detach())
+
+    def _sum(self) -> dict[int, float]:
+        norms = {}
+        for group, replica in self._holdings.replicas.items():
+            total = self._holdings.accumulator(group).total
+            norms[group] = total_gradient([total], replica.gradient, with_norm=True)
+        return norms
+
+    def _save(self, exponents: tuple[int, ...]) -> str:
+        began = time.perf_counter()
+        folder = step_folder(self._folder.checkpoints, self._train.steps)
+        saved = tuple(
+            write_group(folder, group, 0, replica.named_state())
+            for group, replica in self._holdings.replicas.items()
+        )
+        write_manifest(
+            folder,
+            step=self._train.steps,
+            job_fingerprint=job_fingerprint(self._job),
+            exponents=exponents,
+            saved=saved,
+            layers=tuple(spec.layers for spec in self._model.groups),
+        )
+        seconds = time.perf_counter() - began
+        self._record(CheckpointSaved(step=self._train.steps, folder=str(folder), seconds=seconds))
+        return weights_sha256(folder, read_manifest(folder, verify=False))

@@ -1,0 +1,278 @@
+"""A training run on this machine, from tokens to summary: starts the nodes and the coordinator, and cleans up."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+
+from planaria.checkpoint.manifest import newest, read_manifest, retain, weights_sha256, write_manifest
+from planaria.coordinator.journal import Journal
+from planaria.coordinator.server import Observer, Server
+from planaria.data.tokens import prepare_tokens
+from planaria.job.errors import UserError
+from planaria.job.faults import Fault
+from planaria.job.parse import job_fingerprint
+from planaria.job.settings import Job
+from planaria.launch.local import LauncherError, LocalNodes
+from planaria.launch.result import TrainResult
+from planaria.launch.settings import planner_settings
+from planaria.observe.recorder import Recorder
+from planaria.observe.run_folder import RunFolder
+from planaria.plan.plan import WorkerId
+from planaria.plan.profile import ModelProfile
+from planaria.policy.templates import TemplatesPolicy
+from planaria.protocol.coordinator import CheckpointRef, Coordinator, RunSettings
+from planaria.protocol.events import WriteManifest
+from planaria.protocol.records import AnyRecord, Note, RunEnded, RunStatus, StepCommitted
+from planaria.worker.settings import WorkerSettings
+
+HOST = "127.0.0.1"
+ERROR_SUFFIX = ".error"
+
+
+def train_job(
+    job: Job,
+    folder: RunFolder,
+    *,
+    faults: tuple[Fault, ...] = (),
+    resume: bool = False,
+    observers: Sequence[Observer] = (),
+    import_path: Path | None = None,
+) -> TrainResult:
+    """Train, or go on from the folder's last checkpoint.
+
+    Raises:
+        UserError (or another ValueError of Planaria's): a mistake in the job, found before anything was recorded.
+    """
+    checkpoint, complaints = _checkpoint(job, folder) if resume else (None, [])
+    with LocalNodes(folder.logs / "launcher.log") as nodes:
+        prepare_tokens(job.data, folder.data)
+        profile = _measure(job, nodes, folder.data, folder.profile, import_path)
+        policy = TemplatesPolicy(profile, planner_settings(job))
+        policy.initial(range(job.cluster.nodes), 1)  # a job that cannot be planned is refused here
+        run = _Run(job, folder, faults, tuple(observers), import_path)
+        for complaint in complaints:
+            run.record(Note(level="warning", text=complaint), time.time())
+        with run.recorder:
+            return run.train(nodes, policy, profile, checkpoint)
+
+
+def _checkpoint(job: Job, folder: RunFolder) -> tuple[CheckpointRef, list[str]]:
+    path, manifest, complaints = newest(folder.checkpoints, job_fingerprint(job))
+    if manifest.step >= job.train.steps:
+        raise UserError(
+            f"run folder {folder.path}: all {manifest.step} steps are done. Raise train.steps in a new run."
+        )
+    reference = CheckpointRef(step=manifest.step, folder=str(path), exponents=manifest.exponents)
+    return reference, complaints
+
+
+def profile_job(job: Job, folder: RunFolder | None, *, import_path: Path | None = None) -> ModelProfile:
+    """The job's profile, measured in a process of its own (or taken from the folder's, if it still fits).
+
+    Raises:
+        UserError: the data or the model cannot be used.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        data = folder.data if folder else Path(scratch)
+        output = folder.profile if folder else Path(scratch) / "profile.json"
+        with LocalNodes(None) as nodes:
+            prepare_tokens(job.data, data)
+            return _measure(job, nodes, data, output, import_path)
+
+
+def _measure(
+    job: Job, nodes: LocalNodes, data: Path, output: Path, import_path: Path | None
+) -> ModelProfile:
+    error = output.with_name(output.name + ERROR_SUFFIX)
+    error.unlink(missing_ok=True)
+    status = nodes.measure(job, data, output, import_path)
+    if status != 0:
+        if not error.exists():
+            raise LauncherError(f"measuring the profile ended with status {status}; see the launcher's log")
+        text = error.read_text()
+        error.unlink()
+        first, _, trace = text.partition("\n")
+        raise ModelFailed(first, trace) if status == 1 else UserError(text)
+    return msgspec.json.decode(output.read_bytes(), type=ModelProfile)
+
+
+class ModelFailed(RuntimeError):
+    """A layer of the user's raised while it was measured. The message ends with its traceback."""
+
+    def __init__(self, summary: str, trace: str) -> None:
+        super().__init__(f"{summary}\n\n{trace}")
+
+
+class _Run:
+    """One run: its records, its processes, its end."""
+
+    def __init__(
+        self,
+        job: Job,
+        folder: RunFolder,
+        faults: tuple[Fault, ...],
+        observers: tuple[Observer, ...],
+        import_path: Path | None,
+    ) -> None:
+        self._job = job
+        self._folder = folder
+        self._faults = faults
+        self._import_path = import_path
+        self.recorder = Recorder(folder, job)
+        self._observers = (self.recorder, *observers)
+        self._last: StepCommitted | None = None
+        self._ended: RunEnded | None = None
+
+    def record(self, record: AnyRecord, time_s: float) -> None:
+        if isinstance(record, StepCommitted):
+            self._last = record
+        if isinstance(record, RunEnded):
+            self._ended = record
+            return  # the display and the summary get it once the weights' hash is known
+        for observer in self._observers:
+            observer(record, time_s)
+
+    def train(
+        self,
+        nodes: LocalNodes,
+        policy: TemplatesPolicy,
+        profile: ModelProfile,
+        checkpoint: CheckpointRef | None,
+    ) -> TrainResult:
+        job = self._job
+        settings = RunSettings(
+            train=job.train,
+            policy_name=job.resilience.policy.value,
+            fault_tolerance=job.resilience.fault_tolerance,
+            num_nodes=job.cluster.nodes,
+            devices_per_node=job.cluster.devices_per_node,
+            num_groups=len(profile.groups),
+            checkpoint_root=str(self._folder.checkpoints),
+            checkpoint_every=job.run.checkpoint_every,
+            resume=checkpoint,
+        )
+        machine = Coordinator(settings, policy)
+        journal = Journal(self._folder.journal)
+        journal.start()
+        token = secrets.token_hex(16)
+        layers = tuple(group.layers for group in profile.groups)
+        server = Server(
+            machine,
+            token,
+            journal,
+            nodes,
+            (self.record,),
+            lambda command: self._write_manifest(command, layers),
+        )
+        try:
+            address = server.start(HOST, job.cluster.port)
+            self._spawn(nodes, address, token)
+            with _interrupts(server):
+                server.run()
+        finally:
+            server.close()
+            nodes.close()
+            journal.close()
+        return self._result(machine)
+
+    def _spawn(self, nodes: LocalNodes, address: str, token: str) -> None:
+        cluster = self._job.cluster
+        for node in range(cluster.nodes):
+            for device in range(cluster.devices_per_node):
+                worker = WorkerId(node * cluster.devices_per_node + device)
+                nodes.spawn(
+                    WorkerSettings(
+                        worker=worker,
+                        node=node,
+                        coordinator=address,
+                        token=token,
+                        job=self._job,
+                        data_folder=str(self._folder.data),
+                        faults=tuple(fault for fault in self._faults if fault.node == node),
+                        import_path=None if self._import_path is None else str(self._import_path),
+                        log=str(self._folder.logs / f"worker-{worker}.log"),
+                    )
+                )
+
+    def _write_manifest(self, command: WriteManifest, layers: tuple[tuple[int, ...], ...]) -> None:
+        write_manifest(
+            Path(command.folder),
+            step=command.step,
+            job_fingerprint=job_fingerprint(self._job),
+            exponents=command.exponents,
+            saved=command.groups,
+            layers=layers,
+        )
+        retain(self._folder.checkpoints, self._job.run.keep_checkpoints)
+
+    def _result(self, machine: Coordinator) -> TrainResult:
+        ended = self._ended or RunEnded(
+            status=RunStatus.INTERRUPTED,
+            steps=machine.step - 1,
+            message="ended at once by the user; what was not saved is lost",
+            skipped_microbatches=machine.skipped,
+            duplicated_microbatches=machine.duplicated,
+        )
+        saved = machine.last_checkpoint
+        digest = None
+        if saved is not None and saved.step == ended.steps:
+            folder = Path(saved.folder)
+            digest = weights_sha256(folder, read_manifest(folder, verify=False))
+        return finish_run(self.recorder, self._observers, self._folder, ended, self._last, digest)
+
+
+def finish_run(
+    recorder: Recorder,
+    observers: Sequence[Observer],
+    folder: RunFolder,
+    ended: RunEnded,
+    last: StepCommitted | None,
+    digest: str | None,
+) -> TrainResult:
+    """Tell everybody of the end, and make the result."""
+    recorder.finish(weights_sha256=digest)
+    for observer in observers:
+        observer(ended, time.time())
+    return TrainResult(
+        status=ended.status,
+        steps=ended.steps,
+        final_loss=last.loss if last is not None else None,
+        weights_sha256=digest,
+        recoveries=recorder.recoveries,
+        folder=folder.path,
+        message=ended.message,
+    )
+
+
+@contextmanager
+def _interrupts(server: Server) -> Iterator[None]:
+    """First Ctrl-C: finish the step, save, end. Second: end at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    seen = 0
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        nonlocal seen
+        seen += 1
+        if seen == 1:
+            server.request_stop()
+        else:
+            server.abort()
+
+    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,160 @@
+"""The zygote: a process that has imported torch once and forks workers in milliseconds.
+
+`python -m planaria.launch.zygote FD` speaks JSON lines over the socket FD with the process that started it. It stays
+single-threaded, so forking is safe. When its starter is gone, it kills what it forked and ends; when it dies, the
+kernel kills them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import selectors
+import signal
+import socket
+import sys
+import traceback
+from pathlib import Path
+
+import msgspec
+
+from planaria.job.settings import Job
+from planaria.worker.settings import WorkerSettings
+
+_PR_SET_PDEATHSIG = 1
+
+
+class SpawnWorker(msgspec.Struct, frozen=True, tag="worker"):
+    settings: WorkerSettings
+
+
+class SpawnProfiler(msgspec.Struct, frozen=True, tag="profiler"):
+    """Measure the job's profile into `output`; a user's mistake goes into `output` + ".error"."""
+
+    job: Job
+    data_folder: str
+    output: str
+    import_path: str | None
+
+
+Request = SpawnWorker | SpawnProfiler
+
+
+class Spawned(msgspec.Struct, frozen=True, tag="spawned"):
+    """Answers requests in their order."""
+
+    pid: int
+
+
+class Exited(msgspec.Struct, frozen=True, tag="exited"):
+    """status: exit status, or minus the signal's number."""
+
+    pid: int
+    status: int
+
+
+Answer = Spawned | Exited
+
+
+def main(descriptor: int) -> None:
+    """Serve until the other side of the socket closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with_parent()
+    import torch  # noqa: F401
+    import transformers  # noqa: F401
+
+    import planaria.model.load
+    import planaria.worker.agent  # noqa: F401
+
+    sock = socket.socket(fileno=descriptor)
+    selector = selectors.DefaultSelector()
+    selector.register(sock, selectors.EVENT_READ)
+    children: dict[int, int] = {}
+    buffer = b""
+    while True:
+        for key, _ in selector.select():
+            if key.fileobj is sock:
+                data = sock.recv(1 << 20)
+                if not data:
+                    _kill_all(children)
+                    return
+                *lines, buffer = (buffer + data).split(b"\n")
+                for line in lines:
+                    pid, pidfd = _fork(msgspec.json.decode(line, type=Request), sock)
+                    children[pid] = pidfd
+                    selector.register(pidfd, selectors.EVENT_READ, pid)
+                    _answer(sock, Spawned(pid))
+            else:
+                pid = key.data
+                _, status = os.waitpid(pid, 0)
+                selector.unregister(key.fileobj)
+                os.close(children.pop(pid))
+                _answer(sock, Exited(pid, os.waitstatus_to_exitcode(status)))
+
+
+def _answer(sock: socket.socket, answer: Answer) -> None:
+    with contextlib.suppress(OSError):
+        sock.sendall(msgspec.json.encode(answer) + b"\n")
+
+
+def _kill_all(children: dict[int, int]) -> None:
+    for pid in children:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent dies."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _fork(request: Request, sock: socket.socket) -> tuple[int, int]:
+    pid = os.fork()
+    if pid:
+        if isinstance(request, SpawnWorker):
+            # Both sides set the group, so that it exists whoever is first.
+            with contextlib.suppress(OSError):
+                os.setpgid(pid, request.settings.node_leader or pid)
+        return pid, os.pidfd_open(pid)
+    status = 1
+    try:
+        sock.close()
+        die_with_parent()
+        status = _child(request)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _child(request: Request) -> int:
+    import torch
+
+    torch.set_num_threads(1)
+    match request:
+        case SpawnWorker(settings):
+            with contextlib.suppress(OSError):
+                os.setpgid(0, settings.node_leader)
+            if settings.log is not None:
+                _print_into(settings.log)
+            from planaria.worker.agent import run_worker
+
+            return run_worker(settings)
+        case SpawnProfiler(job, data_folder, output, import_path):
+            from planaria.profile.measure import measure_into
+
+            return measure_into(job, Path(data_folder), Path(output), import_path)
+
+
+def _print_into(path: str) -> None:
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,113 @@
+"""Cells of a schedule's picture: what a worker does when, with the pieces of one backward joined."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from planaria.plan.plan import Plan, WorkerId
+from planaria.plan.program import Instruction, Op
+
+
+class Timeline(Protocol):
+    """What is drawn: see `planaria.estimate.step_time.Timeline`, which the plan package does not import."""
+
+    @property
+    def step_time_s(self) -> float: ...
+
+    @property
+    def spans(self) -> Mapping[WorkerId, Sequence[tuple[Instruction, float, float]]]: ...
+
+
+class CellKind(str, enum.Enum):
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    SYNC = "sync"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One box. `number` is the microbatch of a forward or backward, the group of a sync; times in seconds."""
+
+    kind: CellKind
+    number: int
+    start_s: float
+    end_s: float
+
+
+_KINDS = {Op.FORWARD: CellKind.FORWARD, Op.BACKWARD: CellKind.BACKWARD, Op.SYNC: CellKind.SYNC}
+
+
+def cells(spans: Sequence[tuple[Instruction, float, float]]) -> tuple[Cell, ...]:
+    """A worker's cells, in program order."""
+    result: list[Cell] = []
+    joined: dict[tuple[int, int, int], int] = {}
+    for instruction, start, end in spans:
+        kind = _KINDS.get(instruction.op)
+        if kind is None:
+            continue
+        number = instruction.group if kind is CellKind.SYNC else instruction.microbatch
+        cell = Cell(kind=kind, number=number, start_s=start, end_s=end)
+        if kind is CellKind.BACKWARD:
+            # A backward cut into layers goes from the top down: its pieces touch in layers and in time.
+            at = joined.get((instruction.born, number, instruction.end_layer))
+            if at is not None and result[at].end_s == start:
+                cell = Cell(kind=kind, number=number, start_s=result[at].start_s, end_s=end)
+                result[at] = cell
+            else:
+                at = len(result)
+                result.append(cell)
+            joined[instruction.born, number, instruction.first_layer] = at
+        else:
+            result.append(cell)
+    return tuple(result)
+
+
+def label(plan: Plan, worker: WorkerId) -> str:
+    """A row's name: the worker, its node where that is another number, and its layers."""
+    owned = plan.layers_of.get(worker, ())
+    runs: list[list[int]] = []
+    for layer in owned:
+        if runs and runs[-1][1] == layer - 1:
+            runs[-1][1] = layer
+        else:
+            runs.append([layer, layer])
+    layers = ",".join(f"{first}-{last}" if first != last else str(first) for first, last in runs)
+    node = plan.node_of(worker)
+    where = (
+        f"node {node}"
+        if plan.devices_per_node == 1
+        else f"node {node} device {worker % plan.devices_per_node}"
+    )
+    return f"{where} layers {layers}" if len(owned) != 1 else f"{where} layer {layers}"
+
+
+def rows(plan: Plan) -> list[tuple[int | None, WorkerId]]:
+    """Workers in the order of pictures: by pipeline, with the pipeline's number before its first worker."""
+    result: list[tuple[int | None, WorkerId]] = []
+    seen: set[WorkerId] = set()
+    for number, pipeline in enumerate(plan.pipelines):
+        heading: int | None = number
+        for worker in pipeline.workers:
+            if worker not in seen:
+                seen.add(worker)
+                result.append((heading, worker))
+                heading = None
+    return result
+
+
+def tick_s(step_time_s: float, at_most: int) -> float:
+    """Distance of an axis's marks: 1, 2 or 5 times a power of ten seconds, at most `at_most` of them."""
+    size = 1e-9
+    while True:
+        for factor in (1, 2, 5):
+            if step_time_s <= size * factor * at_most:
+                return size * factor
+        size *= 10
+
+
+def milliseconds(time_s: float) -> str:
+    """For an axis: "12.5"."""
+    return f"{time_s * 1e3:.6g}"

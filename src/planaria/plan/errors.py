@@ -1,0 +1,39 @@
+"""The two ways in which losses can leave nothing to plan with."""
+
+from __future__ import annotations
+
+from planaria.plan.plan import PlanError
+
+
+class TooFewNodes(PlanError):
+    """Fewer nodes are left than f + 1 replicas of the smallest template take.
+
+    Attributes:
+        needed: nodes, (f + 1) n0.
+        left: live nodes.
+    """
+
+    def __init__(self, needed: int, left: int, replicas: int) -> None:
+        self.needed = needed
+        self.left = left
+        super().__init__(
+            f"{left} node{'s are' if left != 1 else ' is'} left, and {replicas} replicas of "
+            f"{needed // replicas} node{'s' if needed != replicas else ''} each need {needed}. "
+            f"Add {needed - left} node{'s' if needed - left != 1 else ''}, or set a lower fault_tolerance."
+        )
+
+
+class NoReplica(PlanError):
+    """No live worker has an up-to-date copy of a parameter group: the job must go back to a checkpoint.
+
+    Attributes:
+        group: the first such group.
+    """
+
+    def __init__(self, group: int, layers: tuple[int, ...]) -> None:
+        self.group = group
+        which = f"layer{'s' if len(layers) > 1 else ''} {', '.join(map(str, layers))}"
+        super().__init__(
+            f"No live worker holds parameter group {group} ({which}): all its replicas were lost. "
+            "Restore the last checkpoint."
+        )

@@ -1,0 +1,136 @@
+"""Validation: the one function that every plan passes before it is taken, and that tests use."""
+
+from __future__ import annotations
+
+from planaria.plan.ledger import Ledger
+from planaria.plan.plan import Plan, PlanError, Route
+
+
+def validate(plan: Plan, *, fault_tolerance: int | None = None, already: Ledger | None = None) -> None:
+    """Check every invariant of a plan.
+
+    Args:
+        plan: to be checked.
+        fault_tolerance: f; given, the plan must have f + 1 whole pipelines on nodes of their own.
+        already: what live accumulators hold beside the routes' work; default: nothing. Together with the
+            routes it must count every microbatch exactly once for every layer.
+
+    Raises:
+        PlanError: the first invariant found broken, with its values.
+    """
+    _check_placement(plan)
+    _check_groups(plan)
+    for route in plan.routes:
+        _check_route(plan, route)
+    _check_travellers(plan)
+    _check_counts(plan, already)
+    _check_transfers(plan)
+    if fault_tolerance is not None:
+        _check_replicas(plan, fault_tolerance)
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise PlanError(f"Invalid plan: {message}.")
+
+
+def _check_placement(plan: Plan) -> None:
+    _require(bool(plan.pipelines), "it has no pipeline")
+    home: dict[int, int] = {}
+    for at, pipeline in enumerate(plan.pipelines):
+        _require(bool(pipeline.stages), f"pipeline {at} has no stage")
+        for stage in pipeline.stages:
+            where = f"stage [{stage.first_layer}, {stage.end_layer}) of pipeline {at}"
+            _require(stage.worker >= 0, f"{where} has worker {stage.worker}")
+            _require(stage.num_devices >= 1, f"{where} has {stage.num_devices} devices")
+            inside = 0 <= stage.first_layer < stage.end_layer <= plan.num_layers
+            _require(inside, f"{where} is no range of {plan.num_layers} layers")
+            other = home.setdefault(stage.worker, at)
+            _require(other == at, f"worker {stage.worker} is in pipelines {other} and {at}")
+        if pipeline.is_whole(plan.num_layers):
+            distinct = len(set(pipeline.workers)) == len(pipeline.workers)
+            _require(distinct, f"a worker has two stages of whole pipeline {at}")
+
+
+def _check_groups(plan: Plan) -> None:
+    _require(
+        len(plan.sync_epochs) == len(plan.groups),
+        f"{len(plan.sync_epochs)} sync epochs for {len(plan.groups)} groups",
+    )
+    for group, epoch in enumerate(plan.sync_epochs):
+        _require(epoch <= plan.generation, f"group {group} has epoch {epoch} in generation {plan.generation}")
+        _require(bool(plan.owners_of[group]), f"group {group} has no owner")
+
+
+def _check_route(plan: Plan, route: Route) -> None:
+    name = f"route of microbatches {route.microbatches} born in {route.born}"
+    _require(route.born <= plan.generation, f"{name} is in generation {plan.generation}")
+    _require(bool(route.microbatches), "a route has no microbatch")
+    _require(tuple(sorted(set(route.microbatches))) == route.microbatches, f"{name}: not ascending")
+    known = route.microbatches[0] >= 0 and route.microbatches[-1] < plan.num_microbatches
+    _require(known, f"{name}: a step has {plan.num_microbatches} microbatches")
+    _require(bool(route.counted), f"{name} counts no layer")
+    _require(tuple(sorted(set(route.counted))) == route.counted, f"{name}: counted layers not ascending")
+    inside = route.counted[0] >= 0 and route.counted[-1] < plan.num_layers
+    _require(inside, f"{name} counts layers {route.counted} of {plan.num_layers}")
+    position = 0
+    for hop in route.hops:
+        _require(
+            hop.first_layer == position < hop.end_layer,
+            f"{name}: hop [{hop.first_layer}, {hop.end_layer}) follows layer {position - 1}",
+        )
+        position = hop.end_layer
+        owned = set(hop.layers) <= set(plan.layers_of.get(hop.worker, ()))
+        _require(
+            owned, f"{name}: worker {hop.worker} does not own all of [{hop.first_layer}, {hop.end_layer})"
+        )
+    _require(position == plan.num_layers, f"{name} ends at layer {position} of {plan.num_layers}")
+
+
+def _check_travellers(plan: Plan) -> None:
+    seen: set[tuple[int, int]] = set()
+    for route in plan.routes:
+        for microbatch in route.microbatches:
+            key = (route.born, microbatch)
+            _require(key not in seen, f"microbatch {microbatch} has two routes born in {route.born}")
+            seen.add(key)
+
+
+def _check_counts(plan: Plan, already: Ledger | None) -> None:
+    bits = list((already or Ledger.empty(plan.num_layers)).bits())
+    _require(len(bits) == plan.num_layers, f"the ledger has {len(bits)} layers, the plan {plan.num_layers}")
+    for route in plan.routes:
+        mask = sum(1 << microbatch for microbatch in route.microbatches)
+        for layer in route.counted:
+            twice = bits[layer] & mask
+            _require(not twice, f"microbatch {twice.bit_length() - 1} is counted twice for layer {layer}")
+            bits[layer] |= mask
+    everything = (1 << plan.num_microbatches) - 1
+    for layer, mask in enumerate(bits):
+        missing = everything & ~mask
+        _require(not missing, f"microbatch {missing.bit_length() - 1} is not counted for layer {layer}")
+
+
+def _check_transfers(plan: Plan) -> None:
+    seen: set[tuple[int, int]] = set()
+    for move in plan.transfers:
+        name = f"transfer of group {move.group} from worker {move.source} to {move.target}"
+        _require(0 <= move.group < len(plan.groups), f"{name}: the plan has {len(plan.groups)} groups")
+        _require(move.source != move.target, f"{name} goes nowhere")
+        _require(move.group in plan.groups_of.get(move.target, ()), f"{name}: the target does not own it")
+        _require((move.group, move.target) not in seen, f"{name} is there twice")
+        seen.add((move.group, move.target))
+
+
+def _check_replicas(plan: Plan, fault_tolerance: int) -> None:
+    whole = [p for p in plan.pipelines if p.is_whole(plan.num_layers)]
+    _require(
+        len(whole) >= fault_tolerance + 1,
+        f"{len(whole)} whole pipelines; fault_tolerance = {fault_tolerance} needs {fault_tolerance + 1}",
+    )
+    home: dict[int, int] = {}
+    for at, pipeline in enumerate(whole):
+        for worker in pipeline.workers:
+            node = plan.node_of(worker)
+            other = home.setdefault(node, at)
+            _require(other == at, f"node {node} is in whole pipelines {other} and {at}")

@@ -1,0 +1,168 @@
+"""The policy of pipeline templates (Oobleck): templates once, then instances of them, whatever is left."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+from planaria.estimate.step_time import step_time_s
+from planaria.plan.instantiate import initial_plan
+from planaria.plan.ledger import Ledger
+from planaria.plan.placement import Holders
+from planaria.plan.plan import NodeId, Pipeline, Plan, WorkerId
+from planaria.plan.profile import ModelProfile
+from planaria.plan.reconfigure import How, Reconfiguration, reconfigure
+from planaria.plan.salvage import LayerHolders, finish_step
+from planaria.plan.settings import PlannerSettings
+from planaria.plan.templates import make_templates
+from planaria.policy.proposal import Proposal
+
+
+class TemplatesPolicy:
+    """Proposes plans made of pipeline templates.
+
+    Attributes:
+        templates: made once, for every number of nodes that a pipeline may have.
+    """
+
+    def __init__(self, profile: ModelProfile, settings: PlannerSettings) -> None:
+        """Make the templates.
+
+        Raises:
+            PlanError: the model or f + 1 replicas of it do not fit.
+        """
+        self._profile = profile
+        self._settings = settings
+        self.templates = make_templates(profile, settings)
+
+    def initial(self, nodes: Sequence[NodeId], generation: int) -> Proposal:
+        """A job's first plan, or the first after a restore.
+
+        Raises:
+            PlanError: too few nodes or microbatches.
+        """
+        plan = initial_plan(self._profile, self.templates, self._settings, nodes, generation)
+        sizes = Counter(len(_nodes(plan, pipeline)) for pipeline in plan.pipelines)
+        shapes = _join([f"{count} of {_count(size, 'node')}" for size, count in sorted(sizes.items())])
+        verb = "make" if len(set(nodes)) != 1 else "makes"
+        reason = (
+            f"{_count(len(set(nodes)), 'node')} {verb} {_count(len(plan.pipelines), 'pipeline')} ({shapes}), "
+            f"the fastest way to keep {_count(self._settings.fault_tolerance + 1, 'replica')}."
+        )
+        return self._proposal(plan, reason, 0, "initial")
+
+    def reconfigure(
+        self, plan: Plan, lost: Collection[NodeId], holders: Holders, generation: int
+    ) -> Proposal:
+        """A plan for the next steps, after nodes were lost or came. See `planaria.plan.reconfigure`.
+
+        Raises:
+            TooFewNodes: fewer than (f + 1) n0 nodes are left.
+            NoReplica: a group has no live holder.
+        """
+        result = reconfigure(self._profile, self.templates, self._settings, plan, lost, holders, generation)
+        return self._proposal(result.plan, _why(plan, lost, result), result.transfer_bytes, result.how.value)
+
+    def finish_step(
+        self,
+        plan: Plan,
+        live: Collection[WorkerId],
+        halted: Collection[WorkerId],
+        counted: Ledger,
+        holders: LayerHolders,
+        generation: int,
+    ) -> Proposal:
+        """A plan to finish the step that a loss interrupted. See `planaria.plan.salvage`.
+
+        Raises:
+            NoReplica: a layer has no live holder.
+        """
+        new = finish_step(plan, live, halted, counted, holders, generation, self._profile)
+        added = [route for route in new.routes if route.born == generation]
+        again = {microbatch for route in added for microbatch in route.microbatches}
+        carriers = {hop.worker for route in added for hop in route.hops}
+        lost = sorted({plan.node_of(worker) for worker in set(plan.workers) - set(live)})
+        happened = _losses(plan, lost) or "The live nodes changed"
+        if again:
+            run = "runs" if len(again) == 1 else "run"
+            what = (
+                f"{_count(len(again), 'microbatch', 'microbatches')} of {plan.num_microbatches} {run} again, "
+                f"where lost, on {_count(len(carriers), 'live worker')}"
+            )
+        else:
+            what = "every microbatch is in a live accumulator or under way, so nothing runs again"
+        return self._proposal(new, f"{happened}; {what}.", 0, "finish step")
+
+    def _proposal(self, plan: Plan, reason: str, transfer_bytes: int, how: str) -> Proposal:
+        return Proposal(
+            plan=plan,
+            reason=reason,
+            step_time_s=step_time_s(plan, self._profile),
+            transfer_bytes=transfer_bytes,
+            how=how,
+        )
+
+
+def _nodes(plan: Plan, pipeline: Pipeline) -> list[NodeId]:
+    return sorted({plan.node_of(worker) for worker in pipeline.workers})
+
+
+def _losses(plan: Plan, lost: Collection[NodeId]) -> str:
+    """Which pipeline lost which nodes, as the beginning of a sentence; empty when none did."""
+    parts: list[str] = []
+    for at, pipeline in enumerate(plan.pipelines):
+        gone = sorted(set(_nodes(plan, pipeline)).intersection(lost))
+        if gone:
+            parts.append(f"pipeline {at} lost node{'s' if len(gone) > 1 else ''} {_join(gone)}")
+        elif not pipeline.is_whole(plan.num_layers):
+            parts.append(f"pipeline {at} is not whole")
+    text = _join(parts)
+    return text[:1].upper() + text[1:]
+
+
+def _why(plan: Plan, lost: Collection[NodeId], result: Reconfiguration) -> str:
+    """The sentence for a reconfiguration."""
+    return f"{_losses(plan, lost) or 'The nodes changed'}; {_remedy(result)}; {_moved(result)}."
+
+
+def _remedy(result: Reconfiguration) -> str:
+    plan = result.plan
+    sizes = _join(sorted({len(_nodes(plan, plan.pipelines[at])) for at in result.rebuilt}))
+    number = len(result.rebuilt)
+    template = f"the {sizes}-node template" if "and" not in sizes else f"the {sizes}-node templates"
+    if not number:
+        return "the other pipelines go on as they are"
+    made = f"{_count(number, 'pipeline')} {'are' if number > 1 else 'is'} made again from {template}"
+    match result.how:
+        case How.SIMPLE:
+            return made
+        case How.BORROW:
+            return f"nodes are borrowed from larger pipelines, and {made}"
+        case How.MERGE:
+            return f"too few of its nodes are left and none can be borrowed, so it is merged: {made}"
+        case How.INSTANTIATE:
+            return f"the nodes are dealt out anew, and {made}"
+
+
+def _moved(result: Reconfiguration) -> str:
+    if not result.plan.transfers:
+        return "no state has to move"
+    layers = {layer for move in result.plan.transfers for layer in result.plan.groups[move.group].layers}
+    moves = "move" if len(layers) > 1 else "moves"
+    return f"{_count(len(layers), 'layer')} ({_bytes(result.transfer_bytes)}) {moves} from surviving replicas"
+
+
+def _bytes(size: int) -> str:
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= scale:
+            return f"{size / scale:.1f} {unit}"
+    return f"{size} bytes"
+
+
+def _count(number: int, noun: str, plural: str | None = None) -> str:
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
+def _join(items: Sequence[object]) -> str:
+    words = [str(item) for item in items]
+    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1] if words else ""

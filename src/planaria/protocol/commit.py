@@ -1,0 +1,69 @@
+"""What a commit decides, as pure functions of what was committed before: clip factor, learning rate, grids."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from planaria.job.settings import LrSchedule, TrainSection
+
+FIRST_EXPONENT = 4
+"""Grid exponent before anything is committed: gradients of up to 2**4 are far from the limit."""
+
+LOWEST_EXPONENT = -24
+
+
+def next_exponents(exponents: Sequence[int], norms: Mapping[int, float]) -> tuple[int, ...]:
+    """Grid exponents of the next step.
+
+    A group's exponent E stands for gradients of about 2**E: it rises at once with the norm and falls by at most one
+    a step, so that one quiet step does not make the grid too fine for the next.
+
+    Args:
+        exponents: of the committed step, one a group.
+        norms: group -> squared L2 norm of the committed gradient.
+    """
+    following = []
+    for group, exponent in enumerate(exponents):
+        norm = math.sqrt(norms[group]) if math.isfinite(norms[group]) else 0.0
+        wanted = math.frexp(norm)[1] if norm > 0.0 else LOWEST_EXPONENT
+        following.append(max(wanted, exponent - 1, LOWEST_EXPONENT))
+    return tuple(following)
+
+
+def gradient_norm(norms: Mapping[int, float]) -> float:
+    """Global L2 norm from the groups' squared norms, added in group order."""
+    total = 0.0
+    for group in sorted(norms):
+        total += norms[group]
+    return math.sqrt(total) if total >= 0.0 else math.nan
+
+
+def clip_factor(norm: float, clip_norm: float) -> float:
+    """What gradients are multiplied by so that their global norm is at most `clip_norm` (0: no limit)."""
+    if clip_norm <= 0.0 or not norm > clip_norm:
+        return 1.0
+    return clip_norm / (norm + 1e-6)
+
+
+def mean_loss(losses: Mapping[int, float]) -> float:
+    """Mean over the step's microbatches, added in microbatch order."""
+    total = 0.0
+    for microbatch in sorted(losses):
+        total += losses[microbatch]
+    return total / len(losses)
+
+
+def learning_rate(train: TrainSection, step: int) -> float:
+    """Learning rate of `step` (the first is 1): linear warm-up, then the schedule's decay."""
+    if step <= train.warmup_steps:
+        return train.learning_rate * step / train.warmup_steps
+    if train.lr_schedule is LrSchedule.CONSTANT:
+        return train.learning_rate
+    span = max(1, train.steps - train.warmup_steps)
+    progress = min(1.0, (step - train.warmup_steps) / span)
+    if train.lr_schedule is LrSchedule.LINEAR:
+        share = 1.0 - progress
+    else:
+        share = 0.5 * (1.0 + math.cos(math.pi * progress))
+    return train.learning_rate * (train.min_lr_ratio + (1.0 - train.min_lr_ratio) * share)

@@ -1,0 +1,114 @@
+"""Events that the coordinator's machine takes, and commands that it gives. All frozen; none does anything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planaria.plan.plan import NodeId, WorkerId
+from planaria.protocol.messages import FromWorker, SavedGroup, ToWorker
+from planaria.protocol.records import AnyRecord, RunStatus
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerJoined:
+    """A worker said hello with the right version and token."""
+
+    worker: WorkerId
+    data_address: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGone:
+    """A worker of this node is dead or out of reach, so the node is."""
+
+    node: NodeId
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    worker: WorkerId
+    message: FromWorker
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """The user wants the run to end at the next step boundary, saved."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionTook:
+    """How long the last decision's computation took, as the driver measured it."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestWritten:
+    """The checkpoint of this step is whole on disk."""
+
+    step: int
+    folder: str
+    seconds: float
+
+
+Event = WorkerJoined | NodeGone | Received | StopRequested | DecisionTook | ManifestWritten
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    worker: WorkerId
+    message: ToWorker
+
+
+@dataclass(frozen=True, slots=True)
+class JournalCommit:
+    """Must be durable before any later command of the same batch is carried out."""
+
+    step: int
+    generation: int
+    loss: float
+    clip_factor: float
+    exponents: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JournalPlan:
+    """Keep the plan (JSON) that is about to be sent."""
+
+    generation: int
+    step: int
+    plan: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """Kill what is left of the node where possible, and refuse it from now on."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class WriteManifest:
+    """All parts of the checkpoint are on disk: make it whole."""
+
+    step: int
+    folder: str
+    groups: tuple[SavedGroup, ...]
+    exponents: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    record: AnyRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The run is over."""
+
+    status: RunStatus
+    message: str
+
+
+Command = Send | JournalCommit | JournalPlan | Evict | WriteManifest | Publish | Finish

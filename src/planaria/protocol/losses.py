@@ -1,0 +1,67 @@
+"""The account of one recovery while it is under way: what was lost, decided, moved and run again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from planaria.plan.plan import NodeId, Plan
+from planaria.policy.proposal import Proposal
+from planaria.protocol.records import Recovery
+
+
+@dataclass(slots=True, kw_only=True)
+class OpenRecovery:
+    """From the first loss to the commit of the step it struck, and the placement that follows.
+
+    Attributes:
+        began: monotonic seconds of the fault, or of its detection when the fault's moment is unknown.
+    """
+
+    step: int
+    policy: str
+    began: float
+    lost: list[NodeId] = field(default_factory=list)
+    causes: list[str] = field(default_factory=list)
+    detect_ms: float | None = None
+    decide_s: float = 0.0
+    transfer_bytes: int = 0
+    resumed: float | None = None
+    reason: str = ""
+    rerun: set[int] = field(default_factory=set)
+
+    def add_loss(self, node: NodeId, cause: str, detect_ms: float | None) -> None:
+        self.lost.append(node)
+        if cause not in self.causes:
+            self.causes.append(cause)
+        if detect_ms is not None:
+            self.detect_ms = max(detect_ms, self.detect_ms or 0.0)
+
+    def add_rerun(self, plan: Plan) -> None:
+        """Microbatches that the plan's new routes run again."""
+        for route in plan.routes:
+            if route.born == plan.generation:
+                self.rerun.update(route.microbatches)
+
+    def add_reconfiguration(self, proposal: Proposal) -> None:
+        self.transfer_bytes += proposal.transfer_bytes
+        self.reason = proposal.reason
+
+    def committed(self, now: float) -> None:
+        if self.resumed is None:
+            self.resumed = now
+
+    def close(self, microbatches_per_step: int) -> Recovery:
+        resumed = self.began if self.resumed is None else self.resumed
+        return Recovery(
+            step=self.step,
+            cause=", ".join(self.causes),
+            lost_nodes=tuple(self.lost),
+            policy=self.policy,
+            reason=self.reason or "Nothing had to move.",
+            detect_ms=self.detect_ms,
+            decide_ms=self.decide_s * 1e3,
+            transfer_bytes=self.transfer_bytes,
+            resume_ms=(resumed - self.began) * 1e3,
+            microbatches_rerun=len(self.rerun),
+            microbatches_per_step=microbatches_per_step,
+        )

@@ -1,0 +1,180 @@
+"""Messages between workers and the coordinator. Every one is a frozen struct; nothing is unpickled.
+
+A message that belongs to a generation bears it, and an older one is refused by rule. `PROTOCOL_VERSION` is checked
+when a worker says hello.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from planaria.plan.ledger import Ledger
+from planaria.plan.plan import Plan, WorkerId
+
+PROTOCOL_VERSION = 1
+
+MAX_FRAME_BYTES = 64 * 1024 * 1024
+"""Longest control message that is read; a longer one is refused before memory is taken for it."""
+
+
+class StateSource(str, enum.Enum):
+    """Where a worker's replicas come from when it adopts a plan."""
+
+    INITIAL = "initial"
+    CHECKPOINT = "checkpoint"
+    LIVE = "live"
+
+
+class SavedGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """One group's state in a checkpoint: file name within its folder, bytes and SHA-256."""
+
+    group: int
+    file: str
+    size_bytes: int
+    sha256: str
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+    """Anything that travels on a control connection."""
+
+
+# Worker to coordinator
+
+
+class Hello(Message, tag="hello"):
+    """First message of a worker. `data_address` is where peers reach it ("host:port")."""
+
+    version: int
+    token: str
+    worker: WorkerId
+    pid: int
+    data_address: str
+
+
+class Ready(Message, tag="ready"):
+    """All state that the plan gives this worker is in place."""
+
+    generation: int
+
+
+class Vote(Message, tag="vote"):
+    """The program of (generation, step) ran to its end here, and the sums are whole.
+
+    Attributes:
+        norms: group -> squared L2 norm of its summed gradient, for the groups whose norm is this worker's to tell.
+        losses: microbatch -> its loss, for the microbatches whose last layer ran here.
+        ledger: what this worker counted.
+    """
+
+    generation: int
+    step: int
+    norms: dict[int, float]
+    losses: dict[int, float]
+    ledger: Ledger
+
+
+class Report(Message, tag="report"):
+    """Answer to Halt: what is in this worker's accumulators, and which groups it holds as of `step - 1`."""
+
+    generation: int
+    step: int
+    ledger: Ledger
+    held: tuple[int, ...]
+
+
+class Saved(Message, tag="saved"):
+    """These groups of the checkpoint are on disk."""
+
+    step: int
+    groups: tuple[SavedGroup, ...]
+
+
+class FaultInjected(Message, tag="fault_injected"):
+    """The node is about to kill itself on the user's order. Only for measuring; detection never uses it."""
+
+    at_s: float
+
+
+class Failed(Message, tag="failed"):
+    """The user's own code failed here. It would fail again, so the job ends."""
+
+    where: str
+    text: str
+
+
+FromWorker = Hello | Ready | Vote | Report | Saved | FaultInjected | Failed
+
+
+# Coordinator to worker
+
+
+class PlanMessage(Message, tag="plan"):
+    """Adopt this plan for `step`, the step in progress.
+
+    Attributes:
+        addresses: worker -> data address, for everyone in the plan.
+        exponents: grid exponent of every group for `step` (exact numerics).
+        source: where replicas that the worker lacks come from.
+        folder: the checkpoint, when that is the source.
+    """
+
+    plan: Plan
+    step: int
+    addresses: dict[WorkerId, str]
+    exponents: tuple[int, ...]
+    source: StateSource
+    folder: str = ""
+
+
+class Halt(Message, tag="halt"):
+    """Stop computing, keep the accumulators, and report."""
+
+    generation: int
+    step: int
+
+
+class Commit(Message, tag="commit"):
+    """Step `step` is durable: apply it. With `hold`, wait for orders afterwards, else go on with the same plan."""
+
+    generation: int
+    step: int
+    clip_factor: float
+    exponents: tuple[int, ...]
+    hold: bool
+
+
+class Save(Message, tag="save"):
+    """Write these groups, as of `step`, into the folder."""
+
+    step: int
+    folder: str
+    groups: tuple[int, ...]
+
+
+class Stop(Message, tag="stop"):
+    """End now; the reason is for the log."""
+
+    reason: str
+
+
+ToWorker = PlanMessage | Halt | Commit | Save | Stop
+
+_from_worker = msgspec.json.Decoder(FromWorker)
+_to_worker = msgspec.json.Decoder(ToWorker)
+_encoder = msgspec.json.Encoder()
+
+
+def encode(message: Message) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_from_worker(data: bytes) -> FromWorker:
+    """Raises msgspec.DecodeError (a ValueError) for anything that is not a message of a worker."""
+    return _from_worker.decode(data)
+
+
+def decode_to_worker(data: bytes) -> ToWorker:
+    """Raises msgspec.DecodeError (a ValueError) for anything that is not a message of the coordinator."""
+    return _to_worker.decode(data)

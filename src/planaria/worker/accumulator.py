@@ -1,0 +1,155 @@
+"""Sums of gradients: exact (any order and grouping gives the same bits) or fast (float32).
+
+Exact: a contribution is rounded to a grid of 2**-k that past commits determine, then added in float64, where sums of
+multiples of the grid are exact as long as they stay under 2**(53 - k). With the group's exponent E (gradients of about
+2**E, see `planaria.protocol.commit`), a step's sum may reach 2**(E + HEADROOM) and the grid is
+2**(E + HEADROOM - 51); a single contribution beyond its share of that range is cut off at it, in every run alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from planaria.job.settings import Numerics
+from planaria.worker.layout import SMALL, Layout, Slot
+
+HEADROOM = 12
+CHUNK = 32 * 1024
+"""Floats worked on at a time: a chunk and its float64 copy stay in the second-level cache."""
+
+
+class Rounding:
+    """Rounds float32 values to a grid and adds them to float64 sums, a cache-sized chunk at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        chunk = CHUNK if device.type == "cpu" else 1 << 22
+        self._wide = torch.empty(chunk, dtype=torch.float64, device=device)
+        self._chunk = chunk
+
+    def add(
+        self, total: torch.Tensor, values: torch.Tensor, *, exponent: int, contributions: int, first: bool
+    ) -> None:
+        """total (+)= round(values). Both flat and of one length.
+
+        Args:
+            total: float64.
+            values: float32.
+            exponent: the group's grid exponent.
+            contributions: how many contributions a step's sum has in all.
+            first: overwrite `total` instead of adding to it.
+        """
+        top = exponent + HEADROOM
+        magic = 3.0 * 2.0**top
+        limit = 2.0**top / contributions
+        for begin in range(0, values.numel(), self._chunk):
+            part = values[begin : begin + self._chunk]
+            wide = self._wide[: part.numel()]
+            wide.copy_(part)
+            wide.clamp_(-limit, limit)
+            wide.add_(magic)
+            target = total[begin : begin + part.numel()]
+            if first:
+                torch.sub(wide, magic, out=target)
+            else:
+                target.add_(wide.sub_(magic))
+
+
+class Accumulator:
+    """What a worker has counted of one group in the step in progress. Intact until the next begins."""
+
+    def __init__(
+        self, layout: Layout, numerics: Numerics, rounding: Rounding, contributions: int, device: torch.device
+    ) -> None:
+        dtype = torch.float64 if numerics is Numerics.EXACT else torch.float32
+        self.total = torch.zeros(layout.size, dtype=dtype, device=device)
+        self.is_empty = True
+        self.exponent = 0
+        self._layout = layout
+        self._rounding = rounding
+        self._contributions = contributions
+        self._numerics = numerics
+        small = [slot for slot in layout.slots if slot.count < SMALL]
+        self._runs = _runs(small)
+        span = max((end - begin for begin, end, _ in self._runs), default=0)
+        self._gathered = torch.zeros(span, device=device)
+
+    def reset(self, exponent: int) -> None:
+        """Begin a step: nothing is counted."""
+        self.is_empty = True
+        self.exponent = exponent
+
+    def add(self, gradients: Mapping[str, torch.Tensor]) -> None:
+        """Count one microbatch's gradients, by parameter name; parameters that are missing got none."""
+        first = self.is_empty
+        if first and len(gradients) < len(self._layout.slots):
+            self.total.zero_()
+            first = False
+        for slot in self._layout.slots:
+            if slot.count >= SMALL and slot.name in gradients:
+                self._add(slot.offset, gradients[slot.name].reshape(-1), first)
+        for begin, end, slots in self._runs:
+            gathered = self._gathered[: end - begin].zero_()
+            targets, sources = [], []
+            for slot in slots:
+                if slot.name in gradients:
+                    targets.append(gathered[slot.offset - begin : slot.offset - begin + slot.count])
+                    sources.append(gradients[slot.name].reshape(-1))
+            if targets:
+                torch._foreach_copy_(targets, sources)
+            self._add(begin, gathered, first)
+        self.is_empty = False
+
+    def _add(self, offset: int, values: torch.Tensor, first: bool) -> None:
+        target = self.total[offset : offset + values.numel()]
+        if self._numerics is Numerics.EXACT:
+            self._rounding.add(
+                target, values, exponent=self.exponent, contributions=self._contributions, first=first
+            )
+        elif first:
+            target.copy_(values)
+        else:
+            target.add_(values)
+
+
+def _runs(slots: Sequence[Slot]) -> list[tuple[int, int, list[Slot]]]:
+    """Neighbouring small slots, as (begin, end, slots)."""
+    runs: list[tuple[int, int, list[Slot]]] = []
+    for slot in sorted(slots, key=lambda s: s.offset):
+        end = slot.offset + slot.count
+        if runs and slot.offset - runs[-1][1] < 16:
+            begin, _, members = runs[-1]
+            runs[-1] = (begin, end, [*members, slot])
+        else:
+            runs.append((slot.offset, end, [slot]))
+    return runs
+
+
+def total_gradient(parts: Sequence[torch.Tensor], out: torch.Tensor, *, with_norm: bool) -> float:
+    """out = sum of the owners' accumulators, as float32; returns its squared L2 norm (0.0 without `with_norm`).
+
+    Args:
+        parts: flat, float64 (exact) or float32, in worker order; the order matters for float32 alone.
+        out: flat float32.
+        with_norm: whether the norm is wanted.
+    """
+    squared = 0.0
+    size = out.numel()
+    chunk = CHUNK if out.device.type == "cpu" else max(size, 1)
+    for begin in range(0, size, chunk):
+        end = min(size, begin + chunk)
+        target = out[begin:end]
+        if not parts:
+            target.zero_()
+        elif len(parts) == 1:
+            target.copy_(parts[0][begin:end])
+        else:
+            total = torch.add(parts[0][begin:end], parts[1][begin:end])
+            for part in parts[2:]:
+                total.add_(part[begin:end])
+            target.copy_(total)
+        if with_norm:
+            wide = target.double()
+            squared += float(torch.dot(wide, wide))
+    return squared

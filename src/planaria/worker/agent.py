@@ -1,0 +1,240 @@
+"""A worker process: orders from the coordinator in, through the protocol's machine, to the interpreter.
+
+`run_worker` is the whole life of the process. It returns the exit status; it never outlives its coordinator.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from pathlib import Path
+
+import torch
+
+from planaria.checkpoint.manifest import read_manifest
+from planaria.checkpoint.state import read_group, write_group
+from planaria.data.sampler import Sampler
+from planaria.data.tokens import open_tokens
+from planaria.job.settings import Device
+from planaria.model.load import load_model
+from planaria.model.model import ModelError
+from planaria.plan.plan import Plan, Transfer
+from planaria.protocol.messages import (
+    PROTOCOL_VERSION,
+    Failed,
+    FaultInjected,
+    Hello,
+    PlanMessage,
+    Ready,
+    Report,
+    Save,
+    Saved,
+    SavedGroup,
+    StateSource,
+    Vote,
+)
+from planaria.protocol.worker import (
+    Adopt,
+    Apply,
+    End,
+    ProgramDone,
+    SendReport,
+    SendVote,
+    WorkerCommand,
+    WorkerMachine,
+    WorkerPhase,
+    Write,
+)
+from planaria.worker.compute import LayerFailed
+from planaria.worker.control import Control
+from planaria.worker.faults import FaultInjector
+from planaria.worker.holdings import Holdings
+from planaria.worker.interpreter import Interpreter
+from planaria.worker.mailbox import Interrupted, Key, Kind, Mailbox
+from planaria.worker.settings import WorkerSettings
+from planaria.worker.transport import Transport
+
+EXIT_STALE = 17
+"""Exit status of a worker that ended itself because it must not go on."""
+
+
+def run_worker(settings: WorkerSettings) -> int:
+    """Join the coordinator and work until told to stop."""
+    if settings.import_path is not None and settings.import_path not in sys.path:
+        sys.path.insert(0, settings.import_path)
+    mailbox = Mailbox()
+    control = Control(settings.coordinator, mailbox)
+    try:
+        control.start()
+    except OSError:
+        return EXIT_STALE
+    try:
+        return Agent(settings, mailbox, control).run()
+    except (LayerFailed, ModelError) as error:
+        cause = error.__cause__ or error
+        text = "".join(traceback.format_exception(cause))
+        control.send(Failed(where=str(error), text=text))
+    except Exception:
+        control.send(Failed(where=f"worker {settings.worker}", text=traceback.format_exc()))
+    return 1
+
+
+class Agent:
+    """Carries out what the worker's machine commands."""
+
+    def __init__(self, settings: WorkerSettings, mailbox: Mailbox, control: Control) -> None:
+        self._settings = settings
+        self._mailbox = mailbox
+        self._control = control
+        self._machine = WorkerMachine()
+        job = settings.job
+        cuda = job.cluster.device is Device.CUDA
+        self._device = torch.device(f"cuda:{settings.worker % torch.cuda.device_count()}" if cuda else "cpu")
+        tokens = open_tokens(Path(settings.data_folder))
+        self._model = load_model(job.model, job.train, vocab_size=tokens.vocab_size)
+        sampler = Sampler(tokens, job.train, job.data.mask_probability, self._model.masked_lm)
+        self._holdings = Holdings(self._model, job.train, self._device)
+        self._transport = Transport(settings.worker, settings.token, mailbox)
+        self._faults = FaultInjector(settings.faults, lambda at: control.send(FaultInjected(at_s=at)))
+        self._interpreter = Interpreter(
+            settings.worker,
+            self._model,
+            sampler,
+            self._holdings,
+            self._transport,
+            mailbox,
+            self._faults,
+            self._device,
+        )
+        self._incoming: list[Transfer] = []
+        self._announce_ready = False
+        self._status: int | None = None
+
+    def run(self) -> int:
+        """The main loop: orders first, then the program."""
+        address = self._transport.start()
+        self._control.send(
+            Hello(
+                version=PROTOCOL_VERSION,
+                token=self._settings.token,
+                worker=self._settings.worker,
+                pid=os.getpid(),
+                data_address=address,
+            )
+        )
+        while self._status is None:
+            running = self._machine.phase is WorkerPhase.RUNNING
+            order = self._mailbox.next_order(block=not running)
+            if order is not None:
+                self._carry_out(self._machine.handle(order))
+            elif running:
+                self._work()
+        self._transport.close()
+        self._control.close()
+        return self._status
+
+    def _work(self) -> None:
+        try:
+            self._settle()
+            self._interpreter.run()
+        except Interrupted:
+            return
+        self._carry_out(self._machine.handle(ProgramDone(self._machine.generation, self._machine.step)))
+
+    def _carry_out(self, commands: tuple[WorkerCommand, ...]) -> None:
+        for command in commands:
+            match command:
+                case Adopt(message, continues):
+                    self._adopt(message, continues=continues)
+                case SendReport(generation, step):
+                    self._control.send(
+                        Report(
+                            generation=generation,
+                            step=step,
+                            ledger=self._interpreter.ledger,
+                            held=self._holdings.held_at(step - 1),
+                        )
+                    )
+                case SendVote(generation, step):
+                    self._control.send(
+                        Vote(
+                            generation=generation,
+                            step=step,
+                            norms=self._interpreter.norms,
+                            losses=self._interpreter.losses,
+                            ledger=self._interpreter.ledger,
+                        )
+                    )
+                case Apply(commit, proceed):
+                    self._interpreter.apply(commit)
+                    if proceed:
+                        self._interpreter.begin_next_step(commit)
+                case Write(save):
+                    self._control.send(self._write(save))
+                case End(reason, clean):
+                    if not clean:
+                        print(f"worker {self._settings.worker} ends itself: {reason}", file=sys.stderr)
+                    self._status = 0 if clean else EXIT_STALE
+
+    # State
+
+    def _adopt(self, message: PlanMessage, *, continues: bool) -> None:
+        """Take the plan; state that has to come from peers is awaited in `_settle`, where orders interrupt."""
+        plan, own = message.plan, self._settings.worker
+        self._transport.set_peers({w: a for w, a in message.addresses.items() if w != own})
+        if message.source is not StateSource.LIVE:
+            self._load_state(message)
+        outgoing = [t for t in plan.transfers if t.source == own]
+        self._incoming = [t for t in plan.transfers if t.target == own]
+        if outgoing or self._incoming:
+            self._faults.check("transfer", message.step)
+        for transfer in outgoing:
+            replica = self._holdings.replicas[transfer.group]
+            key = self._state_key(plan, transfer)
+            self._transport.send(transfer.target, key, replica.state)
+        self._announce_ready = True
+        self._interpreter.adopt(message, continues=continues)
+
+    def _load_state(self, message: PlanMessage) -> None:
+        self._mailbox.clear()
+        self._holdings.forget_all()
+        groups = message.plan.groups_of.get(self._settings.worker, ())
+        manifest = None
+        if message.source is StateSource.CHECKPOINT:
+            manifest = read_manifest(Path(message.folder), verify=False)
+        for group in groups:
+            replica = self._holdings.new_replica(group)
+            if manifest is None:
+                replica.initialise(self._model.initial_state(group, self._settings.job.train.seed))
+            else:
+                replica.load_named(read_group(Path(message.folder), manifest, group), message.step - 1)
+            self._holdings.put(group, replica)
+
+    def _state_key(self, plan: Plan, transfer: Transfer) -> Key:
+        return Key(Kind.STATE, transfer.source, self._machine.step, plan.generation, transfer.group, 0)
+
+    def _settle(self) -> None:
+        """Bring in what is still missing, then bind the layers. Raises Interrupted."""
+        if not self._announce_ready:
+            return
+        plan = self._interpreter.plan
+        while self._incoming:
+            transfer = self._incoming[0]
+            state = self._mailbox.take(self._state_key(plan, transfer), lambda: False)
+            replica = self._holdings.new_replica(transfer.group)
+            replica.load(state, self._machine.step - 1)
+            self._holdings.put(transfer.group, replica)
+            self._incoming.pop(0)
+        self._holdings.own_layers(plan.layers_of.get(self._settings.worker, ()))
+        self._announce_ready = False
+        self._control.send(Ready(generation=plan.generation))
+
+    def _write(self, save: Save) -> Saved:
+        written: list[SavedGroup] = []
+        for group in save.groups:
+            replica = self._holdings.replicas[group]
+            written.append(
+                write_group(Path(save.folder), group, self._settings.worker, replica.named_state())
+            )
+        return Saved(step=save.step, groups=tuple(written))

@@ -1,0 +1,176 @@
+"""Forwards and backwards, one layer at a time: each layer is an autograd graph of its own.
+
+Knows nothing of plans or peers. What a forward keeps for its backward is named by (microbatch, born), as in the
+program's instructions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from planaria.job.settings import DType, TrainSection
+from planaria.model.model import Batch, Model, Tensors
+from planaria.worker.seeds import seed_layer
+
+Work = tuple[int, int]
+"""(microbatch, born)"""
+
+
+class LayerFailed(Exception):
+    """The user's layer raised: name of the layer and the error."""
+
+    def __init__(self, layer: str, error: BaseException) -> None:
+        super().__init__(f"layer {layer!r}: {type(error).__name__}: {error}")
+        self.layer = layer
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What a layer's backward needs: its inputs, and (without recomputation) its outputs."""
+
+    inputs: Tensors
+    outputs: Tensors | None
+    batch: Batch | None
+
+
+def autocast(train: TrainSection, device: torch.device) -> AbstractContextManager[object]:
+    if train.dtype is DType.BFLOAT16:
+        return torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False)
+    return nullcontext()
+
+
+def bind(module: nn.Module, parameters: Mapping[str, torch.Tensor]) -> dict[str, nn.Parameter]:
+    """Make the module's parameters views of the replicas' memory; returns them by their name in the module."""
+    bound = {}
+    for name, _ in list(module.named_parameters(remove_duplicate=False)):
+        path, _, last = name.rpartition(".")
+        parameter = nn.Parameter(parameters[name])
+        module.get_submodule(path).register_parameter(last, parameter)
+        bound[name] = parameter
+    return bound
+
+
+class Compute:
+    """Runs layers for microbatches.
+
+    Args:
+        count: called with (layer, gradients by parameter name in the layer) for each counted layer of a backward.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        train: TrainSection,
+        device: torch.device,
+        count: Callable[[int, Mapping[str, torch.Tensor]], None],
+    ) -> None:
+        self._model = model
+        self._train = train
+        self._device = device
+        self._count = count
+        self._last = len(model.layer_names) - 1
+        self._modules: dict[int, nn.Module] = {}
+        self._parameters: dict[int, dict[str, nn.Parameter]] = {}
+        self._kept: dict[tuple[Work, int], _Kept] = {}
+        self._scale = 1.0 / train.num_microbatches
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return tuple(sorted(self._modules))
+
+    def add_layer(self, layer: int, module: nn.Module, parameters: Mapping[str, torch.Tensor]) -> None:
+        self._parameters[layer] = bind(module.to(self._device), parameters)
+        self._modules[layer] = module
+
+    def parameters_of(self, layer: int) -> tuple[torch.Tensor, ...]:
+        return tuple(self._parameters[layer].values())
+
+    def drop_layer(self, layer: int) -> None:
+        del self._modules[layer], self._parameters[layer]
+
+    def forget(self, keep: Callable[[Work], bool]) -> None:
+        """Drop what is kept for microbatches that nobody will finish here."""
+        for entry in [entry for entry in self._kept if not keep(entry[0])]:
+            del self._kept[entry]
+
+    def has(self, work: Work, layer: int) -> bool:
+        return (work, layer) in self._kept
+
+    def forward(
+        self, step: int, work: Work, layer: int, inputs: Tensors, batch: Batch | None, *, keep: bool
+    ) -> tuple[Tensors, float | None]:
+        """One layer's forward; returns its outputs, detached, and the loss if it is the last layer."""
+        recompute = self._train.activation_checkpointing
+        leaves = tuple(
+            tensor.detach().requires_grad_(keep and tensor.is_floating_point() and layer > 0) for tensor in inputs
+        )
+        with torch.set_grad_enabled(keep and not recompute):
+            outputs = self._run(step, work[0], layer, leaves, batch)
+        if keep:
+            held = batch if layer == self._last else None
+            self._kept[work, layer] = _Kept(leaves, None if recompute else outputs, held)
+        loss = float(outputs[0].detach()) if layer == self._last else None
+        return tuple(tensor.detach() for tensor in outputs), loss
+
+    def _run(self, step: int, microbatch: int, layer: int, inputs: Tensors, batch: Batch | None) -> Tensors:
+        seed_layer(self._train.seed, step, microbatch, layer, self._device)
+        try:
+            with autocast(self._train, self._device):
+                outputs = self._modules[layer](*inputs)
+            result: Tensors = outputs if isinstance(outputs, tuple) else (outputs,)
+            if layer == self._last:
+                assert batch is not None
+                return (self._model.loss(result, batch),)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise LayerFailed(self._model.layer_names[layer], error) from error
+        return result
+
+    def backward(self, step: int, work: Work, layer: int, gradients: Tensors, *, counted: bool) -> Tensors:
+        """One layer's backward.
+
+        Args:
+            gradients: of the layer's floating-point outputs; empty for the last layer.
+            counted: whether its parameters' gradients are accumulated.
+
+        Returns:
+            Gradients of its floating-point inputs; empty for the first layer.
+        """
+        kept = self._kept.pop((work, layer))
+        outputs = kept.outputs
+        if outputs is None:
+            with torch.enable_grad():
+                outputs = self._run(step, work[0], layer, kept.inputs, kept.batch)
+        if layer == self._last:
+            roots = [outputs[0] * self._scale]
+            given: list[torch.Tensor | None] = [None]
+        else:
+            pairs = [
+                (output, gradient)
+                for output, gradient in zip(_floating(outputs), gradients, strict=True)
+                if output.requires_grad
+            ]
+            roots, given = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        inputs = [tensor for tensor in kept.inputs if tensor.requires_grad]
+        named = list(self._parameters[layer].items()) if counted else []
+        wanted = inputs + [parameter for _, parameter in named]
+        if not wanted:
+            return ()
+        found = torch.autograd.grad(roots, wanted, given, allow_unused=True)
+        if counted:
+            of_parameters = zip(named, found[len(inputs) :], strict=True)
+            self._count(layer, {name: g for (name, _), g in of_parameters if g is not None})
+        return tuple(
+            torch.zeros_like(tensor) if gradient is None else gradient
+            for tensor, gradient in zip(inputs, found[: len(inputs)], strict=True)
+        )
+
+
+def _floating(tensors: Tensors) -> list[torch.Tensor]:
+    return [tensor for tensor in tensors if tensor.is_floating_point()]

@@ -1,0 +1,129 @@
+"""Frames on a socket: how control messages and tensors are written and read. Nothing is unpickled.
+
+Control frame: 4-byte big-endian length, then JSON. Data frame: 4-byte header length, 8-byte payload length, a
+msgpack header, then the tensors' bytes one after the other.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+import msgspec
+import numpy as np
+import torch
+
+from planaria.protocol.messages import MAX_FRAME_BYTES
+from planaria.worker.mailbox import Key
+
+_LENGTH = struct.Struct("!I")
+_DATA = struct.Struct("!IQ")
+MAX_HEADER_BYTES = 64 * 1024
+DTYPES = {
+    "f4": torch.float32,
+    "f8": torch.float64,
+    "bf": torch.bfloat16,
+    "f2": torch.float16,
+    "i8": torch.int64,
+    "i4": torch.int32,
+    "b1": torch.bool,
+    "u1": torch.uint8,
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class FrameError(ValueError):
+    """Bytes that are not a frame of ours."""
+
+
+class TensorMeta(msgspec.Struct, frozen=True, array_like=True):
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class DataHeader(msgspec.Struct, frozen=True, array_like=True):
+    kind: str
+    sender: int
+    step: int
+    epoch: int
+    item: int
+    layer: int
+    tensors: tuple[TensorMeta, ...]
+
+
+_header_encoder = msgspec.msgpack.Encoder()
+_header_decoder = msgspec.msgpack.Decoder(DataHeader)
+
+
+def control_frame(body: bytes) -> bytes:
+    return _LENGTH.pack(len(body)) + body
+
+
+def read_exactly(sock: socket.socket, size: int) -> bytes:
+    """Raises EOFError when the other side closes before `size` bytes came."""
+    data = bytearray(size)
+    read_into(sock, memoryview(data))
+    return bytes(data)
+
+
+def read_into(sock: socket.socket, view: memoryview) -> None:
+    while view:
+        count = sock.recv_into(view, len(view), socket.MSG_WAITALL)
+        if count == 0:
+            raise EOFError("connection closed")
+        view = view[count:]
+
+
+def read_control(sock: socket.socket) -> bytes:
+    """Body of the next control frame. Raises EOFError at the end, FrameError when it is too long."""
+    (size,) = _LENGTH.unpack(read_exactly(sock, _LENGTH.size))
+    if size > MAX_FRAME_BYTES:
+        raise FrameError(f"a control frame of {size} bytes is over the limit of {MAX_FRAME_BYTES}")
+    return read_exactly(sock, size)
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """A contiguous CPU tensor's bytes, without a copy."""
+    flat = tensor.detach().reshape(-1)
+    if flat.numel() == 0:
+        return memoryview(b"")
+    return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]
+
+
+def data_frame(key: Key, tensors: tuple[torch.Tensor, ...]) -> list[memoryview]:
+    """The pieces of a data frame, header first; the tensors' memory is not copied."""
+    host = [tensor.detach().to("cpu").contiguous() for tensor in tensors]
+    header = _header_encoder.encode(
+        DataHeader(
+            key.kind,
+            key.sender,
+            key.step,
+            key.epoch,
+            key.item,
+            key.layer,
+            tuple(TensorMeta(NAMES[t.dtype], tuple(t.shape)) for t in host),
+        )
+    )
+    payload = [view for view in (bytes_of(tensor) for tensor in host) if len(view)]
+    size = sum(len(view) for view in payload)
+    return [memoryview(_DATA.pack(len(header), size) + header), *payload]
+
+
+def read_data(sock: socket.socket, max_payload_bytes: int) -> tuple[Key, tuple[torch.Tensor, ...]]:
+    """The next data frame, into new tensors. Raises EOFError, FrameError."""
+    header_size, payload_size = _DATA.unpack(read_exactly(sock, _DATA.size))
+    if header_size > MAX_HEADER_BYTES or payload_size > max_payload_bytes:
+        raise FrameError(f"a data frame of {header_size} + {payload_size} bytes is over the limit")
+    try:
+        header = _header_decoder.decode(read_exactly(sock, header_size))
+        tensors = tuple(torch.empty(meta.shape, dtype=DTYPES[meta.dtype]) for meta in header.tensors)
+    except (msgspec.DecodeError, KeyError, RuntimeError) as error:
+        raise FrameError(f"a data frame's header makes no sense: {error}") from error
+    if sum(tensor.nbytes for tensor in tensors) != payload_size:
+        raise FrameError("a data frame's payload does not have the size that its header tells")
+    for tensor in tensors:
+        if tensor.numel():
+            array: np.ndarray = tensor.reshape(-1).view(torch.uint8).numpy()  # type: ignore[type-arg]
+            read_into(sock, memoryview(array))  # type: ignore[arg-type]
+    key = Key(header.kind, header.sender, header.step, header.epoch, header.item, header.layer)
+    return key, tensors

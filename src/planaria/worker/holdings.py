@@ -1,0 +1,117 @@
+"""What a worker holds: replicas and accumulators of its groups, and the layers bound to them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import torch
+
+from planaria.job.settings import TrainSection
+from planaria.model.model import Model
+from planaria.plan.ledger import Ledger
+from planaria.worker.accumulator import Accumulator, Rounding
+from planaria.worker.compute import Compute
+from planaria.worker.replica import Replica, apply_adamw
+
+
+class Holdings:
+    """Replicas, accumulators and the ledger of one worker.
+
+    A group that the plan takes away stays until the next commit: until then it is as good a source as any.
+    """
+
+    def __init__(self, model: Model, train: TrainSection, device: torch.device) -> None:
+        self._model = model
+        self._train = train
+        self._device = device
+        self._rounding = Rounding(device)
+        self.replicas: dict[int, Replica] = {}
+        self.accumulators: dict[int, Accumulator] = {}
+        self._counted = [0] * len(model.layer_names)
+        self._exponents: tuple[int, ...] = ()
+        self.compute = Compute(model, train, device, self.count)
+        self._where: dict[tuple[int, str], tuple[int, str]] = {
+            use: (group, parameter.name)
+            for group, spec in enumerate(model.groups)
+            for parameter in spec.parameters
+            for use in parameter.uses
+        }
+
+    # State
+
+    def new_replica(self, group: int) -> Replica:
+        """An empty replica; it counts as held once it is given to `put`."""
+        return Replica(self._model.groups[group], self._device)
+
+    def put(self, group: int, replica: Replica) -> None:
+        self.replicas[group] = replica
+
+    def held_at(self, step: int) -> tuple[int, ...]:
+        """Groups whose replica is up to date after `step`."""
+        return tuple(g for g in sorted(self.replicas) if self.replicas[g].step == step)
+
+    def own_layers(self, layers: Collection[int]) -> None:
+        """Have modules for exactly these layers, bound to the replicas' memory."""
+        for layer in self.compute.layers:
+            if layer not in layers:
+                self.compute.drop_layer(layer)
+        for layer in sorted(layers):
+            if layer not in self.compute.layers:
+                self.compute.add_layer(layer, self._model.build_layer(layer), self.views(layer))
+
+    def views(self, layer: int) -> Mapping[str, torch.Tensor]:
+        views = {}
+        for (at, name), (group, parameter) in self._where.items():
+            if at == layer:
+                replica = self.replicas[group]
+                views[name] = replica.layout.views(replica.parameters)[parameter]
+        return views
+
+    def keep_only(self, groups: Collection[int]) -> None:
+        for group in [group for group in self.replicas if group not in groups]:
+            del self.replicas[group]
+            self.accumulators.pop(group, None)
+
+    def forget_all(self) -> None:
+        """Drop every replica and layer: the job goes back to another state."""
+        self.own_layers(())
+        self.keep_only(())
+
+    # Gradients
+
+    def begin_step(self, exponents: Sequence[int]) -> None:
+        """Nothing is counted yet."""
+        self._exponents = tuple(exponents)
+        self._counted = [0] * len(self._counted)
+        for group, accumulator in self.accumulators.items():
+            accumulator.reset(self._exponents[group])
+
+    def accumulator(self, group: int) -> Accumulator:
+        found = self.accumulators.get(group)
+        if found is None:
+            spec = self._model.groups[group]
+            contributions = self._train.num_microbatches * len(spec.layers)
+            layout = self.replicas[group].layout
+            found = Accumulator(layout, self._train.numerics, self._rounding, contributions, self._device)
+            found.reset(self._exponents[group])
+            self.accumulators[group] = found
+        return found
+
+    def count(self, layer: int, gradients: Mapping[str, torch.Tensor]) -> None:
+        """Add one microbatch's gradients of a layer, by parameter name within the layer."""
+        by_group: dict[int, dict[str, torch.Tensor]] = {}
+        for name, gradient in gradients.items():
+            group, parameter = self._where[layer, name]
+            by_group.setdefault(group, {})[parameter] = gradient
+        for group, parts in by_group.items():
+            self.accumulator(group).add(parts)
+
+    def note_counted(self, layer: int, microbatch: int) -> None:
+        self._counted[layer] |= 1 << microbatch
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger.from_bits(self._counted)
+
+    def apply(self, groups: Iterable[int], step: int, clip_factor: float) -> None:
+        apply_adamw([self.replicas[group] for group in groups], self._train, step, clip_factor)

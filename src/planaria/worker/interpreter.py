@@ -1,0 +1,238 @@
+"""The interpreter: runs a worker's program, instruction by instruction, for any plan of any policy.
+
+It owns what is under way inside a step: activations and gradients at the boundaries of its layers, which instructions
+are done, the losses. It decides nothing: orders come through the mailbox and raise `Interrupted` wherever it waits.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from planaria.model.model import Batch, Model, Tensors
+from planaria.plan.ledger import Ledger
+from planaria.plan.plan import Plan, WorkerId
+from planaria.plan.program import Instruction, Op
+from planaria.plan.schedule import program
+from planaria.protocol.messages import Commit, PlanMessage
+from planaria.worker.compute import Work
+from planaria.worker.faults import FaultInjector
+from planaria.worker.holdings import Holdings
+from planaria.worker.mailbox import Interrupted, Key, Kind, Mailbox
+from planaria.worker.sync import Sync
+from planaria.worker.transport import Transport
+
+
+class Batches(Protocol):
+    """A pure function of (step, microbatch)."""
+
+    def microbatch(self, step: int, index: int) -> Batch: ...
+
+
+FAULT_KINDS = {
+    Op.LOAD: "load",
+    Op.FORWARD: "forward",
+    Op.BACKWARD: "backward",
+    Op.SEND_ACTIVATION: "send",
+    Op.SEND_GRADIENT: "send",
+    Op.RECV_ACTIVATION: "recv",
+    Op.RECV_GRADIENT: "recv",
+    Op.SYNC: "sync",
+    Op.VOTE: "vote",
+    Op.APPLY: "apply",
+}
+
+
+class Interpreter:
+    """Runs the steps of one worker."""
+
+    def __init__(
+        self,
+        worker: WorkerId,
+        model: Model,
+        batches: Batches,
+        holdings: Holdings,
+        transport: Transport,
+        mailbox: Mailbox,
+        faults: FaultInjector,
+        device: torch.device,
+    ) -> None:
+        self._worker = worker
+        self._model = model
+        self._batches = batches
+        self._holdings = holdings
+        self._transport = transport
+        self._mailbox = mailbox
+        self._faults = faults
+        self._device = device
+        self._sync = Sync(worker, holdings, transport, mailbox)
+        self._plan: Plan | None = None
+        self._step = 0
+        self._todo: deque[Instruction] = deque()
+        self._done: set[Instruction] = set()
+        self._done_backward: set[tuple[Work, int]] = set()
+        self._batch: dict[int, Batch] = {}
+        self._activations: dict[tuple[Work, int], Tensors] = {}
+        self._gradients: dict[tuple[Work, int], Tensors] = {}
+        self.losses: dict[int, float] = {}
+        self._run: dict[Op, Callable[[Instruction], None]] = {
+            Op.LOAD: self._load,
+            Op.FORWARD: self._forward,
+            Op.BACKWARD: self._backward,
+            Op.SEND_ACTIVATION: self._send_activation,
+            Op.RECV_ACTIVATION: self._recv_activation,
+            Op.SEND_GRADIENT: self._send_gradient,
+            Op.RECV_GRADIENT: self._recv_gradient,
+            Op.SYNC: self._start_sync,
+            Op.VOTE: self._finish_syncs,
+            Op.APPLY: lambda _: None,
+        }
+
+    # Plans and steps
+
+    @property
+    def plan(self) -> Plan:
+        assert self._plan is not None
+        return self._plan
+
+    def adopt(self, message: PlanMessage, *, continues: bool) -> None:
+        """Take a plan for the step in progress; what is done of it stays done if the step `continues`."""
+        self._plan = message.plan
+        if not continues:
+            self._begin_step(message.step, message.exponents)
+            return
+        self._sync.adopt(message.plan)
+        born = {
+            (microbatch, route.born) for route in message.plan.routes for microbatch in route.microbatches
+        }
+        self._holdings.compute.forget(lambda work: work in born)
+        for store in (self._activations, self._gradients):
+            for entry in [entry for entry in store if entry[0] not in born]:
+                del store[entry]
+        self._fill()
+
+    def begin_next_step(self, commit: Commit) -> None:
+        """The same plan, the step after the committed one."""
+        self._begin_step(commit.step + 1, commit.exponents)
+
+    def _begin_step(self, step: int, exponents: tuple[int, ...]) -> None:
+        assert self._plan is not None
+        self._step = step
+        self._done.clear()
+        self._done_backward.clear()
+        self._batch.clear()
+        self._activations.clear()
+        self._gradients.clear()
+        self.losses = {}
+        self._holdings.compute.forget(lambda work: False)
+        self._holdings.begin_step(exponents)
+        self._sync.begin_step(self._plan, step)
+        self._mailbox.forget_before(step)
+        self._fill()
+
+    def _fill(self) -> None:
+        assert self._plan is not None
+        wanted = program(self._plan, self._worker) if self._worker in self._plan.layers_of else ()
+        self._todo = deque(i for i in wanted if i not in self._done and i.op is not Op.APPLY)
+
+    def run(self) -> None:
+        """Run what is left of the program. Raises Interrupted when there is an order; then `run` may go on later."""
+        while self._todo:
+            if self._mailbox.has_orders:
+                raise Interrupted
+            instruction = self._todo[0]
+            self._faults.check(FAULT_KINDS[instruction.op], self._step)
+            self._run[instruction.op](instruction)
+            self._done.add(instruction)
+            self._todo.popleft()
+
+    def apply(self, commit: Commit) -> None:
+        assert self._plan is not None
+        self._faults.check(FAULT_KINDS[Op.APPLY], commit.step)
+        groups = self._plan.groups_of[self._worker]
+        self._holdings.apply(groups, commit.step, commit.clip_factor)
+        self._holdings.keep_only(groups)
+
+    @property
+    def ledger(self) -> Ledger:
+        return self._holdings.ledger
+
+    @property
+    def norms(self) -> dict[int, float]:
+        return self._sync.norms
+
+    # Instructions
+
+    def _load(self, instruction: Instruction) -> None:
+        if instruction.microbatch not in self._batch:
+            batch = self._batches.microbatch(self._step, instruction.microbatch)
+            self._batch[instruction.microbatch] = {k: v.to(self._device) for k, v in batch.items()}
+
+    def _forward(self, instruction: Instruction) -> None:
+        work = (instruction.microbatch, instruction.born)
+        batch = self._batch.get(instruction.microbatch)
+        if instruction.first_layer == 0:
+            assert batch is not None
+            tensors = tuple(batch[name] for name in self._model.inputs)
+        else:
+            tensors = self._activations.pop((work, instruction.first_layer))
+        for layer in range(instruction.first_layer, instruction.end_layer):
+            tensors, loss = self._holdings.compute.forward(
+                self._step, work, layer, tensors, batch, keep=instruction.keeps
+            )
+            if loss is not None:
+                self.losses[instruction.microbatch] = loss
+        if loss is None:
+            self._activations[work, instruction.end_layer] = tensors
+
+    def _backward(self, instruction: Instruction) -> None:
+        work = (instruction.microbatch, instruction.born)
+        for layer in range(instruction.end_layer - 1, instruction.first_layer - 1, -1):
+            if (work, layer) in self._done_backward:
+                continue
+            given = self._gradients.pop((work, layer + 1), ())
+            counted = layer in instruction.counted
+            self._gradients[work, layer] = self._holdings.compute.backward(
+                self._step, work, layer, given, counted=counted
+            )
+            self._done_backward.add((work, layer))
+            if counted:
+                self._holdings.note_counted(layer, instruction.microbatch)
+
+    def _key(self, kind: str, sender: WorkerId, instruction: Instruction) -> Key:
+        return Key(
+            kind, sender, self._step, instruction.born, instruction.microbatch, instruction.first_layer
+        )
+
+    def _send_activation(self, instruction: Instruction) -> None:
+        assert instruction.peer is not None
+        tensors = self._activations.pop(((instruction.microbatch, instruction.born), instruction.first_layer))
+        self._transport.send(instruction.peer, self._key(Kind.ACTIVATION, self._worker, instruction), tensors)
+
+    def _recv_activation(self, instruction: Instruction) -> None:
+        assert instruction.peer is not None
+        tensors = self._take(self._key(Kind.ACTIVATION, instruction.peer, instruction))
+        self._activations[(instruction.microbatch, instruction.born), instruction.first_layer] = tensors
+
+    def _send_gradient(self, instruction: Instruction) -> None:
+        assert instruction.peer is not None
+        tensors = self._gradients.pop(((instruction.microbatch, instruction.born), instruction.first_layer))
+        self._transport.send(instruction.peer, self._key(Kind.GRADIENT, self._worker, instruction), tensors)
+
+    def _recv_gradient(self, instruction: Instruction) -> None:
+        assert instruction.peer is not None
+        tensors = self._take(self._key(Kind.GRADIENT, instruction.peer, instruction))
+        self._gradients[(instruction.microbatch, instruction.born), instruction.first_layer] = tensors
+
+    def _take(self, key: Key) -> Tensors:
+        arrived = self._mailbox.take(key, self._sync.progress)
+        return tuple(tensor.to(self._device) for tensor in arrived)
+
+    def _start_sync(self, instruction: Instruction) -> None:
+        self._sync.start(instruction.group, instruction.epoch, instruction.round)
+
+    def _finish_syncs(self, instruction: Instruction) -> None:
+        self._mailbox.wait_until(self._sync.is_whole, self._sync.progress)

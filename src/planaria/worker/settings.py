@@ -1,0 +1,37 @@
+"""What a worker process is told when it is started."""
+
+from __future__ import annotations
+
+import msgspec
+
+from planaria.job.faults import Fault
+from planaria.job.settings import Job
+from planaria.plan.plan import WorkerId
+
+
+class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Arguments of a worker process.
+
+    Attributes:
+        worker: its number.
+        node: its node's number.
+        coordinator: address of the coordinator's port, "host:port".
+        token: of the job; every connection must show it.
+        job: the whole job.
+        data_folder: where the prepared tokens are.
+        faults: faults on order, of this node.
+        import_path: folder to import a user's model from.
+        node_leader: pid of the node's first worker, whose process group this one joins; 0: it is the first.
+        log: file for what it prints.
+    """
+
+    worker: WorkerId
+    node: int
+    coordinator: str
+    token: str
+    job: Job
+    data_folder: str
+    faults: tuple[Fault, ...] = ()
+    import_path: str | None = None
+    node_leader: int = 0
+    log: str | None = None

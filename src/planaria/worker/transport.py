@@ -1,0 +1,176 @@
+"""The data plane between workers: one TCP connection for each direction of each pair that talks.
+
+A connection belongs to its two ends alone, so the death of one worker touches nobody else's: there is no group to
+abort or to build again. A message is named by its `Key`; the receiver asks for keys, so what a dead plan left under
+way is never taken. Sends never block the caller: what the kernel does not take at once, a thread of the peer sends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import queue
+import socket
+import threading
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+
+from planaria.plan.plan import WorkerId
+from planaria.worker.frames import FrameError, control_frame, data_frame, read_control, read_data
+from planaria.worker.mailbox import Key, Mailbox
+
+_GREETING: Final = b"planaria-data-1"
+CONNECT_TIMEOUT_S: Final = 5.0
+MAX_PAYLOAD_BYTES: Final = 1 << 36
+
+
+class _Peer:
+    """The way to one peer: a socket and a thread that sends what could not go at once."""
+
+    def __init__(self, own: WorkerId, peer: WorkerId, address: str, token: str) -> None:
+        self._hello = control_frame(b" ".join([_GREETING, str(own).encode(), token.encode()]))
+        self._name = f"to-{peer}"
+        self._address = address
+        self._queue: queue.SimpleQueue[list[memoryview] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._waiting = 0
+        self._socket: socket.socket | None = None
+        self._dead = False
+        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        self._thread.start()
+
+    def send(self, pieces: list[memoryview]) -> None:
+        with self._lock:
+            if self._dead:
+                return
+            if self._waiting == 0 and self._socket is not None:
+                pieces = self._send_at_once(self._socket, pieces)
+                if not pieces:
+                    return
+            self._waiting += 1
+        self._queue.put(pieces)
+
+    def _send_at_once(self, sock: socket.socket, pieces: list[memoryview]) -> list[memoryview]:
+        """Give the kernel what it takes without blocking; returns the rest."""
+        try:
+            sent = sock.sendmsg(pieces, [], socket.MSG_DONTWAIT)
+        except (BlockingIOError, InterruptedError):
+            return pieces
+        except OSError:
+            self._dead = True
+            return []
+        rest = []
+        for piece in pieces:
+            if sent >= len(piece):
+                sent -= len(piece)
+            else:
+                rest.append(piece[sent:] if sent else piece)
+                sent = 0
+        return rest
+
+    def _run(self) -> None:
+        try:
+            host, port = self._address.rsplit(":", 1)
+            sock = socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S)
+            sock.settimeout(None)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.sendall(self._hello)
+            with self._lock:
+                self._socket = sock
+            while (pieces := self._queue.get()) is not None:
+                for piece in pieces:
+                    sock.sendall(piece)
+                with self._lock:
+                    self._waiting -= 1
+        except OSError:
+            # The peer is gone or going. The coordinator hears of it from the peer's own control connection.
+            pass
+        finally:
+            with self._lock:
+                self._dead = True
+                if self._socket is not None:
+                    self._socket.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._dead = True
+            if self._socket is not None:
+                with contextlib.suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_RDWR)
+        self._queue.put(None)
+
+
+class Transport:
+    """Sends to peers and lets what they send fall into the mailbox."""
+
+    def __init__(self, worker: WorkerId, token: str, mailbox: Mailbox, host: str = "127.0.0.1") -> None:
+        self._worker = worker
+        self._token = token
+        self._mailbox = mailbox
+        self._host = host
+        self._peers: dict[WorkerId, _Peer] = {}
+        self._addresses: dict[WorkerId, str] = {}
+        self._listener: socket.socket | None = None
+        self.sent_bytes = 0
+
+    def start(self) -> str:
+        """Begin to listen; returns the address that peers need."""
+        self._listener = socket.create_server((self._host, 0), backlog=128)
+        threading.Thread(target=self._accept, name="accept", daemon=True).start()
+        return f"{self._host}:{self._listener.getsockname()[1]}"
+
+    def set_peers(self, addresses: Mapping[WorkerId, str]) -> None:
+        """Who is in the plan. Ways to everybody else are closed; ways that stay are not touched."""
+        for worker in [w for w in self._peers if addresses.get(w) != self._addresses.get(w)]:
+            self._peers.pop(worker).close()
+        self._addresses = dict(addresses)
+
+    def connect(self, peer: WorkerId) -> _Peer:
+        found = self._peers.get(peer)
+        if found is None:
+            found = self._peers[peer] = _Peer(self._worker, peer, self._addresses[peer], self._token)
+        return found
+
+    def send(self, peer: WorkerId, key: Key, tensors: tuple[torch.Tensor, ...]) -> None:
+        """Send without waiting. The tensors must not change until the peer has them (a later commit says so)."""
+        pieces = data_frame(key, tensors)
+        self.sent_bytes += sum(len(piece) for piece in pieces)
+        self.connect(peer).send(pieces)
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._receive, args=(sock,), name="receive", daemon=True).start()
+
+    def _receive(self, sock: socket.socket) -> None:
+        """Read one peer's messages until it closes. Whoever does not greet with the token is refused."""
+        try:
+            sock.settimeout(CONNECT_TIMEOUT_S)
+            greeting, _, rest = read_control(sock).partition(b" ")
+            sender, _, token = rest.partition(b" ")
+            if greeting != _GREETING or not hmac.compare_digest(token, self._token.encode()):
+                return
+            sock.settimeout(None)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            while True:
+                key, tensors = read_data(sock, MAX_PAYLOAD_BYTES)
+                if key.sender != int(sender):
+                    raise FrameError(f"worker {int(sender)} sent a message in the name of {key.sender}")
+                self._mailbox.put(key, tensors)
+        except (EOFError, OSError, FrameError, ValueError):
+            # Closed, reset or nonsense: the connection ends, and with it what was half read.
+            return
+        finally:
+            sock.close()
+
+    def close(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        for peer in self._peers.values():
+            peer.close()

@@ -1,0 +1,130 @@
+"""A microbatch is a pure function of (seed, step, index); an epoch deals each window once."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from token_files import tokens_of, train_of
+
+from planaria.data.sampler import Sampler
+from planaria.data.sources import DataError
+from planaria.data.tokenizer import MASK_ID
+from planaria.data.tokens import TokenSet
+
+TEXT = bytes(random.Random(0).randrange(256) for _ in range(1000))
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> TokenSet:
+    return tokens_of(tmp_path, TEXT)
+
+
+def test_labels_are_the_next_tokens(tokens: TokenSet) -> None:
+    sampler = Sampler(tokens, train_of(), 0.15, False)
+    batch = sampler.microbatch(0, 1)
+    assert batch["input_ids"].shape == batch["labels"].shape == (2, 16)
+    assert batch["input_ids"].dtype == batch["labels"].dtype == torch.int64
+    for row, window in enumerate(sampler.windows(0, 1)):
+        ids = tokens.ids[window * 16 : window * 16 + 17].astype(np.int64)
+        assert batch["input_ids"][row].tolist() == ids[:-1].tolist()
+        assert batch["labels"][row].tolist() == ids[1:].tolist()
+
+
+@pytest.mark.parametrize("masked_lm", [False, True])
+def test_microbatches_do_not_depend_on_what_was_asked_before(tokens: TokenSet, masked_lm: bool) -> None:
+    asked = [(step, index) for step in range(30) for index in range(4)]
+    one = Sampler(tokens, train_of(), 0.15, masked_lm)
+    other = Sampler(tokens, train_of(), 0.15, masked_lm)
+    forwards = {key: one.microbatch(*key) for key in asked}
+    random.Random(1).shuffle(asked)
+    for key in asked:
+        batch = other.microbatch(*key)
+        assert all(torch.equal(batch[name], forwards[key][name]) for name in batch)
+
+
+def test_another_process_samples_the_same(tokens: TokenSet, tmp_path: Path) -> None:
+    script = f"""
+import hashlib
+from pathlib import Path
+from planaria.data.sampler import Sampler
+from planaria.data.tokens import open_tokens
+from planaria.job.settings import TrainSection
+train = TrainSection(steps=4, global_batch=8, microbatch=2, sequence_length=16, seed=3)
+batch = Sampler(open_tokens(Path({str(tmp_path / "tokens")!r})), train, 0.15, True).microbatch(9, 2)
+print(batch["input_ids"].tolist(), batch["labels"].tolist())
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    batch = Sampler(tokens, train_of(seed=3), 0.15, True).microbatch(9, 2)
+    assert result.stdout.strip() == f"{batch['input_ids'].tolist()} {batch['labels'].tolist()}"
+
+
+@pytest.mark.parametrize("microbatch", [1, 2, 4])
+def test_no_window_comes_twice_in_an_epoch(tokens: TokenSet, microbatch: int) -> None:
+    sampler = Sampler(tokens, train_of(microbatch=microbatch), 0.15, False)
+    steps = 3 * sampler.num_windows // 8 + 1
+    dealt = np.concatenate(
+        [sampler.windows(step, index) for step in range(steps) for index in range(8 // microbatch)]
+    )
+    assert sampler.num_windows == 1000 // 16
+    epochs = dealt[: 3 * sampler.num_windows].reshape(3, sampler.num_windows)
+    for epoch in epochs:
+        assert sorted(epoch.tolist()) == list(range(sampler.num_windows))
+    assert epochs[0].tolist() != epochs[1].tolist()
+
+
+def test_the_microbatch_size_does_not_change_the_steps_samples(tokens: TokenSet) -> None:
+    def step(microbatch: int) -> list[int]:
+        sampler = Sampler(tokens, train_of(microbatch=microbatch), 0.15, False)
+        return [int(one) for index in range(8 // microbatch) for one in sampler.windows(5, index)]
+
+    assert step(1) == step(2) == step(8)
+
+
+def test_the_seed_changes_the_order(tokens: TokenSet) -> None:
+    orders = [Sampler(tokens, train_of(seed=seed), 0.15, False).windows(0, 0).tolist() for seed in range(4)]
+    assert len({tuple(order) for order in orders}) > 1
+
+
+def test_a_step_may_be_longer_than_an_epoch(tmp_path: Path) -> None:
+    sampler = Sampler(tokens_of(tmp_path, TEXT[:40]), train_of(), 0.15, False)
+    assert sampler.num_windows == 2
+    dealt = [int(one) for index in range(4) for one in sampler.windows(0, index)]
+    assert [sorted(dealt[first : first + 2]) for first in range(0, 8, 2)] == [[0, 1]] * 4
+
+
+def test_masking_hides_a_share_of_tokens(tokens: TokenSet) -> None:
+    train = train_of(global_batch=60, microbatch=60)
+    batch = Sampler(tokens, train, 0.15, True).microbatch(0, 0)
+    plain = Sampler(tokens, train, 0.15, False).microbatch(0, 0)["input_ids"]
+    inputs, labels = batch["input_ids"], batch["labels"]
+    asked = labels != -100
+    assert 0.10 < asked.float().mean() < 0.20
+    assert torch.equal(inputs[~asked], plain[~asked])
+    assert torch.equal(labels[asked], plain[asked])
+    hidden = (inputs[asked] == MASK_ID).float().mean()
+    assert 0.70 < hidden < 0.90
+    assert ((inputs[asked] != MASK_ID) & (inputs[asked] != plain[asked])).any()
+    assert (inputs[asked] == plain[asked]).any()
+
+
+def test_at_least_one_token_is_masked(tokens: TokenSet) -> None:
+    sampler = Sampler(tokens, train_of(), 1e-9, True)
+    for step in range(20):
+        assert int((sampler.microbatch(step, 0)["labels"] != -100).sum()) == 1
+
+
+def test_refusals_teach(tmp_path: Path, tokens: TokenSet) -> None:
+    with pytest.raises(DataError, match=r"1001 tokens, fewer than the 2001 .*\.sequence_length to 1000"):
+        Sampler(tokens, train_of(sequence_length=2000), 0.15, False)
+    with pytest.raises(DataError, match="mask_probability = 0"):
+        Sampler(tokens, train_of(), 0.0, True)
+    maskless = TokenSet(msgspec.structs.replace(tokens.about, mask_token_id=None), tokens.ids)
+    with pytest.raises(DataError, match="no mask token"):
+        Sampler(maskless, train_of(), 0.15, True)

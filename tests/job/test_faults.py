@@ -1,0 +1,59 @@
+"""Faults: what `--fail` accepts and refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from planaria.job.errors import UserError
+from planaria.job.faults import FAULT_POINTS, Fault, check_faults, parse_fault
+from planaria.job.parse import parse_job
+
+JOB = parse_job(
+    "model = {type = 'gpt2'}\ncluster = {nodes = 3}\n"
+    "train = {steps = 10, global_batch = 8, microbatch = 2, sequence_length = 16}",
+    origin="job.toml",
+)
+
+
+@pytest.mark.parametrize("point", FAULT_POINTS)
+def test_every_point_is_read(point: str) -> None:
+    assert parse_fault(f"kill:node=2,step=20,at={point}") == Fault(node=2, step=20, at=point)
+
+
+def test_order_and_spaces_do_not_matter() -> None:
+    assert parse_fault(" kill : at = sync , node = 0 , step = 1 ") == Fault(node=0, step=1, at="sync")
+
+
+@pytest.mark.parametrize(
+    ("spec", "part"),
+    [
+        ("", "only kind of fault is kill"),
+        ("hang:node=1,step=1,at=sync", "only kind of fault is kill"),
+        ("kill:node=1,step=1", "at is missing"),
+        ("kill:", "is not node=, step= or at="),
+        ("kill:node=1,step=1,at=sync,node=2", "given twice"),
+        ("kill:node=1,step=1,when=sync", "is not node="),
+        ("kill:node=-1,step=1,at=sync", "node = '-1'"),
+        ("kill:node=1,step=0,at=sync", "step = '0'"),
+        ("kill:node=x,step=1,at=sync", "node = 'x'"),
+        ("kill:node=1,step=1,at=backwards", "Did you mean backward?"),
+        ("kill:node=1,step=1,at=zzz", "Use one of load, forward"),
+    ],
+)
+def test_refuses(spec: str, part: str) -> None:
+    with pytest.raises(UserError) as caught:
+        parse_fault(spec)
+    assert part in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_faults_must_be_able_to_strike() -> None:
+    check_faults([Fault(node=0, step=1, at="load"), Fault(node=2, step=10, at="vote")], JOB)
+    with pytest.raises(UserError, match=r"no node 3.*0 to 2"):
+        check_faults([Fault(node=3, step=1, at="load")], JOB)
+    with pytest.raises(UserError, match="no step 11"):
+        check_faults([Fault(node=0, step=11, at="load")], JOB)
+    with pytest.raises(UserError, match="already"):
+        check_faults([Fault(node=0, step=1, at="load"), Fault(node=0, step=2, at="load")], JOB)
+    with pytest.raises(UserError, match="no kind of instruction"):
+        check_faults([Fault(node=0, step=1, at="lunch")], JOB)

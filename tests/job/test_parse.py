@@ -1,0 +1,281 @@
+"""Parsing: what is accepted, what is refused, and that a refusal is always one line by `UserError`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from planaria.job.errors import UserError
+from planaria.job.parse import (
+    changed_numbers,
+    job_fingerprint,
+    job_from_json,
+    job_json,
+    load_job,
+    parse_job,
+    validated,
+)
+from planaria.job.settings import Device, Job, LrSchedule, Numerics
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+MINIMAL = """
+[model]
+type = "gpt2"
+[train]
+steps = 10
+global_batch = 8
+microbatch = 2
+sequence_length = 16
+[cluster]
+nodes = 3
+"""
+
+
+def parse(*overrides: str) -> Job:
+    return parse_job(MINIMAL, overrides=overrides, origin="job.toml")
+
+
+def test_defaults_are_filled_in() -> None:
+    job = parse()
+    assert job.data.source == "python-stdlib"
+    assert job.train.numerics is Numerics.EXACT
+    assert job.train.num_microbatches == 4
+    assert job.resilience.fault_tolerance == 1
+    assert job.cluster.device is Device.CPU
+
+
+def test_overrides_are_toml_or_else_plain_text() -> None:
+    job = parse(
+        "train.steps=7",
+        "train.betas=[0.5, 0.6]",
+        "data.source=/some/where/*.txt",
+        'train.lr_schedule="linear"',
+        "train.numerics=fast",
+        "model.config.n_layer=4",
+        "run.name = other",
+    )
+    assert job.train.steps == 7
+    assert job.train.betas == (0.5, 0.6)
+    assert job.data.source == "/some/where/*.txt"
+    assert job.train.lr_schedule is LrSchedule.LINEAR
+    assert job.train.numerics is Numerics.FAST
+    assert job.model.config == {"n_layer": 4}
+    assert job.run.name == "other"
+
+
+def test_the_last_override_wins() -> None:
+    assert parse("train.steps=7", "train.steps=9").train.steps == 9
+
+
+REFUSED = [
+    ("train.step=3", ["train.step = 3", "no such field", "Did you mean train.steps?"]),
+    ("trian.steps=3", ["trian", "no such section", "Did you mean train?"]),
+    ("train.zzz=3", ["train.zzz", "Known: steps, global_batch"]),
+    ("train.steps=many", ["train.steps = 'many'", "expected a whole number"]),
+    ("train.steps=1.5", ["train.steps = 1.5", "expected a whole number"]),
+    ("train.steps=true", ["train.steps = True", "expected a whole number"]),
+    ("train.learning_rate='a'", ["train.learning_rate = 'a'", "expected a number"]),
+    ("model.type=3", ["model.type = 3", "expected a text"]),
+    ("model.weights=3", ["model.weights = 3", "expected a text"]),
+    ("model.config=3", ["model.config = 3", "expected a table"]),
+    ("model.config.a=nan", ["model.config.a = nan", "finite"]),
+    ("model.config.day=2020-01-01", ["model.config.day", "date or time"]),
+    ("train.betas=[0.9]", ["train.betas = [0.9]", "list of 2 numbers"]),
+    ("train.activation_checkpointing=1", ["train.activation_checkpointing = 1", "true or false"]),
+    ("train.lr_schedule=cosin", ['"constant" or "linear" or "cosine"', "Did you mean cosine?"]),
+    ("cluster.device=tpu", ["cluster.device = 'tpu'", '"cpu" or "cuda"']),
+    ("train.steps=0", ["train.steps = 0", "Set it to 1 or more"]),
+    ("train.steps=99999999999999999999", ["train.steps", "out of range"]),
+    ("train.microbatch=0", ["train.microbatch = 0"]),
+    ("train.global_batch=9", ["train.global_batch = 9", "8 or 10", "or microbatch to 1"]),
+    ("train.microbatch=16", ["train.global_batch = 8", "Set global_batch to 16, or microbatch to 8"]),
+    ("train.warmup_steps=11", ["train.warmup_steps = 11", "train.steps = 10"]),
+    ("train.warmup_steps=-1", ["train.warmup_steps = -1"]),
+    ("train.betas=[0.9, 1.0]", ["train.betas = [0.9, 1.0]", "[0, 1)"]),
+    ("train.min_lr_ratio=1.5", ["train.min_lr_ratio = 1.5", "[0, 1]"]),
+    ("train.eps=0", ["train.eps = 0"]),
+    ("train.learning_rate=0", ["train.learning_rate = 0"]),
+    ("train.learning_rate=inf", ["train.learning_rate = inf", "finite"]),
+    ("train.weight_decay=-0.1", ["train.weight_decay = -0.1"]),
+    ("train.clip_norm=-1", ["train.clip_norm = -1"]),
+    ("train.seed=-1", ["train.seed = -1"]),
+    ("data.mask_probability=0", ["data.mask_probability = 0"]),
+    ("data.mask_probability=1", ["data.mask_probability = 1"]),
+    ("data.source=''", ["data.source = ''"]),
+    ("cluster.nodes=0", ["cluster.nodes = 0"]),
+    ("cluster.port=65536", ["cluster.port = 65536", "1 to 65535"]),
+    ("cluster.port=-1", ["cluster.port = -1"]),
+    ("cluster.memory_gb=-1", ["cluster.memory_gb = -1"]),
+    ("cluster.devices_per_node=0", ["cluster.devices_per_node = 0"]),
+    ("resilience.fault_tolerance=-1", ["resilience.fault_tolerance = -1"]),
+    ("resilience.fault_tolerance=3", ["needs 4 pipelines", "cluster.nodes = 3", "cluster.nodes = 4 or more"]),
+    ("resilience.min_nodes_per_pipeline=2", ["(4 nodes)", "fault_tolerance = 0"]),
+    ("train.microbatch=8", ["gives 1 microbatches", "global_batch to 16 or more"]),
+    ("run.keep_checkpoints=0", ["run.keep_checkpoints = 0"]),
+    ("run.checkpoint_every=-1", ["run.checkpoint_every = -1"]),
+    ("run.name=a/b", ["run.name = 'a/b'", "folder's name"]),
+    ("run.name='..'", ["run.name = '..'"]),
+    ("run.folder=''", ["run.folder = ''"]),
+    ("model.type='a:b c'", ["model.type = 'a:b c'", "module:function"]),
+    ("model.loss='a:b'", ["model.loss", "model.type = 'gpt2'"]),
+    ("train=3", ["--set 'train=3'", "section.key=value"]),
+    ("train.steps", ["--set 'train.steps'", "section.key=value"]),
+    ("train.steps.x=3", ["train.steps = 10 is not a table"]),
+]
+
+
+@pytest.mark.parametrize(("override", "parts"), REFUSED, ids=[override for override, _ in REFUSED])
+def test_refuses(override: str, parts: list[str]) -> None:
+    with pytest.raises(UserError) as caught:
+        parse(override)
+    message = str(caught.value)
+    assert all(part in message for part in parts), message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("", ["model.type is missing", "a text"]),
+        ('[model]\ntype = "gpt2"', ["train.steps is missing", "Add steps to [train]"]),
+        ("[model", ["job.toml is not valid TOML"]),
+        ("x = 1\nx = 2", ["job.toml is not valid TOML"]),
+        ("model = 3", ["model = 3 is not a section", "[model]"]),
+        ("[[model]]\ntype = 'a'", ["model", "is not a section"]),
+        ("a = " + "[" * 5000, ["job.toml is not valid TOML"]),
+        ("a = 1" + "0" * 5000, ["job.toml"]),
+    ],
+)
+def test_refuses_files(text: str, parts: list[str]) -> None:
+    with pytest.raises(UserError) as caught:
+        parse_job(text, origin="job.toml")
+    assert all(part in str(caught.value) for part in parts), str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_do_not_go_with_a_function() -> None:
+    with pytest.raises(UserError, match=r"model.weights = 'w'"):
+        parse("model.type='a:b'", "model.weights=w")
+    assert parse("model.type='a:b'", "model.loss='a:c'").model.loss == "a:c"
+
+
+def test_load_job_names_the_run_after_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(MINIMAL)
+    assert load_job(path).run.name == "mine"
+    assert load_job(path, ["run.name=other"]).run.name == "other"
+
+
+def test_load_job_refuses_what_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="does not exist"):
+        load_job(tmp_path / "none.toml")
+    with pytest.raises(UserError, match="cannot be read"):
+        load_job(tmp_path)
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError, match="not UTF-8"):
+        load_job(tmp_path / "binary.toml")
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.name)
+def test_examples_are_valid(path: Path) -> None:
+    load_job(path)
+
+
+def test_json_round_trip_and_fingerprint() -> None:
+    job = parse("model.config.n_layer=4")
+    assert job_from_json(job_json(job)) == job
+    assert validated(job) == job
+    assert json.loads(job_json(job))["train"]["steps"] == 10
+    assert job_fingerprint(job) == job_fingerprint(parse("model.config.n_layer=4", "cluster.nodes=5"))
+    assert job_fingerprint(job) != job_fingerprint(parse("model.config.n_layer=4", "train.seed=2"))
+    assert changed_numbers(job, parse("train.seed=2", "run.name=x")) == ("model.config", "train.seed")
+    with pytest.raises(UserError, match="damaged"):
+        job_from_json(b"{")
+
+
+def test_a_job_made_in_python_is_checked_too() -> None:
+    job = parse()
+    wrong: Any = "ten"
+    broken = msgspec.structs.replace(job, train=msgspec.structs.replace(job.train, steps=wrong))
+    with pytest.raises(UserError, match=r"train.steps = 'ten'"):
+        validated(broken)
+
+
+SECTIONS = {
+    "model": ["type", "config", "weights", "loss"],
+    "data": ["source", "tokenizer", "mask_probability"],
+    "train": ["steps", "global_batch", "microbatch", "betas", "eps", "lr_schedule", "seed", "numerics"],
+    "cluster": ["nodes", "device", "memory_gb", "port"],
+    "resilience": ["fault_tolerance", "policy", "min_nodes_per_pipeline"],
+    "run": ["folder", "name", "checkpoint_every"],
+}
+SCALARS = st.one_of(
+    st.integers(),
+    st.integers(-2, 70_000),
+    st.floats(),
+    st.booleans(),
+    st.text(),
+    st.sampled_from(["gpt2", "a:b", "cpu", "exact", "cosine", "..", "\0", "2020-01-01", "[" * 50]),
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def toml(value: object) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case str():
+            return json.dumps(value)
+        case list():
+            return "[" + ", ".join(map(toml, value)) + "]"
+        case dict():
+            return "{" + ", ".join(f"{json.dumps(key)} = {toml(part)}" for key, part in value.items()) + "}"
+        case _:
+            return repr(value)
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> str:
+    lines = []
+    for section, keys in SECTIONS.items():
+        if draw(st.integers(0, 9)) == 0:
+            continue
+        table = draw(st.dictionaries(st.sampled_from(keys) | st.text(max_size=3), VALUES, max_size=2))
+        required = {"model": {"type": "gpt2"}, "cluster": {"nodes": 4}}.get(section, {})
+        if section == "train":
+            required = {"steps": 9, "global_batch": 8, "microbatch": 2, "sequence_length": 16}
+        lines.append(f"[{section}]")
+        lines.extend(f"{json.dumps(key)} = {toml(value)}" for key, value in {**required, **table}.items())
+    return "\n".join(lines)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    text=jobs() | st.text(),
+    overrides=st.lists(
+        st.text()
+        | st.builds(lambda key, value: f"train.{key}={value}", st.sampled_from(SECTIONS["train"]), st.text()),
+        max_size=2,
+    ),
+)
+def test_anything_is_a_job_or_one_line(text: str, overrides: list[str]) -> None:
+    try:
+        job = parse_job(text, overrides=overrides, origin="job.toml")
+    except UserError as error:
+        refusal = str(error)
+    else:
+        refusal = ""
+        assert job_from_json(job_json(job)) == job
+        assert validated(job) == job
+    assert len(refusal.splitlines()) <= 1

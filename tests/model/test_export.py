@@ -1,0 +1,69 @@
+"""Trained weights leave as a Hugging Face folder and come back with the same logits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_models import (
+    TRAIN,
+    VARIANTS,
+    filled_layers,
+    load_small,
+    random_ids,
+    run_layers,
+    small_section,
+    whole_state,
+)
+
+from planaria.job.settings import ClusterSection, Job, ModelSection
+from planaria.model.export import export
+from planaria.model.load import load_model
+from planaria.model.model import ModelError
+
+
+def job_of(section: ModelSection) -> Job:
+    return Job(model=section, train=TRAIN, cluster=ClusterSection(nodes=2))
+
+
+@pytest.mark.parametrize(("model_type", "overrides"), VARIANTS)
+def test_from_pretrained_gives_the_same_logits(
+    model_type: str, overrides: dict[str, Any], tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+
+    model = load_small(model_type, **overrides)
+    state = whole_state(model)
+    with torch.no_grad():
+        for value in state.values():
+            value += 0.1 * torch.randn(value.shape, generator=torch.Generator().manual_seed(8))
+    export(job_of(small_section(model_type, **overrides)), state, tmp_path)
+
+    auto = AutoModelForMaskedLM if model.masked_lm else AutoModelForCausalLM
+    loaded, info = auto.from_pretrained(tmp_path, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    ids = random_ids()
+    with torch.no_grad():
+        (logits,) = run_layers([layer.eval() for layer in filled_layers(model, state)], ids)
+        assert torch.equal(loaded.eval()(input_ids=ids).logits, logits)
+
+    again = load_model(ModelSection(type=model_type, weights=str(tmp_path)), TRAIN, vocab_size=259)
+    returned = whole_state(again)
+    assert returned.keys() == state.keys()
+    assert all(torch.equal(returned[name], state[name]) for name in state)
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == model_type
+
+
+def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:
+    state = whole_state(load_small("gpt2"))
+    with pytest.raises(ModelError, match="only Hugging Face models"):
+        export(job_of(ModelSection(type="layers:transformer")), state, tmp_path)
+    with pytest.raises(ModelError, match="no tensor"):
+        export(job_of(small_section("gpt2")), {}, tmp_path)
+    with pytest.raises(ModelError, match=r"h\.2"):
+        export(job_of(small_section("gpt2", n_layer=3)), state, tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,172 @@
+"""A Python function as the model."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from small_models import TRAIN, filled_layers, random_ids, run_layers, whole_state
+from torch import nn
+
+from planaria.job.settings import ModelSection, TrainSection
+from planaria.model.load import load_model
+from planaria.model.model import ModelError, Tensors
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+HERE = __name__
+
+
+@pytest.fixture(autouse=True)
+def _examples_on_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    yield
+    sys.modules.pop("layers", None)
+
+
+def section(function: str = "layers:transformer", **config: object) -> ModelSection:
+    return ModelSection(type=function if ":" in function else f"{HERE}:{function}", config=config)
+
+
+SMALL = section(width=32, depth=2, num_heads=2)
+
+
+def test_the_example_trains_as_a_list_of_layers() -> None:
+    model = load_model(SMALL, TRAIN, vocab_size=259)
+    assert model.layer_names == ("0.Embedding", "1.Block", "2.Block", "3.Head")
+    assert not model.masked_lm
+    assert [group.layers for group in model.groups] == [(0,), (1,), (2,), (3,), (0, 3)]
+    (tied,) = model.groups[-1].parameters
+    assert tied.name == "layers.0.token.weight"
+    assert tied.uses == ((0, "token.weight"), (3, "logits.weight"))
+    layers = filled_layers(model, whole_state(model))
+    between = run_layers(layers[:2], random_ids())
+    assert len(between) == 2
+    loss = model.loss(run_layers(layers, random_ids()), {"labels": random_ids()})
+    loss.backward()
+    assert loss.item() == pytest.approx(5.6, abs=0.3)
+    assert all(parameter.grad is not None for layer in layers for parameter in layer.parameters())
+
+
+def test_layers_are_copies_and_states_are_copies() -> None:
+    model = load_model(SMALL, TRAIN, vocab_size=259)
+    state = whole_state(model, TRAIN.seed)
+    with torch.no_grad():
+        for parameter in model.build_layer(1).parameters():
+            parameter.zero_()
+        for value in state.values():
+            value.zero_()
+    assert whole_state(model, TRAIN.seed)["layers.1.output.weight"].any()
+    assert model.build_layer(1) is not model.build_layer(1)
+
+
+def test_initial_state_is_a_function_of_the_seed() -> None:
+    torch.manual_seed(1)
+    first = load_model(SMALL, TRAIN, vocab_size=259)
+    torch.manual_seed(2)
+    second = load_model(
+        SMALL, TrainSection(steps=1, global_batch=1, microbatch=1, sequence_length=8), vocab_size=259
+    )
+    mine, theirs = whole_state(first, 5), whole_state(second, 5)
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    others = whole_state(first, 6)
+    assert any(not torch.equal(mine[name], others[name]) for name in mine)
+
+
+def half(outputs: Tensors, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    return outputs[0].mean() * 0 + 0.5
+
+
+def logits_as_loss(outputs: Tensors, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    return outputs[0]
+
+
+def test_a_job_may_bring_its_loss() -> None:
+    model = load_model(
+        ModelSection(type=SMALL.type, config=SMALL.config, loss=f"{HERE}:half"), TRAIN, vocab_size=259
+    )
+    assert model.loss((torch.ones(2),), {}).item() == 0.5
+
+
+class Picky(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return hidden * mask
+
+
+class Listing(nn.Module):
+    def forward(self, hidden: torch.Tensor) -> list[torch.Tensor]:
+        return [hidden]
+
+
+def one_layer() -> list[nn.Module]:
+    return [nn.Embedding(259, 259)]
+
+
+def not_a_list() -> nn.Module:
+    return nn.Linear(1, 1)
+
+
+def not_modules() -> list[object]:
+    return [nn.Embedding(259, 4), "head"]
+
+
+def needs_a_mask() -> list[nn.Module]:
+    return [nn.Embedding(259, 4), Picky()]
+
+
+def returns_a_list() -> list[nn.Module]:
+    return [nn.Embedding(259, 259), Listing()]
+
+
+def few_rows() -> list[nn.Module]:
+    return [nn.Embedding(10, 4), nn.Linear(4, 259)]
+
+
+def batch_norm() -> list[nn.Module]:
+    return [nn.Embedding(259, 4), nn.BatchNorm1d(4)]
+
+
+def frozen() -> list[nn.Module]:
+    return [nn.Embedding(259, 4).requires_grad_(False), nn.Linear(4, 259)]
+
+
+def double() -> list[nn.Module]:
+    return [nn.Embedding(259, 4), nn.Linear(4, 259).double()]
+
+
+def raises() -> list[nn.Module]:
+    raise RuntimeError("no luck")
+
+
+@pytest.mark.parametrize(
+    ("given", "parts"),
+    [
+        (section("no_such_module_here:make"), ("cannot import 'no_such_module_here'", "PYTHONPATH")),
+        (section("layers:transfomer"), ("no function 'transfomer'",)),
+        (section("layers:"), ("module:function",)),
+        (section("layers:transformer", widht=3), ("TypeError", "widht", "[model.config]")),
+        (section("one_layer"), ("1 layer", "Return two or more")),
+        (section("not_a_list"), ("returns a Linear", "list of torch.nn.Module")),
+        (section("not_modules"), ("layer 1 is a str",)),
+        (section("needs_a_mask"), ("layer 1.Picky", "1 tensor(s) of shape (1, 16, 4)", "mask")),
+        (section("returns_a_list"), ("layer 1.Listing returns a list",)),
+        (section("few_rows"), ("layer 0.Embedding", "IndexError")),
+        (section("batch_norm"), ("BatchNorm1d", "LayerNorm")),
+        (section("frozen"), ("'weight' is frozen", "buffer")),
+        (section("double"), ("float64", "float32")),
+        (section("raises"), ("RuntimeError: no luck",)),
+        (ModelSection(type=SMALL.type, weights="/tmp"), ("model.weights = '/tmp'",)),
+        (ModelSection(type=SMALL.type, loss=f"{HERE}:logits_as_loss"), ("loss", "scalar")),
+    ],
+)
+def test_refusals_teach(given: ModelSection, parts: tuple[str, ...]) -> None:
+    with pytest.raises(ModelError) as caught:
+        load_model(given, TRAIN, vocab_size=259)
+    for part in (given.type, *parts) if given.weights is None else parts:
+        assert part in str(caught.value)

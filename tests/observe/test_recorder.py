@@ -1,0 +1,121 @@
+"""The run folder's files: what the recorder writes, appends and survives."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from planaria.job.errors import UserError
+from planaria.observe.recorder import Recorder, read_events
+from planaria.observe.run_folder import RunFolder
+from planaria.protocol.records import Note, RunEnded, RunStatus
+from tests.observe.happenings import JOB, committed, short_run
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder.create(tmp_path / "runs", "short")
+
+
+def lines(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def record(folder: RunFolder, start_s: float = 1e9) -> None:
+    with Recorder(folder, JOB) as recorder:
+        for place, happening in enumerate(short_run()):
+            recorder(happening, start_s + place)
+        recorder.finish(weights_sha256="ab", extra={"note": 1})
+
+
+def test_files_of_a_run(folder: RunFolder) -> None:
+    record(folder)
+    events = lines(folder.events)
+    assert [event["event"] for event in events][3:6] == ["plan_taken", "step_committed", "node_lost"]
+    assert events[0]["time"] == 1e9
+    metrics = lines(folder.metrics)
+    assert [line["step"] for line in metrics] == [1, 2, 3]
+    assert '"loss": 0.30000000000000004' in folder.metrics.read_text()
+    assert set(metrics[0]) == {
+        "step", "loss", "grad_norm", "learning_rate", "tokens_per_s", "step_s", "live_nodes", "generation",
+    }  # fmt: skip
+    summary = json.loads(folder.summary.read_text())
+    assert summary["status"] == "completed"
+    assert summary["steps"] == 3
+    assert summary["final_loss"] == 2.5
+    assert summary["weights_sha256"] == "ab"
+    assert (summary["skipped_microbatches"], summary["duplicated_microbatches"]) == (0, 0)
+    assert summary["recoveries"][0]["lost_nodes"] == [1]
+    assert summary["recoveries"][0]["microbatches_rerun"] == 4
+    assert summary["started"] == "2001-09-09T01:46:40.000+00:00"
+    assert summary["step_time_median_s"] == 0.25
+    assert summary["live_nodes"] == 2
+    assert summary["checkpoint"] == "runs/short/checkpoints/3"
+    assert summary["note"] == 1
+    assert not list(folder.path.glob("*.partial"))
+
+
+def test_events_read_back_as_records(folder: RunFolder) -> None:
+    record(folder)
+    assert [happening for happening, _ in read_events(folder.events)] == short_run()
+
+
+def test_a_resumed_run_appends_and_sums_up_both_parts(folder: RunFolder) -> None:
+    record(folder)
+    with folder.events.open("ab") as file:
+        file.write(b'{"time":1,"event":"no')  # a crash in the middle of a line
+    record(folder, start_s=2e9)
+    assert len(lines(folder.events)) == 2 * len(short_run())
+    summary = json.loads(folder.summary.read_text())
+    assert len(summary["recoveries"]) == 2
+    assert summary["started"].startswith("2001")
+    assert summary["ended"].startswith("2033")
+
+
+def test_no_summary_before_the_end_and_finish_may_come_first(folder: RunFolder) -> None:
+    with Recorder(folder, JOB) as recorder:
+        recorder(committed(1), 1.0)
+        recorder.finish(weights_sha256="cd")
+        assert not folder.summary.exists()
+        recorder(
+            RunEnded(
+                status=RunStatus.FAILED,
+                steps=1,
+                message="why",
+                skipped_microbatches=0,
+                duplicated_microbatches=0,
+            ),
+            2.0,
+        )
+    summary = json.loads(folder.summary.read_text())
+    assert (summary["status"], summary["message"], summary["weights_sha256"]) == ("failed", "why", "cd")
+
+
+def test_lines_are_on_disk_at_once_and_are_json_whatever_the_loss(folder: RunFolder) -> None:
+    with Recorder(folder, JOB) as recorder:
+        recorder(committed(1, loss=math.nan), 1.0)
+        recorder(Note(level="info", text="two\nlines"), 1.0)
+        assert lines(folder.metrics)[0]["loss"] is None
+        assert lines(folder.events)[1]["text"] == "two\nlines"
+
+
+def test_run_folders_are_never_overwritten(folder: RunFolder, tmp_path: Path) -> None:
+    folder.job.write_text("{}")
+    with pytest.raises(UserError, match=r"exists already.*--resume.*--name"):
+        RunFolder.create(tmp_path / "runs", "short")
+    assert RunFolder.open(folder.path) == folder
+
+
+def test_run_folders_that_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="does not exist"):
+        RunFolder.open(tmp_path / "none")
+    with pytest.raises(UserError, match="not a run folder"):
+        RunFolder.open(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be used"):
+        RunFolder.create(tmp_path / "file", "a")
+    with pytest.raises(UserError, match="folder's name"):
+        RunFolder.create(tmp_path, "../a")
