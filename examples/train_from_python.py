@@ -12,9 +12,7 @@ def main() -> None:
     job = planaria.load_job(Path(__file__).with_name("demo.toml"), ["train.steps=10"])
     trained = planaria.train(job, name="from-python", faults=["kill:node=2,step=5,at=backward"])
     for recovery in trained.recoveries:
-        print(
-            f"step {recovery.step}: {recovery.microbatches_rerun} microbatches run again, {recovery.reason}"
-        )
+        print(f"step {recovery.step}: {recovery.microbatches_rerun} microbatches run again, {recovery.reason}")
     alone = planaria.reference(job, name="from-python-alone")
     print(f"loss {trained.final_loss}; same bits: {trained.weights_sha256 == alone.weights_sha256}")
 

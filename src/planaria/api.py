@@ -179,13 +179,9 @@ def read_profile(path: Path) -> ModelProfile:
     try:
         return msgspec.json.decode(path.read_bytes(), type=ModelProfile)
     except OSError as error:
-        raise UserError(
-            f"profile {path} cannot be read: {error.strerror}. Leave it out to measure one."
-        ) from None
+        raise UserError(f"profile {path} cannot be read: {error.strerror}. Leave it out to measure one.") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"profile {path} is not a model profile: {error}. Leave it out to measure one."
-        ) from None
+        raise UserError(f"profile {path} is not a model profile: {error}. Leave it out to measure one.") from None
 
 
 @contextlib.contextmanager

@@ -102,9 +102,7 @@ def test_nothing_heavy_is_imported_for_help() -> None:
     assert not {"torch", "numpy", "msgspec", "rich", "planaria.api"} & modules
 
 
-@pytest.mark.parametrize(
-    "first", ["planaria.load_job", "import planaria.plan.plan", "from planaria import plan"]
-)
+@pytest.mark.parametrize("first", ["planaria.load_job", "import planaria.plan.plan", "from planaria import plan"])
 def test_the_function_plan_wins_over_the_subpackage(first: str) -> None:
     imported_by(f"import planaria\n{first}\nassert callable(planaria.plan) and callable(planaria.plan)")
 

@@ -75,9 +75,7 @@ def test_only_templates(profile: Path) -> None:
 
 def test_json_has_every_workers_program(profile: Path) -> None:
     report = json.loads(run(profile, "--json").stdout)
-    workers = {
-        str(stage["worker"]) for pipeline in report["plan"]["pipelines"] for stage in pipeline["stages"]
-    }
+    workers = {str(stage["worker"]) for pipeline in report["plan"]["pipelines"] for stage in pipeline["stages"]}
     assert set(report["programs"]) == workers
     for program in report["programs"].values():
         assert program[-1]["op"] == "apply"

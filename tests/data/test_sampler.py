@@ -69,9 +69,7 @@ print(batch["input_ids"].tolist(), batch["labels"].tolist())
 def test_no_window_comes_twice_in_an_epoch(tokens: TokenSet, microbatch: int) -> None:
     sampler = Sampler(tokens, train_of(microbatch=microbatch), 0.15, False)
     steps = 3 * sampler.num_windows // 8 + 1
-    dealt = np.concatenate(
-        [sampler.windows(step, index) for step in range(steps) for index in range(8 // microbatch)]
-    )
+    dealt = np.concatenate([sampler.windows(step, index) for step in range(steps) for index in range(8 // microbatch)])
     assert sampler.num_windows == 1000 // 16
     epochs = dealt[: 3 * sampler.num_windows].reshape(3, sampler.num_windows)
     for epoch in epochs:

@@ -67,9 +67,7 @@ def test_tokens_are_made_once_until_the_source_changes(tmp_path: Path) -> None:
 def test_the_fingerprint_is_of_the_tokens_not_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
-    assert (
-        tokens_of(tmp_path / "one", b"same").fingerprint == tokens_of(tmp_path / "two", b"same").fingerprint
-    )
+    assert tokens_of(tmp_path / "one", b"same").fingerprint == tokens_of(tmp_path / "two", b"same").fingerprint
 
 
 def test_tokens_cut_short_are_made_again_or_refused(tmp_path: Path) -> None:
@@ -95,9 +93,7 @@ def test_token_files_are_mapped_where_they_lie(suffix: str, tmp_path: Path) -> N
 def test_a_tokenizer_file_gives_ids_and_vocabulary(tmp_path: Path) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    tokenizer = Tokenizer(
-        models.WordLevel({"flat": 0, "worm": 1, "[UNK]": 2, "[SEP]": 3, "[MASK]": 4}, "[UNK]")
-    )
+    tokenizer = Tokenizer(models.WordLevel({"flat": 0, "worm": 1, "[UNK]": 2, "[SEP]": 3, "[MASK]": 4}, "[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     source = tmp_path / "text.txt"

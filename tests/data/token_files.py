@@ -14,9 +14,7 @@ def tokens_of(folder: Path, text: bytes) -> TokenSet:
     return prepare_tokens(DataSection(source=str(source)), folder / "tokens")
 
 
-def train_of(
-    *, global_batch: int = 8, microbatch: int = 2, sequence_length: int = 16, seed: int = 0
-) -> TrainSection:
+def train_of(*, global_batch: int = 8, microbatch: int = 2, sequence_length: int = 16, seed: int = 0) -> TrainSection:
     return TrainSection(
         steps=4, global_batch=global_batch, microbatch=microbatch, sequence_length=sequence_length, seed=seed
     )

@@ -264,8 +264,7 @@ def jobs(draw: st.DrawFn) -> str:
 @given(
     text=jobs() | st.text(),
     overrides=st.lists(
-        st.text()
-        | st.builds(lambda key, value: f"train.{key}={value}", st.sampled_from(SECTIONS["train"]), st.text()),
+        st.text() | st.builds(lambda key, value: f"train.{key}={value}", st.sampled_from(SECTIONS["train"]), st.text()),
         max_size=2,
     ),
 )

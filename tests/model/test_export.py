@@ -30,9 +30,7 @@ def job_of(section: ModelSection) -> Job:
 
 
 @pytest.mark.parametrize(("model_type", "overrides"), VARIANTS)
-def test_from_pretrained_gives_the_same_logits(
-    model_type: str, overrides: dict[str, Any], tmp_path: Path
-) -> None:
+def test_from_pretrained_gives_the_same_logits(model_type: str, overrides: dict[str, Any], tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
     model = load_small(model_type, **overrides)

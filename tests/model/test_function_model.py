@@ -66,9 +66,7 @@ def test_initial_state_is_a_function_of_the_seed() -> None:
     torch.manual_seed(1)
     first = load_model(SMALL, TRAIN, vocab_size=259)
     torch.manual_seed(2)
-    second = load_model(
-        SMALL, TrainSection(steps=1, global_batch=1, microbatch=1, sequence_length=8), vocab_size=259
-    )
+    second = load_model(SMALL, TrainSection(steps=1, global_batch=1, microbatch=1, sequence_length=8), vocab_size=259)
     mine, theirs = whole_state(first, 5), whole_state(second, 5)
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
     others = whole_state(first, 6)
@@ -84,9 +82,7 @@ def logits_as_loss(outputs: Tensors, batch: dict[str, torch.Tensor]) -> torch.Te
 
 
 def test_a_job_may_bring_its_loss() -> None:
-    model = load_model(
-        ModelSection(type=SMALL.type, config=SMALL.config, loss=f"{HERE}:half"), TRAIN, vocab_size=259
-    )
+    model = load_model(ModelSection(type=SMALL.type, config=SMALL.config, loss=f"{HERE}:half"), TRAIN, vocab_size=259)
     assert model.loss((torch.ones(2),), {}).item() == 0.5
 
 

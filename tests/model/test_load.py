@@ -17,9 +17,7 @@ from planaria.model.load import load_family, load_model
 from planaria.model.model import ModelError
 
 
-def refusal(
-    section: ModelSection, *, vocab_size: int | None = VOCAB_SIZE, train: TrainSection = TRAIN
-) -> str:
+def refusal(section: ModelSection, *, vocab_size: int | None = VOCAB_SIZE, train: TrainSection = TRAIN) -> str:
     with pytest.raises(ModelError) as caught:
         load_model(section, train, vocab_size=vocab_size)
     message = str(caught.value)
@@ -57,9 +55,7 @@ def test_the_tokenizers_vocabulary_is_the_default() -> None:
     assert load_small("gpt2").config.eos_token_id is None, "50256 is not in the vocabulary"
 
 
-def write_weights(
-    folder: Path, model_type: str, *, drop: str | None = None, shards: bool = False
-) -> dict[str, Any]:
+def write_weights(folder: Path, model_type: str, *, drop: str | None = None, shards: bool = False) -> dict[str, Any]:
     model = load_small(model_type)
     whole = load_family(model_type).model_class(model.config)
     with torch.no_grad():
@@ -120,14 +116,10 @@ def test_a_folder_of_weights_is_checked(tmp_path: Path) -> None:
         whole_state(other_shape)
     (tmp_path / "model.safetensors").write_bytes(b"not safetensors")
     with pytest.raises(ModelError, match="cannot read"):
-        whole_state(
-            load_model(ModelSection(type="gpt2", weights=str(tmp_path)), TRAIN, vocab_size=VOCAB_SIZE)
-        )
+        whole_state(load_model(ModelSection(type="gpt2", weights=str(tmp_path)), TRAIN, vocab_size=VOCAB_SIZE))
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(ModelError, match="safetensors"):
-        whole_state(
-            load_model(ModelSection(type="gpt2", weights=str(tmp_path)), TRAIN, vocab_size=VOCAB_SIZE)
-        )
+        whole_state(load_model(ModelSection(type="gpt2", weights=str(tmp_path)), TRAIN, vocab_size=VOCAB_SIZE))
     (tmp_path / "config.json").write_text(json.dumps({"n_layer": 2}))
     assert "None" in refusal(ModelSection(type="gpt2", weights=str(tmp_path)))
     (tmp_path / "config.json").write_text("{")
@@ -136,8 +128,7 @@ def test_a_folder_of_weights_is_checked(tmp_path: Path) -> None:
 
 def test_transformers_is_imported_only_for_its_families() -> None:
     script = (
-        "import sys; import planaria.model.load, planaria.model.function; "
-        "sys.exit(int('transformers' in sys.modules))"
+        "import sys; import planaria.model.load, planaria.model.function; sys.exit(int('transformers' in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 

@@ -77,7 +77,5 @@ def short_run() -> list[AnyRecord]:
         Recovered(recovery=RECOVERY),
         committed(3, loss=2.5),
         CheckpointSaved(step=3, folder="runs/short/checkpoints/3", seconds=0.01),
-        RunEnded(
-            status=RunStatus.COMPLETED, steps=3, message="", skipped_microbatches=0, duplicated_microbatches=0
-        ),
+        RunEnded(status=RunStatus.COMPLETED, steps=3, message="", skipped_microbatches=0, duplicated_microbatches=0),
     ]

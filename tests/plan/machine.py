@@ -100,9 +100,7 @@ class Machine:
             case _:
                 return True
 
-    def _key(
-        self, instruction: Instruction, worker: WorkerId
-    ) -> tuple[Op, WorkerId, WorkerId, int, int, int]:
+    def _key(self, instruction: Instruction, worker: WorkerId) -> tuple[Op, WorkerId, WorkerId, int, int, int]:
         assert instruction.peer is not None
         sends = instruction.op in (Op.SEND_ACTIVATION, Op.SEND_GRADIENT)
         kind = {Op.SEND_ACTIVATION: Op.RECV_ACTIVATION, Op.SEND_GRADIENT: Op.RECV_GRADIENT}

@@ -186,8 +186,7 @@ def irregular_plans(draw: st.DrawFn) -> Plan:
         for _ in range(num_workers - 1)
     ]
     pipelines = [
-        (Stage(worker=WorkerId(w), first_layer=first, end_layer=end),)
-        for w, (first, end) in enumerate(bounds)
+        (Stage(worker=WorkerId(w), first_layer=first, end_layer=end),) for w, (first, end) in enumerate(bounds)
     ]
     num_microbatches = draw(st.integers(1, 6))
     routes: list[Route] = []

@@ -35,17 +35,14 @@ def write_group(folder: Path, group: int, writer: int, state: GroupState) -> Sav
         file.flush()
         os.fsync(file.fileno())
     partial.rename(folder / name)
-    return SavedGroup(
-        group=group, file=name, size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest()
-    )
+    return SavedGroup(group=group, file=name, size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
 
 
 def read_group(folder: Path, manifest: Manifest, group: int) -> GroupState:
     """Read what `write_group` wrote."""
     tensors = load_file(str(folder / manifest.groups[group].file))
     parts = tuple(
-        {key[len(prefix) :]: tensor for key, tensor in tensors.items() if key.startswith(prefix)}
-        for prefix in PREFIXES
+        {key[len(prefix) :]: tensor for key, tensor in tensors.items() if key.startswith(prefix)} for prefix in PREFIXES
     )
     return parts[0], parts[1], parts[2]
 

@@ -61,9 +61,7 @@ def _set_option(command: _Command) -> _Command:
     )(command)
 
 
-@click.group(
-    cls=_Planaria, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]}
-)
+@click.group(cls=_Planaria, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="planaria", message="%(prog)s %(version)s")
 @click.pass_context
 def cli(context: click.Context) -> None:
@@ -84,9 +82,7 @@ def cli(context: click.Context) -> None:
     help="Kill a node, for instance kill:node=2,step=20,at=backward. May be given several times.",
 )  # fmt: skip
 @click.option("--resume", is_flag=True, help="Go on from the run's last checkpoint.")
-@click.option(
-    "--reference", is_flag=True, help="Train in one process without any of the machinery: the oracle."
-)
+@click.option("--reference", is_flag=True, help="Train in one process without any of the machinery: the oracle.")
 def train(
     job: Path,
     overrides: tuple[str, ...],
@@ -130,9 +126,7 @@ def _exit_code(status: str) -> int:
 @click.argument("job", type=_JOB_FILE)
 @_set_option
 @click.option("--json", "as_json", is_flag=True, help="Plan, templates and every worker's program as JSON.")
-@click.option(
-    "--svg", type=click.Path(path_type=Path, dir_okay=False), help="Write a picture of the schedule."
-)
+@click.option("--svg", type=click.Path(path_type=Path, dir_okay=False), help="Write a picture of the schedule.")
 @click.option("--templates", "only_templates", is_flag=True, help="Only the templates.")
 @click.option(
     "--profile", "profile_file", type=_JOB_FILE, metavar="FILE",

@@ -89,10 +89,7 @@ def _templates(job: Job, report: PlanReport) -> Table:
     # What a template is shaped for: the largest share of an even split over f + 1 pipelines.
     share = -(-job.train.num_microbatches // (job.resilience.fault_tolerance + 1))
     table.add_column(f"step with {counted(share, 'microbatch')}", justify="right")
-    used = {
-        len({report.plan.node_of(worker) for worker in pipeline.workers})
-        for pipeline in report.plan.pipelines
-    }
+    used = {len({report.plan.node_of(worker) for worker in pipeline.workers}) for pipeline in report.plan.pipelines}
     for template in report.templates:
         stages = " | ".join(_range(stage.first_layer, stage.end_layer) for stage in template.stages)
         style = "" if template.num_nodes in used else "dim"

@@ -41,9 +41,7 @@ class Sampler:
         DataError: fewer tokens than one window has, or a masked language model whose tokenizer cannot mask.
     """
 
-    def __init__(
-        self, tokens: TokenSet, train: TrainSection, mask_probability: float, masked_lm: bool
-    ) -> None:
+    def __init__(self, tokens: TokenSet, train: TrainSection, mask_probability: float, masked_lm: bool) -> None:
         needed = train.sequence_length + 1
         if len(tokens) < needed:
             raise DataError(
@@ -57,9 +55,7 @@ class Sampler:
                 'model needs. Add "[MASK]" to it, or use another model.'
             )
         if masked_lm and not 0.0 < mask_probability <= 1.0:
-            raise DataError(
-                f"data.mask_probability = {mask_probability} is not above 0 and at most 1. Set it to 0.15."
-            )
+            raise DataError(f"data.mask_probability = {mask_probability} is not above 0 and at most 1. Set it to 0.15.")
         self._tokens = tokens
         self._train = train
         self._mask_probability = mask_probability

@@ -13,9 +13,7 @@ PYTHON_STDLIB = "python-stdlib"
 
 TOKEN_SUFFIXES = (".bin", ".npy")
 
-_TEXT_SUFFIXES = frozenset(
-    {".txt", ".md", ".rst", ".py", ".c", ".h", ".cpp", ".rs", ".go", ".java", ".js", ".html"}
-)
+_TEXT_SUFFIXES = frozenset({".txt", ".md", ".rst", ".py", ".c", ".h", ".cpp", ".rs", ".go", ".java", ".js", ".html"})
 _SKIPPED_FOLDERS = frozenset(
     {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "ensurepip"}
 )
@@ -75,6 +73,4 @@ def read_texts(files: Iterable[Path]) -> Iterator[bytes]:
         try:
             yield file.read_bytes()
         except OSError as error:
-            raise DataError(
-                f"data.source: cannot read {file} ({error.strerror}). Fix its permissions."
-            ) from error
+            raise DataError(f"data.source: cannot read {file} ({error.strerror}). Fix its permissions.") from error

@@ -160,9 +160,7 @@ def _write_tokens(
             out.write(ids.astype(dtype, copy=False).tobytes())
     if size_bytes == 0:
         temporary.unlink()
-        raise DataError(
-            f"data.source = {section.source!r} is empty ({len(files)} files). Give files with text."
-        )
+        raise DataError(f"data.source = {section.source!r} is empty ({len(files)} files). Give files with text.")
     os.replace(temporary, folder / _TOKENS)
     ids = np.memmap(folder / _TOKENS, dtype=dtype, mode="r")
     return _about(section, tokenizer, path=_TOKENS, ids=ids, key=key)
@@ -185,9 +183,7 @@ def _describe_token_file(section: DataSection, tokenizer: Tokenizer, path: Path,
     return about
 
 
-def _about(
-    section: DataSection, tokenizer: Tokenizer, *, path: str, ids: TokenArray, key: str
-) -> TokensAbout:
+def _about(section: DataSection, tokenizer: Tokenizer, *, path: str, ids: TokenArray, key: str) -> TokensAbout:
     digest = hashlib.sha256(f"{ids.dtype.str}\0{len(ids)}\0".encode())
     for chunk in _chunks(ids):
         digest.update(np.ascontiguousarray(chunk).data)

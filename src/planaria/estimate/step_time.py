@@ -111,9 +111,7 @@ class _Simulation:
             return sum(layer.forward_s for layer in layers)
         return sum(layer.backward_s for layer in layers)
 
-    def _send(
-        self, worker: WorkerId, instruction: Instruction, ready: deque[WorkerId]
-    ) -> tuple[float, float]:
+    def _send(self, worker: WorkerId, instruction: Instruction, ready: deque[WorkerId]) -> tuple[float, float]:
         assert instruction.peer is not None
         link = (worker, instruction.peer)
         start = max(self._clock[worker], self._link_free.get(link, 0.0))

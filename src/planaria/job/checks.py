@@ -102,9 +102,7 @@ def _check_data(data: DataSection) -> None:
     _text("data.source", data.source)
     _text("data.tokenizer", data.tokenizer)
     if not 0 < data.mask_probability < 1:
-        _refuse(
-            "data.mask_probability", data.mask_probability, "is not between 0 and 1", "Set for instance 0.15."
-        )
+        _refuse("data.mask_probability", data.mask_probability, "is not between 0 and 1", "Set for instance 0.15.")
 
 
 def _check_train(train: TrainSection) -> None:

@@ -80,9 +80,7 @@ def check_faults(faults: Sequence[Fault], job: Job) -> None:
             )
         _point(spec, fault.at)
         if fault.node in nodes:
-            raise UserError(
-                f"--fail {spec}: node {fault.node} is killed by another --fail already. Drop one."
-            )
+            raise UserError(f"--fail {spec}: node {fault.node} is killed by another --fail already. Drop one.")
         nodes.add(fault.node)
 
 

@@ -52,9 +52,7 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Job:
     except FileNotFoundError:
         raise UserError(f"job file {path} does not exist. Give the path of a TOML job file.") from None
     except UnicodeDecodeError as error:
-        raise UserError(
-            f"job file {path} is not UTF-8 text (byte {error.start}). Save it as UTF-8."
-        ) from None
+        raise UserError(f"job file {path} is not UTF-8 text (byte {error.start}). Save it as UTF-8.") from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UserError(f"job file {path} cannot be read: {reason}. Give a readable TOML file.") from None
@@ -132,18 +130,14 @@ def job_from_json(data: bytes) -> Job:
     try:
         job = msgspec.json.decode(data, type=Job)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"job.json is damaged: {_one_line(error)}. Start a new run from the job file."
-        ) from None
+        raise UserError(f"job.json is damaged: {_one_line(error)}. Start a new run from the job file.") from None
     check_job(job)
     return job
 
 
 def job_fingerprint(job: Job) -> str:
     """SHA-256 (hex) over what determines the numbers: the sections model, data and train."""
-    return hashlib.sha256(
-        msgspec.json.encode([job.model, job.data, job.train], order="deterministic")
-    ).hexdigest()
+    return hashlib.sha256(msgspec.json.encode([job.model, job.data, job.train], order="deterministic")).hexdigest()
 
 
 def changed_numbers(old: Job, new: Job) -> tuple[str, ...]:
@@ -161,17 +155,13 @@ def _apply_override(table: Table, override: str) -> None:
     key, equals, text = override.partition("=")
     parts = [part.strip() for part in key.split(".")]
     if not equals or len(parts) < 2 or not all(parts):
-        raise UserError(
-            f"--set {shown(override)} is not section.key=value. Write for instance train.steps=100."
-        )
+        raise UserError(f"--set {shown(override)} is not section.key=value. Write for instance train.steps=100.")
     place = table
     for depth, part in enumerate(parts[:-1]):
         deeper = place.setdefault(part, {})
         if not isinstance(deeper, dict):
             parent = ".".join(parts[: depth + 1])
-            raise UserError(
-                f"--set {shown(override)}: {parent} = {shown(deeper)} is not a table. Set {parent} itself."
-            )
+            raise UserError(f"--set {shown(override)}: {parent} = {shown(deeper)} is not a table. Set {parent} itself.")
         place = deeper
     place[parts[-1]] = _override_value(text.strip())
 
@@ -196,9 +186,7 @@ def _section(name: str, value: object, section: type[Section]) -> Section:
         if key in value:
             arguments[key] = _convert(f"{name}.{key}", value[key], types_[key])
         elif field.required:
-            raise UserError(
-                f"{name}.{key} is missing (expected {_expected(types_[key])}). Add {key} to [{name}]."
-            )
+            raise UserError(f"{name}.{key} is missing (expected {_expected(types_[key])}). Add {key} to [{name}].")
     return section(**arguments)
 
 
@@ -221,9 +209,7 @@ def _refuse_unusable(field: str, value: object, depth: int) -> None:
         raise UserError(f"{field} is nested more than {_MAX_DEPTH} deep. Flatten it.")
     if isinstance(value, dict):
         for key, part in value.items():
-            _refuse_unusable(
-                f"{field}.{key}" if key.isidentifier() else f"{field}.{shown(key)}", part, depth + 1
-            )
+            _refuse_unusable(f"{field}.{key}" if key.isidentifier() else f"{field}.{shown(key)}", part, depth + 1)
     elif isinstance(value, list | tuple):
         for part in value:
             _refuse_unusable(field, part, depth + 1)

@@ -43,7 +43,12 @@ class LocalNodes:
     def start(self) -> None:
         """Start the zygote. Returns at once; it imports while the caller goes on."""
         ours, theirs = socket.socketpair()
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "MKL_NUM_THREADS": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
         log = self._log.open("ab") if self._log is not None else None
         try:
             self._process = subprocess.Popen(

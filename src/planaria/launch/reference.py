@@ -58,9 +58,7 @@ def train_reference(
 
 
 class _Reference:
-    def __init__(
-        self, job: Job, folder: RunFolder, recorder: Recorder, observers: tuple[Observer, ...]
-    ) -> None:
+    def __init__(self, job: Job, folder: RunFolder, recorder: Recorder, observers: tuple[Observer, ...]) -> None:
         self._job = job
         self._train = job.train
         self._folder = folder
@@ -151,8 +149,7 @@ class _Reference:
         began = time.perf_counter()
         folder = step_folder(self._folder.checkpoints, self._train.steps)
         saved = tuple(
-            write_group(folder, group, 0, replica.named_state())
-            for group, replica in self._holdings.replicas.items()
+            write_group(folder, group, 0, replica.named_state()) for group, replica in self._holdings.replicas.items()
         )
         write_manifest(
             folder,

@@ -27,7 +27,7 @@ from planaria.launch.result import TrainResult
 from planaria.launch.settings import planner_settings
 from planaria.observe.recorder import Recorder
 from planaria.observe.run_folder import RunFolder
-from planaria.plan.plan import WorkerId
+from planaria.plan.plan import NodeId, WorkerId
 from planaria.plan.profile import ModelProfile
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.coordinator import CheckpointRef, Coordinator, RunSettings
@@ -58,7 +58,9 @@ def train_job(
         prepare_tokens(job.data, folder.data)
         profile = _measure(job, nodes, folder.data, folder.profile, import_path)
         policy = TemplatesPolicy(profile, planner_settings(job))
-        policy.initial(range(job.cluster.nodes), 1)  # a job that cannot be planned is refused here
+        policy.initial(
+            [NodeId(node) for node in range(job.cluster.nodes)], 1
+        )  # a job that cannot be planned is refused here
         run = _Run(job, folder, faults, tuple(observers), import_path)
         for complaint in complaints:
             run.record(Note(level="warning", text=complaint), time.time())
@@ -90,9 +92,7 @@ def profile_job(job: Job, folder: RunFolder | None, *, import_path: Path | None 
             return _measure(job, nodes, data, output, import_path)
 
 
-def _measure(
-    job: Job, nodes: LocalNodes, data: Path, output: Path, import_path: Path | None
-) -> ModelProfile:
+def _measure(job: Job, nodes: LocalNodes, data: Path, output: Path, import_path: Path | None) -> ModelProfile:
     error = output.with_name(output.name + ERROR_SUFFIX)
     error.unlink(missing_ok=True)
     status = nodes.measure(job, data, output, import_path)
@@ -129,7 +129,7 @@ class _Run:
         self._faults = faults
         self._import_path = import_path
         self.recorder = Recorder(folder, job)
-        self._observers = (self.recorder, *observers)
+        self._observers: tuple[Observer, ...] = (self.recorder, *observers)
         self._last: StepCommitted | None = None
         self._ended: RunEnded | None = None
 

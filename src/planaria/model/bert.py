@@ -47,9 +47,7 @@ def _cut(config: Any) -> tuple[LayerPart, ...]:
     ]
     tied = config.tie_word_embeddings
     return (
-        LayerPart(
-            name="bert.embeddings", build=partial(BertEmbeddings, config), names=(("", "bert.embeddings."),)
-        ),
+        LayerPart(name="bert.embeddings", build=partial(BertEmbeddings, config), names=(("", "bert.embeddings."),)),
         *layers,
         LayerPart(
             name="cls",

@@ -79,10 +79,7 @@ class FunctionModel:
             raise ModelError("the model's function gives other layers under another seed. Fix its structure.")
         specs = self._groups[group].parameters
         first = layers[self._groups[group].layers[0]]
-        return {
-            spec.name: first.get_parameter(spec.uses[0][1]).detach().to(torch.float32, copy=True)
-            for spec in specs
-        }
+        return {spec.name: first.get_parameter(spec.uses[0][1]).detach().to(torch.float32, copy=True) for spec in specs}
 
     def loss(self, outputs: Tensors, batch: Batch) -> torch.Tensor:
         return self._loss(outputs, batch)
@@ -95,9 +92,7 @@ class FunctionModel:
         return [_checked(index, layer) for index, layer in enumerate(layers)]
 
 
-def load_function_model(
-    section: ModelSection, train: TrainSection, *, vocab_size: int | None
-) -> FunctionModel:
+def load_function_model(section: ModelSection, train: TrainSection, *, vocab_size: int | None) -> FunctionModel:
     """The model of a section whose type is "module:function".
 
     Args:
@@ -110,17 +105,14 @@ def load_function_model(
     """
     field = f"model.type = {section.type!r}"
     if section.weights is not None:
-        raise ModelError(
-            f"model.weights = {section.weights!r}: a function makes its own weights. Load them there."
-        )
+        raise ModelError(f"model.weights = {section.weights!r}: a function makes its own weights. Load them there.")
     function = import_function(section.type, "model.type")
     loss = token_cross_entropy if section.loss is None else import_function(section.loss, "model.loss")
     try:
         model = FunctionModel(lambda: function(**section.config), train.seed, loss)
         if len(model.layer_names) < 2:
             raise ModelError(
-                f"it returns {len(model.layer_names)} layer(s), and a model is cut between layers. "
-                "Return two or more."
+                f"it returns {len(model.layer_names)} layer(s), and a model is cut between layers. Return two or more."
             )
         _try(model, train, vocab_size)
     except ModelError as error:
@@ -219,7 +211,5 @@ def _forward(name: str, layer: nn.Module, values: Tensors) -> Tensors:
         ) from error
     outputs = (output,) if isinstance(output, torch.Tensor) else output
     if not isinstance(outputs, tuple) or not all(isinstance(one, torch.Tensor) for one in outputs):
-        raise ModelError(
-            f"layer {name} returns a {type(output).__name__}, not a tensor or a tuple of tensors."
-        )
+        raise ModelError(f"layer {name} returns a {type(output).__name__}, not a tensor or a tuple of tensors.")
     return outputs

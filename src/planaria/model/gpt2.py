@@ -55,9 +55,7 @@ def _cut(config: Any) -> tuple[LayerPart, ...]:
     ]
     head = _WTE if config.tie_word_embeddings else "lm_head.weight"
     return (
-        LayerPart(
-            name="transformer.wte", build=partial(GPT2Embedding, config), names=(("", "transformer."),)
-        ),
+        LayerPart(name="transformer.wte", build=partial(GPT2Embedding, config), names=(("", "transformer."),)),
         *blocks,
         LayerPart(
             name="lm_head",

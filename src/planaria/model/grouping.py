@@ -37,11 +37,7 @@ def group_parameters(layers: Sequence[Iterable[LayerParameter]]) -> tuple[GroupS
             assert shape == parameter.shape, f"{parameter.name} has shapes {shape} and {parameter.shape}"
     members: dict[tuple[int, ...], list[ParameterSpec]] = {}
     for name in sorted(uses):
-        spec = ParameterSpec(
-            name=name, shape=shapes[name], decays=len(shapes[name]) >= 2, uses=tuple(uses[name])
-        )
+        spec = ParameterSpec(name=name, shape=shapes[name], decays=len(shapes[name]) >= 2, uses=tuple(uses[name]))
         members.setdefault(tuple(dict.fromkeys(layer for layer, _ in spec.uses)), []).append(spec)
     groups = [GroupSpec(layers=layers, parameters=tuple(specs)) for layers, specs in members.items()]
-    return tuple(
-        sorted(groups, key=lambda group: (len(group.layers) > 1, group.layers[0], group.parameters[0].name))
-    )
+    return tuple(sorted(groups, key=lambda group: (len(group.layers) > 1, group.layers[0], group.parameters[0].name)))

@@ -53,9 +53,7 @@ def load_family(model_type: str) -> Family:
     return family
 
 
-def load_huggingface_model(
-    section: ModelSection, train: TrainSection, *, vocab_size: int | None
-) -> HuggingFaceModel:
+def load_huggingface_model(section: ModelSection, train: TrainSection, *, vocab_size: int | None) -> HuggingFaceModel:
     """As `load_model`, for a section whose type is a Hugging Face type."""
     family = load_family(section.type)
 

@@ -30,15 +30,12 @@ class WeightsFolder:
         self._path = Path(path)
         self._field = f"model.weights = {path!r}"
         if not self._path.is_dir():
-            raise ModelError(
-                f"{self._field} is not a folder. Give a local Hugging Face folder with config.json."
-            )
+            raise ModelError(f"{self._field} is not a folder. Give a local Hugging Face folder with config.json.")
         self.config = self._read_json("config.json")
         found = self.config.get("model_type")
         if found != model_type:
             raise ModelError(
-                f"{self._field} holds a model of type {found!r}, but model.type = {model_type!r}. "
-                "Make them the same."
+                f"{self._field} holds a model of type {found!r}, but model.type = {model_type!r}. Make them the same."
             )
 
     @cached_property
@@ -82,9 +79,7 @@ class WeightsFolder:
         try:
             content = json.loads((self._path / name).read_text())
         except FileNotFoundError as error:
-            raise ModelError(
-                f"{self._field} has no {name}. Give a folder written by save_pretrained."
-            ) from error
+            raise ModelError(f"{self._field} has no {name}. Give a folder written by save_pretrained.") from error
         except ValueError as error:
             raise ModelError(f"{self._field}: {name} is not JSON ({error}). Save the model again.") from error
         if not isinstance(content, dict):
@@ -97,6 +92,4 @@ class WeightsFolder:
         try:
             return safe_open(self._path / name, framework="pt")
         except (OSError, SafetensorError) as error:
-            raise ModelError(
-                f"{self._field}: cannot read {name} ({error}). Copy the folder again."
-            ) from error
+            raise ModelError(f"{self._field}: cannot read {name} ({error}). Copy the folder again.") from error

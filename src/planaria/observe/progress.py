@@ -219,9 +219,7 @@ class _LivePanel:
         if self._plan is not None:
             shape = picture(self._plan.pipelines)
             rows.append(Text.assemble(("plan   ", "dim"), shape, no_wrap=True, overflow="ellipsis"))
-        rows.extend(
-            Text.assemble(("· ", "dim"), (line, style), overflow="fold") for line, style, _ in self._messages
-        )
+        rows.extend(Text.assemble(("· ", "dim"), (line, style), overflow="fold") for line, style, _ in self._messages)
         return Padding(Group(*rows), (0, 1))
 
     def _bar_row(self) -> RenderableType:
@@ -237,9 +235,7 @@ class _LivePanel:
         row.add_column(ratio=1)
         row.add_column(no_wrap=True, justify="right")
         name = self._job.run.name or self._folder.path.name
-        row.add_row(
-            f"[bold]{_escaped(name)}[/]  step {done}/{total}", ProgressBar(total=total, completed=done), left
-        )
+        row.add_row(f"[bold]{_escaped(name)}[/]  step {done}/{total}", ProgressBar(total=total, completed=done), left)
         return row
 
     def _left_s(self, steps: int) -> float:

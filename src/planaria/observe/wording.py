@@ -59,9 +59,7 @@ def recovery_sentence(recovery: Recovery) -> str:
 
 def picture(pipelines: Sequence[Sequence[tuple[int, int, int]]]) -> str:
     """Pipelines by their stages' layers, for instance "[0-3|4-7] [0-7]"."""
-    return " ".join(
-        "[" + "|".join(_layers(first, end) for _, first, end in stages) + "]" for stages in pipelines
-    )
+    return " ".join("[" + "|".join(_layers(first, end) for _, first, end in stages) + "]" for stages in pipelines)
 
 
 def counted(number: int, noun: str) -> str:

@@ -76,11 +76,7 @@ def label(plan: Plan, worker: WorkerId) -> str:
             runs.append([layer, layer])
     layers = ",".join(f"{first}-{last}" if first != last else str(first) for first, last in runs)
     node = plan.node_of(worker)
-    where = (
-        f"node {node}"
-        if plan.devices_per_node == 1
-        else f"node {node} device {worker % plan.devices_per_node}"
-    )
+    where = f"node {node}" if plan.devices_per_node == 1 else f"node {node} device {worker % plan.devices_per_node}"
     return f"{where} layers {layers}" if len(owned) != 1 else f"{where} layer {layers}"
 
 

@@ -25,9 +25,7 @@ def terminal(timeline: Timeline, plan: Plan, width: int) -> str:
     for number, worker, name in names:
         if number is not None:
             lines.append(f"pipeline {number}" + _share(plan, number))
-        lines.append(
-            f"  {name:<{margin - 4}} │" + _row(cells(timeline.spans[worker]), columns, scale).rstrip()
-        )
+        lines.append(f"  {name:<{margin - 4}} │" + _row(cells(timeline.spans[worker]), columns, scale).rstrip())
     lines.append(" " * (margin - 1) + "└" + "─" * columns)
     lines.append(" " * margin + _axis(timeline.step_time_s, columns, scale))
     lines.append(" " * margin + "░ forward  ▓ backward  ≈ sync of gradients; numbers are microbatches")
@@ -45,9 +43,7 @@ def _row(boxes: tuple[Cell, ...], columns: int, scale: float) -> str:
     for box in sorted(boxes, key=lambda box: box.kind is not CellKind.SYNC):
         start = min(round(box.start_s * scale), columns - 1)
         end = min(max(round(box.end_s * scale), start + 1), columns)
-        text = (
-            str(box.number) if box.kind is not CellKind.SYNC and len(str(box.number)) <= end - start else ""
-        )
+        text = str(box.number) if box.kind is not CellKind.SYNC and len(str(box.number)) <= end - start else ""
         row[start:end] = text + _FILL[box.kind] * (end - start - len(text))
     return "".join(row)
 

@@ -223,9 +223,7 @@ def initial_plan(
     pipelines: list[Pipeline] = []
     used = 0
     for template in chosen:
-        pipelines.append(
-            place(template, ordered[used : used + template.num_nodes], settings.devices_per_node)
-        )
+        pipelines.append(place(template, ordered[used : used + template.num_nodes], settings.devices_per_node))
         used += template.num_nodes
     shares = distribute([template.time_s for template in chosen], settings.num_microbatches)
     return Plan(

@@ -28,16 +28,13 @@ def assign(
     overlap = _Overlap(groups)
     held = {
         node: tuple(
-            frozenset(holders.get(WorkerId(node * devices_per_node + device), ()))
-            for device in range(devices_per_node)
+            frozenset(holders.get(WorkerId(node * devices_per_node + device), ())) for device in range(devices_per_node)
         )
         for node in nodes
     }
     roles = [(at, part) for at, template in enumerate(templates) for part in range(template.num_nodes)]
     stages = {(at, part): templates[at].stages_of(part) for at, part in roles}
-    pairs = sorted(
-        (-overlap.node(held[node], stages[role]), role, node) for role in roles for node in sorted(nodes)
-    )
+    pairs = sorted((-overlap.node(held[node], stages[role]), role, node) for role in roles for node in sorted(nodes))
     chosen: dict[tuple[int, int], NodeId] = {}
     used: set[NodeId] = set()
     for _, role, node in pairs:

@@ -130,9 +130,7 @@ def _intact(plan: Plan, going: Collection[WorkerId], holders: LayerHolders) -> t
         pipeline
         for pipeline in plan.pipelines
         if pipeline.is_whole(plan.num_layers)
-        and all(
-            s.worker in going and set(s.layers) <= set(holders.get(s.worker, ())) for s in pipeline.stages
-        )
+        and all(s.worker in going and set(s.layers) <= set(holders.get(s.worker, ())) for s in pipeline.stages)
     )
 
 

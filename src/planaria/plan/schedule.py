@@ -121,6 +121,4 @@ def _split(units: tuple[Unit, ...]) -> Iterator[tuple[Instruction, ...]]:
             key = (unit.born, layer)
             last[key] = max(last.get(key, -1), unit.microbatch)
     for unit in units:
-        yield unit.instructions(
-            by_layer=any(last[unit.born, layer] == unit.microbatch for layer in unit.counted)
-        )
+        yield unit.instructions(by_layer=any(last[unit.born, layer] == unit.microbatch for layer in unit.counted))

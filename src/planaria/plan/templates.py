@@ -163,7 +163,7 @@ def _minimum_nodes(profile: ModelProfile, settings: PlannerSettings, splits: _Sp
         if splits.best(nodes * per_node) is not None:
             if 0 < settings.min_nodes < nodes:
                 raise PlanError(
-                    f"The model does not fit on {settings.min_nodes} nodes with {per_node} devices of "
+                    f"The model does not fit on {_count(settings.min_nodes, 'node')} with {_count(per_node, 'device')} of "
                     f"{_size(settings.memory_bytes)} each; it needs {nodes}. "
                     f"Set min_nodes_per_pipeline = {nodes}, or 0."
                 )

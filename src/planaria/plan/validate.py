@@ -81,9 +81,7 @@ def _check_route(plan: Plan, route: Route) -> None:
         )
         position = hop.end_layer
         owned = set(hop.layers) <= set(plan.layers_of.get(hop.worker, ()))
-        _require(
-            owned, f"{name}: worker {hop.worker} does not own all of [{hop.first_layer}, {hop.end_layer})"
-        )
+        _require(owned, f"{name}: worker {hop.worker} does not own all of [{hop.first_layer}, {hop.end_layer})")
     _require(position == plan.num_layers, f"{name} ends at layer {position} of {plan.num_layers}")
 
 

@@ -37,9 +37,7 @@ class Policy(Protocol):
     def initial(self, nodes: Sequence[NodeId], generation: int) -> Proposal:
         """A first plan for these nodes; raises PlanError when there is none."""
 
-    def reconfigure(
-        self, plan: Plan, lost: Collection[NodeId], holders: Holders, generation: int
-    ) -> Proposal:
+    def reconfigure(self, plan: Plan, lost: Collection[NodeId], holders: Holders, generation: int) -> Proposal:
         """A plan for the next steps; raises TooFewNodes or NoReplica when there is none."""
 
     def finish_step(

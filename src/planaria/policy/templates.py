@@ -51,9 +51,7 @@ class TemplatesPolicy:
         )
         return self._proposal(plan, reason, 0, "initial")
 
-    def reconfigure(
-        self, plan: Plan, lost: Collection[NodeId], holders: Holders, generation: int
-    ) -> Proposal:
+    def reconfigure(self, plan: Plan, lost: Collection[NodeId], holders: Holders, generation: int) -> Proposal:
         """A plan for the next steps, after nodes were lost or came. See `planaria.plan.reconfigure`.
 
         Raises:

@@ -82,8 +82,7 @@ def measure(job: Job, data_folder: Path) -> ModelProfile:
     batch = {name: tensor.to(device) for name, tensor in batch.items()}
     layers = _Layers(job, model, device).costs(batch)
     groups = tuple(
-        Group(layers=spec.layers, size_bytes=4 * sum(_count(p.shape) for p in spec.parameters))
-        for spec in model.groups
+        Group(layers=spec.layers, size_bytes=4 * sum(_count(p.shape) for p in spec.parameters)) for spec in model.groups
     )
     accumulator = 8 if job.train.numerics is Numerics.EXACT else 4
     return ModelProfile(

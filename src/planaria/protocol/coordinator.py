@@ -10,13 +10,14 @@ import enum
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
 from planaria.job.settings import TrainSection
+from planaria.plan.errors import TooFewNodes
 from planaria.plan.ledger import combine
 from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
-from planaria.plan.errors import TooFewNodes
 from planaria.plan.validate import validate
 from planaria.policy.proposal import Policy, Proposal
 from planaria.protocol.commit import (
@@ -405,8 +406,7 @@ class Coordinator:
         if checkpoint is None and self.step > first_step:
             return self._end(
                 RunStatus.FAILED,
-                f"{lost} and there is no checkpoint. Set run.checkpoint_every, or a higher "
-                "resilience.fault_tolerance.",
+                f"{lost} and there is no checkpoint. Set run.checkpoint_every, or a higher resilience.fault_tolerance.",
             )
         try:
             proposal = self.policy.initial(self.live_nodes, self._next_generation())
@@ -415,9 +415,7 @@ class Coordinator:
             return self._end(RunStatus.EXHAUSTED, f"{lost}; {error} ({saved}).")
         from_step, to_step = self.step - 1, checkpoint.step if checkpoint else 0
         self.step = to_step + 1
-        self.exponents = (
-            checkpoint.exponents if checkpoint else (FIRST_EXPONENT,) * self.settings.num_groups
-        )
+        self.exponents = checkpoint.exponents if checkpoint else (FIRST_EXPONENT,) * self.settings.num_groups
         if self.open_recovery is not None:
             self.open_recovery.reason = f"{lost}: back to step {to_step}."
         source = StateSource.CHECKPOINT if checkpoint else StateSource.INITIAL
@@ -472,9 +470,7 @@ class Coordinator:
         committed = self.step
         commands: list[Command] = [JournalCommit(committed, plan.generation, loss, factor, exponents)]
         hold = self._holds_after(committed)
-        message = Commit(
-            generation=plan.generation, step=committed, clip_factor=factor, exponents=exponents, hold=hold
-        )
+        message = Commit(generation=plan.generation, step=committed, clip_factor=factor, exponents=exponents, hold=hold)
         commands += [Send(worker, message) for worker in sorted(self.votes)]
         duration = max(now - self.step_began, 1e-9)
         train = self.settings.train
@@ -677,7 +673,7 @@ class Coordinator:
         return [*commands, *self._close_recovery(), Publish(ended), Finish(status, message)]
 
 
-Handler = Callable[[Coordinator, "Event", float], list[Command]]
+Handler = Callable[[Coordinator, Any, float], list[Command]]
 
 TRANSITIONS: Mapping[tuple[Phase, str], Handler] = {
     (Phase.GATHERING, "WorkerJoined"): Coordinator._joined,
@@ -707,8 +703,17 @@ TRANSITIONS: Mapping[tuple[Phase, str], Handler] = {
     **{
         (Phase.ENDED, name): Coordinator._ignore
         for name in (
-            "NodeGone", "Ready", "Vote", "Report", "Saved", "ManifestWritten", "StopRequested", "FaultInjected",
-            "DecisionTook", "Failed", "WorkerJoined",
+            "NodeGone",
+            "Ready",
+            "Vote",
+            "Report",
+            "Saved",
+            "ManifestWritten",
+            "StopRequested",
+            "FaultInjected",
+            "DecisionTook",
+            "Failed",
+            "WorkerJoined",
         )
     },
 }

@@ -43,7 +43,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
 # Worker to coordinator
 
 
-class Hello(Message, tag="hello"):
+class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     """First message of a worker. `data_address` is where peers reach it ("host:port")."""
 
     version: int
@@ -53,13 +53,13 @@ class Hello(Message, tag="hello"):
     data_address: str
 
 
-class Ready(Message, tag="ready"):
+class Ready(Message, frozen=True, kw_only=True, tag="ready"):
     """All state that the plan gives this worker is in place."""
 
     generation: int
 
 
-class Vote(Message, tag="vote"):
+class Vote(Message, frozen=True, kw_only=True, tag="vote"):
     """The program of (generation, step) ran to its end here, and the sums are whole.
 
     Attributes:
@@ -75,7 +75,7 @@ class Vote(Message, tag="vote"):
     ledger: Ledger
 
 
-class Report(Message, tag="report"):
+class Report(Message, frozen=True, kw_only=True, tag="report"):
     """Answer to Halt: what is in this worker's accumulators, and which groups it holds as of `step - 1`."""
 
     generation: int
@@ -84,20 +84,20 @@ class Report(Message, tag="report"):
     held: tuple[int, ...]
 
 
-class Saved(Message, tag="saved"):
+class Saved(Message, frozen=True, kw_only=True, tag="saved"):
     """These groups of the checkpoint are on disk."""
 
     step: int
     groups: tuple[SavedGroup, ...]
 
 
-class FaultInjected(Message, tag="fault_injected"):
+class FaultInjected(Message, frozen=True, kw_only=True, tag="fault_injected"):
     """The node is about to kill itself on the user's order. Only for measuring; detection never uses it."""
 
     at_s: float
 
 
-class Failed(Message, tag="failed"):
+class Failed(Message, frozen=True, kw_only=True, tag="failed"):
     """The user's own code failed here. It would fail again, so the job ends."""
 
     where: str
@@ -110,7 +110,7 @@ FromWorker = Hello | Ready | Vote | Report | Saved | FaultInjected | Failed
 # Coordinator to worker
 
 
-class PlanMessage(Message, tag="plan"):
+class PlanMessage(Message, frozen=True, kw_only=True, tag="plan"):
     """Adopt this plan for `step`, the step in progress.
 
     Attributes:
@@ -128,14 +128,14 @@ class PlanMessage(Message, tag="plan"):
     folder: str = ""
 
 
-class Halt(Message, tag="halt"):
+class Halt(Message, frozen=True, kw_only=True, tag="halt"):
     """Stop computing, keep the accumulators, and report."""
 
     generation: int
     step: int
 
 
-class Commit(Message, tag="commit"):
+class Commit(Message, frozen=True, kw_only=True, tag="commit"):
     """Step `step` is durable: apply it. With `hold`, wait for orders afterwards, else go on with the same plan."""
 
     generation: int
@@ -145,7 +145,7 @@ class Commit(Message, tag="commit"):
     hold: bool
 
 
-class Save(Message, tag="save"):
+class Save(Message, frozen=True, kw_only=True, tag="save"):
     """Write these groups, as of `step`, into the folder."""
 
     step: int
@@ -153,7 +153,7 @@ class Save(Message, tag="save"):
     groups: tuple[int, ...]
 
 
-class Stop(Message, tag="stop"):
+class Stop(Message, frozen=True, kw_only=True, tag="stop"):
     """End now; the reason is for the log."""
 
     reason: str
@@ -172,9 +172,11 @@ def encode(message: Message) -> bytes:
 
 def decode_from_worker(data: bytes) -> FromWorker:
     """Raises msgspec.DecodeError (a ValueError) for anything that is not a message of a worker."""
-    return _from_worker.decode(data)
+    message: FromWorker = _from_worker.decode(data)
+    return message
 
 
 def decode_to_worker(data: bytes) -> ToWorker:
     """Raises msgspec.DecodeError (a ValueError) for anything that is not a message of the coordinator."""
-    return _to_worker.decode(data)
+    message: ToWorker = _to_worker.decode(data)
+    return message

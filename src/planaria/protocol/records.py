@@ -18,12 +18,12 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
     """One happening."""
 
 
-class NodeJoined(Record, tag="node_joined"):
+class NodeJoined(Record, frozen=True, kw_only=True, tag="node_joined"):
     node: int
     live_nodes: int
 
 
-class NodeLost(Record, tag="node_lost"):
+class NodeLost(Record, frozen=True, kw_only=True, tag="node_lost"):
     """detect_ms: from the injected fault to its detection; None when nobody knows when the node died."""
 
     node: int
@@ -33,7 +33,7 @@ class NodeLost(Record, tag="node_lost"):
     detect_ms: float | None
 
 
-class PlanTaken(Record, tag="plan_taken"):
+class PlanTaken(Record, frozen=True, kw_only=True, tag="plan_taken"):
     """purpose: "start", "finish step" (after a loss, within a step), "reconfigure" or "restore"."""
 
     generation: int
@@ -50,7 +50,7 @@ class PlanTaken(Record, tag="plan_taken"):
     plan_hash: str
 
 
-class StepCommitted(Record, tag="step_committed"):
+class StepCommitted(Record, frozen=True, kw_only=True, tag="step_committed"):
     """One optimizer step is durable. `step` counts from 1; `loss` is the mean over the global batch."""
 
     step: int
@@ -81,17 +81,17 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     microbatches_per_step: int
 
 
-class Recovered(Record, tag="recovered"):
+class Recovered(Record, frozen=True, kw_only=True, tag="recovered"):
     recovery: Recovery
 
 
-class CheckpointSaved(Record, tag="checkpoint_saved"):
+class CheckpointSaved(Record, frozen=True, kw_only=True, tag="checkpoint_saved"):
     step: int
     folder: str
     seconds: float
 
 
-class Restored(Record, tag="restored"):
+class Restored(Record, frozen=True, kw_only=True, tag="restored"):
     """The job went back to a checkpoint: all replicas of a layer were lost."""
 
     from_step: int
@@ -99,14 +99,14 @@ class Restored(Record, tag="restored"):
     reason: str
 
 
-class Note(Record, tag="note"):
+class Note(Record, frozen=True, kw_only=True, tag="note"):
     """Something a user should read. level: "info" or "warning"."""
 
     level: str
     text: str
 
 
-class RunEnded(Record, tag="run_ended"):
+class RunEnded(Record, frozen=True, kw_only=True, tag="run_ended"):
     status: RunStatus
     steps: int
     message: str
@@ -114,14 +114,4 @@ class RunEnded(Record, tag="run_ended"):
     duplicated_microbatches: int
 
 
-AnyRecord = (
-    NodeJoined
-    | NodeLost
-    | PlanTaken
-    | StepCommitted
-    | Recovered
-    | CheckpointSaved
-    | Restored
-    | Note
-    | RunEnded
-)
+AnyRecord = NodeJoined | NodeLost | PlanTaken | StepCommitted | Recovered | CheckpointSaved | Restored | Note | RunEnded

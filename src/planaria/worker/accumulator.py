@@ -28,9 +28,7 @@ class Rounding:
         self._wide = torch.empty(chunk, dtype=torch.float64, device=device)
         self._chunk = chunk
 
-    def add(
-        self, total: torch.Tensor, values: torch.Tensor, *, exponent: int, contributions: int, first: bool
-    ) -> None:
+    def add(self, total: torch.Tensor, values: torch.Tensor, *, exponent: int, contributions: int, first: bool) -> None:
         """total (+)= round(values). Both flat and of one length.
 
         Args:
@@ -104,9 +102,7 @@ class Accumulator:
     def _add(self, offset: int, values: torch.Tensor, first: bool) -> None:
         target = self.total[offset : offset + values.numel()]
         if self._numerics is Numerics.EXACT:
-            self._rounding.add(
-                target, values, exponent=self.exponent, contributions=self._contributions, first=first
-            )
+            self._rounding.add(target, values, exponent=self.exponent, contributions=self._contributions, first=first)
         elif first:
             target.copy_(values)
         else:

@@ -234,7 +234,5 @@ class Agent:
         written: list[SavedGroup] = []
         for group in save.groups:
             replica = self._holdings.replicas[group]
-            written.append(
-                write_group(Path(save.folder), group, self._settings.worker, replica.named_state())
-            )
+            written.append(write_group(Path(save.folder), group, self._settings.worker, replica.named_state()))
         return Saved(step=save.step, groups=tuple(written))

@@ -105,9 +105,7 @@ class Interpreter:
             self._begin_step(message.step, message.exponents)
             return
         self._sync.adopt(message.plan)
-        born = {
-            (microbatch, route.born) for route in message.plan.routes for microbatch in route.microbatches
-        }
+        born = {(microbatch, route.born) for route in message.plan.routes for microbatch in route.microbatches}
         self._holdings.compute.forget(lambda work: work in born)
         for store in (self._activations, self._gradients):
             for entry in [entry for entry in store if entry[0] not in born]:
@@ -203,9 +201,7 @@ class Interpreter:
                 self._holdings.note_counted(layer, instruction.microbatch)
 
     def _key(self, kind: str, sender: WorkerId, instruction: Instruction) -> Key:
-        return Key(
-            kind, sender, self._step, instruction.born, instruction.microbatch, instruction.first_layer
-        )
+        return Key(kind, sender, self._step, instruction.born, instruction.microbatch, instruction.first_layer)
 
     def _send_activation(self, instruction: Instruction) -> None:
         assert instruction.peer is not None

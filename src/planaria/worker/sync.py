@@ -98,9 +98,7 @@ class Sync:
         """Whether every group that this worker owns is summed for the plan's epochs."""
         assert self._plan is not None
         return all(
-            (found := self._sums.get(group)) is not None
-            and found.done
-            and found.epoch == self._plan.sync_epochs[group]
+            (found := self._sums.get(group)) is not None and found.done and found.epoch == self._plan.sync_epochs[group]
             for group in self._plan.groups_of[self._worker]
         )
 

@@ -1,0 +1,61 @@
+"""Pictures: every worker has a row, every microbatch a cell, and the SVG is well formed."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+from planaria.estimate.step_time import simulate
+from planaria.plan.cells import CellKind, cells, tick_s
+from planaria.plan.draw import svg, terminal
+from planaria.plan.instantiate import initial_plan
+from planaria.plan.plan import NodeId, WorkerId
+from planaria.plan.settings import PlannerSettings
+from planaria.plan.templates import make_templates
+from tests.plan.profiles import uniform_profile
+
+PROFILE = uniform_profile(6)
+SETTINGS = PlannerSettings(num_microbatches=8, fault_tolerance=1, num_nodes=5, devices_per_node=1, min_nodes=2)
+NODES = [NodeId(n) for n in range(5)]
+PLAN = initial_plan(PROFILE, make_templates(PROFILE, SETTINGS), SETTINGS, NODES, 1)
+TIMELINE = simulate(PLAN, PROFILE)
+
+
+def test_pieces_of_a_backward_are_one_cell() -> None:
+    boxes = cells(TIMELINE.spans[WorkerId(0)])
+    backwards = [box.number for box in boxes if box.kind is CellKind.BACKWARD]
+    assert backwards == [0, 1, 2, 3, 4]
+    last = [box for box in boxes if box.kind is CellKind.BACKWARD][-1]
+    assert abs(last.end_s - last.start_s - 2 * 0.020) < 1e-9
+
+
+def test_text_has_a_row_a_worker_and_keeps_its_width() -> None:
+    for width in (60, 100, 160):
+        text = terminal(TIMELINE, PLAN, width)
+        assert max(map(len, text.splitlines())) <= width
+        rows = [line for line in text.splitlines() if "│" in line]
+        assert [row.split("│")[0].split() for row in rows] == [
+            ["node", "0", "layers", "0-1"],
+            ["node", "1", "layers", "2-3"],
+            ["node", "2", "layers", "4-5"],
+            ["node", "3", "layers", "0-2"],
+            ["node", "4", "layers", "3-5"],
+        ]
+    assert "pipeline 1: 3 microbatches" in text
+    assert rows[4].split("│")[1].lstrip().startswith("5░")
+
+
+def test_svg_is_well_formed_and_complete() -> None:
+    text = svg(TIMELINE, PLAN)
+    root = ElementTree.fromstring(text)
+    titles = [t.text or "" for t in root.iter("{http://www.w3.org/2000/svg}title")]
+    assert sum(t.startswith("forward") for t in titles) == 5 * 3 + 3 * 2
+    assert sum(t.startswith("backward") for t in titles) == 5 * 3 + 3 * 2
+    assert any(t.startswith("sync") for t in titles)
+    words = [t.text for t in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert "node 4 layers 3-5" in words
+    assert "ms" in words
+    assert svg(TIMELINE, PLAN) == text
+
+
+def test_ticks_are_round_numbers() -> None:
+    assert [round(tick_s(time, 10), 9) for time in (1.0, 0.34, 0.0421, 7.0)] == [0.1, 0.05, 0.005, 1.0]

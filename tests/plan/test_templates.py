@@ -1,0 +1,139 @@
+"""Templates: the split is the best of all splits, memory is kept, and refusals teach."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planaria.plan.costs import StageCosts, pipeline_cost
+from planaria.plan.plan import PlanError
+from planaria.plan.profile import LinkCost, ModelProfile
+from planaria.plan.settings import PlannerSettings
+from planaria.plan.templates import make_templates, minimum_nodes
+from tests.plan.profiles import random_jobs, random_profiles, uniform_profile
+
+
+def settings_of(**changes: int) -> PlannerSettings:
+    defaults = {"num_microbatches": 8, "fault_tolerance": 1, "num_nodes": 6, "devices_per_node": 1}
+    return PlannerSettings(**{**defaults, **changes})
+
+
+def splits(num_layers: int, num_stages: int) -> list[list[tuple[int, int]]]:
+    return [list(pairwise((0, *cuts, num_layers))) for cuts in combinations(range(1, num_layers), num_stages - 1)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(profile=random_profiles(min_layers=3), share=st.integers(1, 8), tight=st.booleans())
+def test_each_template_is_the_best_of_all_splits(profile: ModelProfile, share: int, tight: bool) -> None:
+    costs = StageCosts(profile)
+    memory = costs.memory_bytes(0, profile.num_layers, 1) * 2 // 3 if tight else 0
+
+    def fits(split: list[tuple[int, int]]) -> bool:
+        kept = [min(len(split) - place, share) for place in range(len(split))]
+        return not memory or all(
+            costs.memory_bytes(first, end, flight) <= memory for (first, end), flight in zip(split, kept, strict=True)
+        )
+
+    planner = settings_of(num_microbatches=share, fault_tolerance=0, num_nodes=profile.num_layers, memory_bytes=memory)
+    best = {}
+    for stages in range(1, profile.num_layers + 1):
+        times = [
+            pipeline_cost(profile, split).time_s(share) for split in splits(profile.num_layers, stages) if fits(split)
+        ]
+        if times:
+            best[stages] = min(times)
+    if not best:
+        with pytest.raises(PlanError, match="needs"):
+            make_templates(profile, planner)
+        return
+    templates = make_templates(profile, planner)
+    assert {t.num_nodes: t.step_time_s for t in templates} == pytest.approx(best)
+    for template in templates:
+        ranges = [(stage.first_layer, stage.end_layer) for stage in template.stages]
+        assert pipeline_cost(profile, ranges).time_s(share) == pytest.approx(template.step_time_s)
+
+
+@settings(max_examples=40, deadline=None)
+@given(job=random_jobs())
+def test_node_specification(job: tuple[ModelProfile, PlannerSettings]) -> None:
+    """n0 up to N - f n0 nodes, as far as there are layers (Oobleck, section 4.1.1); M stages a node."""
+    profile, planner = job
+    smallest, per_node = minimum_nodes(profile, planner), planner.devices_per_node
+    largest = min(planner.num_nodes - planner.fault_tolerance * smallest, profile.num_layers // per_node)
+    templates = make_templates(profile, planner)
+    assert [t.num_nodes for t in templates] == list(range(smallest, largest + 1))
+    for template in templates:
+        assert len(template.stages) == template.num_nodes * per_node
+        assert [stage.node for stage in template.stages] == sorted(
+            node for node in range(template.num_nodes) for _ in range(per_node)
+        )
+
+
+def test_even_layers_are_split_evenly() -> None:
+    templates = make_templates(uniform_profile(8), settings_of(num_nodes=6))
+    assert [s.end_layer - s.first_layer for s in templates[3].stages] == [2, 2, 2, 2]
+    assert sorted(s.end_layer - s.first_layer for s in templates[2].stages) == [2, 3, 3]
+
+
+def test_memory_sets_the_smallest_pipeline() -> None:
+    profile = uniform_profile(8, tied=False)
+    one_layer = int(400_000 * 4.0) + 50_000
+    assert minimum_nodes(profile, settings_of(memory_bytes=8 * one_layer)) == 1
+    assert minimum_nodes(profile, settings_of(memory_bytes=8 * one_layer - 1)) == 2
+    assert minimum_nodes(profile, settings_of(memory_bytes=8 * one_layer - 1, devices_per_node=2)) == 1
+    assert minimum_nodes(profile, settings_of(min_nodes=3)) == 3
+
+
+def test_a_slow_link_moves_the_cut_to_where_messages_are_small() -> None:
+    link = LinkCost(latency_s=0.0, bandwidth_bytes_per_s=1e5)
+    profile = uniform_profile(4, link=link, tied=False)
+    small = LinkCost(latency_s=0.0, bandwidth_bytes_per_s=1e12)
+    layers = tuple(
+        msgspec.structs.replace(layer, output_bytes=100 if n == 0 else 100_000)
+        for n, layer in enumerate(profile.layers)
+    )
+    planner = settings_of(num_nodes=4, min_nodes=2)
+    slow = make_templates(msgspec.structs.replace(profile, layers=layers), planner)[0]
+    fast = make_templates(msgspec.structs.replace(profile, layers=layers, link=small), planner)[0]
+    assert slow.stages[0].end_layer == 1
+    assert fast.stages[0].end_layer == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"fault_tolerance": 2, "num_nodes": 8, "min_nodes": 4},
+            r"^8 nodes cannot hold 3 replicas of 4 nodes each \(12 needed\)\. "
+            r"Add 4 nodes, or set fault_tolerance = 1\.$",
+        ),
+        ({"num_nodes": 1, "min_nodes": 2}, r"1 node cannot hold 2 replicas of 2 nodes each \(4 needed\)"),
+        ({"devices_per_node": 10}, r"10 devices need 10 layers, and the model has 8.*devices_per_node = 8"),
+        ({"min_nodes": 5, "devices_per_node": 2}, r"need 10 layers.*min_nodes_per_pipeline = 4 or less"),
+        ({"memory_bytes": 1_000_000}, r"Layer 0 \(block\) needs 2\.14 MB .* a device has 1\.00 MB"),
+        (
+            {"memory_bytes": 6_000_000, "min_nodes": 1},
+            r"does not fit on 1 node with 1 device of 6\.00 MB each; it needs 3",
+        ),
+    ],
+)
+def test_refusals_give_figures_and_a_remedy(changes: dict[str, int], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        make_templates(uniform_profile(8), settings_of(**changes))
+
+
+def test_no_split_fits_although_each_layer_does() -> None:
+    profile = uniform_profile(2, tied=False)
+    planner = settings_of(memory_bytes=(400_000 * 4) + 60_000, num_microbatches=8, fault_tolerance=0)
+    with pytest.raises(PlanError, match=r"no split of its 2 layers fits devices of 1\.66 MB"):
+        make_templates(profile, planner)
+
+
+@pytest.mark.parametrize("name", ["num_microbatches", "num_nodes", "devices_per_node"])
+def test_settings_are_checked(name: str) -> None:
+    with pytest.raises(PlanError, match=f"{name} is 0; it must be at least 1"):
+        settings_of(**{name: 0})
