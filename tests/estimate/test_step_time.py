@@ -42,14 +42,14 @@ def test_an_even_pipeline_without_messages_is_the_textbooks(stages: int, microba
 
 
 def test_messages_lengthen_the_path() -> None:
-    """Two stages, one microbatch: compute, an activation and a gradient of 10 ms each, no sync (one replica)."""
+    """Two stages, one microbatch, one replica: compute, an activation and a gradient of 10 ms each."""
     link = LinkCost(latency_s=0.010, bandwidth_bytes_per_s=1e30)
-    profile = uniform_profile(2, link=link)
+    profile = uniform_profile(2, link=link, tied=False)
     assert step_time_s(plan_for(profile, 2, 1, 2), profile) == pytest.approx(0.060 + 0.020)
 
 
 def test_syncs_run_beside_compute_and_one_after_another() -> None:
-    """Two one-worker replicas of two layers, each 100 ms a group: the upper layer's sum overlaps the lower's backward."""
+    """Two one-worker replicas of two layers, 100 ms a group: the upper layer's sum starts first."""
     link = LinkCost(latency_s=0.0, bandwidth_bytes_per_s=4e6)
     profile = uniform_profile(2, link=link, tied=False)
     plan = plan_for(profile, 2, 2, 1, f=1)
@@ -62,9 +62,11 @@ def test_syncs_run_beside_compute_and_one_after_another() -> None:
 
 @settings(max_examples=80, deadline=None)
 @given(job=random_jobs())
-def test_simulation_agrees_with_the_closed_form(job: tuple[ModelProfile, PlannerSettings]) -> None:
-    """The form bounds no pipeline from below by more than its own path, and is exact for one microbatch."""
+def test_the_closed_form_is_a_near_upper_bound(job: tuple[ModelProfile, PlannerSettings]) -> None:
+    """Of a step without syncs and with one ratio of backward to forward: never too low, exact for one stage."""
     profile, planner = job
+    layers = tuple(msgspec.structs.replace(layer, backward_s=2 * layer.forward_s) for layer in profile.layers)
+    profile = msgspec.structs.replace(profile, layers=layers)
     nodes = [NodeId(n) for n in range(planner.num_nodes)]
     plan = initial_plan(profile, make_templates(profile, planner), planner, nodes, 1)
     plan = msgspec.structs.replace(plan, groups=(), sync_epochs=())
@@ -73,8 +75,8 @@ def test_simulation_agrees_with_the_closed_form(job: tuple[ModelProfile, Planner
         for route in plan.routes
     )
     simulated = step_time_s(plan, profile)
-    assert 0.6 * closed <= simulated <= 1.6 * closed
-    if all(len(route.microbatches) == 1 for route in plan.routes):
+    assert 0.6 * closed <= simulated <= closed * (1 + 1e-9)
+    if all(len(route.microbatches) == 1 or len(route.hops) == 1 for route in plan.routes):
         assert simulated == pytest.approx(closed)
 
 

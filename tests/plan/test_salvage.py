@@ -139,3 +139,15 @@ def test_to_halt_follows_shared_routes() -> None:
     crossing = msgspec.structs.replace(plan.routes[0], hops=hops)
     tangled = msgspec.structs.replace(plan, routes=(crossing, plan.routes[1]))
     assert to_halt(tangled, [WorkerId(w) for w in (1, 2, 3, 4)]) == {1, 3, 4}
+
+
+def test_missing_work_is_spread_over_the_pipelines_that_are_left() -> None:
+    planner = PlannerSettings(num_microbatches=9, fault_tolerance=1, num_nodes=6, devices_per_node=1, min_nodes=2)
+    templates = make_templates(PROFILE, planner)[:1]
+    plan = initial_plan(PROFILE, templates, planner, [NodeId(n) for n in range(6)], 1)
+    assert [len(route.microbatches) for route in plan.routes] == [3, 3, 3]
+    step = Step(PROFILE, plan, 0)
+    step.lose({NodeId(4), NodeId(5)})
+    added = {route.hops[0].worker: len(route.microbatches) for route in step.machine.plan.routes if route.born == 2}
+    assert added == {0: 2, 2: 1}
+    step.finish()

@@ -150,6 +150,26 @@ def test_more_routes_leave_the_instructions_of_kept_ones_as_they_are() -> None:
         assert work(plan, worker) == work(longer, worker)
 
 
+def test_the_bound_on_kept_activations_cannot_block() -> None:
+    """Two workers fill up with the beginnings of two opposite ways before either gets the other's end."""
+    there, back = (
+        tuple(
+            Stage(worker=WorkerId(worker), first_layer=first, end_layer=end)
+            for worker, first, end in ((one, 0, cut), (other, cut, 6))
+        )
+        for one, other, cut in ((0, 1, 5), (1, 0, 1))
+    )
+    everything = tuple(range(6))
+    routes = [
+        Route(hops=there, microbatches=(0, 1), born=3, counted=everything),
+        Route(hops=back, microbatches=(2, 3), born=3, counted=everything),
+    ]
+    holders = [(Stage(worker=WorkerId(w), first_layer=0, end_layer=6),) for w in range(2)]
+    plan = plan_of(routes, holders, 6, 4)
+    assert letters(plan, 1).startswith("F2 F3 F0")
+    Machine(plan, 0).run()
+
+
 def test_an_unknown_worker_is_refused() -> None:
     with pytest.raises(KeyError):
         program(one_pipeline(1), WorkerId(9))

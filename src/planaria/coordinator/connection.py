@@ -17,11 +17,13 @@ class Connection:
 
     Attributes:
         worker: who is at the other end, once it has said hello.
+        is_watched_for_room: whether the selector tells when the socket takes more.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
         self.worker: WorkerId | None = None
+        self.is_watched_for_room = False
         self._incoming = bytearray()
         self._outgoing = bytearray()
 
@@ -50,7 +52,6 @@ class Connection:
 
     def send(self, body: bytes) -> None:
         self._outgoing += control_frame(body)
-        self.flush()
 
     def flush(self) -> bool:
         """Send what the kernel takes; returns whether something is left."""

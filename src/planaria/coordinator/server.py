@@ -210,6 +210,7 @@ class Server:
             refusal = f"node {node} was lost and is fenced"
         if refusal is not None:
             connection.send(encode(Stop(reason=refusal)))
+            connection.flush()
             raise FrameError(refusal)
         connection.worker = hello.worker
         self._connections[hello.worker] = connection
@@ -268,10 +269,12 @@ class Server:
         self._flush(connection)
 
     def _flush(self, connection: Connection) -> None:
-        events = selectors.EVENT_READ
-        if connection.flush():
-            events |= selectors.EVENT_WRITE
-        self._selector.modify(connection.socket, events, lambda _: self._readable(connection))
+        """Send what can be sent, and watch for room only while something is left."""
+        left = connection.flush()
+        if left != connection.is_watched_for_room:
+            connection.is_watched_for_room = left
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if left else 0)
+            self._selector.modify(connection.socket, events, lambda _: self._readable(connection))
 
     def _evict(self, node: NodeId) -> None:
         self._evicted.add(node)

@@ -30,9 +30,10 @@ from planaria.observe.run_folder import RunFolder
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.plan.profile import ModelProfile
 from planaria.policy.templates import TemplatesPolicy
-from planaria.protocol.coordinator import CheckpointRef, Coordinator, RunSettings
+from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.events import WriteManifest
 from planaria.protocol.records import AnyRecord, Note, RunEnded, RunStatus, StepCommitted
+from planaria.protocol.settings import CheckpointRef, RunSettings
 from planaria.worker.settings import WorkerSettings
 
 HOST = "127.0.0.1"

@@ -28,7 +28,7 @@ def terminal(timeline: Timeline, plan: Plan, width: int) -> str:
         lines.append(f"  {name:<{margin - 4}} │" + _row(cells(timeline.spans[worker]), columns, scale).rstrip())
     lines.append(" " * (margin - 1) + "└" + "─" * columns)
     lines.append(" " * margin + _axis(timeline.step_time_s, columns, scale))
-    lines.append(" " * margin + "░ forward  ▓ backward  ≈ sync of gradients; numbers are microbatches")
+    lines.append("  ░ forward  ▓ backward  ≈ sync  numbers: microbatches")
     return "\n".join(lines)
 
 

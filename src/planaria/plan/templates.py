@@ -163,8 +163,8 @@ def _minimum_nodes(profile: ModelProfile, settings: PlannerSettings, splits: _Sp
         if splits.best(nodes * per_node) is not None:
             if 0 < settings.min_nodes < nodes:
                 raise PlanError(
-                    f"The model does not fit on {_count(settings.min_nodes, 'node')} with {_count(per_node, 'device')} of "
-                    f"{_size(settings.memory_bytes)} each; it needs {nodes}. "
+                    f"The model does not fit on {_count(settings.min_nodes, 'node')} with "
+                    f"{_count(per_node, 'device')} of {_size(settings.memory_bytes)} each; it needs {nodes}. "
                     f"Set min_nodes_per_pipeline = {nodes}, or 0."
                 )
             return max(nodes, settings.min_nodes)

@@ -9,17 +9,15 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from planaria.job.settings import TrainSection
 from planaria.plan.errors import TooFewNodes
-from planaria.plan.ledger import combine
 from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
 from planaria.plan.validate import validate
 from planaria.policy.proposal import Policy, Proposal
+from planaria.protocol.ballot import Ballot
 from planaria.protocol.commit import (
     FIRST_EXPONENT,
     clip_factor,
@@ -45,7 +43,6 @@ from planaria.protocol.events import (
     WorkerJoined,
     WriteManifest,
 )
-from planaria.protocol.losses import OpenRecovery
 from planaria.protocol.messages import (
     Commit,
     Failed,
@@ -56,7 +53,6 @@ from planaria.protocol.messages import (
     Report,
     Save,
     Saved,
-    SavedGroup,
     StateSource,
     Stop,
     Vote,
@@ -72,6 +68,10 @@ from planaria.protocol.records import (
     RunStatus,
     StepCommitted,
 )
+from planaria.protocol.recovery import OpenRecovery
+from planaria.protocol.salvage import Salvage, broken_workers
+from planaria.protocol.saving import NobodyHolds, Saving
+from planaria.protocol.settings import CheckpointRef, RunSettings
 
 
 class Phase(str, enum.Enum):
@@ -86,296 +86,261 @@ class Phase(str, enum.Enum):
     ENDED = "ended"
 
 
+class Purpose(str, enum.Enum):
+    """Why a plan is taken."""
+
+    START = "start"
+    FINISH_STEP = "finish step"
+    RECONFIGURE = "reconfigure"
+    RESTORE = "restore"
+    GO_ON = "go on"
+
+
 class ProtocolError(AssertionError):
-    """An event that the table does not allow: our own mistake, never the user's."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointRef:
-    """A whole checkpoint: the state after `step`."""
-
-    step: int
-    folder: str
-    exponents: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSettings:
-    """What the machine needs to know of the job.
-
-    Attributes:
-        train: steps, batch, clip, schedule.
-        policy_name: for the records.
-        fault_tolerance: f.
-        num_nodes: nodes that are started.
-        devices_per_node: workers on each.
-        num_groups: parameter groups of the model.
-        checkpoint_root: folder under which checkpoints are written.
-        checkpoint_every: steps between checkpoints; 0 for none but the last.
-        resume: checkpoint to start from.
-    """
-
-    train: TrainSection
-    policy_name: str
-    fault_tolerance: int
-    num_nodes: int
-    devices_per_node: int
-    num_groups: int
-    checkpoint_root: str
-    checkpoint_every: int
-    resume: CheckpointRef | None
-
-
-@dataclass(slots=True)
-class SavingPart:
-    """A checkpoint under way: who writes which groups, and what is written."""
-
-    began: float = 0.0
-    assigned: dict[int, WorkerId] = field(default_factory=dict)
-    written: dict[int, SavedGroup] = field(default_factory=dict)
+    """An event that the table does not allow, or counts that do not add up: our own mistake, never the user's."""
 
 
 class Coordinator:
-    """The machine. Build it, then feed it events; carry out the commands in order."""
+    """The machine. Build it, then feed it events; carry out the commands in order.
+
+    Attributes:
+        step: the step in progress; every earlier one is committed.
+        plan: in force; None until the workers have joined.
+        last_checkpoint: the newest whole one.
+        skipped: contributions that a commit lacked (0, or the machine stopped itself).
+        duplicated: contributions that a commit had twice (likewise).
+    """
 
     def __init__(self, settings: RunSettings, policy: Policy) -> None:
         self.settings = settings
         self.policy = policy
         self.phase = Phase.GATHERING
-        self.plan: Plan | None = None
-        self.step = 1 + (settings.resume.step if settings.resume else 0)
-        self.exponents: tuple[int, ...] = (
-            settings.resume.exponents if settings.resume else (FIRST_EXPONENT,) * settings.num_groups
-        )
-        self.addresses: dict[WorkerId, str] = {}
-        self.gone: set[NodeId] = set()
-        self.votes: dict[WorkerId, Vote] = {}
-        self.reports: dict[WorkerId, Report] = {}
-        self.halted: set[WorkerId] = set()
-        self.unready: set[WorkerId] = set()
+        self.step = settings.first_step
         self.last_checkpoint = settings.resume
-        self.stopping = False
-        self.open_recovery: OpenRecovery | None = None
-        self.faults: dict[NodeId, float] = {}
-        self.saving = SavingPart()
-        self.ending: tuple[RunStatus, str] | None = None
-        self.step_began = 0.0
         self.skipped = 0
         self.duplicated = 0
+        self._plan: Plan | None = None
+        self._generation = 0
+        self._exponents = self._exponents_of(settings.resume)
+        self._addresses: dict[WorkerId, str] = {}
+        self._gone: set[NodeId] = set()
+        self._unready: set[WorkerId] = set()
+        self._ballot: Ballot | None = None
+        self._salvage = Salvage()
+        self._saving: Saving | None = None
+        self._recovery: OpenRecovery | None = None
+        self._faults: dict[NodeId, float] = {}
+        self._stopping = False
+        self._ending: tuple[RunStatus, str] | None = None
+        self._now = 0.0
+        self._step_began = 0.0
         self.history: deque[str] = deque(maxlen=64)
-        self.generation = 0
-        self.now = 0.0
-
-    # Events
 
     def handle(self, event: Event, now: float) -> tuple[Command, ...]:
-        """Take one event at monotonic time `now` (seconds); returns commands to carry out in order."""
+        """Take one event at monotonic time `now` (seconds); returns commands to carry out in order.
+
+        Raises:
+            ProtocolError: the transition table has no entry for this phase and event.
+        """
         name = type(event.message).__name__ if isinstance(event, Received) else type(event).__name__
         handler = TRANSITIONS.get((self.phase, name))
         if handler is None:
-            recent = "; ".join(self.history)
-            raise ProtocolError(f"{name} is illegal in phase {self.phase.value}: {event!r:.300}. Recent: {recent}")
-        before = self.phase
-        self.now = now
-        commands = handler(self, event, now)
+            raise ProtocolError(
+                f"{name} is illegal in phase {self.phase.value}: {event!r:.300}. Recent: {'; '.join(self.history)}"
+            )
+        before, self._now = self.phase, now
+        commands = handler(self, event)
         self.history.append(f"{before.value} --{name}--> {self.phase.value}")
         return tuple(commands)
 
-    def _ignore(self, event: Event, now: float) -> list[Command]:
+    def _ignore(self, event: Event) -> list[Command]:
         return []
 
     # Membership
 
     @property
+    def plan(self) -> Plan:
+        assert self._plan is not None, "no plan before the workers have joined"
+        return self._plan
+
+    @property
     def live_workers(self) -> tuple[WorkerId, ...]:
-        return tuple(sorted(self.addresses))
+        return tuple(sorted(self._addresses))
 
     @property
     def live_nodes(self) -> tuple[NodeId, ...]:
-        return tuple(sorted({self._node(worker) for worker in self.addresses}))
+        return tuple(sorted({self._node(worker) for worker in self._addresses}))
 
     def _node(self, worker: WorkerId) -> NodeId:
         return NodeId(worker // self.settings.devices_per_node)
 
-    def _joined(self, event: WorkerJoined, now: float) -> list[Command]:
-        self.addresses[event.worker] = event.data_address
+    def _joined(self, event: WorkerJoined) -> list[Command]:
+        self._addresses[event.worker] = event.data_address
         node = self._node(event.worker)
         commands: list[Command] = []
-        if sum(self._node(worker) == node for worker in self.addresses) == self.settings.devices_per_node:
+        if sum(self._node(worker) == node for worker in self._addresses) == self.settings.devices_per_node:
             commands.append(Publish(NodeJoined(node=node, live_nodes=len(self.live_nodes))))
-        return commands + self._start_when_gathered(now)
+        return commands + self._start_when_gathered()
 
-    def _start_when_gathered(self, now: float) -> list[Command]:
-        expected = (self.settings.num_nodes - len(self.gone)) * self.settings.devices_per_node
-        if len(self.addresses) < expected:
+    def _start_when_gathered(self) -> list[Command]:
+        expected = (self.settings.num_nodes - len(self._gone)) * self.settings.devices_per_node
+        if len(self._addresses) < expected:
             return []
+        resume = self.settings.resume
         try:
             proposal = self.policy.initial(self.live_nodes, self._next_generation())
         except PlanError as error:
-            return self._end(RunStatus.EXHAUSTED if self.gone else RunStatus.FAILED, str(error))
-        resume = self.settings.resume
+            return self._end(RunStatus.EXHAUSTED if self._gone else RunStatus.FAILED, str(error))
         source = StateSource.CHECKPOINT if resume else StateSource.INITIAL
-        return self._take(proposal, now, "start", source, resume.folder if resume else "")
+        return self._take(proposal, Purpose.START, source, resume.folder if resume else "")
 
-    def _next_generation(self) -> int:
-        self.generation += 1
-        return self.generation
-
-    def _lost_while_gathering(self, event: NodeGone, now: float) -> list[Command]:
-        return self._remove(event) + self._start_when_gathered(now)
-
-    def _remove(self, event: NodeGone) -> list[Command]:
-        """Forget a node's workers and fence it."""
-        self.gone.add(event.node)
-        for worker in [w for w in self.addresses if self._node(w) == event.node]:
-            del self.addresses[worker]
-            self.votes.pop(worker, None)
-            self.reports.pop(worker, None)
-            self.halted.discard(worker)
-            self.unready.discard(worker)
-        return [Evict(event.node)]
-
-    def _lost_in_step(self, event: NodeGone, now: float) -> list[Command]:
-        if event.node in self.gone:
+    def _lost_while_gathering(self, event: NodeGone) -> list[Command]:
+        if event.node in self._gone:
             return []
-        commands = self._remove(event)
-        commands.append(self._note_loss(event, now))
-        if self.phase is Phase.TRAINING and self._can_commit():
-            return commands + self._commit(now)
-        return commands + self._salvage(now)
+        return self._lose(event) + self._start_when_gathered()
 
-    def _note_loss(self, event: NodeGone, now: float) -> Command:
-        fault_at = self.faults.pop(event.node, None)
-        detect_ms = None if fault_at is None else max(0.0, (now - fault_at) * 1e3)
-        if self.open_recovery is None:
-            self.open_recovery = OpenRecovery(
-                step=self.step, policy=self.settings.policy_name, began=now if fault_at is None else fault_at
-            )
-        self.open_recovery.add_loss(event.node, event.cause, detect_ms)
-        return Publish(
-            NodeLost(
-                node=event.node,
-                step=self.step,
-                cause=event.cause,
-                live_nodes=len(self.live_nodes),
-                detect_ms=detect_ms,
-            )
+    def _lost_in_step(self, event: NodeGone) -> list[Command]:
+        if event.node in self._gone:
+            return []
+        commands = self._lose(event)
+        assert self._ballot is not None
+        if self.phase is Phase.TRAINING and self._ballot.is_enough(self._addresses):
+            return commands + self._commit()
+        return commands + self._begin_salvage()
+
+    def _lost_while_saving(self, event: NodeGone) -> list[Command]:
+        if event.node in self._gone:
+            return []
+        commands = self._lose(event)
+        assert self._saving is not None
+        self._saving.forget(self._addresses)
+        return commands + self._ask_to_save()
+
+    def _lose(self, event: NodeGone) -> list[Command]:
+        """Fence a node and forget its workers."""
+        self._gone.add(event.node)
+        for worker in [w for w in self._addresses if self._node(w) == event.node]:
+            del self._addresses[worker]
+            self._unready.discard(worker)
+            self._salvage.forget(worker)
+            if self._ballot is not None:
+                self._ballot.withdraw(worker)
+        fault_at = self._faults.pop(event.node, None)
+        detect_ms = None if fault_at is None else max(0.0, (self._now - fault_at) * 1e3)
+        if self._recovery is None and self.phase is not Phase.GATHERING:
+            began = self._now if fault_at is None else fault_at
+            self._recovery = OpenRecovery(step=self.step, policy=self.settings.policy_name, began=began)
+        if self._recovery is not None:
+            self._recovery.add_loss(event.node, event.cause, detect_ms)
+        lost = NodeLost(
+            node=event.node,
+            step=self.step,
+            cause=event.cause,
+            live_nodes=len(self.live_nodes),
+            detect_ms=detect_ms,
         )
+        return [Evict(event.node), Publish(lost)]
 
-    def _fault_injected(self, event: Received, now: float) -> list[Command]:
+    def _fault_injected(self, event: Received) -> list[Command]:
         assert isinstance(event.message, FaultInjected)
-        self.faults[self._node(event.worker)] = event.message.at_s
+        self._faults[self._node(event.worker)] = event.message.at_s
         return []
-
-    # A loss inside a step
-
-    def _salvage(self, now: float) -> list[Command]:
-        """Halt what the loss broke; decide once all of it has reported."""
-        assert self.plan is not None
-        self.phase = Phase.SALVAGING
-        commands: list[Command] = []
-        for pipeline in self.plan.pipelines:
-            live = [w for w in pipeline.workers if w in self.addresses]
-            whole = pipeline.is_whole(self.plan.num_layers) and len(live) == len(pipeline.stages)
-            if whole and self.unready.isdisjoint(live):
-                continue
-            for worker in live:
-                if worker not in self.halted:
-                    self.halted.add(worker)
-                    commands.append(Send(worker, Halt(generation=self.plan.generation, step=self.step)))
-        return commands + self._decide_when_reported(now)
-
-    def _reported(self, event: Received, now: float) -> list[Command]:
-        report = event.message
-        assert isinstance(report, Report)
-        assert self.plan is not None
-        if (report.generation, report.step) != (self.plan.generation, self.step):
-            return []
-        if event.worker in self.halted:
-            self.reports[event.worker] = report
-        return self._decide_when_reported(now)
-
-    def _decide_when_reported(self, now: float) -> list[Command]:
-        if not self.halted <= self.reports.keys():
-            return []
-        assert self.plan is not None
-        holders = self._holders()
-        without = [g for g in range(len(self.plan.groups)) if not any(g in held for held in holders.values())]
-        if without:
-            return self._restore(now, without)
-        computing = [w for w in self.plan.workers if w in self.addresses and w not in self.halted]
-        untouched = not computing and all(report.ledger.is_empty for report in self.reports.values())
-        try:
-            if untouched:
-                return self._reconfigure(now, holders)
-            counted, _ = combine((r.ledger for r in self.reports.values()), self.plan.num_layers)
-            layers = {worker: self.plan.layers_held(groups) for worker, groups in holders.items()}
-            proposal = self.policy.finish_step(
-                self.plan,
-                live=self.live_workers,
-                halted=tuple(sorted(self.halted)),
-                counted=counted,
-                holders=layers,
-                generation=self._next_generation(),
-            )
-            validate(proposal.plan, already=counted)
-        except TooFewNodes as error:
-            return self._save_then_end(RunStatus.EXHAUSTED, str(error))
-        if self.open_recovery is not None:
-            self.open_recovery.add_rerun(proposal.plan)
-        return self._take(proposal, now, "finish step", StateSource.LIVE)
 
     def _holders(self) -> dict[WorkerId, tuple[int, ...]]:
         """The groups of which each live worker holds a replica as of the last commit."""
-        assert self.plan is not None
-        return {
-            worker: self.reports[worker].held if worker in self.reports else self.plan.groups_of.get(worker, ())
-            for worker in self.live_workers
-        }
+        holders = {}
+        for worker in self.live_workers:
+            reported = self._salvage.held(worker)
+            holders[worker] = self.plan.groups_of.get(worker, ()) if reported is None else reported
+        return holders
+
+    def _without_replica(self, holders: Mapping[WorkerId, tuple[int, ...]]) -> list[int]:
+        held = {group for groups in holders.values() for group in groups}
+        return [group for group in range(len(self.plan.groups)) if group not in held]
+
+    # A loss inside a step
+
+    def _begin_salvage(self) -> list[Command]:
+        """Halt what the loss broke; decide once all of it has reported."""
+        self.phase = Phase.SALVAGING
+        broken = broken_workers(self.plan, self._addresses, self._unready)
+        halt = Halt(generation=self.plan.generation, step=self.step)
+        commands: list[Command] = [Send(worker, halt) for worker in self._salvage.halt(broken)]
+        return commands + self._decide_when_reported()
+
+    def _reported(self, event: Received) -> list[Command]:
+        report = event.message
+        assert isinstance(report, Report)
+        if (report.generation, report.step) != (self.plan.generation, self.step):
+            return []
+        self._salvage.report(event.worker, report)
+        return self._decide_when_reported()
+
+    def _decide_when_reported(self) -> list[Command]:
+        if not self._salvage.is_complete:
+            return []
+        holders = self._holders()
+        if without := self._without_replica(holders):
+            return self._restore(without)
+        computing = [w for w in self.plan.workers if w in self._addresses and w not in self._salvage.halted]
+        if not computing and self._salvage.is_untouched:
+            return self._reconfigure(holders)
+        counted = self._salvage.counted(self.plan.num_layers)
+        proposal = self.policy.finish_step(
+            self.plan,
+            live=self.live_workers,
+            halted=tuple(sorted(self._salvage.halted)),
+            counted=counted,
+            holders={worker: self.plan.layers_held(groups) for worker, groups in holders.items()},
+            generation=self._next_generation(),
+        )
+        validate(proposal.plan, already=counted)
+        if self._recovery is not None:
+            self._recovery.add_rerun(proposal.plan)
+        return self._take(proposal, Purpose.FINISH_STEP, StateSource.LIVE)
 
     # Plans
 
-    def _take(
-        self, proposal: Proposal, now: float, purpose: str, source: StateSource, folder: str = ""
-    ) -> list[Command]:
+    def _next_generation(self) -> int:
+        self._generation += 1
+        return self._generation
+
+    def _take(self, proposal: Proposal, purpose: Purpose, source: StateSource, folder: str = "") -> list[Command]:
         """Put a plan in force for the step in progress."""
-        plan = proposal.plan
-        in_same_step = purpose == "finish step"
-        self.plan = plan
+        plan = self._plan = proposal.plan
         self.phase = Phase.TRAINING
-        self.votes.clear()
-        self.reports.clear()
-        self.halted.clear()
+        self._ballot = Ballot(plan)
+        self._salvage = Salvage()
         moves_state = source is not StateSource.LIVE or bool(plan.transfers)
-        self.unready = set(plan.workers) if moves_state else set()
-        if not in_same_step:
-            self.step_began = now
+        self._unready = set(plan.workers) if moves_state else set()
+        if purpose is not Purpose.FINISH_STEP:
+            self._step_began = self._now
         message = PlanMessage(
             plan=plan,
             step=self.step,
-            addresses={worker: self.addresses[worker] for worker in plan.workers},
-            exponents=self.exponents,
+            addresses={worker: self._addresses[worker] for worker in plan.workers},
+            exponents=self._exponents,
             source=source,
             folder=folder,
         )
         commands: list[Command] = [JournalPlan(plan.generation, self.step, plan.to_json())]
         commands += [Send(worker, message) for worker in plan.workers]
-        if purpose != "go on":
+        if purpose is not Purpose.GO_ON:
             commands.append(Publish(self._plan_record(proposal, purpose)))
         return commands
 
-    def _plan_record(self, proposal: Proposal, purpose: str) -> PlanTaken:
+    def _plan_record(self, proposal: Proposal, purpose: Purpose) -> PlanTaken:
         plan = proposal.plan
-        share = {route.key: 0 for route in plan.routes}
+        share: dict[tuple[tuple[int, int, int], ...], int] = {}
         for route in plan.routes:
-            share[route.key] += len(route.microbatches)
+            share[route.key] = share.get(route.key, 0) + len(route.microbatches)
         pipelines = tuple(
             tuple((stage.worker, stage.first_layer, stage.end_layer) for stage in p.stages) for p in plan.pipelines
         )
         return PlanTaken(
             generation=plan.generation,
             step=self.step,
-            purpose=purpose,
+            purpose=purpose.value,
             policy=self.settings.policy_name,
             reason=proposal.reason,
             pipelines=pipelines,
@@ -385,184 +350,156 @@ class Coordinator:
             plan_hash=plan.content_hash,
         )
 
-    def _reconfigure(self, now: float, holders: dict[WorkerId, tuple[int, ...]]) -> list[Command]:
-        """A new placement for the step that begins (or has not been begun anywhere). Raises TooFewNodes."""
-        assert self.plan is not None
-        proposal = self.policy.reconfigure(
-            self.plan, lost=tuple(sorted(self.gone)), holders=holders, generation=self._next_generation()
-        )
-        validate(proposal.plan, fault_tolerance=self.settings.fault_tolerance)
-        if self.open_recovery is not None:
-            self.open_recovery.add_reconfiguration(proposal)
-        return self._take(proposal, now, "reconfigure", StateSource.LIVE)
-
-    def _restore(self, now: float, without: list[int]) -> list[Command]:
-        """Some group has no replica left: back to the last checkpoint, or to the start if nothing was committed."""
-        assert self.plan is not None
-        layers = sorted({layer for group in without for layer in self.plan.groups[group].layers})
-        lost = f"no replica of layers {layers} is left"
-        checkpoint = self.last_checkpoint
-        first_step = 1 + (self.settings.resume.step if self.settings.resume else 0)
-        if checkpoint is None and self.step > first_step:
-            return self._end(
-                RunStatus.FAILED,
-                f"{lost} and there is no checkpoint. Set run.checkpoint_every, or a higher resilience.fault_tolerance.",
+    def _reconfigure(self, holders: Mapping[WorkerId, tuple[int, ...]]) -> list[Command]:
+        """A new placement for a step that nobody has begun, or the end when too few nodes are left for one."""
+        try:
+            proposal = self.policy.reconfigure(
+                self.plan, lost=tuple(sorted(self._gone)), holders=holders, generation=self._next_generation()
             )
+        except TooFewNodes as error:
+            return self._save_then_end(RunStatus.EXHAUSTED, str(error))
+        validate(proposal.plan, fault_tolerance=self.settings.fault_tolerance)
+        if self._recovery is not None:
+            self._recovery.add_reconfiguration(proposal)
+        return self._take(proposal, Purpose.RECONFIGURE, StateSource.LIVE)
+
+    def _restore(self, without: list[int]) -> list[Command]:
+        """Some group has no replica left: back to the last checkpoint, or to the start if nothing was committed."""
+        layers = sorted({layer for group in without for layer in self.plan.groups[group].layers})
+        lost = f"no replica of layer{'s' if len(layers) > 1 else ''} {', '.join(map(str, layers))} is left"
+        checkpoint = self.last_checkpoint
+        if checkpoint is None and self.step > self.settings.first_step:
+            remedy = "Set run.checkpoint_every, or a higher resilience.fault_tolerance."
+            return self._end(RunStatus.FAILED, f"{lost} and there is no checkpoint. {remedy}")
         try:
             proposal = self.policy.initial(self.live_nodes, self._next_generation())
         except PlanError as error:
-            saved = f"checkpoint of step {checkpoint.step}" if checkpoint else "no checkpoint"
-            return self._end(RunStatus.EXHAUSTED, f"{lost}; {error} ({saved}).")
-        from_step, to_step = self.step - 1, checkpoint.step if checkpoint else 0
-        self.step = to_step + 1
-        self.exponents = checkpoint.exponents if checkpoint else (FIRST_EXPONENT,) * self.settings.num_groups
-        if self.open_recovery is not None:
-            self.open_recovery.reason = f"{lost}: back to step {to_step}."
+            saved = f"Checkpoint: step {checkpoint.step}." if checkpoint else "There is no checkpoint."
+            return self._end(RunStatus.EXHAUSTED, f"{lost}; {error} {saved}")
+        committed = self.step - 1
+        self.step = 1 + (checkpoint.step if checkpoint else 0)
+        self._exponents = self._exponents_of(checkpoint)
+        if self._recovery is not None:
+            self._recovery.reason = f"{lost}: back to step {self.step - 1}."
         source = StateSource.CHECKPOINT if checkpoint else StateSource.INITIAL
-        record = Restored(from_step=from_step, to_step=to_step, reason=lost)
-        folder = checkpoint.folder if checkpoint else ""
-        return [Publish(record), *self._take(proposal, now, "restore", source, folder)]
+        record = Restored(from_step=committed, to_step=self.step - 1, reason=lost)
+        return [
+            Publish(record),
+            *self._take(proposal, Purpose.RESTORE, source, checkpoint.folder if checkpoint else ""),
+        ]
+
+    def _exponents_of(self, checkpoint: CheckpointRef | None) -> tuple[int, ...]:
+        return checkpoint.exponents if checkpoint else (FIRST_EXPONENT,) * self.settings.num_groups
 
     # Votes and commits
 
-    def _ready(self, event: Received, now: float) -> list[Command]:
-        message = event.message
-        assert isinstance(message, Ready)
-        if self.plan is not None and message.generation == self.plan.generation:
-            self.unready.discard(event.worker)
+    def _ready(self, event: Received) -> list[Command]:
+        assert isinstance(event.message, Ready)
+        if event.message.generation == self.plan.generation:
+            self._unready.discard(event.worker)
         return []
 
-    def _voted(self, event: Received, now: float) -> list[Command]:
+    def _voted(self, event: Received) -> list[Command]:
         vote = event.message
         assert isinstance(vote, Vote)
-        assert self.plan is not None
+        assert self._ballot is not None
         if (vote.generation, vote.step) != (self.plan.generation, self.step):
             return []
-        if event.worker in self.addresses:
-            self.votes[event.worker] = vote
-        return self._commit(now) if self._can_commit() else []
+        if event.worker in self._addresses:
+            self._ballot.cast(event.worker, vote)
+        return self._commit() if self._ballot.is_enough(self._addresses) else []
 
-    def _can_commit(self) -> bool:
-        """Every live worker of the plan voted, and nothing that the step needs died with the others."""
-        assert self.plan is not None
-        awaited = [w for w in self.plan.workers if w in self.addresses]
-        if not awaited or any(worker not in self.votes for worker in awaited):
-            return False
-        if len(awaited) == len(self.plan.workers):
-            return True
-        norms = set().union(*(vote.norms for vote in self.votes.values()))
-        losses = set().union(*(vote.losses for vote in self.votes.values()))
-        return len(norms) == len(self.plan.groups) and len(losses) == self.plan.num_microbatches
-
-    def _commit(self, now: float) -> list[Command]:
-        assert self.plan is not None
-        plan = self.plan
-        norms: dict[int, float] = {}
-        losses: dict[int, float] = {}
-        for worker in sorted(self.votes):
-            norms.update(self.votes[worker].norms)
-            losses.update(self.votes[worker].losses)
-        self._check_counts()
-        norm = gradient_norm(norms)
+    def _commit(self) -> list[Command]:
+        """The step is done: durable first, then told to everybody who voted."""
+        assert self._ballot is not None
+        tally = self._ballot.tally()
+        self.skipped += tally.missing
+        self.duplicated += tally.twice
+        if tally.missing or tally.twice:
+            raise ProtocolError(
+                f"step {self.step}: {tally.missing} contributions missing and {tally.twice} counted twice; "
+                f"recent: {'; '.join(self.history)}"
+            )
+        committed, generation = self.step, self.plan.generation
+        norm = gradient_norm(tally.norms)
         factor = clip_factor(norm, self.settings.train.clip_norm)
-        exponents = next_exponents(self.exponents, norms)
-        loss = mean_loss(losses)
-        committed = self.step
-        commands: list[Command] = [JournalCommit(committed, plan.generation, loss, factor, exponents)]
+        loss = mean_loss(tally.losses)
+        self._exponents = next_exponents(self._exponents, tally.norms)
         hold = self._holds_after(committed)
-        message = Commit(generation=plan.generation, step=committed, clip_factor=factor, exponents=exponents, hold=hold)
-        commands += [Send(worker, message) for worker in sorted(self.votes)]
-        duration = max(now - self.step_began, 1e-9)
+        message = Commit(
+            generation=generation, step=committed, clip_factor=factor, exponents=self._exponents, hold=hold
+        )
+        commands: list[Command] = [JournalCommit(committed, generation, loss, factor, self._exponents)]
+        commands += [Send(worker, message) for worker in self._ballot.voters]
+        commands.append(Publish(self._step_record(committed, loss, norm, factor)))
+        self.step += 1
+        self._step_began = self._now
+        self._ballot = Ballot(self.plan)
+        if self._recovery is not None:
+            self._recovery.committed(self._now)
+        return commands + (self._after_boundary(committed) if hold else self._close_recovery())
+
+    def _step_record(self, step: int, loss: float, norm: float, factor: float) -> StepCommitted:
         train = self.settings.train
-        record = StepCommitted(
-            step=committed,
+        duration = max(self._now - self._step_began, 1e-9)
+        return StepCommitted(
+            step=step,
             loss=loss,
             grad_norm=norm,
-            learning_rate=learning_rate(train, committed),
+            learning_rate=learning_rate(train, step),
             clip_factor=factor,
-            generation=plan.generation,
+            generation=self.plan.generation,
             live_nodes=len(self.live_nodes),
             duration_s=duration,
             tokens_per_s=train.global_batch * train.sequence_length / duration,
         )
-        commands.append(Publish(record))
-        self.exponents = exponents
-        self.step += 1
-        self.step_began = now
-        self.votes.clear()
-        if self.open_recovery is not None:
-            self.open_recovery.committed(now)
-        return commands + (self._after_boundary(now, committed) if hold else self._close_recovery())
-
-    def _check_counts(self) -> None:
-        """Every microbatch exactly once per layer, or the run must not go on."""
-        assert self.plan is not None
-        if len(self.votes) < len(self.plan.workers):
-            return  # a worker died after everybody had its contributions; its ledger died with it
-        union, twice = combine((vote.ledger for vote in self.votes.values()), self.plan.num_layers)
-        full = (1 << self.plan.num_microbatches) - 1
-        missing = sum((full & ~mask).bit_count() for mask in union.bits())
-        self.skipped += missing
-        self.duplicated += twice
-        if missing or twice:
-            raise ProtocolError(
-                f"step {self.step}: {missing} contributions missing and {twice} counted twice; "
-                f"recent: {'; '.join(self.history)}"
-            )
 
     def _holds_after(self, committed: int) -> bool:
-        assert self.plan is not None
-        whole = all(p.is_whole(self.plan.num_layers) for p in self.plan.pipelines)
-        nobody_lost = all(worker in self.addresses for worker in self.plan.workers)
         done = committed == self.settings.train.steps
-        return done or self.stopping or self._checkpoint_due(committed) or not (whole and nobody_lost)
+        return done or self._stopping or self._checkpoint_due(committed) or not self._plan_stands()
+
+    def _plan_stands(self) -> bool:
+        """Whether the plan in force can go on: nobody lost, no pipeline broken."""
+        whole = all(pipeline.is_whole(self.plan.num_layers) for pipeline in self.plan.pipelines)
+        return whole and all(worker in self._addresses for worker in self.plan.workers)
 
     def _checkpoint_due(self, committed: int) -> bool:
         every = self.settings.checkpoint_every
         return every > 0 and committed % every == 0
 
-    def _after_boundary(self, now: float, committed: int) -> list[Command]:
+    def _after_boundary(self, committed: int) -> list[Command]:
         """Everybody holds after the commit: end, save or go on."""
         if committed == self.settings.train.steps:
             return self._save_then_end(RunStatus.COMPLETED, "")
-        if self.stopping:
+        if self._stopping:
             return self._save_then_end(RunStatus.INTERRUPTED, "stopped by the user")
         if self._checkpoint_due(committed):
             return self._save()
-        return self._go_on(now)
+        return self._go_on()
 
-    def _go_on(self, now: float) -> list[Command]:
+    def _go_on(self) -> list[Command]:
         """Begin the step with the same plan if it still stands, else with a new one."""
-        assert self.plan is not None
-        plan = self.plan
-        whole = all(p.is_whole(plan.num_layers) for p in plan.pipelines)
-        if whole and all(worker in self.addresses for worker in plan.workers):
-            generation = self._next_generation()
-            again = msgspec.structs.replace(plan, generation=generation, transfers=())
+        if self._plan_stands():
+            again = msgspec.structs.replace(self.plan, generation=self._next_generation(), transfers=())
             proposal = Proposal(
                 plan=again, reason="The plan stays.", step_time_s=0.0, transfer_bytes=0, how="unchanged"
             )
-            return [*self._take(proposal, now, "go on", StateSource.LIVE), *self._close_recovery()]
+            return [*self._take(proposal, Purpose.GO_ON, StateSource.LIVE), *self._close_recovery()]
         holders = self._holders()
-        without = [g for g in range(len(plan.groups)) if not any(g in held for held in holders.values())]
-        if without:
-            return self._restore(now, without)
-        try:
-            commands = self._reconfigure(now, holders)
-        except TooFewNodes as error:
-            return self._save_then_end(RunStatus.EXHAUSTED, str(error))
-        return commands + self._close_recovery()
+        if without := self._without_replica(holders):
+            return self._restore(without)
+        return [*self._reconfigure(holders), *self._close_recovery()]
 
-    def _decision_took(self, event: DecisionTook, now: float) -> list[Command]:
-        if self.open_recovery is not None:
-            self.open_recovery.decide_s += event.seconds
+    def _decision_took(self, event: DecisionTook) -> list[Command]:
+        if self._recovery is not None:
+            self._recovery.decide_s += event.seconds
         return []
 
     def _close_recovery(self) -> list[Command]:
-        recovery = self.open_recovery
+        recovery = self._recovery
         if recovery is None or recovery.resumed is None:
             return []
-        self.open_recovery = None
+        self._recovery = None
         return [Publish(Recovered(recovery=recovery.close(self.settings.train.num_microbatches)))]
 
     # Checkpoints and the end
@@ -572,97 +509,75 @@ class Coordinator:
         return f"{self.settings.checkpoint_root}/step-{self.step - 1:08d}"
 
     def _save_then_end(self, status: RunStatus, message: str) -> list[Command]:
-        self.ending = (status, message)
+        self._ending = (status, message)
         return [*self._close_recovery(), *self._save()]
 
     def _save(self) -> list[Command]:
         """Ask for the state after the last committed step, every group from one of its holders."""
         if self.last_checkpoint is not None and self.last_checkpoint.step == self.step - 1:
-            return self._after_saving(self.now)
+            return self._after_saving()
         self.phase = Phase.SAVING
-        self.saving = SavingPart(began=self.now)
-        return self._assign_saves()
+        self._saving = Saving(len(self.plan.groups), self._now)
+        return self._ask_to_save()
 
-    def _assign_saves(self) -> list[Command]:
-        """Give every group that nobody is writing to its least busy holder."""
-        assert self.plan is not None
-        holders = self._holders()
-        load = dict.fromkeys(holders, 0)
-        for worker in self.saving.assigned.values():
-            load[worker] += 1
-        parts: dict[WorkerId, list[int]] = {}
-        for group in range(len(self.plan.groups)):
-            if group in self.saving.written or group in self.saving.assigned:
-                continue
-            able = [worker for worker, held in holders.items() if group in held]
-            if not able:
-                return self._could_not_save(group)
-            writer = min(able, key=lambda worker: (load[worker], worker))
-            load[writer] += 1
-            self.saving.assigned[group] = writer
-            parts.setdefault(writer, []).append(group)
+    def _ask_to_save(self) -> list[Command]:
+        assert self._saving is not None
+        try:
+            parts = self._saving.assign(self._holders())
+        except NobodyHolds as lost:
+            return self._could_not_save(lost.group)
         return [
-            Send(worker, Save(step=self.step - 1, folder=self._save_folder, groups=tuple(groups)))
-            for worker, groups in sorted(parts.items())
+            Send(worker, Save(step=self.step - 1, folder=self._save_folder, groups=groups))
+            for worker, groups in parts.items()
         ]
 
     def _could_not_save(self, group: int) -> list[Command]:
-        status, message = self.ending or (RunStatus.FAILED, "")
+        if self._ending is None:
+            return self._restore(self._without_replica(self._holders()))
+        status, message = self._ending
         status = RunStatus.FAILED if status is RunStatus.COMPLETED else status
         lost = f"step {self.step - 1} could not be saved: no replica of parameter group {group} is left"
-        return self._end(status, f"{message}; {lost}".lstrip("; "))
+        return self._end(status, f"{message}; {lost}".removeprefix("; "))
 
-    def _saved(self, event: Received, now: float) -> list[Command]:
+    def _saved(self, event: Received) -> list[Command]:
         message = event.message
         assert isinstance(message, Saved)
-        assert self.plan is not None
+        assert self._saving is not None
         if message.step != self.step - 1:
             return []
-        for saved in message.groups:
-            self.saving.written[saved.group] = saved
-        if len(self.saving.written) < len(self.plan.groups):
+        self._saving.written(message.groups)
+        if not self._saving.is_whole:
             return []
-        groups = tuple(self.saving.written[group] for group in sorted(self.saving.written))
-        return [WriteManifest(self.step - 1, self._save_folder, groups, self.exponents)]
+        return [WriteManifest(self.step - 1, self._save_folder, self._saving.groups, self._exponents)]
 
-    def _lost_while_saving(self, event: NodeGone, now: float) -> list[Command]:
-        if event.node in self.gone:
-            return []
-        commands = self._remove(event)
-        commands.append(self._note_loss(event, now))
-        live = self.live_workers
-        for group, writer in list(self.saving.assigned.items()):
-            if writer not in live and group not in self.saving.written:
-                del self.saving.assigned[group]
-        self.saving.assigned = {g: w for g, w in self.saving.assigned.items() if w in live}
-        return commands + self._assign_saves()
+    def _manifest_written(self, event: ManifestWritten) -> list[Command]:
+        assert self._saving is not None
+        self.last_checkpoint = CheckpointRef(step=event.step, folder=event.folder, exponents=self._exponents)
+        seconds = self._now - self._saving.began
+        record = CheckpointSaved(step=event.step, folder=event.folder, seconds=seconds)
+        return [Publish(record), *self._after_saving()]
 
-    def _manifest_written(self, event: ManifestWritten, now: float) -> list[Command]:
-        self.last_checkpoint = CheckpointRef(step=event.step, folder=event.folder, exponents=self.exponents)
-        record = CheckpointSaved(step=event.step, folder=event.folder, seconds=now - self.saving.began)
-        return [Publish(record), *self._after_saving(now)]
+    def _after_saving(self) -> list[Command]:
+        if self._ending is not None:
+            return self._end(*self._ending)
+        return self._go_on()
 
-    def _after_saving(self, now: float) -> list[Command]:
-        if self.ending is not None:
-            return self._end(*self.ending)
-        return self._go_on(now)
-
-    def _stop_requested(self, event: StopRequested, now: float) -> list[Command]:
-        self.stopping = True
+    def _stop_requested(self, event: StopRequested) -> list[Command]:
+        self._stopping = True
         if self.phase is Phase.GATHERING:
             return self._end(RunStatus.INTERRUPTED, "stopped by the user before the first step")
-        if self.phase is Phase.SAVING and self.ending is None:
-            self.ending = (RunStatus.INTERRUPTED, "stopped by the user")
+        if self.phase is Phase.SAVING and self._ending is None:
+            self._ending = (RunStatus.INTERRUPTED, "stopped by the user")
         return []
 
-    def _failed(self, event: Received, now: float) -> list[Command]:
+    def _failed(self, event: Received) -> list[Command]:
         failure = event.message
         assert isinstance(failure, Failed)
         return self._end(RunStatus.FAILED, f"{failure.where}: {failure.text}")
 
     def _end(self, status: RunStatus, message: str) -> list[Command]:
         self.phase = Phase.ENDED
-        commands: list[Command] = [Send(worker, Stop(reason=status.value)) for worker in self.live_workers]
+        stop = Stop(reason=status.value)
         ended = RunEnded(
             status=status,
             steps=self.step - 1,
@@ -670,10 +585,13 @@ class Coordinator:
             skipped_microbatches=self.skipped,
             duplicated_microbatches=self.duplicated,
         )
-        return [*commands, *self._close_recovery(), Publish(ended), Finish(status, message)]
+        stops: list[Command] = [Send(worker, stop) for worker in self.live_workers]
+        return [*stops, *self._close_recovery(), Publish(ended), Finish(status, message)]
 
 
-Handler = Callable[[Coordinator, Any, float], list[Command]]
+Handler = Callable[[Coordinator, Any], list[Command]]
+
+_ALIVE = tuple(phase for phase in Phase if phase is not Phase.ENDED)
 
 TRANSITIONS: Mapping[tuple[Phase, str], Handler] = {
     (Phase.GATHERING, "WorkerJoined"): Coordinator._joined,
@@ -696,13 +614,14 @@ TRANSITIONS: Mapping[tuple[Phase, str], Handler] = {
     (Phase.SAVING, "Report"): Coordinator._ignore,
     (Phase.TRAINING, "Saved"): Coordinator._ignore,
     (Phase.SALVAGING, "Saved"): Coordinator._ignore,
-    **{(phase, "StopRequested"): Coordinator._stop_requested for phase in Phase if phase is not Phase.ENDED},
-    **{(phase, "FaultInjected"): Coordinator._fault_injected for phase in Phase if phase is not Phase.ENDED},
-    **{(phase, "DecisionTook"): Coordinator._decision_took for phase in Phase if phase is not Phase.ENDED},
-    **{(phase, "Failed"): Coordinator._failed for phase in Phase if phase is not Phase.ENDED},
+    **{(phase, "StopRequested"): Coordinator._stop_requested for phase in _ALIVE},
+    **{(phase, "FaultInjected"): Coordinator._fault_injected for phase in _ALIVE},
+    **{(phase, "DecisionTook"): Coordinator._decision_took for phase in _ALIVE},
+    **{(phase, "Failed"): Coordinator._failed for phase in _ALIVE},
     **{
         (Phase.ENDED, name): Coordinator._ignore
         for name in (
+            "WorkerJoined",
             "NodeGone",
             "Ready",
             "Vote",
@@ -713,7 +632,6 @@ TRANSITIONS: Mapping[tuple[Phase, str], Handler] = {
             "FaultInjected",
             "DecisionTook",
             "Failed",
-            "WorkerJoined",
         )
     },
 }

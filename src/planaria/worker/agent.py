@@ -65,12 +65,21 @@ def run_worker(settings: WorkerSettings) -> int:
         sys.path.insert(0, settings.import_path)
     mailbox = Mailbox()
     control = Control(settings.coordinator, mailbox)
+    transport = Transport(settings.worker, settings.token, mailbox)
     try:
         control.start()
     except OSError:
         return EXIT_STALE
+    hello = Hello(
+        version=PROTOCOL_VERSION,
+        token=settings.token,
+        worker=settings.worker,
+        pid=os.getpid(),
+        data_address=transport.start(),
+    )
+    control.send(hello)
     try:
-        return Agent(settings, mailbox, control).run()
+        return Agent(settings, mailbox, control, transport).run()
     except (LayerFailed, ModelError) as error:
         cause = error.__cause__ or error
         text = "".join(traceback.format_exception(cause))
@@ -83,7 +92,7 @@ def run_worker(settings: WorkerSettings) -> int:
 class Agent:
     """Carries out what the worker's machine commands."""
 
-    def __init__(self, settings: WorkerSettings, mailbox: Mailbox, control: Control) -> None:
+    def __init__(self, settings: WorkerSettings, mailbox: Mailbox, control: Control, transport: Transport) -> None:
         self._settings = settings
         self._mailbox = mailbox
         self._control = control
@@ -95,7 +104,7 @@ class Agent:
         self._model = load_model(job.model, job.train, vocab_size=tokens.vocab_size)
         sampler = Sampler(tokens, job.train, job.data.mask_probability, self._model.masked_lm)
         self._holdings = Holdings(self._model, job.train, self._device)
-        self._transport = Transport(settings.worker, settings.token, mailbox)
+        self._transport = transport
         self._faults = FaultInjector(settings.faults, lambda at: control.send(FaultInjected(at_s=at)))
         self._interpreter = Interpreter(
             settings.worker,
@@ -113,16 +122,6 @@ class Agent:
 
     def run(self) -> int:
         """The main loop: orders first, then the program."""
-        address = self._transport.start()
-        self._control.send(
-            Hello(
-                version=PROTOCOL_VERSION,
-                token=self._settings.token,
-                worker=self._settings.worker,
-                pid=os.getpid(),
-                data_address=address,
-            )
-        )
         while self._status is None:
             running = self._machine.phase is WorkerPhase.RUNNING
             order = self._mailbox.next_order(block=not running)

@@ -10,7 +10,6 @@ import socket
 import struct
 
 import msgspec
-import numpy as np
 import torch
 
 from planaria.protocol.messages import MAX_FRAME_BYTES
@@ -87,7 +86,7 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     flat = tensor.detach().reshape(-1)
     if flat.numel() == 0:
         return memoryview(b"")
-    return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]
+    return flat.view(torch.uint8).numpy().data
 
 
 def data_frame(key: Key, tensors: tuple[torch.Tensor, ...]) -> list[memoryview]:
@@ -123,7 +122,6 @@ def read_data(sock: socket.socket, max_payload_bytes: int) -> tuple[Key, tuple[t
         raise FrameError("a data frame's payload does not have the size that its header tells")
     for tensor in tensors:
         if tensor.numel():
-            array: np.ndarray = tensor.reshape(-1).view(torch.uint8).numpy()  # type: ignore[type-arg]
-            read_into(sock, memoryview(array))  # type: ignore[arg-type]
+            read_into(sock, tensor.reshape(-1).view(torch.uint8).numpy().data)
     key = Key(header.kind, header.sender, header.step, header.epoch, header.item, header.layer)
     return key, tensors

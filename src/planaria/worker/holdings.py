@@ -44,6 +44,10 @@ class Holdings:
         return Replica(self._model.groups[group], self._device)
 
     def put(self, group: int, replica: Replica) -> None:
+        """Hold this replica. Layers that were bound to an older one are dropped, to be bound anew."""
+        for layer in self._model.groups[group].layers:
+            if layer in self.compute.layers:
+                self.compute.drop_layer(layer)
         self.replicas[group] = replica
 
     def held_at(self, step: int) -> tuple[int, ...]:

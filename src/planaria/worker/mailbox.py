@@ -114,7 +114,7 @@ class Mailbox:
         return found[0]
 
     def wait_until(self, condition: Callable[[], bool], idle: Callable[[], bool]) -> None:
-        """Wait until `condition` holds; it is asked again whenever something arrives. Raises Interrupted on an order."""
+        """Wait until `condition` holds, asked anew whenever something arrives. Raises Interrupted on an order."""
         while True:
             arrivals = self._arrivals
             if self.has_orders:

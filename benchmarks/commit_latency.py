@@ -1,0 +1,191 @@
+"""How long a step's vote and commit take: the real server, machine, journal and recorder, and real sockets.
+
+The workers are processes that vote, wait for the commit through the worker's own control connection and mailbox, and
+compute nothing but a pause of a millisecond or two.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import select
+import shutil
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from figures import SCRATCH
+from sides import make_job
+
+from planaria.coordinator.journal import Journal
+from planaria.coordinator.server import Server
+from planaria.job.settings import Job
+from planaria.launch.settings import planner_settings
+from planaria.observe.recorder import Recorder
+from planaria.observe.run_folder import RunFolder
+from planaria.plan.ledger import Ledger
+from planaria.plan.plan import Group, NodeId, Plan, WorkerId
+from planaria.plan.profile import LayerCost, LinkCost, ModelProfile
+from planaria.policy.templates import TemplatesPolicy
+from planaria.protocol.coordinator import Coordinator, RunSettings
+from planaria.protocol.messages import PROTOCOL_VERSION, Commit, Hello, PlanMessage, Save, Stop, Vote
+from planaria.worker.control import Control
+from planaria.worker.mailbox import Mailbox
+
+JOB = """
+[model]
+type = "none"
+[train]
+steps = {steps}
+global_batch = 48
+microbatch = 2
+sequence_length = 64
+[cluster]
+nodes = {nodes}
+[resilience]
+fault_tolerance = 1
+min_nodes_per_pipeline = {nodes_per_pipeline}
+"""
+NUM_LAYERS = 8
+_TIMES = struct.Struct("!Idd")
+
+
+class _Forked:
+    """The launcher's side of the server: processes that nobody kills."""
+
+    def __init__(self) -> None:
+        self._never, self._other = socket.socketpair()
+
+    def fileno(self) -> int:
+        return self._never.fileno()
+
+    def lost(self) -> list[tuple[NodeId, str]]:
+        return []
+
+    def kill(self, node: NodeId) -> None:
+        return
+
+    def all_ended(self) -> bool:
+        return True
+
+
+def measure_commit(nodes: int, nodes_per_pipeline: int, *, steps: int) -> list[float]:
+    """Seconds of each step from the last vote's making to the last worker's having taken the commit."""
+    job = make_job(JOB.format(steps=steps, nodes=nodes, nodes_per_pipeline=nodes_per_pipeline))
+    name = f"commit-{secrets.token_hex(4)}"
+    folder = RunFolder.create(job.run.folder, name)
+    journal = Journal(folder.journal)
+    journal.start()
+    pipes = []
+    try:
+        with Recorder(folder, job) as recorder:
+            machine = Coordinator(_run_settings(job, folder), TemplatesPolicy(_profile(), planner_settings(job)))
+            server = Server(machine, "token", journal, _Forked(), (recorder,), lambda command: None)
+            address = server.start("127.0.0.1", 0)
+            pipes = [_fork(address, worker) for worker in range(nodes)]
+            while machine.step <= steps and not server._finished:
+                for key, _ in server._selector.select():
+                    key.data(key.fileobj)
+            server.close()
+    finally:
+        journal.close()
+        shutil.rmtree(folder.path)
+    return _latencies(pipes, warm_up=50)
+
+
+def _latencies(pipes: Sequence[int], warm_up: int) -> list[float]:
+    voted: dict[int, float] = {}
+    committed: dict[int, float] = {}
+    for pipe in pipes:
+        with os.fdopen(pipe, "rb") as file:
+            data = file.read()
+        for step, vote_s, commit_s in _TIMES.iter_unpack(data):
+            voted[step] = max(voted.get(step, 0.0), vote_s)
+            committed[step] = max(committed.get(step, 0.0), commit_s)
+    return [committed[step] - voted[step] for step in sorted(voted)[warm_up:]]
+
+
+def _run_settings(job: Job, folder: RunFolder) -> RunSettings:
+    return RunSettings(
+        train=job.train,
+        policy_name="templates",
+        fault_tolerance=job.resilience.fault_tolerance,
+        num_nodes=job.cluster.nodes,
+        devices_per_node=1,
+        num_groups=NUM_LAYERS,
+        checkpoint_root=str(folder.checkpoints),
+        checkpoint_every=0,
+        resume=None,
+    )
+
+
+def _profile() -> ModelProfile:
+    layer = LayerCost(
+        name="layer", forward_s=1e-3, backward_s=2e-3, parameter_bytes=1 << 20, activation_bytes=1, output_bytes=1
+    )
+    return ModelProfile(
+        layers=(layer,) * NUM_LAYERS,
+        groups=tuple(Group(layers=(at,), size_bytes=1 << 20) for at in range(NUM_LAYERS)),
+        link=LinkCost(latency_s=1e-4, bandwidth_bytes_per_s=1e9),
+        device="none",
+        fingerprint="none",
+        state_bytes_per_parameter_byte=6.0,
+    )
+
+
+def _fork(address: str, worker: int) -> int:
+    """Start a worker; its times can be read from the pipe that is returned."""
+    reading, writing = os.pipe()
+    if os.fork():
+        os.close(writing)
+        return reading
+    try:
+        os.close(reading)
+        times = _work(address, WorkerId(worker))
+        with os.fdopen(writing, "wb") as file:
+            file.write(times)
+    finally:
+        os._exit(0)
+
+
+def _work(address: str, worker: WorkerId) -> bytes:
+    mailbox = Mailbox()
+    control = Control(address, mailbox)
+    control.start()
+    control.send(
+        Hello(version=PROTOCOL_VERSION, token="token", worker=worker, pid=os.getpid(), data_address="127.0.0.1:1")
+    )
+    times = bytearray()
+    plan: Plan | None = None
+    step = 0
+    while True:
+        order = mailbox.next_order(block=True)
+        arrived = time.monotonic()
+        match order:
+            case PlanMessage():
+                plan, step = order.plan, order.step
+            case Commit():
+                times += _TIMES.pack(order.step, voted, arrived)
+                step = order.step + 1
+                if order.hold:
+                    return bytes(times)
+            case _:
+                return bytes(times)
+        select.select([], [], [], random.uniform(0.5e-3, 2e-3))
+        voted = time.monotonic()
+        control.send(_vote(plan, worker, step))
+
+
+def _vote(plan: Plan, worker: WorkerId, step: int) -> Vote:
+    """What a real worker would say."""
+    ran = [m for route in plan.routes for m in route.microbatches if any(hop.worker == worker for hop in route.hops)]
+    layers = plan.layers_of[worker]
+    ledger = Ledger.of(ran if layer in layers else () for layer in range(plan.num_layers))
+    told = [g for g in plan.groups_of[worker] if plan.owners_of[g][g % len(plan.owners_of[g])] == worker]
+    losses = {m: 5.0 + m / 7 for m in ran} if plan.num_layers - 1 in layers else {}
+    return Vote(
+        generation=plan.generation, step=step, norms={g: 1.0 / (g + 3) for g in told}, losses=losses, ledger=ledger
+    )

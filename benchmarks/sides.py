@@ -1,0 +1,62 @@
+"""The programs that are measured: a Planaria run, and the baselines beside it."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from figures import SCRATCH
+from interleave import Side
+
+from planaria.data.tokens import prepare_tokens
+from planaria.job.parse import job_json, parse_job
+from planaria.job.settings import Job
+from planaria.observe.run_folder import RunFolder
+
+BASELINES = Path(__file__).parent / "baselines"
+
+
+def make_job(text: str, *overrides: str) -> Job:
+    """A job from TOML text; its runs go to the scratch folder."""
+    return parse_job(text, overrides=[*overrides, f'run.folder="{SCRATCH / "runs"}"'], origin="benchmark")
+
+
+def planaria_side(name: str, job: Job) -> Side:
+    """`planaria.train` in a process of its own, as a user runs it; steps from its events.jsonl."""
+    SCRATCH.mkdir(parents=True, exist_ok=True)
+    run = f"{name}-{secrets.token_hex(4)}"
+    job_file = SCRATCH / f"{run}.json"
+    job_file.write_bytes(job_json(job))
+    command = [sys.executable, str(Path(__file__).parent / "run_job.py"), str(job_file), run]
+    return Side(
+        name=name,
+        commands=[(command, {})],
+        log=RunFolder(Path(job.run.folder) / run).events,
+        seconds_of=lambda line: float(str(line["duration_s"])) if line["event"] == "step_committed" else None,
+        output=SCRATCH / f"{run}.out",
+    )
+
+
+def torch_side(name: str, script: str, job: Job, ranks: int, arguments: Sequence[str] = ()) -> Side:
+    """A baseline script, one process a rank."""
+    data = SCRATCH / "data"
+    data.mkdir(parents=True, exist_ok=True)
+    prepare_tokens(job.data, data)
+    run = f"{name}-{secrets.token_hex(4)}"
+    job_file = SCRATCH / f"{run}.json"
+    job_file.write_bytes(job_json(job))
+    log = SCRATCH / f"{run}.steps"
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    command = [sys.executable, str(BASELINES / script), str(job_file), str(data), str(log), *arguments]
+    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+    return Side(
+        name=name,
+        commands=[(command, {**meet, "RANK": str(rank)}) for rank in range(ranks)],
+        log=log,
+        seconds_of=lambda line: float(str(line["duration_s"])),
+        output=SCRATCH / f"{run}.out",
+    )

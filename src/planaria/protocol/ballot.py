@@ -1,0 +1,74 @@
+"""The votes of the step in progress, and when they are enough to commit it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from planaria.plan.ledger import combine
+from planaria.plan.plan import Plan, WorkerId
+from planaria.protocol.messages import Vote
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """What the votes say together.
+
+    Attributes:
+        norms: group -> squared norm of its summed gradient.
+        losses: microbatch -> loss.
+        missing: contributions (layer, microbatch) that no vote has; 0 when a worker died after all had its own.
+        twice: contributions that more than one vote has.
+    """
+
+    norms: dict[int, float]
+    losses: dict[int, float]
+    missing: int
+    twice: int
+
+
+class Ballot:
+    """Votes for one plan and step."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._votes: dict[WorkerId, Vote] = {}
+
+    def cast(self, worker: WorkerId, vote: Vote) -> None:
+        self._votes[worker] = vote
+
+    def withdraw(self, worker: WorkerId) -> None:
+        """The worker is lost."""
+        self._votes.pop(worker, None)
+
+    @property
+    def voters(self) -> tuple[WorkerId, ...]:
+        return tuple(sorted(self._votes))
+
+    def is_enough(self, live: Collection[WorkerId]) -> bool:
+        """Every live worker of the plan voted, and nothing that the step needs died with the others.
+
+        A worker votes when its sums are whole, so with all survivors' votes in, the step is done even if one of
+        its contributors is dead by now; only its norms and losses may be missing.
+        """
+        awaited = [worker for worker in self._plan.workers if worker in live]
+        if not awaited or any(worker not in self._votes for worker in awaited):
+            return False
+        if len(awaited) == len(self._plan.workers):
+            return True
+        norms = {group for vote in self._votes.values() for group in vote.norms}
+        losses = {microbatch for vote in self._votes.values() for microbatch in vote.losses}
+        return len(norms) == len(self._plan.groups) and len(losses) == self._plan.num_microbatches
+
+    def tally(self) -> Tally:
+        norms: dict[int, float] = {}
+        losses: dict[int, float] = {}
+        for worker in self.voters:
+            norms.update(self._votes[worker].norms)
+            losses.update(self._votes[worker].losses)
+        missing = twice = 0
+        if len(self._votes) == len(self._plan.workers):
+            union, twice = combine((vote.ledger for vote in self._votes.values()), self._plan.num_layers)
+            full = (1 << self._plan.num_microbatches) - 1
+            missing = sum((full & ~mask).bit_count() for mask in union.bits())
+        return Tally(norms=norms, losses=losses, missing=missing, twice=twice)

@@ -1,0 +1,47 @@
+"""What the coordinator's machine needs to know of the job, and how a checkpoint is referred to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planaria.job.settings import TrainSection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRef:
+    """A whole checkpoint: the state after `step`, and the grid exponents of the next."""
+
+    step: int
+    folder: str
+    exponents: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """One run.
+
+    Attributes:
+        train: steps, batch, clip, schedule.
+        policy_name: for the records.
+        fault_tolerance: f.
+        num_nodes: nodes that are started.
+        devices_per_node: workers on each.
+        num_groups: parameter groups of the model.
+        checkpoint_root: folder under which checkpoints are written.
+        checkpoint_every: steps between checkpoints; 0 for none but the last.
+        resume: checkpoint to start from.
+    """
+
+    train: TrainSection
+    policy_name: str
+    fault_tolerance: int
+    num_nodes: int
+    devices_per_node: int
+    num_groups: int
+    checkpoint_root: str
+    checkpoint_every: int
+    resume: CheckpointRef | None
+
+    @property
+    def first_step(self) -> int:
+        return 1 + (self.resume.step if self.resume else 0)
