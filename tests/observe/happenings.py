@@ -44,7 +44,7 @@ def committed(step: int, loss: float = 0.1 + 0.2) -> StepCommitted:
         grad_norm=1.5,
         learning_rate=1e-3,
         clip_factor=1.0,
-        generation=1,
+        generation=1 if step < 2 else 2,
         live_nodes=3 if step < 2 else 2,
         duration_s=0.25,
         tokens_per_s=41_234.0,
@@ -54,7 +54,7 @@ def committed(step: int, loss: float = 0.1 + 0.2) -> StepCommitted:
 def plan_taken(generation: int, purpose: str) -> PlanTaken:
     return PlanTaken(
         generation=generation,
-        step=1,
+        step=generation,
         purpose=purpose,
         policy="templates",
         reason="Fastest of 3.",

@@ -5,19 +5,27 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from planaria.job.settings import Device
 from planaria.observe.progress import Progress
 from planaria.observe.run_folder import RunFolder
-from planaria.observe.wording import counted, duration, picture, rate, recovery_sentence, size
-from planaria.protocol.records import AnyRecord, RunEnded, RunStatus
+from planaria.observe.wording import counted, crowding, duration, picture, rate, recovery_sentence, size
+from planaria.protocol.records import AnyRecord, Recovered, RunEnded, RunStatus
 from tests.observe.happenings import JOB, RECOVERY, committed, short_run
+
+RECOVERED = (
+    "step 2 committed 61 ms after the loss of node 1 (connection closed, seen after 8 ms); "
+    "4 of 24 microbatches ran again"
+)
 
 
 def plain(records: list[AnyRecord], clock: object = None) -> list[str]:
     stream = io.StringIO()
     times = iter(range(10**6)) if clock is None else clock
-    with Progress(JOB, RunFolder(Path("runs/short")), stream=stream, clock=lambda: float(next(times))) as show:
+    folder = RunFolder(Path("runs/short"))
+    with Progress(JOB, folder, stream=stream, clock=lambda: float(next(times)), num_cores=3) as show:
         for record in records:
             show(record, 0.0)
     return stream.getvalue().splitlines()
@@ -25,18 +33,49 @@ def plain(records: list[AnyRecord], clock: object = None) -> list[str]:
 
 def test_plain_lines() -> None:
     assert plain(short_run()) == [
-        "plan 1 (start): [0-3|4-7] [0-7], 3+1 microbatches, 120 ms a step expected. Fastest of 3.",
-        "step 1/3  loss 0.3000  41.2k tok/s  3 nodes  generation 1",
-        "node 1 lost at step 2 (connection closed, 8 ms), 2 nodes live",
-        "plan 2 (finish step): [0-3|4-7] [0-7], 3+1 microbatches, 120 ms a step expected. Fastest of 3.",
-        "step 2/3  loss 0.3000  41.2k tok/s  2 nodes  generation 1",
-        "node 1 lost at step 2 (connection closed, 8 ms): 4 of 24 microbatches run again; step committed 61 ms later",
-        "step 3/3  loss 2.5000  41.2k tok/s  2 nodes  generation 1",
+        "plan 1: [0-3|4-7] [0-7], 3+1 microbatches, 120 ms a step expected. Fastest of 3.",
+        "step 1/3  loss 0.3000  41.2k tok/s  3 nodes  plan 1",
+        "step 2: node 1 lost (connection closed, seen after 8 ms), 2 nodes live",
+        "plan 2 finishes step 2. Fastest of 3.",
+        "step 2/3  loss 0.3000  41.2k tok/s  2 nodes  plan 2",
+        f"recovered: {RECOVERED}",
+        "step 3/3  loss 2.5000  41.2k tok/s  2 nodes  plan 2",
         "checkpoint of step 3 saved in 10 ms: runs/short/checkpoints/3",
         "completed: 3 of 3 steps, loss 2.5000, 2 nodes live, 1 recovery, 0 microbatches skipped, 0 counted twice",
-        "  node 1 lost at step 2 (connection closed, 8 ms): 4 of 24 microbatches run again; step committed 61 ms later",
+        f"  {RECOVERED}",
         "run folder: runs/short",
     ]
+
+
+def test_a_reference_has_no_nodes_and_no_plan() -> None:
+    step = msgspec.structs.replace(committed(3), generation=0, live_nodes=1)
+    assert plain([step, short_run()[-1]]) == [
+        "step 3/3  loss 0.3000  41.2k tok/s",
+        "completed: 3 of 3 steps, loss 0.3000, 0 microbatches skipped, 0 counted twice",
+        "run folder: runs/short",
+    ]
+
+
+def test_the_last_recoveries_are_enough() -> None:
+    records: list[AnyRecord] = [Recovered(recovery=RECOVERY)] * 12
+    lines = plain([*records, short_run()[-1]])[12:]
+    assert "12 recoveries" in lines[0]
+    assert lines[1] == "  the last 10 recoveries (summary.json has all):"
+    assert lines[2:] == [f"  {RECOVERED}"] * 10 + ["run folder: runs/short"]
+
+
+def test_workers_that_share_cores_are_told_of_once() -> None:
+    crowd = "7 workers share the 2 cores of this machine: steps take longer than expected of 7 machines"
+    job = msgspec.structs.replace(JOB, cluster=msgspec.structs.replace(JOB.cluster, nodes=7))
+    assert crowding(job, 2) == crowd
+    stream = io.StringIO()
+    with Progress(job, RunFolder(Path("runs/short")), stream=stream, num_cores=2) as show:
+        for record in short_run():
+            show(record, 0.0)
+    assert stream.getvalue().splitlines().count(crowd) == 1
+    assert crowding(job, 7) is None
+    gpus = msgspec.structs.replace(job, cluster=msgspec.structs.replace(job.cluster, device=Device.CUDA))
+    assert crowding(gpus, 2) is None
 
 
 def test_plain_steps_come_at_most_once_a_second() -> None:
@@ -54,7 +93,7 @@ def test_the_end_says_why() -> None:
         duplicated_microbatches=0,
     )
     assert plain([ended]) == [
-        "exhausted: 1 of 3 steps, 0 recoveries, 0 microbatches skipped, 0 counted twice",
+        "exhausted: 1 of 3 steps, 0 nodes live, 0 recoveries, 0 microbatches skipped, 0 counted twice",
         "  2 nodes are left, 4 are needed.",
         "run folder: runs/short",
     ]
@@ -69,9 +108,12 @@ def test_the_live_panel_shows_plan_losses_and_the_end(monkeypatch: pytest.Monkey
             show(record, 0.0)
     shown = stream.getvalue()
     for part in (
-        "[0-3|4-7] [0-7]",
+        "pipeline 0",
+        "node 1",
+        "[4-7]",
+        "3 microbatches",
         "step 3/3",
-        "4 of 24 microbatches run again",
+        "4 of 24 microbatches ran again",
         "2 of 3 nodes",
         "completed:",
     ):
@@ -86,4 +128,9 @@ def test_words() -> None:
     ]  # fmt: skip
     assert [rate(r) for r in (12.3, 41_234, 2.5e6)] == ["12 tok/s", "41.2k tok/s", "2.5M tok/s"]
     assert [size(b) for b in (12, 1500, 2_500_000, 3 * 10**9)] == ["12 B", "1.5 kB", "2.5 MB", "3.0 GB"]
-    assert recovery_sentence(RECOVERY).startswith("node 1 lost at step 2 (connection closed, 8 ms): 4 of 24")
+    assert picture((((0, 0, 8),), ((1, 0, 8),), ((2, 0, 1), (3, 1, 8)))) == "2x[0-7] [0|1-7]"
+    assert recovery_sentence(RECOVERY) == RECOVERED
+    unseen = msgspec.structs.replace(RECOVERY, lost_nodes=(1, 2), detect_ms=None, microbatches_rerun=0)
+    assert recovery_sentence(unseen) == (
+        "step 2 committed 61 ms after the loss of nodes 1, 2 (connection closed); no microbatch had to run again"
+    )

@@ -5,14 +5,20 @@ Nothing heavy is imported before a command needs it.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from planaria import __version__
+
+if TYPE_CHECKING:
+    from planaria.api import PlanReport
+    from planaria.job.settings import Job
 
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
@@ -20,6 +26,7 @@ EXIT_EXHAUSTED = 3
 EXIT_INTERRUPTED = 130
 
 _JOB_FILE = click.Path(path_type=Path)
+_FILE = click.Path(path_type=Path, dir_okay=False)
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
@@ -126,12 +133,15 @@ def _exit_code(status: str) -> int:
 @click.argument("job", type=_JOB_FILE)
 @_set_option
 @click.option("--json", "as_json", is_flag=True, help="Plan, templates and every worker's program as JSON.")
-@click.option("--svg", type=click.Path(path_type=Path, dir_okay=False), help="Write a picture of the schedule.")
+@click.option(
+    "--svg", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write a picture of the schedule."
+)
 @click.option("--templates", "only_templates", is_flag=True, help="Only the templates.")
 @click.option(
     "--profile", "profile_file", type=_JOB_FILE, metavar="FILE",
-    help="Plan from a profile.json of a run folder instead of measuring.",
+    help="Plan from this profile, for instance the profile.json of a run folder.",
 )  # fmt: skip
+@click.option("--measure", is_flag=True, help="Measure the layers again, though they were measured before.")
 def plan(
     job: Path,
     overrides: tuple[str, ...],
@@ -139,13 +149,19 @@ def plan(
     svg: Path | None,
     only_templates: bool,
     profile_file: Path | None,
+    measure: bool,
 ) -> int:
-    """Show the plan that JOB would start with; nothing is trained."""
+    """Show the plan that JOB would start with; nothing is trained.
+
+    The layers' costs are measured on this machine once (some seconds) and kept; later plans of the same model and
+    shapes are made at once.
+    """
+    if measure and profile_file is not None:
+        raise click.UsageError("--measure and --profile exclude each other. Drop one of them.")
     from planaria import api
 
     parsed = api.load_job(job, overrides)
-    profile = api.read_profile(profile_file) if profile_file is not None else None
-    report = api.plan(parsed, profile, import_path=job.resolve().parent)
+    report, measured = _report(parsed, job.resolve().parent, profile_file, measure=measure)
     from planaria.cli import plan_view
 
     if svg is not None:
@@ -153,15 +169,49 @@ def plan(
     if as_json:
         click.echo(plan_view.as_json(report))
     else:
-        plan_view.show(parsed, report, only_templates=only_templates)
+        plan_view.show(parsed, report, measured=measured, only_templates=only_templates)
+        if svg is not None:
+            click.echo(f"\npicture: {svg}")
     return 0
+
+
+def _report(job: Job, folder: Path, profile_file: Path | None, *, measure: bool) -> tuple[PlanReport, str]:
+    """The plan, and where the costs behind it come from."""
+    from planaria import api
+    from planaria.cli.profile_cache import ProfileCache, cache_folder
+    from planaria.observe.wording import age
+
+    if profile_file is not None:
+        return api.plan(job, api.read_profile(profile_file)), f"from {profile_file}"
+    cache = ProfileCache(cache_folder(os.environ))
+    kept = None if measure else cache.find(job)
+    if kept is not None:
+        return api.plan(job, kept[0]), f"measured on this machine {age(kept[1])} ago; --measure does it again"
+    with _busy(f"measuring the layers of {job.model.type} ..."):
+        report = api.plan(job, import_path=folder)
+    try:
+        cache.keep(job, report.profile)
+    except OSError as error:
+        click.echo(f"planaria: warning: the profile could not be kept: {error}", err=True)
+    return report, "measured on this machine now"
+
+
+def _busy(what: str) -> AbstractContextManager[object]:
+    """A sign of life on standard error, where it is a terminal."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    return console.status(what) if console.is_terminal else nullcontext()
 
 
 @cli.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--to", "target", required=True, type=click.Path(path_type=Path), help="Folder to write.")
 def export(run: Path, target: Path) -> int:
-    """Write the last checkpoint of the run folder RUN as a Hugging Face folder."""
+    """Write RUN's last checkpoint as a Hugging Face folder.
+
+    RUN is a run folder, for instance runs/demo. `from_pretrained` of transformers loads what is written.
+    """
     from planaria.observe.run_folder import RunFolder
 
     RunFolder.open(run)

@@ -1,12 +1,15 @@
 """The progress of a run on a terminal: a live panel where there is one, plain lines otherwise.
 
-It shows what records say and computes nothing of its own but the time left.
+What happens to the run (losses, plans, recoveries) is a line each that stays; on a terminal a panel below them shows
+where the run stands. It shows what records say and computes nothing of its own but the time left.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
+import textwrap
 import time
 from collections import deque
 from collections.abc import Callable
@@ -14,7 +17,16 @@ from typing import IO, TYPE_CHECKING
 
 from planaria.job.settings import Job
 from planaria.observe.run_folder import RunFolder
-from planaria.observe.wording import counted, duration, picture, rate, recovery_sentence, sentence
+from planaria.observe.wording import (
+    counted,
+    crowding,
+    duration,
+    layer_range,
+    picture,
+    rate,
+    recovery_sentence,
+    sentence,
+)
 from planaria.protocol.records import (
     AnyRecord,
     NodeJoined,
@@ -38,8 +50,9 @@ Clock = Callable[[], float]
 _LINES_IN_A_RUN = 60
 _LEAST_GAP_S = 1.0
 _LONGEST_GAP_S = 20.0
-_MESSAGES_SHOWN = 6
 _STEPS_FOR_ETA = 20
+_PIPELINES_SHOWN = 6
+_RECOVERIES_SHOWN = 10
 
 
 class Progress:
@@ -53,6 +66,7 @@ class Progress:
         stream: IO[str] | None = None,
         live: bool | None = None,
         clock: Clock = time.monotonic,
+        num_cores: int | None = None,
     ) -> None:
         """Makes a display that has not started.
 
@@ -62,13 +76,15 @@ class Progress:
             stream: to write to; standard error by default.
             live: a live panel (True) or plain lines (False); by default, whether the stream is a terminal.
             clock: seconds; paces the plain lines.
+            num_cores: that this process may use; by default, as the system says.
         """
+        cores = len(os.sched_getaffinity(0)) if num_cores is None else num_cores
         self._stream = stream if stream is not None else sys.stderr
         self._view: _PlainLines | _LivePanel
         if self._stream.isatty() if live is None else live:
-            self._view = _LivePanel(job, folder, self._stream)
+            self._view = _LivePanel(job, folder, self._stream, cores)
         else:
-            self._view = _PlainLines(job, folder, self._stream, clock)
+            self._view = _PlainLines(job, folder, self._stream, cores, clock)
 
     def __enter__(self) -> Progress:
         self._view.start()
@@ -90,14 +106,14 @@ class Progress:
 class _PlainLines:
     """One line for each thing that happens, and for some of the steps."""
 
-    def __init__(self, job: Job, folder: RunFolder, stream: IO[str], clock: Clock) -> None:
+    def __init__(self, job: Job, folder: RunFolder, stream: IO[str], num_cores: int, clock: Clock) -> None:
         self._stream = stream
         self._clock = clock
         self._num_steps = job.train.steps
+        self._news = _News(job, num_cores)
         self._ending = _Ending(job, folder)
         self._every = max(1, job.train.steps // _LINES_IN_A_RUN)
         self._last_line: tuple[int, float] | None = None
-        self._has_plan = False
 
     def start(self) -> None:
         """Nothing to prepare."""
@@ -107,18 +123,14 @@ class _PlainLines:
 
     def show(self, record: AnyRecord) -> None:
         self._ending.note(record)
-        if isinstance(record, StepCommitted):
-            if self._is_due(record.step):
-                self._print(_step_line(record, self._num_steps))
-                self._last_line = record.step, self._clock()
+        for line, _ in self._news.lines(record):
+            self._print(line)
+        if isinstance(record, StepCommitted) and self._is_due(record.step):
+            self._print(_step_line(record, self._num_steps))
+            self._last_line = record.step, self._clock()
         elif isinstance(record, RunEnded):
             for last in self._ending.lines(record):
                 self._print(last)
-        elif isinstance(record, NodeJoined) and not self._has_plan:
-            pass  # The nodes that the job starts with are news to nobody.
-        elif (line := sentence(record)) is not None:
-            self._has_plan |= isinstance(record, PlanTaken)
-            self._print(line)
 
     def _is_due(self, step: int) -> bool:
         if self._last_line is None or step == self._num_steps:
@@ -131,19 +143,49 @@ class _PlainLines:
         print(line, file=self._stream, flush=True)
 
 
-class _LivePanel:
-    """A panel that is redrawn in place, with the last few messages; the end is printed below it."""
+class _News:
+    """What is told of a record, apart from steps and the end: lines, each with its style."""
 
-    def __init__(self, job: Job, folder: RunFolder, stream: IO[str]) -> None:
+    def __init__(self, job: Job, num_cores: int) -> None:
+        self._crowding = crowding(job, num_cores)
+        self._has_plan = False
+
+    def lines(self, record: AnyRecord) -> list[tuple[str, str]]:
+        if isinstance(record, NodeJoined) and not self._has_plan:
+            return []  # The nodes that the job starts with are news to nobody.
+        line = sentence(record)
+        told = [] if line is None else [(line, _style(record))]
+        if isinstance(record, PlanTaken) and not self._has_plan:
+            self._has_plan = True
+            told += [] if self._crowding is None else [(self._crowding, "dim")]
+        return told
+
+
+def _style(record: AnyRecord) -> str:
+    match record:
+        case NodeLost():
+            return "red"
+        case Recovered() | NodeJoined():
+            return "green"
+        case Note(level="warning") | Restored():
+            return "yellow"
+        case _:
+            return "dim"
+
+
+class _LivePanel:
+    """A panel that is redrawn in place below the lines that stay; the end is printed below it."""
+
+    def __init__(self, job: Job, folder: RunFolder, stream: IO[str], num_cores: int) -> None:
         self._job = job
         self._folder = folder
         self._stream = stream
+        self._news = _News(job, num_cores)
         self._ending = _Ending(job, folder)
         self._plan: PlanTaken | None = None
         self._step: StepCommitted | None = None
         self._live_nodes: int | None = None
         self._recent_s: deque[float] = deque(maxlen=_STEPS_FOR_ETA)
-        self._messages: deque[tuple[str, str, frozenset[int]]] = deque(maxlen=_MESSAGES_SHOWN)
         self._console: Console | None = None
         self._live: Live | None = None
 
@@ -168,47 +210,31 @@ class _LivePanel:
 
     def show(self, record: AnyRecord) -> None:
         self._ending.note(record)
+        for line, style in self._news.lines(record):
+            self._print(line, style)
         match record:
             case StepCommitted():
                 self._step = record
                 self._live_nodes = record.live_nodes
                 self._recent_s.append(record.duration_s)
             case PlanTaken():
-                if self._plan is not None:
-                    self._say(record, "dim")
                 self._plan = record
-            case NodeLost():
+            case NodeLost() | NodeJoined():
                 self._live_nodes = record.live_nodes
-                self._say(record, "red", frozenset((record.node,)))
-            case Recovered():
-                self._replace_losses(frozenset(record.recovery.lost_nodes))
-                self._say(record, "green")
-            case NodeJoined():
-                self._live_nodes = record.live_nodes
-                if self._plan is not None:
-                    self._say(record, "green")
             case RunEnded():
-                self._close(record)
-            case Note(level="warning") | Restored():
-                self._say(record, "yellow")
+                self.stop()
+                for line in self._ending.lines(record):
+                    self._print(line, "")
             case _:
-                self._say(record, "dim")
+                pass
 
-    def _say(self, record: AnyRecord, style: str, lost: frozenset[int] = frozenset()) -> None:
-        if (line := sentence(record)) is not None:
-            self._messages.append((line, style, lost))
-
-    def _replace_losses(self, nodes: frozenset[int]) -> None:
-        """A recovery says all that the losses said, and what came of them."""
-        kept = [message for message in self._messages if not message[2] or not message[2] <= nodes]
-        self._messages.clear()
-        self._messages.extend(kept)
-
-    def _close(self, record: RunEnded) -> None:
-        self.stop()
+    def _print(self, line: str, style: str) -> None:
         if self._console is not None:
-            for line in self._ending.lines(record):
-                self._console.print(line, markup=False, soft_wrap=True)
+            width = max(40, self._console.width)
+            folded = textwrap.fill(
+                line, width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+            )
+            self._console.print(folded, style=style, markup=False, soft_wrap=True)
 
     def _render(self) -> RenderableType:
         from rich.console import Group
@@ -217,10 +243,26 @@ class _LivePanel:
 
         rows: list[RenderableType] = [self._bar_row(), Text.assemble(*self._figures(), overflow="ellipsis")]
         if self._plan is not None:
-            shape = picture(self._plan.pipelines)
-            rows.append(Text.assemble(("plan   ", "dim"), shape, no_wrap=True, overflow="ellipsis"))
-        rows.extend(Text.assemble(("· ", "dim"), (line, style), overflow="fold") for line, style, _ in self._messages)
+            rows.extend(Text.assemble(*row, no_wrap=True, overflow="ellipsis") for row in self._pipelines(self._plan))
         return Padding(Group(*rows), (0, 1))
+
+    def _pipelines(self, plan: PlanTaken) -> list[list[tuple[str, str]]]:
+        """A row a pipeline; where they are many, their shapes in one row."""
+        if len(plan.pipelines) > _PIPELINES_SHOWN:
+            return [[("plan   ", "dim"), (picture(plan.pipelines), "")]]
+        per_node = self._job.cluster.devices_per_node
+        rows = []
+        for number, (stages, share) in enumerate(zip(plan.pipelines, plan.microbatches, strict=True)):
+            style = "" if share else "dim"
+            row = [(f"pipeline {number}   ", "dim")]
+            for place, (worker, first, end) in enumerate(stages):
+                device = f".{worker % per_node}" if per_node > 1 else ""
+                row.append((" → " if place else "", "dim"))
+                row.append((f"node {worker // per_node}{device}", style))
+                row.append((f" [{layer_range(first, end)}]", "cyan" if share else "dim"))
+            row.append((f"   {counted(share, 'microbatch')}", "dim"))
+            rows.append(row)
+        return rows
 
     def _bar_row(self) -> RenderableType:
         from rich.progress_bar import ProgressBar
@@ -242,16 +284,18 @@ class _LivePanel:
         return steps * statistics.median(self._recent_s)
 
     def _figures(self) -> list[tuple[str, str]]:
-        nodes = self._live_nodes if self._live_nodes is not None else self._job.cluster.nodes
-        of = self._job.cluster.nodes
         figures = [] if self._step is None else [
             ("loss   ", "dim"), (f"{self._step.loss:.4f}", "bold"),
             ("   ", ""), (rate(self._step.tokens_per_s), ""),
             ("   ", ""), (f"{duration(self._step.duration_s)} a step   ", ""),
         ]  # fmt: skip
-        figures.append((f"{nodes} of {of} nodes", "" if nodes >= of else "yellow"))
         if self._plan is not None:
-            figures.append((f"   generation {self._plan.generation}", "dim"))
+            of = self._job.cluster.nodes
+            nodes = self._live_nodes if self._live_nodes is not None else of
+            figures.append((f"{nodes} of {of} nodes", "" if nodes >= of else "yellow"))
+            figures.append((f"   plan {self._plan.generation}", "dim"))
+        elif self._step is not None:
+            figures.append(("one process, no plan", "dim"))
         return figures
 
 
@@ -262,11 +306,14 @@ class _Ending:
         self._num_steps = job.train.steps
         self._folder = folder
         self._step: StepCommitted | None = None
+        self._live_nodes = 0
         self._recoveries: list[Recovery] = []
 
     def note(self, record: AnyRecord) -> None:
         if isinstance(record, StepCommitted):
             self._step = record
+        elif isinstance(record, NodeJoined | NodeLost):
+            self._live_nodes = record.live_nodes
         elif isinstance(record, Recovered):
             self._recoveries.append(record.recovery)
 
@@ -274,23 +321,30 @@ class _Ending:
         facts = [f"{ended.steps} of {self._num_steps} steps"]
         if self._step is not None:
             facts.append(f"loss {self._step.loss:.4f}")
-            facts.append(f"{counted(self._step.live_nodes, 'node')} live")
-        facts.append(counted(len(self._recoveries), "recovery"))
+        if self._step is None or not _is_reference(self._step):
+            facts.append(f"{counted(self._live_nodes, 'node')} live")
+            facts.append(counted(len(self._recoveries), "recovery"))
         facts.append(f"{counted(ended.skipped_microbatches, 'microbatch')} skipped")
         facts.append(f"{ended.duplicated_microbatches} counted twice")
         lines = [f"{ended.status.value}: {', '.join(facts)}"]
         if ended.message and ended.status is not RunStatus.COMPLETED:
             lines.append(f"  {ended.message}")
-        lines.extend(f"  {recovery_sentence(recovery)}" for recovery in self._recoveries)
+        last = self._recoveries[-_RECOVERIES_SHOWN:]
+        if len(self._recoveries) > len(last):
+            lines.append(f"  the last {len(last)} recoveries (summary.json has all):")
+        lines.extend(f"  {recovery_sentence(recovery)}" for recovery in last)
         lines.append(f"run folder: {self._folder.path}")
         return lines
 
 
 def _step_line(step: StepCommitted, num_steps: int) -> str:
-    return (
-        f"step {step.step}/{num_steps}  loss {step.loss:.4f}  {rate(step.tokens_per_s)}  "
-        f"{counted(step.live_nodes, 'node')}  generation {step.generation}"
-    )
+    where = "" if _is_reference(step) else f"  {counted(step.live_nodes, 'node')}  plan {step.generation}"
+    return f"step {step.step}/{num_steps}  loss {step.loss:.4f}  {rate(step.tokens_per_s)}{where}"
+
+
+def _is_reference(step: StepCommitted) -> bool:
+    """Generations count from 1; what runs in one process has none."""
+    return step.generation == 0
 
 
 def _escaped(text: str) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
+from planaria.job.settings import Device, Job
 from planaria.protocol.records import (
     AnyRecord,
     CheckpointSaved,
@@ -25,14 +27,12 @@ def sentence(record: AnyRecord) -> str | None:
         case NodeJoined():
             return f"node {record.node} joined, {counted(record.live_nodes, 'node')} live"
         case NodeLost():
-            return (
-                f"node {record.node} lost at step {record.step} "
-                f"({_cause(record.cause, record.detect_ms)}), {counted(record.live_nodes, 'node')} live"
-            )
+            seen = _cause(record.cause, record.detect_ms)
+            return f"step {record.step}: node {record.node} lost ({seen}), {counted(record.live_nodes, 'node')} live"
         case PlanTaken():
             return _plan_sentence(record)
         case Recovered():
-            return recovery_sentence(record.recovery)
+            return f"recovered: {recovery_sentence(record.recovery)}"
         case CheckpointSaved():
             return f"checkpoint of step {record.step} saved in {duration(record.seconds)}: {record.folder}"
         case Restored():
@@ -45,28 +45,44 @@ def sentence(record: AnyRecord) -> str | None:
 
 def recovery_sentence(recovery: Recovery) -> str:
     """One loss and what it cost, in one line."""
-    nodes = ", ".join(map(str, recovery.lost_nodes))
     many = "s" if len(recovery.lost_nodes) > 1 else ""
+    nodes = ", ".join(map(str, recovery.lost_nodes))
     if recovery.microbatches_rerun:
-        rerun = f"{recovery.microbatches_rerun} of {recovery.microbatches_per_step} microbatches run again"
+        rerun = f"{recovery.microbatches_rerun} of {recovery.microbatches_per_step} microbatches ran again"
     else:
         rerun = "no microbatch had to run again"
     return (
-        f"node{many} {nodes} lost at step {recovery.step} ({_cause(recovery.cause, recovery.detect_ms)}): "
-        f"{rerun}; step committed {duration(recovery.resume_ms / 1e3)} later"
+        f"step {recovery.step} committed {duration(recovery.resume_ms / 1e3)} after the loss of node{many} {nodes} "
+        f"({_cause(recovery.cause, recovery.detect_ms)}); {rerun}"
     )
 
 
 def picture(pipelines: Sequence[Sequence[tuple[int, int, int]]]) -> str:
-    """Pipelines by their stages' layers, for instance "[0-3|4-7] [0-7]"."""
-    return " ".join("[" + "|".join(_layers(first, end) for _, first, end in stages) + "]" for stages in pipelines)
+    """Pipelines by their stages' layers, for instance "[0-7] 2x[0-3|4-7]"; equal neighbours are counted."""
+    shapes = ["[" + "|".join(layer_range(first, end) for _, first, end in stages) + "]" for stages in pipelines]
+    runs = [(shape, len(list(equal))) for shape, equal in itertools.groupby(shapes)]
+    return " ".join(shape if count == 1 else f"{count}x{shape}" for shape, count in runs)
+
+
+def layer_range(first: int, end: int) -> str:
+    """Layers by their first and last, for instance "4-7"."""
+    return f"{first}" if end - first == 1 else f"{first}-{end - 1}"
+
+
+def crowding(job: Job, num_cores: int) -> str | None:
+    """What to know where the workers of this machine have less than a core each; None where they have enough."""
+    workers = job.cluster.nodes * job.cluster.devices_per_node
+    if job.cluster.device is not Device.CPU or workers <= num_cores:
+        return None
+    cores = counted(num_cores, "core")
+    return f"{workers} workers share the {cores} of this machine: steps take longer than expected of {workers} machines"
 
 
 def counted(number: int, noun: str) -> str:
     """A number with its noun: "1 node", "2 batches", "2 recoveries"."""
     if number == 1:
         return f"1 {noun}"
-    if noun.endswith("y"):
+    if noun.endswith("y") and not noun.endswith("ay"):
         return f"{number} {noun[:-1]}ies"
     return f"{number} {noun}es" if noun.endswith("ch") else f"{number} {noun}s"
 
@@ -86,6 +102,14 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def age(seconds: float) -> str:
+    """A time gone by, in its largest unit: "3 minutes"."""
+    for limit, noun in ((86_400, "day"), (3_600, "hour"), (60, "minute")):
+        if seconds >= limit:
+            return counted(int(seconds // limit), noun)
+    return counted(int(seconds), "second")
+
+
 def rate(tokens_per_s: float) -> str:
     """Tokens a second, for instance "41.2k tok/s"."""
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -95,18 +119,17 @@ def rate(tokens_per_s: float) -> str:
 
 
 def _cause(cause: str, detect_ms: float | None) -> str:
-    return cause if detect_ms is None else f"{cause}, {duration(detect_ms / 1e3)}"
-
-
-def _layers(first: int, end: int) -> str:
-    return f"{first}" if end - first == 1 else f"{first}-{end - 1}"
+    return cause if detect_ms is None else f"{cause}, seen after {duration(detect_ms / 1e3)}"
 
 
 def _plan_sentence(plan: PlanTaken) -> str:
+    if plan.purpose == "finish step":
+        return f"plan {plan.generation} finishes step {plan.step}. {plan.reason}"
+    beginning = {"start": "", "restore": f" restarts at step {plan.step}"}.get(plan.purpose, f" from step {plan.step}")
     moved = f", {size(plan.transfer_bytes)} to move" if plan.transfer_bytes else ""
-    spread = "+".join(map(str, plan.microbatches))
     return (
-        f"plan {plan.generation} ({plan.purpose}): {picture(plan.pipelines)}, {spread} microbatches, "
+        f"plan {plan.generation}{beginning}: {picture(plan.pipelines)}, "
+        f"{'+'.join(map(str, plan.microbatches))} microbatches, "
         f"{duration(plan.estimated_step_s)} a step expected{moved}. {plan.reason}"
     )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from xml.sax.saxutils import escape
 
 from planaria.plan.cells import Cell, CellKind, Timeline, cells, label, milliseconds, rows, tick_s
@@ -11,11 +12,21 @@ from planaria.plan.plan import Plan
 _FILL = {CellKind.FORWARD: "░", CellKind.BACKWARD: "▓", CellKind.SYNC: "≈"}
 
 
-def terminal(timeline: Timeline, plan: Plan, width: int) -> str:
-    """The schedule as plain text, at most `width` characters wide (but never less than 40).
+Paint = Callable[[CellKind, str], str]
+"""Gives the text of a cell its colour; the text is as long as the cell is wide."""
+
+
+def terminal(timeline: Timeline, plan: Plan, width: int, *, paint: Paint | None = None) -> str:
+    """The schedule as text, at most `width` characters wide (but never less than 40).
 
     Each cell begins with its microbatch's number where there is room. Syncs run beside compute; they are
     shown where a worker would else be idle.
+
+    Args:
+        timeline: of a step.
+        plan: that it belongs to.
+        width: of the terminal, in characters.
+        paint: colours the cells; without it they are told apart by what they are filled with.
     """
     names = [(number, worker, label(plan, worker)) for number, worker in rows(plan)]
     margin = max(len(name) for _, _, name in names) + 4
@@ -25,10 +36,12 @@ def terminal(timeline: Timeline, plan: Plan, width: int) -> str:
     for number, worker, name in names:
         if number is not None:
             lines.append(f"pipeline {number}" + _share(plan, number))
-        lines.append(f"  {name:<{margin - 4}} │" + _row(cells(timeline.spans[worker]), columns, scale).rstrip())
+        lines.append(f"  {name:<{margin - 4}} │" + _row(cells(timeline.spans[worker]), columns, scale, paint))
     lines.append(" " * (margin - 1) + "└" + "─" * columns)
     lines.append(" " * margin + _axis(timeline.step_time_s, columns, scale))
-    lines.append("  ░ forward  ▓ backward  ≈ sync  numbers: microbatches")
+    swatches = {kind: fill if paint is None else paint(kind, "  ") for kind, fill in _FILL.items()}
+    words = "  ".join(f"{swatch} {kind.value}" for kind, swatch in swatches.items())
+    lines.append(f"  {words}  numbers: microbatches")
     return "\n".join(lines)
 
 
@@ -38,19 +51,24 @@ def _share(plan: Plan, number: int) -> str:
     return f": {count} microbatch{'es' if count != 1 else ''}" if count else ""
 
 
-def _row(boxes: tuple[Cell, ...], columns: int, scale: float) -> str:
-    row = [" "] * columns
+def _row(boxes: tuple[Cell, ...], columns: int, scale: float, paint: Paint | None) -> str:
+    row: list[tuple[str, Cell | None]] = [(" ", None)] * columns
     for box in sorted(boxes, key=lambda box: box.kind is not CellKind.SYNC):
         start = min(round(box.start_s * scale), columns - 1)
         end = min(max(round(box.end_s * scale), start + 1), columns)
         text = str(box.number) if box.kind is not CellKind.SYNC and len(str(box.number)) <= end - start else ""
-        row[start:end] = text + _FILL[box.kind] * (end - start - len(text))
-    return "".join(row)
+        fill = _FILL[box.kind] if paint is None else " "
+        row[start:end] = [(character, box) for character in text.ljust(end - start, fill)]
+    texts = []
+    for cell, characters in itertools.groupby(row, key=lambda place: place[1]):
+        text = "".join(character for character, _ in characters)
+        texts.append(text if cell is None or paint is None else paint(cell.kind, text))
+    return "".join(texts).rstrip()
 
 
 def _axis(step_time_s: float, columns: int, scale: float) -> str:
     axis = [" "] * (columns + 12)
-    end = f"{milliseconds(step_time_s)} ms"
+    end = f"{step_time_s * 1e3:.3g} ms"
     tick = tick_s(step_time_s, max(1, columns // 12))
     for number in range(int(step_time_s / tick) + 1) if scale else ():
         text, at = milliseconds(number * tick), round(number * tick * scale)
@@ -92,7 +110,7 @@ def svg(timeline: Timeline, plan: Plan) -> str:
     )
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {view} role="img"><style>{style}</style>'
     background = '<rect width="100%" height="100%" fill="#ffffff"/>'
-    title = f"<title>One step of {milliseconds(timeline.step_time_s)} ms</title>"
+    title = f"<title>One step of {timeline.step_time_s * 1e3:.3g} ms</title>"
     return "\n".join([head, title, background, *body, "</svg>"]) + "\n"
 
 
@@ -107,7 +125,7 @@ def _svg_cell(box: Cell, scale: float, left: int, y: int) -> Iterator[str]:
     is_sync = box.kind is CellKind.SYNC
     top, height = (y + _BAR + 1, _SYNC_BAR) if is_sync else (y, _BAR)
     what = f"{_WORDS[box.kind]}, {'group' if is_sync else 'microbatch'} {box.number}"
-    when = f"{milliseconds(box.start_s)} to {milliseconds(box.end_s)} ms"
+    when = f"{box.start_s * 1e3:.4g} to {box.end_s * 1e3:.4g} ms"
     yield (
         f'<rect x="{x:.2f}" y="{top}" width="{width:.2f}" height="{height}" fill="{_COLOURS[box.kind]}" '
         f'stroke="#ffffff" stroke-width="0.6"><title>{what}: {when}</title></rect>'

@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 
-from planaria.plan.errors import TooFewNodes
 from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
 from planaria.plan.validate import validate
 from planaria.policy.proposal import Policy, Proposal
@@ -124,6 +123,7 @@ class Coordinator:
         self._exponents = self._exponents_of(settings.resume)
         self._addresses: dict[WorkerId, str] = {}
         self._gone: set[NodeId] = set()
+        self._placed_without = 0
         self._unready: set[WorkerId] = set()
         self._ballot: Ballot | None = None
         self._salvage = Salvage()
@@ -315,6 +315,7 @@ class Coordinator:
         self._unready = set(plan.workers) if moves_state else set()
         if purpose is not Purpose.FINISH_STEP:
             self._step_began = self._now
+            self._placed_without = len(self._gone)
         message = PlanMessage(
             plan=plan,
             step=self.step,
@@ -356,7 +357,7 @@ class Coordinator:
             proposal = self.policy.reconfigure(
                 self.plan, lost=tuple(sorted(self._gone)), holders=holders, generation=self._next_generation()
             )
-        except TooFewNodes as error:
+        except PlanError as error:
             return self._save_then_end(RunStatus.EXHAUSTED, str(error))
         validate(proposal.plan, fault_tolerance=self.settings.fault_tolerance)
         if self._recovery is not None:
@@ -459,9 +460,8 @@ class Coordinator:
         return done or self._stopping or self._checkpoint_due(committed) or not self._plan_stands()
 
     def _plan_stands(self) -> bool:
-        """Whether the plan in force can go on: nobody lost, no pipeline broken."""
-        whole = all(pipeline.is_whole(self.plan.num_layers) for pipeline in self.plan.pipelines)
-        return whole and all(worker in self._addresses for worker in self.plan.workers)
+        """Whether the placement in force can go on: no node was lost since it was made."""
+        return self._placed_without == len(self._gone)
 
     def _checkpoint_due(self, committed: int) -> bool:
         every = self.settings.checkpoint_every

@@ -14,6 +14,7 @@ import torch
 
 from planaria.job.settings import Numerics
 from planaria.worker.layout import SMALL, Layout, Slot
+from planaria.worker.shared_memory import SharedVector
 
 HEADROOM = 12
 CHUNK = 32 * 1024
@@ -55,13 +56,21 @@ class Rounding:
 
 
 class Accumulator:
-    """What a worker has counted of one group in the step in progress. Intact until the next begins."""
+    """What a worker has counted of one group in the step in progress. Intact until the next begins.
+
+    Attributes:
+        total: flat sum, float64 (exact) or float32.
+        shared: where `total` lies when it is in host memory, so that co-owners on the same host read it in place.
+        is_empty: nothing is counted; `total` then holds what an earlier step left.
+        exponent: grid exponent of the step.
+    """
 
     def __init__(
         self, layout: Layout, numerics: Numerics, rounding: Rounding, contributions: int, device: torch.device
     ) -> None:
         dtype = torch.float64 if numerics is Numerics.EXACT else torch.float32
-        self.total = torch.zeros(layout.size, dtype=dtype, device=device)
+        self.shared = SharedVector(layout.size, dtype) if device.type == "cpu" and layout.size else None
+        self.total = torch.zeros(layout.size, dtype=dtype, device=device) if self.shared is None else self.shared.tensor
         self.is_empty = True
         self.exponent = 0
         self._layout = layout

@@ -196,7 +196,7 @@ class Agent:
         self._interpreter.adopt(message, continues=continues)
 
     def _load_state(self, message: PlanMessage) -> None:
-        self._mailbox.clear()
+        self._mailbox.forget_older_plans(message.plan.generation)
         self._holdings.forget_all()
         groups = message.plan.groups_of.get(self._settings.worker, ())
         manifest = None

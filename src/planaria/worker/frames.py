@@ -73,11 +73,11 @@ def read_into(sock: socket.socket, view: memoryview) -> None:
         view = view[count:]
 
 
-def read_control(sock: socket.socket) -> bytes:
+def read_control(sock: socket.socket, limit_bytes: int = MAX_FRAME_BYTES) -> bytes:
     """Body of the next control frame. Raises EOFError at the end, FrameError when it is too long."""
     (size,) = _LENGTH.unpack(read_exactly(sock, _LENGTH.size))
-    if size > MAX_FRAME_BYTES:
-        raise FrameError(f"a control frame of {size} bytes is over the limit of {MAX_FRAME_BYTES}")
+    if size > limit_bytes:
+        raise FrameError(f"a control frame of {size} bytes is over the limit of {limit_bytes}")
     return read_exactly(sock, size)
 
 

@@ -128,7 +128,7 @@ class Interpreter:
         self._holdings.compute.forget(lambda work: False)
         self._holdings.begin_step(exponents)
         self._sync.begin_step(self._plan, step)
-        self._mailbox.forget_before(step)
+        self._mailbox.forget_before(step, self._plan.generation)
         self._fill()
 
     def _fill(self) -> None:

@@ -27,6 +27,8 @@ class Kind:
     ACTIVATION = "a"
     GRADIENT = "g"
     SUM = "s"
+    SHARED_SUM = "m"
+    """Where a sum lies in the memory of this host, in place of the sum itself."""
     STATE = "t"
 
 
@@ -62,12 +64,14 @@ class Mailbox:
         self._data: dict[Key, tuple[torch.Tensor, ...]] = {}
         self._orders: deque[ControlEvent] = deque()
         self._lowest_step = 0
+        self._generation = -1
         self._arrivals = 0
         self._error: BaseException | None = None
 
     def put(self, key: Key, tensors: tuple[torch.Tensor, ...]) -> None:
         with self.condition:
-            if key.step < self._lowest_step:
+            # What a newer plan sends may be for an earlier step: the job went back, and the news of it comes later.
+            if key.step < self._lowest_step and key.epoch <= self._generation:
                 return
             self._data[key] = tensors
             self._arrivals += 1
@@ -132,18 +136,23 @@ class Mailbox:
         with self.condition:
             return self._data.pop(key, None)
 
-    def forget_before(self, step: int) -> None:
-        """Drop what arrived, or still arrives, for steps before this one."""
+    def forget_before(self, step: int, generation: int) -> None:
+        """Drop what arrived, or still arrives, for steps before this one, unless a plan after this generation sent it."""
         with self.condition:
-            self._lowest_step = step
-            for key in [key for key in self._data if key.step < step]:
-                del self._data[key]
+            self._lowest_step, self._generation = step, generation
+            self._drop(lambda key: key.step < step and key.epoch <= generation)
 
-    def clear(self) -> None:
-        """Drop all data: the job went back to an earlier step."""
+    def forget_older_plans(self, generation: int) -> None:
+        """Drop what plans before this generation sent: the job went back to an earlier state.
+
+        What peers send under the new plan may be here already, before this worker has heard of it.
+        """
         with self.condition:
-            self._data.clear()
-            self._lowest_step = 0
+            self._drop(lambda key: key.epoch < generation)
+
+    def _drop(self, unwanted: Callable[[Key], bool]) -> None:
+        for key in [key for key in self._data if unwanted(key)]:
+            del self._data[key]
 
     def __len__(self) -> int:
         return len(self._data)

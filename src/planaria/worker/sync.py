@@ -1,8 +1,10 @@
 """Sums of gradients across the owners of each group, by messages between owners alone.
 
 Every owner sends its accumulator to every other owner and adds what arrives, in worker order, into a second buffer.
-So an accumulator is intact until the step is committed, and a death inside a sync destroys nothing. The thread that
-computes does the adding, where it would otherwise wait; sending and receiving go on beside it.
+Owners on one host send only where it lies, and read it in place: nobody writes to an accumulator between its sync
+and the commit, except for a plan whose sync epoch makes the old sum void. So an accumulator is intact until the step
+is committed, and a death inside a sync destroys nothing. The thread that computes does the adding, where it would
+otherwise wait; sending and receiving go on beside it.
 """
 
 from __future__ import annotations
@@ -12,9 +14,10 @@ from dataclasses import dataclass, field
 import torch
 
 from planaria.plan.plan import Plan, WorkerId
-from planaria.worker.accumulator import total_gradient
+from planaria.worker.accumulator import Accumulator, total_gradient
 from planaria.worker.holdings import Holdings
 from planaria.worker.mailbox import Key, Kind, Mailbox
+from planaria.worker.shared_memory import SharedReader
 from planaria.worker.transport import Transport
 
 
@@ -38,11 +41,14 @@ class Sync:
         self._holdings = holdings
         self._transport = transport
         self._mailbox = mailbox
+        self._reader = SharedReader()
         self._sums: dict[int, _Sum] = {}
         self._step = 0
         self._plan: Plan | None = None
 
     def begin_step(self, plan: Plan, step: int) -> None:
+        if plan is not self._plan:
+            self._reader.keep_only(set(plan.workers))
         self._plan, self._step = plan, step
         self._sums.clear()
 
@@ -57,13 +63,20 @@ class Sync:
             return
         owners = self._plan.owners_of[group]
         accumulator = self._holdings.accumulator(group)
-        payload = () if accumulator.is_empty else (accumulator.total,)
         others = [owner for owner in owners if owner != self._worker]
-        key = Key(Kind.SUM, self._worker, self._step, epoch, group, 0)
         for owner in others:
-            self._transport.send(owner, key, payload)
-        parts = {self._worker: accumulator.total} if payload else {}
+            self._send(owner, group, epoch, accumulator)
+        parts = {} if accumulator.is_empty else {self._worker: accumulator.total}
         self._sums[group] = _Sum(epoch, round_, others, parts)
+
+    def _send(self, owner: WorkerId, group: int, epoch: int, accumulator: Accumulator) -> None:
+        kind = Kind.SUM
+        payload: tuple[torch.Tensor, ...] = (accumulator.total,)
+        if accumulator.is_empty:
+            payload = ()
+        elif accumulator.shared is not None and self._transport.is_on_this_host(owner):
+            kind, payload = Kind.SHARED_SUM, (accumulator.shared.address(),)
+        self._transport.send(owner, Key(kind, self._worker, self._step, epoch, group, 0), payload)
 
     def progress(self) -> bool:
         """Do one piece of what can be done without waiting; False when there is nothing."""
@@ -75,12 +88,22 @@ class Sync:
 
     def _collect(self, group: int, pending: _Sum) -> bool:
         for owner in list(pending.missing):
-            arrived = self._mailbox.poll(Key(Kind.SUM, owner, self._step, pending.epoch, group, 0))
-            if arrived is not None:
+            part = self._arrived(owner, group, pending.epoch)
+            if part is not None:
                 pending.missing.remove(owner)
-                if arrived:
-                    pending.parts[owner] = arrived[0]
+                if part.numel():
+                    pending.parts[owner] = part
         return not pending.missing
+
+    def _arrived(self, owner: WorkerId, group: int, epoch: int) -> torch.Tensor | None:
+        """The owner's part if it is here; empty when it counted nothing."""
+        sent = self._mailbox.poll(Key(Kind.SUM, owner, self._step, epoch, group, 0))
+        if sent is not None:
+            return sent[0] if sent else torch.empty(0)
+        shared = self._mailbox.poll(Key(Kind.SHARED_SUM, owner, self._step, epoch, group, 0))
+        if shared is None:
+            return None
+        return self._reader.read(owner, group, shared[0], self._holdings.accumulator(group).total.dtype)
 
     def _finish(self, group: int, pending: _Sum) -> None:
         assert self._plan is not None

@@ -24,6 +24,7 @@ from planaria.worker.mailbox import Key, Mailbox
 _GREETING: Final = b"planaria-data-1"
 CONNECT_TIMEOUT_S: Final = 5.0
 MAX_PAYLOAD_BYTES: Final = 1 << 36
+GREETING_LIMIT_BYTES: Final = 4096
 
 
 class _Peer:
@@ -127,6 +128,9 @@ class Transport:
             self._peers.pop(worker).close()
         self._addresses = dict(addresses)
 
+    def is_on_this_host(self, peer: WorkerId) -> bool:
+        return self._addresses[peer].rpartition(":")[0] == self._host
+
     def connect(self, peer: WorkerId) -> _Peer:
         found = self._peers.get(peer)
         if found is None:
@@ -150,24 +154,34 @@ class Transport:
 
     def _receive(self, sock: socket.socket) -> None:
         """Read one peer's messages until it closes. Whoever does not greet with the token is refused."""
+        with sock:
+            sender = self._greeted(sock)
+            if sender is None:
+                return
+            try:
+                while True:
+                    key, tensors = read_data(sock, MAX_PAYLOAD_BYTES)
+                    if key.sender != sender:
+                        raise FrameError(f"worker {sender} sent a message in the name of {key.sender}")
+                    self._mailbox.put(key, tensors)
+            except (EOFError, OSError):
+                return  # the peer is gone, or the plan has no more use for it
+            except Exception as error:
+                self._mailbox.put_error(error)
+
+    def _greeted(self, sock: socket.socket) -> int | None:
+        """Who is at the other end; None when it does not show the job's token in time."""
         try:
             sock.settimeout(CONNECT_TIMEOUT_S)
-            greeting, _, rest = read_control(sock).partition(b" ")
+            greeting, _, rest = read_control(sock, GREETING_LIMIT_BYTES).partition(b" ")
             sender, _, token = rest.partition(b" ")
             if greeting != _GREETING or not hmac.compare_digest(token, self._token.encode()):
-                return
+                return None
             sock.settimeout(None)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            while True:
-                key, tensors = read_data(sock, MAX_PAYLOAD_BYTES)
-                if key.sender != int(sender):
-                    raise FrameError(f"worker {int(sender)} sent a message in the name of {key.sender}")
-                self._mailbox.put(key, tensors)
-        except (EOFError, OSError, FrameError, ValueError):
-            # Closed, reset or nonsense: the connection ends, and with it what was half read.
-            return
-        finally:
-            sock.close()
+            return int(sender)
+        except (EOFError, OSError, ValueError):
+            return None
 
     def close(self) -> None:
         if self._listener is not None:

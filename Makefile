@@ -1,0 +1,73 @@
+# make demo    trains a small GPT-2 on seven worker processes, kills two of them, and compares with one process alone
+# make test    linters, types, import rules and all tests
+# make help    the rest
+#
+# Everything is installed into .venv. PYTHON names the interpreter that makes it; pip reads its settings from the
+# environment as always.
+
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Machines without an NVIDIA GPU get this torch first, so that no CUDA packages come with the newest one.
+CPU_TORCH := torch==2.13.0
+# Tests run in two processes; each test file stays in one of them.
+PYTEST_WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint format docs bench clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.installed ## train the demo job while killing nodes, and compare with one process training alone
+	@$(BIN)/python scripts/demo.py
+
+test: lint ## linters, types, import rules and all tests
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
+
+lint: $(VENV)/.installed-dev ## linters, types and import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.installed-dev ## let ruff rewrite the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(VENV)/.installed-dev ## write the generated parts of docs/ again
+	$(BIN)/python scripts/job_file_reference.py
+	$(BIN)/python scripts/state_diagram.py
+
+bench: $(VENV)/.installed ## the measurements that docs/benchmarks.md describes; takes a while
+	$(BIN)/python benchmarks/all.py
+
+clean: ## remove .venv, caches and build products; run folders stay
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Stamp files: a second call installs nothing.
+
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "Planaria needs Python 3.10 or newer; $(PYTHON) is $$($(PYTHON) --version). Try make PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.torch: $(VENV)/.created
+	@if command -v nvidia-smi > /dev/null && nvidia-smi > /dev/null 2>&1; then \
+		echo "NVIDIA GPU found: torch comes with CUDA"; \
+	else \
+		set -x; $(BIN)/python -m pip install --quiet "$(CPU_TORCH)"; \
+	fi
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.torch pyproject.toml
+	$(BIN)/python -m pip install --quiet -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.torch pyproject.toml
+	$(BIN)/python -m pip install --quiet -e ".[dev]"
+	@touch $(VENV)/.installed $@

@@ -1,0 +1,92 @@
+"""Writes the reference of the job file into docs/job-file.md, from the settings' fields and docstrings."""
+
+from __future__ import annotations
+
+import enum
+import inspect
+import re
+import sys
+import types
+import typing
+
+import msgspec
+from generated import ROOT, write
+
+from planaria.job.settings import Job
+
+SCRIPT = "scripts/job_file_reference.py"
+WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false"}
+
+
+def reference() -> str:
+    """A table for each section, in the order of `Job`, those that must be given first."""
+    return "\n\n".join(_section(field.name, field.type, field.required) for field in msgspec.structs.fields(Job))
+
+
+def _section(name: str, section: type, required: bool) -> str:
+    described = _descriptions(section)
+    hints = typing.get_type_hints(section)
+    lines = [
+        f"## [{name}]{'' if required else ' (may be left out)'}",
+        "",
+        "| field | type | default | |",
+        "|---|---|---|---|",
+    ]
+    for field in msgspec.structs.fields(section):
+        default = "required" if field.required else _toml(field)
+        kind, text = _kind(hints[field.name]), described[field.name]
+        lines.append(f"| `{field.name}` | {kind} | {default} | {text} |")
+    return "\n".join(lines)
+
+
+def _descriptions(section: type) -> dict[str, str]:
+    """Field -> what the docstring's Attributes say of it."""
+    _, _, attributes = (inspect.getdoc(section) or "").partition("Attributes:\n")
+    found: dict[str, str] = {}
+    for line in inspect.cleandoc(attributes).splitlines():
+        field = re.match(r"(\w+): (.*)", line)
+        if field is not None:
+            name, text = field.groups()
+            found[name] = text
+        elif line.strip():
+            found[name] += f" {line.strip()}"
+    return found
+
+
+def _kind(hint: object) -> str:
+    """A type in a user's words."""
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return " or ".join(f'`"{member.value}"`' for member in hint)
+    if isinstance(hint, type) and hint in WORDS:
+        return WORDS[hint]
+    arguments = typing.get_args(hint)
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        return _kind(next(part for part in arguments if part is not types.NoneType))
+    return f"{len(arguments)} numbers" if typing.get_origin(hint) is tuple else "table"
+
+
+def _toml(field: msgspec.structs.FieldInfo) -> str:
+    """A default as one would write it in the job file."""
+    default = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
+    match default:
+        case None:
+            return ""
+        case enum.Enum():
+            return f'`"{default.value}"`'
+        case bool():
+            return f"`{str(default).lower()}`"
+        case str():
+            return f'`"{default}"`'
+        case tuple():
+            return f"`{list(default)}`"
+        case _:
+            return f"`{default}`"
+
+
+def main() -> int:
+    """Writes or checks the page."""
+    return write(ROOT / "docs" / "job-file.md", SCRIPT, reference())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

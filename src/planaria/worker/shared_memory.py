@@ -1,0 +1,68 @@
+"""Vectors that other workers of the same host can read in place, without a copy and without a file left behind.
+
+A vector lies in an anonymous memory file (memfd). A peer opens it through /proc/PID/fd; what it has mapped stays
+readable even when the owner dies. Whoever reads must know from elsewhere that the owner does not write meanwhile.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+
+import torch
+
+_serials = itertools.count(1)
+
+
+class SharedVector:
+    """A vector in shared memory, owned by this process.
+
+    Attributes:
+        tensor: flat, zeroed at first.
+        serial: unique within this process; a file descriptor's number is not.
+    """
+
+    def __init__(self, count: int, dtype: torch.dtype) -> None:
+        size = max(1, count * dtype.itemsize)
+        self.serial = next(_serials)
+        self._descriptor = os.memfd_create("planaria-sum", os.MFD_CLOEXEC)
+        os.ftruncate(self._descriptor, size)
+        self.tensor = torch.frombuffer(mmap.mmap(self._descriptor, size), dtype=dtype, count=count)
+
+    def address(self) -> torch.Tensor:
+        """What a peer needs to map it: int64 (pid, descriptor, serial, count)."""
+        return torch.tensor([os.getpid(), self._descriptor, self.serial, self.tensor.numel()])
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+
+class SharedReader:
+    """Maps peers' vectors, each once."""
+
+    def __init__(self) -> None:
+        self._mapped: dict[tuple[int, int], tuple[tuple[int, int], torch.Tensor]] = {}
+
+    def read(self, peer: int, item: int, address: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
+        """The peer's vector for `item`, in place; None when its owner is gone before it was mapped."""
+        pid, descriptor, serial, count = (int(number) for number in address)
+        known = self._mapped.get((peer, item))
+        if known is not None and known[0] == (pid, serial):
+            return known[1]
+        try:
+            opened = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            memory = mmap.mmap(opened, max(1, count * dtype.itemsize))
+        finally:
+            os.close(opened)
+        vector = torch.frombuffer(memory, dtype=dtype, count=count)
+        self._mapped[peer, item] = ((pid, serial), vector)
+        return vector
+
+    def keep_only(self, peers: set[int]) -> None:
+        """Unmap what belongs to workers that are no longer in the plan."""
+        for entry in [entry for entry in self._mapped if entry[0] not in peers]:
+            del self._mapped[entry]

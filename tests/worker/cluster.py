@@ -1,0 +1,611 @@
+"""A whole job in one process and in virtual time: the real coordinator, policy, agents, interpreters and sums, with a
+network, a clock and a death that a seed decides.
+
+Every worker is a thread, and exactly one thread runs at a time: whoever waits or computes hands over to the scheduler,
+which goes on with the earliest event. So a seed gives one history, races included, and a hang is an empty heap.
+Tensors are read when they are delivered, not when they are sent: whoever changes them too early is found out.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from planaria.checkpoint.manifest import read_manifest, weights_sha256, write_manifest
+from planaria.job.parse import job_fingerprint
+from planaria.job.settings import Job
+from planaria.launch.settings import planner_settings
+from planaria.model.load import load_model
+from planaria.plan.plan import Group, NodeId, WorkerId
+from planaria.plan.profile import LayerCost, LinkCost, ModelProfile
+from planaria.policy.templates import TemplatesPolicy
+from planaria.protocol.coordinator import Coordinator
+from planaria.protocol.events import (
+    Command,
+    Event,
+    Evict,
+    Finish,
+    JournalCommit,
+    JournalPlan,
+    ManifestWritten,
+    NodeGone,
+    Publish,
+    Received,
+    Send,
+    StopRequested,
+    WorkerJoined,
+    WriteManifest,
+)
+from planaria.protocol.messages import (
+    FaultInjected,
+    FromWorker,
+    Message,
+    ToWorker,
+    decode_from_worker,
+    decode_to_worker,
+    encode,
+)
+from planaria.protocol.records import AnyRecord, StepCommitted
+from planaria.protocol.settings import CheckpointRef, RunSettings
+from planaria.worker import agent as agent_module
+from planaria.worker.agent import Agent
+from planaria.worker.mailbox import Interrupted, Key, Mailbox
+from planaria.worker.settings import WorkerSettings
+
+VOCAB_TOKENS = 4096
+MAX_EVENTS = 200_000
+
+
+class Killed(BaseException):
+    """SIGKILL: unwinds a worker's thread."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    """A node dies `delay_s` after something: the start, or the first time one of its workers reaches an instruction
+    kind in a step, or the n-th happening at the coordinator of a kind (an event's or a record's class name).
+
+    Attributes:
+        node: which.
+        at: "start", an instruction kind, or "after NAME".
+        step: for instruction kinds, the first step in which it counts.
+        nth: for happenings.
+        delay_s: virtual seconds.
+    """
+
+    node: int
+    at: str
+    step: int = 1
+    nth: int = 1
+    delay_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weather:
+    """How long things take, in virtual seconds."""
+
+    compute_s: float = 1e-3
+    network_s: float = 1e-3
+    control_s: float = 1e-3
+    detect_s: float = 3e-3
+    spread: float = 4.0
+    """Times vary from nothing to so many times the mean; now and then much more."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of a job."""
+
+    finish: Finish
+    records: list[AnyRecord]
+    commits: list[JournalCommit]
+    checkpoint: CheckpointRef | None
+    history: list[str]
+    weights: str | None
+    losses: dict[int, float] = field(default_factory=dict)
+
+    def of(self, kind: type) -> list[Any]:
+        return [record for record in self.records if isinstance(record, kind)]
+
+
+def profile_of(job: Job, vocab_size: int) -> ModelProfile:
+    """Equal layers; the groups are the model's own."""
+    model = load_model(job.model, job.train, vocab_size=vocab_size)
+    layer = LayerCost(
+        name="layer", forward_s=1e-3, backward_s=2e-3, parameter_bytes=100, activation_bytes=100, output_bytes=100
+    )
+    groups = tuple(
+        Group(layers=spec.layers, size_bytes=4 * sum(int(torch.Size(p.shape).numel()) for p in spec.parameters))
+        for spec in model.groups
+    )
+    return ModelProfile(
+        layers=(layer,) * len(model.layer_names),
+        groups=groups,
+        link=LinkCost(latency_s=1e-4, bandwidth_bytes_per_s=1e9),
+        device="virtual",
+        fingerprint="virtual",
+        state_bytes_per_parameter_byte=4.0,
+    )
+
+
+class Cluster:
+    """One run of a job.
+
+    Args:
+        job: its data must have been prepared into `data`.
+        folder: for checkpoints.
+        seed: of every delay.
+        kills: who dies when.
+        stop_at_s: when the user presses Ctrl-C.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        *,
+        data: Path,
+        vocab_size: int,
+        folder: Path,
+        seed: int = 0,
+        kills: tuple[Kill, ...] = (),
+        weather: Weather | None = None,
+        stop_at_s: float | None = None,
+        resume: CheckpointRef | None = None,
+        profile: ModelProfile | None = None,
+    ) -> None:
+        self.job = job
+        self.data = data
+        self.folder = folder
+        self.random = random.Random(seed)
+        self.weather = weather or Weather()
+        self.now = 0.0
+        self.history: list[str] = []
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._serial = itertools.count()
+        self._kills = list(kills)
+        self._happened: dict[str, int] = {}
+        self.records: list[AnyRecord] = []
+        self.commits: list[JournalCommit] = []
+        self.finish: Finish | None = None
+        self.error: BaseException | None = None
+        profile = profile or profile_of(job, vocab_size)
+        self._layers = tuple(group.layers for group in profile.groups)
+        settings = RunSettings(
+            train=job.train,
+            policy_name="templates",
+            fault_tolerance=job.resilience.fault_tolerance,
+            num_nodes=job.cluster.nodes,
+            devices_per_node=job.cluster.devices_per_node,
+            num_groups=len(profile.groups),
+            checkpoint_root=str(folder),
+            checkpoint_every=job.run.checkpoint_every,
+            resume=resume,
+        )
+        self.machine = Coordinator(settings, TemplatesPolicy(profile, planner_settings(job)))
+        count = job.cluster.nodes * job.cluster.devices_per_node
+        self.workers = [Worker(self, WorkerId(number)) for number in range(count)]
+        self.connected = set(range(count))
+        self._evicted: set[int] = set()
+        for worker in self.workers:
+            self.at(self.vary(self.weather.control_s), worker.start)
+        for kill in kills:
+            if kill.at == "start":
+                self.at(kill.delay_s, lambda node=kill.node: self.kill(node))  # type: ignore[misc]
+        if stop_at_s is not None:
+            self.at(stop_at_s, lambda: self.handle(StopRequested()))
+
+    # Time
+
+    def at(self, delay_s: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._heap, (self.now + delay_s, next(self._serial), action))
+
+    def vary(self, mean_s: float) -> float:
+        if self.random.random() < 0.02:
+            return mean_s * self.random.uniform(5, 30)
+        return mean_s * self.random.uniform(0, 1) ** 2 * self.weather.spread
+
+    def run(self) -> Outcome:
+        """To the end. Raises AssertionError for a hang, and whatever a worker or the coordinator raised."""
+        with mock.patch.object(agent_module, "FaultInjector", _faults_of_the_worker_being_built):
+            try:
+                for _ in range(MAX_EVENTS):
+                    if not self._heap:
+                        break
+                    self.now, _, action = heapq.heappop(self._heap)
+                    action()
+                    if self.error is not None:
+                        raise self.error
+                else:
+                    raise AssertionError(f"no end after {MAX_EVENTS} events\n{self.describe()}")
+            except BaseException as error:
+                error.add_note("\n".join(self.history[-60:]))
+                raise
+            finally:
+                for worker in self.workers:
+                    worker.abandon()
+        assert self.finish is not None, f"hang\n{self.describe()}"
+        left = [worker.number for worker in self.workers if not worker.is_over]
+        assert not left, f"workers {left} are left behind\n{self.describe()}"
+        return self._outcome()
+
+    def _outcome(self) -> Outcome:
+        assert self.finish is not None
+        saved = self.machine.last_checkpoint
+        weights = None
+        if saved is not None and saved.step == self.machine.step - 1:
+            weights = weights_sha256(Path(saved.folder), read_manifest(Path(saved.folder)))
+        return Outcome(
+            finish=self.finish,
+            records=self.records,
+            commits=self.commits,
+            checkpoint=saved,
+            history=self.history,
+            weights=weights,
+            losses={r.step: r.loss for r in self.records if isinstance(r, StepCommitted)},
+        )
+
+    def note(self, text: str) -> None:
+        self.history.append(f"{self.now * 1e3:9.3f} ms  {text}")
+
+    def describe(self) -> str:
+        lines = self.history[-80:]
+        lines.append(f"coordinator: {self.machine.phase.value}, step {self.machine.step}")
+        lines += [worker.describe() for worker in self.workers]
+        return "\n".join(lines)
+
+    # Deaths
+
+    def happened(self, name: str) -> None:
+        count = self._happened[name] = self._happened.get(name, 0) + 1
+        for kill in list(self._kills):
+            if kill.at == f"after {name}" and kill.nth == count:
+                self.at(kill.delay_s, lambda node=kill.node: self.kill(node))  # type: ignore[misc]
+
+    def is_due(self, node: int, at: str, step: int) -> bool:
+        for kill in self._kills:
+            if kill.node == node and kill.at == at and step >= kill.step:
+                if kill.delay_s:
+                    self._kills.remove(kill)
+                    self.at(kill.delay_s, lambda node=kill.node: self.kill(node))  # type: ignore[misc]
+                    return False
+                return True
+        return False
+
+    def workers_of(self, node: int) -> list[Worker]:
+        per_node = self.job.cluster.devices_per_node
+        return self.workers[node * per_node : (node + 1) * per_node]
+
+    def kill(self, node: int) -> None:
+        """SIGKILL to every process of a node: what it sent is under way still, its sockets close, its parent sees it."""
+        for worker in self.workers_of(node):
+            if worker.is_over:
+                continue
+            self.note(f"worker {worker.number} dies")
+            worker.die()
+            self._closed(worker)
+
+    def _closed(self, worker: Worker) -> None:
+        worker.up.send(lambda: self._gone(worker, "connection closed"), self.vary(self.weather.control_s))
+        self.at(self.vary(self.weather.detect_s), lambda: self._gone(worker, "process killed"))
+
+    def ended(self, worker: Worker) -> None:
+        self._closed(worker)
+
+    # The server around the coordinator
+
+    def _gone(self, worker: Worker, cause: str) -> None:
+        node = worker.node
+        self.connected.discard(worker.number)
+        if node not in self._evicted:
+            self.handle(NodeGone(NodeId(node), cause))
+
+    def received(self, worker: Worker, data: bytes) -> None:
+        if worker.number in self.connected:
+            message: FromWorker = decode_from_worker(data)
+            self.handle(Received(worker.number, message))
+
+    def joined(self, worker: Worker) -> None:
+        if worker.number in self.connected and worker.node not in self._evicted:
+            self.handle(WorkerJoined(worker.number, worker.address))
+
+    def handle(self, event: Event) -> None:
+        name = type(event.message).__name__ if isinstance(event, Received) else type(event).__name__
+        who = f" of {event.worker}" if isinstance(event, Received) else f" {event}"
+        before = self.machine.phase.value
+        commands = self.machine.handle(event, self.now)
+        self.note(f"{before} -- {name}{who} --> {self.machine.phase.value}, step {self.machine.step}")
+        self.happened(name)
+        for command in commands:
+            self._carry_out(command)
+
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case Send(worker, message):
+                if worker in self.connected:
+                    self.workers[worker].tell(message)
+            case JournalCommit():
+                self.commits.append(command)
+            case JournalPlan(generation, step, _):
+                self.note(f"plan {generation} for step {step}")
+            case Publish(record):
+                self.records.append(record)
+                self.happened(type(record).__name__)
+            case Evict(node):
+                self._evicted.add(node)
+                for worker in self.workers_of(node):
+                    self.connected.discard(worker.number)
+                self.kill(node)
+            case WriteManifest(step, folder, groups, exponents):
+                write_manifest(
+                    Path(folder),
+                    step=step,
+                    job_fingerprint=job_fingerprint(self.job),
+                    exponents=exponents,
+                    saved=groups,
+                    layers=self._layers,
+                )
+                self.handle(ManifestWritten(step, folder, 0.0))
+            case Finish():
+                self.note(f"finish: {command}")
+                self.finish = command
+
+
+class Channel:
+    """Things arrive in the order in which they were sent."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._last = 0.0
+        self._under_way: deque[list[bool]] = deque()
+
+    def send(self, action: Callable[[], None], delay_s: float) -> None:
+        when = max(self._last, self._cluster.now + delay_s)
+        self._last = when
+        valid = [True]
+        self._under_way.append(valid)
+
+        def arrive() -> None:
+            self._under_way.remove(valid)
+            if valid[0]:
+                action()
+
+        self._cluster.at(when - self._cluster.now, arrive)
+
+    def cut(self) -> None:
+        """The sender is gone: the last few things that are under way never arrive."""
+        lost = self._cluster.random.randint(0, len(self._under_way))
+        for valid in list(self._under_way)[len(self._under_way) - lost :]:
+            valid[0] = False
+
+
+_building: list[Worker] = []
+
+
+def _faults_of_the_worker_being_built(faults: object, announce: object) -> Faults:
+    return Faults(_building[-1])
+
+
+class Worker:
+    """One worker process: the real agent in a thread that runs only when the scheduler lets it."""
+
+    def __init__(self, cluster: Cluster, number: WorkerId) -> None:
+        self.cluster = cluster
+        self.number = number
+        self.node = number // cluster.job.cluster.devices_per_node
+        self.address = f"virtual:{number}"
+        self.up = Channel(cluster)
+        self.down = Channel(cluster)
+        self.ways: dict[WorkerId, Channel] = {}
+        self.peers: set[WorkerId] = set()
+        self.is_over = False
+        self.doing = "nothing yet"
+        self.agent: Agent | None = None
+        self.mailbox = SimulatedMailbox(self)
+        self._is_waiting = False
+        self._dying = False
+        self._turn = threading.Semaphore(0)
+        self._back = threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._live, name=f"worker-{number}", daemon=True)
+        self._is_started = False
+
+    # The scheduler's side
+
+    def start(self) -> None:
+        if not self.is_over:
+            self._is_started = True
+            self._thread.start()
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        self._back.acquire()
+
+    def _resume(self) -> None:
+        if not self.is_over:
+            self._turn.release()
+            self._hand_over()
+
+    def wake(self) -> None:
+        if self._is_waiting:
+            self._is_waiting = False
+            self.cluster.at(0.0, self._resume)
+
+    def tell(self, message: ToWorker) -> None:
+        data = encode(message)
+        self.down.send(lambda: self._order(data), self.cluster.vary(self.cluster.weather.control_s))
+
+    def _order(self, data: bytes) -> None:
+        if not self.is_over:
+            self.mailbox.put_order(decode_to_worker(data))
+
+    def die(self) -> None:
+        """Nothing more is done here; the thread unwinds when it is abandoned."""
+        self.is_over = True
+        for way in self.ways.values():
+            way.cut()
+
+    def abandon(self) -> None:
+        self.is_over = True
+        self._dying = True
+        if self._is_started and self._thread is not threading.current_thread():
+            self._turn.release()
+            self._thread.join()
+
+    def describe(self) -> str:
+        if self.is_over:
+            return f"worker {self.number}: over"
+        machine = self.agent._machine if self.agent else None
+        state = f"{machine.phase.value} generation {machine.generation} step {machine.step}" if machine else "?"
+        head = list(self.agent._interpreter._todo)[:1] if self.agent else []
+        return f"worker {self.number}: {state}, {self.doing}, next {head}, mail {list(self.mailbox._data)[:6]}"
+
+    # The thread's side
+
+    def pause(self) -> None:
+        self._back.release()
+        self._turn.acquire()
+        if self._dying:
+            raise Killed
+
+    def wait(self) -> None:
+        """Until something arrives."""
+        self._is_waiting = True
+        self.doing = "waiting"
+        self.pause()
+
+    def sleep(self, mean_s: float) -> None:
+        self.cluster.at(self.cluster.vary(mean_s), self._resume)
+        self.pause()
+
+    def _live(self) -> None:
+        cluster = self.cluster
+        try:
+            self.up.send(lambda: cluster.joined(self), cluster.vary(cluster.weather.control_s))
+            self.sleep(cluster.weather.compute_s)
+            settings = WorkerSettings(
+                worker=self.number,
+                node=self.node,
+                coordinator="",
+                token="",
+                job=cluster.job,
+                data_folder=str(cluster.data),
+            )
+            _building.append(self)
+            control: Any = SimulatedControl(self)
+            transport: Any = SimulatedTransport(self)
+            self.agent = Agent(settings, self.mailbox, control, transport)
+            status = self.agent.run()
+            assert status == 0, f"worker {self.number} ended itself: {list(self.agent._machine.history)[-5:]}"
+            self.is_over = True
+            cluster.ended(self)
+        except Killed:
+            pass
+        except BaseException as error:
+            error.add_note(f"in worker {self.number}")
+            cluster.error = error
+        finally:
+            self.is_over = True
+            self._back.release()
+
+
+class SimulatedMailbox(Mailbox):
+    """Waits by handing over."""
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__()
+        self._worker = worker
+
+    def put(self, key: Key, tensors: tuple[torch.Tensor, ...]) -> None:
+        super().put(key, tensors)
+        self._worker.wake()
+
+    def put_order(self, order: Any) -> None:
+        super().put_order(order)
+        self._worker.wake()
+
+    def next_order(self, *, block: bool) -> Any:
+        while block and not self.has_orders:
+            self._worker.wait()
+        return super().next_order(block=False)
+
+    def wait_until(self, condition: Callable[[], bool], idle: Callable[[], bool]) -> None:
+        while True:
+            arrivals = self._arrivals
+            if self.has_orders:
+                raise Interrupted
+            if condition():
+                return
+            if idle():
+                self._worker.sleep(self._worker.cluster.weather.compute_s / 10)
+                continue
+            while self._arrivals == arrivals and not self.has_orders:
+                self._worker.wait()
+
+
+class SimulatedControl:
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def send(self, message: Message) -> None:
+        worker, data = self._worker, encode(message)
+        cluster = worker.cluster
+        worker.up.send(lambda: cluster.received(worker, data), cluster.vary(cluster.weather.control_s))
+
+    def close(self) -> None:
+        pass
+
+
+class SimulatedTransport:
+    """Delivers what the tensors hold when they arrive: the real one does not copy either."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def set_peers(self, addresses: Mapping[WorkerId, str]) -> None:
+        self._worker.peers = set(addresses)
+        for peer in [peer for peer in self._worker.ways if peer not in addresses]:
+            self._worker.ways.pop(peer).cut()
+
+    def is_on_this_host(self, peer: WorkerId) -> bool:
+        return False
+
+    def send(self, peer: WorkerId, key: Key, tensors: tuple[torch.Tensor, ...]) -> None:
+        worker = self._worker
+        cluster = worker.cluster
+        assert peer in worker.peers, f"worker {worker.number} sends to {peer}, which is not in its plan"
+        target = cluster.workers[peer]
+
+        def arrive() -> None:
+            if not target.is_over:
+                target.mailbox.put(key, tuple(tensor.detach().clone() for tensor in tensors))
+
+        way = worker.ways.setdefault(peer, Channel(cluster))
+        way.send(arrive, cluster.vary(cluster.weather.network_s))
+
+    def close(self) -> None:
+        pass
+
+
+class Faults:
+    """Called before every instruction: that is where time passes, and where death on order strikes."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def check(self, at: str, step: int) -> None:
+        worker = self._worker
+        worker.doing = f"{at} of step {step}"
+        if worker.cluster.is_due(worker.node, at, step):
+            SimulatedControl(worker).send(FaultInjected(at_s=worker.cluster.now))
+            worker.cluster.kill(worker.node)
+            raise Killed
+        worker.sleep(worker.cluster.weather.compute_s)

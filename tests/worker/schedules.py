@@ -1,0 +1,117 @@
+"""Random jobs and random deaths, each from one seed."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from planaria.job.parse import job_from_table, validated
+from planaria.job.settings import Job
+from tests.worker.cluster import Kill, Weather
+
+INSTRUCTIONS = ("load", "forward", "backward", "send", "recv", "sync", "vote", "transfer")
+HAPPENINGS = (
+    "Ready", "Vote", "NodeGone", "Report", "Saved", "WorkerJoined",
+    "PlanTaken", "StepCommitted", "NodeLost", "Recovered", "Restored", "CheckpointSaved",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """A job and what happens to it."""
+
+    seed: int
+    job: Job
+    kills: tuple[Kill, ...]
+    weather: Weather
+    stop_at_s: float | None
+
+    @property
+    def needed_nodes(self) -> int:
+        resilience = self.job.resilience
+        return (resilience.fault_tolerance + 1) * resilience.min_nodes_per_pipeline
+
+
+def job_of(
+    *,
+    nodes: int = 4,
+    devices: int = 1,
+    depth: int = 2,
+    steps: int = 3,
+    microbatches: int = 6,
+    fault_tolerance: int = 1,
+    smallest: int = 1,
+    checkpoint_every: int = 0,
+    tied: bool = True,
+    source: str = "unused.npy",
+    **train: Any,
+) -> Job:
+    """A job with the tiny model."""
+    return validated(
+        job_from_table(
+            {
+                "model": {"type": "tests.worker.tiny_model:layers", "config": {"depth": depth, "tied": tied}},
+                "data": {"source": source},
+                "train": {
+                    "steps": steps,
+                    "global_batch": microbatches,
+                    "microbatch": 1,
+                    "sequence_length": 4,
+                    "learning_rate": 0.01,
+                    **train,
+                },
+                "cluster": {"nodes": nodes, "devices_per_node": devices},
+                "resilience": {"fault_tolerance": fault_tolerance, "min_nodes_per_pipeline": smallest},
+                "run": {"checkpoint_every": checkpoint_every, "keep_checkpoints": 100},
+            }
+        )
+    )
+
+
+def schedule(seed: int, source: str) -> Schedule:
+    """The schedule of a seed."""
+    draw = random.Random(seed)
+    depth = draw.choice([0, 0, 1, 2, 2, 3, 4])
+    layers = depth + 2
+    devices = 2 if layers >= 4 and draw.random() < 0.25 else 1
+    smallest = draw.randint(1, min(3, layers // devices))
+    fault_tolerance = draw.choice([0, 1, 1, 1, 2])
+    needed = smallest * (fault_tolerance + 1)
+    nodes = needed + draw.randint(0, 3)
+    steps = draw.randint(2, 4)
+    job = job_of(
+        nodes=nodes,
+        devices=devices,
+        depth=depth,
+        steps=steps,
+        microbatches=max(nodes, draw.randint(2, 8)),
+        fault_tolerance=fault_tolerance,
+        smallest=smallest,
+        checkpoint_every=draw.choice([0, 0, 0, 1, 2]),
+        tied=draw.random() < 0.7,
+        source=source,
+    )
+    kills = tuple(
+        _kill(draw, node, steps) for node in draw.sample(range(nodes), draw.randint(1, min(nodes, needed - smallest + 3)))
+    )
+    weather = Weather(
+        compute_s=draw.choice([1e-4, 1e-3, 3e-3]),
+        network_s=draw.choice([1e-4, 1e-3, 3e-3]),
+        control_s=draw.choice([1e-4, 1e-3, 3e-3]),
+        detect_s=draw.choice([1e-4, 3e-3, 2e-2]),
+    )
+    stop_at_s = draw.uniform(0, 0.3) if draw.random() < 0.1 else None
+    return Schedule(seed=seed, job=job, kills=kills, weather=weather, stop_at_s=stop_at_s)
+
+
+def _kill(draw: random.Random, node: int, steps: int) -> Kill:
+    delay_s = draw.choice([0.0, draw.uniform(0, 3e-3), draw.uniform(0, 2e-2)])
+    kind = draw.random()
+    if kind < 0.2:
+        return Kill(node=node, at="start", delay_s=draw.uniform(0, 0.4))
+    if kind < 0.55:
+        return Kill(node=node, at=draw.choice(INSTRUCTIONS), step=draw.randint(1, steps), delay_s=delay_s)
+    at = draw.choice(HAPPENINGS)
+    nth = draw.choice([1, 1, 2, 3, draw.randint(1, 20)])
+    return Kill(node=node, at=f"after {at}", nth=nth, delay_s=delay_s)

@@ -1,0 +1,47 @@
+"""The smallest model that has all that is hard: a tied parameter, dropout, tuples between layers."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+WIDTH = 4
+VOCAB = 259
+
+
+class Embedding(nn.Module):
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.token = nn.Embedding(VOCAB, WIDTH)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        embedding = self.token(input_ids)
+        return self.dropout(embedding), embedding
+
+
+class Block(nn.Module):
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, hidden: torch.Tensor, embedding: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return hidden + self.dropout(torch.tanh(self.linear(hidden))), embedding
+
+
+class Head(nn.Module):
+    def __init__(self, token: nn.Embedding, *, tied: bool) -> None:
+        super().__init__()
+        self.logits = nn.Linear(WIDTH, VOCAB)
+        if tied:
+            self.logits.weight = token.weight
+
+    def forward(self, hidden: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
+        return self.logits(hidden + embedding)
+
+
+def layers(depth: int = 2, dropout: float = 0.1, tied: bool = True) -> list[nn.Module]:
+    """`depth` blocks between an embedding and a head."""
+    embedding = Embedding(dropout)
+    return [embedding, *(Block(dropout) for _ in range(depth)), Head(embedding.token, tied=tied)]
