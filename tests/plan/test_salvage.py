@@ -132,13 +132,13 @@ def test_a_worker_that_goes_on_beside_a_lost_one_is_refused() -> None:
         finish_step(plan, live, [], Ledger.empty(6), plan.layers_of, 2, PROFILE)
 
 
-def test_to_halt_follows_shared_routes() -> None:
+def test_to_halt_follows_shared_pipelines_and_routes() -> None:
     plan = start(PROFILE, SETTINGS)
     assert to_halt(plan, [WorkerId(w) for w in (1, 2, 3, 4)]) == {1, 2}
     hops = (*plan.routes[0].hops[:2], plan.pipelines[1].stages[1])
     crossing = msgspec.structs.replace(plan.routes[0], hops=hops)
     tangled = msgspec.structs.replace(plan, routes=(crossing, plan.routes[1]))
-    assert to_halt(tangled, [WorkerId(w) for w in (1, 2, 3, 4)]) == {1, 3, 4}
+    assert to_halt(tangled, [WorkerId(w) for w in (1, 2, 3, 4)]) == {1, 2, 3, 4}
 
 
 def test_missing_work_is_spread_over_the_pipelines_that_are_left() -> None:

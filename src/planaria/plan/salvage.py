@@ -20,19 +20,19 @@ LayerHolders = Mapping[WorkerId, Collection[int]]
 """For each live worker, the layers whose parameters it holds up to date."""
 
 
-def to_halt(plan: Plan, live: Collection[WorkerId]) -> frozenset[WorkerId]:
-    """The live workers that must stop and report their ledgers: all that share a route, at any remove, with a
-    lost one. In a plan of pipelines these are the broken pipelines' survivors. A worker never has one route
-    kept and another dropped, so what it accumulates is either reported or known from its routes.
+def to_halt(plan: Plan, live: Collection[WorkerId], unready: Collection[WorkerId] = ()) -> frozenset[WorkerId]:
+    """The live workers that must stop and report their ledgers; everybody else goes on undisturbed.
+
+    They are the survivors of pipelines that are not whole, and all that share a pipeline or a route, at any remove,
+    with a worker that is lost or `unready` (has no state yet). A worker never has one route kept and another
+    dropped, so what it accumulates is either reported or known from its routes.
     """
-    stopped = {hop.worker for route in plan.routes for hop in route.hops} - set(live)
+    circles = [set(pipeline.workers) for pipeline in plan.pipelines]
+    circles += [{hop.worker for hop in route.hops} for route in plan.routes]
+    stopped = {stage.worker for p in plan.pipelines if not p.is_whole(plan.num_layers) for stage in p.stages}
+    stopped |= {worker for worker in plan.workers if worker not in live or worker in unready}
     while True:
-        touched = {
-            hop.worker
-            for route in plan.routes
-            if any(hop.worker in stopped for hop in route.hops)
-            for hop in route.hops
-        }
+        touched = {worker for circle in circles if not circle.isdisjoint(stopped) for worker in circle}
         if touched <= stopped:
             return frozenset(stopped & set(live))
         stopped |= touched

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
+from planaria.plan.salvage import to_halt
 from planaria.plan.validate import validate
 from planaria.policy.proposal import Policy, Proposal
 from planaria.protocol.ballot import Ballot
@@ -68,7 +69,7 @@ from planaria.protocol.records import (
     StepCommitted,
 )
 from planaria.protocol.recovery import OpenRecovery
-from planaria.protocol.salvage import Salvage, broken_workers
+from planaria.protocol.salvage import Salvage
 from planaria.protocol.saving import NobodyHolds, Saving
 from planaria.protocol.settings import CheckpointRef, RunSettings
 
@@ -263,7 +264,7 @@ class Coordinator:
     def _begin_salvage(self) -> list[Command]:
         """Halt what the loss broke; decide once all of it has reported."""
         self.phase = Phase.SALVAGING
-        broken = broken_workers(self.plan, self._addresses, self._unready)
+        broken = to_halt(self.plan, self._addresses, self._unready)
         halt = Halt(generation=self.plan.generation, step=self.step)
         commands: list[Command] = [Send(worker, halt) for worker in self._salvage.halt(broken)]
         return commands + self._decide_when_reported()

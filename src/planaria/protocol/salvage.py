@@ -1,29 +1,12 @@
-"""A loss inside a step: who must stop and report, and what their ledgers say together."""
+"""A loss inside a step: what the workers that were halted report, and what their ledgers say together."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
 from planaria.plan.ledger import Ledger, combine
-from planaria.plan.plan import Plan, WorkerId
+from planaria.plan.plan import WorkerId
 from planaria.protocol.messages import Report
-
-
-def broken_workers(plan: Plan, live: Collection[WorkerId], unready: Collection[WorkerId]) -> set[WorkerId]:
-    """The live workers that a loss stops: those that share a pipeline or a route, however indirectly, with a worker
-    that is dead or has no state yet. Everybody else goes on undisturbed."""
-    circles = [set(pipeline.workers) for pipeline in plan.pipelines if pipeline.is_whole(plan.num_layers)]
-    circles += [{hop.worker for hop in route.hops} for route in plan.routes]
-    broken = {stage.worker for p in plan.pipelines if not p.is_whole(plan.num_layers) for stage in p.stages}
-    broken |= {worker for worker in plan.workers if worker not in live or worker in unready}
-    spread = True
-    while spread:
-        spread = False
-        for circle in circles:
-            if not circle.isdisjoint(broken) and not circle <= broken:
-                broken |= circle
-                spread = True
-    return {worker for worker in broken if worker in live}
 
 
 class Salvage:
