@@ -28,10 +28,12 @@ class LocalNodes:
 
     Args:
         log: file for what the zygote prints; None: nowhere.
+        model_type: of the job; what it needs is imported once, before anything is forked.
     """
 
-    def __init__(self, log: Path | None) -> None:
+    def __init__(self, log: Path | None, model_type: str) -> None:
         self._log = log
+        self._model_type = model_type
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._buffer = b""
@@ -52,7 +54,7 @@ class LocalNodes:
         log = self._log.open("ab") if self._log is not None else None
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "planaria.launch.zygote", str(theirs.fileno())],
+                [sys.executable, "-m", "planaria.launch.zygote", str(theirs.fileno()), self._model_type],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=log or subprocess.DEVNULL,

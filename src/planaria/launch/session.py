@@ -55,7 +55,7 @@ def train_job(
         UserError (or another ValueError of Planaria's): a mistake in the job, found before anything was recorded.
     """
     checkpoint, complaints = _checkpoint(job, folder) if resume else (None, [])
-    with LocalNodes(folder.logs / "launcher.log") as nodes:
+    with LocalNodes(folder.logs / "launcher.log", job.model.type) as nodes:
         prepare_tokens(job.data, folder.data)
         profile = _measure(job, nodes, folder.data, folder.profile, import_path)
         policy = TemplatesPolicy(profile, planner_settings(job))
@@ -88,7 +88,7 @@ def profile_job(job: Job, folder: RunFolder | None, *, import_path: Path | None 
     with tempfile.TemporaryDirectory() as scratch:
         data = folder.data if folder else Path(scratch)
         output = folder.profile if folder else Path(scratch) / "profile.json"
-        with LocalNodes(None) as nodes:
+        with LocalNodes(None, job.model.type) as nodes:
             prepare_tokens(job.data, data)
             return _measure(job, nodes, data, output, import_path)
 

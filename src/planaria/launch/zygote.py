@@ -1,6 +1,6 @@
 """The zygote: a process that has imported torch once and forks workers in milliseconds.
 
-`python -m planaria.launch.zygote FD` speaks JSON lines over the socket FD with the process that started it. It stays
+`python -m planaria.launch.zygote FD MODEL_TYPE` speaks JSON lines over the socket FD with the process that started it. It stays
 single-threaded, so forking is safe. When its starter is gone, it kills what it forked and ends; when it dies, the
 kernel kills them.
 """
@@ -57,16 +57,11 @@ class Exited(msgspec.Struct, frozen=True, tag="exited"):
 Answer = Spawned | Exited
 
 
-def main(descriptor: int) -> None:
+def main(descriptor: int, model_type: str) -> None:
     """Serve until the other side of the socket closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent()
-    import torch  # noqa: F401
-    import transformers  # noqa: F401
-
-    import planaria.model.load
-    import planaria.worker.agent  # noqa: F401
-
+    _import_what_workers_need(model_type)
     sock = socket.socket(fileno=descriptor)
     selector = selectors.DefaultSelector()
     selector.register(sock, selectors.EVENT_READ)
@@ -91,6 +86,15 @@ def main(descriptor: int) -> None:
                 selector.unregister(key.fileobj)
                 os.close(children.pop(pid))
                 _answer(sock, Exited(pid, os.waitstatus_to_exitcode(status)))
+
+
+def _import_what_workers_need(model_type: str) -> None:
+    import planaria.profile.measure
+    import planaria.worker.agent  # noqa: F401
+    from planaria.model.load import MODEL_TYPES, load_family
+
+    if model_type in MODEL_TYPES:
+        load_family(model_type)
 
 
 def _answer(sock: socket.socket, answer: Answer) -> None:
@@ -157,4 +161,4 @@ def _print_into(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), sys.argv[2])

@@ -311,7 +311,7 @@ class Coordinator:
         plan = self._plan = proposal.plan
         self.phase = Phase.TRAINING
         self._ballot = Ballot(plan)
-        self._salvage = Salvage()
+        self._salvage = self._salvage.again() if purpose is Purpose.FINISH_STEP else Salvage()
         moves_state = source is not StateSource.LIVE or bool(plan.transfers)
         self._unready = set(plan.workers) if moves_state else set()
         if purpose is not Purpose.FINISH_STEP:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from planaria.plan.ledger import Ledger, combine
 from planaria.plan.plan import WorkerId
@@ -10,11 +10,21 @@ from planaria.protocol.messages import Report
 
 
 class Salvage:
-    """Reports of the workers that were halted."""
+    """Reports of the workers that were halted.
 
-    def __init__(self) -> None:
+    Args:
+        earlier: the last ledger of every live worker that was halted before in the same step. Its accumulators keep
+            what no route of the plan accounts for, whether or not it is halted again.
+    """
+
+    def __init__(self, earlier: Mapping[WorkerId, Ledger] | None = None) -> None:
         self.halted: set[WorkerId] = set()
         self._reports: dict[WorkerId, Report] = {}
+        self._earlier = dict(earlier or {})
+
+    def again(self) -> Salvage:
+        """For the next loss in the same step."""
+        return Salvage(self._ledgers)
 
     def halt(self, workers: Collection[WorkerId]) -> tuple[WorkerId, ...]:
         """Count these as halted; returns those that were not yet."""
@@ -30,18 +40,24 @@ class Salvage:
         """The worker is lost, and what it held with it."""
         self.halted.discard(worker)
         self._reports.pop(worker, None)
+        self._earlier.pop(worker, None)
 
     @property
     def is_complete(self) -> bool:
         return self.halted <= self._reports.keys()
 
     @property
+    def _ledgers(self) -> dict[WorkerId, Ledger]:
+        return {**self._earlier, **{worker: report.ledger for worker, report in self._reports.items()}}
+
+    @property
     def is_untouched(self) -> bool:
-        """Nothing is counted in any halted worker's accumulators."""
-        return all(report.ledger.is_empty for report in self._reports.values())
+        """Nothing is counted in the accumulators of any worker that was halted."""
+        return all(ledger.is_empty for ledger in self._ledgers.values())
 
     def counted(self, num_layers: int) -> Ledger:
-        return combine((report.ledger for report in self._reports.values()), num_layers)[0]
+        """What is in live accumulators beside the work of the routes that go on."""
+        return combine(self._ledgers.values(), num_layers)[0]
 
     def held(self, worker: WorkerId) -> tuple[int, ...] | None:
         """Groups that the worker reported to hold; None when it was not asked."""

@@ -145,16 +145,24 @@ def total_gradient(parts: Sequence[torch.Tensor], out: torch.Tensor, *, with_nor
     for begin in range(0, size, chunk):
         end = min(size, begin + chunk)
         target = out[begin:end]
-        if not parts:
-            target.zero_()
-        elif len(parts) == 1:
-            target.copy_(parts[0][begin:end])
-        else:
-            total = torch.add(parts[0][begin:end], parts[1][begin:end])
-            for part in parts[2:]:
-                total.add_(part[begin:end])
-            target.copy_(total)
+        _add_up([part[begin:end] for part in parts], target)
         if with_norm:
             wide = target.double()
             squared += float(torch.dot(wide, wide))
     return squared
+
+
+def _add_up(parts: list[torch.Tensor], target: torch.Tensor) -> None:
+    """target = sum of the parts in their order, in their own precision, as float32."""
+    if not parts:
+        target.zero_()
+        return
+    if len(parts) == 1:
+        target.copy_(parts[0])
+        return
+    total = target if parts[0].dtype is torch.float32 else torch.empty_like(parts[0])
+    torch.add(parts[0], parts[1], out=total)
+    for part in parts[2:]:
+        total.add_(part)
+    if total is not target:
+        target.copy_(total)

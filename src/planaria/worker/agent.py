@@ -53,7 +53,7 @@ from planaria.worker.holdings import Holdings
 from planaria.worker.interpreter import Interpreter
 from planaria.worker.mailbox import Interrupted, Key, Kind, Mailbox
 from planaria.worker.settings import WorkerSettings
-from planaria.worker.transport import Transport
+from planaria.worker.transport import Stranded, Transport
 
 EXIT_STALE = 17
 """Exit status of a worker that ended itself because it must not go on."""
@@ -80,6 +80,9 @@ def run_worker(settings: WorkerSettings) -> int:
     control.send(hello)
     try:
         return Agent(settings, mailbox, control, transport).run()
+    except Stranded as error:
+        print(f"worker {settings.worker} ends itself: {error}", file=sys.stderr)
+        return EXIT_STALE
     except (LayerFailed, ModelError) as error:
         cause = error.__cause__ or error
         text = "".join(traceback.format_exception(cause))

@@ -111,6 +111,9 @@ class Holdings:
             self.accumulator(group).add(parts)
 
     def note_counted(self, layer: int, microbatch: int) -> None:
+        assert not self._counted[layer] >> microbatch & 1, (
+            f"microbatch {microbatch} is counted for layer {layer} already"
+        )
         self._counted[layer] |= 1 << microbatch
 
     @property

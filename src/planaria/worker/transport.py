@@ -12,7 +12,7 @@ import hmac
 import queue
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import torch
@@ -23,24 +23,36 @@ from planaria.worker.mailbox import Key, Mailbox
 
 _GREETING: Final = b"planaria-data-1"
 CONNECT_TIMEOUT_S: Final = 5.0
+STRANDED_S: Final = 10.0
 MAX_PAYLOAD_BYTES: Final = 1 << 36
 GREETING_LIMIT_BYTES: Final = 4096
 
 
-class _Peer:
-    """The way to one peer: a socket and a thread that sends what could not go at once."""
+class Stranded(Exception):
+    """The way to a peer that the plan counts on is lost, and the coordinator does not think that the peer is."""
 
-    def __init__(self, own: WorkerId, peer: WorkerId, address: str, token: str) -> None:
+
+class _Peer:
+    """The way to one peer: a socket and a thread that sends what could not go at once.
+
+    Args:
+        own: the sender.
+        peer: the receiver, at `address`.
+        token: of the job.
+        broken: called from the thread when the connection failed without having been closed here.
+    """
+
+    def __init__(self, own: WorkerId, peer: WorkerId, address: str, token: str, broken: Callable[[], None]) -> None:
         self._hello = control_frame(b" ".join([_GREETING, str(own).encode(), token.encode()]))
-        self._name = f"to-{peer}"
         self._address = address
+        self._broken = broken
         self._queue: queue.SimpleQueue[list[memoryview] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._waiting = 0
         self._socket: socket.socket | None = None
         self._dead = False
-        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-        self._thread.start()
+        self._closed = False
+        threading.Thread(target=self._run, name=f"to-{peer}", daemon=True).start()
 
     def send(self, pieces: list[memoryview]) -> None:
         with self._lock:
@@ -57,11 +69,8 @@ class _Peer:
         """Give the kernel what it takes without blocking; returns the rest."""
         try:
             sent = sock.sendmsg(pieces, [], socket.MSG_DONTWAIT)
-        except (BlockingIOError, InterruptedError):
-            return pieces
         except OSError:
-            self._dead = True
-            return []
+            return pieces  # not now, or never: the thread finds out which
         rest = []
         for piece in pieces:
             if sent >= len(piece):
@@ -73,11 +82,7 @@ class _Peer:
 
     def _run(self) -> None:
         try:
-            host, port = self._address.rsplit(":", 1)
-            sock = socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S)
-            sock.settimeout(None)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.sendall(self._hello)
+            sock = self._connect()
             with self._lock:
                 self._socket = sock
             while (pieces := self._queue.get()) is not None:
@@ -86,17 +91,32 @@ class _Peer:
                 with self._lock:
                     self._waiting -= 1
         except OSError:
-            # The peer is gone or going. The coordinator hears of it from the peer's own control connection.
-            pass
+            # The peer is dying, most likely; the coordinator hears of it from the peer's own control connection.
+            if not self._closed:
+                self._broken()
         finally:
             with self._lock:
                 self._dead = True
                 if self._socket is not None:
                     self._socket.close()
 
+    def _connect(self) -> socket.socket:
+        host, port = self._address.rsplit(":", 1)
+        while True:
+            try:
+                sock = socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S)
+            except TimeoutError:
+                if self._closed:
+                    raise
+                continue  # the host is busy; whether it is dead is not for us to say
+            sock.settimeout(None)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.sendall(self._hello)
+            return sock
+
     def close(self) -> None:
         with self._lock:
-            self._dead = True
+            self._closed = self._dead = True
             if self._socket is not None:
                 with contextlib.suppress(OSError):
                     self._socket.shutdown(socket.SHUT_RDWR)
@@ -134,8 +154,21 @@ class Transport:
     def connect(self, peer: WorkerId) -> _Peer:
         found = self._peers.get(peer)
         if found is None:
-            found = self._peers[peer] = _Peer(self._worker, peer, self._addresses[peer], self._token)
+            address = self._addresses[peer]
+            found = _Peer(self._worker, peer, address, self._token, lambda: self._broken(peer, address))
+            self._peers[peer] = found
         return found
+
+    def _broken(self, peer: WorkerId, address: str) -> None:
+        """The peer should be out of the plan soon. If it is not, this worker is cut off and must not go on."""
+
+        def check() -> None:
+            if self._addresses.get(peer) == address:
+                self._mailbox.put_error(Stranded(f"the connection to worker {peer} is lost, yet it is in the plan"))
+
+        timer = threading.Timer(STRANDED_S, check)
+        timer.daemon = True
+        timer.start()
 
     def send(self, peer: WorkerId, key: Key, tensors: tuple[torch.Tensor, ...]) -> None:
         """Send without waiting. The tensors must not change until the peer has them (a later commit says so)."""
