@@ -24,13 +24,13 @@ def make_job(text: str, *overrides: str) -> Job:
     return parse_job(text, overrides=[*overrides, f'run.folder="{SCRATCH / "runs"}"'], origin="benchmark")
 
 
-def planaria_side(name: str, job: Job) -> Side:
+def planaria_side(name: str, job: Job, faults: Sequence[str] = ()) -> Side:
     """`planaria.train` in a process of its own, as a user runs it; steps from its events.jsonl."""
     SCRATCH.mkdir(parents=True, exist_ok=True)
     run = f"{name}-{secrets.token_hex(4)}"
     job_file = SCRATCH / f"{run}.json"
     job_file.write_bytes(job_json(job))
-    command = [sys.executable, str(Path(__file__).parent / "run_job.py"), str(job_file), run]
+    command = [sys.executable, str(Path(__file__).parent / "run_job.py"), str(job_file), run, *faults]
     return Side(
         name=name,
         commands=[(command, {})],

@@ -6,9 +6,10 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
+from tests.worker.cluster import Kill, Weather
+
 from planaria.job.parse import job_from_table, validated
 from planaria.job.settings import Job
-from tests.worker.cluster import Kill, Weather
 
 INSTRUCTIONS = ("load", "forward", "backward", "send", "recv", "sync", "vote", "transfer")
 HAPPENINGS = (

@@ -106,19 +106,11 @@ def read_manifest(folder: Path, job_fingerprint: str | None = None, *, verify: b
 def _verify(path: Path, entry: GroupEntry) -> None:
     try:
         with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256") if hasattr(hashlib, "file_digest") else _digest(path)
+            digest = hashlib.file_digest(file, "sha256")
     except FileNotFoundError:
         raise UserError(f"checkpoint file {path} is missing") from None
     if digest.hexdigest() != entry.sha256:
         raise UserError(f"checkpoint file {path} is corrupt: its SHA-256 differs from the manifest's")
-
-
-def _digest(path: Path) -> hashlib._Hash:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest
 
 
 def newest(root: Path, job_fingerprint: str | None = None) -> tuple[Path, Manifest, list[str]]:

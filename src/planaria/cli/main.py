@@ -10,11 +10,12 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
 from planaria import __version__
+from planaria.job.errors import PlanariaError
 
 if TYPE_CHECKING:
     from planaria.api import PlanReport
@@ -41,10 +42,12 @@ class _Planaria(click.Group):
             _fail(error.format_message(), error.exit_code)
         except click.Abort:
             _fail("interrupted", EXIT_INTERRUPTED)
-        except ValueError as error:
-            if not _is_users_mistake(error):
-                raise
-            _fail(str(error), EXIT_USER_ERROR)
+        except Exception as error:
+            if isinstance(error, ValueError) and _is_users_mistake(error):
+                _fail(" ".join(str(error).split()), EXIT_USER_ERROR)
+            if isinstance(error, PlanariaError):
+                _fail(str(error), EXIT_FAILED)
+            raise
         sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -53,8 +56,8 @@ def _is_users_mistake(error: ValueError) -> bool:
     return any(kind.__module__.partition(".")[0] == "planaria" for kind in type(error).__mro__)
 
 
-def _fail(message: str, code: int) -> None:
-    click.echo(f"planaria: error: {' '.join(message.split())}", err=True)
+def _fail(message: str, code: int) -> NoReturn:
+    click.echo(f"planaria: error: {message}", err=True)
     sys.exit(code)
 
 

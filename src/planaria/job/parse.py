@@ -11,7 +11,7 @@ import difflib
 import enum
 import hashlib
 import math
-import sys
+import tomllib
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,11 +23,6 @@ import msgspec
 from planaria.job.checks import check_job, shown
 from planaria.job.errors import UserError
 from planaria.job.settings import Job, Section
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 Table = dict[str, Any]
 

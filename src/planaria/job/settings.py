@@ -15,7 +15,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """A table of the job file. Unknown keys are refused."""
 
 
-class Numerics(str, enum.Enum):
+class Numerics(enum.StrEnum):
     """How gradients are summed.
 
     `exact`: independently of order and grouping, so that runs are bit-identical to `--reference`.
@@ -26,23 +26,23 @@ class Numerics(str, enum.Enum):
     FAST = "fast"
 
 
-class Device(str, enum.Enum):
+class Device(enum.StrEnum):
     CPU = "cpu"
     CUDA = "cuda"
 
 
-class DType(str, enum.Enum):
+class DType(enum.StrEnum):
     """Compute dtype of forwards and backwards. Parameters and optimizer state are float32."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
 
 
-class PolicyName(str, enum.Enum):
+class PolicyName(enum.StrEnum):
     TEMPLATES = "templates"
 
 
-class WhenExhausted(str, enum.Enum):
+class WhenExhausted(enum.StrEnum):
     """What to do when fewer than (f + 1) n0 nodes are left.
 
     `exit` saves a checkpoint and ends with exit code 3.
@@ -51,7 +51,7 @@ class WhenExhausted(str, enum.Enum):
     EXIT = "exit"
 
 
-class LrSchedule(str, enum.Enum):
+class LrSchedule(enum.StrEnum):
     CONSTANT = "constant"
     LINEAR = "linear"
     COSINE = "cosine"

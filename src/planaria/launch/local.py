@@ -13,13 +13,14 @@ from pathlib import Path
 
 import msgspec
 
+from planaria.job.errors import PlanariaError
 from planaria.job.settings import Job
 from planaria.launch.zygote import Answer, Exited, Request, Spawned, SpawnProfiler, SpawnWorker
 from planaria.plan.plan import NodeId
 from planaria.worker.settings import WorkerSettings
 
 
-class LauncherError(RuntimeError):
+class LauncherError(PlanariaError):
     """The zygote is gone: its output is in the run folder's logs."""
 
 
@@ -60,7 +61,7 @@ class LocalNodes:
                 stdout=log or subprocess.DEVNULL,
                 stderr=log or subprocess.DEVNULL,
                 env=environment,
-                process_group=0,
+                start_new_session=True,
             )
         finally:
             theirs.close()

@@ -18,7 +18,7 @@ from planaria.checkpoint.manifest import newest, read_manifest, retain, weights_
 from planaria.coordinator.journal import Journal
 from planaria.coordinator.server import Observer, Server
 from planaria.data.tokens import prepare_tokens
-from planaria.job.errors import UserError
+from planaria.job.errors import PlanariaError, UserError
 from planaria.job.faults import Fault
 from planaria.job.parse import job_fingerprint
 from planaria.job.settings import Job
@@ -107,7 +107,7 @@ def _measure(job: Job, nodes: LocalNodes, data: Path, output: Path, import_path:
     return msgspec.json.decode(output.read_bytes(), type=ModelProfile)
 
 
-class ModelFailed(RuntimeError):
+class ModelFailed(PlanariaError):
     """A layer of the user's raised while it was measured. The message ends with its traceback."""
 
     def __init__(self, summary: str, trace: str) -> None:

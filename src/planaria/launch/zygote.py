@@ -1,6 +1,6 @@
 """The zygote: a process that has imported torch once and forks workers in milliseconds.
 
-`python -m planaria.launch.zygote FD MODEL_TYPE` speaks JSON lines over the socket FD with the process that started it. It stays
+`python -m planaria.launch.zygote FD MODEL_TYPE` speaks JSON lines over the socket FD with whoever started it. It stays
 single-threaded, so forking is safe. When its starter is gone, it kills what it forked and ends; when it dies, the
 kernel kills them.
 """

@@ -11,7 +11,7 @@ import os
 import statistics
 from array import array
 from collections.abc import Iterator, Mapping
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
@@ -216,4 +216,4 @@ def _median(values: array[float]) -> float | None:
 
 
 def _timestamp(time_s: float) -> str:
-    return datetime.fromtimestamp(time_s, timezone.utc).isoformat(timespec="milliseconds")
+    return datetime.fromtimestamp(time_s, UTC).isoformat(timespec="milliseconds")

@@ -21,7 +21,7 @@ class Timeline(Protocol):
     def spans(self) -> Mapping[WorkerId, Sequence[tuple[Instruction, float, float]]]: ...
 
 
-class CellKind(str, enum.Enum):
+class CellKind(enum.StrEnum):
     FORWARD = "forward"
     BACKWARD = "backward"
     SYNC = "sync"

@@ -26,7 +26,7 @@ class PlanError(ValueError):
     """A plan that cannot be made, or that breaks an invariant."""
 
 
-class ScheduleKind(str, enum.Enum):
+class ScheduleKind(enum.StrEnum):
     """In which order a worker runs the forwards and backwards of a step."""
 
     ONE_F_ONE_B = "1f1b"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from planaria.plan.plan import WorkerId
 
 
-class Op(str, enum.Enum):
+class Op(enum.StrEnum):
     """Kinds of instruction."""
 
     LOAD = "load"

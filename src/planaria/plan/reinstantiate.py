@@ -6,7 +6,7 @@ import enum
 from collections.abc import Sequence
 
 
-class How(str, enum.Enum):
+class How(enum.StrEnum):
     """How pipelines were made again.
 
     The first three are Oobleck's, the last is used when they do not apply: nodes came, or no template has the

@@ -74,7 +74,7 @@ from planaria.protocol.saving import NobodyHolds, Saving
 from planaria.protocol.settings import CheckpointRef, RunSettings
 
 
-class Phase(str, enum.Enum):
+class Phase(enum.StrEnum):
     GATHERING = "gathering"
     """Waiting for the workers to join."""
     TRAINING = "training"
@@ -86,7 +86,7 @@ class Phase(str, enum.Enum):
     ENDED = "ended"
 
 
-class Purpose(str, enum.Enum):
+class Purpose(enum.StrEnum):
     """Why a plan is taken."""
 
     START = "start"

@@ -19,7 +19,7 @@ MAX_FRAME_BYTES = 64 * 1024 * 1024
 """Longest control message that is read; a longer one is refused before memory is taken for it."""
 
 
-class StateSource(str, enum.Enum):
+class StateSource(enum.StrEnum):
     """Where a worker's replicas come from when it adopts a plan."""
 
     INITIAL = "initial"

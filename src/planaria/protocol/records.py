@@ -7,7 +7,7 @@ import enum
 import msgspec
 
 
-class RunStatus(str, enum.Enum):
+class RunStatus(enum.StrEnum):
     COMPLETED = "completed"
     INTERRUPTED = "interrupted"
     EXHAUSTED = "exhausted"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from planaria.protocol.messages import Commit, Halt, PlanMessage, Save, StateSource, Stop, ToWorker
 
 
-class WorkerPhase(str, enum.Enum):
+class WorkerPhase(enum.StrEnum):
     IDLE = "idle"
     """Waiting for orders: before the first plan, or held at a step boundary."""
     RUNNING = "running"

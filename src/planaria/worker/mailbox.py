@@ -137,7 +137,7 @@ class Mailbox:
             return self._data.pop(key, None)
 
     def forget_before(self, step: int, generation: int) -> None:
-        """Drop what arrived, or still arrives, for steps before this one, unless a plan after this generation sent it."""
+        """Drop what arrived, or still arrives, for steps before this one, unless a later plan sent it."""
         with self.condition:
             self._lowest_step, self._generation = step, generation
             self._drop(lambda key: key.step < step and key.epoch <= generation)
