@@ -15,9 +15,7 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
-from figures import SCRATCH
 from sides import make_job
 
 from planaria.coordinator.journal import Journal
@@ -31,7 +29,7 @@ from planaria.plan.plan import Group, NodeId, Plan, WorkerId
 from planaria.plan.profile import LayerCost, LinkCost, ModelProfile
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.coordinator import Coordinator, RunSettings
-from planaria.protocol.messages import PROTOCOL_VERSION, Commit, Hello, PlanMessage, Save, Stop, Vote
+from planaria.protocol.messages import PROTOCOL_VERSION, Commit, Hello, PlanMessage, Vote
 from planaria.worker.control import Control
 from planaria.worker.mailbox import Mailbox
 
@@ -161,6 +159,7 @@ def _work(address: str, worker: WorkerId) -> bytes:
     times = bytearray()
     plan: Plan | None = None
     step = 0
+    voted = 0.0
     while True:
         order = mailbox.next_order(block=True)
         arrived = time.monotonic()
@@ -175,6 +174,7 @@ def _work(address: str, worker: WorkerId) -> bytes:
             case _:
                 return bytes(times)
         select.select([], [], [], random.uniform(0.5e-3, 2e-3))
+        assert plan is not None
         voted = time.monotonic()
         control.send(_vote(plan, worker, step))
 

@@ -6,6 +6,7 @@ slows the machine down for some seconds slows all of them down alike, and ratios
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -102,10 +103,8 @@ class Side:
 
     def _signal(self, number: signal.Signals) -> None:
         for pid in self.pids:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
-            except ProcessLookupError:
-                pass
 
 
 def process_tree(roots: Sequence[int]) -> list[int]:

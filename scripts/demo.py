@@ -40,10 +40,11 @@ def main() -> int:
     alone = planaria.reference(job, name=f"{name}-reference", progress=True)
 
     _heading(console, "3. What happened")
-    same = _compare(console, trained, alone)
+    same = _compare(console, job.cluster.nodes, trained, alone)
     verdict = Text("yes", style="bold green") if same else Text("NO", style="bold red")
     console.print(Text.assemble("\nbit-identical: ", verdict))
-    console.print(f"run folder:    {trained.folder}  (events.jsonl, metrics.jsonl, summary.json, checkpoints)")
+    console.print(f"run folder:    {trained.folder}")
+    console.print("               events.jsonl, metrics.jsonl, summary.json, checkpoints", style="dim")
     console.print(f"took:          {time.monotonic() - began:.0f} s in all")
     return 0 if same else 1
 
@@ -58,27 +59,27 @@ def _command(console: Console, command: str) -> None:
     console.print()
 
 
-def _compare(console: Console, trained: planaria.TrainResult, alone: planaria.TrainResult) -> bool:
+def _compare(console: Console, nodes: int, trained: planaria.TrainResult, alone: planaria.TrainResult) -> bool:
     """Prints both runs side by side; says whether losses and weights are the same."""
     losses, reference = _losses(trained.folder), _losses(alone.folder)
     equal = sum(left == right for left, right in zip(losses, reference, strict=False))
     counts = json.loads((trained.folder / "summary.json").read_text())
     table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
-    for heading in ("", f"{trained.folder.name}", f"{alone.folder.name}"):
+    killed = sum(len(recovery.lost_nodes) for recovery in trained.recoveries)
+    for heading in ("", f"{nodes} nodes, {killed} killed", "one process alone"):
         table.add_column(heading)
-    table.add_row("nodes lost", str(sum(len(r.lost_nodes) for r in trained.recoveries)), "-")
     table.add_row("final loss", repr(trained.final_loss), repr(alone.final_loss))
     table.add_row("weights, SHA-256", _short(trained.weights_sha256), _short(alone.weights_sha256))
     table.add_row("equal losses", f"{equal} of {len(reference)} steps", "")
-    table.add_row("microbatches skipped", str(counts["skipped_microbatches"]), "-")
-    table.add_row("microbatches counted twice", str(counts["duplicated_microbatches"]), "-")
+    table.add_row("microbatches skipped", str(counts["skipped_microbatches"]), "")
+    table.add_row("microbatches counted twice", str(counts["duplicated_microbatches"]), "")
     console.print(table)
     for recovery in trained.recoveries:
-        nodes = ", ".join(map(str, recovery.lost_nodes))
+        lost = ", ".join(map(str, recovery.lost_nodes))
         console.print(
-            f"\nstep {recovery.step}: node {nodes} lost, seen after {recovery.detect_ms or 0:.0f} ms; "
+            f"\nstep {recovery.step}: node {lost} lost, seen after {recovery.detect_ms or 0:.0f} ms; "
             f"{recovery.microbatches_rerun} of {recovery.microbatches_per_step} microbatches ran again, and the step "
-            f"was committed {recovery.resume_ms:.0f} ms after the kill. {recovery.reason}"
+            f"was committed {recovery.resume_ms:.0f} ms after the kill."
         )
     return losses == reference and trained.weights_sha256 == alone.weights_sha256
 

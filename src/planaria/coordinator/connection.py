@@ -18,12 +18,14 @@ class Connection:
     Attributes:
         worker: who is at the other end, once it has said hello.
         is_watched_for_room: whether the selector tells when the socket takes more.
+        is_closed: nothing may be read or sent any more.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
         self.worker: WorkerId | None = None
         self.is_watched_for_room = False
+        self.is_closed = False
         self._incoming = bytearray()
         self._outgoing = bytearray()
 
@@ -70,3 +72,7 @@ class Connection:
     @property
     def wants_to_send(self) -> bool:
         return bool(self._outgoing)
+
+    def close(self) -> None:
+        self.is_closed = True
+        self.socket.close()

@@ -183,10 +183,14 @@ class Server:
         self._selector.register(sock, selectors.EVENT_READ, lambda _: self._readable(connection))
 
     def _readable(self, connection: Connection) -> None:
+        if connection.is_closed:
+            return  # by another event of the same batch
         if connection.wants_to_send:
             self._flush(connection)
         try:
             for frame in connection.receive():
+                if connection.is_closed:
+                    return
                 if connection.worker is None:
                     self._welcome(connection, frame)
                 else:
@@ -217,8 +221,9 @@ class Server:
         self._handle(WorkerJoined(hello.worker, hello.data_address))
 
     def _drop(self, connection: Connection, cause: str) -> None:
-        self._selector.unregister(connection.socket)
-        connection.socket.close()
+        if connection.is_closed:
+            return
+        self._close(connection)
         worker = connection.worker
         if worker is not None and self._connections.get(worker) is connection:
             del self._connections[worker]
@@ -280,6 +285,8 @@ class Server:
         self._evicted.add(node)
         self._nodes.kill(node)
         for worker in [w for w in self._connections if w // self._machine.settings.devices_per_node == node]:
-            connection = self._connections.pop(worker)
-            self._selector.unregister(connection.socket)
-            connection.socket.close()
+            self._close(self._connections.pop(worker))
+
+    def _close(self, connection: Connection) -> None:
+        self._selector.unregister(connection.socket)
+        connection.close()

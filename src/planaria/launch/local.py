@@ -1,4 +1,7 @@
-"""Nodes on this machine: worker processes forked by the zygote, a process group for each node."""
+"""Nodes on this machine: worker processes forked by the zygote, a process group for each node.
+
+One zygote can serve several jobs, one after the other.
+"""
 
 from __future__ import annotations
 
@@ -142,6 +145,14 @@ class LocalNodes:
 
     def all_ended(self) -> bool:
         return not self._node_of
+
+    def release(self) -> None:
+        """Kill what is left of the job's nodes and wait until it is gone. The next job may start nodes then."""
+        while self._node_of:
+            for node in set(self._node_of.values()):
+                self.kill(node)
+            self.lost()
+        self._leaders.clear()
 
     def close(self) -> None:
         """Kill whatever runs still, the zygote too, and wait until it is gone."""

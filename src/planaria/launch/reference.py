@@ -127,7 +127,9 @@ class _Reference:
             seed_layer(self._train.seed, step, microbatch, layer, self._device)
             with autocast(self._train, self._device):
                 outputs = module(*tensors)
-                tensors = outputs if isinstance(outputs, tuple) else (outputs,)
+                # One autograd node a tensor at every boundary between layers, so that what several later layers
+                # send back is added up boundary by boundary, as it is when the model is cut there.
+                tensors = tuple(t.view_as(t) for t in (outputs if isinstance(outputs, tuple) else (outputs,)))
                 if layer == len(self._modules) - 1:
                     loss = self._model.loss(tensors, batch)
         (loss * (1.0 / self._train.num_microbatches)).backward()  # type: ignore[no-untyped-call]

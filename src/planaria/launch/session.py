@@ -8,7 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 
@@ -48,14 +48,25 @@ def train_job(
     resume: bool = False,
     observers: Sequence[Observer] = (),
     import_path: Path | None = None,
+    nodes: LocalNodes | None = None,
 ) -> TrainResult:
     """Train, or go on from the folder's last checkpoint.
+
+    Args:
+        job: what to train.
+        folder: of the run.
+        faults: nodes to kill on order.
+        resume: go on from the last checkpoint in the folder.
+        observers: called with each record.
+        import_path: where a model given as "module:function" is looked for.
+        nodes: started; their processes are used and then left to the next job. None: own ones.
 
     Raises:
         UserError (or another ValueError of Planaria's): a mistake in the job, found before anything was recorded.
     """
     checkpoint, complaints = _checkpoint(job, folder) if resume else (None, [])
-    with LocalNodes(folder.logs / "launcher.log", job.model.type) as nodes:
+    own = LocalNodes(folder.logs / "launcher.log", job.model.type) if nodes is None else nullcontext(nodes)
+    with own as nodes:
         prepare_tokens(job.data, folder.data)
         profile = _measure(job, nodes, folder.data, folder.profile, import_path)
         policy = TemplatesPolicy(profile, planner_settings(job))
@@ -182,7 +193,7 @@ class _Run:
                 server.run()
         finally:
             server.close()
-            nodes.close()
+            nodes.release()
             journal.close()
         return self._result(machine)
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 Clock = Callable[[], float]
 
-_LINES_IN_A_RUN = 60
+_LINES_IN_A_RUN = 20
 _LEAST_GAP_S = 1.0
 _LONGEST_GAP_S = 20.0
 _STEPS_FOR_ETA = 20

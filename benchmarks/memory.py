@@ -1,0 +1,214 @@
+"""Memory of a run, and whether anything grows.
+
+worker: peak memory of a worker against what its plan says that it must hold (parameters, gradients, optimizer state,
+accumulators and activations).
+steps: processes, threads, file descriptors and memory after 300 steps, less those after the first 30.
+recoveries: the same for the survivors of 20 losses, one after the other, of 24 nodes.
+
+PSS counts a page that n processes share as 1/n of it; RSS counts it in full for each. Workers are forked, so torch
+itself is in the RSS of all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import sqlite3
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from figures import note, report
+from interleave import Side
+from sides import make_job, planaria_side
+
+from planaria.estimate.memory import worker_memory_bytes
+from planaria.plan.plan import Plan, WorkerId
+from planaria.plan.profile import ModelProfile
+
+MB = 1e6
+LARGE_JOB = """
+[model]
+type = "gpt2"
+config = { n_layer = 6, n_embd = 384, n_head = 6, n_positions = 128 }
+[train]
+steps = 1_000_000
+global_batch = 16
+microbatch = 2
+sequence_length = 128
+[cluster]
+nodes = 4
+[resilience]
+fault_tolerance = 1
+min_nodes_per_pipeline = 2
+"""
+SMALL_JOB = """
+[model]
+type = "gpt2"
+config = { n_layer = 2, n_embd = 32, n_head = 2, n_positions = 16 }
+[train]
+steps = 1_000_000
+global_batch = 48
+microbatch = 1
+sequence_length = 16
+[cluster]
+nodes = 4
+[resilience]
+fault_tolerance = 1
+min_nodes_per_pipeline = 1
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What one process uses; memory in MB."""
+
+    rss: float
+    pss: float
+    peak_rss: float
+    threads: int
+    descriptors: int
+
+
+def usage_of(pid: int) -> Usage:
+    status = Path(f"/proc/{pid}/status").read_text()
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return Usage(
+        rss=_kilobytes(status, "VmRSS") / 1e3,
+        pss=_kilobytes(rollup, "Pss") / 1e3,
+        peak_rss=_kilobytes(status, "VmHWM") / 1e3,
+        threads=int(re.search(r"^Threads:\s+(\d+)", status, re.M)[1]),  # type: ignore[index]
+        descriptors=len(os.listdir(f"/proc/{pid}/fd")),
+    )
+
+
+def _kilobytes(text: str, name: str) -> float:
+    found = re.search(rf"^{name}:\s+(\d+) kB", text, re.M)
+    assert found is not None
+    return int(found[1]) * 1.024
+
+
+def processes(side: Side) -> dict[str, int]:
+    """A run's processes by name: "coordinator", "zygote" and "worker-N"."""
+    coordinator, *others = side.pids
+    found = {"coordinator": coordinator}
+    for pid in others:
+        try:
+            output = os.readlink(f"/proc/{pid}/fd/1")
+        except OSError:
+            continue
+        found[Path(output).stem if "worker-" in output else "zygote"] = pid
+    return found
+
+
+def usage(side: Side) -> dict[str, Usage]:
+    return {name: usage_of(pid) for name, pid in processes(side).items()}
+
+
+def measure_worker() -> None:
+    """Peak of each worker of a run against its plan's estimate."""
+    side = planaria_side("memory", make_job(LARGE_JOB))
+    side.start()
+    try:
+        side.steps(1)
+        pss: dict[str, float] = {}
+        before = usage(side)["zygote"]
+        deadline = time.monotonic() + 12
+        while time.monotonic() < deadline:
+            for name, used in usage(side).items():
+                pss[name] = max(pss.get(name, 0.0), used.pss)
+            time.sleep(0.1)
+        last = usage(side)
+    finally:
+        side.kill()
+    folder = side.log.parent
+    profile = msgspec.json.decode((folder / "profile.json").read_bytes(), type=ModelProfile)
+    plan = _plan(folder)
+    shutil.rmtree(folder)
+    for worker in plan.workers:
+        name = f"worker-{worker}"
+        estimate = worker_memory_bytes(plan, profile, WorkerId(worker)) / MB
+        state = sum(profile.groups[g].size_bytes for g in plan.groups_of[worker])
+        state_mb = state * profile.state_bytes_per_parameter_byte / MB
+        report(f"memory.{name}.estimate", estimate, "MB")
+        report(f"memory.{name}.peak-pss", pss[name], "MB")
+        report(f"memory.{name}.peak-rss", last[name].peak_rss, "MB")
+        report(f"memory.{name}.peak-pss-over-estimate", pss[name] / estimate, "ratio")
+        note(
+            f"{name}: state {state_mb:.0f} MB, activations {estimate - state_mb:.0f} MB; zygote's RSS {before.rss:.0f} MB"
+        )
+
+
+def _plan(folder: Path) -> Plan:
+    with sqlite3.connect(folder / "journal.sqlite") as journal:
+        (plan,) = journal.execute("SELECT plan FROM plans ORDER BY rowid DESC LIMIT 1").fetchone()
+    return Plan.from_json(plan)
+
+
+def compare(title: str, first: dict[str, Usage], last: dict[str, Usage]) -> None:
+    """Report what grew; by the worst of the workers that were there both times."""
+    for kind in ("coordinator", "zygote", "worker"):
+        names = [name for name in last if name.startswith(kind) and name in first]
+        for what, unit, goal in (("threads", "count", "<= 0"), ("descriptors", "count", "<= 0"), ("rss", "MB", "<= 2")):
+            grown = max(getattr(last[name], what) - getattr(first[name], what) for name in names)
+            report(f"memory.{title}.{kind}.{what}-grown", grown, unit, goal=goal)
+    note(f"{title}: {len(first)} processes at first, {len(last)} at last")
+    for name in ("coordinator", "zygote", max(name for name in last if name.startswith("worker"))):
+        note(f"  {name}: {first[name]} -> {last[name]}")
+
+
+def measure_steps(steps: int) -> None:
+    side = planaria_side("growth", make_job(SMALL_JOB))
+    side.start()
+    try:
+        side.steps(30)
+        first = usage(side)
+        side.steps(steps)
+        last = usage(side)
+    finally:
+        side.kill()
+    shutil.rmtree(side.log.parent)
+    compare(f"{steps}-steps", first, last)
+
+
+def measure_recoveries(losses: int) -> None:
+    every = 6
+    faults = [f"kill:node={node},step={every * (node + 1)},at=backward" for node in range(losses)]
+    side = planaria_side("losses", make_job(SMALL_JOB, f"cluster.nodes={losses + 4}"), faults)
+    side.start()
+    try:
+        # After the first loss: what a recovery needs once is there.
+        side.steps(2 * every - 2)
+        first = usage(side)
+        side.steps(every * losses)
+        last = usage(side)
+    finally:
+        side.kill()
+    recovered = sum(json.loads(line)["event"] == "recovered" for line in side.log.read_text().splitlines())
+    shutil.rmtree(side.log.parent)
+    report(f"memory.{losses}-recoveries.recoveries", recovered, "count", goal=f">= {losses}")
+    workers = sum(name.startswith("worker") for name in last)
+    report(f"memory.{losses}-recoveries.workers-left", workers, "count", goal="<= 4")
+    compare(f"{losses}-recoveries", first, last)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=["worker", "steps", "recoveries"], help="one part of it")
+    parser.add_argument("--steps", type=int, default=300, help="of which growth is measured (default: %(default)s)")
+    parser.add_argument("--recoveries", type=int, default=20, help="likewise (default: %(default)s)")
+    arguments = parser.parse_args()
+    if arguments.only in (None, "worker"):
+        measure_worker()
+    if arguments.only in (None, "steps"):
+        measure_steps(arguments.steps)
+    if arguments.only in (None, "recoveries"):
+        measure_recoveries(arguments.recoveries)
+
+
+if __name__ == "__main__":
+    main()

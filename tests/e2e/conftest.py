@@ -1,0 +1,81 @@
+"""Real processes for tests: one zygote for all jobs, and the reference of each job once."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import pytest
+
+from planaria.api import Observer
+from planaria.job.faults import parse_fault
+from planaria.job.parse import job_json
+from planaria.job.settings import Job
+from planaria.launch.local import LocalNodes
+from planaria.launch.reference import train_reference
+from planaria.launch.session import train_job
+from planaria.observe.run_folder import RunFolder
+from tests.e2e.jobs import Outcome
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture(scope="session")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalNodes]:
+    with LocalNodes(tmp_path_factory.mktemp("zygote") / "log", "gpt2") as local:
+        yield local
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "text.txt"
+    path.write_text("".join(f"{n} bottles of beer on the wall, {n * n} of milk in the hall.\n" for n in range(200)))
+    return path
+
+
+class Run(Protocol):
+    def __call__(
+        self, job: Job, *faults: str, resume: Path | None = None, observers: Sequence[Observer] = ()
+    ) -> Outcome: ...
+
+
+@pytest.fixture
+def run(nodes: LocalNodes, tmp_path: Path) -> Run:
+    """Train a job, with kills on order; `resume` is the folder of an earlier run."""
+    names = itertools.count()
+
+    def train(
+        job: Job, *faults: str, resume: Path | None = None, observers: Sequence[Observer] = ()
+    ) -> Outcome:
+        folder = RunFolder.open(resume) if resume else RunFolder.create(tmp_path, f"run-{next(names)}")
+        folder.job.write_bytes(job_json(job))
+        result = train_job(
+            job,
+            folder,
+            faults=tuple(parse_fault(fault) for fault in faults),
+            resume=resume is not None,
+            observers=observers,
+            import_path=EXAMPLES,
+            nodes=nodes,
+        )
+        return Outcome(result)
+
+    return train
+
+
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Job], Outcome]:
+    """The oracle's outcome; one run for all jobs that differ only in cluster and resilience."""
+    known: dict[bytes, Outcome] = {}
+
+    def train(job: Job) -> Outcome:
+        key = msgspec.json.encode((job.model, job.data, job.train))
+        if key not in known:
+            folder = RunFolder.create(tmp_path_factory.mktemp("reference"), "run")
+            known[key] = Outcome(train_reference(job, folder, import_path=EXAMPLES))
+        return known[key]
+
+    return train
