@@ -79,3 +79,9 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Job], Outco
         return known[key]
 
     return train
+
+
+@pytest.fixture
+def worker_pids(nodes: LocalNodes) -> Callable[[], list[int]]:
+    """Pids of the workers that run now, in the order in which they were started."""
+    return nodes.pids

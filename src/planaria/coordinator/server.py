@@ -189,17 +189,18 @@ class Server:
             self._flush(connection)
         try:
             for frame in connection.receive():
-                if connection.is_closed:
-                    return
-                if connection.worker is None:
-                    self._welcome(connection, frame)
-                else:
-                    self._handle(Received(connection.worker, decode_from_worker(frame)))
+                self._take(connection, frame)
         except EOFError:
             self._drop(connection, "connection closed")
         except (FrameError, ValueError) as error:
             log.warning("a connection sent what is not a message: %s", error)
             self._drop(connection, "it sent what is not a message")
+
+    def _take(self, connection: Connection, frame: bytes) -> None:
+        if connection.worker is None:
+            self._welcome(connection, frame)
+        elif not connection.is_closed:
+            self._handle(Received(connection.worker, decode_from_worker(frame)))
 
     def _welcome(self, connection: Connection, frame: bytes) -> None:
         """The first frame must be a hello with our token and version."""

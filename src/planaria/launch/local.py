@@ -120,6 +120,10 @@ class LocalNodes:
     def _gone(self) -> str:
         return f"the process that starts workers ended unexpectedly; see {self._log or 'its output'}"
 
+    def pids(self) -> list[int]:
+        """Of the workers that are not known to have ended, in the order in which they were started."""
+        return list(self._node_of)
+
     # The server's side
 
     def fileno(self) -> int:

@@ -72,7 +72,7 @@ def reconfigure(
     if len(live) < replicas * templates[0].num_nodes:
         raise TooFewNodes(replicas * templates[0].num_nodes, len(live), replicas)
     nodes = _nodes_of_pipelines(plan, live)
-    intact = [_is_intact(plan, at, nodes[at]) for at in range(len(plan.pipelines))]
+    intact = [_is_intact(plan, at, nodes[at], templates) for at in range(len(plan.pipelines))]
     spares = len(live) - sum(map(len, nodes))
     found = reinstantiate([len(n) for n in nodes], spares, [t.num_nodes for t in templates], replicas)
     if found is None:
@@ -117,11 +117,15 @@ def _nodes_of_pipelines(plan: Plan, live: Collection[NodeId]) -> list[list[NodeI
     return result
 
 
-def _is_intact(plan: Plan, at: int, nodes: Sequence[NodeId]) -> bool:
-    pipeline = plan.pipelines[at]
-    per_node = plan.devices_per_node
+def _is_intact(plan: Plan, at: int, nodes: Sequence[NodeId], templates: Sequence[Template]) -> bool:
+    """Nobody is lost, and it is cut as its template says: a plan that finishes a step may have others."""
+    pipeline, per_node = plan.pipelines[at], plan.devices_per_node
     workers = {WorkerId(node * per_node + device) for node in nodes for device in range(per_node)}
-    return pipeline.is_whole(plan.num_layers) and workers == set(pipeline.workers)
+    cut = [(stage.first_layer, stage.end_layer) for stage in pipeline.stages]
+    return workers == set(pipeline.workers) and any(
+        template.num_nodes == len(nodes) and cut == [(stage.first_layer, stage.end_layer) for stage in template.stages]
+        for template in templates
+    )
 
 
 def _fit(

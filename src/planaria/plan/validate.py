@@ -47,9 +47,6 @@ def _check_placement(plan: Plan) -> None:
             _require(inside, f"{where} is no range of {plan.num_layers} layers")
             other = home.setdefault(stage.worker, at)
             _require(other == at, f"worker {stage.worker} is in pipelines {other} and {at}")
-        if pipeline.is_whole(plan.num_layers):
-            distinct = len(set(pipeline.workers)) == len(pipeline.workers)
-            _require(distinct, f"a worker has two stages of whole pipeline {at}")
 
 
 def _check_groups(plan: Plan) -> None:
@@ -128,6 +125,8 @@ def _check_replicas(plan: Plan, fault_tolerance: int) -> None:
     )
     home: dict[int, int] = {}
     for at, pipeline in enumerate(whole):
+        distinct = len(set(pipeline.workers)) == len(pipeline.workers)
+        _require(distinct, f"a worker has two stages of whole pipeline {at}")
         for worker in pipeline.workers:
             node = plan.node_of(worker)
             other = home.setdefault(node, at)

@@ -1,0 +1,147 @@
+"""What a recovery costs and says, and what happens when replicas or nodes run out."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from planaria.job.settings import Job
+from planaria.protocol.records import AnyRecord, PlanTaken, StepCommitted
+from tests.e2e.conftest import Run
+from tests.e2e.jobs import Outcome, make_job
+
+Reference = Callable[[Job], Outcome]
+
+RECOVERY_FIELDS = {
+    "step",
+    "cause",
+    "lost_nodes",
+    "policy",
+    "reason",
+    "detect_ms",
+    "decide_ms",
+    "transfer_bytes",
+    "resume_ms",
+    "microbatches_rerun",
+    "microbatches_per_step",
+}
+
+
+@pytest.mark.parametrize("at", ["forward", "backward", "sync", "vote"])
+def test_only_the_broken_pipelines_microbatches_run_again(at: str, text: Path, run: Run) -> None:
+    outcome = run(make_job(text), f"kill:node=0,step=2,at={at}")
+    start = outcome.events("plan_taken")[0]
+    share = {
+        worker: count
+        for pipeline, count in zip(start["pipelines"], start["microbatches"], strict=True)
+        for worker, _, _ in pipeline
+    }
+    (recovery,) = outcome.summary["recoveries"]
+    assert recovery["microbatches_per_step"] == 9
+    assert 0 < recovery["microbatches_rerun"] <= share[0]
+
+
+def test_a_recovery_is_told_in_full(text: Path, run: Run) -> None:
+    outcome = run(make_job(text), "kill:node=2,step=3,at=backward")
+    (recovery,) = outcome.summary["recoveries"]
+    assert set(recovery) == RECOVERY_FIELDS
+    assert recovery["step"] == 3
+    assert recovery["lost_nodes"] == [2]
+    assert recovery["policy"] == "templates"
+    assert recovery["detect_ms"] >= 0
+    assert recovery["resume_ms"] > 0
+    assert recovery["reason"].endswith(".")
+    purposes = [event["purpose"] for event in outcome.events("plan_taken")]
+    assert purposes == ["start", "finish step", "reconfigure"]
+    assert recovery["transfer_bytes"] == outcome.events("plan_taken")[-1]["transfer_bytes"]
+
+
+def test_all_replicas_lost_with_a_checkpoint(text: Path, run: Run, reference: Reference) -> None:
+    """All holders of the first layer die at once: back to the checkpoint, and on to the same bits."""
+    job = make_job(text, run__checkpoint_every=2)
+    holders = first_stages(run, job)
+    assert len(holders) == 3, "four of seven nodes are left, enough for two pipelines"
+    outcome = run(job, *(f"kill:node={node},step=4,at=backward" for node in holders))
+    outcome.assert_same_bits(reference(job))
+    (restored,) = outcome.events("restored")
+    assert (restored["from_step"], restored["to_step"]) == (3, 2)
+
+
+def first_stages(run: Run, job: Job) -> list[int]:
+    """The nodes that hold layer 0 under the job's first plan."""
+    outcome = run(make_job_with_one_step(job))
+    return [pipeline[0][0] for pipeline in outcome.events("plan_taken")[0]["pipelines"]]
+
+
+def make_job_with_one_step(job: Job) -> Job:
+    train = msgspec.structs.replace(job.train, steps=1, warmup_steps=0)
+    return msgspec.structs.replace(job, train=train)
+
+
+def test_all_replicas_lost_without_a_checkpoint(text: Path, run: Run) -> None:
+    job = make_job(text, cluster__nodes=4)
+    outcome = run(job, *(f"kill:node={node},step=3,at=backward" for node in first_stages(run, job)))
+    assert outcome.summary["status"] == "failed"
+    assert "run.checkpoint_every" in outcome.summary["message"]
+
+
+class Killer:
+    """Kills a process of the run, by pid, when a record says so."""
+
+    def __init__(self, when: Callable[[AnyRecord], bool], pids: Callable[[], list[int]]) -> None:
+        self._when = when
+        self._pids = pids
+        self.killed: int | None = None
+
+    def __call__(self, record: AnyRecord, time_s: float) -> None:
+        if self.killed is None and self._when(record):
+            self.killed = self._pids()[-1]
+            os.kill(self.killed, signal.SIGKILL)
+
+
+def test_a_kill_from_outside(text: Path, run: Run, reference: Reference, worker_pids: Callable[[], list[int]]) -> None:
+    job = make_job(text)
+    killer = Killer(lambda record: isinstance(record, StepCommitted) and record.step == 2, worker_pids)
+    outcome = run(job, observers=[killer])
+    outcome.assert_same_bits(reference(job))
+    (recovery,) = outcome.summary["recoveries"]
+    assert recovery["detect_ms"] is None, "nobody knows when the node died"
+
+
+def test_a_kill_before_the_first_step(
+    text: Path, run: Run, reference: Reference, worker_pids: Callable[[], list[int]]
+) -> None:
+    job = make_job(text)
+    killer = Killer(lambda record: isinstance(record, PlanTaken), worker_pids)
+    run(job, observers=[killer]).assert_same_bits(reference(job))
+
+
+def test_a_kill_while_the_last_checkpoint_is_written(
+    text: Path, run: Run, reference: Reference, worker_pids: Callable[[], list[int]]
+) -> None:
+    job = make_job(text)
+    killer = Killer(lambda record: isinstance(record, StepCommitted) and record.step == 5, worker_pids)
+    run(job, observers=[killer]).assert_same_bits(reference(job))
+
+
+def test_a_kill_before_all_have_joined(
+    text: Path, run: Run, reference: Reference, worker_pids: Callable[[], list[int]]
+) -> None:
+    job = make_job(text)
+    killer = Killer(lambda record: type(record).__name__ == "NodeJoined", worker_pids)
+    outcome = run(job, observers=[killer])
+    outcome.assert_same_bits(reference(job))
+    assert outcome.summary["live_nodes"] == 6
+
+
+def test_periodic_checkpoints_are_kept_by_count(text: Path, run: Run, reference: Reference) -> None:
+    job = make_job(text, run__checkpoint_every=1, run__keep_checkpoints=2)
+    outcome = run(job, "kill:node=4,step=3,at=apply")
+    outcome.assert_same_bits(reference(job))
+    folders = sorted(path.name for path in (outcome.result.folder / "checkpoints").iterdir())
+    assert folders == ["step-00000004", "step-00000005"]
