@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 POLL_S = 0.02
+QUIET = 0.08
+PATIENCE = 3
 DROPPED = 2
 """Steps at the beginning of a turn that do not count: the first spans the stop, the second finds cold caches."""
 
@@ -128,22 +130,70 @@ def process_tree(roots: Sequence[int]) -> list[int]:
     return found
 
 
-def interleave(sides: Sequence[Side], *, turns: int, steps: int, warm_up: int) -> None:
-    """Fill `turns` of every side: in each round every side runs `steps` steps that count. Kills them all afterwards."""
+def interleave(sides: Sequence[Side], *, turns: int, steps: int, warm_up: int) -> int:
+    """Fill `turns` of every side: in each round every side runs `steps` steps that count. Kills them all afterwards.
+
+    A round in which other programs took more than QUIET of the machine in any turn is run again, up to PATIENCE
+    rounds a turn; then the quietest are taken.
+
+    Returns:
+        How many of the rounds taken were disturbed.
+    """
+    rounds: list[tuple[float, list[list[float]]]] = []
     try:
         for side in sides:
             side.start()
             side.steps(warm_up)
             side.stop()
-        for turn in range(turns):
-            order = sides if turn % 2 == 0 else list(reversed(sides))
-            for side in order:
+        for number in range(turns * PATIENCE):
+            if sum(foreign <= QUIET for foreign, _ in rounds) == turns:
+                break
+            found: dict[str, list[float]] = {}
+            worst = 0.0
+            for side in sides if number % 2 == 0 else reversed(sides):
                 side.go_on()
-                side.turns.append(side.steps(DROPPED + steps)[DROPPED:])
+                load = _Load(side)
+                found[side.name] = side.steps(DROPPED + steps)[DROPPED:]
+                worst = max(worst, load.foreign())
                 side.stop()
+            rounds.append((worst, [found[side.name] for side in sides]))
     finally:
         for side in sides:
             side.kill()
+    taken = sorted(rounds, key=lambda one: one[0])[:turns]
+    for at, side in enumerate(sides):
+        side.turns = [of_sides[at] for _, of_sides in taken]
+    return sum(foreign > QUIET for foreign, _ in taken)
+
+
+class _Load:
+    """What others take of the machine's CPU time, from now on."""
+
+    def __init__(self, side: Side) -> None:
+        self._side = side
+        self._busy, self._all = _machine_s()
+        self._own = self._own_s()
+
+    def foreign(self) -> float:
+        """As a share of all cores."""
+        busy, all_s = _machine_s()
+        return max(0.0, (busy - self._busy) - (self._own_s() - self._own)) / max(all_s - self._all, 1e-9)
+
+    def _own_s(self) -> float:
+        ticks = 0
+        for pid in [*self._side.pids, os.getpid()]:
+            with contextlib.suppress(OSError):
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _machine_s() -> tuple[float, float]:
+    """Seconds that all cores were busy (time stolen by other virtual machines included), and seconds in all."""
+    numbers = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    idle = numbers[3] + numbers[4]
+    tick = os.sysconf("SC_CLK_TCK")
+    return (sum(numbers) - idle) / tick, sum(numbers) / tick
 
 
 def step_time_s(side: Side) -> float:

@@ -138,9 +138,7 @@ def measure_worker() -> None:
         report(f"memory.{name}.peak-pss", pss[name], "MB")
         report(f"memory.{name}.peak-rss", last[name].peak_rss, "MB")
         report(f"memory.{name}.peak-pss-over-estimate", pss[name] / estimate, "ratio")
-        note(
-            f"{name}: state {state_mb:.0f} MB, activations {estimate - state_mb:.0f} MB; zygote's RSS {before.rss:.0f} MB"
-        )
+        note(f"{name}: state {state_mb:.0f} MB, activations {estimate - state_mb:.0f} MB; zygote {before.rss:.0f} MB")
 
 
 def _plan(folder: Path) -> Plan:

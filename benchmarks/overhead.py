@@ -65,7 +65,9 @@ min_nodes_per_pipeline = 2
 
 def compare(title: str, baseline: Side, ours: Sequence[tuple[Side, str | None]], rounds: int, steps: int) -> None:
     """Run all in turns and report the ratio of each of ours to the baseline."""
-    interleave([baseline, *(side for side, _ in ours)], turns=rounds, steps=steps, warm_up=6)
+    disturbed = interleave([baseline, *(side for side, _ in ours)], turns=rounds, steps=steps, warm_up=6)
+    if disturbed:
+        note(f"{title}: other programs disturbed {disturbed} of {rounds} rounds; run again when the machine is quiet")
     base_s = step_time_s(baseline)
     report(f"overhead.{title}.{baseline.name}.step", base_s * 1e3, "ms")
     for side, goal in ours:

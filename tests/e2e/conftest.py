@@ -47,9 +47,7 @@ def run(nodes: LocalNodes, tmp_path: Path) -> Run:
     """Train a job, with kills on order; `resume` is the folder of an earlier run."""
     names = itertools.count()
 
-    def train(
-        job: Job, *faults: str, resume: Path | None = None, observers: Sequence[Observer] = ()
-    ) -> Outcome:
+    def train(job: Job, *faults: str, resume: Path | None = None, observers: Sequence[Observer] = ()) -> Outcome:
         folder = RunFolder.open(resume) if resume else RunFolder.create(tmp_path, f"run-{next(names)}")
         folder.job.write_bytes(job_json(job))
         result = train_job(

@@ -94,7 +94,8 @@ def schedule(seed: int, source: str) -> Schedule:
         source=source,
     )
     kills = tuple(
-        _kill(draw, node, steps) for node in draw.sample(range(nodes), draw.randint(1, min(nodes, needed - smallest + 3)))
+        _kill(draw, node, steps)
+        for node in draw.sample(range(nodes), draw.randint(1, min(nodes, needed - smallest + 3)))
     )
     weather = Weather(
         compute_s=draw.choice([1e-4, 1e-3, 3e-3]),

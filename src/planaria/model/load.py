@@ -67,10 +67,11 @@ def load_huggingface_model(section: ModelSection, train: TrainSection, *, vocab_
         )
     weights = None if section.weights is None else WeightsFolder(section.weights, section.type)
     config = make_config(family, section.config, weights, vocab_size)
+    field = config.attribute_map.get("max_position_embeddings", "max_position_embeddings")
     positions = config.max_position_embeddings
     if train.sequence_length > positions:
         raise ModelError(
             f"train.sequence_length = {train.sequence_length} is more than the model's {positions} "
-            f"positions. Set model.config.max_position_embeddings = {train.sequence_length}, or shorten it."
+            f"positions. Set model.config.{field} = {train.sequence_length}, or shorten it."
         )
     return HuggingFaceModel(family, config, weights)

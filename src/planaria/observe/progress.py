@@ -223,8 +223,8 @@ class _LivePanel:
                 self._live_nodes = record.live_nodes
             case RunEnded():
                 self.stop()
-                for line in self._ending.lines(record):
-                    self._print(line, "")
+                for line in self._ending.lines(record, with_recoveries=False):
+                    self._print(line, "bold" if line.startswith(record.status.value) else "")
             case _:
                 pass
 
@@ -317,7 +317,7 @@ class _Ending:
         elif isinstance(record, Recovered):
             self._recoveries.append(record.recovery)
 
-    def lines(self, ended: RunEnded) -> list[str]:
+    def lines(self, ended: RunEnded, *, with_recoveries: bool = True) -> list[str]:
         facts = [f"{ended.steps} of {self._num_steps} steps"]
         if self._step is not None:
             facts.append(f"loss {self._step.loss:.4f}")
@@ -329,8 +329,8 @@ class _Ending:
         lines = [f"{ended.status.value}: {', '.join(facts)}"]
         if ended.message and ended.status is not RunStatus.COMPLETED:
             lines.append(f"  {ended.message}")
-        last = self._recoveries[-_RECOVERIES_SHOWN:]
-        if len(self._recoveries) > len(last):
+        last = self._recoveries[-_RECOVERIES_SHOWN:] if with_recoveries else []
+        if last and len(self._recoveries) > len(last):
             lines.append(f"  the last {len(last)} recoveries (summary.json has all):")
         lines.extend(f"  {recovery_sentence(recovery)}" for recovery in last)
         lines.append(f"run folder: {self._folder.path}")

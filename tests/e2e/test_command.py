@@ -1,0 +1,235 @@
+"""The command as a user runs it: interrupts, exit codes, one-line errors, and no process left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.jobs import MODELS
+
+DEADLINE_S = 60.0
+
+
+@dataclass
+class Command:
+    """`planaria` as a process of its own, in a folder of its own."""
+
+    folder: Path
+
+    def write_job(self, text: Path, model: str = MODELS["gpt2"], steps: int = 5) -> None:
+        (self.folder / "job.toml").write_text(
+            f"""
+[model]
+{model}
+[data]
+source = {str(text)!r}
+[train]
+steps = {steps}
+global_batch = 8
+microbatch = 1
+sequence_length = 16
+[cluster]
+nodes = 4
+"""
+        )
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "planaria.cli.main", *arguments],
+            cwd=self.folder,
+            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, *arguments: str) -> tuple[int, str]:
+        """Exit status and what it said on standard error; nothing of it may run afterwards."""
+        process = self.start(*arguments)
+        _, said = process.communicate(timeout=DEADLINE_S)
+        assert wait_until(lambda: not descendants(self.folder)), descendants(self.folder)
+        return process.returncode, said
+
+    def wait_for_step(self, step: int) -> None:
+        metrics = self.folder / "runs" / "job" / "metrics.jsonl"
+        assert wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") >= step)
+
+
+def wait_until(condition: object, deadline_s: float = DEADLINE_S) -> bool:
+    """Ask until it holds; False after the deadline."""
+    assert callable(condition)
+    end = time.monotonic() + deadline_s
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def descendants(folder: Path) -> list[int]:
+    """Processes whose working directory is the test's own folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if Path(os.readlink(entry / "cwd")) == folder and "State:\tZ" not in (entry / "status").read_text():
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Iterator[Command]:
+    yield Command(tmp_path)
+    for pid in descendants(tmp_path):
+        os.kill(pid, signal.SIGKILL)
+
+
+def summary(command: Command) -> dict[str, object]:
+    loaded: dict[str, object] = json.loads((command.folder / "runs" / "job" / "summary.json").read_text())
+    return loaded
+
+
+def test_interrupt_saves_and_resume_ends_with_the_references_bits(command: Command, text: Path) -> None:
+    command.write_job(text, steps=120)
+    process = command.start("train", "job.toml")
+    command.wait_for_step(3)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 130
+    assert not descendants(command.folder)
+    interrupted = summary(command)
+    assert interrupted["status"] == "interrupted"
+    steps = interrupted["steps"]
+    assert isinstance(steps, int)
+    assert 3 <= steps < 120
+    assert command.run("train", "job.toml", "--resume")[0] == 0
+    assert summary(command)["status"] == "completed"
+    assert command.run("train", "job.toml", "--reference", "--name", "alone")[0] == 0
+    alone = json.loads((command.folder / "runs" / "alone" / "summary.json").read_text())
+    assert summary(command)["weights_sha256"] == alone["weights_sha256"]
+
+
+def test_a_second_interrupt_ends_at_once(command: Command, text: Path) -> None:
+    command.write_job(text, steps=100_000)
+    process = command.start("train", "job.toml")
+    command.wait_for_step(2)
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 130
+    assert not descendants(command.folder)
+
+
+def test_workers_do_not_outlive_the_command(command: Command, text: Path) -> None:
+    command.write_job(text, steps=100_000)
+    process = command.start("train", "job.toml")
+    command.wait_for_step(2)
+    assert len(descendants(command.folder)) == 6, "the command, the zygote, four workers"
+    process.kill()
+    process.communicate(timeout=DEADLINE_S)
+    assert wait_until(lambda: not descendants(command.folder))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["data.source=nowhere.txt"], ["data.source", "nowhere.txt"]),
+        (["train.microbatch=3"], ["train.global_batch", "8", "microbatch", "3"]),
+        (["cluster.devices_per_node=9"], ["devices_per_node", "layers"]),
+        (["resilience.fault_tolerance=7"], ["nodes", "8"]),
+        (["resilience.fault_tolerance=2", "resilience.min_nodes_per_pipeline=2"], ["6 nodes", "fault_tolerance = 1"]),
+        (["cluster.memory_gb=0.00001"], ["memory"]),
+        (["train.sequence_length=64"], ["sequence_length", "n_positions"]),
+        (["model.type=gpt3"], ["model.type", "gpt2"]),
+        (["train.stepz=3"], ["train.stepz", "steps"]),
+    ],
+)
+def test_bad_input_is_one_line(settings: list[str], words: list[str], command: Command, text: Path) -> None:
+    command.write_job(text)
+    status, said = command.run("train", "job.toml", *(f"--set={setting}" for setting in settings))
+    assert status == 2, said
+    assert said.count("\n") == 1, said
+    assert "Traceback" not in said
+    assert all(word in said for word in words), said
+    assert not (command.folder / "runs" / "job").exists(), "the name stays free"
+
+
+def test_a_port_in_use(command: Command, text: Path) -> None:
+    import socket
+
+    command.write_job(text)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        status, said = command.run("train", "job.toml", f"--set=cluster.port={port}")
+    assert status == 2
+    assert f"cluster.port = {port}" in said
+    assert said.count("\n") == 1
+
+
+def test_existing_run_folder_and_corrupt_checkpoint(command: Command, text: Path) -> None:
+    command.write_job(text)
+    assert command.run("train", "job.toml", "--set=run.checkpoint_every=2", "--fail=kill:node=0,step=5,at=vote")[0] == 0
+    status, said = command.run("train", "job.toml")
+    assert status == 2
+    assert "--resume" in said
+    checkpoints = sorted((command.folder / "runs" / "job" / "checkpoints").iterdir())
+    for folder in checkpoints:
+        victim = next(folder.glob("*.safetensors"))
+        data = bytearray(victim.read_bytes())
+        data[-1] ^= 1
+        victim.write_bytes(data)
+    status, said = command.run("train", "job.toml", "--resume")
+    assert status == 2
+    assert "corrupt" in said
+    assert victim.name in said
+    assert said.count("\n") == 1
+
+
+def test_a_layer_that_raises_is_told_once(command: Command, text: Path) -> None:
+    (command.folder / "mine.py").write_text(
+        """
+import torch
+from torch import nn
+
+class Fragile(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.calls = nn.Linear(8, 8), 0
+    def forward(self, x):
+        self.calls += 1
+        if self.calls > 40:
+            raise RuntimeError("too fragile")
+        return self.inner(x)
+
+def layers():
+    return [nn.Embedding(259, 8), Fragile(), nn.Linear(8, 259)]
+"""
+    )
+    command.write_job(text, 'type = "mine:layers"', steps=50)
+    status, said = command.run("train", "job.toml")
+    assert status == 1
+    assert said.count("RuntimeError: too fragile\n") == 1, said
+    assert "Fragile" in said
+    assert summary(command)["status"] == "failed"
+
+
+def test_a_model_that_cannot_be_cut(command: Command, text: Path) -> None:
+    (command.folder / "mine.py").write_text(
+        "from torch import nn\n\ndef layers():\n    return [nn.Embedding(259, 8), nn.Linear(9, 259)]\n"
+    )
+    command.write_job(text, 'type = "mine:layers"')
+    status, said = command.run("train", "job.toml")
+    assert status == 2
+    assert "layer 1" in said
+    assert said.count("\n") == 1
