@@ -101,7 +101,7 @@ def summary(command: Command) -> dict[str, object]:
 
 
 def test_interrupt_saves_and_resume_ends_with_the_references_bits(command: Command, text: Path) -> None:
-    command.write_job(text, steps=120)
+    command.write_job(text, steps=60)
     process = command.start("train", "job.toml")
     command.wait_for_step(3)
     process.send_signal(signal.SIGINT)
@@ -112,7 +112,7 @@ def test_interrupt_saves_and_resume_ends_with_the_references_bits(command: Comma
     assert interrupted["status"] == "interrupted"
     steps = interrupted["steps"]
     assert isinstance(steps, int)
-    assert 3 <= steps < 120
+    assert 3 <= steps < 60
     assert command.run("train", "job.toml", "--resume")[0] == 0
     assert summary(command)["status"] == "completed"
     assert command.run("train", "job.toml", "--reference", "--name", "alone")[0] == 0

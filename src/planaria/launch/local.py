@@ -165,11 +165,8 @@ class LocalNodes:
         if self._socket is not None:
             self._socket.close()
         if self._process is not None:
-            try:
-                self._process.wait(timeout=10)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+            self._process.kill()  # it may be in the middle of its imports; what it forked dies with it
+            self._process.wait()
 
     def __enter__(self) -> LocalNodes:
         self.start()
