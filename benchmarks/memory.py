@@ -5,8 +5,9 @@ accumulators and activations).
 steps: processes, threads, file descriptors and memory after 300 steps, less those after the first 30.
 recoveries: the same for the survivors of 20 losses, one after the other, of 24 nodes.
 
-PSS counts a page that n processes share as 1/n of it; RSS counts it in full for each. Workers are forked, so torch
-itself is in the RSS of all of them.
+Workers are forked from a process that has imported torch, so torch itself is in the RSS of all of them, and RSS grows
+by the pages of the token file that are read. What a worker takes of the machine is `own`; what could leak is
+`anonymous`.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from planaria.plan.plan import Plan, WorkerId
 from planaria.plan.profile import ModelProfile
 
 MB = 1e6
+GROWTH = (("threads", "count", "<= 0"), ("descriptors", "count", "<= 0"), ("anonymous", "MB", "<= 2"))
+"""What must not grow, its unit, and the goal."""
 LARGE_JOB = """
 [model]
 type = "gpt2"
@@ -65,11 +68,23 @@ min_nodes_per_pipeline = 1
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one process uses; memory in MB."""
+    """What one process uses; memory in MB.
+
+    Attributes:
+        rss: resident, the pages of torch's and the data's files included.
+        peak_rss: its highest ever.
+        anonymous: resident without files: heap, stacks and shared memory.
+        pss: resident; a page of n processes counts as 1/n.
+        own: what the process adds to the machine: its private pages, and its share of shared memory.
+        threads: of the process.
+        descriptors: open file descriptors.
+    """
 
     rss: float
-    pss: float
     peak_rss: float
+    anonymous: float
+    pss: float
+    own: float
     threads: int
     descriptors: int
 
@@ -78,18 +93,24 @@ def usage_of(pid: int) -> Usage:
     status = Path(f"/proc/{pid}/status").read_text()
     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
     return Usage(
-        rss=_kilobytes(status, "VmRSS") / 1e3,
-        pss=_kilobytes(rollup, "Pss") / 1e3,
-        peak_rss=_kilobytes(status, "VmHWM") / 1e3,
-        threads=int(re.search(r"^Threads:\s+(\d+)", status, re.M)[1]),  # type: ignore[index]
+        rss=_megabytes(status, "VmRSS"),
+        peak_rss=_megabytes(status, "VmHWM"),
+        anonymous=_megabytes(status, "RssAnon") + _megabytes(status, "RssShmem"),
+        pss=_megabytes(rollup, "Pss"),
+        own=_megabytes(rollup, "Private_Dirty") + _megabytes(rollup, "Pss_Shmem"),
+        threads=_number(status, "Threads"),
         descriptors=len(os.listdir(f"/proc/{pid}/fd")),
     )
 
 
-def _kilobytes(text: str, name: str) -> float:
-    found = re.search(rf"^{name}:\s+(\d+) kB", text, re.M)
+def _megabytes(text: str, name: str) -> float:
+    return _number(text, name) * 1024 / 1e6
+
+
+def _number(text: str, name: str) -> int:
+    found = re.search(rf"^{name}:\s+(\d+)", text, re.MULTILINE)
     assert found is not None
-    return int(found[1]) * 1.024
+    return int(found[1])
 
 
 def processes(side: Side) -> dict[str, int]:
@@ -106,7 +127,11 @@ def processes(side: Side) -> dict[str, int]:
 
 
 def usage(side: Side) -> dict[str, Usage]:
-    return {name: usage_of(pid) for name, pid in processes(side).items()}
+    """Of all processes, at one moment."""
+    side.stop()
+    found = {name: usage_of(pid) for name, pid in processes(side).items()}
+    side.go_on()
+    return found
 
 
 def measure_worker() -> None:
@@ -115,14 +140,13 @@ def measure_worker() -> None:
     side.start()
     try:
         side.steps(1)
-        pss: dict[str, float] = {}
-        before = usage(side)["zygote"]
-        deadline = time.monotonic() + 12
+        own: dict[str, float] = {}
+        deadline = time.monotonic() + 15
         while time.monotonic() < deadline:
-            for name, used in usage(side).items():
-                pss[name] = max(pss.get(name, 0.0), used.pss)
-            time.sleep(0.1)
-        last = usage(side)
+            last = usage(side)
+            for name, used in last.items():
+                own[name] = max(own.get(name, 0.0), used.own)
+            time.sleep(0.07)
     finally:
         side.kill()
     folder = side.log.parent
@@ -135,10 +159,11 @@ def measure_worker() -> None:
         state = sum(profile.groups[g].size_bytes for g in plan.groups_of[worker])
         state_mb = state * profile.state_bytes_per_parameter_byte / MB
         report(f"memory.{name}.estimate", estimate, "MB")
-        report(f"memory.{name}.peak-pss", pss[name], "MB")
+        report(f"memory.{name}.peak-own", own[name], "MB")
+        report(f"memory.{name}.peak-own-over-estimate", own[name] / estimate, "ratio")
         report(f"memory.{name}.peak-rss", last[name].peak_rss, "MB")
-        report(f"memory.{name}.peak-pss-over-estimate", pss[name] / estimate, "ratio")
-        note(f"{name}: state {state_mb:.0f} MB, activations {estimate - state_mb:.0f} MB; zygote {before.rss:.0f} MB")
+        note(f"{name}: state {state_mb:.0f} MB, activations {estimate - state_mb:.0f} MB; {last[name]}")
+    note(f"zygote: {last['zygote']}")
 
 
 def _plan(folder: Path) -> Plan:
@@ -151,7 +176,11 @@ def compare(title: str, first: dict[str, Usage], last: dict[str, Usage]) -> None
     """Report what grew; by the worst of the workers that were there both times."""
     for kind in ("coordinator", "zygote", "worker"):
         names = [name for name in last if name.startswith(kind) and name in first]
-        for what, unit, goal in (("threads", "count", "<= 0"), ("descriptors", "count", "<= 0"), ("rss", "MB", "<= 2")):
+        for what, unit, goal in (
+            ("threads", "count", "<= 0"),
+            ("descriptors", "count", "<= 0"),
+            ("anonymous", "MB", "<= 2"),
+        ):
             grown = max(getattr(last[name], what) - getattr(first[name], what) for name in names)
             report(f"memory.{title}.{kind}.{what}-grown", grown, unit, goal=goal)
     note(f"{title}: {len(first)} processes at first, {len(last)} at last")
@@ -174,7 +203,7 @@ def measure_steps(steps: int) -> None:
 
 
 def measure_recoveries(losses: int) -> None:
-    every = 6
+    every = 20
     faults = [f"kill:node={node},step={every * (node + 1)},at=backward" for node in range(losses)]
     side = planaria_side("losses", make_job(SMALL_JOB, f"cluster.nodes={losses + 4}"), faults)
     side.start()

@@ -503,6 +503,7 @@ class Worker:
             control: Any = SimulatedControl(self)
             transport: Any = SimulatedTransport(self)
             self.agent = Agent(settings, self.mailbox, control, transport)
+            _building.pop()
             status = self.agent.run()
             assert status == 0, f"worker {self.number} ended itself: {list(self.agent._machine.history)[-5:]}"
             self.is_over = True

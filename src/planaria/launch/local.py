@@ -54,6 +54,7 @@ class LocalNodes:
             "OMP_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",
             "TOKENIZERS_PARALLELISM": "false",
+            "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # deterministic products; read when CUDA starts
         }
         log = self._log.open("ab") if self._log is not None else None
         try:

@@ -20,7 +20,7 @@ from planaria.coordinator.server import Observer
 from planaria.data.sampler import Sampler
 from planaria.data.tokens import prepare_tokens
 from planaria.job.parse import job_fingerprint
-from planaria.job.settings import Device, Job
+from planaria.job.settings import Job
 from planaria.launch.result import TrainResult
 from planaria.launch.session import finish_run
 from planaria.model.load import load_model
@@ -38,6 +38,7 @@ from planaria.protocol.commit import (
 from planaria.protocol.records import AnyRecord, CheckpointSaved, RunEnded, RunStatus, StepCommitted
 from planaria.worker.accumulator import total_gradient
 from planaria.worker.compute import autocast, bind
+from planaria.worker.device import open_device
 from planaria.worker.holdings import Holdings
 from planaria.worker.seeds import seed_layer
 
@@ -67,7 +68,7 @@ class _Reference:
         tokens = prepare_tokens(job.data, folder.data)
         self._model = load_model(job.model, job.train, vocab_size=tokens.vocab_size)
         self._sampler = Sampler(tokens, job.train, job.data.mask_probability, self._model.masked_lm)
-        self._device = torch.device("cuda" if job.cluster.device is Device.CUDA else "cpu")
+        self._device = open_device(job, 0)
         self._holdings = Holdings(self._model, job.train, self._device)
         for group in range(len(self._model.groups)):
             replica = self._holdings.new_replica(group)

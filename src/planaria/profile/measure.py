@@ -27,6 +27,7 @@ from planaria.model.model import Batch, Model, Tensors
 from planaria.plan.plan import Group
 from planaria.plan.profile import LayerCost, LinkCost, ModelProfile
 from planaria.worker.compute import Compute, LayerFailed
+from planaria.worker.device import open_device
 
 REPEATS = 5
 ERROR_SUFFIX = ".error"
@@ -78,7 +79,7 @@ def measure(job: Job, data_folder: Path) -> ModelProfile:
     tokens = open_tokens(data_folder)
     model = load_model(job.model, job.train, vocab_size=tokens.vocab_size)
     batch = Sampler(tokens, job.train, job.data.mask_probability, model.masked_lm).microbatch(1, 0)
-    device = torch.device("cuda" if job.cluster.device is Device.CUDA else "cpu")
+    device = open_device(job, 0)
     batch = {name: tensor.to(device) for name, tensor in batch.items()}
     layers = _Layers(job, model, device).costs(batch)
     groups = tuple(

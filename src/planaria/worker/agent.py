@@ -10,13 +10,10 @@ import sys
 import traceback
 from pathlib import Path
 
-import torch
-
 from planaria.checkpoint.manifest import read_manifest
 from planaria.checkpoint.state import read_group, write_group
 from planaria.data.sampler import Sampler
 from planaria.data.tokens import open_tokens
-from planaria.job.settings import Device
 from planaria.model.load import load_model
 from planaria.model.model import ModelError
 from planaria.plan.plan import Plan, Transfer
@@ -48,6 +45,7 @@ from planaria.protocol.worker import (
 )
 from planaria.worker.compute import LayerFailed
 from planaria.worker.control import Control
+from planaria.worker.device import open_device
 from planaria.worker.faults import FaultInjector
 from planaria.worker.holdings import Holdings
 from planaria.worker.interpreter import Interpreter
@@ -101,8 +99,7 @@ class Agent:
         self._control = control
         self._machine = WorkerMachine()
         job = settings.job
-        cuda = job.cluster.device is Device.CUDA
-        self._device = torch.device(f"cuda:{settings.worker % torch.cuda.device_count()}" if cuda else "cpu")
+        self._device = open_device(job, settings.worker)
         tokens = open_tokens(Path(settings.data_folder))
         self._model = load_model(job.model, job.train, vocab_size=tokens.vocab_size)
         sampler = Sampler(tokens, job.train, job.data.mask_probability, self._model.masked_lm)

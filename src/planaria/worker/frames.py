@@ -6,6 +6,7 @@ msgpack header, then the tensors' bytes one after the other.
 
 from __future__ import annotations
 
+import math
 import socket
 import struct
 
@@ -115,11 +116,11 @@ def read_data(sock: socket.socket, max_payload_bytes: int) -> tuple[Key, tuple[t
         raise FrameError(f"a data frame of {header_size} + {payload_size} bytes is over the limit")
     try:
         header = _header_decoder.decode(read_exactly(sock, header_size))
+        if sum(DTYPES[meta.dtype].itemsize * math.prod(meta.shape) for meta in header.tensors) != payload_size:
+            raise FrameError("a data frame's payload does not have the size that its header tells")
         tensors = tuple(torch.empty(meta.shape, dtype=DTYPES[meta.dtype]) for meta in header.tensors)
-    except (msgspec.DecodeError, KeyError, RuntimeError) as error:
-        raise FrameError(f"a data frame's header makes no sense: {error}") from error
-    if sum(tensor.nbytes for tensor in tensors) != payload_size:
-        raise FrameError("a data frame's payload does not have the size that its header tells")
+    except (msgspec.DecodeError, KeyError, RuntimeError, TypeError) as error:
+        raise FrameError(f"a data frame's header makes no sense: {str(error).partition(chr(10))[0]}") from error
     for tensor in tensors:
         if tensor.numel():
             read_into(sock, tensor.reshape(-1).view(torch.uint8).numpy().data)

@@ -1,0 +1,130 @@
+"""What the pages say: commands and examples run as written, links lead somewhere, named tests exist."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import planaria
+from planaria.cli.main import cli
+from planaria.job.faults import check_faults, parse_fault
+from planaria.job.parse import load_job, parse_job
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+PAGES = sorted(
+    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")],
+)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+TEST = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
+
+
+def blocks(language: str) -> list[str]:
+    """The README's code blocks in a language."""
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def commands() -> list[list[str]]:
+    """The README's `planaria` commands, without their comments."""
+    lines = [line for block in blocks("bash") for line in block.splitlines()]
+    return [shlex.split(line, comments=True) for line in lines if line.startswith("planaria ")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files(page: Path) -> None:
+    links = [link.partition("#")[0] for link in LINK.findall(page.read_text()) if "://" not in link]
+    assert [link for link in links if link and not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_tests_that_are_named_exist(page: Path) -> None:
+    for file, name in TEST.findall(page.read_text()):
+        assert (ROOT / file).is_file(), file
+        functions = [node.name for node in ast.walk(ast.parse((ROOT / file).read_text())) if hasattr(node, "name")]
+        assert not name or name in functions, f"{file} has no {name}"
+
+
+def test_the_job_file_is_the_demos() -> None:
+    (text,) = blocks("toml")
+    shown = parse_job(text, overrides=["run.name=demo"], origin="README.md")
+    assert shown == load_job(ROOT / "examples" / "demo.toml")
+
+
+def test_make_targets_exist() -> None:
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for page in PAGES:
+        for target in re.findall(r"^make (\w+)", page.read_text(), re.MULTILINE):
+            assert target in targets, f"{page.name}: make {target}"
+
+
+def test_commands_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command with its job file and its options; training itself is tested in tests/e2e."""
+    monkeypatch.chdir(ROOT)
+    shown = commands()
+    assert {command[1] for command in shown} == {"plan", "train", "export"}
+    for command in shown:
+        help_text = CliRunner().invoke(cli, [command[1], "--help"]).output
+        assert all(word in help_text for word in command if word.startswith("--")), command
+        if command[1] != "export":
+            job = load_job(command[2])
+            faults = [parse_fault(command[at + 1]) for at, word in enumerate(command) if word == "--fail"]
+            check_faults(faults, job)
+
+
+def test_the_python_example_is_the_file_in_examples() -> None:
+    (shown,) = blocks("python")
+    example = (ROOT / "examples" / "train_from_python.py").read_text()
+    assert example.endswith(shown), "README.md and examples/train_from_python.py differ"
+
+
+@pytest.mark.timeout(120)
+def test_the_python_example_runs(tmp_path: Path) -> None:
+    """As written, beside a demo job of a smaller model."""
+    shutil.copy(ROOT / "examples" / "train_from_python.py", tmp_path)
+    text = "".join(f"{n} bottles of beer on the wall, {n * n} of milk in the hall.\n" for n in range(200))
+    (tmp_path / "text.txt").write_text(text)
+    demo = (ROOT / "examples" / "demo.toml").read_text()
+    for old, new in (
+        ("n_embd = 128", "n_embd = 16"),
+        ('"python-stdlib"', '"text.txt"'),
+        ("nodes = 7", "nodes = 4"),
+        ("sequence_length = 64", "sequence_length = 16"),
+    ):
+        assert old in demo
+        demo = demo.replace(old, new, 1)
+    (tmp_path / "demo.toml").write_text(demo)
+    done = subprocess.run(
+        [sys.executable, "train_from_python.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "step 5: " in done.stdout
+    assert done.stdout.rstrip().endswith("same bits: True")
+    assert (tmp_path / "runs" / "from-python" / "summary.json").exists()
+
+
+@pytest.mark.parametrize("script", ["job_file_reference.py", "state_diagram.py"])
+def test_generated_pages_are_up_to_date(script: str) -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / script, "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("job", sorted((ROOT / "examples").glob("*.toml")), ids=lambda job: job.name)
+def test_every_example_is_a_valid_job(job: Path) -> None:
+    assert planaria.load_job(job).run.name == job.stem
+
+
+def test_ci_calls_make_test() -> None:
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    assert script.read_text().rstrip().endswith("\nmake test")
