@@ -96,7 +96,7 @@ def test_the_python_example_runs(tmp_path: Path) -> None:
     for old, new in (
         ("n_embd = 128", "n_embd = 16"),
         ('"python-stdlib"', '"text.txt"'),
-        ("nodes = 7", "nodes = 4"),
+        ("nodes = 7", "nodes = 5"),
         ("sequence_length = 64", "sequence_length = 16"),
     ):
         assert old in demo

@@ -12,6 +12,7 @@ from planaria.protocol.records import (
     NodeJoined,
     NodeLost,
     Note,
+    PlanMeasured,
     PlanTaken,
     Recovered,
     Recovery,
@@ -39,7 +40,7 @@ def sentence(record: AnyRecord) -> str | None:
             return f"went back from step {record.from_step} to step {record.to_step}: {record.reason}"
         case Note():
             return f"warning: {record.text}" if record.level == "warning" else record.text
-        case StepCommitted() | RunEnded():
+        case StepCommitted() | PlanMeasured() | RunEnded():
             return None
 
 

@@ -7,13 +7,14 @@ socket, no clock, no file and no policy of its own: plans come from the policy t
 from __future__ import annotations
 
 import enum
+import statistics
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
-from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
+from planaria.plan.plan import Plan, PlanError, WorkerId
 from planaria.plan.salvage import to_halt
 from planaria.plan.validate import validate
 from planaria.policy.proposal import Policy, Proposal
@@ -43,6 +44,7 @@ from planaria.protocol.events import (
     WorkerJoined,
     WriteManifest,
 )
+from planaria.protocol.membership import Membership
 from planaria.protocol.messages import (
     Commit,
     Failed,
@@ -61,6 +63,7 @@ from planaria.protocol.records import (
     CheckpointSaved,
     NodeJoined,
     NodeLost,
+    PlanMeasured,
     PlanTaken,
     Recovered,
     Restored,
@@ -72,6 +75,9 @@ from planaria.protocol.recovery import OpenRecovery
 from planaria.protocol.salvage import Salvage
 from planaria.protocol.saving import NobodyHolds, Saving
 from planaria.protocol.settings import CheckpointRef, RunSettings
+
+MEASURED_STEPS = 64
+"""Of a plan's steps, how many of the last are held against its estimate."""
 
 
 class Phase(enum.StrEnum):
@@ -122,19 +128,19 @@ class Coordinator:
         self._plan: Plan | None = None
         self._generation = 0
         self._exponents = self._exponents_of(settings.resume)
-        self._addresses: dict[WorkerId, str] = {}
-        self._gone: set[NodeId] = set()
+        self._members = Membership(settings.num_nodes, settings.devices_per_node)
         self._placed_without = 0
         self._unready: set[WorkerId] = set()
         self._ballot: Ballot | None = None
         self._salvage = Salvage()
         self._saving: Saving | None = None
         self._recovery: OpenRecovery | None = None
-        self._faults: dict[NodeId, float] = {}
         self._stopping = False
         self._ending: tuple[RunStatus, str] | None = None
         self._now = 0.0
         self._step_began = 0.0
+        self._measured: deque[float] = deque(maxlen=MEASURED_STEPS)
+        self._estimated_s = 0.0
         self.history: deque[str] = deque(maxlen=64)
 
     def handle(self, event: Event, now: float) -> tuple[Command, ...]:
@@ -164,69 +170,54 @@ class Coordinator:
         assert self._plan is not None, "no plan before the workers have joined"
         return self._plan
 
-    @property
-    def live_workers(self) -> tuple[WorkerId, ...]:
-        return tuple(sorted(self._addresses))
-
-    @property
-    def live_nodes(self) -> tuple[NodeId, ...]:
-        return tuple(sorted({self._node(worker) for worker in self._addresses}))
-
-    def _node(self, worker: WorkerId) -> NodeId:
-        return NodeId(worker // self.settings.devices_per_node)
-
     def _joined(self, event: WorkerJoined) -> list[Command]:
-        self._addresses[event.worker] = event.data_address
-        node = self._node(event.worker)
         commands: list[Command] = []
-        if sum(self._node(worker) == node for worker in self._addresses) == self.settings.devices_per_node:
-            commands.append(Publish(NodeJoined(node=node, live_nodes=len(self.live_nodes))))
+        if self._members.join(event.worker, event.data_address):
+            node = self._members.node_of(event.worker)
+            commands.append(Publish(NodeJoined(node=node, live_nodes=len(self._members.nodes))))
         return commands + self._start_when_gathered()
 
     def _start_when_gathered(self) -> list[Command]:
-        expected = (self.settings.num_nodes - len(self._gone)) * self.settings.devices_per_node
-        if len(self._addresses) < expected:
+        if not self._members.is_gathered:
             return []
         resume = self.settings.resume
         try:
-            proposal = self.policy.initial(self.live_nodes, self._next_generation())
+            proposal = self.policy.initial(self._members.nodes, self._next_generation())
         except PlanError as error:
-            return self._end(RunStatus.EXHAUSTED if self._gone else RunStatus.FAILED, str(error))
+            return self._end(RunStatus.EXHAUSTED if self._members.gone else RunStatus.FAILED, str(error))
         source = StateSource.CHECKPOINT if resume else StateSource.INITIAL
         return self._take(proposal, Purpose.START, source, resume.folder if resume else "")
 
     def _lost_while_gathering(self, event: NodeGone) -> list[Command]:
-        if event.node in self._gone:
+        if event.node in self._members.gone:
             return []
         return self._lose(event) + self._start_when_gathered()
 
     def _lost_in_step(self, event: NodeGone) -> list[Command]:
-        if event.node in self._gone:
+        if event.node in self._members.gone:
             return []
         commands = self._lose(event)
         assert self._ballot is not None
-        if self.phase is Phase.TRAINING and self._ballot.is_enough(self._addresses):
+        if self.phase is Phase.TRAINING and self._ballot.is_enough(self._members.addresses):
             return commands + self._commit()
         return commands + self._begin_salvage()
 
     def _lost_while_saving(self, event: NodeGone) -> list[Command]:
-        if event.node in self._gone:
+        if event.node in self._members.gone:
             return []
         commands = self._lose(event)
         assert self._saving is not None
-        self._saving.forget(self._addresses)
+        self._saving.forget(self._members.addresses)
         return commands + self._ask_to_save()
 
     def _lose(self, event: NodeGone) -> list[Command]:
         """Fence a node and forget its workers."""
-        self._gone.add(event.node)
-        for worker in [w for w in self._addresses if self._node(w) == event.node]:
-            del self._addresses[worker]
+        for worker in self._members.lose(event.node):
             self._unready.discard(worker)
             self._salvage.forget(worker)
             if self._ballot is not None:
                 self._ballot.withdraw(worker)
-        fault_at = self._faults.pop(event.node, None)
+        fault_at = self._members.fault_of(event.node)
         detect_ms = None if fault_at is None else max(0.0, (self._now - fault_at) * 1e3)
         if self._recovery is None and self.phase is not Phase.GATHERING:
             began = self._now if fault_at is None else fault_at
@@ -237,20 +228,20 @@ class Coordinator:
             node=event.node,
             step=self.step,
             cause=event.cause,
-            live_nodes=len(self.live_nodes),
+            live_nodes=len(self._members.nodes),
             detect_ms=detect_ms,
         )
         return [Evict(event.node), Publish(lost)]
 
     def _fault_injected(self, event: Received) -> list[Command]:
         assert isinstance(event.message, FaultInjected)
-        self._faults[self._node(event.worker)] = event.message.at_s
+        self._members.note_fault(event.worker, event.message.at_s)
         return []
 
     def _holders(self) -> dict[WorkerId, tuple[int, ...]]:
         """The groups of which each live worker holds a replica as of the last commit."""
         holders = {}
-        for worker in self.live_workers:
+        for worker in self._members.workers:
             reported = self._salvage.held(worker)
             holders[worker] = self.plan.groups_of.get(worker, ()) if reported is None else reported
         return holders
@@ -264,7 +255,7 @@ class Coordinator:
     def _begin_salvage(self) -> list[Command]:
         """Halt what the loss broke; decide once all of it has reported."""
         self.phase = Phase.SALVAGING
-        broken = to_halt(self.plan, self._addresses, self._unready)
+        broken = to_halt(self.plan, self._members.addresses, self._unready)
         halt = Halt(generation=self.plan.generation, step=self.step)
         commands: list[Command] = [Send(worker, halt) for worker in self._salvage.halt(broken)]
         return commands + self._decide_when_reported()
@@ -283,13 +274,13 @@ class Coordinator:
         holders = self._holders()
         if without := self._without_replica(holders):
             return self._restore(without)
-        computing = [w for w in self.plan.workers if w in self._addresses and w not in self._salvage.halted]
+        computing = [w for w in self.plan.workers if w in self._members.addresses and w not in self._salvage.halted]
         if not computing and self._salvage.is_untouched:
             return self._reconfigure(holders)
         counted = self._salvage.counted(self.plan.num_layers)
         proposal = self.policy.finish_step(
             self.plan,
-            live=self.live_workers,
+            live=self._members.workers,
             halted=tuple(sorted(self._salvage.halted)),
             counted=counted,
             holders={worker: self.plan.layers_held(groups) for worker, groups in holders.items()},
@@ -308,6 +299,7 @@ class Coordinator:
 
     def _take(self, proposal: Proposal, purpose: Purpose, source: StateSource, folder: str = "") -> list[Command]:
         """Put a plan in force for the step in progress."""
+        measured = self._hold_against_estimate() if purpose is not Purpose.GO_ON else []
         plan = self._plan = proposal.plan
         self.phase = Phase.TRAINING
         self._ballot = Ballot(plan)
@@ -316,20 +308,34 @@ class Coordinator:
         self._unready = set(plan.workers) if moves_state else set()
         if purpose is not Purpose.FINISH_STEP:
             self._step_began = self._now
-            self._placed_without = len(self._gone)
+            self._placed_without = len(self._members.gone)
         message = PlanMessage(
             plan=plan,
             step=self.step,
-            addresses={worker: self._addresses[worker] for worker in plan.workers},
+            addresses={worker: self._members.addresses[worker] for worker in plan.workers},
             exponents=self._exponents,
             source=source,
             folder=folder,
         )
         commands: list[Command] = [JournalPlan(plan.generation, self.step, plan.to_json())]
         commands += [Send(worker, message) for worker in plan.workers]
-        if purpose is not Purpose.GO_ON:
-            commands.append(Publish(self._plan_record(proposal, purpose)))
-        return commands
+        if purpose is Purpose.GO_ON:
+            return commands
+        self._estimated_s = proposal.step_time_s
+        return [*measured, *commands, Publish(self._plan_record(proposal, purpose))]
+
+    def _hold_against_estimate(self) -> list[Command]:
+        """What the plan in force took, beside what it was thought to take."""
+        if not self._measured:
+            return []
+        record = PlanMeasured(
+            generation=self.plan.generation,
+            steps=len(self._measured),
+            estimated_step_s=self._estimated_s,
+            measured_step_s=statistics.median(self._measured),
+        )
+        self._measured.clear()
+        return [Publish(record)]
 
     def _plan_record(self, proposal: Proposal, purpose: Purpose) -> PlanTaken:
         plan = proposal.plan
@@ -356,7 +362,7 @@ class Coordinator:
         """A new placement for a step that nobody has begun, or the end when too few nodes are left for one."""
         try:
             proposal = self.policy.reconfigure(
-                self.plan, lost=tuple(sorted(self._gone)), holders=holders, generation=self._next_generation()
+                self.plan, lost=tuple(sorted(self._members.gone)), holders=holders, generation=self._next_generation()
             )
         except PlanError as error:
             return self._save_then_end(RunStatus.EXHAUSTED, str(error))
@@ -374,7 +380,7 @@ class Coordinator:
             remedy = "Set run.checkpoint_every, or a higher resilience.fault_tolerance."
             return self._end(RunStatus.FAILED, f"{lost} and there is no checkpoint. {remedy}")
         try:
-            proposal = self.policy.initial(self.live_nodes, self._next_generation())
+            proposal = self.policy.initial(self._members.nodes, self._next_generation())
         except PlanError as error:
             saved = f"Checkpoint: step {checkpoint.step}." if checkpoint else "There is no checkpoint."
             return self._end(RunStatus.EXHAUSTED, f"{lost}; {error} {saved}")
@@ -407,9 +413,9 @@ class Coordinator:
         assert self._ballot is not None
         if (vote.generation, vote.step) != (self.plan.generation, self.step):
             return []
-        if event.worker in self._addresses:
+        if event.worker in self._members.addresses:
             self._ballot.cast(event.worker, vote)
-        return self._commit() if self._ballot.is_enough(self._addresses) else []
+        return self._commit() if self._ballot.is_enough(self._members.addresses) else []
 
     def _commit(self) -> list[Command]:
         """The step is done: durable first, then told to everybody who voted."""
@@ -433,7 +439,10 @@ class Coordinator:
         )
         commands: list[Command] = [JournalCommit(committed, generation, loss, factor, self._exponents)]
         commands += [Send(worker, message) for worker in self._ballot.voters]
-        commands.append(Publish(self._step_record(committed, loss, norm, factor)))
+        record = self._step_record(committed, loss, norm, factor)
+        commands.append(Publish(record))
+        if self._recovery is None:
+            self._measured.append(record.duration_s)
         self.step += 1
         self._step_began = self._now
         self._ballot = Ballot(self.plan)
@@ -451,7 +460,7 @@ class Coordinator:
             learning_rate=learning_rate(train, step),
             clip_factor=factor,
             generation=self.plan.generation,
-            live_nodes=len(self.live_nodes),
+            live_nodes=len(self._members.nodes),
             duration_s=duration,
             tokens_per_s=train.global_batch * train.sequence_length / duration,
         )
@@ -462,7 +471,7 @@ class Coordinator:
 
     def _plan_stands(self) -> bool:
         """Whether the placement in force can go on: no node was lost since it was made."""
-        return self._placed_without == len(self._gone)
+        return self._placed_without == len(self._members.gone)
 
     def _checkpoint_due(self, committed: int) -> bool:
         every = self.settings.checkpoint_every
@@ -586,8 +595,14 @@ class Coordinator:
             skipped_microbatches=self.skipped,
             duplicated_microbatches=self.duplicated,
         )
-        stops: list[Command] = [Send(worker, stop) for worker in self.live_workers]
-        return [*stops, *self._close_recovery(), Publish(ended), Finish(status, message)]
+        stops: list[Command] = [Send(worker, stop) for worker in self._members.workers]
+        return [
+            *stops,
+            *self._close_recovery(),
+            *self._hold_against_estimate(),
+            Publish(ended),
+            Finish(status, message),
+        ]
 
 
 Handler = Callable[[Coordinator, Any], list[Command]]

@@ -50,6 +50,18 @@ class PlanTaken(Record, frozen=True, kw_only=True, tag="plan_taken"):
     plan_hash: str
 
 
+class PlanMeasured(Record, frozen=True, kw_only=True, tag="plan_measured"):
+    """How long the steps of a plan took, beside the estimate. Told when the plan is replaced and at the end.
+
+    `steps` is how many were measured (the last ones; none in which a node was lost); `measured_step_s` their median.
+    """
+
+    generation: int
+    steps: int
+    estimated_step_s: float
+    measured_step_s: float
+
+
 class StepCommitted(Record, frozen=True, kw_only=True, tag="step_committed"):
     """One optimizer step is durable. `step` counts from 1; `loss` is the mean over the global batch."""
 
@@ -114,4 +126,15 @@ class RunEnded(Record, frozen=True, kw_only=True, tag="run_ended"):
     duplicated_microbatches: int
 
 
-AnyRecord = NodeJoined | NodeLost | PlanTaken | StepCommitted | Recovered | CheckpointSaved | Restored | Note | RunEnded
+AnyRecord = (
+    NodeJoined
+    | NodeLost
+    | PlanTaken
+    | PlanMeasured
+    | StepCommitted
+    | Recovered
+    | CheckpointSaved
+    | Restored
+    | Note
+    | RunEnded
+)

@@ -1,0 +1,59 @@
+"""Who is in the job: the workers that live, the nodes that are gone, and what is known of how they went."""
+
+from __future__ import annotations
+
+from planaria.plan.plan import NodeId, WorkerId
+
+
+class Membership:
+    """Workers by number, with the address at which their peers reach them.
+
+    Attributes:
+        addresses: of the live workers.
+        gone: nodes that were lost; they never come back under the same number.
+    """
+
+    def __init__(self, num_nodes: int, devices_per_node: int) -> None:
+        self._num_nodes = num_nodes
+        self._devices_per_node = devices_per_node
+        self.addresses: dict[WorkerId, str] = {}
+        self.gone: set[NodeId] = set()
+        self._faults: dict[NodeId, float] = {}
+
+    def node_of(self, worker: WorkerId) -> NodeId:
+        return NodeId(worker // self._devices_per_node)
+
+    @property
+    def workers(self) -> tuple[WorkerId, ...]:
+        return tuple(sorted(self.addresses))
+
+    @property
+    def nodes(self) -> tuple[NodeId, ...]:
+        return tuple(sorted({self.node_of(worker) for worker in self.addresses}))
+
+    @property
+    def is_gathered(self) -> bool:
+        """Every worker of every node that is not gone has joined."""
+        return len(self.addresses) >= (self._num_nodes - len(self.gone)) * self._devices_per_node
+
+    def join(self, worker: WorkerId, address: str) -> bool:
+        """Returns whether the worker's node is complete now."""
+        self.addresses[worker] = address
+        node = self.node_of(worker)
+        return sum(self.node_of(other) == node for other in self.addresses) == self._devices_per_node
+
+    def lose(self, node: NodeId) -> tuple[WorkerId, ...]:
+        """Forget a node; returns the workers that lived on it."""
+        self.gone.add(node)
+        lost = tuple(worker for worker in self.workers if self.node_of(worker) == node)
+        for worker in lost:
+            del self.addresses[worker]
+        return lost
+
+    def note_fault(self, worker: WorkerId, at_s: float) -> None:
+        """The worker's node is about to kill itself on the user's order. Only measurements use it."""
+        self._faults[self.node_of(worker)] = at_s
+
+    def fault_of(self, node: NodeId) -> float | None:
+        """When the node killed itself, if it did; told once."""
+        return self._faults.pop(node, None)
