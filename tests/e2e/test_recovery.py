@@ -145,3 +145,12 @@ def test_periodic_checkpoints_are_kept_by_count(text: Path, run: Run, reference:
     outcome.assert_same_bits(reference(job))
     folders = sorted(path.name for path in (outcome.result.folder / "checkpoints").iterdir())
     assert folders == ["step-00000004", "step-00000005"]
+
+
+def test_a_loss_that_is_not_a_number_is_never_applied(text: Path, run: Run, reference: Reference) -> None:
+    job = make_job(text, train__learning_rate=1e30, train__warmup_steps=0, train__clip_norm=0.0)
+    outcome = run(job)
+    assert outcome.summary["status"] == "failed"
+    assert "train.learning_rate" in outcome.summary["message"]
+    assert outcome.result.steps == reference(job).result.steps < 5
+    assert outcome.summary["weights_sha256"] == reference(job).summary["weights_sha256"]

@@ -6,6 +6,7 @@ nothing else: forwards and backwards are plain autograd through the whole model.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -31,11 +32,12 @@ from planaria.protocol.commit import (
     FIRST_EXPONENT,
     clip_factor,
     gradient_norm,
-    learning_rate,
     mean_loss,
     next_exponents,
 )
+from planaria.protocol.messages import Commit
 from planaria.protocol.records import AnyRecord, CheckpointSaved, RunEnded, RunStatus, StepCommitted
+from planaria.protocol.telling import not_finite, step_committed
 from planaria.worker.accumulator import total_gradient
 from planaria.worker.compute import autocast, bind
 from planaria.worker.device import open_device
@@ -88,37 +90,26 @@ class _Reference:
     def train(self) -> TrainResult:
         exponents = (FIRST_EXPONENT,) * len(self._model.groups)
         last: StepCommitted | None = None
+        status, message = RunStatus.COMPLETED, ""
         for step in range(1, self._train.steps + 1):
             began = time.perf_counter()
             self._holdings.begin_step(exponents)
             losses = {m: self._microbatch(step, m) for m in range(self._train.num_microbatches)}
             norms = self._sum()
-            norm = gradient_norm(norms)
+            norm, loss = gradient_norm(norms), mean_loss(losses)
+            if not (math.isfinite(norm) and math.isfinite(loss)):
+                status, message = RunStatus.FAILED, not_finite(step, loss, norm)
+                break
             factor = clip_factor(norm, self._train.clip_norm)
             self._holdings.apply(range(len(self._model.groups)), step, factor)
             exponents = next_exponents(exponents, norms)
+            commit = Commit(generation=0, step=step, clip_factor=factor, exponents=exponents, hold=False)
             duration = time.perf_counter() - began
-            tokens = self._train.global_batch * self._train.sequence_length
-            last = StepCommitted(
-                step=step,
-                loss=mean_loss(losses),
-                grad_norm=norm,
-                learning_rate=learning_rate(self._train, step),
-                clip_factor=factor,
-                generation=0,
-                live_nodes=1,
-                duration_s=duration,
-                tokens_per_s=tokens / duration,
-            )
+            last = step_committed(self._train, commit, loss=loss, norm=norm, live_nodes=1, duration_s=duration)
             self._record(last)
-        digest = self._save(exponents)
-        ended = RunEnded(
-            status=RunStatus.COMPLETED,
-            steps=self._train.steps,
-            message="",
-            skipped_microbatches=0,
-            duplicated_microbatches=0,
-        )
+        steps = last.step if last is not None else 0
+        digest = self._save(steps, exponents)
+        ended = RunEnded(status=status, steps=steps, message=message, skipped_microbatches=0, duplicated_microbatches=0)
         return finish_run(self._recorder, self._observers, self._folder, ended, last, digest)
 
     def _microbatch(self, step: int, microbatch: int) -> float:
@@ -148,20 +139,20 @@ class _Reference:
             norms[group] = total_gradient([total], replica.gradient, with_norm=True)
         return norms
 
-    def _save(self, exponents: tuple[int, ...]) -> str:
+    def _save(self, step: int, exponents: tuple[int, ...]) -> str:
         began = time.perf_counter()
-        folder = step_folder(self._folder.checkpoints, self._train.steps)
+        folder = step_folder(self._folder.checkpoints, step)
         saved = tuple(
             write_group(folder, group, 0, replica.named_state()) for group, replica in self._holdings.replicas.items()
         )
         write_manifest(
             folder,
-            step=self._train.steps,
+            step=step,
             job_fingerprint=job_fingerprint(self._job),
             exponents=exponents,
             saved=saved,
             layers=tuple(spec.layers for spec in self._model.groups),
         )
         seconds = time.perf_counter() - began
-        self._record(CheckpointSaved(step=self._train.steps, folder=str(folder), seconds=seconds))
+        self._record(CheckpointSaved(step=step, folder=str(folder), seconds=seconds))
         return weights_sha256(folder, read_manifest(folder, verify=False))

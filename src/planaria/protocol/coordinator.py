@@ -7,6 +7,7 @@ socket, no clock, no file and no policy of its own: plans come from the policy t
 from __future__ import annotations
 
 import enum
+import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -23,7 +24,6 @@ from planaria.protocol.commit import (
     FIRST_EXPONENT,
     clip_factor,
     gradient_norm,
-    learning_rate,
     mean_loss,
     next_exponents,
 )
@@ -64,17 +64,16 @@ from planaria.protocol.records import (
     NodeJoined,
     NodeLost,
     PlanMeasured,
-    PlanTaken,
     Recovered,
     Restored,
     RunEnded,
     RunStatus,
-    StepCommitted,
 )
 from planaria.protocol.recovery import OpenRecovery
 from planaria.protocol.salvage import Salvage
 from planaria.protocol.saving import NobodyHolds, Saving
 from planaria.protocol.settings import CheckpointRef, RunSettings
+from planaria.protocol.telling import not_finite, plan_taken, step_committed
 
 MEASURED_STEPS = 64
 """Of a plan's steps, how many of the last are held against its estimate."""
@@ -322,7 +321,11 @@ class Coordinator:
         if purpose is Purpose.GO_ON:
             return commands
         self._estimated_s = proposal.step_time_s
-        return [*measured, *commands, Publish(self._plan_record(proposal, purpose))]
+        return [
+            *measured,
+            *commands,
+            Publish(plan_taken(proposal, self.step, purpose.value, self.settings.policy_name)),
+        ]
 
     def _hold_against_estimate(self) -> list[Command]:
         """What the plan in force took, beside what it was thought to take."""
@@ -336,27 +339,6 @@ class Coordinator:
         )
         self._measured.clear()
         return [Publish(record)]
-
-    def _plan_record(self, proposal: Proposal, purpose: Purpose) -> PlanTaken:
-        plan = proposal.plan
-        share: dict[tuple[tuple[int, int, int], ...], int] = {}
-        for route in plan.routes:
-            share[route.key] = share.get(route.key, 0) + len(route.microbatches)
-        pipelines = tuple(
-            tuple((stage.worker, stage.first_layer, stage.end_layer) for stage in p.stages) for p in plan.pipelines
-        )
-        return PlanTaken(
-            generation=plan.generation,
-            step=self.step,
-            purpose=purpose.value,
-            policy=self.settings.policy_name,
-            reason=proposal.reason,
-            pipelines=pipelines,
-            microbatches=tuple(share.get(pipeline, 0) for pipeline in pipelines),
-            estimated_step_s=proposal.step_time_s,
-            transfer_bytes=proposal.transfer_bytes,
-            plan_hash=plan.content_hash,
-        )
 
     def _reconfigure(self, holders: Mapping[WorkerId, tuple[int, ...]]) -> list[Command]:
         """A new placement for a step that nobody has begun, or the end when too few nodes are left for one."""
@@ -432,6 +414,8 @@ class Coordinator:
         norm = gradient_norm(tally.norms)
         factor = clip_factor(norm, self.settings.train.clip_norm)
         loss = mean_loss(tally.losses)
+        if not (math.isfinite(norm) and math.isfinite(loss)):
+            return self._save_then_end(RunStatus.FAILED, not_finite(committed, loss, norm))
         self._exponents = next_exponents(self._exponents, tally.norms)
         hold = self._holds_after(committed)
         message = Commit(
@@ -439,7 +423,14 @@ class Coordinator:
         )
         commands: list[Command] = [JournalCommit(committed, generation, loss, factor, self._exponents)]
         commands += [Send(worker, message) for worker in self._ballot.voters]
-        record = self._step_record(committed, loss, norm, factor)
+        record = step_committed(
+            self.settings.train,
+            message,
+            loss=loss,
+            norm=norm,
+            live_nodes=len(self._members.nodes),
+            duration_s=max(self._now - self._step_began, 1e-9),
+        )
         commands.append(Publish(record))
         if self._recovery is None:
             self._measured.append(record.duration_s)
@@ -449,21 +440,6 @@ class Coordinator:
         if self._recovery is not None:
             self._recovery.committed(self._now)
         return commands + (self._after_boundary(committed) if hold else self._close_recovery())
-
-    def _step_record(self, step: int, loss: float, norm: float, factor: float) -> StepCommitted:
-        train = self.settings.train
-        duration = max(self._now - self._step_began, 1e-9)
-        return StepCommitted(
-            step=step,
-            loss=loss,
-            grad_norm=norm,
-            learning_rate=learning_rate(train, step),
-            clip_factor=factor,
-            generation=self.plan.generation,
-            live_nodes=len(self._members.nodes),
-            duration_s=duration,
-            tokens_per_s=train.global_batch * train.sequence_length / duration,
-        )
 
     def _holds_after(self, committed: int) -> bool:
         done = committed == self.settings.train.steps

@@ -161,9 +161,10 @@ class Stop(Message, frozen=True, kw_only=True, tag="stop"):
 
 ToWorker = PlanMessage | Halt | Commit | Save | Stop
 
-_from_worker = msgspec.json.Decoder(FromWorker)
-_to_worker = msgspec.json.Decoder(ToWorker)
-_encoder = msgspec.json.Encoder()
+# msgpack, not JSON: a loss may be NaN, which JSON cannot say.
+_from_worker = msgspec.msgpack.Decoder(FromWorker)
+_to_worker = msgspec.msgpack.Decoder(ToWorker)
+_encoder = msgspec.msgpack.Encoder()
 
 
 def encode(message: Message) -> bytes:

@@ -163,8 +163,8 @@ class WorkerMachine:
         return (SendVote(self.generation, self.step),)
 
     def _save(self, message: Save) -> tuple[WorkerCommand, ...]:
-        at_boundary = self.phase in (WorkerPhase.IDLE, WorkerPhase.HALTED)
-        if not at_boundary or message.step != self.step - 1:
+        is_still = self.phase in (WorkerPhase.IDLE, WorkerPhase.HALTED, WorkerPhase.VOTED)
+        if not is_still or message.step != self.step - 1:
             return self._violated(message)
         return (Write(message),)
 

@@ -1,7 +1,7 @@
 """Frames on a socket: how control messages and tensors are written and read. Nothing is unpickled.
 
-Control frame: 4-byte big-endian length, then JSON. Data frame: 4-byte header length, 8-byte payload length, a
-msgpack header, then the tensors' bytes one after the other.
+Control frame: 4-byte big-endian length, then a message in msgpack. Data frame: 4-byte header length, 8-byte payload
+length, a msgpack header, then the tensors' bytes one after the other.
 """
 
 from __future__ import annotations

@@ -1,0 +1,58 @@
+"""Records and messages about plans and steps, made from what the coordinator decided."""
+
+from __future__ import annotations
+
+from planaria.job.settings import TrainSection
+from planaria.policy.proposal import Proposal
+from planaria.protocol.commit import learning_rate
+from planaria.protocol.messages import Commit
+from planaria.protocol.records import PlanTaken, StepCommitted
+
+
+def plan_taken(proposal: Proposal, step: int, purpose: str, policy_name: str) -> PlanTaken:
+    """The plan, pipeline by pipeline, with what each of them carries."""
+    plan = proposal.plan
+    share: dict[tuple[tuple[int, int, int], ...], int] = {}
+    for route in plan.routes:
+        share[route.key] = share.get(route.key, 0) + len(route.microbatches)
+    pipelines = tuple(
+        tuple((stage.worker, stage.first_layer, stage.end_layer) for stage in pipeline.stages)
+        for pipeline in plan.pipelines
+    )
+    return PlanTaken(
+        generation=plan.generation,
+        step=step,
+        purpose=purpose,
+        policy=policy_name,
+        reason=proposal.reason,
+        pipelines=pipelines,
+        microbatches=tuple(share.get(pipeline, 0) for pipeline in pipelines),
+        estimated_step_s=proposal.step_time_s,
+        transfer_bytes=proposal.transfer_bytes,
+        plan_hash=plan.content_hash,
+    )
+
+
+def step_committed(
+    train: TrainSection, commit: Commit, *, loss: float, norm: float, live_nodes: int, duration_s: float
+) -> StepCommitted:
+    """The committed step, with its mean loss and global gradient norm."""
+    return StepCommitted(
+        step=commit.step,
+        loss=loss,
+        grad_norm=norm,
+        learning_rate=learning_rate(train, commit.step),
+        clip_factor=commit.clip_factor,
+        generation=commit.generation,
+        live_nodes=live_nodes,
+        duration_s=duration_s,
+        tokens_per_s=train.global_batch * train.sequence_length / duration_s,
+    )
+
+
+def not_finite(step: int, loss: float, norm: float) -> str:
+    """Why a step is not committed whose loss or gradient is not a number."""
+    return (
+        f"step {step} has loss {loss} and gradient norm {norm}, so it is not applied; the state after step {step - 1} "
+        "is saved. Lower train.learning_rate, raise train.warmup_steps, or look at the data"
+    )
