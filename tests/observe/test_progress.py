@@ -11,7 +11,7 @@ import pytest
 from planaria.job.settings import Device
 from planaria.observe.progress import Progress
 from planaria.observe.run_folder import RunFolder
-from planaria.observe.wording import counted, crowding, duration, picture, rate, recovery_sentence, size
+from planaria.observe.wording import age, counted, crowding, duration, picture, rate, recovery_sentence, size
 from planaria.protocol.records import AnyRecord, Recovered, RunEnded, RunStatus
 from tests.observe.happenings import JOB, RECOVERY, committed, short_run
 
@@ -125,6 +125,9 @@ def test_words() -> None:
     assert [counted(n, "recovery") for n in (0, 1, 2)] == ["0 recoveries", "1 recovery", "2 recoveries"]
     assert [duration(s) for s in (0.0002, 0.061, 0.9999, 5.123, 12.34, 247, 3723)] == [
         "0.2 ms", "61 ms", "1.00 s", "5.12 s", "12.3 s", "4:07", "1:02:03",
+    ]  # fmt: skip
+    assert [age(s) for s in (0.4, 1, 59, 60, 7200, 200_000)] == [
+        "0 seconds", "1 second", "59 seconds", "1 minute", "2 hours", "2 days",
     ]  # fmt: skip
     assert [rate(r) for r in (12.3, 41_234, 2.5e6)] == ["12 tok/s", "41.2k tok/s", "2.5M tok/s"]
     assert [size(b) for b in (12, 1500, 2_500_000, 3 * 10**9)] == ["12 B", "1.5 kB", "2.5 MB", "3.0 GB"]

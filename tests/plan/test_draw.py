@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from xml.etree import ElementTree
 
 from planaria.estimate.step_time import simulate
@@ -42,6 +43,17 @@ def test_text_has_a_row_a_worker_and_keeps_its_width() -> None:
         ]
     assert "pipeline 1: 3 microbatches" in text
     assert rows[4].split("│")[1].lstrip().startswith("5░")
+
+
+def test_painted_text_is_as_wide_and_has_the_same_numbers() -> None:
+    plain = terminal(TIMELINE, PLAN, 100)
+    painted = terminal(TIMELINE, PLAN, 100, paint=lambda kind, text: f"<{kind.value[0]}{text}>")
+    assert "░" not in painted
+    rows, coloured = ([line for line in text.splitlines() if "│" in line] for text in (plain, painted))
+    for row, cells_of_row in zip(rows, coloured, strict=True):
+        stripped = re.sub(r"<[fbs]|>", "", cells_of_row)
+        assert stripped.rstrip() == re.sub("[░▓≈]", " ", row).rstrip()
+        assert cells_of_row.count("<f") == cells_of_row.count("<b")
 
 
 def test_svg_is_well_formed_and_complete() -> None:

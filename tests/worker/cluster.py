@@ -255,7 +255,7 @@ class Cluster:
         )
 
     def note(self, text: str) -> None:
-        self.history.append(f"{self.now * 1e3:9.3f} ms  {text}")
+        self.history.append(f"{self.now * 1e3:9.3f} ms  {text}".replace(str(self.folder), "..."))
 
     def describe(self) -> str:
         lines = self.history[-80:]

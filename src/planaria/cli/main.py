@@ -28,11 +28,16 @@ EXIT_INTERRUPTED = 130
 
 _JOB_FILE = click.Path(path_type=Path)
 _FILE = click.Path(path_type=Path, dir_okay=False)
+_CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 class _Planaria(click.Group):
     """Says a user's mistake in one line, with exit code 2; other exceptions keep their traceback."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order in which they are needed, as they stand below."""
+        return list(self.commands)
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
         extra["standalone_mode"] = False
@@ -71,7 +76,7 @@ def _set_option(command: _Command) -> _Command:
     )(command)
 
 
-@click.group(cls=_Planaria, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Planaria, invoke_without_command=True, context_settings=_CONTEXT)
 @click.version_option(__version__, prog_name="planaria", message="%(prog)s %(version)s")
 @click.pass_context
 def cli(context: click.Context) -> None:
@@ -89,10 +94,12 @@ def cli(context: click.Context) -> None:
 @click.option("--name", metavar="NAME", help="Name of the run, and of its folder.  [default: the job file's]")
 @click.option(
     "--fail", "faults", multiple=True, metavar="SPEC",
-    help="Kill a node, for instance kill:node=2,step=20,at=backward. May be given several times.",
+    help="Kill a node when it is about to run that kind of instruction. May be given several times.",
 )  # fmt: skip
 @click.option("--resume", is_flag=True, help="Go on from the run's last checkpoint.")
-@click.option("--reference", is_flag=True, help="Train in one process without any of the machinery: the oracle.")
+@click.option(
+    "--reference", is_flag=True, help="Train in one process, without any of the machinery: what every run must equal."
+)
 def train(
     job: Path,
     overrides: tuple[str, ...],
@@ -106,8 +113,16 @@ def train(
     Leaves a run folder with events.jsonl, metrics.jsonl, summary.json and checkpoints. The first Ctrl-C
     finishes the step, saves and ends; the second ends at once.
 
-    Exit code: 0 completed, 1 failed, 2 mistake in the job or the command, 3 too few nodes left,
-    130 interrupted.
+    \b
+    Examples:
+      planaria train job.toml
+      planaria train job.toml --name attacked --fail kill:node=2,step=20,at=backward
+      planaria train job.toml --resume
+
+    \b
+    Exit code:
+      0 completed    1 failed    2 a mistake in the job or the command
+      3 exhausted: too few nodes are left    130 interrupted
     """
     if reference and (resume or faults):
         raise click.UsageError("--reference goes with neither --resume nor --fail. Drop one of them.")

@@ -57,6 +57,15 @@ class LrSchedule(enum.StrEnum):
     COSINE = "cosine"
 
 
+class PipelineSchedule(enum.StrEnum):
+    """Order of forwards and backwards in a pipeline. `eager-1f1b` hides communication and keeps about twice the
+    activations of `1f1b` in the first stages; `gpipe` keeps all."""
+
+    ONE_F_ONE_B = "1f1b"
+    EAGER_ONE_F_ONE_B = "eager-1f1b"
+    GPIPE = "gpipe"
+
+
 class ModelSection(Section, frozen=True):
     """[model]
 
@@ -141,6 +150,7 @@ class ClusterSection(Section, frozen=True):
         devices_per_node: worker processes on each.
         device: cpu or cuda.
         memory_gb: memory of one device in GB (10**9 bytes); 0: as much as there is.
+        schedule: order of forwards and backwards in a pipeline: eager-1f1b, 1f1b or gpipe.
         port: TCP port of the coordinator on loopback; 0: any free one.
     """
 
@@ -148,6 +158,7 @@ class ClusterSection(Section, frozen=True):
     devices_per_node: int = 1
     device: Device = Device.CPU
     memory_gb: float = 0.0
+    schedule: PipelineSchedule = PipelineSchedule.EAGER_ONE_F_ONE_B
     port: int = 0
 
 

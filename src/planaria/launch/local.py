@@ -55,6 +55,10 @@ class LocalNodes:
             "MKL_NUM_THREADS": "1",
             "TOKENIZERS_PARALLELISM": "false",
             "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # deterministic products; read when CUDA starts
+            # A step frees what the next one allocates again: glibc shall keep it, not give it back page by page.
+            "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+            "MALLOC_TRIM_THRESHOLD_": str(512 << 20),
+            "MALLOC_TOP_PAD_": str(16 << 20),
         }
         log = self._log.open("ab") if self._log is not None else None
         try:

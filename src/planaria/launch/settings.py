@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from planaria.job.settings import Job
+from planaria.plan.plan import ScheduleKind
 from planaria.plan.settings import PlannerSettings
 
 
@@ -15,4 +16,5 @@ def planner_settings(job: Job) -> PlannerSettings:
         devices_per_node=job.cluster.devices_per_node,
         memory_bytes=int(job.cluster.memory_gb * 1e9),
         min_nodes=job.resilience.min_nodes_per_pipeline,
+        schedule=ScheduleKind(job.cluster.schedule.value),
     )

@@ -30,7 +30,24 @@ class ScheduleKind(enum.StrEnum):
     """In which order a worker runs the forwards and backwards of a step."""
 
     ONE_F_ONE_B = "1f1b"
+    EAGER_ONE_F_ONE_B = "eager-1f1b"
+    """1F1B with twice the warm-up, so that no stage waits for a message: sends travel while the next microbatch is
+    computed (Zhuang et al., MLSys 2023, section 4). A stage k from the end keeps 2k + 1 microbatches, not k + 1."""
     GPIPE = "gpipe"
+
+    def forwards_ahead(self, stages_after: int, num_microbatches: int) -> int:
+        """Forwards that a stage runs before its first backward may follow the next forward."""
+        match self:
+            case ScheduleKind.ONE_F_ONE_B:
+                return min(stages_after, num_microbatches)
+            case ScheduleKind.EAGER_ONE_F_ONE_B:
+                return min(2 * stages_after, num_microbatches)
+            case ScheduleKind.GPIPE:
+                return num_microbatches
+
+    def in_flight(self, stages_after: int, num_microbatches: int) -> int:
+        """Microbatches whose activations a stage keeps at most."""
+        return min(self.forwards_ahead(stages_after, num_microbatches) + 1, num_microbatches)
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):

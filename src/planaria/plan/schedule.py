@@ -89,7 +89,7 @@ def _pipeline_orders(
     for place, hop in enumerate(hops):
         forwards = [Unit.forward(routes[at], m, hops, place) for _, m, at in travellers]
         backwards = [Unit.backward(routes[at], m, hops, place) for _, m, at in travellers]
-        ahead = len(hops) - 1 - place if kind is ScheduleKind.ONE_F_ONE_B else len(travellers)
+        ahead = kind.forwards_ahead(len(hops) - 1 - place, len(travellers))
         yield hop.worker, tuple(_one_f_one_b(forwards, backwards, ahead))
 
 
@@ -99,7 +99,6 @@ def _one_f_one_b(forwards: list[Unit], backwards: list[Unit | None], ahead: int)
     Where a microbatch has no backward here its place stays empty: what is left keeps the textbook's global
     order.
     """
-    ahead = min(ahead, len(forwards))
     yield from forwards[:ahead]
     for at, backward in enumerate(backwards):
         if ahead + at < len(forwards):

@@ -80,6 +80,7 @@ class _Splits:
         self._costs = StageCosts(profile)
         self._num_layers = profile.num_layers
         self._memory = settings.memory_bytes
+        self._schedule = settings.schedule
         self._share = settings.microbatches_per_pipeline
         end = _Split(0.0, 0.0, 0.0, profile.num_layers, None)
         self._levels: list[dict[int, list[_Split]]] = [{profile.num_layers: [end]}]
@@ -106,7 +107,7 @@ class _Splits:
         for first in range(self._num_layers - k + 1):
             candidates: list[_Split] = []
             for cut in range(first + 1, self._num_layers - k + 2):
-                if not self._fits(first, cut, min(k, self._share)):
+                if not self._fits(first, cut, self._schedule.in_flight(k - 1, self._share)):
                     break
                 period, links = self._costs.period_s(first, cut), 2 * self._costs.link_s(cut)
                 compute = self._costs.compute_s(first, cut)

@@ -1,0 +1,103 @@
+"""What must hold after any run, whatever happened in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from planaria.protocol.records import NodeLost, PlanTaken, Recovered, Restored, RunEnded, RunStatus, StepCommitted
+from tests.worker.cluster import Outcome
+from tests.worker.schedules import Schedule
+
+
+@dataclass(frozen=True)
+class Reference:
+    """One process training alone."""
+
+    losses: Mapping[int, float]
+    weights: str
+
+
+def check(schedule: Schedule, outcome: Outcome, reference: Reference) -> None:
+    """Raises AssertionError for a broken promise."""
+    _check_numbers(outcome, reference)
+    _check_commits(outcome)
+    _check_end(schedule, outcome)
+    _check_recoveries(outcome)
+
+
+def _check_numbers(outcome: Outcome, reference: Reference) -> None:
+    for record in outcome.of(StepCommitted):
+        assert record.loss == reference.losses[record.step], f"loss of step {record.step}"
+    if outcome.finish.status is RunStatus.COMPLETED:
+        assert outcome.weights == reference.weights
+
+
+def _check_commits(outcome: Outcome) -> None:
+    """Each step once, in order; a restore goes back, and says so."""
+    step = 0
+    for record in outcome.records:
+        if isinstance(record, StepCommitted):
+            assert record.step == step + 1
+            step = record.step
+        elif isinstance(record, Restored):
+            assert record.from_step == step
+            step = record.to_step
+    assert [c.step for c in outcome.commits] == [r.step for r in outcome.of(StepCommitted)]
+    generations = [record.generation for record in outcome.of(PlanTaken)]
+    assert generations == sorted(set(generations))
+
+
+def _check_end(schedule: Schedule, outcome: Outcome) -> None:
+    (ended,) = outcome.of(RunEnded)
+    assert (ended.skipped_microbatches, ended.duplicated_microbatches) == (0, 0)
+    tolerance = schedule.job.resilience.fault_tolerance
+    losses = outcome.of(NodeLost)
+    status = outcome.finish.status
+    if len(losses) <= tolerance:
+        assert not outcome.of(Restored), "no f losses can take the last replica"
+        assert status is not RunStatus.FAILED, outcome.finish.message
+    left = schedule.job.cluster.nodes - len({record.node for record in losses})
+    if status is RunStatus.EXHAUSTED:
+        assert left < schedule.needed_nodes, outcome.finish.message
+    if status is RunStatus.FAILED:
+        assert "there is no checkpoint" in outcome.finish.message or "could not be saved" in outcome.finish.message
+    _check_that_too_few_nodes_end_it(schedule, outcome)
+
+
+def _check_that_too_few_nodes_end_it(schedule: Schedule, outcome: Outcome) -> None:
+    """Below (f + 1) n0 nodes, the step in progress is finished and saved, and no other is begun."""
+    commits_since: int | None = None
+    left = schedule.job.cluster.nodes
+    for record in outcome.records:
+        if isinstance(record, NodeLost):
+            left -= 1
+            if left < schedule.needed_nodes and commits_since is None:
+                commits_since = 0
+        elif isinstance(record, StepCommitted) and commits_since is not None:
+            commits_since += 1
+            assert commits_since == 1, "training goes on with too few replicas"
+        elif isinstance(record, PlanTaken) and record.purpose == "reconfigure":
+            assert commits_since is None
+
+
+def _check_recoveries(outcome: Outcome) -> None:
+    """Every loss that a later step survived is told of once."""
+    told = [node for record in outcome.of(Recovered) for node in record.recovery.lost_nodes]
+    assert len(told) == len(set(told))
+    seen: list[int] = []
+    gathering = True
+    for record in outcome.records:
+        gathering = gathering and not isinstance(record, PlanTaken)
+        if isinstance(record, NodeLost) and not gathering:
+            seen.append(record.node)
+        elif isinstance(record, Recovered):
+            recovery = record.recovery
+            assert set(recovery.lost_nodes) <= set(seen)
+            assert recovery.microbatches_rerun <= recovery.microbatches_per_step
+            assert recovery.resume_ms >= 0
+    last_commit = max((at for at, r in enumerate(outcome.records) if isinstance(r, StepCommitted)), default=0)
+    started = next((at for at, r in enumerate(outcome.records) if isinstance(r, PlanTaken)), 0)
+    for record in outcome.records[started:last_commit]:
+        if isinstance(record, NodeLost):
+            assert record.node in told, f"node {record.node} was lost and survived, and no recovery tells of it"
