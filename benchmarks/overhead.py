@@ -10,13 +10,14 @@ The programs run in turns (see interleave.py); a figure is the median over round
 from __future__ import annotations
 
 import argparse
+import shutil
 import statistics
 from collections.abc import Sequence
 
 from commit_latency import measure_commit
 from figures import note, report
 from interleave import Side, interleave, ratios, step_time_s
-from sides import make_job, planaria_side, torch_side
+from sides import make_job, pipelines_of, planaria_side, torch_side
 
 DDP_JOB = """
 [model]
@@ -68,6 +69,9 @@ def compare(title: str, baseline: Side, ours: Sequence[tuple[Side, str | None]],
     disturbed = interleave([baseline, *(side for side, _ in ours)], turns=rounds, steps=steps, warm_up=6)
     if disturbed:
         note(f"{title}: other programs disturbed {disturbed} of {rounds} rounds; run again when the machine is quiet")
+    for side, _ in ours:
+        note(f"{title} {side.name}: stages (worker, first layer, end) of each pipeline {pipelines_of(side)}")
+        shutil.rmtree(side.log.parent)
     base_s = step_time_s(baseline)
     report(f"overhead.{title}.{baseline.name}.step", base_s * 1e3, "ms")
     for side, goal in ours:
@@ -92,7 +96,10 @@ def against_ddp(microbatches: int, rounds: int, steps: int) -> None:
 
 
 def against_1f1b(rounds: int, steps: int) -> None:
-    """(b). Both sides accumulate gradients, clip by the global norm and step AdamW."""
+    """(b). Both sides accumulate gradients, clip by the global norm and step AdamW.
+
+    The baseline is cut in the middle, where the planner cuts too; the note says so if it ever does not.
+    """
     fast, exact = (make_job(PIPELINE_JOB, f'train.numerics="{n}"') for n in ("fast", "exact"))
     compare(
         "1f1b",

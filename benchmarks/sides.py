@@ -14,7 +14,9 @@ from interleave import Side
 from planaria.data.tokens import prepare_tokens
 from planaria.job.parse import job_json, parse_job
 from planaria.job.settings import Job
+from planaria.observe.recorder import read_events
 from planaria.observe.run_folder import RunFolder
+from planaria.protocol.records import PlanTaken
 
 BASELINES = Path(__file__).parent / "baselines"
 
@@ -38,6 +40,11 @@ def planaria_side(name: str, job: Job, faults: Sequence[str] = ()) -> Side:
         seconds_of=lambda line: float(str(line["duration_s"])) if line["event"] == "step_committed" else None,
         output=SCRATCH / f"{run}.out",
     )
+
+
+def pipelines_of(side: Side) -> tuple[tuple[tuple[int, int, int], ...], ...]:
+    """The first plan of a Planaria run that has begun."""
+    return next(record.pipelines for record, _ in read_events(side.log) if isinstance(record, PlanTaken))
 
 
 def torch_side(name: str, script: str, job: Job, ranks: int, arguments: Sequence[str] = ()) -> Side:

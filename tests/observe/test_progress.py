@@ -12,8 +12,8 @@ from planaria.job.settings import Device
 from planaria.observe.progress import Progress
 from planaria.observe.run_folder import RunFolder
 from planaria.observe.wording import age, counted, crowding, duration, picture, rate, recovery_sentence, size
-from planaria.protocol.records import AnyRecord, Recovered, RunEnded, RunStatus
-from tests.observe.happenings import JOB, RECOVERY, committed, short_run
+from planaria.protocol.records import AnyRecord, CheckpointSaved, Recovered, RunEnded, RunStatus
+from tests.observe.happenings import JOB, RECOVERY, committed, plan_taken, short_run
 
 RECOVERED = (
     "step 2 committed 61 ms after the loss of node 1 (connection closed, seen after 8 ms); "
@@ -64,6 +64,11 @@ def test_the_last_recoveries_are_enough() -> None:
     assert lines[2:] == [f"  {RECOVERED}"] * 10 + ["run folder: runs/short"]
 
 
+def test_a_resumed_run_says_where_it_goes_on() -> None:
+    (line,) = plain([msgspec.structs.replace(plan_taken(1, "start"), step=7)])
+    assert line.startswith("plan 1 goes on with step 7: [0-3|4-7]")
+
+
 def test_workers_that_share_cores_are_told_of_once() -> None:
     crowd = "7 workers share the 2 cores of this machine: steps take longer than expected of 7 machines"
     job = msgspec.structs.replace(JOB, cluster=msgspec.structs.replace(JOB.cluster, nodes=7))
@@ -92,6 +97,12 @@ def test_the_end_says_why() -> None:
         skipped_microbatches=0,
         duplicated_microbatches=0,
     )
+    saved = CheckpointSaved(step=1, folder="runs/short/checkpoints/1", seconds=0.01)
+    assert plain([saved, ended])[1:-1] == [
+        "exhausted: 1 of 3 steps, 0 nodes live, 0 recoveries, 0 microbatches skipped, 0 counted twice",
+        "  2 nodes are left, 4 are needed.",
+        "  the state after step 1 is saved; --resume goes on from there",
+    ]
     assert plain([ended]) == [
         "exhausted: 1 of 3 steps, 0 nodes live, 0 recoveries, 0 microbatches skipped, 0 counted twice",
         "  2 nodes are left, 4 are needed.",

@@ -93,10 +93,7 @@ def schedule(seed: int, source: str) -> Schedule:
         tied=draw.random() < 0.7,
         source=source,
     )
-    kills = tuple(
-        _kill(draw, node, steps)
-        for node in draw.sample(range(nodes), draw.randint(1, min(nodes, needed - smallest + 3)))
-    )
+    victims = draw.sample(range(nodes), draw.randint(1, min(nodes, needed - smallest + 3)))
     weather = Weather(
         compute_s=draw.choice([1e-4, 1e-3, 3e-3]),
         network_s=draw.choice([1e-4, 1e-3, 3e-3]),
@@ -104,16 +101,34 @@ def schedule(seed: int, source: str) -> Schedule:
         detect_s=draw.choice([1e-4, 3e-3, 2e-2]),
     )
     stop_at_s = draw.uniform(0, 0.3) if draw.random() < 0.1 else None
-    return Schedule(seed=seed, job=job, kills=kills, weather=weather, stop_at_s=stop_at_s)
+    return Schedule(seed=seed, job=job, kills=_kills(draw, victims, steps), weather=weather, stop_at_s=stop_at_s)
+
+
+def _kills(draw: random.Random, victims: list[int], steps: int) -> tuple[Kill, ...]:
+    """Independent deaths, a burst at one kind of instruction, or one death upon another."""
+    manner = draw.random()
+    if manner < 0.5:
+        return tuple(_kill(draw, node, steps) for node in victims)
+    if manner < 0.7:
+        at, step = draw.choice(INSTRUCTIONS), draw.randint(1, steps)
+        return tuple(Kill(node=node, at=at, step=step, delay_s=_delay_s(draw)) for node in victims)
+    first, *others = victims
+    chain = [_kill(draw, first, steps)]
+    for nth, node in enumerate(others, 1):
+        at = draw.choice(["after NodeGone", "after NodeLost", "after Report", "after Ready", "transfer"])
+        chain.append(Kill(node=node, at=at, nth=nth if "Node" in at else draw.randint(1, 12), delay_s=_delay_s(draw)))
+    return tuple(chain)
+
+
+def _delay_s(draw: random.Random) -> float:
+    return draw.choice([0.0, draw.uniform(0, 3e-3), draw.uniform(0, 2e-2)])
 
 
 def _kill(draw: random.Random, node: int, steps: int) -> Kill:
-    delay_s = draw.choice([0.0, draw.uniform(0, 3e-3), draw.uniform(0, 2e-2)])
     kind = draw.random()
     if kind < 0.2:
         return Kill(node=node, at="start", delay_s=draw.uniform(0, 0.4))
-    if kind < 0.55:
-        return Kill(node=node, at=draw.choice(INSTRUCTIONS), step=draw.randint(1, steps), delay_s=delay_s)
-    at = draw.choice(HAPPENINGS)
+    if kind < 0.6:
+        return Kill(node=node, at=draw.choice(INSTRUCTIONS), step=draw.randint(1, steps), delay_s=_delay_s(draw))
     nth = draw.choice([1, 1, 2, 3, draw.randint(1, 20)])
-    return Kill(node=node, at=f"after {at}", nth=nth, delay_s=delay_s)
+    return Kill(node=node, at=f"after {draw.choice(HAPPENINGS)}", nth=nth, delay_s=_delay_s(draw))

@@ -29,6 +29,7 @@ from planaria.observe.wording import (
 )
 from planaria.protocol.records import (
     AnyRecord,
+    CheckpointSaved,
     NodeJoined,
     NodeLost,
     Note,
@@ -307,6 +308,7 @@ class _Ending:
         self._folder = folder
         self._step: StepCommitted | None = None
         self._live_nodes = 0
+        self._saved_step: int | None = None
         self._recoveries: list[Recovery] = []
 
     def note(self, record: AnyRecord) -> None:
@@ -314,6 +316,8 @@ class _Ending:
             self._step = record
         elif isinstance(record, NodeJoined | NodeLost):
             self._live_nodes = record.live_nodes
+        elif isinstance(record, CheckpointSaved):
+            self._saved_step = record.step
         elif isinstance(record, Recovered):
             self._recoveries.append(record.recovery)
 
@@ -329,6 +333,8 @@ class _Ending:
         lines = [f"{ended.status.value}: {', '.join(facts)}"]
         if ended.message and ended.status is not RunStatus.COMPLETED:
             lines.append(f"  {ended.message}")
+            if self._saved_step is not None and ended.status is not RunStatus.FAILED:
+                lines.append(f"  the state after step {self._saved_step} is saved; --resume goes on from there")
         last = self._recoveries[-_RECOVERIES_SHOWN:] if with_recoveries else []
         if last and len(self._recoveries) > len(last):
             lines.append(f"  the last {len(last)} recoveries (summary.json has all):")

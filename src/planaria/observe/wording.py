@@ -126,7 +126,10 @@ def _cause(cause: str, detect_ms: float | None) -> str:
 def _plan_sentence(plan: PlanTaken) -> str:
     if plan.purpose == "finish step":
         return f"plan {plan.generation} finishes step {plan.step}. {plan.reason}"
-    beginning = {"start": "", "restore": f" restarts at step {plan.step}"}.get(plan.purpose, f" from step {plan.step}")
+    beginning = {
+        "start": f" goes on with step {plan.step}" if plan.step > 1 else "",
+        "restore": f" restarts at step {plan.step}",
+    }.get(plan.purpose, f" from step {plan.step}")
     moved = f", {size(plan.transfer_bytes)} to move" if plan.transfer_bytes else ""
     return (
         f"plan {plan.generation}{beginning}: {picture(plan.pipelines)}, "
