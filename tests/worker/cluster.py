@@ -227,15 +227,15 @@ class Cluster:
                         raise self.error
                 else:
                     raise AssertionError(f"no end after {MAX_EVENTS} events\n{self.describe()}")
+                assert self.finish is not None, f"hang\n{self.describe()}"
+                left = [worker.number for worker in self.workers if not worker.is_over]
+                assert not left, f"workers {left} are left behind\n{self.describe()}"
             except BaseException as error:
                 error.add_note("\n".join(self.history[-60:]))
                 raise
             finally:
                 for worker in self.workers:
                     worker.abandon()
-        assert self.finish is not None, f"hang\n{self.describe()}"
-        left = [worker.number for worker in self.workers if not worker.is_over]
-        assert not left, f"workers {left} are left behind\n{self.describe()}"
         return self._outcome()
 
     def _outcome(self) -> Outcome:
@@ -286,7 +286,7 @@ class Cluster:
         return self.workers[node * per_node : (node + 1) * per_node]
 
     def kill(self, node: int) -> None:
-        """SIGKILL to every process of a node: what it sent is under way still, its sockets close, its parent sees it."""
+        """SIGKILL to every process of a node: what it sent is under way still, its sockets close."""
         for worker in self.workers_of(node):
             if worker.is_over:
                 continue

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from planaria.protocol.records import NodeLost, PlanTaken, Recovered, Restored, RunEnded, RunStatus, StepCommitted
 from tests.worker.cluster import Outcome
 from tests.worker.schedules import Schedule
+
+from planaria.protocol.records import NodeLost, PlanTaken, Recovered, Restored, RunEnded, RunStatus, StepCommitted
 
 
 @dataclass(frozen=True)

@@ -16,15 +16,15 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from tests.worker.cluster import Cluster, Outcome
+from tests.worker.promises import Reference, check
+from tests.worker.schedules import Schedule, schedule
 
 from planaria.data.tokens import TokenSet, prepare_tokens
 from planaria.job.settings import DataSection, Job
 from planaria.launch.reference import train_reference
 from planaria.observe.run_folder import RunFolder
-from planaria.protocol.records import Restored, RunStatus
-from tests.worker.cluster import Cluster, Kill, Outcome, Weather
-from tests.worker.promises import Reference, check
-from tests.worker.schedules import Schedule, job_of, schedule
+from planaria.protocol.records import RunStatus
 
 CORPUS = {
     82: "a survivor that happens to hold every layer kept its ledger to itself at the second loss",
@@ -80,9 +80,10 @@ class Laboratory:
         outcome = self.cluster(schedule).run()
         reference = self.reference(schedule.job)
         check(schedule, outcome, reference)
-        if outcome.finish.status is not RunStatus.COMPLETED and outcome.checkpoint is not None:
-            if outcome.checkpoint.step < schedule.job.train.steps:
-                resumed = self.cluster(schedule, kills=(), stop_at_s=None, resume=outcome.checkpoint).run()
+        saved = outcome.checkpoint
+        if outcome.finish.status is not RunStatus.COMPLETED and saved is not None:
+            if saved.step < schedule.job.train.steps:
+                resumed = self.cluster(schedule, kills=(), stop_at_s=None, resume=saved).run()
                 assert resumed.finish.status is RunStatus.COMPLETED
                 assert resumed.weights == reference.weights
         return outcome

@@ -51,7 +51,9 @@ def sent(pair: Pair, data: bytes) -> socket.socket:
 
 def framed(header: object, payload: bytes = b"", *, header_size: int | None = None, size: int | None = None) -> bytes:
     body = header if isinstance(header, bytes) else msgspec.msgpack.encode(header)
-    lengths = struct.pack("!IQ", len(body) if header_size is None else header_size, len(payload) if size is None else size)
+    lengths = struct.pack(
+        "!IQ", len(body) if header_size is None else header_size, len(payload) if size is None else size
+    )
     return lengths + body + payload
 
 
