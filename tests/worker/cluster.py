@@ -207,7 +207,10 @@ class Cluster:
     # Time
 
     def at(self, delay_s: float, action: Callable[[], None]) -> None:
-        heapq.heappush(self._heap, (self.now + delay_s, next(self._serial), action))
+        self.at_time(self.now + delay_s, action)
+
+    def at_time(self, when_s: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._heap, (when_s, next(self._serial), action))
 
     def vary(self, mean_s: float) -> float:
         if self.random.random() < 0.02:
@@ -332,6 +335,7 @@ class Cluster:
         match command:
             case Send(worker, message):
                 if worker in self.connected:
+                    self.note(f"    {type(message).__name__} to {worker}")
                     self.workers[worker].tell(message)
             case JournalCommit():
                 self.commits.append(command)
@@ -379,7 +383,7 @@ class Channel:
             if valid[0]:
                 action()
 
-        self._cluster.at(when - self._cluster.now, arrive)
+        self._cluster.at_time(when, arrive)
 
     def cut(self) -> None:
         """The sender is gone: the last few things that are under way never arrive."""
@@ -445,7 +449,9 @@ class Worker:
 
     def _order(self, data: bytes) -> None:
         if not self.is_over:
-            self.mailbox.put_order(decode_to_worker(data))
+            order = decode_to_worker(data)
+            self.cluster.note(f"        {type(order).__name__} reaches {self.number}")
+            self.mailbox.put_order(order)
 
     def die(self) -> None:
         """Nothing more is done here; the thread unwinds when it is abandoned."""

@@ -151,7 +151,11 @@ class _Knapsack:
         first = np.full(self._num_nodes + 1, _NONE)
         first[0] = 0.0
         tables = [first]
-        items = [(size, value) for size, value in zip(self._sizes, values, strict=True) if value > 0]
+        items = [
+            (size, value)
+            for size, value in zip(self._sizes, values, strict=True)
+            if value > 0 and size <= self._num_nodes
+        ]
         for _ in range(self._levels):
             table = np.full(self._num_nodes + 1, _NONE)
             for size, value in items:

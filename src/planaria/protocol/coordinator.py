@@ -176,6 +176,10 @@ class Coordinator:
             commands.append(Publish(NodeJoined(node=node, live_nodes=len(self._members.nodes))))
         return commands + self._start_when_gathered()
 
+    def _joined_too_late(self, event: WorkerJoined) -> list[Command]:
+        self._members.join(event.worker, event.data_address)
+        return [Send(event.worker, Stop(reason="the run is over"))]
+
     def _start_when_gathered(self) -> list[Command]:
         if not self._members.is_gathered:
             return []
@@ -610,10 +614,10 @@ TRANSITIONS: Mapping[tuple[Phase, str], Handler] = {
     **{(phase, "FaultInjected"): Coordinator._fault_injected for phase in _ALIVE},
     **{(phase, "DecisionTook"): Coordinator._decision_took for phase in _ALIVE},
     **{(phase, "Failed"): Coordinator._failed for phase in _ALIVE},
+    (Phase.ENDED, "WorkerJoined"): Coordinator._joined_too_late,
     **{
         (Phase.ENDED, name): Coordinator._ignore
         for name in (
-            "WorkerJoined",
             "NodeGone",
             "Ready",
             "Vote",
