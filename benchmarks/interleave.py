@@ -19,7 +19,7 @@ from pathlib import Path
 
 POLL_S = 0.02
 QUIET = 0.08
-PATIENCE = 3
+PATIENCE = 2
 DROPPED = 2
 """Steps at the beginning of a turn that do not count: the first spans the stop, the second finds cold caches."""
 

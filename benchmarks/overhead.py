@@ -113,8 +113,8 @@ def against_1f1b(rounds: int, steps: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=["ddp", "1f1b", "commit"], help="one part of it")
-    parser.add_argument("--rounds", type=int, default=10, help="turns of each side (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=6, help="counted steps a turn (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=8, help="turns of each side (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=4, help="counted steps a turn (default: %(default)s)")
     parser.add_argument("--microbatches", type=int, nargs="*", default=[1, 4], help="a pipeline, against DDP")
     arguments = parser.parse_args()
     if arguments.only in (None, "ddp"):

@@ -46,6 +46,15 @@ def test_a_kill_at_each_instruction(at: str, node: int, text: Path, run: Run, re
     assert len(outcome.result.recoveries) == 1 or (at == "load" and not outcome.result.recoveries)
 
 
+@pytest.mark.parametrize("model", ["bert", "llama"])
+@pytest.mark.parametrize("at", ["load", "forward", "backward", "send", "recv", "sync", "vote", "apply"])
+def test_a_kill_at_each_instruction_of(model: str, at: str, text: Path, run: Run, reference: Reference) -> None:
+    job = make_job(text, model, train__steps=3)
+    outcome = run(job, f"kill:node=0,step=2,at={at}")
+    outcome.assert_same_bits(reference(job))
+    assert len(outcome.result.recoveries) == 1
+
+
 @pytest.mark.parametrize("model", ["bert", "llama", "function"])
 def test_kills_in_other_models(model: str, text: Path, run: Run, reference: Reference) -> None:
     job = make_job(text, model)

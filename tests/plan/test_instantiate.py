@@ -123,3 +123,15 @@ def test_too_few_nodes_or_microbatches() -> None:
         instantiate(templates, 3, planner)
     with pytest.raises(PlanError, match=r"9 nodes make at least 3 pipelines .* is 3 microbatches"):
         instantiate(templates, 9, planner)
+
+
+def test_fewer_nodes_than_the_largest_template_has() -> None:
+    """After losses, the templates made for the whole cluster still serve what is left of it."""
+    profile = uniform_profile(8)
+    planner = PlannerSettings(num_microbatches=8, fault_tolerance=1, num_nodes=8, devices_per_node=1, min_nodes=1)
+    templates = make_templates(profile, planner)
+    assert templates[-1].num_nodes == 7
+    for left in range(2, 8):
+        plan = initial_plan(profile, templates, planner, [NodeId(n) for n in range(left)], 1)
+        validate(plan, fault_tolerance=1)
+        assert len(plan.nodes) == left

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
 
 from planaria.plan.plan import WorkerId
 from planaria.protocol.messages import MAX_FRAME_BYTES
@@ -29,18 +30,20 @@ class Connection:
         self._incoming = bytearray()
         self._outgoing = bytearray()
 
-    def receive(self) -> list[bytes]:
-        """Whole frames that came. Raises EOFError at the end, FrameError for a frame that is too long."""
+    def receive(self) -> Iterator[bytes]:
+        """Whole frames that came. Raises EOFError at the end, FrameError for a frame that is too long.
+
+        The limit is asked for frame by frame: it rises once the first of them has shown the token.
+        """
         try:
             data = self.socket.recv(1 << 18)
         except BlockingIOError:
-            return []
+            return
         except OSError as error:
             raise EOFError(str(error)) from error
         if not data:
             raise EOFError("connection closed")
         self._incoming += data
-        frames = []
         while len(self._incoming) >= 4:
             size = int.from_bytes(self._incoming[:4], "big")
             limit = MAX_FRAME_BYTES if self.worker is not None else HELLO_LIMIT_BYTES
@@ -48,9 +51,9 @@ class Connection:
                 raise FrameError(f"a frame of {size} bytes is over the limit of {limit}")
             if len(self._incoming) < 4 + size:
                 break
-            frames.append(bytes(self._incoming[4 : 4 + size]))
+            frame = bytes(self._incoming[4 : 4 + size])
             del self._incoming[: 4 + size]
-        return frames
+            yield frame
 
     def send(self, body: bytes) -> None:
         self._outgoing += control_frame(body)

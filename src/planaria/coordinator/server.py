@@ -37,6 +37,7 @@ from planaria.protocol.events import (
 )
 from planaria.protocol.messages import (
     PROTOCOL_VERSION,
+    FromWorker,
     Hello,
     Message,
     PlanMessage,
@@ -192,25 +193,34 @@ class Server:
                 self._take(connection, frame)
         except EOFError:
             self._drop(connection, "connection closed")
-        except (FrameError, ValueError) as error:
+        except FrameError as error:
             log.warning("a connection sent what is not a message: %s", error)
             self._drop(connection, "it sent what is not a message")
 
     def _take(self, connection: Connection, frame: bytes) -> None:
+        """Raises FrameError for what is not a message; what the machine raises is our own mistake, and goes through."""
+        try:
+            message = decode_from_worker(frame)
+        except (ValueError, RecursionError) as error:
+            raise FrameError(str(error)) from error
         if connection.worker is None:
-            self._welcome(connection, frame)
+            self._welcome(connection, message)
+        elif isinstance(message, Hello):
+            raise FrameError("a second hello")
         elif not connection.is_closed:
-            self._handle(Received(connection.worker, decode_from_worker(frame)))
+            self._handle(Received(connection.worker, message))
 
-    def _welcome(self, connection: Connection, frame: bytes) -> None:
-        """The first frame must be a hello with our token and version."""
-        hello = decode_from_worker(frame)
-        if not isinstance(hello, Hello) or not hmac.compare_digest(hello.token, self._token):
+    def _welcome(self, connection: Connection, hello: FromWorker) -> None:
+        """The first message must be a hello with our token and version."""
+        if not isinstance(hello, Hello) or not hmac.compare_digest(hello.token.encode(), self._token.encode()):
             raise FrameError("no hello with the job's token")
-        node = NodeId(hello.worker // self._machine.settings.devices_per_node)
+        settings = self._machine.settings
+        node = NodeId(hello.worker // settings.devices_per_node)
         refusal = None
         if hello.version != PROTOCOL_VERSION:
             refusal = f"protocol version {hello.version}; this coordinator speaks {PROTOCOL_VERSION}"
+        elif not 0 <= node < settings.num_nodes:
+            refusal = f"the job has no worker {hello.worker}"
         elif node in self._evicted or hello.worker in self._connections:
             refusal = f"node {node} was lost and is fenced"
         if refusal is not None:

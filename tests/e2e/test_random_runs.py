@@ -1,0 +1,50 @@
+"""Random jobs, plans and kill points on real processes: the reference's bits, or an end that the job's rules allow.
+
+`tests/worker/test_cluster.py` tries thousands of schedules of the same code in virtual time; here the processes,
+sockets and signals are real. PLANARIA_RANDOM_RUNS sets how many are tried.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from planaria.job.faults import FAULT_POINTS
+from planaria.job.settings import Job
+from tests.e2e.conftest import Run
+from tests.e2e.jobs import Outcome, make_job
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("PLANARIA_RANDOM_RUNS", "12"))))
+def test_random_run(seed: int, text: Path, run: Run, reference: Callable[[Job], Outcome]) -> None:
+    draw = random.Random(seed)
+    model = draw.choice(["gpt2", "bert", "llama", "function"])
+    tolerance, smallest = draw.randint(0, 2), draw.randint(1, 2)
+    nodes = (tolerance + 1) * smallest + draw.randint(0, 3)
+    job = make_job(
+        text,
+        model,
+        train__steps=4,
+        cluster__nodes=nodes,
+        cluster__schedule=draw.choice(["1f1b", "eager-1f1b", "gpipe"]),
+        resilience__fault_tolerance=tolerance,
+        resilience__min_nodes_per_pipeline=smallest,
+        run__checkpoint_every=draw.choice([0, 2]),
+    )
+    victims = draw.sample(range(nodes), min(nodes - 1, draw.randint(0, 3)))
+    faults = [f"kill:node={node},step={draw.randint(1, 4)},at={draw.choice(FAULT_POINTS)}" for node in victims]
+    outcome = run(job, *faults)
+    expected = reference(job)
+    if outcome.summary["status"] == "completed":
+        outcome.assert_same_bits(expected)
+        return
+    if outcome.summary["status"] == "exhausted":
+        assert nodes - len(outcome.events("node_lost")) < (tolerance + 1) * smallest
+    else:
+        assert outcome.summary["status"] == "failed"
+        assert "no replica" in outcome.summary["message"]
+    assert outcome.losses == {step: expected.losses[step] for step in outcome.losses}

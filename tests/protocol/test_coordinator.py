@@ -1,0 +1,145 @@
+"""The coordinator's machine alone: its table, its settings, its refusals. Whole runs are in tests/worker."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from tests.plan.profiles import uniform_profile
+
+from planaria.job.settings import TrainSection
+from planaria.plan.ledger import Ledger
+from planaria.plan.plan import NodeId, WorkerId
+from planaria.plan.settings import PlannerSettings
+from planaria.policy.templates import TemplatesPolicy
+from planaria.protocol.coordinator import TRANSITIONS, Coordinator, Phase, ProtocolError
+from planaria.protocol.events import (
+    Command,
+    Finish,
+    JournalCommit,
+    NodeGone,
+    Received,
+    Send,
+    StopRequested,
+    WorkerJoined,
+)
+from planaria.protocol.messages import Commit, PlanMessage, Ready, Report, Save, Stop, Vote
+from planaria.protocol.records import RunStatus
+from planaria.protocol.settings import RunSettings
+
+
+@pytest.fixture
+def machine() -> Coordinator:
+    """Three pipelines of one node each, four microbatches, one layer; nobody has joined."""
+    planner = PlannerSettings(num_microbatches=4, fault_tolerance=1, num_nodes=3, devices_per_node=1)
+    profile = uniform_profile(1, tied=False)
+    settings = RunSettings(
+        train=TrainSection(steps=3, global_batch=4, microbatch=1, sequence_length=8),
+        policy_name="templates",
+        fault_tolerance=1,
+        num_nodes=3,
+        devices_per_node=1,
+        num_groups=len(profile.groups),
+        checkpoint_root="checkpoints",
+        checkpoint_every=0,
+        resume=None,
+    )
+    return Coordinator(settings, TemplatesPolicy(profile, planner))
+
+
+def join_all(machine: Coordinator) -> list[Command]:
+    commands: list[Command] = []
+    for worker in range(3):
+        commands += machine.handle(WorkerJoined(WorkerId(worker), f"host:{worker}"), 0.0)
+    for worker in range(3):
+        machine.handle(Received(WorkerId(worker), Ready(generation=1)), 0.0)
+    return commands
+
+
+def vote(machine: Coordinator, worker: int) -> Received:
+    """A vote for what the plan gives the worker."""
+    plan = machine.plan
+    mine = [route for route in plan.routes if any(hop.worker == worker for hop in route.hops)]
+    counted = [
+        [m for route in mine for m in route.microbatches if layer in plan.layers_of.get(WorkerId(worker), ())]
+        for layer in range(plan.num_layers)
+    ]
+    tells = [g for g, owners in enumerate(plan.owners_of) if owners[g % len(owners)] == worker]
+    losses = {m: 2.0 for route in mine for m in route.microbatches if route.hops[-1].worker == worker}
+    message = Vote(
+        generation=plan.generation,
+        step=machine.step,
+        norms=dict.fromkeys(tells, 1.0),
+        losses=losses,
+        ledger=Ledger.of(counted),
+    )
+    return Received(WorkerId(worker), message)
+
+
+def sent(commands: list[Command] | tuple[Command, ...], kind: type) -> list[Send]:
+    return [command for command in commands if isinstance(command, Send) and isinstance(command.message, kind)]
+
+
+def test_the_plan_goes_out_when_all_have_joined(machine: Coordinator) -> None:
+    assert len(sent(join_all(machine), PlanMessage)) == 3
+    assert machine.phase is Phase.TRAINING
+
+
+def test_the_journal_comes_before_the_commit(machine: Coordinator) -> None:
+    join_all(machine)
+    commands = list(itertools.chain(*(machine.handle(vote(machine, worker), 1.0) for worker in range(3))))
+    kinds = [type(command.message if isinstance(command, Send) else command) for command in commands]
+    assert kinds.index(JournalCommit) < kinds.index(Commit)
+    assert machine.step == 2
+
+
+def test_a_vote_for_another_generation_does_not_count(machine: Coordinator) -> None:
+    join_all(machine)
+    stale = vote(machine, 2)
+    machine.handle(vote(machine, 0), 1.0)
+    machine.handle(NodeGone(NodeId(1), "connection closed"), 1.0)
+    assert machine.plan.generation == 2
+    machine.handle(vote(machine, 0), 1.1)
+    assert machine.handle(stale, 1.2) == ()
+    assert machine.step == 1
+    assert sent(machine.handle(vote(machine, 2), 1.3), Commit)
+
+
+def test_contributions_counted_twice_stop_the_run(machine: Coordinator) -> None:
+    join_all(machine)
+    machine.handle(vote(machine, 0), 1.0)
+    machine.handle(vote(machine, 1), 1.0)
+    honest = vote(machine, 2).message
+    assert isinstance(honest, Vote)
+    everything = Ledger.of([range(4)])
+    lying = Vote(generation=1, step=1, norms=honest.norms, losses=honest.losses, ledger=everything)
+    with pytest.raises(ProtocolError, match="counted twice"):
+        machine.handle(Received(WorkerId(2), lying), 1.0)
+
+
+def test_the_stop_waits_for_the_step(machine: Coordinator) -> None:
+    join_all(machine)
+    assert machine.handle(StopRequested(), 0.5) == ()
+    commands = list(itertools.chain(*(machine.handle(vote(machine, worker), 1.0) for worker in range(3))))
+    assert all(command.message.hold for command in sent(commands, Commit) if isinstance(command.message, Commit))
+    assert sent(commands, Save)
+    assert machine.phase is Phase.SAVING
+
+
+def test_a_stop_before_the_start_ends_at_once_and_latecomers_are_told(machine: Coordinator) -> None:
+    machine.handle(WorkerJoined(WorkerId(0), "host:0"), 0.0)
+    commands = machine.handle(StopRequested(), 0.1)
+    assert Finish(RunStatus.INTERRUPTED, "stopped by the user before the first step") in commands
+    assert sent(machine.handle(WorkerJoined(WorkerId(1), "host:1"), 0.2), Stop)
+
+
+def test_an_event_that_the_table_lacks_is_an_error_with_the_history(machine: Coordinator) -> None:
+    report = Report(generation=1, step=1, ledger=Ledger.empty(1), held=())
+    with pytest.raises(ProtocolError, match="Report is illegal in phase gathering"):
+        machine.handle(Received(WorkerId(0), report), 0.0)
+
+
+def test_every_phase_but_the_end_hears_of_losses_and_stops() -> None:
+    for phase in Phase:
+        assert (phase, "NodeGone") in TRANSITIONS
+        assert (phase, "StopRequested") in TRANSITIONS

@@ -1,0 +1,106 @@
+"""The worker's machine: what it does with orders, in order and out of it."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from tests.plan.profiles import uniform_profile
+
+from planaria.plan.plan import Plan, WorkerId
+from planaria.plan.settings import PlannerSettings
+from planaria.policy.templates import TemplatesPolicy
+from planaria.protocol.messages import Commit, Halt, PlanMessage, Save, StateSource, Stop
+from planaria.protocol.worker import (
+    Adopt,
+    Apply,
+    CoordinatorGone,
+    End,
+    ProgramDone,
+    SendReport,
+    SendVote,
+    WorkerMachine,
+    WorkerPhase,
+    Write,
+)
+
+
+def make_plan(generation: int) -> Plan:
+    settings = PlannerSettings(num_microbatches=4, fault_tolerance=1, num_nodes=2, devices_per_node=1)
+    plan = TemplatesPolicy(uniform_profile(4), settings).initial([0, 1], 1).plan  # type: ignore[list-item]
+    return msgspec.structs.replace(plan, generation=generation)
+
+
+def order(generation: int, step: int, source: StateSource = StateSource.LIVE) -> PlanMessage:
+    return PlanMessage(
+        plan=make_plan(generation), step=step, addresses={WorkerId(0): "a:1"}, exponents=(), source=source
+    )
+
+
+def commit(generation: int, step: int, *, hold: bool = False) -> Commit:
+    return Commit(generation=generation, step=step, clip_factor=1.0, exponents=(), hold=hold)
+
+
+@pytest.fixture
+def machine() -> WorkerMachine:
+    """In generation 1, running step 1."""
+    machine = WorkerMachine()
+    (adopt,) = machine.handle(order(1, 1, StateSource.INITIAL))
+    assert isinstance(adopt, Adopt)
+    assert not adopt.continues
+    return machine
+
+
+def test_a_step(machine: WorkerMachine) -> None:
+    assert machine.handle(ProgramDone(1, 1)) == (SendVote(1, 1),)
+    assert machine.handle(commit(1, 1)) == (Apply(commit(1, 1), proceed=True),)
+    assert (machine.phase, machine.step) == (WorkerPhase.RUNNING, 2)
+
+
+def test_an_older_plan_is_ignored(machine: WorkerMachine) -> None:
+    assert machine.handle(order(1, 1)) == ()
+    assert machine.handle(order(0, 1)) == ()
+
+
+def test_a_later_plan_within_the_step_continues_it(machine: WorkerMachine) -> None:
+    assert machine.handle(Halt(generation=1, step=1)) == (SendReport(1, 1),)
+    (adopt,) = machine.handle(order(2, 1))
+    assert isinstance(adopt, Adopt)
+    assert adopt.continues
+    assert machine.handle(ProgramDone(1, 1)) == (), "the end of the old plan's program is no news"
+    assert machine.phase is WorkerPhase.RUNNING
+
+
+def test_a_halt_of_an_older_generation_is_ignored(machine: WorkerMachine) -> None:
+    machine.handle(order(2, 1))
+    assert machine.handle(Halt(generation=1, step=1)) == ()
+
+
+def test_saving_at_a_boundary(machine: WorkerMachine) -> None:
+    machine.handle(ProgramDone(1, 1))
+    machine.handle(commit(1, 1, hold=True))
+    save = Save(step=1, folder="f", groups=(0,))
+    assert machine.handle(save) == (Write(save),)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        commit(1, 1),
+        commit(1, 2),
+        commit(2, 1),
+        Save(step=0, folder="f", groups=()),
+        Save(step=7, folder="f", groups=()),
+    ],
+)
+def test_what_is_illegal_ends_the_worker(machine: WorkerMachine, message: Commit | Save) -> None:
+    (end,) = machine.handle(message)
+    assert isinstance(end, End)
+    assert not end.clean
+    assert "is illegal in phase running" in end.reason
+    assert machine.handle(Stop(reason="late")) == ()
+
+
+def test_without_a_coordinator_it_ends(machine: WorkerMachine) -> None:
+    (end,) = machine.handle(CoordinatorGone())
+    assert isinstance(end, End)
+    assert not end.clean
