@@ -100,6 +100,10 @@ class Weather:
     detect_s: float = 3e-3
     spread: float = 4.0
     """Times vary from nothing to so many times the mean; now and then much more."""
+    slow: int | None = None
+    """A worker that computes ten times as long."""
+    one_host: bool = False
+    """Owners of a group read each other's sums in place."""
 
 
 @dataclass(slots=True)
@@ -118,20 +122,29 @@ class Outcome:
         return [record for record in self.records if isinstance(record, kind)]
 
 
-def profile_of(job: Job, vocab_size: int) -> ModelProfile:
-    """Equal layers; the groups are the model's own."""
+def profile_of(job: Job, vocab_size: int, seed: int) -> ModelProfile:
+    """Uneven layers; the groups are the model's own."""
     model = load_model(job.model, job.train, vocab_size=vocab_size)
-    layer = LayerCost(
-        name="layer", forward_s=1e-3, backward_s=2e-3, parameter_bytes=100, activation_bytes=100, output_bytes=100
+    draw = random.Random(seed)
+    layers = tuple(
+        LayerCost(
+            name=name,
+            forward_s=draw.randint(1, 9) * 1e-3,
+            backward_s=draw.randint(1, 9) * 2e-3,
+            parameter_bytes=100,
+            activation_bytes=100,
+            output_bytes=draw.choice([0, 100_000]),
+        )
+        for name in model.layer_names
     )
     groups = tuple(
-        Group(layers=spec.layers, size_bytes=4 * sum(int(torch.Size(p.shape).numel()) for p in spec.parameters))
+        Group(layers=spec.layers, size_bytes=4 * sum(torch.Size(p.shape).numel() for p in spec.parameters))
         for spec in model.groups
     )
     return ModelProfile(
-        layers=(layer,) * len(model.layer_names),
+        layers=layers,
         groups=groups,
-        link=LinkCost(latency_s=1e-4, bandwidth_bytes_per_s=1e9),
+        link=LinkCost(latency_s=1e-4, bandwidth_bytes_per_s=1e8),
         device="virtual",
         fingerprint="virtual",
         state_bytes_per_parameter_byte=4.0,
@@ -161,7 +174,6 @@ class Cluster:
         weather: Weather | None = None,
         stop_at_s: float | None = None,
         resume: CheckpointRef | None = None,
-        profile: ModelProfile | None = None,
     ) -> None:
         self.job = job
         self.data = data
@@ -178,7 +190,7 @@ class Cluster:
         self.commits: list[JournalCommit] = []
         self.finish: Finish | None = None
         self.error: BaseException | None = None
-        profile = profile or profile_of(job, vocab_size)
+        profile = profile_of(job, vocab_size, seed)
         self._layers = tuple(group.layers for group in profile.groups)
         settings = RunSettings(
             train=job.train,
@@ -489,7 +501,8 @@ class Worker:
         self.pause()
 
     def sleep(self, mean_s: float) -> None:
-        self.cluster.at(self.cluster.vary(mean_s), self._resume)
+        slowness = 10 if self.cluster.weather.slow == self.number else 1
+        self.cluster.at(self.cluster.vary(mean_s) * slowness, self._resume)
         self.pause()
 
     def _live(self) -> None:
@@ -583,7 +596,7 @@ class SimulatedTransport:
             self._worker.ways.pop(peer).cut()
 
     def is_on_this_host(self, peer: WorkerId) -> bool:
-        return False
+        return self._worker.cluster.weather.one_host
 
     def send(self, peer: WorkerId, key: Key, tensors: tuple[torch.Tensor, ...]) -> None:
         worker = self._worker

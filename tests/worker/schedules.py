@@ -46,6 +46,7 @@ def job_of(
     checkpoint_every: int = 0,
     tied: bool = True,
     source: str = "unused.npy",
+    order: str = "eager-1f1b",
     **train: Any,
 ) -> Job:
     """A job with the tiny model."""
@@ -62,7 +63,7 @@ def job_of(
                     "learning_rate": 0.01,
                     **train,
                 },
-                "cluster": {"nodes": nodes, "devices_per_node": devices},
+                "cluster": {"nodes": nodes, "devices_per_node": devices, "schedule": order},
                 "resilience": {"fault_tolerance": fault_tolerance, "min_nodes_per_pipeline": smallest},
                 "run": {"checkpoint_every": checkpoint_every, "keep_checkpoints": 100},
             }
@@ -73,25 +74,27 @@ def job_of(
 def schedule(seed: int, source: str) -> Schedule:
     """The schedule of a seed."""
     draw = random.Random(seed)
-    depth = draw.choice([0, 0, 1, 2, 2, 3, 4])
+    depth = draw.choice([0, 0, 1, 2, 2, 3, 4, 6])
     layers = depth + 2
     devices = 2 if layers >= 4 and draw.random() < 0.25 else 1
     smallest = draw.randint(1, min(3, layers // devices))
     fault_tolerance = draw.choice([0, 1, 1, 1, 2])
     needed = smallest * (fault_tolerance + 1)
-    nodes = needed + draw.randint(0, 3)
+    nodes = needed + draw.choice([0, 1, 2, 3, 6])
     steps = draw.randint(2, 4)
     job = job_of(
         nodes=nodes,
         devices=devices,
         depth=depth,
         steps=steps,
-        microbatches=max(nodes, draw.randint(2, 8)),
+        microbatches=max(nodes, draw.choice([2, 4, 8, 16])),
         fault_tolerance=fault_tolerance,
         smallest=smallest,
         checkpoint_every=draw.choice([0, 0, 0, 1, 2]),
         tied=draw.random() < 0.7,
         source=source,
+        order=draw.choice(["eager-1f1b", "eager-1f1b", "1f1b", "gpipe"]),
+        activation_checkpointing=draw.random() < 0.2,
     )
     victims = draw.sample(range(nodes), draw.randint(1, min(nodes, needed - smallest + 3)))
     weather = Weather(
@@ -99,6 +102,8 @@ def schedule(seed: int, source: str) -> Schedule:
         network_s=draw.choice([1e-4, 1e-3, 3e-3]),
         control_s=draw.choice([1e-4, 1e-3, 3e-3]),
         detect_s=draw.choice([1e-4, 3e-3, 2e-2]),
+        slow=draw.randrange(nodes * devices) if draw.random() < 0.3 else None,
+        one_host=draw.random() < 0.5,
     )
     stop_at_s = draw.uniform(0, 0.3) if draw.random() < 0.1 else None
     return Schedule(seed=seed, job=job, kills=_kills(draw, victims, steps), weather=weather, stop_at_s=stop_at_s)
