@@ -1,4 +1,5 @@
-"""The server around the coordinator's machine, on real sockets: whoever does not belong to the job cannot disturb it."""
+"""The server around the coordinator's machine, on real sockets: whoever does not belong to the job cannot disturb
+it."""
 
 from __future__ import annotations
 
