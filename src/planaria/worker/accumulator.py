@@ -17,7 +17,7 @@ from planaria.worker.layout import SMALL, Layout, Slot
 from planaria.worker.shared_memory import SharedVector
 
 HEADROOM = 12
-CHUNK = 32 * 1024
+CHUNK = 64 * 1024
 """Floats worked on at a time: a chunk and its float64 copy stay in the second-level cache."""
 
 
@@ -26,6 +26,7 @@ class Rounding:
 
     def __init__(self, device: torch.device) -> None:
         chunk = CHUNK if device.type == "cpu" else 1 << 22
+        self._narrow = torch.empty(chunk, device=device)
         self._wide = torch.empty(chunk, dtype=torch.float64, device=device)
         self._chunk = chunk
 
@@ -45,8 +46,7 @@ class Rounding:
         for begin in range(0, values.numel(), self._chunk):
             part = values[begin : begin + self._chunk]
             wide = self._wide[: part.numel()]
-            wide.copy_(part)
-            wide.clamp_(-limit, limit)
+            wide.copy_(torch.clamp(part, -limit, limit, out=self._narrow[: part.numel()]))
             wide.add_(magic)
             target = total[begin : begin + part.numel()]
             if first:

@@ -15,7 +15,7 @@ import torch
 from planaria.model.model import Batch, Model, Tensors
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import Plan, WorkerId
-from planaria.plan.program import Instruction, Op
+from planaria.plan.program import Instruction, Op, Program
 from planaria.plan.schedule import program
 from planaria.protocol.messages import Commit, PlanMessage
 from planaria.worker.compute import Work
@@ -71,6 +71,7 @@ class Interpreter:
         self._sync = Sync(worker, holdings, transport, mailbox)
         self._plan: Plan | None = None
         self._step = 0
+        self._program: Program = ()
         self._todo: deque[Instruction] = deque()
         self._done: set[Instruction] = set()
         self._done_backward: set[tuple[Work, int]] = set()
@@ -101,6 +102,7 @@ class Interpreter:
     def adopt(self, message: PlanMessage, *, continues: bool) -> None:
         """Take a plan for the step in progress; what is done of it stays done if the step `continues`."""
         self._plan = message.plan
+        self._program = program(self._plan, self._worker) if self._worker in self._plan.layers_of else ()
         if not continues:
             self._begin_step(message.step, message.exponents)
             return
@@ -132,9 +134,7 @@ class Interpreter:
         self._fill()
 
     def _fill(self) -> None:
-        assert self._plan is not None
-        wanted = program(self._plan, self._worker) if self._worker in self._plan.layers_of else ()
-        self._todo = deque(i for i in wanted if i not in self._done and i.op is not Op.APPLY)
+        self._todo = deque(i for i in self._program if i not in self._done and i.op is not Op.APPLY)
 
     def run(self) -> None:
         """Run what is left of the program. Raises Interrupted when there is an order; then `run` may go on later."""
