@@ -120,7 +120,7 @@ def test_nodes_keep_the_layers_that_they_have() -> None:
     new = result.plan.layers_of
     moved = [layer for w in (0, 1, 2) for layer in set(new[WorkerId(w)]) - set(old[WorkerId(w)])]
     assert moved == [4]
-    assert result.transfer_bytes == len(moved) * PROFILE.groups[0].size_bytes
+    assert result.transfer_bytes == len(moved) * PROFILE.groups[0].moved_bytes
 
 
 def test_new_nodes_are_used() -> None:

@@ -34,9 +34,9 @@ def test_a_loss_between_steps() -> None:
     validate(proposal.plan, fault_tolerance=1)
     assert proposal.reason == (
         "Pipeline 0 lost node 1; 1 pipeline is made again from the 2-node template; "
-        "2 layers (800.0 kB) move from surviving replicas."
+        "2 layers (2.4 MB) move from surviving replicas."
     )
-    assert (proposal.how, proposal.transfer_bytes) == ("simple", 800_000)
+    assert (proposal.how, proposal.transfer_bytes) == ("simple", 2_400_000)
 
 
 def test_a_loss_within_a_step() -> None:

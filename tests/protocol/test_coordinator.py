@@ -18,6 +18,7 @@ from planaria.protocol.events import (
     Finish,
     JournalCommit,
     NodeGone,
+    Publish,
     Received,
     Send,
     StopRequested,
@@ -119,7 +120,8 @@ def test_contributions_counted_twice_stop_the_run(machine: Coordinator) -> None:
 
 def test_the_stop_waits_for_the_step(machine: Coordinator) -> None:
     join_all(machine)
-    assert machine.handle(StopRequested(), 0.5) == ()
+    (note,) = machine.handle(StopRequested(), 0.5)
+    assert isinstance(note, Publish)
     commands = list(itertools.chain(*(machine.handle(vote(machine, worker), 1.0) for worker in range(3))))
     assert all(command.message.hold for command in sent(commands, Commit) if isinstance(command.message, Commit))
     assert sent(commands, Save)

@@ -64,6 +64,11 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     layers: tuple[int, ...]
     size_bytes: int
 
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes of a replica that moves: parameters, and AdamW's two moments of the same size."""
+        return 3 * self.size_bytes
+
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
     """A contiguous range of layers on `num_devices` devices of one node, driven by `worker`."""

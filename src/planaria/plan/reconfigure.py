@@ -30,7 +30,7 @@ class Reconfiguration:
     Attributes:
         plan: the plan.
         how: how its pipelines were made.
-        transfer_bytes: parameters that move before its first step (optimizer state not counted).
+        transfer_bytes: parameters and optimizer state that move before its first step.
         rebuilt: numbers, in the new plan, of the pipelines that did not stay exactly as they were.
     """
 
@@ -96,7 +96,7 @@ def reconfigure(
     )
     moves = transfers(new, held)
     new = msgspec.structs.replace(new, transfers=moves)
-    moved = sum(profile.groups[move.group].size_bytes for move in moves)
+    moved = sum(profile.groups[move.group].moved_bytes for move in moves)
     return Reconfiguration(plan=new, how=how, transfer_bytes=moved, rebuilt=rebuilt)
 
 

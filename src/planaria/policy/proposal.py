@@ -20,7 +20,7 @@ class Proposal:
         plan: the plan.
         reason: one sentence for people; log, CLI and dashboard print it as it is.
         step_time_s: estimated seconds of a step under the plan.
-        transfer_bytes: parameters that move before its first step.
+        transfer_bytes: parameters and optimizer state that move before its first step.
         how: of a reconfiguration, how pipelines were made again; "initial" or "finish step" otherwise.
     """
 

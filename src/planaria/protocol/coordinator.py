@@ -63,6 +63,7 @@ from planaria.protocol.records import (
     CheckpointSaved,
     NodeJoined,
     NodeLost,
+    Note,
     PlanMeasured,
     Recovered,
     Restored,
@@ -558,7 +559,8 @@ class Coordinator:
             return self._end(RunStatus.INTERRUPTED, "stopped by the user before the first step")
         if self.phase is Phase.SAVING and self._ending is None:
             self._ending = (RunStatus.INTERRUPTED, "stopped by the user")
-        return []
+        text = f"stopping: step {self.step} is finished and saved; interrupt again to end at once"
+        return [Publish(Note(level="info", text=text))]
 
     def _failed(self, event: Received) -> list[Command]:
         failure = event.message
