@@ -122,10 +122,10 @@ class Outcome:
         return [record for record in self.records if isinstance(record, kind)]
 
 
-def profile_of(job: Job, vocab_size: int, seed: int) -> ModelProfile:
+def profile_of(job: Job, vocab_size: int) -> ModelProfile:
     """Uneven layers; the groups are the model's own."""
     model = load_model(job.model, job.train, vocab_size=vocab_size)
-    draw = random.Random(seed)
+    draw = random.Random(31 * job.cluster.nodes + job.train.num_microbatches)
     layers = tuple(
         LayerCost(
             name=name,
@@ -190,7 +190,7 @@ class Cluster:
         self.commits: list[JournalCommit] = []
         self.finish: Finish | None = None
         self.error: BaseException | None = None
-        profile = profile_of(job, vocab_size, seed)
+        profile = profile_of(job, vocab_size)
         self._layers = tuple(group.layers for group in profile.groups)
         settings = RunSettings(
             train=job.train,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,13 +48,17 @@ def job_of(
     tied: bool = True,
     source: str = "unused.npy",
     order: str = "eager-1f1b",
+    skip: float = 0.0,
     **train: Any,
 ) -> Job:
     """A job with the tiny model."""
     return validated(
         job_from_table(
             {
-                "model": {"type": "tests.worker.tiny_model:layers", "config": {"depth": depth, "tied": tied}},
+                "model": {
+                    "type": "tests.worker.tiny_model:layers",
+                    "config": {"depth": depth, "tied": tied, "skip": skip},
+                },
                 "data": {"source": source},
                 "train": {
                     "steps": steps,
@@ -95,6 +100,7 @@ def schedule(seed: int, source: str) -> Schedule:
         source=source,
         order=draw.choice(["eager-1f1b", "eager-1f1b", "1f1b", "gpipe"]),
         activation_checkpointing=draw.random() < 0.2,
+        skip=draw.choice([0.0, 0.0, 0.0, 0.6]),
     )
     victims = draw.sample(range(nodes), draw.randint(1, min(nodes, needed - smallest + 3)))
     weather = Weather(
@@ -107,6 +113,38 @@ def schedule(seed: int, source: str) -> Schedule:
     )
     stop_at_s = draw.uniform(0, 0.3) if draw.random() < 0.1 else None
     return Schedule(seed=seed, job=job, kills=_kills(draw, victims, steps), weather=weather, stop_at_s=stop_at_s)
+
+
+def all_holders_die(seed: int, source: str, holders: Callable[[Job], list[list[int]]]) -> Schedule:
+    """All nodes that hold some layer die in one step, when others have gone far ahead of the last checkpoint.
+
+    Args:
+        seed: of the schedule.
+        source: of the tokens.
+        holders: for a job, the nodes that hold each layer under its first plan.
+    """
+    draw = random.Random(seed)
+    every = draw.choice([0, 2, 3])
+    steps = every + 3 if every else 3
+    job = job_of(
+        nodes=draw.choice([7, 8, 9]),
+        depth=draw.choice([2, 4]),
+        steps=steps,
+        microbatches=draw.choice([9, 12]),
+        smallest=2,
+        checkpoint_every=every,
+        source=source,
+    )
+    victims = draw.choice(holders(job))
+    at, step = draw.choice(INSTRUCTIONS[:-1]), draw.randint(every + 1, steps) if every else 1
+    weather = Weather(
+        compute_s=draw.choice([1e-4, 1e-3, 3e-3]),
+        network_s=draw.choice([1e-4, 1e-3]),
+        control_s=draw.choice([1e-4, 3e-3, 1e-2]),
+        detect_s=draw.choice([1e-4, 3e-3]),
+    )
+    kills = tuple(Kill(node=node, at=at, step=step, delay_s=draw.uniform(0, 2e-3)) for node in victims)
+    return Schedule(seed=seed, job=job, kills=kills, weather=weather, stop_at_s=None)
 
 
 def _kills(draw: random.Random, victims: list[int], steps: int) -> tuple[Kill, ...]:

@@ -16,15 +16,15 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from tests.worker.cluster import Cluster, Outcome
+from tests.worker.cluster import Cluster, Outcome, Weather
 from tests.worker.promises import Reference, check
-from tests.worker.schedules import Schedule, schedule
+from tests.worker.schedules import Schedule, all_holders_die, job_of, schedule
 
 from planaria.data.tokens import TokenSet, prepare_tokens
 from planaria.job.settings import DataSection, Job
 from planaria.launch.reference import train_reference
 from planaria.observe.run_folder import RunFolder
-from planaria.protocol.records import RunStatus
+from planaria.protocol.records import PlanTaken, Restored, RunStatus
 
 CORPUS = {
     82: "a survivor that happens to hold every layer kept its ledger to itself at the second loss",
@@ -74,6 +74,16 @@ class Laboratory:
             "folder": self.folder / f"run-{self._runs}",
         } | others
         return Cluster(schedule.job, data=self.data, vocab_size=self.tokens.vocab_size, **arguments)  # type: ignore[arg-type]
+
+    def holders(self, job: Job) -> list[list[int]]:
+        """For each layer, the nodes that hold it under the job's first plan."""
+        train = msgspec.structs.replace(job.train, steps=1)
+        short = Schedule(
+            seed=0, job=msgspec.structs.replace(job, train=train), kills=(), weather=Weather(), stop_at_s=None
+        )
+        plan = self.cluster(short).run().of(PlanTaken)[0]
+        stages = [stage for pipeline in plan.pipelines for stage in pipeline]
+        return [[worker for worker, first, end in stages if first <= layer < end] for layer in range(stages[-1][2])]
 
     def run(self, schedule: Schedule) -> Outcome:
         """Run, check every promise, and take an unfinished run to its end on a whole cluster."""
@@ -126,8 +136,30 @@ def test_corpus(seed: int, try_seed: Callable[[int], Outcome]) -> None:
     try_seed(seed)
 
 
+@pytest.mark.parametrize("batch", [range(at, at + 15) for at in range(0, 45, 15)], ids=str)
+def test_all_replicas_of_a_layer_lost(batch: range, laboratory: Laboratory) -> None:
+    """Back to the checkpoint, or to the start, and on to the same bits; or an end that says why not."""
+    restored = 0
+    for seed in batch:
+        which = all_holders_die(seed, str(laboratory.source), laboratory.holders)
+        try:
+            outcome = laboratory.run(which)
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise
+        restored += bool(outcome.of(Restored)) and outcome.finish.status is RunStatus.COMPLETED
+    assert restored >= 5
+
+
 def test_one_seed_is_one_history(laboratory: Laboratory) -> None:
     which = schedule(17, str(laboratory.source))
     first, second = (laboratory.cluster(which).run() for _ in range(2))
     assert first.history == second.history
     assert first.weights == second.weights
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_layers_that_get_no_gradient_in_some_steps(seed: int, laboratory: Laboratory) -> None:
+    """Nobody counts anything for them in such a step, and what an earlier step left is not taken for a gradient."""
+    job = job_of(depth=3, microbatches=4, skip=0.8, steps=6, seed=seed, source=str(laboratory.source))
+    laboratory.run(Schedule(seed=seed, job=job, kills=(), weather=Weather(), stop_at_s=None))

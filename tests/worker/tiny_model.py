@@ -21,12 +21,17 @@ class Embedding(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, dropout: float) -> None:
+    """With probability `skip` a block does nothing, so that its parameters get no gradient at all."""
+
+    def __init__(self, dropout: float, skip: float) -> None:
         super().__init__()
         self.linear = nn.Linear(WIDTH, WIDTH)
         self.dropout = nn.Dropout(dropout)
+        self.skip = skip
 
     def forward(self, hidden: torch.Tensor, embedding: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.skip and float(torch.rand(())) < self.skip:
+            return hidden, embedding
         return hidden + self.dropout(torch.tanh(self.linear(hidden))), embedding
 
 
@@ -41,7 +46,7 @@ class Head(nn.Module):
         return self.logits(hidden + embedding)
 
 
-def layers(depth: int = 2, dropout: float = 0.1, tied: bool = True) -> list[nn.Module]:
+def layers(depth: int = 2, dropout: float = 0.1, tied: bool = True, skip: float = 0.0) -> list[nn.Module]:
     """`depth` blocks between an embedding and a head."""
     embedding = Embedding(dropout)
-    return [embedding, *(Block(dropout) for _ in range(depth)), Head(embedding.token, tied=tied)]
+    return [embedding, *(Block(dropout, skip) for _ in range(depth)), Head(embedding.token, tied=tied)]

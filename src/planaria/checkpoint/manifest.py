@@ -108,9 +108,32 @@ def _verify(path: Path, entry: GroupEntry) -> None:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256")
     except FileNotFoundError:
-        raise UserError(f"checkpoint file {path} is missing") from None
+        raise _missing(path) from None
     if digest.hexdigest() != entry.sha256:
-        raise UserError(f"checkpoint file {path} is corrupt: its SHA-256 differs from the manifest's")
+        raise _corrupt(path)
+
+
+def read_verified(path: Path, entry: GroupEntry) -> bytes:
+    """A group's file, if it is what was written.
+
+    Raises:
+        UserError: it is missing or corrupt; the message names it.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise _missing(path) from None
+    if hashlib.sha256(data).hexdigest() != entry.sha256:
+        raise _corrupt(path)
+    return data
+
+
+def _missing(path: Path) -> UserError:
+    return UserError(f"checkpoint file {path} is missing")
+
+
+def _corrupt(path: Path) -> UserError:
+    return UserError(f"checkpoint file {path} is corrupt: its SHA-256 differs from the manifest's")
 
 
 def newest(root: Path, job_fingerprint: str | None = None) -> tuple[Path, Manifest, list[str]]:
@@ -131,15 +154,19 @@ def newest(root: Path, job_fingerprint: str | None = None) -> tuple[Path, Manife
     )
 
 
-def retain(root: Path, keep: int) -> None:
-    """Remove the oldest whole checkpoints beyond `keep`, and what is left of unfinished older ones."""
-    folders = sorted(root.glob("step-*"), reverse=True)
+def retain(root: Path, keep: int, last: Path) -> None:
+    """Remove the oldest whole checkpoints beyond `keep`, and what is left of unfinished older ones.
+
+    Args:
+        root: folder of checkpoints.
+        keep: how many stay.
+        last: the newest good one. A later one is damaged, or the job would not have gone on from before it: it does
+            not count, and stays for whoever wants to look at it until the job comes by again.
+    """
+    folders = [folder for folder in sorted(root.glob("step-*"), reverse=True) if folder.name <= last.name]
     whole = [folder for folder in folders if (folder / MANIFEST).exists()]
-    if not whole:
-        return
-    stay = set(whole[:keep])
     for folder in folders:
-        if folder not in stay and folder.name < whole[0].name:
+        if folder not in whole[:keep] and folder != last:
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -8,9 +8,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import load, save
 
-from planaria.checkpoint.manifest import MOMENT_PREFIX, MOMENT_SQUARED_PREFIX, PARAMETER_PREFIX, Manifest
+from planaria.checkpoint.manifest import (
+    MOMENT_PREFIX,
+    MOMENT_SQUARED_PREFIX,
+    PARAMETER_PREFIX,
+    Manifest,
+    read_verified,
+)
 from planaria.protocol.messages import SavedGroup
 
 PREFIXES = (PARAMETER_PREFIX, MOMENT_PREFIX, MOMENT_SQUARED_PREFIX)
@@ -39,8 +45,13 @@ def write_group(folder: Path, group: int, writer: int, state: GroupState) -> Sav
 
 
 def read_group(folder: Path, manifest: Manifest, group: int) -> GroupState:
-    """Read what `write_group` wrote."""
-    tensors = load_file(str(folder / manifest.groups[group].file))
+    """Read what `write_group` wrote.
+
+    Raises:
+        UserError: the file is missing, or is not what the manifest says.
+    """
+    entry = manifest.groups[group]
+    tensors = load(read_verified(folder / entry.file, entry))
     parts = tuple(
         {key[len(prefix) :]: tensor for key, tensor in tensors.items() if key.startswith(prefix)} for prefix in PREFIXES
     )

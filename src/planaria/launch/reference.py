@@ -135,8 +135,9 @@ class _Reference:
     def _sum(self) -> dict[int, float]:
         norms = {}
         for group, replica in self._holdings.replicas.items():
-            total = self._holdings.accumulator(group).total
-            norms[group] = total_gradient([total], replica.gradient, with_norm=True)
+            counted = self._holdings.accumulator(group)
+            parts = [] if counted.is_empty else [counted.total]
+            norms[group] = total_gradient(parts, replica.gradient, with_norm=True)
         return norms
 
     def _save(self, step: int, exponents: tuple[int, ...]) -> str:

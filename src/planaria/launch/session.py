@@ -30,6 +30,7 @@ from planaria.observe.run_folder import RunFolder
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.plan.profile import ModelProfile
 from planaria.policy.templates import TemplatesPolicy
+from planaria.profile import ERROR_SUFFIX
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.events import WriteManifest
 from planaria.protocol.records import AnyRecord, Note, RunEnded, RunStatus, StepCommitted
@@ -37,7 +38,6 @@ from planaria.protocol.settings import CheckpointRef, RunSettings
 from planaria.worker.settings import WorkerSettings
 
 HOST = "127.0.0.1"
-ERROR_SUFFIX = ".error"
 
 
 def train_job(
@@ -225,7 +225,7 @@ class _Run:
             saved=command.groups,
             layers=layers,
         )
-        retain(self._folder.checkpoints, self._job.run.keep_checkpoints)
+        retain(self._folder.checkpoints, self._job.run.keep_checkpoints, Path(command.folder))
 
     def _result(self, machine: Coordinator) -> TrainResult:
         ended = self._ended or RunEnded(

@@ -212,9 +212,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def node_of(self, worker: WorkerId) -> NodeId:
         return NodeId(worker // self.devices_per_node)
 
-    def workers_of_node(self, node: NodeId) -> tuple[WorkerId, ...]:
-        return tuple(w for w in self.workers if self.node_of(w) == node)
-
     def to_json(self) -> bytes:
         return msgspec.json.encode(self, order="deterministic")
 

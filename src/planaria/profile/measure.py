@@ -26,11 +26,11 @@ from planaria.model.load import load_model
 from planaria.model.model import Batch, Model, Tensors
 from planaria.plan.plan import Group
 from planaria.plan.profile import LayerCost, LinkCost, ModelProfile
+from planaria.profile import ERROR_SUFFIX
 from planaria.worker.compute import Compute, LayerFailed
 from planaria.worker.device import open_device
 
 REPEATS = 5
-ERROR_SUFFIX = ".error"
 
 
 def fingerprint(job: Job) -> str:

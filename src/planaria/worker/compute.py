@@ -98,9 +98,6 @@ class Compute:
         for entry in [entry for entry in self._kept if not keep(entry[0])]:
             del self._kept[entry]
 
-    def has(self, work: Work, layer: int) -> bool:
-        return (work, layer) in self._kept
-
     def forward(
         self, step: int, work: Work, layer: int, inputs: Tensors, batch: Batch | None, *, keep: bool
     ) -> tuple[Tensors, float | None]:

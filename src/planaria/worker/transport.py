@@ -134,7 +134,6 @@ class Transport:
         self._peers: dict[WorkerId, _Peer] = {}
         self._addresses: dict[WorkerId, str] = {}
         self._listener: socket.socket | None = None
-        self.sent_bytes = 0
 
     def start(self) -> str:
         """Begin to listen; returns the address that peers need."""
@@ -172,9 +171,7 @@ class Transport:
 
     def send(self, peer: WorkerId, key: Key, tensors: tuple[torch.Tensor, ...]) -> None:
         """Send without waiting. The tensors must not change until the peer has them (a later commit says so)."""
-        pieces = data_frame(key, tensors)
-        self.sent_bytes += sum(len(piece) for piece in pieces)
-        self.connect(peer).send(pieces)
+        self.connect(peer).send(data_frame(key, tensors))
 
     def _accept(self) -> None:
         assert self._listener is not None
