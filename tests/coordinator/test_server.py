@@ -51,6 +51,7 @@ class StandInNodes:
 
     def __init__(self) -> None:
         self._near, self._far = socket.socketpair()
+        self._near.setblocking(False)
         self._lost: list[tuple[NodeId, str]] = []
         self.killed: list[NodeId] = []
         self.actions: list[Callable[[], None]] = []
@@ -59,7 +60,8 @@ class StandInNodes:
         return self._near.fileno()
 
     def lost(self) -> list[tuple[NodeId, str]]:
-        self._near.recv(64)
+        with contextlib.suppress(BlockingIOError):
+            self._near.recv(64)
         while self.actions:
             self.actions.pop()()
         found, self._lost = self._lost, []

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 from tests.worker.cluster import Kill, Weather
 
 from planaria.job.parse import job_from_table, validated
@@ -33,6 +34,17 @@ class Schedule:
     def needed_nodes(self) -> int:
         resilience = self.job.resilience
         return (resilience.fault_tolerance + 1) * resilience.min_nodes_per_pipeline
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """A schedule that once failed, and why."""
+
+    why: str
+    schedule: Schedule
+
+    def schedule_with(self, source: str) -> Schedule:
+        data = msgspec.structs.replace(self.schedule.job.data, source=source)
+        return replace(self.schedule, job=msgspec.structs.replace(self.schedule.job, data=data))
 
 
 def job_of(

@@ -64,7 +64,7 @@ class Nodes(Protocol):
         ...
 
     def lost(self) -> list[tuple[NodeId, str]]:
-        """Nodes of which a process ended since the last call, each with the cause."""
+        """Nodes of which a process ended since the last call, each with the cause. Never waits."""
         ...
 
     def kill(self, node: NodeId) -> None: ...
@@ -138,6 +138,7 @@ class Server:
 
     def run(self) -> Finish | None:
         """Serve until the run is over; None when it was aborted."""
+        self._nodes_told(None)  # of whoever died while the others were started, and was heard of then
         while self._finished is None:
             for key, _ in self._selector.select():
                 key.data(key.fileobj)

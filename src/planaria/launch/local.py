@@ -109,9 +109,10 @@ class LocalNodes:
             self._read()
         return self._answers.popleft().pid
 
-    def _read(self) -> None:
+    def _read(self, flags: int = 0) -> None:
+        """Waits for the zygote to say something, unless the flags say not to."""
         assert self._socket is not None
-        data = self._socket.recv(1 << 16)
+        data = self._socket.recv(1 << 16, flags)
         if not data:
             raise LauncherError(self._gone())
         *lines, self._buffer = (self._buffer + data).split(b"\n")
@@ -136,7 +137,12 @@ class LocalNodes:
         return self._socket.fileno()
 
     def lost(self) -> list[tuple[NodeId, str]]:
-        self._read()
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self._read(socket.MSG_DONTWAIT)
+        return self._lost()
+
+    def _lost(self) -> list[tuple[NodeId, str]]:
         found = []
         while self._exits:
             exited = self._exits.popleft()
@@ -160,7 +166,9 @@ class LocalNodes:
         while self._node_of:
             for node in set(self._node_of.values()):
                 self.kill(node)
-            self.lost()
+            if not self._exits:
+                self._read()
+            self._lost()
         self._leaders.clear()
 
     def close(self) -> None:

@@ -1,0 +1,271 @@
+"""The data plane on real sockets: everything arrives once, strangers are refused, a worker that is cut off ends."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from planaria.plan.plan import WorkerId
+from planaria.protocol.messages import Halt, Stop, encode
+from planaria.protocol.worker import CoordinatorGone
+from planaria.worker import transport as transport_module
+from planaria.worker.control import Control
+from planaria.worker.frames import FrameError, control_frame, data_frame
+from planaria.worker.mailbox import Key, Kind, Mailbox
+from planaria.worker.transport import GREETING_LIMIT_BYTES, Stranded, Transport
+
+TOKEN = "the token"
+DEADLINE_S = 10.0
+
+
+def key(item: int = 0, sender: int = 0) -> Key:
+    return Key(Kind.ACTIVATION, sender, 1, 1, item, 0)
+
+
+class Party:
+    """A worker's mailbox and transport."""
+
+    def __init__(self, number: int, token: str = TOKEN) -> None:
+        self.number = WorkerId(number)
+        self.mailbox = Mailbox()
+        self.transport = Transport(self.number, token, self.mailbox)
+        self.address = self.transport.start()
+
+    def take(self, wanted: Key) -> tuple[torch.Tensor, ...]:
+        """Wait for a message, with a deadline."""
+        timer = threading.Timer(DEADLINE_S, lambda: self.mailbox.put_order(Stop(reason="deadline")))
+        timer.start()
+        try:
+            return self.mailbox.take(wanted, lambda: False)
+        finally:
+            timer.cancel()
+
+    def send(self, other: Party, item: int, *tensors: torch.Tensor) -> None:
+        self.transport.send(other.number, key(item, self.number), tensors)
+
+
+Introduce = Callable[..., list[Party]]
+
+
+@pytest.fixture
+def parties() -> Iterator[Introduce]:
+    made: list[Party] = []
+
+    def introduce(count: int) -> list[Party]:
+        made.extend(Party(number) for number in range(count))
+        addresses = {party.number: party.address for party in made}
+        for party in made:
+            party.transport.set_peers({n: a for n, a in addresses.items() if n != party.number})
+        return made
+
+    yield introduce
+    for party in made:
+        party.transport.close()
+
+
+def test_messages_arrive_in_both_directions(parties: Introduce) -> None:
+    one, two = parties(2)
+    for item in range(50):
+        one.send(two, item, torch.full((item,), float(item)), torch.tensor(item))
+        two.send(one, item, torch.tensor(-item))
+    for item in range(50):
+        vector, number = two.take(key(item, 0))
+        assert vector.tolist() == [item] * item
+        assert int(number) == item
+        assert int(one.take(key(item, 1))[0]) == -item
+
+
+def test_large_messages_do_not_hold_up_the_sender_nor_change_places(parties: Introduce) -> None:
+    """More than any socket buffer holds, while nobody reads yet."""
+    one, two = parties(2)
+    large = [torch.randn(1 << 20, generator=torch.Generator().manual_seed(n)) for n in range(6)]
+    for item, tensor in enumerate(large):
+        one.send(two, 2 * item, tensor)
+        one.send(two, 2 * item + 1, torch.tensor(item))
+    for item, tensor in enumerate(large):
+        assert torch.equal(two.take(key(2 * item))[0], tensor)
+        assert int(two.take(key(2 * item + 1))[0]) == item
+
+
+def test_a_peer_that_left_the_plan_and_came_back(parties: Introduce) -> None:
+    one, two = parties(2)
+    one.send(two, 1, torch.ones(1))
+    two.take(key(1))
+    one.transport.set_peers({})
+    one.transport.set_peers({two.number: two.address})
+    one.send(two, 2, torch.ones(1))
+    assert two.take(key(2))[0].tolist() == [1]
+
+
+def test_the_dead_take_nothing_with_them(parties: Introduce) -> None:
+    one, two, three = parties(3)
+    one.send(two, 1, torch.ones(1))
+    two.take(key(1))
+    two.transport.close()
+    for item in range(20):
+        one.send(two, item, torch.zeros(1 << 18))
+        one.send(three, item, torch.tensor(item))
+    for item in range(20):
+        assert int(three.take(key(item))[0]) == item
+
+
+def raw(address: str) -> socket.socket:
+    host, port = address.rsplit(":", 1)
+    return socket.create_connection((host, int(port)), timeout=DEADLINE_S)
+
+
+def address_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()
+    return f"{host}:{port}"
+
+
+def is_closed(sock: socket.socket) -> bool:
+    with contextlib.suppress(ConnectionError):
+        while sock.recv(1 << 16):
+            pass
+    return True
+
+
+def greeting(sender: str = "1", token: str = TOKEN) -> bytes:
+    return control_frame(f"planaria-data-1 {sender} {token}".encode())
+
+
+MESSAGE = b"".join(data_frame(key(7, 1), (torch.ones(3),)))
+STRANGERS = {
+    "http": b"GET / HTTP/1.1\r\n\r\n",
+    "wrong token": greeting(token="another") + MESSAGE,
+    "no token": control_frame(b"planaria-data-1 1 ") + MESSAGE,
+    "token that is not ASCII": greeting(token="gehe\u00efm") + MESSAGE,
+    "another protocol": control_frame(b"planaria-data-9 1 the token") + MESSAGE,
+    "a name that is no number": greeting(sender="one") + MESSAGE,
+    "too long": (GREETING_LIMIT_BYTES + 1).to_bytes(4, "big") + b"x" * 100,
+    "longest": b"\xff\xff\xff\xff",
+    "a message first": MESSAGE,
+}
+
+
+@pytest.mark.parametrize("data", STRANGERS.values(), ids=STRANGERS)
+def test_strangers_are_refused_and_disturb_nobody(data: bytes, parties: Introduce) -> None:
+    one, two = parties(2)
+    with raw(one.address) as stranger, raw(one.address), raw(one.address) as half:
+        half.sendall(greeting()[:9])
+        with contextlib.suppress(OSError):  # it may be refused before it has said all
+            stranger.sendall(data)
+            stranger.shutdown(socket.SHUT_WR)
+        assert is_closed(stranger)
+        two.send(one, 1, torch.ones(1))
+        assert one.take(key(1, 1))[0].tolist() == [1]
+    assert one.mailbox.poll(key(7, 1)) is None
+    assert not one.mailbox.has_orders
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"\xff" * 40, b"".join(data_frame(key(7, 3), (torch.ones(3),)))],
+    ids=["nonsense", "in another's name"],
+)
+def test_a_peer_that_talks_nonsense_ends_the_worker_loudly(data: bytes, parties: Introduce) -> None:
+    (one,) = parties(1)
+    with raw(one.address) as peer:
+        peer.sendall(greeting() + data)
+        assert is_closed(peer)
+    with pytest.raises(FrameError):
+        one.mailbox.next_order(block=True)
+
+
+def test_a_message_that_is_cut_off_never_arrives(parties: Introduce) -> None:
+    (one,) = parties(1)
+    with raw(one.address) as peer:
+        peer.sendall(greeting() + MESSAGE[:-1])
+        peer.shutdown(socket.SHUT_WR)
+        assert is_closed(peer)
+    assert one.mailbox.poll(key(7, 1)) is None
+    assert not one.mailbox.has_orders
+
+
+def test_a_worker_that_is_cut_off_from_a_peer_in_its_plan_ends(
+    parties: Introduce, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport_module, "STRANDED_S", 0.01)
+    (one,) = parties(1)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        one.transport.set_peers({WorkerId(1): address_of(listener)})
+        one.transport.send(WorkerId(1), key(), (torch.zeros(1 << 22),))
+        peer, _ = listener.accept()
+        peer.close()
+    with pytest.raises(Stranded, match="worker 1"):
+        one.mailbox.next_order(block=True)
+
+
+def test_a_peer_that_the_next_plan_leaves_out_strands_nobody(
+    parties: Introduce, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timers: list[Callable[[], None]] = []
+
+    class Timer:
+        daemon = False
+
+        def __init__(self, interval_s: float, action: Callable[[], None]) -> None:
+            timers.append(action)
+            told.set()
+
+        def start(self) -> None:
+            pass
+
+    told = threading.Event()
+    monkeypatch.setattr(transport_module.threading, "Timer", Timer)
+    (one,) = parties(1)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        one.transport.set_peers({WorkerId(1): address_of(listener)})
+        one.transport.send(WorkerId(1), key(), (torch.zeros(1 << 22),))
+        peer, _ = listener.accept()
+        peer.close()
+    assert told.wait(DEADLINE_S)
+    one.transport.set_peers({})
+    timers[0]()
+    assert not one.mailbox.has_orders
+
+
+# The control connection
+
+
+@pytest.fixture
+def coordinator() -> Iterator[tuple[Mailbox, Control, socket.socket]]:
+    mailbox = Mailbox()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        control = Control(address_of(listener), mailbox)
+        control.start()
+        sock, _ = listener.accept()
+    with sock:
+        yield mailbox, control, sock
+    control.close()
+
+
+Coordinator = tuple[Mailbox, Control, socket.socket]
+
+
+def test_orders_arrive_in_order(coordinator: Coordinator) -> None:
+    mailbox, _, sock = coordinator
+    orders = [Halt(generation=n, step=n) for n in range(20)]
+    sock.sendall(b"".join(control_frame(encode(order)) for order in orders))
+    assert [mailbox.next_order(block=True) for _ in orders] == orders
+
+
+def test_the_coordinators_death_is_an_order_like_another(coordinator: Coordinator) -> None:
+    mailbox, _, sock = coordinator
+    sock.sendall(control_frame(encode(Halt(generation=1, step=1)))[:-1])
+    sock.close()
+    assert mailbox.next_order(block=True) == CoordinatorGone()
+
+
+@pytest.mark.parametrize("data", [b"\xff" * 8, control_frame(b"\xc1"), control_frame(b"\x91" * 9000)])
+def test_a_coordinator_that_talks_nonsense_ends_the_worker_loudly(data: bytes, coordinator: Coordinator) -> None:
+    mailbox, _, sock = coordinator
+    sock.sendall(data)
+    with pytest.raises(ValueError, match=r"."):
+        mailbox.next_order(block=True)
