@@ -27,6 +27,7 @@ from planaria.protocol.events import Finish
 from planaria.protocol.messages import (
     MAX_FRAME_BYTES,
     PROTOCOL_VERSION,
+    CutOff,
     Failed,
     Hello,
     Message,
@@ -288,6 +289,16 @@ def test_a_worker_that_talks_nonsense_is_lost(data: bytes, running: Running) -> 
     assert running.wait_for(NodeLost).node == 1
     assert running.nodes.killed == [1]
     assert clients[3].is_closed(), "the node's other device"
+
+
+def test_a_worker_that_is_cut_off_from_a_live_peer_is_lost(running: Running) -> None:
+    clients = running.join_all()
+    running.nodes.tell(2)
+    running.wait_for(NodeLost)
+    clients[0].send(CutOff(peer=WorkerId(4)))
+    clients[0].send(CutOff(peer=WorkerId(3)))
+    lost = running.wait_for(NodeLost, 2)
+    assert (lost.node, lost.cause) == (0, "cut off from worker 3"), "that 4 is out of reach was no news"
 
 
 def test_both_devices_of_a_node_die_at_once(running: Running) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from planaria.worker import transport as transport_module
 from planaria.worker.control import Control
 from planaria.worker.frames import FrameError, control_frame, data_frame
 from planaria.worker.mailbox import Key, Kind, Mailbox
-from planaria.worker.transport import GREETING_LIMIT_BYTES, Stranded, Transport
+from planaria.worker.transport import GREETING_LIMIT_BYTES, Transport
 
 TOKEN = "the token"
 DEADLINE_S = 10.0
@@ -33,7 +34,8 @@ class Party:
     def __init__(self, number: int, token: str = TOKEN) -> None:
         self.number = WorkerId(number)
         self.mailbox = Mailbox()
-        self.transport = Transport(self.number, token, self.mailbox)
+        self.cut_off: queue.SimpleQueue[WorkerId] = queue.SimpleQueue()
+        self.transport = Transport(self.number, token, self.mailbox, cut_off=self.cut_off.put)
         self.address = self.transport.start()
 
     def take(self, wanted: Key) -> tuple[torch.Tensor, ...]:
@@ -188,47 +190,46 @@ def test_a_message_that_is_cut_off_never_arrives(parties: Introduce) -> None:
     assert not one.mailbox.has_orders
 
 
-def test_a_worker_that_is_cut_off_from_a_peer_in_its_plan_ends(
-    parties: Introduce, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(transport_module, "STRANDED_S", 0.01)
-    (one,) = parties(1)
+def break_the_way(party: Party) -> None:
+    """To worker 1, which is in the plan."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        one.transport.set_peers({WorkerId(1): address_of(listener)})
-        one.transport.send(WorkerId(1), key(), (torch.zeros(1 << 22),))
+        party.transport.set_peers({WorkerId(1): address_of(listener)})
+        party.transport.send(WorkerId(1), key(), (torch.zeros(1 << 22),))
         peer, _ = listener.accept()
         peer.close()
-    with pytest.raises(Stranded, match="worker 1"):
-        one.mailbox.next_order(block=True)
 
 
-def test_a_peer_that_the_next_plan_leaves_out_strands_nobody(
+def test_a_way_that_is_lost_to_a_peer_in_the_plan_is_told_of(
     parties: Introduce, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    timers: list[Callable[[], None]] = []
+    monkeypatch.setattr(transport_module, "CUT_OFF_S", 0.01)
+    (one,) = parties(1)
+    break_the_way(one)
+    assert one.cut_off.get(timeout=DEADLINE_S) == 1
+    assert not one.mailbox.has_orders, "whether the worker must end is not for it to say"
+
+
+def test_a_peer_that_the_next_plan_leaves_out_is_not_missed(
+    parties: Introduce, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timers: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 
     class Timer:
         daemon = False
 
         def __init__(self, interval_s: float, action: Callable[[], None]) -> None:
-            timers.append(action)
-            told.set()
+            timers.put(action)
 
         def start(self) -> None:
             pass
 
-    told = threading.Event()
     monkeypatch.setattr(transport_module.threading, "Timer", Timer)
     (one,) = parties(1)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        one.transport.set_peers({WorkerId(1): address_of(listener)})
-        one.transport.send(WorkerId(1), key(), (torch.zeros(1 << 22),))
-        peer, _ = listener.accept()
-        peer.close()
-    assert told.wait(DEADLINE_S)
+    break_the_way(one)
+    check = timers.get(timeout=DEADLINE_S)
     one.transport.set_peers({})
-    timers[0]()
-    assert not one.mailbox.has_orders
+    check()
+    assert one.cut_off.empty()
 
 
 # The control connection

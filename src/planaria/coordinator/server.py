@@ -37,6 +37,7 @@ from planaria.protocol.events import (
 )
 from planaria.protocol.messages import (
     PROTOCOL_VERSION,
+    CutOff,
     FromWorker,
     Hello,
     Message,
@@ -208,6 +209,8 @@ class Server:
             self._welcome(connection, message)
         elif isinstance(message, Hello):
             raise FrameError("a second hello")
+        elif isinstance(message, CutOff):
+            self._cut_off(connection.worker, message.peer)
         elif not connection.is_closed:
             self._handle(Received(connection.worker, message))
 
@@ -231,6 +234,12 @@ class Server:
         connection.worker = hello.worker
         self._connections[hello.worker] = connection
         self._handle(WorkerJoined(hello.worker, hello.data_address))
+
+    def _cut_off(self, worker: WorkerId, peer: WorkerId) -> None:
+        """A peer that is lost is no news. One that lives is reached by others: the worker itself is out of reach."""
+        devices = self._machine.settings.devices_per_node
+        if NodeId(peer // devices) not in self._evicted:
+            self._lose(NodeId(worker // devices), f"cut off from worker {peer}")
 
     def _drop(self, connection: Connection, cause: str) -> None:
         if connection.is_closed:

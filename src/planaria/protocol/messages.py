@@ -97,6 +97,13 @@ class FaultInjected(Message, frozen=True, kw_only=True, tag="fault_injected"):
     at_s: float
 
 
+class CutOff(Message, frozen=True, kw_only=True, tag="cut_off"):
+    """The way to this peer is lost, and it has been in the plan for a while since. The server judges which of the two
+    is out of reach, as it does with closed connections; the machine hears of a lost node, or of nothing."""
+
+    peer: WorkerId
+
+
 class Failed(Message, frozen=True, kw_only=True, tag="failed"):
     """The user's own code failed here. It would fail again, so the job ends."""
 
@@ -104,7 +111,7 @@ class Failed(Message, frozen=True, kw_only=True, tag="failed"):
     text: str
 
 
-FromWorker = Hello | Ready | Vote | Report | Saved | FaultInjected | Failed
+FromWorker = Hello | Ready | Vote | Report | Saved | FaultInjected | CutOff | Failed
 
 
 # Coordinator to worker

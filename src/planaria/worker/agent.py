@@ -19,6 +19,7 @@ from planaria.model.model import ModelError
 from planaria.plan.plan import Plan, Transfer
 from planaria.protocol.messages import (
     PROTOCOL_VERSION,
+    CutOff,
     Failed,
     FaultInjected,
     Hello,
@@ -51,7 +52,7 @@ from planaria.worker.holdings import Holdings
 from planaria.worker.interpreter import Interpreter
 from planaria.worker.mailbox import Interrupted, Key, Kind, Mailbox
 from planaria.worker.settings import WorkerSettings
-from planaria.worker.transport import Stranded, Transport
+from planaria.worker.transport import Transport
 
 EXIT_STALE = 17
 """Exit status of a worker that ended itself because it must not go on."""
@@ -63,7 +64,9 @@ def run_worker(settings: WorkerSettings) -> int:
         sys.path.insert(0, settings.import_path)
     mailbox = Mailbox()
     control = Control(settings.coordinator, mailbox)
-    transport = Transport(settings.worker, settings.token, mailbox)
+    transport = Transport(
+        settings.worker, settings.token, mailbox, cut_off=lambda peer: control.send(CutOff(peer=peer))
+    )
     try:
         control.start()
     except OSError:
@@ -78,9 +81,6 @@ def run_worker(settings: WorkerSettings) -> int:
     control.send(hello)
     try:
         return Agent(settings, mailbox, control, transport).run()
-    except Stranded as error:
-        print(f"worker {settings.worker} ends itself: {error}", file=sys.stderr)
-        return EXIT_STALE
     except (LayerFailed, ModelError) as error:
         cause = error.__cause__ or error
         text = "".join(traceback.format_exception(cause))

@@ -45,14 +45,18 @@ class SharedReader:
         self._mapped: dict[tuple[int, int], tuple[tuple[int, int], torch.Tensor]] = {}
 
     def read(self, peer: int, item: int, address: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
-        """The peer's vector for `item`, in place; None when its owner is gone before it was mapped."""
+        """The peer's vector for `item`, in place; None when its owner is gone before it was mapped.
+
+        Raises:
+            OSError: it is there and cannot be mapped (no right to, or too many files are open).
+        """
         pid, descriptor, serial, count = (int(number) for number in address)
         known = self._mapped.get((peer, item))
         if known is not None and known[0] == (pid, serial):
             return known[1]
         try:
             opened = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
+        except (FileNotFoundError, ProcessLookupError):
             return None
         try:
             memory = mmap.mmap(opened, max(1, count * dtype.itemsize))

@@ -23,13 +23,11 @@ from planaria.worker.mailbox import Key, Mailbox
 
 _GREETING: Final = b"planaria-data-1"
 CONNECT_TIMEOUT_S: Final = 5.0
-STRANDED_S: Final = 10.0
+CUT_OFF_S: Final = 1.0
+"""How long a peer to which the way is lost may stay in the plan before the coordinator is told."""
+
 MAX_PAYLOAD_BYTES: Final = 1 << 36
 GREETING_LIMIT_BYTES: Final = 4096
-
-
-class Stranded(Exception):
-    """The way to a peer that the plan counts on is lost, and the coordinator does not think that the peer is."""
 
 
 class _Peer:
@@ -124,13 +122,29 @@ class _Peer:
 
 
 class Transport:
-    """Sends to peers and lets what they send fall into the mailbox."""
+    """Sends to peers and lets what they send fall into the mailbox.
 
-    def __init__(self, worker: WorkerId, token: str, mailbox: Mailbox, host: str = "127.0.0.1") -> None:
+    Args:
+        worker: who this is.
+        token: of the job.
+        mailbox: for what arrives.
+        host: to listen on.
+        cut_off: told, from another thread, of a peer that is in the plan and to which the way is lost.
+    """
+
+    def __init__(
+        self,
+        worker: WorkerId,
+        token: str,
+        mailbox: Mailbox,
+        host: str = "127.0.0.1",
+        cut_off: Callable[[WorkerId], None] = lambda peer: None,
+    ) -> None:
         self._worker = worker
         self._token = token
         self._mailbox = mailbox
         self._host = host
+        self._cut_off = cut_off
         self._peers: dict[WorkerId, _Peer] = {}
         self._addresses: dict[WorkerId, str] = {}
         self._listener: socket.socket | None = None
@@ -159,13 +173,13 @@ class Transport:
         return found
 
     def _broken(self, peer: WorkerId, address: str) -> None:
-        """The peer should be out of the plan soon. If it is not, this worker is cut off and must not go on."""
+        """The peer is lost, most likely, and out of the plan soon. If it is not, somebody else must judge."""
 
         def check() -> None:
             if self._addresses.get(peer) == address:
-                self._mailbox.put_error(Stranded(f"the connection to worker {peer} is lost, yet it is in the plan"))
+                self._cut_off(peer)
 
-        timer = threading.Timer(STRANDED_S, check)
+        timer = threading.Timer(CUT_OFF_S, check)
         timer.daemon = True
         timer.start()
 
