@@ -26,7 +26,7 @@ from planaria.observe.recorder import Recorder
 from planaria.observe.run_folder import RunFolder
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import Group, NodeId, Plan, WorkerId
-from planaria.plan.profile import LayerCost, LinkCost, ModelProfile
+from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.coordinator import Coordinator, RunSettings
 from planaria.protocol.messages import PROTOCOL_VERSION, Commit, Hello, PlanMessage, Vote
@@ -122,15 +122,21 @@ def _run_settings(job: Job, folder: RunFolder) -> RunSettings:
 
 def _profile() -> ModelProfile:
     layer = LayerCost(
-        name="layer", forward_s=1e-3, backward_s=2e-3, parameter_bytes=1 << 20, activation_bytes=1, output_bytes=1
+        name="layer",
+        times=(LayerTimes(forward_s=1e-3, backward_input_s=1e-3, backward_weight_s=1e-3),),
+        parameter_bytes=1 << 20,
+        gradient_bytes=3 << 20,
+        optimizer_bytes=2 << 20,
+        activation_bytes=1,
+        recompute_activation_bytes=1,
+        output_bytes=1,
     )
+    link = LinkCost(latency_s=1e-4, bandwidth_bytes_per_s=1e9)
     return ModelProfile(
         layers=(layer,) * NUM_LAYERS,
         groups=tuple(Group(layers=(at,), size_bytes=1 << 20) for at in range(NUM_LAYERS)),
-        link=LinkCost(latency_s=1e-4, bandwidth_bytes_per_s=1e9),
-        device="none",
-        fingerprint="none",
-        state_bytes_per_parameter_byte=6.0,
+        links=Links(within_node=link, between_nodes=link),
+        device=DeviceKind(name="none"),
     )
 
 

@@ -156,8 +156,7 @@ def measure_worker() -> None:
     for worker in plan.workers:
         name = f"worker-{worker}"
         estimate = worker_memory_bytes(plan, profile, WorkerId(worker)) / MB
-        state = sum(profile.groups[g].size_bytes for g in plan.groups_of[worker])
-        state_mb = state * profile.state_bytes_per_parameter_byte / MB
+        state_mb = sum(profile.group_state_bytes[g] for g in plan.groups_of[worker]) / MB
         report(f"memory.{name}.estimate", estimate, "MB")
         report(f"memory.{name}.peak-own", own[name], "MB")
         report(f"memory.{name}.peak-own-over-estimate", own[name] / estimate, "ratio")

@@ -150,7 +150,7 @@ def plan(job: Job, profile: ModelProfile | None = None, *, import_path: Path | N
         ValueError: the job cannot be planned on its nodes; the message says why and what to do.
     """
     from planaria.estimate.step_time import simulate
-    from planaria.launch.settings import planner_settings
+    from planaria.launch.settings import job_profile, planner_settings
     from planaria.policy.templates import TemplatesPolicy
 
     job = validated(job)
@@ -158,7 +158,8 @@ def plan(job: Job, profile: ModelProfile | None = None, *, import_path: Path | N
         from planaria.launch.session import profile_job
 
         profile = profile_job(job, None, import_path=import_path)
-    policy = TemplatesPolicy(profile, planner_settings(job))
+    costs = job_profile(job, profile)
+    policy = TemplatesPolicy(costs, planner_settings(job))
     proposal = policy.initial([NodeId(node) for node in range(job.cluster.nodes)], 1)
     return PlanReport(
         templates=tuple(policy.templates),
@@ -166,7 +167,7 @@ def plan(job: Job, profile: ModelProfile | None = None, *, import_path: Path | N
         profile=profile,
         step_time_s=proposal.step_time_s,
         reason=proposal.reason,
-        timeline=simulate(proposal.plan, profile),
+        timeline=simulate(proposal.plan, costs),
     )
 
 

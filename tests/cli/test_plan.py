@@ -15,7 +15,8 @@ import planaria
 from planaria.api import read_profile
 from planaria.cli.main import cli
 from planaria.plan.plan import Group
-from planaria.plan.profile import LayerCost, LinkCost, ModelProfile
+from planaria.plan.profile import DeviceKind, LinkCost, Links, ModelProfile
+from tests.plan.profiles import layer_cost
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo.toml"
 COSTS_MS = {"embeddings": 0.5, **{f"block.{n}": 3.0 for n in range(6)}, "head": 2.0}
@@ -25,7 +26,7 @@ COSTS_MS = {"embeddings": 0.5, **{f"block.{n}": 3.0 for n in range(6)}, "head": 
 def profile(tmp_path: Path) -> Path:
     """A profile of the demo's eight layers."""
     layers = tuple(
-        LayerCost(
+        layer_cost(
             name=name,
             forward_s=cost_ms / 1e3,
             backward_s=2 * cost_ms / 1e3,
@@ -35,13 +36,12 @@ def profile(tmp_path: Path) -> Path:
         )
         for name, cost_ms in COSTS_MS.items()
     )
+    link = LinkCost(latency_s=1e-4, bandwidth_bytes_per_s=1e9)
     made = ModelProfile(
         layers=layers,
         groups=tuple(Group(layers=(layer,), size_bytes=800_000) for layer in range(len(layers))),
-        link=LinkCost(latency_s=1e-4, bandwidth_bytes_per_s=1e9),
-        device="cpu",
-        fingerprint="by hand",
-        state_bytes_per_parameter_byte=4.0,
+        links=Links(within_node=link, between_nodes=link),
+        device=DeviceKind(name="cpu"),
     )
     path = tmp_path / "profile.json"
     path.write_bytes(msgspec.json.encode(made))

@@ -49,7 +49,6 @@ def test_a_profile_is_found_again_for_what_it_was_measured_for(tmp_path: Path) -
         job("model.config.n_layer=2"),
         job('train.numerics="fast"'),
         job('cluster.device="cuda"'),
-        job("train.activation_checkpointing=true"),
     ):
         assert cache.find(other) is None
 

@@ -65,7 +65,16 @@ def test_syncs_run_beside_compute_and_one_after_another() -> None:
 def test_the_closed_form_is_a_near_upper_bound(job: tuple[ModelProfile, PlannerSettings]) -> None:
     """Of a step without syncs and with one ratio of backward to forward: never too low, exact for one stage."""
     profile, planner = job
-    layers = tuple(msgspec.structs.replace(layer, backward_s=2 * layer.forward_s) for layer in profile.layers)
+    layers = tuple(
+        msgspec.structs.replace(
+            layer,
+            times=tuple(
+                msgspec.structs.replace(t, backward_input_s=t.forward_s, backward_weight_s=t.forward_s)
+                for t in layer.times
+            ),
+        )
+        for layer in profile.layers
+    )
     profile = msgspec.structs.replace(profile, layers=layers)
     nodes = [NodeId(n) for n in range(planner.num_nodes)]
     plan = initial_plan(profile, make_templates(profile, planner), planner, nodes, 1)

@@ -5,8 +5,30 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from planaria.plan.plan import Group
-from planaria.plan.profile import LayerCost, LinkCost, ModelProfile
+from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
 from planaria.plan.settings import PlannerSettings
+
+
+def layer_cost(
+    *,
+    forward_s: float,
+    backward_s: float,
+    name: str = "layer",
+    parameter_bytes: int = 1 << 20,
+    activation_bytes: int = 1,
+    output_bytes: int = 1,
+) -> LayerCost:
+    """On one device; the backward's halves are equal, gradients and optimizer as AdamW's in float32."""
+    return LayerCost(
+        name=name,
+        times=(LayerTimes(forward_s=forward_s, backward_input_s=backward_s / 2, backward_weight_s=backward_s / 2),),
+        parameter_bytes=parameter_bytes,
+        gradient_bytes=parameter_bytes,
+        optimizer_bytes=2 * parameter_bytes,
+        activation_bytes=activation_bytes,
+        recompute_activation_bytes=activation_bytes // 2,
+        output_bytes=output_bytes,
+    )
 
 
 def uniform_profile(
@@ -18,7 +40,7 @@ def uniform_profile(
     group_bytes: int = 400_000,
 ) -> ModelProfile:
     """Equal layers; `tied`: the first and the last share a group."""
-    layer = LayerCost(
+    layer = layer_cost(
         name="block",
         forward_s=forward_s,
         backward_s=2 * forward_s,
@@ -36,10 +58,8 @@ def _profile(layers: list[LayerCost], link: LinkCost, tied: bool) -> ModelProfil
     return ModelProfile(
         layers=tuple(layers),
         groups=tuple(groups),
-        link=link,
-        device="synthetic",
-        fingerprint="synthetic",
-        state_bytes_per_parameter_byte=4.0,
+        links=Links(within_node=link, between_nodes=link),
+        device=DeviceKind(name="synthetic"),
     )
 
 
@@ -47,7 +67,7 @@ def _profile(layers: list[LayerCost], link: LinkCost, tied: bool) -> ModelProfil
 def random_profiles(draw: st.DrawFn, min_layers: int = 1, max_layers: int = 8) -> ModelProfile:
     """Uneven layers, a slow or a fast link, with and without a tied group."""
     layers = [
-        LayerCost(
+        layer_cost(
             name=f"layer.{number}",
             forward_s=draw(st.integers(1, 20)) * 1e-3,
             backward_s=draw(st.integers(1, 40)) * 1e-3,

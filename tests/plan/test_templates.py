@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from planaria.plan.costs import StageCosts, pipeline_cost
 from planaria.plan.plan import PlanError
-from planaria.plan.profile import LinkCost, ModelProfile
+from planaria.plan.profile import LinkCost, Links, ModelProfile
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.templates import make_templates, minimum_nodes
 from tests.plan.profiles import random_jobs, random_profiles, uniform_profile
@@ -98,7 +98,8 @@ def test_a_slow_link_moves_the_cut_to_where_messages_are_small() -> None:
     )
     planner = settings_of(num_nodes=4, min_nodes=2)
     slow = make_templates(msgspec.structs.replace(profile, layers=layers), planner)[0]
-    fast = make_templates(msgspec.structs.replace(profile, layers=layers, link=small), planner)[0]
+    links = Links(within_node=small, between_nodes=small)
+    fast = make_templates(msgspec.structs.replace(profile, layers=layers, links=links), planner)[0]
     assert slow.stages[0].end_layer == 1
     assert fast.stages[0].end_layer == 2
 

@@ -27,7 +27,7 @@ from planaria.job.settings import Job
 from planaria.launch.settings import planner_settings
 from planaria.model.load import load_model
 from planaria.plan.plan import Group, NodeId, WorkerId
-from planaria.plan.profile import LayerCost, LinkCost, ModelProfile
+from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.events import (
@@ -129,10 +129,18 @@ def profile_of(job: Job, vocab_size: int) -> ModelProfile:
     layers = tuple(
         LayerCost(
             name=name,
-            forward_s=draw.randint(1, 9) * 1e-3,
-            backward_s=draw.randint(1, 9) * 2e-3,
+            times=(
+                LayerTimes(
+                    forward_s=draw.randint(1, 9) * 1e-3,
+                    backward_input_s=(half := draw.randint(1, 9) * 1e-3),
+                    backward_weight_s=half,
+                ),
+            ),
             parameter_bytes=100,
+            gradient_bytes=100,
+            optimizer_bytes=200,
             activation_bytes=100,
+            recompute_activation_bytes=50,
             output_bytes=draw.choice([0, 100_000]),
         )
         for name in model.layer_names
@@ -141,13 +149,12 @@ def profile_of(job: Job, vocab_size: int) -> ModelProfile:
         Group(layers=spec.layers, size_bytes=4 * sum(torch.Size(p.shape).numel() for p in spec.parameters))
         for spec in model.groups
     )
+    link = LinkCost(latency_s=1e-4, bandwidth_bytes_per_s=1e8)
     return ModelProfile(
         layers=layers,
         groups=groups,
-        link=LinkCost(latency_s=1e-4, bandwidth_bytes_per_s=1e8),
-        device="virtual",
-        fingerprint="virtual",
-        state_bytes_per_parameter_byte=4.0,
+        links=Links(within_node=link, between_nodes=link),
+        device=DeviceKind(name="virtual"),
     )
 
 

@@ -69,7 +69,6 @@ class ProfileCache:
             job.cluster.device.value,
             msgspec.json.encode(job.model, order="deterministic").decode(),
             f"{train.microbatch}/{train.sequence_length}/{train.dtype.value}/{train.numerics.value}",
-            str(train.activation_checkpointing),
             _stamp(job.data.tokenizer),
         ]
         return self._folder / f"{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()[:32]}.json"

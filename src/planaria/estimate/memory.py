@@ -13,8 +13,7 @@ def worker_memory_bytes(plan: Plan, profile: ModelProfile, worker: WorkerId) -> 
 
     Allocator overhead and the library's own workspace are not counted.
     """
-    sizes = (profile.groups[group].size_bytes for group in plan.groups_of[worker])
-    state = int(sum(sizes) * profile.state_bytes_per_parameter_byte)
+    state = sum(profile.group_state_bytes[group] for group in plan.groups_of[worker])
     now = peak = 0
     for instruction in program(plan, worker):
         layers = profile.layers[max(instruction.first_layer, 0) : max(instruction.end_layer, 0)]

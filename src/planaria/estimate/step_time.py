@@ -108,15 +108,15 @@ class _Simulation:
     def _compute_s(self, instruction: Instruction) -> float:
         layers = self._profile.layers[instruction.first_layer : instruction.end_layer]
         if instruction.op is Op.FORWARD:
-            return sum(layer.forward_s for layer in layers)
-        return sum(layer.backward_s for layer in layers)
+            return sum(layer.on(1).forward_s for layer in layers)
+        return sum(layer.on(1).backward_s for layer in layers)
 
     def _send(self, worker: WorkerId, instruction: Instruction, ready: deque[WorkerId]) -> tuple[float, float]:
         assert instruction.peer is not None
         link = (worker, instruction.peer)
         start = max(self._clock[worker], self._link_free.get(link, 0.0))
         size = self._profile.layers[instruction.first_layer - 1].output_bytes
-        end = self._link_free[link] = start + self._profile.link.time_s(size)
+        end = self._link_free[link] = start + self._profile.links.between_nodes.time_s(size)
         key = _key(instruction, instruction.peer)
         self._arrivals[key] = end
         if key in self._waiting:
@@ -137,7 +137,7 @@ class _Simulation:
             owners = self._plan.owners_of[group]
             start = max(max(self._due[worker, group], free[worker]) for worker in owners)
             size = self._profile.groups[group].size_bytes
-            end = start + (len(owners) - 1) * self._profile.link.time_s(size)
+            end = start + (len(owners) - 1) * self._profile.links.between_nodes.time_s(size)
             for worker in owners:
                 free[worker] = end
                 times[worker, group] = start, end

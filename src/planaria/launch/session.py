@@ -24,7 +24,7 @@ from planaria.job.parse import job_fingerprint
 from planaria.job.settings import Job
 from planaria.launch.local import LauncherError, LocalNodes
 from planaria.launch.result import TrainResult
-from planaria.launch.settings import planner_settings
+from planaria.launch.settings import job_profile, planner_settings
 from planaria.observe.recorder import Recorder
 from planaria.observe.run_folder import RunFolder
 from planaria.plan.plan import NodeId, WorkerId
@@ -68,7 +68,7 @@ def train_job(
     own = LocalNodes(folder.logs / "launcher.log", job.model.type) if nodes is None else nullcontext(nodes)
     with own as nodes:
         prepare_tokens(job.data, folder.data)
-        profile = _measure(job, nodes, folder.data, folder.profile, import_path)
+        profile = job_profile(job, _measure(job, nodes, folder.data, folder.profile, import_path))
         policy = TemplatesPolicy(profile, planner_settings(job))
         policy.initial(
             [NodeId(node) for node in range(job.cluster.nodes)], 1

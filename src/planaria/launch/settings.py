@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from planaria.job.settings import Job
 from planaria.plan.plan import ScheduleKind
+from planaria.plan.profile import ModelProfile
 from planaria.plan.settings import PlannerSettings
 
 
@@ -18,3 +19,8 @@ def planner_settings(job: Job) -> PlannerSettings:
         min_nodes=job.resilience.min_nodes_per_pipeline,
         schedule=ScheduleKind(job.cluster.schedule.value),
     )
+
+
+def job_profile(job: Job, profile: ModelProfile) -> ModelProfile:
+    """The profile's costs as the job runs: with or without recomputation."""
+    return profile.recomputed() if job.train.activation_checkpointing else profile

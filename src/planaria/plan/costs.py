@@ -35,14 +35,18 @@ class StageCosts:
 
     def __init__(self, profile: ModelProfile) -> None:
         self._profile = profile
-        self._compute = tuple(accumulate((c.forward_s + c.backward_s for c in profile.layers), initial=0.0))
+        self._compute = tuple(
+            accumulate((t.forward_s + t.backward_s for t in (c.on(1) for c in profile.layers)), initial=0.0)
+        )
         self._activations = tuple(accumulate((c.activation_bytes for c in profile.layers), initial=0))
         own = [0] * profile.num_layers
-        for group in profile.groups:
+        self._tied: list[tuple[tuple[int, ...], int]] = []
+        for group, state_bytes in zip(profile.groups, profile.group_state_bytes, strict=True):
             if len(group.layers) == 1:
-                own[group.layers[0]] += group.size_bytes
+                own[group.layers[0]] += state_bytes
+            else:
+                self._tied.append((group.layers, state_bytes))
         self._own = tuple(accumulate(own, initial=0))
-        self._tied = tuple(group for group in profile.groups if len(group.layers) > 1)
 
     def compute_s(self, first: int, end: int) -> float:
         """Forward and backward of one microbatch through layers [first, end)."""
@@ -52,7 +56,7 @@ class StageCosts:
         """One message over the boundary before layer `boundary`; 0 at the model's two ends."""
         if boundary <= 0 or boundary >= self._profile.num_layers:
             return 0.0
-        return self._profile.link.time_s(self._profile.layers[boundary - 1].output_bytes)
+        return self._profile.links.between_nodes.time_s(self._profile.layers[boundary - 1].output_bytes)
 
     def period_s(self, first: int, end: int) -> float:
         """Period that the stage [first, end) imposes on its pipeline.
@@ -63,15 +67,14 @@ class StageCosts:
         """
         return self.compute_s(first, end) + self.link_s(first) + self.link_s(end)
 
-    def parameter_bytes(self, first: int, end: int) -> int:
-        """Bytes of the parameters that a worker with layers [first, end) holds; a tied group counts once."""
-        tied = sum(g.size_bytes for g in self._tied if any(first <= layer < end for layer in g.layers))
+    def state_bytes(self, first: int, end: int) -> int:
+        """Bytes of the state that a worker with layers [first, end) holds; a tied group counts once."""
+        tied = sum(size for layers, size in self._tied if any(first <= layer < end for layer in layers))
         return self._own[end] - self._own[first] + tied
 
     def memory_bytes(self, first: int, end: int, in_flight: int) -> int:
         """Bytes on the device of a stage that keeps the activations of `in_flight` microbatches."""
-        state = self.parameter_bytes(first, end) * self._profile.state_bytes_per_parameter_byte
-        return int(state) + in_flight * (self._activations[end] - self._activations[first])
+        return self.state_bytes(first, end) + in_flight * (self._activations[end] - self._activations[first])
 
 
 def pipeline_cost(profile: ModelProfile, ranges: Iterable[tuple[int, int]]) -> PipelineCost:

@@ -1,33 +1,88 @@
-"""The model profile: what each layer costs. Planner and estimator consume it; `planaria.profile` measures it."""
+"""The model profile: what each layer costs. Planner and estimator consume it; `planaria.profile` makes it.
+
+Its JSON is a public format, see docs/profile-format.md.
+"""
 
 from __future__ import annotations
+
+from functools import cached_property
 
 import msgspec
 
 from planaria.plan.plan import Group
 
+FORMAT = 1
+"""Version of the JSON format."""
 
-class LayerCost(msgspec.Struct, frozen=True, kw_only=True):
-    """Costs of one layer for one microbatch on one device.
+
+class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A part of a profile. Unknown fields are refused."""
+
+
+class LayerTimes(Part, frozen=True, kw_only=True):
+    """Seconds of one layer for one microbatch, on a stage of `num_devices` devices of one node.
+
+    Attributes:
+        num_devices: that share the stage.
+        forward_s: the forward.
+        backward_input_s: the part of the backward that gives the gradient of the layer's input.
+        backward_weight_s: the part that gives the gradients of its parameters.
+    """
+
+    num_devices: int = 1
+    forward_s: float
+    backward_input_s: float
+    backward_weight_s: float
+
+    @property
+    def backward_s(self) -> float:
+        return self.backward_input_s + self.backward_weight_s
+
+
+class LayerCost(Part, frozen=True, kw_only=True):
+    """Costs of one layer. Bytes are of the whole layer; a stage of d devices holds 1/d of them on each.
 
     Attributes:
         name: the layer's name, as the model calls it.
-        forward_s: seconds of its forward.
-        backward_s: seconds of its whole backward (input and weight gradients, and recomputation if configured).
-        parameter_bytes: bytes of its parameters, tied ones included.
-        activation_bytes: bytes kept from its forward until its backward.
-        output_bytes: bytes of what it passes on.
+        times: by number of devices, ascending; every layer of a profile has the same numbers.
+        parameter_bytes: its parameters, tied ones included.
+        gradient_bytes: its gradients: accumulators and sums.
+        optimizer_bytes: the optimizer's state.
+        activation_bytes: kept for one microbatch from its forward until its backward.
+        recompute_activation_bytes: kept instead where the backward recomputes the forward.
+        output_bytes: what it passes on.
+        workspace_bytes: needed beside all that while the layer runs: gradients before they are added, and what
+            kernels allocate.
     """
 
     name: str
-    forward_s: float
-    backward_s: float
+    times: tuple[LayerTimes, ...]
     parameter_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
     activation_bytes: int
+    recompute_activation_bytes: int
     output_bytes: int
+    workspace_bytes: int = 0
+
+    def on(self, num_devices: int) -> LayerTimes:
+        """Its times on a stage of that many devices.
+
+        Raises:
+            KeyError: they are not in the profile.
+        """
+        for times in self.times:
+            if times.num_devices == num_devices:
+                return times
+        raise KeyError(num_devices)
+
+    @property
+    def state_bytes(self) -> int:
+        """Parameters, gradients and optimizer state."""
+        return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
 
 
-class LinkCost(msgspec.Struct, frozen=True, kw_only=True):
+class LinkCost(Part, frozen=True, kw_only=True):
     """A message of n bytes takes latency_s + n / bandwidth_bytes_per_s."""
 
     latency_s: float
@@ -37,25 +92,103 @@ class LinkCost(msgspec.Struct, frozen=True, kw_only=True):
         return self.latency_s + size_bytes / self.bandwidth_bytes_per_s
 
 
-class ModelProfile(msgspec.Struct, frozen=True, kw_only=True):
+class Links(Part, frozen=True, kw_only=True):
+    """The ways between two stages, or two owners of a layer."""
+
+    within_node: LinkCost
+    between_nodes: LinkCost
+
+    def of(self, *, same_node: bool) -> LinkCost:
+        return self.within_node if same_node else self.between_nodes
+
+
+class DeviceKind(Part, frozen=True, kw_only=True):
+    """What the costs are for.
+
+    Attributes:
+        name: for people and for the cache.
+        memory_bytes: of one device; 0: not known, nothing is checked against it.
+        process_bytes: of them, taken by a process that trains nothing yet.
+    """
+
+    name: str
+    memory_bytes: int = 0
+    process_bytes: int = 0
+
+
+class StepCosts(Part, frozen=True, kw_only=True):
+    """What a step costs beside its layers.
+
+    Attributes:
+        vote_s: from the last vote to the commit at a worker.
+        apply_s_per_byte: the optimizer's step, per byte of parameters that a device owns.
+        sum_s_per_byte: computing the sum of one more owner's gradients, per byte of parameters.
+    """
+
+    vote_s: float = 0.0
+    apply_s_per_byte: float = 0.0
+    sum_s_per_byte: float = 0.0
+
+
+class ModelProfile(Part, frozen=True, kw_only=True, dict=True):
     """Measured (or given) costs of a model on a kind of device.
 
     Attributes:
+        format: version of the format.
+        name: of the model.
+        microbatch_size: samples in the microbatch that the times and bytes are for.
         layers: one entry a layer, in order.
-        groups: the model's parameter groups (own ones first, in layer order; then tied ones).
-        link: between workers.
-        device: what it was measured on, for people and for the cache.
-        fingerprint: hash of machine, shapes and model; a profile with another fingerprint is measured again.
-        state_bytes_per_parameter_byte: parameters, gradients and optimizer state, over parameters.
+        groups: the model's parameter groups (own ones first, in layer order; then tied ones). Left out in a file:
+            each layer with parameters is one.
+        links: between workers.
+        device: what the costs are for.
+        step: what a step costs beside its layers.
+        provenance: where the numbers come from, for people.
+        fingerprint: of a measured profile, hash of machine, shapes and model; with another one it is measured again.
     """
 
+    format: int = FORMAT
+    name: str = ""
+    microbatch_size: int = 1
     layers: tuple[LayerCost, ...]
-    groups: tuple[Group, ...]
-    link: LinkCost
-    device: str
-    fingerprint: str
-    state_bytes_per_parameter_byte: float
+    groups: tuple[Group, ...] = ()
+    links: Links
+    device: DeviceKind
+    step: StepCosts = StepCosts()
+    provenance: str = ""
+    fingerprint: str = ""
 
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @cached_property
+    def device_counts(self) -> tuple[int, ...]:
+        """The numbers of devices that a stage may have, ascending."""
+        return tuple(times.num_devices for times in self.layers[0].times)
+
+    @cached_property
+    def group_state_bytes(self) -> tuple[int, ...]:
+        """For each group, bytes of its parameters, gradients and optimizer state: in the proportion of its first
+        layer's."""
+        sizes = []
+        for group in self.groups:
+            layer = self.layers[group.layers[0]]
+            sizes.append(round(group.size_bytes * layer.state_bytes / layer.parameter_bytes) if group.size_bytes else 0)
+        return tuple(sizes)
+
+    def recomputed(self) -> ModelProfile:
+        """The costs of a run whose backwards recompute the forward (activation checkpointing, layer by layer)."""
+        return msgspec.structs.replace(self, layers=tuple(_recomputed(layer) for layer in self.layers))
+
+
+def _recomputed(layer: LayerCost) -> LayerCost:
+    return msgspec.structs.replace(
+        layer,
+        times=tuple(
+            msgspec.structs.replace(times, backward_input_s=times.backward_input_s + times.forward_s)
+            for times in layer.times
+        ),
+        activation_bytes=layer.recompute_activation_bytes,
+        workspace_bytes=layer.workspace_bytes + layer.activation_bytes,
+    )

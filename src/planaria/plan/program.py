@@ -14,6 +14,8 @@ class Op(enum.StrEnum):
     LOAD = "load"
     FORWARD = "forward"
     BACKWARD = "backward"
+    BACKWARD_INPUT = "backward_input"
+    BACKWARD_WEIGHT = "backward_weight"
     SEND_ACTIVATION = "send_activation"
     RECV_ACTIVATION = "recv_activation"
     SEND_GRADIENT = "send_gradient"
@@ -31,8 +33,8 @@ class Instruction:
         op: what is done.
         microbatch: whose (load, forward, backward, send, receive).
         born: generation in which the microbatch's route was made.
-        first_layer: with end_layer, the layers that a forward or backward runs, lowest included, end excluded. For
-            a send or receive, `first_layer` is the boundary: the layer that consumes the activation.
+        first_layer: with end_layer, the layers that a forward or (whole or split) backward runs, lowest included,
+            end excluded. For a send or receive it is the boundary: the layer that consumes the activation.
         end_layer: see first_layer.
         counted: of a backward, the layers whose gradients are accumulated, ascending.
         keeps: of a forward, whether a backward will follow for at least one of its layers.

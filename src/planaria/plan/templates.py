@@ -182,7 +182,7 @@ def _does_not_fit(profile: ModelProfile, settings: PlannerSettings) -> PlanError
             f"and one microbatch, and a device has {_size(settings.memory_bytes)}. Use a smaller microbatch "
             "or shorter sequences, turn activation checkpointing on, or use devices with more memory."
         )
-    state = int(costs.parameter_bytes(0, profile.num_layers) * profile.state_bytes_per_parameter_byte)
+    state = costs.state_bytes(0, profile.num_layers)
     one = sum(layer.activation_bytes for layer in profile.layers)
     return PlanError(
         f"The model needs {_size(state)} of state and {_size(one)} of activations for each microbatch in "

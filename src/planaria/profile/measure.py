@@ -25,7 +25,7 @@ from planaria.job.settings import Device, Job, Numerics
 from planaria.model.load import load_model
 from planaria.model.model import Batch, Model, Tensors
 from planaria.plan.plan import Group
-from planaria.plan.profile import LayerCost, LinkCost, ModelProfile
+from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
 from planaria.profile import ERROR_SUFFIX
 from planaria.worker.compute import Compute, LayerFailed
 from planaria.worker.device import open_device
@@ -42,7 +42,7 @@ def fingerprint(job: Job) -> str:
         _device_name(job),
         torch.__version__,
         msgspec.json.encode(job.model, order="deterministic").decode(),
-        f"{train.microbatch}/{train.sequence_length}/{train.dtype.value}/{train.activation_checkpointing}",
+        f"{train.microbatch}/{train.sequence_length}/{train.dtype.value}",
         f"{job.data.tokenizer}/{train.numerics.value}",
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
@@ -81,19 +81,21 @@ def measure(job: Job, data_folder: Path) -> ModelProfile:
     batch = Sampler(tokens, job.train, job.data.mask_probability, model.masked_lm).microbatch(1, 0)
     device = open_device(job, 0)
     batch = {name: tensor.to(device) for name, tensor in batch.items()}
-    layers = _Layers(job, model, device).costs(batch)
+    plain = msgspec.structs.replace(job, train=msgspec.structs.replace(job.train, activation_checkpointing=False))
+    layers = _Layers(plain, model, device).costs(batch)
     groups = tuple(
         Group(layers=spec.layers, size_bytes=4 * sum(_count(p.shape) for p in spec.parameters)) for spec in model.groups
     )
-    accumulator = 8 if job.train.numerics is Numerics.EXACT else 4
+    link = measure_link()
     return ModelProfile(
+        name=job.model.type,
+        microbatch_size=job.train.microbatch,
         layers=layers,
         groups=groups,
-        link=measure_link(),
-        device=_device_name(job),
+        links=Links(within_node=link, between_nodes=link),
+        device=DeviceKind(name=_device_name(job)),
+        provenance="measured by planaria",
         fingerprint=fingerprint(job),
-        # parameters, two moments, summed gradient, and the accumulator, over the parameters' four bytes
-        state_bytes_per_parameter_byte=(4 * 4 + accumulator) / 4,
     )
 
 
@@ -138,12 +140,17 @@ class _Layers:
         if kind not in self._seen:
             self._seen[kind] = self._measure(compute, layer, inputs, batch, outputs)
         forward_s, backward_s, activation_bytes = self._seen[kind]
+        parameter_bytes = sum(value.nbytes for value in values.values())
+        accumulator = 2 if self._job.train.numerics is Numerics.EXACT else 1
         cost = LayerCost(
             name=name,
-            forward_s=forward_s,
-            backward_s=backward_s,
-            parameter_bytes=sum(value.nbytes for value in values.values()),
+            times=(LayerTimes(forward_s=forward_s, backward_input_s=backward_s / 2, backward_weight_s=backward_s / 2),),
+            parameter_bytes=parameter_bytes,
+            # the accumulator (float64 in exact mode) and the sum
+            gradient_bytes=(accumulator + 1) * parameter_bytes,
+            optimizer_bytes=2 * parameter_bytes,
             activation_bytes=activation_bytes,
+            recompute_activation_bytes=sum(tensor.nbytes for tensor in inputs),
             output_bytes=sum(tensor.nbytes for tensor in outputs),
         )
         return cost, outputs
