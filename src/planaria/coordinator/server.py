@@ -30,6 +30,7 @@ from planaria.protocol.events import (
     NodeGone,
     Publish,
     Received,
+    Release,
     Send,
     StopRequested,
     WorkerJoined,
@@ -50,6 +51,9 @@ from planaria.protocol.records import AnyRecord
 from planaria.worker.frames import FrameError
 
 log = logging.getLogger(__name__)
+
+MAX_NODES = 1 << 20
+"""Node numbers go up to this; a node that joins later takes the next one."""
 
 GOODBYE_S = 5.0
 """How long workers may take to end after the run before they are killed."""
@@ -223,7 +227,7 @@ class Server:
         refusal = None
         if hello.version != PROTOCOL_VERSION:
             refusal = f"protocol version {hello.version}; this coordinator speaks {PROTOCOL_VERSION}"
-        elif not 0 <= node < settings.num_nodes:
+        elif not 0 <= node < MAX_NODES:
             refusal = f"the job has no worker {hello.worker}"
         elif node in self._evicted or hello.worker in self._connections:
             refusal = f"node {node} was lost and is fenced"
@@ -278,6 +282,8 @@ class Server:
                     observer(record, now)
             case Evict(node):
                 self._evict(node)
+            case Release(node):
+                self._evicted.add(node)
             case WriteManifest(step, folder, _, _):
                 began = time.monotonic()
                 self._write_manifest(command)

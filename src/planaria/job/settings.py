@@ -45,10 +45,12 @@ class PolicyName(enum.StrEnum):
 class WhenExhausted(enum.StrEnum):
     """What to do when fewer than (f + 1) n0 nodes are left.
 
-    `exit` saves a checkpoint and ends with exit code 3.
+    `exit` saves a checkpoint and ends with exit code 3; `wait` saves one, keeps the survivors' state, and goes on as
+    soon as enough nodes have joined.
     """
 
     EXIT = "exit"
+    WAIT = "wait"
 
 
 class LrSchedule(enum.StrEnum):

@@ -21,7 +21,7 @@ from planaria.data.tokens import prepare_tokens
 from planaria.job.errors import PlanariaError, UserError
 from planaria.job.faults import Fault
 from planaria.job.parse import job_fingerprint
-from planaria.job.settings import Job
+from planaria.job.settings import Job, WhenExhausted
 from planaria.launch.local import LauncherError, LocalNodes
 from planaria.launch.result import TrainResult
 from planaria.launch.settings import job_profile, planner_settings
@@ -172,6 +172,7 @@ class _Run:
             checkpoint_root=str(self._folder.checkpoints),
             checkpoint_every=job.run.checkpoint_every,
             resume=checkpoint,
+            waits=job.resilience.when_exhausted is WhenExhausted.WAIT,
         )
         machine = Coordinator(settings, policy)
         journal = Journal(self._folder.journal)

@@ -37,8 +37,21 @@ class Policy(Protocol):
     def initial(self, nodes: Sequence[NodeId], generation: int) -> Proposal:
         """A first plan for these nodes; raises PlanError when there is none."""
 
-    def reconfigure(self, plan: Plan, lost: Collection[NodeId], holders: Holders, generation: int) -> Proposal:
-        """A plan for the next steps; raises TooFewNodes or NoReplica when there is none."""
+    def reconfigure(
+        self,
+        plan: Plan,
+        lost: Collection[NodeId],
+        holders: Holders,
+        generation: int,
+        leaving: Collection[NodeId] = (),
+    ) -> Proposal:
+        """A plan for the next steps; raises TooFewNodes or NoReplica when there is none.
+
+        It does without the `leaving` nodes, which still live and send what they hold.
+        """
+
+    def warm_up(self, plan: Plan, target: Proposal, generation: int) -> Proposal | None:
+        """A plan for one step that goes on as `plan` while the state for `target` travels; None to take it at once."""
 
     def finish_step(
         self,

@@ -104,6 +104,13 @@ class CutOff(Message, frozen=True, kw_only=True, tag="cut_off"):
     peer: WorkerId
 
 
+class Notice(Message, frozen=True, kw_only=True, tag="notice"):
+    """This worker's node will go away in `grace_s` seconds (a preemption notice, a SIGTERM): hand its work over."""
+
+    grace_s: float
+    cause: str
+
+
 class Failed(Message, frozen=True, kw_only=True, tag="failed"):
     """The user's own code failed here. It would fail again, so the job ends."""
 
@@ -111,7 +118,7 @@ class Failed(Message, frozen=True, kw_only=True, tag="failed"):
     text: str
 
 
-FromWorker = Hello | Ready | Vote | Report | Saved | FaultInjected | CutOff | Failed
+FromWorker = Hello | Ready | Vote | Report | Saved | FaultInjected | CutOff | Notice | Failed
 
 
 # Coordinator to worker

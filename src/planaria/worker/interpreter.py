@@ -102,7 +102,7 @@ class Interpreter:
     def adopt(self, message: PlanMessage, *, continues: bool) -> None:
         """Take a plan for the step in progress; what is done of it stays done if the step `continues`."""
         self._plan = message.plan
-        self._program = program(self._plan, self._worker) if self._worker in self._plan.layers_of else ()
+        self._program = program(self._plan, self._worker) if self._worker in self._plan.groups_of else ()
         if not continues:
             self._begin_step(message.step, message.exponents)
             return
