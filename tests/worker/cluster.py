@@ -61,6 +61,7 @@ from planaria.protocol.records import AnyRecord, StepCommitted
 from planaria.protocol.settings import CheckpointRef, RunSettings
 from planaria.worker import agent as agent_module
 from planaria.worker.agent import Agent
+from planaria.worker.heartbeat import Heartbeat
 from planaria.worker.mailbox import Interrupted, Key, Mailbox
 from planaria.worker.settings import WorkerSettings
 
@@ -266,7 +267,7 @@ class Cluster:
             try:
                 for _ in range(MAX_EVENTS):
                     if not self._heap:
-                        if self.machine.phase is not Phase.WAITING:
+                        if self.machine.phase not in (Phase.WAITING, Phase.GATHERING):
                             break
                         self.handle(StopRequested())
                         continue
@@ -455,7 +456,7 @@ class Channel:
 _building: list[Worker] = []
 
 
-def _faults_of_the_worker_being_built(faults: object, announce: object) -> Faults:
+def _faults_of_the_worker_being_built(*arguments: object) -> Faults:
     return Faults(_building[-1])
 
 
@@ -569,7 +570,7 @@ class Worker:
             _building.append(self)
             control: Any = SimulatedControl(self)
             transport: Any = SimulatedTransport(self)
-            self.agent = Agent(settings, self.mailbox, control, transport)
+            self.agent = Agent(settings, self.mailbox, control, transport, Heartbeat(lambda message: None))
             _building.pop()
             status = self.agent.run()
             assert status == 0, f"worker {self.number} ended itself: {list(self.agent._machine.history)[-5:]}"

@@ -36,8 +36,10 @@ from planaria.protocol.events import (
     WorkerJoined,
     WriteManifest,
 )
+from planaria.protocol.liveness import Limits, Liveness
 from planaria.protocol.messages import (
     PROTOCOL_VERSION,
+    Alive,
     CutOff,
     FromWorker,
     Hello,
@@ -54,6 +56,12 @@ log = logging.getLogger(__name__)
 
 MAX_NODES = 1 << 20
 """Node numbers go up to this; a node that joins later takes the next one."""
+
+TICK_S = 0.1
+"""How often workers are judged."""
+
+AWAY_S = 0.5
+"""A judge who comes so late was away itself."""
 
 GOODBYE_S = 5.0
 """How long workers may take to end after the run before they are killed."""
@@ -74,6 +82,10 @@ class Nodes(Protocol):
 
     def kill(self, node: NodeId) -> None: ...
 
+    def is_runnable(self, node: NodeId) -> bool:
+        """Whether the node's processes are known to be there, and not stopped. False where nobody can know."""
+        ...
+
     def all_ended(self) -> bool: ...
 
 
@@ -87,6 +99,7 @@ class Server:
         nodes: the launcher's side.
         observers: get every record.
         write_manifest: makes a checkpoint whole.
+        limits: after which a worker counts as hung.
     """
 
     def __init__(
@@ -97,6 +110,7 @@ class Server:
         nodes: Nodes,
         observers: Sequence[Observer],
         write_manifest: Callable[[WriteManifest], None],
+        limits: Limits = Limits(),  # noqa: B008 (frozen)
     ) -> None:
         self._machine = machine
         self._token = token
@@ -110,6 +124,8 @@ class Server:
         self._finished: Finish | None = None
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wishes: list[str] = []
+        self._liveness = Liveness(limits)
+        self._judged = time.monotonic()
         self._encoded: tuple[Message, bytes] | None = None
         self._listener: socket.socket | None = None
 
@@ -145,10 +161,11 @@ class Server:
         """Serve until the run is over; None when it was aborted."""
         self._nodes_told(None)  # of whoever died while the others were started, and was heard of then
         while self._finished is None:
-            for key, _ in self._selector.select():
+            for key, _ in self._selector.select(timeout=TICK_S):
                 key.data(key.fileobj)
                 if "abort" in self._wishes:
                     return None
+            self._judge()
         deadline = time.monotonic() + GOODBYE_S
         while not self._nodes.all_ended() and time.monotonic() < deadline:
             for key, _ in self._selector.select(timeout=0.1):
@@ -213,6 +230,8 @@ class Server:
             self._welcome(connection, message)
         elif isinstance(message, Hello):
             raise FrameError("a second hello")
+        elif isinstance(message, Alive):
+            self._liveness.felt(connection.worker, message.pulse, time.monotonic())
         elif isinstance(message, CutOff):
             self._cut_off(connection.worker, message.peer)
         elif not connection.is_closed:
@@ -237,6 +256,7 @@ class Server:
             raise FrameError(refusal)
         connection.worker = hello.worker
         self._connections[hello.worker] = connection
+        self._liveness.joined(hello.worker, time.monotonic())
         self._handle(WorkerJoined(hello.worker, hello.data_address))
 
     def _cut_off(self, worker: WorkerId, peer: WorkerId) -> None:
@@ -252,11 +272,29 @@ class Server:
         worker = connection.worker
         if worker is not None and self._connections.get(worker) is connection:
             del self._connections[worker]
+            self._liveness.forget(worker, time.monotonic())
             self._lose(NodeId(worker // self._machine.settings.devices_per_node), cause)
 
     def _lose(self, node: NodeId, cause: str) -> None:
         if node not in self._evicted:
             self._handle(NodeGone(node, cause))
+
+    def _judge(self) -> None:
+        """Lose the nodes whose workers are silent or hang."""
+        now = time.monotonic()
+        if now - self._judged < TICK_S:
+            return
+        if now - self._judged > AWAY_S:
+            self._liveness.excuse(now)
+        self._judged = now
+        devices = self._machine.settings.devices_per_node
+        for worker, silence_s in list(self._liveness.silent(now)):
+            node = NodeId(worker // devices)
+            if self._liveness.is_gone(silence_s, runnable=self._nodes.is_runnable(node)):
+                self._lose(node, f"silent for {silence_s:.1f} s")
+        expected = self._machine.expectation
+        for worker, cause in list(self._liveness.hung(now, expected.instruction_s, expected.step_s)):
+            self._lose(NodeId(worker // devices), cause)
 
     # Commands
 
@@ -313,6 +351,7 @@ class Server:
         self._nodes.kill(node)
         for worker in [w for w in self._connections if w // self._machine.settings.devices_per_node == node]:
             self._close(self._connections.pop(worker))
+            self._liveness.forget(worker, time.monotonic())
 
     def _close(self, connection: Connection) -> None:
         self._selector.unregister(connection.socket)

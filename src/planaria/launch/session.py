@@ -33,11 +33,15 @@ from planaria.policy.templates import TemplatesPolicy
 from planaria.profile import ERROR_SUFFIX
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.events import WriteManifest
+from planaria.protocol.liveness import Limits
 from planaria.protocol.records import AnyRecord, Note, RunEnded, RunStatus, StepCommitted
 from planaria.protocol.settings import CheckpointRef, RunSettings
 from planaria.worker.settings import WorkerSettings
 
 HOST = "127.0.0.1"
+
+CROWDED = 10
+"""How many times longer a process of this machine may be silent that is runnable: it may be short of cores."""
 
 
 def train_job(
@@ -186,6 +190,10 @@ class _Run:
             nodes,
             (self.record,),
             lambda command: self._write_manifest(command, layers),
+            Limits(
+                silence_s=job.resilience.heartbeat_timeout_s,
+                crowded_silence_s=CROWDED * job.resilience.heartbeat_timeout_s,
+            ),
         )
         try:
             address = server.start(HOST, job.cluster.port)

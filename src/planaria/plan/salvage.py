@@ -76,7 +76,7 @@ def finish_step(
             plan, kept, missing, {w: holders[w] for w in sorted(live) if w in holders}, generation, profile
         )
     recounted = {layer for route in new for layer in route.counted}
-    shadows = _shadows(plan, live, holders) if intact else ()
+    shadows = _shadows(plan, live, holders, intact) if intact else ()
     result = msgspec.structs.replace(
         plan,
         generation=generation,
@@ -229,9 +229,19 @@ def _hop(run: Stage, first: int, end: int) -> Stage:
     return Stage(worker=run.worker, first_layer=first, end_layer=end, num_devices=run.num_devices)
 
 
-def _shadows(plan: Plan, live: Collection[WorkerId], holders: LayerHolders) -> tuple[Stage, ...]:
-    """The shadows that live and have all of their state."""
-    return tuple(s for s in plan.shadows if s.worker in live and set(s.layers) <= set(holders.get(s.worker, ())))
+def _shadows(
+    plan: Plan, live: Collection[WorkerId], holders: LayerHolders, intact: Sequence[Pipeline]
+) -> tuple[Stage, ...]:
+    """The shadows that live and have all of their state; survivors of a broken pipeline own what they hold instead."""
+    whole = {worker for pipeline in intact for worker in pipeline.workers}
+    broken = {stage.worker for stage in plan.stages()} - whole
+    return tuple(
+        shadow
+        for shadow in plan.shadows
+        if shadow.worker in live
+        and shadow.worker not in broken
+        and set(shadow.layers) <= set(holders.get(shadow.worker, ()))
+    )
 
 
 def _survivors(

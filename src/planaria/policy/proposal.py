@@ -21,6 +21,7 @@ class Proposal:
         reason: one sentence for people; log, CLI and dashboard print it as it is.
         step_time_s: estimated seconds of a step under the plan.
         transfer_bytes: parameters and optimizer state that move before its first step.
+        longest_s: estimated seconds of the plan's longest instruction.
         how: of a reconfiguration, how pipelines were made again; "initial" or "finish step" otherwise.
     """
 
@@ -28,6 +29,7 @@ class Proposal:
     reason: str
     step_time_s: float
     transfer_bytes: int
+    longest_s: float
     how: str
 
 

@@ -11,6 +11,7 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -82,6 +83,9 @@ from planaria.protocol.saving import NobodyHolds, Saving
 from planaria.protocol.settings import CheckpointRef, RunSettings
 from planaria.protocol.telling import not_finite, plan_taken, step_committed
 
+UNMEASURED_S = 10.0
+"""What an instruction may take before anything was measured, beside its estimate."""
+
 MEASURED_STEPS = 64
 """Of a plan's steps, how many of the last are held against its estimate."""
 
@@ -109,6 +113,17 @@ class Purpose(enum.StrEnum):
     RECONFIGURE = "reconfigure"
     RESTORE = "restore"
     GO_ON = "go on"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expectation:
+    """How long the longest instruction of the plan in force and a step should take, in seconds.
+
+    Estimated, and made longer as the run's steps show that this machine needs longer.
+    """
+
+    instruction_s: float
+    step_s: float
 
 
 class ProtocolError(AssertionError):
@@ -141,6 +156,8 @@ class Coordinator:
         self._placed: frozenset[NodeId] = frozenset()
         self._newcomers: set[NodeId] = set()
         self._noticed_at: dict[NodeId, float] = {}
+        self._needed: set[NodeId] = set()
+        """Nodes that gave notice and cannot be done without: they stay for as long as they live."""
         self._is_warming = False
         self._waiting: str | None = None
         self._unready: set[WorkerId] = set()
@@ -154,6 +171,9 @@ class Coordinator:
         self._step_began = 0.0
         self._measured: deque[float] = deque(maxlen=MEASURED_STEPS)
         self._estimated_s = 0.0
+        self._longest_s = 0.0
+        self._stretch = 0.0
+        """How many times longer than estimated steps take; 0: not known."""
         self.history: deque[str] = deque(maxlen=64)
 
     def handle(self, event: Event, now: float) -> tuple[Command, ...]:
@@ -172,6 +192,19 @@ class Coordinator:
         commands = handler(self, event)
         self.history.append(f"{before.value} --{name}--> {self.phase.value}")
         return tuple(commands)
+
+    @property
+    def expectation(self) -> Expectation:
+        if self._plan is None:
+            return Expectation(instruction_s=UNMEASURED_S, step_s=UNMEASURED_S)
+        if not self._measured and not self._stretch:
+            # Nothing is known of this machine yet, and first times are slow.
+            return Expectation(instruction_s=UNMEASURED_S + self._longest_s, step_s=UNMEASURED_S + self._estimated_s)
+        if self._measured and self._estimated_s > 0:
+            self._stretch = max(1.0, statistics.median(self._measured) / self._estimated_s)
+        return Expectation(
+            instruction_s=self._longest_s * self._stretch, step_s=max(self._estimated_s * self._stretch, 0.0)
+        )
 
     def _ignore(self, event: Event) -> list[Command]:
         return []
@@ -211,7 +244,8 @@ class Coordinator:
             proposal = self.policy.initial(self._members.nodes, self._next_generation())
         except PlanError as error:
             if self._members.gone and self.settings.waits:
-                return []  # a node that joins asks again
+                live = len(self._members.nodes)
+                return [Publish(Waiting(step=self.step, live_nodes=live, reason=str(error)))]
             return self._end(RunStatus.EXHAUSTED if self._members.gone else RunStatus.FAILED, str(error))
         source = StateSource.CHECKPOINT if resume else StateSource.INITIAL
         return self._take(proposal, Purpose.START, source, resume.folder if resume else "")
@@ -345,6 +379,7 @@ class Coordinator:
         if purpose in _PLACING:
             self._placed = frozenset(plan.nodes)
             self._newcomers.clear()
+            self._needed = self._members.leaving & self._placed
         if purpose is not Purpose.FINISH_STEP:
             self._is_warming = purpose is Purpose.WARM_UP
         message = PlanMessage(
@@ -359,7 +394,7 @@ class Coordinator:
         commands += [Send(worker, message) for worker in plan.workers]
         if purpose is Purpose.GO_ON:
             return commands
-        self._estimated_s = proposal.step_time_s
+        self._estimated_s, self._longest_s = proposal.step_time_s, proposal.longest_s
         return [
             *measured,
             *commands,
@@ -422,7 +457,7 @@ class Coordinator:
             target = None  # more nodes than the job can use
         self._newcomers.clear()
         if target is None or target.plan.pipelines == self.plan.pipelines:
-            self._placed -= self._members.leaving  # they are needed for as long as they live
+            self._needed = set(self._members.leaving)
             return self._same_again()
         warming = self.policy.warm_up(self.plan, target, self._next_generation()) if target.plan.transfers else None
         if warming is None:
@@ -582,7 +617,8 @@ class Coordinator:
 
     def _plan_stands(self) -> bool:
         """Whether the placement in force can go on: its nodes are there and stay, and no others came."""
-        return self._placed <= self._members.staying and not self._newcomers and not self._is_warming
+        there = self._members.staying | self._needed.intersection(self._members.nodes)
+        return self._placed <= there and not self._newcomers and not self._is_warming
 
     def _checkpoint_due(self, committed: int) -> bool:
         every = self.settings.checkpoint_every
@@ -611,7 +647,9 @@ class Coordinator:
 
     def _same_again(self) -> list[Command]:
         again = msgspec.structs.replace(self.plan, generation=self._next_generation(), transfers=())
-        proposal = Proposal(plan=again, reason="The plan stays.", step_time_s=0.0, transfer_bytes=0, how="unchanged")
+        proposal = Proposal(
+            plan=again, reason="The plan stays.", step_time_s=0.0, transfer_bytes=0, how="unchanged", longest_s=0.0
+        )
         return [*self._take(proposal, Purpose.GO_ON, StateSource.LIVE), *self._release()]
 
     def _decision_took(self, event: DecisionTook) -> list[Command]:
