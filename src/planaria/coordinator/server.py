@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import msgspec
+
 from planaria.coordinator.connection import Connection
 from planaria.coordinator.journal import Journal
 from planaria.job.errors import UserError
@@ -28,6 +30,7 @@ from planaria.protocol.events import (
     JournalPlan,
     ManifestWritten,
     NodeGone,
+    NodeNotice,
     Publish,
     Received,
     Release,
@@ -50,12 +53,16 @@ from planaria.protocol.messages import (
     encode,
 )
 from planaria.protocol.records import AnyRecord
+from planaria.protocol.requests import Answer, Request, Wish, decode_request
 from planaria.worker.frames import FrameError
 
 log = logging.getLogger(__name__)
 
 MAX_NODES = 1 << 20
 """Node numbers go up to this; a node that joins later takes the next one."""
+
+MAX_ADDED = 1024
+"""Nodes that one request may start."""
 
 TICK_S = 0.1
 """How often workers are judged."""
@@ -100,6 +107,7 @@ class Server:
         observers: get every record.
         write_manifest: makes a checkpoint whole.
         limits: after which a worker counts as hung.
+        add_node: starts the node of this number, which joins when it is ready; None: no node can be started.
     """
 
     def __init__(
@@ -111,6 +119,7 @@ class Server:
         observers: Sequence[Observer],
         write_manifest: Callable[[WriteManifest], None],
         limits: Limits = Limits(),  # noqa: B008 (frozen)
+        add_node: Callable[[NodeId], None] | None = None,
     ) -> None:
         self._machine = machine
         self._token = token
@@ -124,6 +133,8 @@ class Server:
         self._finished: Finish | None = None
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wishes: list[str] = []
+        self._add_node = add_node
+        self._next_node = machine.settings.num_nodes
         self._liveness = Liveness(limits)
         self._judged = time.monotonic()
         self._encoded: tuple[Message, bytes] | None = None
@@ -222,6 +233,10 @@ class Server:
 
     def _take(self, connection: Connection, frame: bytes) -> None:
         """Raises FrameError for what is not a message; what the machine raises is our own mistake, and goes through."""
+        request = self._request(frame) if connection.worker is None else None
+        if request is not None:
+            self._answer(connection, request)
+            return
         try:
             message = decode_from_worker(frame)
         except (ValueError, RecursionError) as error:
@@ -256,8 +271,57 @@ class Server:
             raise FrameError(refusal)
         connection.worker = hello.worker
         self._connections[hello.worker] = connection
+        self._next_node = max(self._next_node, node + 1)
         self._liveness.joined(hello.worker, time.monotonic())
         self._handle(WorkerJoined(hello.worker, hello.data_address))
+
+    # A user's requests
+
+    def _request(self, frame: bytes) -> Request | None:
+        """The request that a first frame is, if it is one with our token and version."""
+        try:
+            request = decode_request(frame)
+        except (ValueError, RecursionError):
+            return None
+        if not hmac.compare_digest(request.token.encode(), self._token.encode()):
+            raise FrameError("a request without the job's token")
+        if request.version != PROTOCOL_VERSION:
+            raise FrameError(f"a request of protocol version {request.version}")
+        return request
+
+    def _answer(self, connection: Connection, request: Request) -> None:
+        """Do what is asked for, answer, and close."""
+        accepted, text = self._grant(request)
+        answer = Answer(accepted=accepted, text=text, state=self._machine.state)
+        connection.send(msgspec.msgpack.encode(answer))
+        connection.flush()
+        self._close(connection)
+
+    def _grant(self, request: Request) -> tuple[bool, str]:
+        state = self._machine.state
+        match request.wish:
+            case Wish.STATUS:
+                return True, ""
+            case Wish.STOP:
+                self._handle(StopRequested())
+                return True, f"step {state.step} is finished and saved, then the run ends"
+            case Wish.DRAIN:
+                if request.node not in state.nodes:
+                    live = ", ".join(map(str, state.nodes))
+                    return False, f"node {request.node} is not there. The nodes are {live}"
+                self._handle(NodeNotice(NodeId(request.node), request.grace_s, "drained by the user"))
+                return True, f"node {request.node} hands over its work and ends after the next steps"
+            case Wish.ADD:
+                if self._add_node is None:
+                    return False, "this launcher starts no nodes while a job runs"
+                if not 1 <= request.count <= MAX_ADDED:
+                    return False, f"count = {request.count}: from 1 to {MAX_ADDED} nodes can be added at once"
+                added = [NodeId(self._next_node + at) for at in range(request.count)]
+                for node in added:
+                    self._next_node = node + 1
+                    self._add_node(node)
+                self._nodes_told(None)
+                return True, f"node{'s' if len(added) > 1 else ''} {', '.join(map(str, added))} started"
 
     def _cut_off(self, worker: WorkerId, peer: WorkerId) -> None:
         """A peer that is lost is no news. One that lives is reached by others: the worker itself is out of reach."""

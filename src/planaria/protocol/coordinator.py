@@ -78,10 +78,11 @@ from planaria.protocol.records import (
     Waiting,
 )
 from planaria.protocol.recovery import OpenRecovery
+from planaria.protocol.requests import RunState
 from planaria.protocol.salvage import Salvage
 from planaria.protocol.saving import NobodyHolds, Saving
 from planaria.protocol.settings import CheckpointRef, RunSettings
-from planaria.protocol.telling import not_finite, plan_taken, step_committed
+from planaria.protocol.telling import not_finite, plan_taken, shapes, step_committed
 
 UNMEASURED_S = 10.0
 """What an instruction may take before anything was measured, beside its estimate."""
@@ -192,6 +193,20 @@ class Coordinator:
         commands = handler(self, event)
         self.history.append(f"{before.value} --{name}--> {self.phase.value}")
         return tuple(commands)
+
+    @property
+    def state(self) -> RunState:
+        """For people."""
+        plan = self._plan
+        return RunState(
+            phase=self.phase.value,
+            step=self.step,
+            steps=self.settings.train.steps,
+            nodes=self._members.nodes,
+            leaving=tuple(sorted(self._members.leaving)),
+            pipelines=shapes(plan) if plan is not None else (),
+            generation=plan.generation if plan is not None else 0,
+        )
 
     @property
     def expectation(self) -> Expectation:
