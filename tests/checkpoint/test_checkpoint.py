@@ -34,7 +34,7 @@ def state_of(group: int, step: int = 1) -> GroupState:
 
 def checkpoint(root: Path, step: int, *, writer: int = 0, job: str = JOB) -> Path:
     folder = step_folder(root, step)
-    saved = tuple(write_group(folder, group, writer, state_of(group, step)) for group in range(len(LAYERS)))
+    saved = tuple(write_group(folder, group, str(writer), state_of(group, step)) for group in range(len(LAYERS)))
     write_manifest(folder, step=step, job_fingerprint=job, exponents=(1, -2, 3), saved=saved, layers=LAYERS)
     return folder
 
@@ -65,7 +65,7 @@ def test_round_trip(tmp_path: Path) -> None:
 def test_views_of_larger_memory_are_written_alone(tmp_path: Path) -> None:
     large = torch.arange(1000.0)
     view = {"w": large[16:20].view(2, 2)}
-    saved = write_group(tmp_path / "c", 0, 0, (view, view, view))
+    saved = write_group(tmp_path / "c", 0, "0", (view, view, view))
     assert saved.size_bytes < 1000
     write_manifest(tmp_path / "c", step=1, job_fingerprint="", exponents=(), saved=(saved,), layers=((0,),))
     assert torch.equal(read_group(tmp_path / "c", read_manifest(tmp_path / "c"), 0)[0]["w"], view["w"])
@@ -171,8 +171,8 @@ def test_a_damaged_later_one_does_not_drive_out_the_good_one(tmp_path: Path) -> 
 
 def test_two_writers_of_one_group_do_not_meet(tmp_path: Path) -> None:
     """A writer that was thought lost and one that took over: the manifest names one of them."""
-    first = write_group(tmp_path / "c", 0, 1, state_of(0))
-    second = write_group(tmp_path / "c", 0, 2, state_of(0))
+    first = write_group(tmp_path / "c", 0, "1", state_of(0))
+    second = write_group(tmp_path / "c", 0, "2", state_of(0))
     assert first.file != second.file
     assert first.sha256 == second.sha256
     assert not list((tmp_path / "c").glob("*.part"))

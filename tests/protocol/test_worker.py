@@ -88,7 +88,7 @@ def test_saving_at_a_boundary(machine: WorkerMachine) -> None:
         commit(1, 1),
         commit(1, 2),
         commit(2, 1),
-        Save(step=0, folder="f", groups=()),
+        Save(step=0, serial=1, folder="f", groups=()),
         Save(step=7, folder="f", groups=()),
     ],
 )

@@ -52,6 +52,7 @@ from planaria.protocol.messages import (
     FaultInjected,
     FromWorker,
     Message,
+    Save,
     ToWorker,
     decode_from_worker,
     decode_to_worker,
@@ -64,6 +65,7 @@ from planaria.worker.agent import Agent
 from planaria.worker.heartbeat import Heartbeat
 from planaria.worker.mailbox import Interrupted, Key, Mailbox
 from planaria.worker.settings import WorkerSettings
+from planaria.worker.writer import write
 
 VOCAB_TOKENS = 4096
 MAX_EVENTS = 200_000
@@ -570,7 +572,8 @@ class Worker:
             _building.append(self)
             control: Any = SimulatedControl(self)
             transport: Any = SimulatedTransport(self)
-            self.agent = Agent(settings, self.mailbox, control, transport, Heartbeat(lambda message: None))
+            heartbeat, writer = Heartbeat(lambda message: None), SimulatedWriter(self)
+            self.agent = Agent(settings, self.mailbox, control, transport, heartbeat, writer)  # type: ignore[arg-type]
             _building.pop()
             status = self.agent.run()
             assert status == 0, f"worker {self.number} ended itself: {list(self.agent._machine.history)[-5:]}"
@@ -631,6 +634,28 @@ class SimulatedControl:
 
     def close(self) -> None:
         pass
+
+
+class SimulatedWriter:
+    """Writes some time later, unless its worker is dead by then."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._orders: deque[tuple[Save, Any]] = deque()
+
+    def write(self, save: Save, states: Any) -> None:
+        cluster = self._worker.cluster
+        self._orders.append((save, states))
+        cluster.at(cluster.vary(cluster.weather.compute_s * 3), self._write)
+
+    def _write(self) -> None:
+        if self._orders and not self._worker.is_over:
+            save, states = self._orders.popleft()
+            SimulatedControl(self._worker).send(write(save, self._worker.number, states))
+
+    def close(self) -> None:
+        while self._orders and not self._worker.is_over:
+            self._write()
 
 
 class SimulatedTransport:

@@ -18,6 +18,7 @@ from planaria.protocol.records import (
     RunEnded,
     RunStatus,
     StepCommitted,
+    Waiting,
 )
 
 
@@ -124,5 +125,7 @@ def _check_recoveries(outcome: Outcome, per_node: int) -> None:
     for record in outcome.records[started:last_commit]:
         if isinstance(record, PlanTaken):
             used = {worker // per_node for stages in record.pipelines for worker, _, _ in stages}
+        elif isinstance(record, Waiting):
+            used = set()  # who dies now struck no step
         if isinstance(record, NodeLost) and record.node in used:
             assert record.node in told, f"node {record.node} was lost and survived, and no recovery tells of it"

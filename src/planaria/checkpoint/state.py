@@ -25,8 +25,8 @@ GroupState = tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor], Mappi
 """Parameters, first moments, second moments, each by parameter name."""
 
 
-def write_group(folder: Path, group: int, writer: int, state: GroupState) -> SavedGroup:
-    """Write one group's file, durably. Two writers of one group never share a file."""
+def write_group(folder: Path, group: int, writer: str, state: GroupState) -> SavedGroup:
+    """Write one group's file, durably. Two writers of one group, by their names, never share a file."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {
         prefix + name: tensor.detach().cpu().contiguous().clone()

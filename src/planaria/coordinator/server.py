@@ -28,6 +28,7 @@ from planaria.protocol.events import (
     Finish,
     JournalCommit,
     JournalPlan,
+    ManifestFailed,
     ManifestWritten,
     NodeGone,
     NodeNotice,
@@ -388,8 +389,12 @@ class Server:
                 self._evicted.add(node)
             case WriteManifest(step, folder, _, _):
                 began = time.monotonic()
-                self._write_manifest(command)
-                self._handle(ManifestWritten(step, folder, time.monotonic() - began))
+                try:
+                    self._write_manifest(command)
+                except OSError as error:
+                    self._handle(ManifestFailed(step, f"{folder}: {error.strerror or error}"))
+                else:
+                    self._handle(ManifestWritten(step, folder, time.monotonic() - began))
             case Finish():
                 self._finished = command
 

@@ -144,7 +144,7 @@ class _Reference:
         began = time.perf_counter()
         folder = step_folder(self._folder.checkpoints, step)
         saved = tuple(
-            write_group(folder, group, 0, replica.named_state()) for group, replica in self._holdings.replicas.items()
+            write_group(folder, group, "0", replica.named_state()) for group, replica in self._holdings.replicas.items()
         )
         write_manifest(
             folder,

@@ -36,6 +36,7 @@ from planaria.protocol.events import (
     Finish,
     JournalCommit,
     JournalPlan,
+    ManifestFailed,
     ManifestWritten,
     NodeGone,
     NodeNotice,
@@ -54,6 +55,7 @@ from planaria.protocol.messages import (
     FaultInjected,
     Halt,
     Notice,
+    NotSaved,
     PlanMessage,
     Ready,
     Report,
@@ -165,6 +167,8 @@ class Coordinator:
         self._ballot: Ballot | None = None
         self._salvage = Salvage()
         self._saving: Saving | None = None
+        """The checkpoint under way: beside training, or (phase saving) while everybody waits for it."""
+        self._orders = 0
         self._recovery: OpenRecovery | None = None
         self._stopping = False
         self._ending: tuple[RunStatus, str] | None = None
@@ -285,8 +289,6 @@ class Coordinator:
         if event.node in self._members.gone:
             return []
         commands = self._lose(event)
-        assert self._saving is not None
-        self._saving.forget(self._members.addresses)
         return commands + self._ask_to_save()
 
     def _lost_while_waiting(self, event: NodeGone) -> list[Command]:
@@ -300,6 +302,7 @@ class Coordinator:
             self._salvage.forget(worker)
             if self._ballot is not None:
                 self._ballot.withdraw(worker)
+        given_up = self._look_after_saving()
         fault_at = self._members.fault_of(event.node)
         detect_ms = None if fault_at is None else max(0.0, (self._now - fault_at) * 1e3)
         if self._recovery is None and self.phase in _AT_WORK and event.node in self.plan.nodes:
@@ -314,7 +317,7 @@ class Coordinator:
             live_nodes=len(self._members.nodes),
             detect_ms=detect_ms,
         )
-        return [Evict(event.node), Publish(lost)]
+        return [Evict(event.node), Publish(lost), *given_up]
 
     def _fault_injected(self, event: Received) -> list[Command]:
         assert isinstance(event.message, FaultInjected)
@@ -551,6 +554,7 @@ class Coordinator:
                 return self._end(RunStatus.EXHAUSTED, reason)
             self._waiting = reason
             return self._wait()
+        self._saving = None
         committed = self.step - 1
         self.step = 1 + (checkpoint.step if checkpoint else 0)
         self._exponents = self._exponents_of(checkpoint)
@@ -607,7 +611,10 @@ class Coordinator:
             generation=generation, step=committed, clip_factor=factor, exponents=self._exponents, hold=hold
         )
         commands: list[Command] = [JournalCommit(committed, generation, loss, factor, self._exponents)]
-        commands += [Send(worker, message) for worker in self._ballot.voters]
+        parts = self._save_beside(committed) if self._checkpoint_due(committed) else {}
+        for worker in self._ballot.voters:
+            save = parts.get(worker)
+            commands.append(Send(worker, msgspec.structs.replace(message, save=save) if save else message))
         record = step_committed(
             self.settings.train,
             message,
@@ -628,7 +635,7 @@ class Coordinator:
 
     def _holds_after(self, committed: int) -> bool:
         done = committed == self.settings.train.steps
-        return done or self._stopping or self._checkpoint_due(committed) or not self._plan_stands()
+        return done or self._stopping or not self._plan_stands()
 
     def _plan_stands(self) -> bool:
         """Whether the placement in force can go on: its nodes are there and stay, and no others came."""
@@ -637,16 +644,14 @@ class Coordinator:
 
     def _checkpoint_due(self, committed: int) -> bool:
         every = self.settings.checkpoint_every
-        return every > 0 and committed % every == 0
+        return every > 0 and committed % every == 0 and committed < self.settings.train.steps
 
     def _after_boundary(self, committed: int) -> list[Command]:
-        """Everybody holds after the commit: end, save or go on."""
+        """Everybody holds after the commit: end or go on."""
         if committed == self.settings.train.steps:
             return self._save_then_end(RunStatus.COMPLETED, "")
         if self._stopping:
             return self._save_then_end(RunStatus.INTERRUPTED, "stopped by the user")
-        if self._checkpoint_due(committed):
-            return self._save()
         return self._go_on()
 
     def _go_on(self) -> list[Command]:
@@ -681,60 +686,114 @@ class Coordinator:
 
     # Checkpoints and the end
 
-    @property
-    def _save_folder(self) -> str:
-        return f"{self.settings.checkpoint_root}/step-{self.step - 1:08d}"
-
     def _save_then_end(self, status: RunStatus, message: str) -> list[Command]:
         self._ending = (status, message)
         return [*self._close_recovery(), *self._save()]
 
     def _save(self) -> list[Command]:
-        """Ask for the state after the last committed step, every group from one of its holders."""
+        """Ask for the state after the last committed step, every group from one of its holders, and wait for it."""
         if self.last_checkpoint is not None and self.last_checkpoint.step == self.step - 1:
             return self._after_saving()
         self.phase = Phase.SAVING
-        self._saving = Saving(len(self.plan.groups), self._now)
+        if self._saving is None or self._saving.step != self.step - 1:
+            self._saving = self._new_saving(self.step - 1)
         return self._ask_to_save()
+
+    def _new_saving(self, step: int) -> Saving:
+        self._orders += 1
+        return Saving(
+            len(self.plan.groups),
+            step=step,
+            serial=self._orders,
+            folder=f"{self.settings.checkpoint_root}/step-{step:08d}",
+            exponents=self._exponents,
+            began=self._now,
+        )
+
+    def _save_beside(self, committed: int) -> dict[WorkerId, Save]:
+        """What each voter writes of the committed step while training goes on; nothing while an earlier is written."""
+        assert self._ballot is not None
+        if self._saving is not None:
+            return {}
+        self._saving = self._new_saving(committed)
+        try:
+            return self._saving.assign({worker: self.plan.groups_of[worker] for worker in self._ballot.voters})
+        except NobodyHolds:
+            self._saving = None
+            return {}
 
     def _ask_to_save(self) -> list[Command]:
         assert self._saving is not None
         try:
             parts = self._saving.assign(self._holders())
         except NobodyHolds as lost:
-            return self._could_not_save(lost.group)
-        return [
-            Send(worker, Save(step=self.step - 1, folder=self._save_folder, groups=groups))
-            for worker, groups in parts.items()
-        ]
+            return self._could_not_save(f"no replica of parameter group {lost.group} is left")
+        return [Send(worker, save) for worker, save in parts.items()]
 
-    def _could_not_save(self, group: int) -> list[Command]:
+    def _look_after_saving(self) -> list[Command]:
+        """A node is lost: what it was to write beside training, nobody else has any more."""
+        if self._saving is None:
+            return []
+        self._saving.forget(self._members.addresses)
+        return self._give_up_saving("a node was lost that wrote it") if self._saving.has_orphans else []
+
+    def _give_up_saving(self, why: str) -> list[Command]:
+        """Training goes on, and the last whole checkpoint stays the last."""
+        if self._saving is None or self.phase is Phase.SAVING:
+            return []
+        text = f"the checkpoint of step {self._saving.step} is given up: {why}"
+        self._saving = None
+        return [Publish(Note(level="warning", text=text))]
+
+    def _could_not_save(self, why: str) -> list[Command]:
+        lost, self._saving = f"step {self.step - 1} could not be saved: {why}", None
+        without = self._without_replica(self._holders())
+        if self._ending is None and without:
+            return self._restore(without)
         if self._ending is None:
-            return self._restore(self._without_replica(self._holders()))
+            return [Publish(Note(level="warning", text=lost)), *self._after_saving()]
         status, message = self._ending
         status = RunStatus.FAILED if status is RunStatus.COMPLETED else status
-        lost = f"step {self.step - 1} could not be saved: no replica of parameter group {group} is left"
         return self._end(status, f"{message}; {lost}".removeprefix("; "))
 
     def _saved(self, event: Received) -> list[Command]:
-        message = event.message
+        message, saving = event.message, self._saving
         assert isinstance(message, Saved)
-        assert self._saving is not None
-        if message.step != self.step - 1:
+        if saving is None or not saving.is_answered_by(message):
             return []
-        self._saving.written(message.groups)
-        if not self._saving.is_whole:
+        saving.written(message.groups)
+        if not saving.is_whole:
             return []
-        return [WriteManifest(self.step - 1, self._save_folder, self._saving.groups, self._exponents)]
+        return [WriteManifest(saving.step, saving.folder, saving.groups, saving.exponents)]
+
+    def _not_saved(self, event: Received) -> list[Command]:
+        message = event.message
+        assert isinstance(message, NotSaved)
+        if self._saving is None or not self._saving.is_answered_by(message):
+            return []
+        return self._saving_failed(message.text)
+
+    def _manifest_failed(self, event: ManifestFailed) -> list[Command]:
+        return self._saving_failed(event.text)
+
+    def _saving_failed(self, why: str) -> list[Command]:
+        return self._could_not_save(why) if self.phase is Phase.SAVING else self._give_up_saving(why)
 
     def _manifest_written(self, event: ManifestWritten) -> list[Command]:
-        assert self._saving is not None
-        self.last_checkpoint = CheckpointRef(step=event.step, folder=event.folder, exponents=self._exponents)
-        seconds = self._now - self._saving.began
-        record = CheckpointSaved(step=event.step, folder=event.folder, seconds=seconds)
-        return [Publish(record), *self._after_saving()]
+        saving, self._saving = self._saving, None
+        assert saving is not None
+        self.last_checkpoint = CheckpointRef(step=event.step, folder=event.folder, exponents=saving.exponents)
+        record = CheckpointSaved(step=event.step, folder=event.folder, seconds=self._now - saving.began)
+        return [Publish(record), *(self._after_saving() if self.phase is Phase.SAVING else [])]
 
     def _after_saving(self) -> list[Command]:
+        is_exhausted = self._waiting is not None or (
+            self._ending is not None and self._ending[0] is RunStatus.EXHAUSTED
+        )
+        if is_exhausted and self._newcomers:
+            self._newcomers.clear()  # who joined while the state was saved may be enough
+            self._ending = self._waiting = None
+            return self._try_again()
         if self._ending is not None:
             return self._end(*self._ending)
         if self._waiting is not None:
@@ -796,17 +855,16 @@ TRANSITIONS: Mapping[tuple[Phase, str], Handler] = {
     (Phase.SAVING, "Ready"): Coordinator._ready,
     (Phase.TRAINING, "Vote"): Coordinator._voted,
     (Phase.SALVAGING, "Report"): Coordinator._reported,
-    (Phase.SAVING, "Saved"): Coordinator._saved,
-    (Phase.SAVING, "ManifestWritten"): Coordinator._manifest_written,
-    # A vote that crossed a halt or a new plan, a report that a later plan overtook, a part of a checkpoint that
-    # the end overtook: old news, not errors.
+    **{(phase, "Saved"): Coordinator._saved for phase in (*_AT_WORK, Phase.WAITING)},
+    **{(phase, "NotSaved"): Coordinator._not_saved for phase in (*_AT_WORK, Phase.WAITING)},
+    **{(phase, "ManifestWritten"): Coordinator._manifest_written for phase in (*_AT_WORK, Phase.WAITING)},
+    **{(phase, "ManifestFailed"): Coordinator._manifest_failed for phase in (*_AT_WORK, Phase.WAITING)},
+    # A vote that crossed a halt or a new plan, a report that a later plan overtook: old news, not errors.
     (Phase.SALVAGING, "Vote"): Coordinator._ignore,
     (Phase.SAVING, "Vote"): Coordinator._ignore,
     (Phase.TRAINING, "Report"): Coordinator._ignore,
     (Phase.SAVING, "Report"): Coordinator._ignore,
-    (Phase.TRAINING, "Saved"): Coordinator._ignore,
-    (Phase.SALVAGING, "Saved"): Coordinator._ignore,
-    **{(Phase.WAITING, name): Coordinator._ignore for name in ("Ready", "Vote", "Report", "Saved", "ManifestWritten")},
+    **{(Phase.WAITING, name): Coordinator._ignore for name in ("Ready", "Vote", "Report")},
     **{(phase, "Notice"): Coordinator._notice for phase in _ALIVE},
     **{(phase, "NodeNotice"): Coordinator._node_notice for phase in _ALIVE},
     **{(phase, "StopRequested"): Coordinator._stop_requested for phase in _ALIVE},
@@ -822,7 +880,9 @@ TRANSITIONS: Mapping[tuple[Phase, str], Handler] = {
             "Vote",
             "Report",
             "Saved",
+            "NotSaved",
             "ManifestWritten",
+            "ManifestFailed",
             "StopRequested",
             "FaultInjected",
             "DecisionTook",

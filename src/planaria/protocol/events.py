@@ -61,7 +61,17 @@ class ManifestWritten:
     seconds: float
 
 
-Event = WorkerJoined | NodeGone | NodeNotice | Received | StopRequested | DecisionTook | ManifestWritten
+@dataclass(frozen=True, slots=True)
+class ManifestFailed:
+    """The checkpoint of this step could not be made whole."""
+
+    step: int
+    text: str
+
+
+Event = (
+    WorkerJoined | NodeGone | NodeNotice | Received | StopRequested | DecisionTook | ManifestWritten | ManifestFailed
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,16 @@ class Saved(Message, frozen=True, kw_only=True, tag="saved"):
     """These groups of the checkpoint are on disk."""
 
     step: int
+    serial: int
     groups: tuple[SavedGroup, ...]
+
+
+class NotSaved(Message, frozen=True, kw_only=True, tag="not_saved"):
+    """This worker's part of the checkpoint could not be written; `text` says where and why."""
+
+    step: int
+    serial: int
+    text: str
 
 
 class FaultInjected(Message, frozen=True, kw_only=True, tag="fault_injected"):
@@ -125,7 +134,7 @@ class Failed(Message, frozen=True, kw_only=True, tag="failed"):
     text: str
 
 
-FromWorker = Hello | Ready | Vote | Report | Saved | FaultInjected | CutOff | Alive | Notice | Failed
+FromWorker = Hello | Ready | Vote | Report | Saved | NotSaved | FaultInjected | CutOff | Alive | Notice | Failed
 
 
 # Coordinator to worker
@@ -156,22 +165,27 @@ class Halt(Message, frozen=True, kw_only=True, tag="halt"):
     step: int
 
 
+class Save(Message, frozen=True, kw_only=True, tag="save"):
+    """Write these groups, as of `step`, into the folder. The answer bears the order's serial number."""
+
+    step: int
+    serial: int
+    folder: str
+    groups: tuple[int, ...]
+
+
 class Commit(Message, frozen=True, kw_only=True, tag="commit"):
-    """Step `step` is durable: apply it. With `hold`, wait for orders afterwards, else go on with the same plan."""
+    """Step `step` is durable: apply it. With `hold`, wait for orders afterwards, else go on with the same plan.
+
+    With `save`, copy those groups as soon as the step is applied, and write them while training goes on.
+    """
 
     generation: int
     step: int
     clip_factor: float
     exponents: tuple[int, ...]
     hold: bool
-
-
-class Save(Message, frozen=True, kw_only=True, tag="save"):
-    """Write these groups, as of `step`, into the folder."""
-
-    step: int
-    folder: str
-    groups: tuple[int, ...]
+    save: Save | None = None
 
 
 class Stop(Message, frozen=True, kw_only=True, tag="stop"):

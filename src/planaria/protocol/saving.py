@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from planaria.plan.plan import WorkerId
-from planaria.protocol.messages import SavedGroup
+from planaria.protocol.messages import NotSaved, Save, Saved, SavedGroup
 
 
 class NobodyHolds(Exception):
@@ -17,15 +17,29 @@ class NobodyHolds(Exception):
 
 
 class Saving:
-    """One checkpoint of `num_groups` groups, begun at monotonic time `began`."""
+    """One checkpoint.
 
-    def __init__(self, num_groups: int, began: float) -> None:
+    Attributes:
+        step: the state after it is saved.
+        serial: number of the order, so that answers to an earlier one are told apart.
+        folder: where it is written.
+        exponents: grid exponents of the next step.
+        began: monotonic seconds.
+    """
+
+    def __init__(
+        self, num_groups: int, *, step: int, serial: int, folder: str, exponents: tuple[int, ...], began: float
+    ) -> None:
+        self.step = step
+        self.serial = serial
+        self.folder = folder
+        self.exponents = exponents
         self.began = began
         self._num_groups = num_groups
         self._writer: dict[int, WorkerId] = {}
         self._written: dict[int, SavedGroup] = {}
 
-    def assign(self, holders: Mapping[WorkerId, Collection[int]]) -> dict[WorkerId, tuple[int, ...]]:
+    def assign(self, holders: Mapping[WorkerId, Collection[int]]) -> dict[WorkerId, Save]:
         """Give every group that nobody writes to its least busy holder; returns what is newly given.
 
         Raises:
@@ -45,7 +59,18 @@ class Saving:
             load[writer] += 1
             self._writer[group] = writer
             parts.setdefault(writer, []).append(group)
-        return {worker: tuple(groups) for worker, groups in sorted(parts.items())}
+        return {
+            worker: Save(step=self.step, serial=self.serial, folder=self.folder, groups=tuple(groups))
+            for worker, groups in sorted(parts.items())
+        }
+
+    def is_answered_by(self, message: Saved | NotSaved) -> bool:
+        return (message.step, message.serial) == (self.step, self.serial)
+
+    @property
+    def has_orphans(self) -> bool:
+        """Some group is neither written nor being written."""
+        return len(self._written.keys() | self._writer.keys()) < self._num_groups
 
     def forget(self, live: Collection[WorkerId]) -> None:
         """Take back what lost workers were to write."""

@@ -9,10 +9,11 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 
 from planaria.checkpoint.manifest import read_manifest
-from planaria.checkpoint.state import read_group, write_group
+from planaria.checkpoint.state import GroupState, read_group
 from planaria.data.sampler import Sampler
 from planaria.data.tokens import open_tokens
 from planaria.model.load import load_model
@@ -28,9 +29,6 @@ from planaria.protocol.messages import (
     PlanMessage,
     Ready,
     Report,
-    Save,
-    Saved,
-    SavedGroup,
     StateSource,
     Vote,
 )
@@ -56,6 +54,7 @@ from planaria.worker.interpreter import Interpreter
 from planaria.worker.mailbox import Interrupted, Key, Kind, Mailbox
 from planaria.worker.settings import WorkerSettings
 from planaria.worker.transport import Transport
+from planaria.worker.writer import Writer
 
 SIGTERM_GRACE_S = 30.0
 """What a SIGTERM announces, as Kubernetes and most clouds have it by default."""
@@ -89,7 +88,8 @@ def run_worker(settings: WorkerSettings) -> int:
     heartbeat.start()
     signal.signal(signal.SIGTERM, lambda number, frame: heartbeat.give_notice(SIGTERM_GRACE_S, "SIGTERM"))
     try:
-        return Agent(settings, mailbox, control, transport, heartbeat).run()
+        writer = Writer(settings.worker, control.send)
+        return Agent(settings, mailbox, control, transport, heartbeat, writer).run()
     except (LayerFailed, ModelError) as error:
         cause = error.__cause__ or error
         text = "".join(traceback.format_exception(cause))
@@ -109,8 +109,10 @@ class Agent:
         control: Control,
         transport: Transport,
         heartbeat: Heartbeat,
+        writer: Writer,
     ) -> None:
         self._heartbeat = heartbeat
+        self._writer = writer
         self._settings = settings
         self._mailbox = mailbox
         self._control = control
@@ -152,6 +154,7 @@ class Agent:
                 self._carry_out(self._machine.handle(order))
             elif running:
                 self._work()
+        self._writer.close()
         self._heartbeat.close()
         self._transport.close()
         self._control.close()
@@ -191,10 +194,12 @@ class Agent:
                     )
                 case Apply(commit, proceed):
                     self._interpreter.apply(commit)
+                    if commit.save is not None:
+                        self._writer.write(commit.save, self._copies(commit.save.groups))
                     if proceed:
                         self._interpreter.begin_next_step(commit)
                 case Write(save):
-                    self._control.send(self._write(save))
+                    self._writer.write(save, self._copies(save.groups))
                 case End(reason, clean):
                     if not clean:
                         print(f"worker {self._settings.worker} ends itself: {reason}", file=sys.stderr)
@@ -254,9 +259,6 @@ class Agent:
         self._announce_ready = False
         self._control.send(Ready(generation=plan.generation))
 
-    def _write(self, save: Save) -> Saved:
-        written: list[SavedGroup] = []
-        for group in save.groups:
-            replica = self._holdings.replicas[group]
-            written.append(write_group(Path(save.folder), group, self._settings.worker, replica.named_state()))
-        return Saved(step=save.step, groups=tuple(written))
+    def _copies(self, groups: Iterable[int]) -> dict[int, GroupState]:
+        """The groups' state, which the next step will not change."""
+        return {group: self._holdings.replicas[group].copy_of_state() for group in groups}

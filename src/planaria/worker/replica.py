@@ -51,6 +51,11 @@ class Replica:
         views = tuple(self.layout.views(flat) for flat in self.state)
         return views[0], views[1], views[2]
 
+    def copy_of_state(self) -> NamedState:
+        """The state by parameter name, in memory of its own on the host."""
+        views = tuple(self.layout.views(flat.detach().to("cpu", copy=True)) for flat in self.state)
+        return views[0], views[1], views[2]
+
     def load_named(self, state: NamedState, step: int) -> None:
         for own, given in zip(self.state, state, strict=True):
             self.layout.fill(own, given)
