@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import product
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planaria.plan.costs import PipelineCost
-from planaria.plan.instantiate import distribute, initial_plan, instantiate
+from planaria.plan.batch import Times, distribute
+from planaria.plan.instantiate import initial_plan, instantiate
 from planaria.plan.plan import NodeId, PlanError
 from planaria.plan.profile import ModelProfile
 from planaria.plan.settings import PlannerSettings
@@ -34,6 +36,10 @@ def compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
             yield (first, *rest)
 
 
+def times_of(cost: PipelineCost, total: int) -> Times:
+    return np.array([cost.time_s(number) for number in range(1, total + 1)])
+
+
 def slowest(costs: Sequence[PipelineCost], counts: Sequence[int]) -> float:
     return max(cost.time_s(count) for cost, count in zip(costs, counts, strict=True))
 
@@ -42,7 +48,7 @@ def slowest(costs: Sequence[PipelineCost], counts: Sequence[int]) -> float:
 @given(costs=st.lists(COSTS, min_size=1, max_size=4), extra=st.integers(0, 6))
 def test_distribution_is_the_best_of_all(costs: list[PipelineCost], extra: int) -> None:
     total = len(costs) + extra
-    counts = distribute([cost.time_s for cost in costs], total)
+    counts = distribute([times_of(cost, total) for cost in costs], total)
     assert sum(counts) == total
     assert min(counts) >= 1
     best = min(slowest(costs, other) for other in compositions(total, len(costs)))
@@ -51,12 +57,12 @@ def test_distribution_is_the_best_of_all(costs: list[PipelineCost], extra: int) 
 
 def test_too_few_microbatches_recommend_the_nearest_batch() -> None:
     with pytest.raises(PlanError, match=r"3 pipelines need at least 3 .* nearest global batch .* 3 micro"):
-        distribute([float] * 3, 2)
+        distribute([np.array([1.0, 2.0])] * 3, 2)
 
 
 def step_time(templates: Sequence[Template], counts: Sequence[int], num_microbatches: int) -> float:
     chosen = [t.cost for t, count in zip(templates, counts, strict=True) for _ in range(count)]
-    return slowest(chosen, distribute([cost.time_s for cost in chosen], num_microbatches))
+    return slowest(chosen, distribute([times_of(cost, num_microbatches) for cost in chosen], num_microbatches))
 
 
 @settings(max_examples=60, deadline=None)

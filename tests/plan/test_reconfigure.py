@@ -14,7 +14,7 @@ from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, Plan, Route, WorkerId
 from planaria.plan.profile import ModelProfile
 from planaria.plan.reconfigure import Reconfiguration, reconfigure
-from planaria.plan.reinstantiate import How, reinstantiate
+from planaria.plan.reinstantiate import How, Situation, reinstantiate
 from planaria.plan.salvage import finish_step, to_halt
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.templates import make_templates
@@ -166,7 +166,9 @@ def test_sizes_after_a_loss(alive: list[int], spares: int, smallest: int, num_te
     total = sum(alive) + spares
     if total < replicas * smallest:
         return
-    found = reinstantiate(alive, spares, sizes, replicas)
+    found = reinstantiate(
+        Situation(before=alive, alive=alive, num_spares=spares, sizes=sizes, num_replicas=replicas, most=99)
+    )
     if found is None:
         assert spares or max(alive) > sizes[-1] - smallest
         return

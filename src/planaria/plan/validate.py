@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planaria.plan.ledger import Ledger
-from planaria.plan.plan import Plan, PlanError, Route
+from planaria.plan.plan import Plan, PlanError, Route, WorkerId
 
 
 def validate(plan: Plan, *, fault_tolerance: int | None = None, already: Ledger | None = None) -> None:
@@ -47,6 +47,23 @@ def _check_placement(plan: Plan) -> None:
             _require(inside, f"{where} is no range of {plan.num_layers} layers")
             other = home.setdefault(stage.worker, at)
             _require(other == at, f"worker {stage.worker} is in pipelines {other} and {at}")
+    _check_devices(plan)
+
+
+def _check_devices(plan: Plan) -> None:
+    """A stage takes the devices from its worker's on, all of one node; only stages of one worker may share some."""
+    driver: dict[int, WorkerId] = {}
+    for stage in plan.stages():
+        where = f"stage [{stage.first_layer}, {stage.end_layer}) of worker {stage.worker}"
+        last = WorkerId(stage.worker + stage.num_devices - 1)
+        _require(
+            plan.node_of(last) == plan.node_of(stage.worker),
+            f"{where} takes {stage.num_devices} devices, and its node has {plan.devices_per_node}, of which it is "
+            f"number {stage.worker % plan.devices_per_node}",
+        )
+        for device in range(stage.worker, stage.worker + stage.num_devices):
+            other = driver.setdefault(device, stage.worker)
+            _require(other == stage.worker, f"{where} takes device {device}, which worker {other} drives")
 
 
 def _check_groups(plan: Plan) -> None:
