@@ -57,6 +57,8 @@ def with_twice(worker: WorkerId) -> Plan:
         (replace(PLAN, pipelines=(*PLAN.pipelines, Pipeline(stages=()))), "pipeline 2 has no stage"),
         (with_stage(worker=WorkerId(-1)), "has worker -1"),
         (with_stage(num_devices=0), "has 0 devices"),
+        (with_stage(num_devices=2), r"takes 2 devices, and its node has 1, of which it is number 0"),
+        (replace(with_stage(num_devices=2), devices_per_node=4), r"takes device 1, which worker 0 drives"),
         (with_stage(end_layer=9), r"\[0, 9\) of pipeline 0 is no range of 4 layers"),
         (with_stage(worker=WorkerId(3)), "worker 3 is in pipelines 0 and 1"),
         (with_twice(HOPS[1].worker), "two stages of whole pipeline 0"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -49,7 +49,7 @@ class Change:
     holders: Holders
     generation: int
     joined: Collection[NodeId] = ()
-    speeds: Speeds
+    speeds: Speeds = field(default_factory=dict)
     distribution: Distribution = Distribution.MINMAX
 
 

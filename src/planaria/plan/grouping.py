@@ -26,7 +26,7 @@ _Ints = npt.NDArray[np.int64]
 _NONE = -np.inf
 _EXACT_COST = 20_000
 """Sums of tables, weighted by their size, up to which the exact search is made."""
-_PRECISION = 1e-9
+_PRECISION = 1e-6
 """The step time is the least to this part of it."""
 
 Group = tuple[Template, tuple[NodeId, ...], Times]
@@ -68,6 +68,7 @@ def group_nodes(
     by_speed = [list(run) for _, run in groupby(ordered, key=lambda node: speeds.get(node, 1.0))]
     classes = _Classes(moves, by_speed, speeds, least, most)
     if exact or (exact is None and classes.cost <= _EXACT_COST):
+        classes.prepare()
         return _shortest(classes, moves)
     return _shortest(_Neighbours(moves, ordered, speeds, least, most), moves)
 
@@ -146,21 +147,24 @@ class _Neighbours:
         best[0, 0] = 0
         for at, which in enumerate(self._which):
             ends = at + self._sizes[: int(np.count_nonzero(which >= 0))]
-            for level in range(self._levels + 1):
-                if best[level, at] == _NONE:
-                    continue
-                after = min(level + 1, self._levels)
-                if after == level and self._bounded:
-                    continue
-                value = best[level, at] + done[which[: len(ends)]]
-                better = value > best[after, ends]
-                best[after, ends] = np.where(better, value, best[after, ends])
-                came[after, ends] = np.where(better, at, came[after, ends])
-                level_of[after, ends] = np.where(better, level, level_of[after, ends])
+            value, fewer = self._with_one_more(best[:, at])
+            values = value[:, None] + done[which[: len(ends)]]
+            better = values > best[:, ends]
+            best[:, ends] = np.where(better, values, best[:, ends])
+            came[:, ends] = np.where(better, at, came[:, ends])
+            level_of[:, ends] = np.where(better, fewer[:, None], level_of[:, ends])
         level = self._least + int(np.argmax(best[self._least :, -1]))
         if best[level, -1] < self._moves.num_microbatches:
             return None
         return list(self._back(level, came, level_of))[::-1]
+
+    def _with_one_more(self, best: Floats) -> tuple[Floats, _Ints]:
+        """By the number of groups with one more of them: the best value without it, and the number of groups then."""
+        level = np.arange(-1, self._levels)
+        value = np.append(_NONE, best[:-1])
+        if not self._bounded and best[-1] > value[-1]:
+            value[-1], level[-1] = best[-1], self._levels
+        return value, level
 
     def _back(self, level: int, came: _Ints, level_of: _Ints) -> Iterator[Group]:
         end = len(self._nodes)
@@ -183,10 +187,10 @@ class _Classes:
         self._levels = min(most, sum(self._counts) // sizes[0])
         num_moves = sum(_compositions(size, self._counts) for size in sizes)
         self.cost = self._levels * num_moves * (1 + prod(count + 1 for count in self._counts) / 2000)
-        if self.cost <= 50 * _EXACT_COST:
-            self._prepare(sizes)
 
-    def _prepare(self, sizes: Sequence[int]) -> None:
+    def prepare(self) -> None:
+        """Find every way to take the nodes of a group, and what their speeds add. There can be very many."""
+        sizes = [template.num_nodes for template in self._moves.templates]
         values = [self._speeds.get(nodes[0], 1.0) for nodes in self._by_speed]
         self._taken: list[tuple[int, ...]] = []
         rows: list[tuple[int, float, float]] = []

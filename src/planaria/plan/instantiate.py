@@ -87,15 +87,7 @@ class _Search:
 
     def run(self) -> list[int]:
         """The microbatches that each size does in that time."""
-        high = max(float(time[-1]) for time in [*self.times, *self.kept])
-        low = self._lower_bound(high)
-        step = low / 1024 or high
-        while low + step < high:
-            if self._suffices(low + step):
-                high = low + step
-                break
-            low += step
-            step *= 2
+        low, high = self._bracket()
         candidates = np.unique(
             np.concatenate([time[_done(time, low) : _done(time, high)] for time in [*self.times, *self.kept]])
         )
@@ -108,13 +100,25 @@ class _Search:
                 first = middle + 1
         return self._values(float(candidates[first]))
 
+    def _bracket(self) -> tuple[float, float]:
+        """A time that does not suffice, and one that does: the lower bound, and a little more of it each time."""
+        high = max(float(time[-1]) for time in [*self.times, *self.kept])
+        low = self._lower_bound(high)
+        step = low / 512
+        while step and low + step < high:
+            if self._suffices(low + step):
+                return low, low + step
+            low += step
+            step *= 2
+        return low, high
+
     def _lower_bound(self, high: float) -> float:
         """A time that does not suffice, close to the least for which the nodes, cut as finely as one likes, would."""
         low = 0.0
-        for _ in range(12):
+        for _ in range(18):
             middle = (low + high) / 2
             per_node = max(value / size for value, size in zip(self._values(middle), self.sizes, strict=True))
-            if self.num_nodes * per_node + self._done_by_kept(middle) >= self.num_microbatches:
+            if self.num_nodes * per_node + self._done_by_kept(middle) > self.num_microbatches - 0.5:  # Rounding aside.
                 high = middle
             else:
                 low = middle
