@@ -134,7 +134,7 @@ def jobs(seed: int, count: int, *, uneven: bool) -> Iterator[Job]:
 def test_the_exact_search_finds_the_best_of_all_groupings() -> None:
     """And the rule for who takes which part of a template is seldom, and little, off the best of all."""
     gaps = []
-    for job in jobs(6, 150, uneven=True):
+    for job in jobs(6, 120, uneven=True):
         best = job.best(any_place=False)
         assert job.found(True) == pytest.approx(best, rel=2e-6)
         gaps.append(best / job.best(any_place=True) - 1)
@@ -145,7 +145,7 @@ def test_the_exact_search_finds_the_best_of_all_groupings() -> None:
 def test_neighbours_in_the_order_of_speed_are_close() -> None:
     """Where nodes are too many for the exact search; with so few of them as here, the gaps are at their widest."""
     for uneven, mean in ((True, 0.03), (False, 0.02)):
-        gaps = [job.found(False) / job.found(True) - 1 for job in jobs(7, 150, uneven=uneven)]
+        gaps = [job.found(False) / job.found(True) - 1 for job in jobs(7, 60, uneven=uneven)]
         assert min(gaps) > -2e-6
         assert sum(gaps) / len(gaps) < mean
         assert sum(gap < 2e-6 for gap in gaps) > 0.7 * len(gaps)

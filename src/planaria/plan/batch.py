@@ -24,8 +24,12 @@ class Distribution(enum.StrEnum):
     MINMAX = "minmax"
     """The slowest pipeline ends as early as it can: the shortest step. Exact."""
     EQ6 = "eq6"
-    """The paper's Eq. 6: the least variance of N_i T_i, with T_i the time of one microbatch. Exact too, and slower
-    steps: T_i counts a pipeline's fill and drain once for every microbatch, so deep pipelines get too few."""
+    """The paper's Eq. 6: the least variance of N_i T_i, with T_i the time of one microbatch. Exact too, for comparison.
+
+    T_i counts a pipeline's fill and drain once for every microbatch, so deep pipelines get too few. Steps are slower
+    by 21% on average (quartiles 5% and 26%) where templates are instantiated best on 8 to 32 nodes, and by 48% (16% and
+    61%) for pipelines of any templates. With the period for T_i it would be 0.2%.
+    """
 
 
 class Undistributable(PlanError):
