@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
@@ -114,6 +115,31 @@ def test_step_times_are_the_templates(job: tuple[ModelProfile, PlannerSettings])
     for template in make_templates(profile, planner):
         times = step_times(template, planner.num_microbatches)
         assert list(times) == pytest.approx([template.time_s(m) for m in range(1, planner.num_microbatches + 1)])
+
+
+def test_times_that_are_no_line() -> None:
+    """They are used as they are: for the sets of pipelines and for the shares."""
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Bent(Template):
+        def time_s(self, num_microbatches: int) -> float:
+            return self.cost.path_s + self.cost.period_s * (num_microbatches - num_microbatches // 3)
+
+    profile = uniform_profile(6)
+    planner = PlannerSettings(num_microbatches=12, fault_tolerance=1, num_nodes=7, devices_per_node=1, min_nodes=2)
+    templates = [
+        Bent(num_nodes=t.num_nodes, stages=t.stages, step_time_s=t.step_time_s, cost=t.cost)
+        for t in make_templates(profile, planner)
+    ]
+    times = [np.array([template.time_s(m) for m in range(1, 13)]) for template in templates]
+    assert all((step_times(t, 12) == time).all() for t, time in zip(templates, times, strict=True))
+    sizes = [template.num_nodes for template in templates]
+    sets = [c for c in multisets(sizes, 7) if sum(n * k for n, k in zip(sizes, c, strict=True)) == 7 and sum(c) >= 2]
+    best = min(step_time(expanded(times, counts), 12) for counts in sets)
+    assert step_time(expanded(times, instantiate(templates, 7, planner)), 12) == best
+    plan = initial_plan(profile, templates, planner, [NodeId(n) for n in range(7)], 1)
+    by_size = dict(zip(sizes, templates, strict=True))
+    assert max(by_size[len(r.hops)].time_s(len(r.microbatches)) for r in plan.routes) == best
 
 
 @settings(max_examples=60, deadline=None)

@@ -191,7 +191,7 @@ class Aftermath:
         return Reconfiguration(
             plan=msgspec.structs.replace(new, transfers=moves),
             how=how,
-            transfer_bytes=sum(profile.groups[move.group].moved_bytes for move in moves),
+            transfer_bytes=sum(_moved_bytes(move, profile) for move in moves),
             rebuilt=tuple(at for at, pipeline in enumerate(pipelines) if pipeline not in before),
             step_time_s=max(float(time[share - 1]) for time, share in zip(times, shares, strict=True)),
             transfer_s=_transfer_s(new, moves, profile),
@@ -212,13 +212,17 @@ class Aftermath:
         return self._change.speeds.get(node, 1.0)
 
 
+def _moved_bytes(move: Transfer, profile: ModelProfile) -> int:
+    return profile.groups[move.group].moved_bytes
+
+
 def _transfer_s(plan: Plan, moves: Sequence[Transfer], profile: ModelProfile) -> float:
     """Seconds of the transfers at the worker that sends or receives longest."""
     sending: defaultdict[WorkerId, float] = defaultdict(float)
     receiving: defaultdict[WorkerId, float] = defaultdict(float)
     for move in moves:
         link = profile.links.of(same_node=plan.node_of(move.source) == plan.node_of(move.target))
-        seconds = link.time_s(profile.groups[move.group].moved_bytes)
+        seconds = link.time_s(_moved_bytes(move, profile))
         sending[move.source] += seconds
         receiving[move.target] += seconds
     return max([*sending.values(), *receiving.values()], default=0.0)
