@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Iterator, Sequence
 from itertools import permutations
@@ -82,7 +83,7 @@ class Job:
         sizes = [template.num_nodes for template in self.templates]
         self.covered = usable_nodes(sizes, num_nodes, fault_tolerance + 1, self.planner.num_microbatches) == num_nodes
         self.nodes = [NodeId(node) for node in range(num_nodes)]
-        self.speeds = {node: rng.choice([0.25, 0.5, 0.8, 1.0, 1.0, 1.3]) for node in self.nodes}
+        self.speeds = {node: rng.choice([0.25, 0.5, 0.8, 1.0, 1.0, 1.5]) for node in self.nodes}
 
     def found(self, exact: bool | None) -> float:
         groups = group_nodes(self.profile, self.templates, self.planner, self.nodes, self.speeds, exact=exact)
@@ -140,6 +141,26 @@ def test_the_exact_search_finds_the_best_of_all_groupings() -> None:
         gaps.append(best / job.best(any_place=True) - 1)
     assert max(gaps) < 0.08
     assert sum(gap < 1e-9 for gap in gaps) > 0.9 * len(gaps)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Bent(Template):
+    """Every second microbatch is free, so the time is no line."""
+
+    def time_s(self, num_microbatches: int) -> float:
+        return self.cost.path_s + self.cost.period_s * (num_microbatches // 2)
+
+
+def test_times_that_are_no_line_on_fast_nodes() -> None:
+    """What a fast node saves is no more than a further microbatch costs: times never fall."""
+    for job in jobs(9, 60, uneven=True):
+        job.templates = tuple(
+            Bent(num_nodes=t.num_nodes, stages=t.stages, step_time_s=t.step_time_s, cost=t.cost) for t in job.templates
+        )
+        groups = group_nodes(job.profile, job.templates, job.planner, job.nodes, job.speeds, exact=True)
+        assert all((np.diff(times) >= 0).all() for _, _, times in groups)
+        found = step_of([times for _, _, times in groups], job.planner.num_microbatches)
+        assert found == pytest.approx(job.best(any_place=False), rel=2e-6)
 
 
 def test_neighbours_in_the_order_of_speed_are_close() -> None:

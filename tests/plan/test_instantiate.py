@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planaria.plan.batch import Distribution, Times, Undistributable
+from planaria.plan.costs import PipelineCost
 from planaria.plan.instantiate import fewest_seconds, initial_plan, instantiate, place
 from planaria.plan.plan import NodeId, PlanError
 from planaria.plan.profile import ModelProfile
@@ -120,7 +121,7 @@ def test_step_times_are_the_templates(job: tuple[ModelProfile, PlannerSettings])
 def test_times_that_are_no_line() -> None:
     """They are used as they are: for the sets of pipelines and for the shares."""
 
-    @dataclass(frozen=True, slots=True, kw_only=True)
+    @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
     class Bent(Template):
         def time_s(self, num_microbatches: int) -> float:
             return self.cost.path_s + self.cost.period_s * (num_microbatches - num_microbatches // 3)
@@ -140,6 +141,18 @@ def test_times_that_are_no_line() -> None:
     plan = initial_plan(profile, templates, planner, [NodeId(n) for n in range(7)], 1)
     by_size = dict(zip(sizes, templates, strict=True))
     assert max(by_size[len(r.hops)].time_s(len(r.microbatches)) for r in plan.routes) == best
+
+
+def test_pipelines_that_stay_count_as_replicas() -> None:
+    """One stays, so the rest may be one pipeline: the larger template, which is faster than two of the smaller."""
+    planner = PlannerSettings(num_microbatches=8, fault_tolerance=1, num_nodes=6, devices_per_node=1, min_nodes=2)
+    templates = [
+        dataclasses.replace(template, cost=PipelineCost(path_s=seconds, period_s=seconds))
+        for template, seconds in zip(make_templates(uniform_profile(4), planner)[::2], (1.0, 0.1), strict=True)
+    ]
+    assert [template.num_nodes for template in templates] == [2, 4]
+    assert instantiate(templates, 4, planner, kept=[np.arange(1.0, 9.0)]) == (0, 1)
+    assert instantiate(templates, 4, planner) == (2, 0)
 
 
 @settings(max_examples=60, deadline=None)

@@ -16,7 +16,7 @@ from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, Plan, PlanError, Route, WorkerId
 from planaria.plan.profile import LayerTimes, ModelProfile
 from planaria.plan.reconfigure import Change, Reconfiguration, borrow, full, merge, reconfigure, simple
-from planaria.plan.reinstantiate import How, Situation, reinstantiate
+from planaria.plan.reinstantiate import How, Situation, reinstantiate, simple_sizes
 from planaria.plan.salvage import finish_step, to_halt
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.templates import Template, make_templates
@@ -279,6 +279,18 @@ def test_a_full_search_weighs_steps_against_transfers() -> None:
     soon, late = full(change, 0), full(change, 1_000_000)
     assert soon.transfer_s < late.transfer_s
     assert soon.step_time_s > late.step_time_s
+
+
+def test_a_full_search_uses_every_node() -> None:
+    """Even where it would move less to leave a node that came idle."""
+    found = full(change_of([2, 2], set(), joined=1), 0)
+    assert NodeId(100) in found.plan.nodes
+    assert found.transfer_bytes > 0
+
+
+def test_new_pipelines_are_no_more_than_the_batch_allows() -> None:
+    situation = Situation(before=[2, 2], alive=[2, 2], num_spares=6, sizes=range(2, 7), num_replicas=2, most=3)
+    assert simple_sizes(situation) == [4, 3, 3]
 
 
 def test_a_slow_node_gets_less() -> None:

@@ -113,8 +113,8 @@ class Aftermath:
         return len({self._speed(node) for node in self._live}) > 1
 
     def instantiated(self, kept: Sequence[int]) -> list[int] | None:
-        """The sizes of the best instantiation around the intact pipelines `kept`; None where it leaves a node over that
-        a freer choice may use, or where the batch does not allow for it."""
+        """The sizes of the best instantiation around the intact pipelines `kept`; None where that leaves too few
+        replicas, or the batch does not allow for it."""
         change, sizes = self._change, self.situation.sizes
         nodes = len(self._live) - sum(self.alive[at] for at in kept)
         counts = [0] * len(sizes)
@@ -126,8 +126,7 @@ class Aftermath:
                 if kept:
                     return None
                 raise
-        used = sum(count * size for count, size in zip(counts, sizes, strict=True))
-        if kept and (used < nodes or sum(counts) + len(kept) <= change.settings.fault_tolerance):
+        if sum(counts) + len(kept) <= change.settings.fault_tolerance:
             return None
         for at in kept:
             counts[sizes.index(self.alive[at])] += 1
