@@ -14,13 +14,15 @@ import msgspec
 from planaria.plan.errors import NoReplica as NoReplica
 from planaria.plan.errors import TooFewNodes as TooFewNodes
 from planaria.plan.instantiate import contiguous_routes, distribute, instantiate
-from planaria.plan.placement import Holders, assign, transfers
+from planaria.plan.placement import assign
 from planaria.plan.plan import NodeId, Pipeline, Plan, WorkerId
 from planaria.plan.profile import ModelProfile
 from planaria.plan.reinstantiate import How as How
 from planaria.plan.reinstantiate import reinstantiate
 from planaria.plan.settings import PlannerSettings
+from planaria.plan.sources import Holders
 from planaria.plan.templates import Template
+from planaria.plan.transfers import transfers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +98,7 @@ def reconfigure(
     )
     moves = transfers(new, held)
     new = msgspec.structs.replace(new, transfers=moves)
-    moved = sum(profile.groups[move.group].moved_bytes for move in moves)
+    moved = sum(move.moved_bytes(profile.groups[move.group]) for move in moves)
     return Reconfiguration(plan=new, how=how, transfer_bytes=moved, rebuilt=rebuilt)
 
 
