@@ -6,15 +6,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from planaria.plan.matching import Ints
+from planaria.plan.matching import Ints, cheapest
 from planaria.plan.plan import PlanError
+
+_MOST_STAGES = 9
+"""On one node, of which all sets are looked at; more of equal size are matched to devices node by node."""
 
 
 class DeviceOrders:
-    """The best order of one role's stages on each of several nodes.
+    """The best order of a role's stages on each of several nodes.
 
-    A stage of d devices takes d neighbouring ones and its state is with the first of them. Exact: a dynamic program
-    over the sets of stages that lie on the first devices, for all nodes at once.
+    A stage of d devices takes d neighbouring ones, and its state is with the first of them. Exact: a dynamic program
+    over the sets of stages that lie on the first devices, for all nodes at once; or, where all stages have equally
+    many devices, a matching.
 
     Args:
         overlap: for each node, device and stage, what the device holds of the stage.
@@ -39,34 +43,55 @@ class DeviceOrders:
         self._overlap = np.concatenate([overlap, np.zeros((nodes, devices, idle), np.int64)], axis=2)
         self._counts = [*num_devices, *[1] * idle]
         self._num_stages = stages
-        masks = np.arange(1 << len(self._counts))
-        self._start = sum(((masks >> at & 1) * count for at, count in enumerate(self._counts)), np.zeros_like(masks))
-        self._best = self._solve(nodes, masks)
-        self.kept: Ints = self._best[:, -1]
+        self._best: Ints | None = None
+        self._matched: list[list[int]] = []
+        if len(self._counts) > _MOST_STAGES and len(set(self._counts)) == 1:
+            self._matched = [self._match(table) for table in self._overlap]
+            places = np.arange(len(self._counts))
+            self.kept: Ints = np.array(
+                [table[starts, places].sum() for table, starts in zip(self._overlap, self._matched, strict=True)]
+            )
+        else:
+            self._best = self._solve()
+            self.kept = self._best[:, -1]
 
-    def _solve(self, nodes: int, masks: Ints) -> Ints:
-        best = np.full((nodes, len(masks)), -1, np.int64)
-        best[:, 0] = 0
-        sizes = sum((masks >> at & 1 for at in range(len(self._counts))), np.zeros_like(masks))
+    def _match(self, overlap: Ints) -> list[int]:
+        """Each stage's first device on a node whose stages are all equally large."""
+        size = self._counts[0]
+        ones = np.ones(len(self._counts), np.int64)
+        matching = cheapest(overlap.max() - overlap[::size].T, ones, ones)
+        assert matching is not None, "every stage may take every place"
+        return [size * int(place) for place in matching.flow.argmax(axis=1)]
+
+    def _solve(self) -> Ints:
+        """For each node and set of stages, the most that is kept when these lie on the first devices."""
+        masks = np.arange(1 << len(self._counts))
+        bits = [masks >> at & 1 for at in range(len(self._counts))]
+        self._start = sum((bit * count for bit, count in zip(bits, self._counts, strict=True)), np.zeros_like(masks))
+        sizes = sum(bits, np.zeros_like(masks))
+        best = np.full((len(masks), len(self._overlap)), -1, np.int64)
+        best[0] = 0
+        by_start = np.ascontiguousarray(self._overlap.transpose(2, 1, 0))
         for size in range(len(self._counts)):
             level = masks[sizes == size]
-            for at in range(len(self._counts)):
+            for at, overlap in enumerate(by_start):
                 before = level[level >> at & 1 == 0]
                 after = before | 1 << at
-                kept = best[:, before] + self._overlap[:, self._start[before], at]
-                best[:, after] = np.maximum(best[:, after], kept)
-        return best
+                best[after] = np.maximum(best[after], best[before] + overlap[self._start[before]])
+        return best.T
 
     def starts(self, node: int) -> list[int]:
         """Each stage's first device on the node; where it makes no difference, stages are in their own order."""
-        best, overlap = self._best[node], self._overlap[node]
+        if self._best is None:
+            return self._matched[node][: self._num_stages]
+        best, overlap = self._best[node].tolist(), self._overlap[node].tolist()
         starts = [0] * len(self._counts)
         mask = len(best) - 1
         while mask:
             for at in reversed(range(len(self._counts))):
                 before = mask & ~(1 << at)
                 start = int(self._start[before])
-                if mask >> at & 1 and best[mask] == best[before] + overlap[start, at]:
+                if mask >> at & 1 and best[mask] == best[before] + overlap[start][at]:
                     starts[at] = start
                     mask = before
                     break

@@ -79,7 +79,7 @@ def _nearest(
         if room[column]:
             break
         closed[column] = True
-        for row in np.flatnonzero(flow[:, column]).tolist():
+        for row in flow[:, column].nonzero()[0].tolist():
             if row in row_distance:
                 continue
             row_distance[row], column_of[row] = reached, column
@@ -125,11 +125,18 @@ class Filling:
     stuck: Bools | None
 
 
-def fill(supply: Ints, room: Ints, allowed: Bools) -> Filling:
-    """Place every row's things in allowed columns, if it can be done (a maximum flow by shortest augmenting paths)."""
-    flow = np.zeros(allowed.shape, np.int64)
-    left = room.copy()
-    for row, count in enumerate(supply.tolist()):
+def fill(supply: Ints, room: Ints, allowed: Bools, start: Ints | None = None) -> Filling:
+    """Place every row's things in allowed columns, if it can be done (a maximum flow by shortest augmenting paths).
+
+    Args:
+        supply: things in each row.
+        room: of each column.
+        allowed: the cells that may be used.
+        start: a flow to begin with; what it has in cells that are not allowed is taken out.
+    """
+    flow = np.zeros(allowed.shape, np.int64) if start is None else np.where(allowed, start, 0)
+    left = room - flow.sum(axis=0)
+    for row, count in enumerate((supply - flow.sum(axis=1)).tolist()):
         while count:
             seen = np.zeros(len(supply), np.bool_)
             path = _shortest(allowed, flow, left, row, seen)
@@ -149,7 +156,7 @@ def _shortest(allowed: Bools, flow: Ints, left: Ints, start: int, seen: Bools) -
     while frontier:
         reached: list[int] = []
         for row in frontier:
-            fresh = np.flatnonzero(allowed[row] & ~closed)
+            fresh = (allowed[row] & ~closed).nonzero()[0]
             closed[fresh] = True
             for column in fresh.tolist():
                 row_of[column] = row
@@ -159,7 +166,7 @@ def _shortest(allowed: Bools, flow: Ints, left: Ints, start: int, seen: Bools) -
             reached.extend(fresh.tolist())
         frontier = []
         for column in reached:
-            for row in np.flatnonzero((flow[:, column] > 0) & ~seen).tolist():
+            for row in ((flow[:, column] > 0) & ~seen).nonzero()[0].tolist():
                 seen[row] = True
                 column_of[row] = column
                 frontier.append(row)

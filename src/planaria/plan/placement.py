@@ -102,22 +102,27 @@ class _Table:
         for row, devices in enumerate(self._nodes):
             for device, own in enumerate(devices):
                 held[row, device, list(own)] = 1
-        somewhere = held.any(axis=1)
+        somewhere = np.asarray(held.any(axis=1))
         self.lacks = np.zeros((len(self._nodes), len(self._shapes) + 1, len(groups)), np.int64)
         self.moved = np.zeros(self.lacks.shape[:2], np.int64)
-        self._orders: list[DeviceOrders] = []
+        self._orders: dict[int, tuple[DeviceOrders, int]] = {}
+        by_counts: dict[tuple[int, ...], list[int]] = {}
         for column, shape in enumerate(self._shapes):
-            needs = np.array([_needed(groups, first, end) for first, end, _ in shape], np.int64)
-            overlap = (held * self.sizes) @ needs.T
-            orders = DeviceOrders(overlap, [num_devices for _, _, num_devices in shape])
-            self._orders.append(orders)
-            self.moved[:, column] = (needs @ self.sizes).sum() - orders.kept
-            self.lacks[:, column] = np.where(somewhere, 0, needs.sum(axis=0))
+            by_counts.setdefault(tuple(num_devices for _, _, num_devices in shape), []).append(column)
+        for counts, columns in by_counts.items():
+            needs = _needs(groups, [shape for shape in self._shapes if self._shapes[shape] in set(columns)])
+            overlap = np.einsum("rdg,csg->crds", held * self.sizes, needs, optimize=True)
+            orders = DeviceOrders(overlap.reshape(-1, *overlap.shape[2:]), counts)
+            kept = orders.kept.reshape(len(columns), -1)
+            self.moved[:, columns] = ((needs @ self.sizes).sum(axis=1)[:, None] - kept).T
+            self.lacks[:, columns] = needs.sum(axis=1) * ~somewhere[:, None, :]
+            for at, column in enumerate(columns):
+                self._orders[column] = orders, at * len(self._nodes)
         self.received = self.lacks @ self.sizes
 
     def needed(self, flow: Ints) -> Ints:
         """Bytes of each group that must come from other nodes."""
-        needed: Ints = np.einsum("ij,ijg->g", flow, self.lacks) * self.sizes
+        needed: Ints = np.tensordot(flow, self.lacks, 2) * self.sizes
         return needed
 
     def most_received(self, flow: Ints) -> int:
@@ -126,14 +131,23 @@ class _Table:
     def stages_of_roles(self, flow: Ints) -> list[tuple[Stage, ...]]:
         """Each role's stages on a node: roles in order, each on the lowest node that the flow sends its way."""
         waiting = [members[::-1] for members in self._nodes.values()]
-        left = flow.copy()
+        left: list[dict[int, int]] = [
+            {row: int(column[row]) for row in np.flatnonzero(column).tolist()} for column in flow.T
+        ]
+        starts: dict[tuple[int, int], list[int]] = {}
         placed: list[tuple[Stage, ...]] = []
         for role, column in zip(self._roles, self._shape_of, strict=True):
-            row = min(np.flatnonzero(left[:, column]).tolist(), key=lambda row: waiting[row][-1])
-            left[row, column] -= 1
-            first = WorkerId(waiting[row].pop() * self._per_node)
-            starts = self._orders[column].starts(row)
-            placed.append(tuple(_stage(stage, WorkerId(first + at)) for stage, at in zip(role, starts, strict=True)))
+            row = min(left[column], key=lambda row: waiting[row][-1])
+            left[column][row] -= 1
+            if not left[column][row]:
+                del left[column][row]
+            if (row, column) not in starts:
+                orders, first_row = self._orders[column]
+                starts[row, column] = orders.starts(first_row + row)
+            first = waiting[row].pop() * self._per_node
+            placed.append(
+                tuple(_stage(stage, WorkerId(first + at)) for stage, at in zip(role, starts[row, column], strict=True))
+            )
         return placed
 
 
@@ -141,8 +155,16 @@ def _shape(role: tuple[TemplateStage, ...]) -> tuple[tuple[int, int, int], ...]:
     return tuple((stage.first_layer, stage.end_layer, stage.num_devices) for stage in role)
 
 
-def _needed(groups: Sequence[Group], first: int, end: int) -> list[bool]:
-    return [any(first <= layer < end for layer in group.layers) for group in groups]
+def _needs(groups: Sequence[Group], shapes: Sequence[tuple[tuple[int, int, int], ...]]) -> Ints:
+    """For each shape, stage and group: 1 where the stage needs the group."""
+    uses = np.zeros((1 + max(end for shape in shapes for _, end, _ in shape), len(groups)), np.int64)
+    for number, group in enumerate(groups):
+        for layer in group.layers:
+            if layer + 1 < len(uses):
+                uses[layer + 1, number] = 1
+    below = uses.cumsum(axis=0)
+    stages = np.array(shapes, np.int64)
+    return (below[stages[:, :, 1]] > below[stages[:, :, 0]]).astype(np.int64)
 
 
 def _stage(stage: TemplateStage, worker: WorkerId) -> Stage:
@@ -168,9 +190,12 @@ def _balanced(table: _Table, sources: Sources) -> Ints:
     """
     matching = cheapest(table.moved, table.supply, table.demand)
     assert matching is not None, "every node may take every role"
-    # Within the cells that are tight twice, every full matching is one of fewest bytes.
-    second = cheapest(table.received, table.supply, table.demand, matching.tight)
-    assert second is not None, "a matching is within its own tight cells"
+    # Within the cells that are tight (twice), every full matching is one of fewest bytes (in all and between nodes).
+    second = matching
+    if (table.received != table.moved)[matching.tight].any():
+        between = cheapest(table.received, table.supply, table.demand, matching.tight)
+        assert between is not None, "a matching is within its own tight cells"
+        second = between
     best = _least_received(table, sources, second)
     bound = table.most_received(best.flow)
     tried: list[Bools] = []
@@ -192,7 +217,8 @@ def _balanced(table: _Table, sources: Sources) -> Ints:
 
 
 def _choice(table: _Table, sources: Sources, flow: Ints) -> _Choice:
-    busiest = sources.busiest(table.needed(flow))
+    # What nobody holds is not for a placement to complain about.
+    busiest = sources.busiest(np.where(sources.holds.any(axis=0), table.needed(flow), 0))
     return _Choice(flow, busiest, max(busiest.size_bytes, table.most_received(flow)))
 
 
@@ -203,7 +229,7 @@ def _least_received(table: _Table, sources: Sources, matching: Matching) -> _Cho
     low, high = 0, int(np.searchsorted(limits, table.most_received(flow)))
     while low < high:
         middle = (low + high) // 2
-        filling = fill(table.supply, table.demand, matching.tight & (table.received <= limits[middle]))
+        filling = fill(table.supply, table.demand, matching.tight & (table.received <= limits[middle]), flow)
         if filling.stuck is None:
             flow, high = filling.flow, middle
         else:

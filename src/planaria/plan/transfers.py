@@ -6,7 +6,7 @@ Odyssey, section IV-B, chooses who takes which role (`planaria.plan.placement`);
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -183,26 +183,14 @@ def _cut(piece: _Piece, size: int) -> tuple[_Piece, _Piece | None]:
 
 def _from_devices(plan: Plan, holders: Holders, pieces: Sequence[tuple[NodeId, _Piece]]) -> tuple[Transfer, ...]:
     """Each piece from a device of its node: of those that hold it, the one that sends least so far, then the lowest."""
-    holding = _devices(plan, holders, pieces)
+    per_node = plan.devices_per_node
     sent = dict.fromkeys(holders, 0)
     moves: list[Transfer] = []
     for node, (group, target, first, end) in pieces:
-        devices = holding[node, group]
-        source = devices[0] if len(devices) == 1 else min(devices, key=lambda worker: (sent[worker], worker))
+        workers = [WorkerId(worker) for worker in range(node * per_node, (node + 1) * per_node)]
+        holding = workers if per_node == 1 else [worker for worker in workers if group in holders.get(worker, ())]
+        source = min(holding, key=lambda worker: (sent[worker], worker))
         sent[source] += end - first
         part = None if end - first == plan.groups[group].size_bytes else (first, end)
         moves.append(Transfer(group=group, source=source, target=target, part=part))
     return tuple(sorted(moves, key=lambda move: (move.target, move.group, move.part or (0, 0))))
-
-
-def _devices(
-    plan: Plan, holders: Holders, pieces: Sequence[tuple[NodeId, _Piece]]
-) -> Mapping[tuple[NodeId, int], list[WorkerId]]:
-    wanted = {(node, piece[0]) for node, piece in pieces}
-    devices: dict[tuple[NodeId, int], list[WorkerId]] = {}
-    for worker in sorted(holders):
-        node = plan.node_of(worker)
-        for group in holders[worker]:
-            if (node, group) in wanted:
-                devices.setdefault((node, group), []).append(worker)
-    return devices
