@@ -181,7 +181,7 @@ def test_state_that_moves_in_parts(laboratory: Laboratory, monkeypatch: pytest.M
         outcome = laboratory.run(Schedule(seed=node, job=job, kills=kills, weather=Weather(), stop_at_s=None))
         assert outcome.finish.status is RunStatus.COMPLETED
     parts = [m for plan in taken for m in plan.transfers if m.part != (0, plan.groups[m.group].size_bytes)]
-    assert len(parts) > 20
+    assert len(parts) >= 10
 
 
 @pytest.mark.parametrize("first", range(6))
