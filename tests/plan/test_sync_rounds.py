@@ -130,3 +130,27 @@ def test_further_tied_groups_cost_at_most_a_round_each(num_tied: int) -> None:
     for seed in range(600):
         plan = random_plan(seed, num_tied)
         assert check(plan) <= fewest(plan) + num_tied - 1, seed
+
+
+def layers(*sizes: int) -> list[Group]:
+    return [Group(layers=(layer,), size_bytes=size) for layer, size in enumerate(sizes)]
+
+
+def test_rounds_are_in_the_order_of_the_backward() -> None:
+    """Each stage's last layer first, whatever the sizes; of what is ready together, the larger first."""
+    cuts = [[0, 3, 6], [0, 3, 6]]
+    assert colour(plan_of(cuts, layers(1, 1, 9, 1, 1, 1))) == (2, 1, 0, 2, 1, 0)
+    for size, rounds in ((1, (2, 1, 0, 2, 1, 0, 3)), (3, (3, 1, 0, 3, 1, 0, 2))):
+        tied = Group(layers=(0, 5), size_bytes=size)
+        assert colour(plan_of(cuts, [*layers(1, 1, 9, 1, 1, 1), tied])) == rounds
+
+
+def test_workers_with_layers_here_and_there() -> None:
+    """As after a loss, before the step is finished: still no worker in two sums at once."""
+    whole = plan_of([[0, 2, 4, 6]], [*layers(1, 1, 1, 1, 1, 1), Group(layers=(0, 5), size_bytes=1)])
+    stages = [
+        Stage(worker=WorkerId(worker), first_layer=first, end_layer=end)
+        for worker, first, end in ((7, 0, 1), (8, 1, 3), (7, 3, 4), (8, 5, 6))
+    ]
+    plan = msgspec.structs.replace(whole, pipelines=(*whole.pipelines, Pipeline(stages=tuple(stages))))
+    assert check(plan) == fewest(plan)

@@ -126,21 +126,20 @@ def _path(came_from: dict[int, int], at: int) -> list[int]:
 
 
 def _launch_order(plan: Plan, classes: list[list[int]]) -> list[list[int]]:
-    """The classes whose sums can begin early first, large groups counting for more.
+    """The classes all of whose sums can begin early first; of those that are ready alike, the one with the most bytes.
 
-    A backward goes from a stage's last layer down, so a group waits for as many others as its owners have above it,
-    on the owner where these are most. Where classes are ready alike, the one with the most bytes goes first.
+    A backward goes from a stage's last layer down, so a group waits for the layers that its owners have above it, on
+    the owner where these are most.
     """
     waits = [0] * len(plan.groups)
     for worker, groups in plan.groups_of.items():
-        layers = set(plan.layers_of[worker])
-        whole = {group: min(layers.intersection(plan.groups[group].layers)) for group in groups}
-        for rank, group in enumerate(sorted(groups, key=lambda g: (-whole[g], g))):
-            waits[group] = max(waits[group], rank)
+        above = {layer: at for at, layer in enumerate(reversed(plan.layers_of[worker]))}
+        for group in groups:
+            whole = max(above[layer] for layer in plan.groups[group].layers if layer in above)
+            waits[group] = max(waits[group], whole)
 
-    def key(members: list[int]) -> tuple[float, int, int]:
-        weights = [plan.groups[group].size_bytes + 1 for group in members]
-        wait = sum(waits[group] * weight for group, weight in zip(members, weights, strict=True))
-        return wait / sum(weights), -sum(weights), min(members)
+    def key(members: list[int]) -> tuple[int, int, int]:
+        size_bytes = sum(plan.groups[group].size_bytes for group in members)
+        return max(waits[group] for group in members), -size_bytes, min(members)
 
     return sorted(classes, key=key)
