@@ -126,7 +126,7 @@ def _path(came_from: dict[int, int], at: int) -> list[int]:
 
 
 def _launch_order(plan: Plan, classes: list[list[int]]) -> list[list[int]]:
-    """The classes all of whose sums can begin early first; of those that are ready alike, the one with the most bytes.
+    """The classes all of whose sums can begin early first; of what is ready together, the most bytes.
 
     A backward goes from a stage's last layer down, so a group waits for the layers that its owners have above it, on
     the owner where these are most.
@@ -138,8 +138,9 @@ def _launch_order(plan: Plan, classes: list[list[int]]) -> list[list[int]]:
             whole = max(above[layer] for layer in plan.groups[group].layers if layer in above)
             waits[group] = max(waits[group], whole)
 
-    def key(members: list[int]) -> tuple[int, int, int]:
+    def key(members: list[int]) -> tuple[int, float, int, int]:
+        own = [waits[group] for group in members]
         size_bytes = sum(plan.groups[group].size_bytes for group in members)
-        return max(waits[group] for group in members), -size_bytes, min(members)
+        return max(own), sum(own) / len(own), -size_bytes, min(members)
 
     return sorted(classes, key=key)
