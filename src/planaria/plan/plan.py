@@ -198,10 +198,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         for number, group in enumerate(self.groups):
             for layer in group.layers:
                 by_layer[layer].append(number)
-        return {
-            worker: tuple(sorted({group for layer in layers for group in by_layer[layer]}))
-            for worker, layers in self.layers_of.items()
-        }
+        distinct = set(self.layers_of.values())
+        groups_of = {layers: tuple(sorted({g for layer in layers for g in by_layer[layer]})) for layers in distinct}
+        return {worker: groups_of[layers] for worker, layers in self.layers_of.items()}
 
     @cached_property
     def owners_of(self) -> tuple[tuple[WorkerId, ...], ...]:

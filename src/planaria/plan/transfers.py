@@ -183,13 +183,16 @@ def _cut(piece: _Piece, size: int) -> tuple[_Piece, _Piece | None]:
 
 def _from_devices(plan: Plan, holders: Holders, pieces: Sequence[tuple[NodeId, _Piece]]) -> tuple[Transfer, ...]:
     """Each piece from a device of its node: of those that hold it, the one that sends least so far, then the lowest."""
-    per_node = plan.devices_per_node
+    devices: dict[NodeId, list[WorkerId]] = {}
+    for worker in sorted(holders):
+        devices.setdefault(plan.node_of(worker), []).append(worker)
     sent = dict.fromkeys(holders, 0)
     moves: list[Transfer] = []
     for node, (group, target, first, end) in pieces:
-        workers = [WorkerId(worker) for worker in range(node * per_node, (node + 1) * per_node)]
-        holding = workers if per_node == 1 else [worker for worker in workers if group in holders.get(worker, ())]
-        source = min(holding, key=lambda worker: (sent[worker], worker))
+        source = devices[node][0]
+        if plan.devices_per_node > 1:
+            holding = [worker for worker in devices[node] if group in holders[worker]]
+            source = min(holding, key=lambda worker: (sent[worker], worker))
         sent[source] += end - first
         part = None if end - first == plan.groups[group].size_bytes else (first, end)
         moves.append(Transfer(group=group, source=source, target=target, part=part))
