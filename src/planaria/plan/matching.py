@@ -50,15 +50,25 @@ def cheapest(cost: Ints, supply: Ints, demand: Ints, allowed: Bools | None = Non
     priced = cost.copy() if allowed is None else np.where(allowed, cost, _FORBIDDEN)
     flow = np.zeros_like(priced)
     room = demand.copy()
-    rows = np.zeros(len(supply), np.int64)
-    columns = np.zeros(len(demand), np.int64)
-    for row, count in enumerate(supply.tolist()):
+    rows = _lowest(priced, 1)
+    columns = _lowest(priced - rows[:, None], 0)
+    left = supply.copy()
+    # Cells of no reduced cost need no search.
+    for row, column in np.argwhere((priced == rows[:, None] + columns) & (priced < _FORBIDDEN)).tolist():
+        left[row] -= _push(flow, room, [(row, column)], int(left[row]))
+    for row, count in enumerate(left.tolist()):
         while count:
             path = _nearest(priced, flow, room, rows, columns, row)
             if path is None:
                 return None
             count -= _push(flow, room, path, count)
     return Matching(flow=flow, tight=(priced < _FORBIDDEN) & (priced == rows[:, None] + columns[None, :]))
+
+
+def _lowest(priced: Ints, axis: int) -> Ints:
+    """The lowest price along an axis; 0 where nothing is allowed."""
+    lowest = priced.min(axis=axis)
+    return np.where(lowest < _FORBIDDEN // 2, lowest, 0)
 
 
 def _nearest(
