@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from planaria.plan import device_order
 from planaria.plan.device_order import DeviceOrders
 from planaria.plan.placement import assign
 from planaria.plan.plan import NodeId, Pipeline, PlanError, WorkerId
@@ -144,6 +145,20 @@ def test_many_devices_are_matched() -> None:
     assert orders.kept.tolist() == [60, 0]
     assert [mixed[start] for start in orders.starts(0)] == list(range(12))
     assert sorted(orders.starts(1)) == list(range(12))
+
+
+def test_many_stages_of_many_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large table is made in pieces, with the same result."""
+    overlap = np.random.default_rng(1).integers(0, 5, (6, 11, 10))
+    whole = DeviceOrders(overlap, [2, *[1] * 9])
+    monkeypatch.setattr(device_order, "_TABLE_ENTRIES", 4 << 10)
+    pieces = DeviceOrders(overlap, [2, *[1] * 9])
+    assert pieces.kept.tolist() == whole.kept.tolist()
+    for node in range(6):
+        starts = pieces.starts(node)
+        assert starts == whole.starts(node)
+        assert sum(int(overlap[node, start, at]) for at, start in enumerate(starts)) == pieces.kept[node]
+        assert sorted([*starts, starts[0] + 1]) == list(range(11))
 
 
 def test_too_few_nodes_or_devices() -> None:

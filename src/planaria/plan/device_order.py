@@ -12,6 +12,9 @@ from planaria.plan.plan import PlanError
 _MOST_STAGES = 9
 """On one node, of which all sets are looked at; more of equal size are matched to devices node by node."""
 
+_TABLE_ENTRIES = 1 << 22
+"""Kept in memory; a larger table is made in pieces, and the rows that are asked for are made again."""
+
 
 class DeviceOrders:
     """The best order of a role's stages on each of several nodes.
@@ -52,8 +55,13 @@ class DeviceOrders:
                 [table[starts, places].sum() for table, starts in zip(self._overlap, self._matched, strict=True)]
             )
         else:
-            self._best = self._solve()
-            self.kept = self._best[:, -1]
+            at_once = max(_TABLE_ENTRIES >> len(self._counts), 1)
+            if nodes <= at_once:
+                self._best = self._solve(self._overlap)
+                self.kept = self._best[:, -1]
+            else:
+                pieces = [self._overlap[at : at + at_once] for at in range(0, nodes, at_once)]
+                self.kept = np.concatenate([self._solve(piece)[:, -1] for piece in pieces])
 
     def _match(self, overlap: Ints) -> list[int]:
         """Each stage's first device on a node whose stages are all equally large."""
@@ -63,28 +71,29 @@ class DeviceOrders:
         assert matching is not None, "every stage may take every place"
         return [size * int(place) for place in matching.flow.argmax(axis=1)]
 
-    def _solve(self) -> Ints:
+    def _solve(self, overlap: Ints) -> Ints:
         """For each node and set of stages, the most that is kept when these lie on the first devices."""
         masks = np.arange(1 << len(self._counts))
         bits = [masks >> at & 1 for at in range(len(self._counts))]
         self._start = sum((bit * count for bit, count in zip(bits, self._counts, strict=True)), np.zeros_like(masks))
         sizes = sum(bits, np.zeros_like(masks))
-        best = np.full((len(masks), len(self._overlap)), -1, np.int64)
+        best = np.full((len(masks), len(overlap)), -1, np.int64)
         best[0] = 0
-        by_start = np.ascontiguousarray(self._overlap.transpose(2, 1, 0))
+        by_stage = np.ascontiguousarray(overlap.transpose(2, 1, 0))
         for size in range(len(self._counts)):
             level = masks[sizes == size]
-            for at, overlap in enumerate(by_start):
+            for at, kept in enumerate(by_stage):
                 before = level[level >> at & 1 == 0]
                 after = before | 1 << at
-                best[after] = np.maximum(best[after], best[before] + overlap[self._start[before]])
+                best[after] = np.maximum(best[after], best[before] + kept[self._start[before]])
         return best.T
 
     def starts(self, node: int) -> list[int]:
         """Each stage's first device on the node; where it makes no difference, stages are in their own order."""
-        if self._best is None:
+        if self._matched:
             return self._matched[node][: self._num_stages]
-        best, overlap = self._best[node].tolist(), self._overlap[node].tolist()
+        row = self._solve(self._overlap[node : node + 1])[0] if self._best is None else self._best[node]
+        best, overlap = row.tolist(), self._overlap[node].tolist()
         starts = [0] * len(self._counts)
         mask = len(best) - 1
         while mask:
