@@ -130,6 +130,7 @@ def test_a_stage_of_several_devices_begins_where_its_state_is() -> None:
 
 def test_where_nothing_is_held_everything_is_in_order() -> None:
     groups = uniform_profile(6, tied=False).groups
+    assert assign([], [NodeId(0)], 2, groups, {}) == []
     made = [template([[(1, 1), (1, 1)], [(2, 1), (2, 1)]]), template([[(3, 1), (3, 1)]])]
     nodes = [NodeId(node) for node in (7, 2, 5, 9)]
     pipelines = assign(made, nodes, 2, groups, {})
