@@ -67,6 +67,7 @@ def random_plan(seed: int, num_tied: int) -> Plan:
         groups.append(Group(layers=layers, size_bytes=draw.randint(1, 5)))
     if not groups:
         groups = [Group(layers=(0,), size_bytes=1)]
+    draw.shuffle(groups)
     return plan_of(cuts, groups)
 
 

@@ -68,8 +68,8 @@ def _intervals(plan: Plan, own: Sequence[int], tied: Sequence[int]) -> list[list
     """
     place = {group: at for at, group in enumerate(own)}
     ranges = set()
-    for groups in plan.groups_of.values():
-        places = [place[group] for group in groups if group in place]
+    for groups in set(plan.groups_of.values()):
+        places = sorted(place[group] for group in groups if group in place)
         first, end = (places[0], places[-1] + 1) if places else (0, 0)
         ranges.add(_Range(first, end, frozenset(group for group in groups if group not in place)))
     left = set(range(len(own)))
@@ -132,8 +132,8 @@ def _launch_order(plan: Plan, classes: list[list[int]]) -> list[list[int]]:
     the owner where these are most.
     """
     waits = [0] * len(plan.groups)
-    for worker, groups in plan.groups_of.items():
-        above = {layer: at for at, layer in enumerate(reversed(plan.layers_of[worker]))}
+    for layers, groups in set(zip(plan.layers_of.values(), plan.groups_of.values(), strict=True)):
+        above = {layer: at for at, layer in enumerate(reversed(layers))}
         for group in groups:
             whole = max(above[layer] for layer in plan.groups[group].layers if layer in above)
             waits[group] = max(waits[group], whole)
