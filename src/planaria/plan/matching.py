@@ -79,10 +79,12 @@ def _nearest(
     distance = priced[start] - rows[start] - columns
     came_from = np.full(len(room), start)
     closed = np.zeros(len(room), np.bool_)
+    full = room == 0
     row_distance = {start: 0}
     column_of: dict[int, int] = {}
     while True:
-        column = int(np.where(closed, _CLOSED, distance).argmin())
+        # Of equally near columns, one with room: it ends the search.
+        column = int(np.where(closed, _CLOSED, 2 * distance + full).argmin())
         reached = int(distance[column])
         if closed[column] or reached >= _FORBIDDEN // 2:
             return None

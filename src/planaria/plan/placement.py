@@ -204,7 +204,8 @@ def _balanced(table: _Table, sources: Sources) -> Ints:
     tried: list[Bools] = []
     while best.busiest_bytes > bound and len(tried) < _ATTEMPTS:
         culprits = best.busiest.groups
-        if any((culprits == other).all() for other in tried):
+        # All groups together are needed equally often in all these matchings.
+        if culprits.all() or any((culprits == other).all() for other in tried):
             break
         tried.append(culprits)
         allowed = second.tight & (table.received < best.busiest_bytes)
