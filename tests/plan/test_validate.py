@@ -32,6 +32,18 @@ def with_stage(**changes: object) -> Plan:
     return replace(PLAN, pipelines=(Pipeline(stages=stages), *PLAN.pipelines[1:]))
 
 
+SIZE = PLAN.groups[0].size_bytes
+
+
+def with_parts(*parts: tuple[int, int]) -> Plan:
+    """Group 0 comes to worker 0 in parts, each from a source of its own."""
+    moves = [
+        Transfer(group=0, source=WorkerId(source), target=WorkerId(0), part=part)
+        for source, part in enumerate(parts, start=2)
+    ]
+    return replace(PLAN, transfers=tuple(moves))
+
+
 def with_transfer(group: int, source: int, target: int, times: int = 1) -> Plan:
     move = Transfer(group=group, source=WorkerId(source), target=WorkerId(target))
     return replace(PLAN, transfers=(move,) * times)
@@ -82,6 +94,10 @@ def with_twice(worker: WorkerId) -> Plan:
         (with_transfer(0, 0, 0), "goes nowhere"),
         (with_transfer(0, 0, 1), "the target does not own it"),
         (with_transfer(0, 2, 0, times=2), "there twice"),
+        (with_parts((0, 10), (11, SIZE)), r"bytes \[11, \d+\) of group 0 for worker 0 follow byte 9"),
+        (with_parts((0, 10), (9, SIZE)), "follow byte 9"),
+        (with_parts((0, 10), (10, SIZE - 1)), f"worker 0 gets {SIZE - 1} of {SIZE} bytes of group 0"),
+        (with_parts((0, 0), (0, SIZE)), "are none"),
         (
             replace(
                 PLAN,
@@ -101,6 +117,7 @@ def test_each_fault_is_found(plan: Plan, message: str) -> None:
 def test_a_good_plan_passes() -> None:
     validate(PLAN, fault_tolerance=1)
     validate(with_transfer(0, 2, 0))
+    validate(with_parts((10, SIZE), (0, 10)))
 
 
 def test_a_group_without_owner() -> None:

@@ -14,13 +14,15 @@ import msgspec
 from planaria.plan.batch import Distribution, Times, Undistributable, distribute
 from planaria.plan.errors import TooFewNodes
 from planaria.plan.instantiate import contiguous_routes, instances, instantiate, place
-from planaria.plan.placement import Holders, assign, transfers
+from planaria.plan.placement import assign
 from planaria.plan.plan import NodeId, Pipeline, Plan, Transfer, WorkerId
 from planaria.plan.profile import ModelProfile
 from planaria.plan.reinstantiate import How, Situation
 from planaria.plan.settings import PlannerSettings
+from planaria.plan.sources import Holders
 from planaria.plan.speeds import Pace, Speeds, check_speeds, slowed, step_times
 from planaria.plan.templates import Template
+from planaria.plan.transfers import transfers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +192,7 @@ class Aftermath:
         return Reconfiguration(
             plan=msgspec.structs.replace(new, transfers=moves),
             how=how,
-            transfer_bytes=sum(_moved_bytes(move, profile) for move in moves),
+            transfer_bytes=sum(move.moved_bytes(profile.groups[move.group]) for move in moves),
             rebuilt=tuple(at for at, pipeline in enumerate(pipelines) if pipeline not in before),
             step_time_s=max(float(time[share - 1]) for time, share in zip(times, shares, strict=True)),
             transfer_s=_transfer_s(new, moves, profile),
@@ -211,17 +213,13 @@ class Aftermath:
         return self._change.speeds.get(node, 1.0)
 
 
-def _moved_bytes(move: Transfer, profile: ModelProfile) -> int:
-    return profile.groups[move.group].moved_bytes
-
-
 def _transfer_s(plan: Plan, moves: Sequence[Transfer], profile: ModelProfile) -> float:
     """Seconds of the transfers at the worker that sends or receives longest."""
     sending: defaultdict[WorkerId, float] = defaultdict(float)
     receiving: defaultdict[WorkerId, float] = defaultdict(float)
     for move in moves:
         link = profile.links.of(same_node=plan.node_of(move.source) == plan.node_of(move.target))
-        seconds = link.time_s(_moved_bytes(move, profile))
+        seconds = link.time_s(move.moved_bytes(profile.groups[move.group]))
         sending[move.source] += seconds
         receiving[move.target] += seconds
     return max([*sending.values(), *receiving.values()], default=0.0)

@@ -124,14 +124,26 @@ def _check_counts(plan: Plan, already: Ledger | None) -> None:
 
 
 def _check_transfers(plan: Plan) -> None:
-    seen: set[tuple[int, int]] = set()
+    parts: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    seen: set[tuple[int, int, int]] = set()
     for move in plan.transfers:
         name = f"transfer of group {move.group} from worker {move.source} to {move.target}"
         _require(0 <= move.group < len(plan.groups), f"{name}: the plan has {len(plan.groups)} groups")
         _require(move.source != move.target, f"{name} goes nowhere")
         _require(move.group in plan.groups_of.get(move.target, ()), f"{name}: the target does not own it")
-        _require((move.group, move.target) not in seen, f"{name} is there twice")
-        seen.add((move.group, move.target))
+        _require((move.group, move.source, move.target) not in seen, f"{name} is there twice")
+        seen.add((move.group, move.source, move.target))
+        part = move.part or (0, plan.groups[move.group].size_bytes)
+        parts.setdefault((move.group, move.target), []).append(part)
+    for (group, target), given in parts.items():
+        position = 0
+        for first, end in sorted(given):
+            where = f"bytes [{first}, {end}) of group {group} for worker {target}"
+            _require(first == position, f"{where} follow byte {position - 1}")
+            _require(first < end or len(given) == 1, f"{where} are none")
+            position = end
+        size = plan.groups[group].size_bytes
+        _require(position == size, f"worker {target} gets {position} of {size} bytes of group {group}")
 
 
 def _check_replicas(plan: Plan, fault_tolerance: int) -> None:

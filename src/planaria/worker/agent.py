@@ -10,6 +10,8 @@ import sys
 import traceback
 from pathlib import Path
 
+import torch
+
 from planaria.checkpoint.manifest import read_manifest
 from planaria.checkpoint.state import read_group, write_group
 from planaria.data.sampler import Sampler
@@ -51,6 +53,7 @@ from planaria.worker.faults import FaultInjector
 from planaria.worker.holdings import Holdings
 from planaria.worker.interpreter import Interpreter
 from planaria.worker.mailbox import Interrupted, Key, Kind, Mailbox
+from planaria.worker.replica import Replica
 from planaria.worker.settings import WorkerSettings
 from planaria.worker.transport import Transport
 
@@ -117,6 +120,7 @@ class Agent:
             self._device,
         )
         self._incoming: list[Transfer] = []
+        self._arriving: Replica | None = None
         self._announce_ready = False
         self._status: int | None = None
 
@@ -185,13 +189,14 @@ class Agent:
         if message.source is not StateSource.LIVE:
             self._load_state(message)
         outgoing = [t for t in plan.transfers if t.source == own]
-        self._incoming = [t for t in plan.transfers if t.target == own]
+        self._incoming = sorted((t for t in plan.transfers if t.target == own), key=lambda t: t.group)
+        self._arriving = None
         if outgoing or self._incoming:
             self._faults.check("transfer", message.step)
         for transfer in outgoing:
             replica = self._holdings.replicas[transfer.group]
             key = self._state_key(plan, transfer)
-            self._transport.send(transfer.target, key, replica.state)
+            self._transport.send(transfer.target, key, _moving(plan, transfer, replica))
         self._announce_ready = True
         self._interpreter.adopt(message, continues=continues)
 
@@ -221,10 +226,16 @@ class Agent:
         while self._incoming:
             transfer = self._incoming[0]
             state = self._mailbox.take(self._state_key(plan, transfer), lambda: False)
-            replica = self._holdings.new_replica(transfer.group)
-            replica.load(state, self._machine.step - 1)
-            self._holdings.put(transfer.group, replica)
+            if self._arriving is None:
+                self._arriving = self._holdings.new_replica(transfer.group)
+            for own, given in zip(_moving(plan, transfer, self._arriving), state, strict=True):
+                own.copy_(given)
             self._incoming.pop(0)
+            # In the order of groups, so the parts of one come together.
+            if not self._incoming or self._incoming[0].group != transfer.group:
+                self._arriving.step = self._machine.step - 1
+                self._holdings.put(transfer.group, self._arriving)
+                self._arriving = None
         self._holdings.own_layers(plan.layers_of.get(self._settings.worker, ()))
         self._announce_ready = False
         self._control.send(Ready(generation=plan.generation))
@@ -235,3 +246,10 @@ class Agent:
             replica = self._holdings.replicas[group]
             written.append(write_group(Path(save.folder), group, self._settings.worker, replica.named_state()))
         return Saved(step=save.step, groups=tuple(written))
+
+
+def _moving(plan: Plan, transfer: Transfer, replica: Replica) -> tuple[torch.Tensor, ...]:
+    """What the transfer moves of a replica of its group, as views."""
+    if transfer.part is None:
+        return replica.state
+    return replica.part(*transfer.part, plan.groups[transfer.group].size_bytes)
