@@ -293,6 +293,16 @@ def test_new_pipelines_are_no_more_than_the_batch_allows() -> None:
     assert simple_sizes(situation) == [4, 3, 3]
 
 
+def test_a_node_that_leaves_still_sends() -> None:
+    """Node 0 is the last to hold the first layers, and the plan must do without it."""
+    change = dataclasses.replace(change_of([3, 3], {3}, joined=1), leaving=[NodeId(0)])
+    for result in (simple(change), full(change)):
+        assert result is not None
+        validate(result.plan, fault_tolerance=1)
+        assert NodeId(0) not in result.plan.nodes
+        assert any(move.source == 0 for move in result.plan.transfers)
+
+
 def test_a_slow_node_gets_less() -> None:
     change = change_of([3, 3], {1})
     even = reconfigure_of(change, {})

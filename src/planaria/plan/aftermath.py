@@ -35,6 +35,7 @@ class Change:
         settings: of the job.
         plan: in force; its pipelines may be broken.
         lost: nodes that are gone.
+        leaving: live nodes that the plan must do without; they still send what they hold.
         joined: nodes that came. They may also be named by `holders` alone, as workers that hold nothing.
         holders: the live workers, and the groups that each holds an up-to-date replica of. Of a node of the plan, at
             least those that drive its stages.
@@ -50,6 +51,7 @@ class Change:
     lost: Collection[NodeId]
     holders: Holders
     generation: int
+    leaving: Collection[NodeId] = ()
     joined: Collection[NodeId] = ()
     speeds: Speeds = field(default_factory=dict)
     distribution: Distribution = Distribution.MINMAX
@@ -85,7 +87,9 @@ class Aftermath:
         self._change = change
         plan, per_node = change.plan, change.plan.devices_per_node
         gone = set(change.lost)
-        self._held = {worker: groups for worker, groups in change.holders.items() if plan.node_of(worker) not in gone}
+        self._sources = {w: groups for w, groups in change.holders.items() if plan.node_of(w) not in gone}
+        gone |= set(change.leaving)
+        self._held = {worker: groups for worker, groups in self._sources.items() if plan.node_of(worker) not in gone}
         for node in sorted(set(change.joined) - gone):
             for device in range(per_node):
                 self._held.setdefault(WorkerId(node * per_node + device), ())
@@ -159,7 +163,7 @@ class Aftermath:
             [node for node in self._live if node not in staying],
             change.plan.devices_per_node,
             change.profile.groups,
-            self._held,
+            self._sources,
         )
         built = dict(zip(made_anew, anew, strict=True)) | {at: change.plan.pipelines[at] for at in kept}
         order = sorted(built)
@@ -187,7 +191,7 @@ class Aftermath:
             sync_epochs=(change.generation,) * len(profile.groups),
             schedule=change.settings.schedule,
         )
-        moves = transfers(new, self._held)
+        moves = transfers(new, self._sources)
         before = set(change.plan.pipelines)
         return Reconfiguration(
             plan=msgspec.structs.replace(new, transfers=moves),

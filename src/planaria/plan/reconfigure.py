@@ -35,6 +35,7 @@ def reconfigure(
     lost: Collection[NodeId],
     holders: Holders,
     generation: int,
+    leaving: Collection[NodeId] = (),
     *,
     joined: Collection[NodeId] = (),
     speeds: Speeds | None = None,
@@ -59,6 +60,7 @@ def reconfigure(
         lost=lost,
         holders=holders,
         generation=generation,
+        leaving=leaving,
         joined=joined,
         speeds=speeds or {},
     )
