@@ -32,6 +32,18 @@ def with_stage(**changes: object) -> Plan:
     return replace(PLAN, pipelines=(Pipeline(stages=stages), *PLAN.pipelines[1:]))
 
 
+SIZE = PLAN.groups[0].size_bytes
+
+
+def with_parts(*parts: tuple[int, int]) -> Plan:
+    """Group 0 comes to worker 0 in parts, each from a source of its own."""
+    moves = [
+        Transfer(group=0, source=WorkerId(source), target=WorkerId(0), part=part)
+        for source, part in enumerate(parts, start=2)
+    ]
+    return replace(PLAN, transfers=tuple(moves))
+
+
 def with_transfer(group: int, source: int, target: int, times: int = 1) -> Plan:
     move = Transfer(group=group, source=WorkerId(source), target=WorkerId(target))
     return replace(PLAN, transfers=(move,) * times)
@@ -57,6 +69,8 @@ def with_twice(worker: WorkerId) -> Plan:
         (replace(PLAN, pipelines=(*PLAN.pipelines, Pipeline(stages=()))), "pipeline 2 has no stage"),
         (with_stage(worker=WorkerId(-1)), "has worker -1"),
         (with_stage(num_devices=0), "has 0 devices"),
+        (with_stage(num_devices=2), r"takes 2 devices, and its node has 1, of which it is number 0"),
+        (replace(with_stage(num_devices=2), devices_per_node=4), r"takes device 1, which worker 0 drives"),
         (with_stage(end_layer=9), r"\[0, 9\) of pipeline 0 is no range of 4 layers"),
         (with_stage(worker=WorkerId(3)), "worker 3 is in pipelines 0 and 1"),
         (with_twice(HOPS[1].worker), "two stages of whole pipeline 0"),
@@ -80,6 +94,10 @@ def with_twice(worker: WorkerId) -> Plan:
         (with_transfer(0, 0, 0), "goes nowhere"),
         (with_transfer(0, 0, 1), "the target does not own it"),
         (with_transfer(0, 2, 0, times=2), "there twice"),
+        (with_parts((0, 10), (11, SIZE)), r"bytes \[11, \d+\) of group 0 for worker 0 follow byte 9"),
+        (with_parts((0, 10), (9, SIZE)), "follow byte 9"),
+        (with_parts((0, 10), (10, SIZE - 1)), f"worker 0 gets {SIZE - 1} of {SIZE} bytes of group 0"),
+        (with_parts((0, 0), (0, SIZE)), "are none"),
         (
             replace(
                 PLAN,
@@ -99,6 +117,7 @@ def test_each_fault_is_found(plan: Plan, message: str) -> None:
 def test_a_good_plan_passes() -> None:
     validate(PLAN, fault_tolerance=1)
     validate(with_transfer(0, 2, 0))
+    validate(with_parts((10, SIZE), (0, 10)))
 
 
 def test_a_group_without_owner() -> None:

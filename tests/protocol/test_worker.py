@@ -78,7 +78,7 @@ def test_a_halt_of_an_older_generation_is_ignored(machine: WorkerMachine) -> Non
 def test_saving_at_a_boundary(machine: WorkerMachine) -> None:
     machine.handle(ProgramDone(1, 1))
     machine.handle(commit(1, 1, hold=True))
-    save = Save(step=1, folder="f", groups=(0,))
+    save = Save(step=1, serial=1, folder="f", groups=(0,))
     assert machine.handle(save) == (Write(save),)
 
 
@@ -89,7 +89,7 @@ def test_saving_at_a_boundary(machine: WorkerMachine) -> None:
         commit(1, 2),
         commit(2, 1),
         Save(step=0, serial=1, folder="f", groups=()),
-        Save(step=7, folder="f", groups=()),
+        Save(step=7, serial=1, folder="f", groups=()),
     ],
 )
 def test_what_is_illegal_ends_the_worker(machine: WorkerMachine, message: Commit | Save) -> None:

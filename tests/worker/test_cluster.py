@@ -25,6 +25,10 @@ from planaria.data.tokens import TokenSet, prepare_tokens
 from planaria.job.settings import DataSection, Job
 from planaria.launch.reference import train_reference
 from planaria.observe.run_folder import RunFolder
+from planaria.plan import reconfigure
+from planaria.plan.plan import Plan, Transfer
+from planaria.plan.sources import Holders
+from planaria.plan.transfers import transfers
 from planaria.protocol.records import (
     CheckpointSaved,
     NodeLost,
@@ -166,6 +170,38 @@ def test_all_replicas_of_a_layer_lost(batch: range, laboratory: Laboratory) -> N
             raise
         restored += bool(outcome.of(Restored)) and outcome.finish.status is RunStatus.COMPLETED
     assert restored >= 5
+
+
+def in_parts(plan: Plan, holders: Holders) -> tuple[Transfer, ...]:
+    """The plan's transfers, every group cut so that two or three of its holders send a part."""
+    moves: list[Transfer] = []
+    for move in transfers(plan, holders):
+        size = plan.groups[move.group].size_bytes
+        sources = [worker for worker in sorted(holders) if move.group in holders[worker]][:3]
+        cuts = [size * at // len(sources) for at in range(len(sources) + 1)]
+        moves += [
+            Transfer(group=move.group, source=source, target=move.target, part=part)
+            for source, part in zip(sources, itertools.pairwise(cuts), strict=True)
+        ]
+    return tuple(moves)
+
+
+def test_state_that_moves_in_parts(laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups that come from several sources at once, with deaths in between: the reference's bits all the same."""
+    taken: list[Plan] = []
+
+    def note(plan: Plan, holders: Holders) -> tuple[Transfer, ...]:
+        taken.append(msgspec.structs.replace(plan, transfers=in_parts(plan, holders)))
+        return taken[-1].transfers
+
+    monkeypatch.setattr(reconfigure, "transfers", note)
+    job = job_of(nodes=6, depth=4, steps=4, smallest=2, source=str(laboratory.source))
+    for node in range(6):
+        kills = (Kill(node=node, at="backward", step=1), Kill(node=(node + 2) % 6, at="transfer"))
+        outcome = laboratory.run(Schedule(seed=node, job=job, kills=kills, weather=Weather(), stop_at_s=None))
+        assert outcome.finish.status is RunStatus.COMPLETED
+    parts = [m for plan in taken for m in plan.transfers if m.part != (0, plan.groups[m.group].size_bytes)]
+    assert len(parts) >= 10
 
 
 @pytest.mark.parametrize("first", range(6))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -92,6 +94,19 @@ def test_a_replica_moved_in_between_goes_on_with_the_same_bits() -> None:
             moves = target
     assert torch.equal(stays.parameters, moves.parameters)
     assert stays.step == moves.step
+
+
+@pytest.mark.parametrize("cuts", [[0, 1, 3], [0, 40, 41, 997], [0, 10**9, 10**10]])
+def test_a_replica_moves_in_parts(cuts: list[int]) -> None:
+    """However it is cut, and if parts have no float at all, it is the same replica in the end."""
+    source, target = replica_of(random_values(5)), replica_of(random_values(6))
+    source.layout.fill(source.gradient, random_values(7))
+    apply_adamw([source], TRAIN, 1, 1.0)
+    for first, end in reversed(list(pairwise(cuts))):
+        for own, given in zip(target.part(first, end, cuts[-1]), source.part(first, end, cuts[-1]), strict=True):
+            own.copy_(given.clone())
+    for own, given in zip(target.state, source.state, strict=True):
+        assert torch.equal(own, given)
 
 
 def test_the_layout_is_aligned_and_puts_what_decays_first() -> None:

@@ -1,184 +1,156 @@
-"""Instantiation: how many pipelines of which template, how many microbatches each, and a job's first plan.
+"""Instantiation: how many pipelines of which template make the shortest step, and a job's first plan.
 
-Source: Oobleck, section 4.2. The slowest pipeline is minimised (not Eq. 6's variance), exactly.
+Source: Oobleck, section 4.2. Instead of listing all sets of pipelines, the step time is bisected and each time tried
+with a knapsack, so the answer is exact and quick for thousands of nodes.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError, Route, Stage, WorkerId
+from planaria.plan.batch import Distribution, Times, check_batch, distribute
+from planaria.plan.grouping import group_nodes
+from planaria.plan.knapsack import Knapsack, fewer_nodes
+from planaria.plan.plan import NodeId, Pipeline, Plan, Route, Stage, WorkerId
 from planaria.plan.profile import ModelProfile
 from planaria.plan.settings import PlannerSettings
+from planaria.plan.speeds import Pace, Speeds, check_speeds, slowed, step_times
 from planaria.plan.templates import Template, check_replicas
 
-_Floats = npt.NDArray[np.float64]
-_NONE = -np.inf
 
-
-def distribute(step_times: Sequence[Callable[[int], float]], num_microbatches: int) -> tuple[int, ...]:
-    """Microbatches for each pipeline, at least one each, so that the slowest ends as early as possible.
-
-    Args:
-        step_times: for each pipeline, seconds as a function of its number of microbatches; not falling.
-        num_microbatches: to be dealt out.
-
-    Raises:
-        PlanError: fewer microbatches than pipelines.
-    """
-    check_batch(len(step_times), num_microbatches)
-    counts = [1] * len(step_times)
-    # Giving the next microbatch to whoever would end first with it is optimal for the maximum of rising
-    # functions.
-    queue = [(time(2), place) for place, time in enumerate(step_times)]
-    heapq.heapify(queue)
-    for _ in range(num_microbatches - len(step_times)):
-        _, place = queue[0]
-        counts[place] += 1
-        heapq.heapreplace(queue, (step_times[place](counts[place] + 1), place))
-    return tuple(counts)
-
-
-def check_batch(num_pipelines: int, num_microbatches: int) -> None:
-    """Raise unless each pipeline gets a microbatch (Oobleck, section 4.2.2: recommend, never adjust).
-
-    Raises:
-        PlanError: it does not.
-    """
-    if num_microbatches < num_pipelines:
-        raise PlanError(
-            f"{num_pipelines} pipelines need at least {num_pipelines} microbatches, and a step has "
-            f"{num_microbatches}. The nearest global batch that works is {num_pipelines} microbatches; or "
-            "make the microbatch smaller."
-        )
-
-
-def instantiate(templates: Sequence[Template], num_nodes: int, settings: PlannerSettings) -> tuple[int, ...]:
+def instantiate(
+    templates: Sequence[Template], num_nodes: int, settings: PlannerSettings, *, kept: Sequence[Times] = ()
+) -> tuple[int, ...]:
     """How many pipelines of each template make the shortest step.
 
-    Every node is used, unless no sum of template sizes gives their number (possible only where the number of
-    layers cuts the templates short): then the most that can be. Exact: a bisection over the possible step
-    times, each tried by a knapsack over nodes that maximises the microbatches done in that time.
+    Every node is used, unless no sum of template sizes gives their number (possible only where the number of layers,
+    or memory, cuts the templates short): then the most that can be. Exact over all such sets with at least f + 1
+    pipelines and a microbatch for each; of equally fast ones, one that could do the most microbatches in that time.
+
+    Args:
+        templates: fewest nodes first.
+        num_nodes: for the new pipelines.
+        settings: of the job.
+        kept: step times of pipelines that are there already, on other nodes, and share the batch.
 
     Raises:
-        PlanError: too few nodes for f + 1 pipelines, or too few microbatches for the pipelines needed.
+        PlanError: too few nodes for f + 1 pipelines.
+        Undistributable: too few microbatches for the pipelines needed.
     """
-    check_replicas(num_nodes, templates[0].num_nodes, settings.fault_tolerance)
+    least = max(0, settings.fault_tolerance + 1 - len(kept))
+    if not kept:
+        check_replicas(num_nodes, templates[0].num_nodes, settings.fault_tolerance)
     check_batch(settings.fault_tolerance + 1, settings.num_microbatches)
-    total = settings.num_microbatches
-    steps = np.arange(total, dtype=np.float64)
-    times: list[_Floats] = [t.cost.path_s + steps * t.cost.period_s for t in templates]
-    knapsack = _Knapsack([t.num_nodes for t in templates], num_nodes, settings)
-    candidates = np.unique(np.concatenate(times))
-    low, high = 0, len(candidates) - 1
-    nodes = knapsack.usable([_done(time, candidates[high]) for time in times])
-    _check_used(nodes, num_nodes, templates, settings)
-    while low < high:
-        middle = (low + high) // 2
-        if knapsack.most([_done(time, candidates[middle]) for time in times])[nodes] >= total:
-            high = middle
-        else:
-            low = middle + 1
-    return knapsack.counts([_done(time, candidates[low]) for time in times], nodes)
+    times = [step_times(template, settings.num_microbatches) for template in templates]
+    return fewest_seconds([t.num_nodes for t in templates], times, num_nodes, least, settings.num_microbatches, kept)
 
 
-def _done(times: _Floats, limit_s: float) -> int:
-    """Microbatches that a pipeline does within limit_s."""
-    return int(np.searchsorted(times, limit_s, side="right"))
+def fewest_seconds(
+    sizes: Sequence[int],
+    times: Sequence[Times],
+    num_nodes: int,
+    least: int,
+    num_microbatches: int,
+    kept: Sequence[Times] = (),
+) -> tuple[int, ...]:
+    """`instantiate`, in numbers alone.
+
+    Raises:
+        Undistributable: too few microbatches for the pipelines needed.
+    """
+    most = num_microbatches - len(kept)
+    knapsack = Knapsack(sizes, num_nodes, least, most)
+    if knapsack.most([1] * len(sizes)) < 0:
+        num_nodes = fewer_nodes(sizes, num_nodes, least, most, len(kept))
+        if not num_nodes:
+            return (0,) * len(sizes)
+        knapsack = Knapsack(sizes, num_nodes, least, most)
+    values = _Search(knapsack, sizes, times, kept, num_nodes, num_microbatches).run()
+    counts = knapsack.counts(values)
+    assert counts is not None
+    return counts
 
 
-def _check_used(nodes: int, num_nodes: int, templates: Sequence[Template], settings: PlannerSettings) -> None:
-    largest = templates[-1].num_nodes
-    fewest = -(-num_nodes // largest)
-    if nodes < num_nodes and fewest > settings.num_microbatches:
-        raise PlanError(
-            f"{num_nodes} nodes make at least {fewest} pipelines of up to {largest} nodes each, and a step "
-            f"has {settings.num_microbatches} microbatches. The nearest global batch that uses every node is "
-            f"{fewest} microbatches; or make the microbatch smaller, or use fewer nodes."
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """The least step time in which pipelines that fill the nodes can do all microbatches."""
+
+    knapsack: Knapsack
+    sizes: Sequence[int]
+    times: Sequence[Times]
+    kept: Sequence[Times]
+    num_nodes: int
+    num_microbatches: int
+
+    def run(self) -> list[int]:
+        """The microbatches that each size does in that time."""
+        low, high = self._bracket()
+        candidates = np.unique(
+            np.concatenate([time[_done(time, low) : _done(time, high)] for time in [*self.times, *self.kept]])
         )
+        first, last = 0, len(candidates) - 1
+        while first < last:
+            middle = (first + last) // 2
+            if self._suffices(float(candidates[middle])):
+                last = middle
+            else:
+                first = middle + 1
+        return self._values(float(candidates[first]))
+
+    def _bracket(self) -> tuple[float, float]:
+        """A time that does not suffice, and one that does: the lower bound, and a little more of it each time."""
+        high = max(float(time[-1]) for time in [*self.times, *self.kept])
+        low = self._lower_bound(high)
+        step = low / 512
+        while step and low + step < high:
+            if self._suffices(low + step):
+                return low, low + step
+            low += step
+            step *= 2
+        return low, high
+
+    def _lower_bound(self, high: float) -> float:
+        """A time that does not suffice, close to the least for which the nodes, cut as finely as one likes, would."""
+        low = 0.0
+        for _ in range(18):
+            middle = (low + high) / 2
+            per_node = max(value / size for value, size in zip(self._values(middle), self.sizes, strict=True))
+            if self.num_nodes * per_node + self._done_by_kept(middle) > self.num_microbatches - 0.5:  # Rounding aside.
+                high = middle
+            else:
+                low = middle
+        return low
+
+    def _suffices(self, limit_s: float) -> bool:
+        if any(time[0] > limit_s for time in self.kept):
+            return False
+        return self.knapsack.most(self._values(limit_s)) + self._done_by_kept(limit_s) >= self.num_microbatches
+
+    def _values(self, limit_s: float) -> list[int]:
+        return [_done(time, limit_s) for time in self.times]
+
+    def _done_by_kept(self, limit_s: float) -> int:
+        return sum(_done(time, limit_s) for time in self.kept)
 
 
-class _Knapsack:
-    """Most microbatches for each number of nodes, with between f + 1 and num_microbatches pipelines."""
-
-    def __init__(self, sizes: Sequence[int], num_nodes: int, settings: PlannerSettings) -> None:
-        self._sizes = sizes
-        self._num_nodes = num_nodes
-        # Where the batch bounds the number of pipelines, count them all; else only up to f + 1, "or more".
-        self._bounded = num_nodes // sizes[0] > settings.num_microbatches
-        self._least = settings.fault_tolerance + 1
-        self._levels = settings.num_microbatches if self._bounded else self._least
-
-    def most(self, values: Sequence[int]) -> _Floats:
-        """For each number of nodes used exactly, the most microbatches; -inf where there is no way."""
-        return self._best(self._tables(values))
-
-    def usable(self, values: Sequence[int]) -> int:
-        """The most nodes that can be used exactly."""
-        return int(np.flatnonzero(self.most(values) > _NONE)[-1])
-
-    def counts(self, values: Sequence[int], nodes: int) -> tuple[int, ...]:
-        """How many of each size reach `most(values)[nodes]`."""
-        tables = self._tables(values)
-        target = self._best(tables)[nodes]
-        level = next(k for k in range(self._least, self._levels + 1) if tables[k][nodes] == target)
-        counts = [0] * len(self._sizes)
-        while nodes > 0:
-            level, place = self._step(tables, values, level, nodes)
-            counts[place] += 1
-            nodes -= self._sizes[place]
-        return tuple(counts)
-
-    def _step(self, tables: list[_Floats], values: Sequence[int], level: int, nodes: int) -> tuple[int, int]:
-        below = [level, level - 1] if level == self._levels and not self._bounded else [level - 1]
-        for previous in below:
-            for place, size in enumerate(self._sizes):
-                usable = values[place] > 0 and size <= nodes
-                if usable and tables[previous][nodes - size] + values[place] == tables[level][nodes]:
-                    return previous, place
-        raise AssertionError(f"no step leads to {nodes} nodes at level {level}")
-
-    def _best(self, tables: list[_Floats]) -> _Floats:
-        best: _Floats = np.max(np.stack(tables[self._least :]), axis=0)
-        return best
-
-    def _tables(self, values: Sequence[int]) -> list[_Floats]:
-        """Table k: with exactly k pipelines; the last, unless bounded: with that many or more."""
-        first = np.full(self._num_nodes + 1, _NONE)
-        first[0] = 0.0
-        tables = [first]
-        items = [
-            (size, value)
-            for size, value in zip(self._sizes, values, strict=True)
-            if value > 0 and size <= self._num_nodes
-        ]
-        for _ in range(self._levels):
-            table = np.full(self._num_nodes + 1, _NONE)
-            for size, value in items:
-                np.maximum(table[size:], tables[-1][: self._num_nodes + 1 - size] + value, out=table[size:])
-            tables.append(table)
-        if not self._bounded and items:
-            table = tables[-1]
-            sizes = np.array([size for size, _ in items])
-            gains = np.array([float(value) for _, value in items])
-            for nodes in range(1, self._num_nodes + 1):
-                fitting = int(np.searchsorted(sizes, nodes, side="right"))
-                if fitting:
-                    table[nodes] = max(table[nodes], (table[nodes - sizes[:fitting]] + gains[:fitting]).max())
-        return tables
+def _done(times: Times, limit_s: float) -> int:
+    """Microbatches that a pipeline does within limit_s."""
+    return int(times.searchsorted(limit_s, side="right"))
 
 
 def place(template: Template, nodes: Sequence[NodeId], devices_per_node: int) -> Pipeline:
-    """The template's pipeline on these nodes, the template's node i on nodes[i], devices in order."""
+    """The template's pipeline on these nodes: its node i on nodes[i], stages on as many devices as they have, in order.
+
+    A stage's worker is that of its first device.
+    """
     device = [0] * template.num_nodes
     stages: list[Stage] = []
     for stage in template.stages:
         worker = WorkerId(nodes[stage.node] * devices_per_node + device[stage.node])
-        device[stage.node] += 1
+        device[stage.node] += stage.num_devices
         stages.append(
             Stage(
                 worker=worker,
@@ -209,27 +181,86 @@ def contiguous_routes(
     return tuple(routes)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """A template on its nodes.
+
+    Attributes:
+        template: of the pipeline.
+        nodes: the template's node i is nodes[i].
+        times: seconds of its step with 1, 2, ... microbatches.
+    """
+
+    template: Template
+    nodes: tuple[NodeId, ...]
+    times: Times
+
+
+def instances(
+    profile: ModelProfile,
+    templates: Sequence[Template],
+    settings: PlannerSettings,
+    nodes: Sequence[NodeId],
+    speeds: Speeds,
+) -> list[Instance]:
+    """The pipelines that make the shortest step, on these nodes; largest first. What no sum of sizes uses is left out.
+
+    Where speeds differ, fast nodes go together, and slow ones; see `planaria.plan.grouping`.
+
+    Raises:
+        PlanError: too few nodes or microbatches; a speed that is none.
+    """
+    check_speeds(speeds)
+    ordered = sorted(set(nodes), key=lambda node: (-speeds.get(node, 1.0), node))
+    different = {speeds.get(node, 1.0) for node in ordered}
+    if len(different) > 1:
+        return [
+            Instance(template=template, nodes=group, times=times)
+            for template, group, times in group_nodes(profile, templates, settings, ordered, speeds)
+        ]
+    times = [step_times(template, settings.num_microbatches) for template in templates]
+    if different != {1.0}:
+        even = [[*different] * template.num_nodes for template in templates]
+        times = [slowed(time, Pace(t, profile).on_parts(s)) for time, t, s in zip(times, templates, even, strict=True)]
+    check_replicas(len(ordered), templates[0].num_nodes, settings.fault_tolerance)
+    check_batch(settings.fault_tolerance + 1, settings.num_microbatches)
+    sizes = [template.num_nodes for template in templates]
+    counts = fewest_seconds(sizes, times, len(ordered), settings.fault_tolerance + 1, settings.num_microbatches)
+    result: list[Instance] = []
+    for template, time, count in reversed(list(zip(templates, times, counts, strict=True))):
+        for _ in range(count):
+            group, ordered = ordered[: template.num_nodes], ordered[template.num_nodes :]
+            result.append(Instance(template=template, nodes=tuple(group), times=time))
+    return result
+
+
 def initial_plan(
     profile: ModelProfile,
     templates: Sequence[Template],
     settings: PlannerSettings,
     nodes: Sequence[NodeId],
     generation: int,
+    *,
+    speeds: Speeds | None = None,
+    distribution: Distribution = Distribution.MINMAX,
 ) -> Plan:
-    """A job's first plan: the best instantiation, nodes in ascending order, largest pipelines first.
+    """A job's first plan: the best instantiation.
+
+    Args:
+        profile: costs and groups.
+        templates: fewest nodes first.
+        settings: of the job.
+        nodes: live ones; taken in ascending order, largest pipelines first.
+        generation: of the plan.
+        speeds: of nodes that compute slower or faster than the profile says.
+        distribution: what the microbatches are dealt out for.
 
     Raises:
         PlanError: too few nodes or microbatches.
     """
-    ordered = sorted(set(nodes))
-    counts = instantiate(templates, len(ordered), settings)
-    chosen = [t for t, count in zip(templates, counts, strict=True) for _ in range(count)][::-1]
-    pipelines: list[Pipeline] = []
-    used = 0
-    for template in chosen:
-        pipelines.append(place(template, ordered[used : used + template.num_nodes], settings.devices_per_node))
-        used += template.num_nodes
-    shares = distribute([template.time_s for template in chosen], settings.num_microbatches)
+    chosen = instances(profile, templates, settings, nodes, speeds or {})
+    pipelines = [place(instance.template, instance.nodes, settings.devices_per_node) for instance in chosen]
+    shares = distribute([instance.times for instance in chosen], settings.num_microbatches, distribution)
     return Plan(
         generation=generation,
         num_layers=profile.num_layers,

@@ -83,12 +83,12 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
         return range(self.first_layer, self.end_layer)
 
 
-def runs_of(worker: WorkerId, layers: Collection[int]) -> list[Stage]:
-    """The contiguous ranges of a worker's layers, as stages on one device."""
+def runs_of(worker: WorkerId, layers: Collection[int], num_devices: int = 1) -> list[Stage]:
+    """The contiguous ranges of a worker's layers, as stages on its devices."""
     runs: list[Stage] = []
     for layer in sorted(layers):
         first = runs.pop().first_layer if runs and runs[-1].end_layer == layer else layer
-        runs.append(Stage(worker=worker, first_layer=first, end_layer=layer + 1))
+        runs.append(Stage(worker=worker, first_layer=first, end_layer=layer + 1, num_devices=num_devices))
     return runs
 
 
@@ -134,11 +134,24 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Transfer(msgspec.Struct, frozen=True, kw_only=True):
-    """The state (parameters and optimizer) of one group goes from `source` to `target` before the plan's first step."""
+    """State (parameters and optimizer) of one group goes from `source` to `target` before the plan's first step.
+
+    Attributes:
+        group: which.
+        source: a worker that holds a replica.
+        target: a worker that will.
+        part: first byte and end of the group's parameters that go, with the moments of the same ones; None: the whole
+            group. The parts of a group that go to one target come from different sources and are the whole together.
+    """
 
     group: int
     source: WorkerId
     target: WorkerId
+    part: tuple[int, int] | None = None
+
+    def moved_bytes(self, group: Group) -> int:
+        """Bytes of state that go, of that group."""
+        return group.moved_bytes if self.part is None else 3 * (self.part[1] - self.part[0])
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -194,13 +207,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def groups_of(self) -> dict[WorkerId, tuple[int, ...]]:
         """The groups that each worker holds a replica of, as owner or shadow, ascending."""
-        held = {worker: set(layers) for worker, layers in self.layers_of.items()}
+        by_layer: list[list[int]] = [[] for _ in range(self.num_layers)]
+        for number, group in enumerate(self.groups):
+            for layer in group.layers:
+                by_layer[layer].append(number)
+        held = dict(self.layers_of)
         for stage in self.shadows:
-            held.setdefault(stage.worker, set()).update(stage.layers)
-        return {
-            worker: tuple(g for g, group in enumerate(self.groups) if not layers.isdisjoint(group.layers))
-            for worker, layers in sorted(held.items())
-        }
+            held[stage.worker] = tuple(sorted({*held.get(stage.worker, ()), *stage.layers}))
+        distinct = set(held.values())
+        groups_of = {layers: tuple(sorted({g for layer in layers for g in by_layer[layer]})) for layers in distinct}
+        return {worker: groups_of[layers] for worker, layers in sorted(held.items())}
 
     @cached_property
     def owners_of(self) -> tuple[tuple[WorkerId, ...], ...]:

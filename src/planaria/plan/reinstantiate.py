@@ -1,16 +1,22 @@
-"""New pipeline sizes after a change of nodes, in numbers of nodes alone (Oobleck, section 5.1)."""
+"""New pipeline sizes after a change of nodes, in numbers of nodes alone (Oobleck, section 5.1).
+
+Nodes in no pipeline (spares: they came, or were left over) are used first: pipelines below the smallest template are
+filled up to it, then those that lost nodes up to what they had. Whatever is left then makes new pipelines of the
+smallest size, and the rest of it makes the smallest pipelines larger.
+"""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 
 class How(enum.StrEnum):
     """How pipelines were made again.
 
-    The first three are Oobleck's, the last is used when they do not apply: nodes came, or no template has the
-    size.
+    The first three are Oobleck's; the last is the full search, for where they do not apply (more nodes came than were
+    lost, or no template has the size) or where it is asked for.
     """
 
     SIMPLE = "simple"
@@ -19,52 +25,149 @@ class How(enum.StrEnum):
     INSTANTIATE = "instantiate"
 
 
-def reinstantiate(
-    alive: Sequence[int], num_spares: int, sizes: Sequence[int], num_replicas: int
-) -> tuple[list[int], How] | None:
-    """The number of nodes of each pipeline after a loss.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """What is left of a plan's pipelines.
 
-    A pipeline takes the template of its remaining nodes if there is one; else it borrows nodes from the
-    largest pipelines until it has n0; else it is merged into another. A pipeline without a node left is
-    dropped, unless the replicas would be too few. Spare nodes are used before any is borrowed.
-
-    Args:
-        alive: for each pipeline of the plan, its live nodes.
+    Attributes:
+        before: for each pipeline, the nodes that it had.
+        alive: for each pipeline, those of them that live.
         num_spares: live nodes in no pipeline.
         sizes: of the templates, ascending.
         num_replicas: f + 1; the nodes suffice for so many of the smallest template.
+        most: pipelines that the batch allows.
+    """
+
+    before: Sequence[int]
+    alive: Sequence[int]
+    num_spares: int
+    sizes: Sequence[int]
+    num_replicas: int
+    most: int
+
+    @property
+    def smallest(self) -> int:
+        return self.sizes[0]
+
+
+def simple_sizes(situation: Situation) -> list[int] | None:
+    """Each pipeline takes the template of its remaining nodes; one without any is dropped.
 
     Returns:
-        Sizes (0: dropped; new pipelines at the end) and how; None where a full instantiation is needed.
+        The number of nodes of each pipeline (0: dropped; new ones at the end); None where some pipeline has no
+        template, replicas are too few, or a node would be left over.
     """
-    smallest = sizes[0]
-    result = list(alive)
-    how = How.SIMPLE
+    result, spares = _filled(situation)
+    return _complete(situation, result, spares)
+
+
+def borrow_sizes(situation: Situation) -> list[int] | None:
+    """As `simple_sizes`; and pipelines too small for a template take nodes from the largest, one at a time.
+
+    Returns:
+        As `simple_sizes`; None also where the others have too few nodes above the smallest template to lend.
+    """
+    result, spares = _filled(situation)
     for at, size in enumerate(result):
-        if 0 < size < smallest:
-            taken = min(smallest - size, num_spares)
-            result[at] += taken
-            num_spares -= taken
-    while (short := _short(result, smallest)) is not None:
-        if _surplus(result, smallest) >= smallest - result[short]:
-            _borrow(result, short, smallest)
-            how = How.BORROW if how is How.SIMPLE else how
-        else:
-            partner = _partner(result, short)
-            result[partner] += result[short]
-            result[short] = 0
-            how = How.MERGE
-    while sum(size > 0 for size in result) < num_replicas:
-        if _surplus(result, smallest) + num_spares < smallest:
+        if 0 < size < situation.smallest:
+            if _surplus(result, situation.smallest) < situation.smallest - size:
+                return None
+            _borrow(result, at, situation.smallest)
+    _add_replicas(situation, result, spares)
+    return _complete(situation, result, spares)
+
+
+def merge_sizes(situation: Situation) -> list[int] | None:
+    """As `simple_sizes`; and pipelines too small for a template are merged, each into the smallest other one."""
+    result, spares = _filled(situation)
+    while (short := _short(result, situation.smallest)) is not None:
+        if sum(size > 0 for size in result) == 1:
             return None
-        taken = min(smallest, num_spares)
-        num_spares -= taken
-        result.append(taken)
-        _borrow(result, len(result) - 1, smallest)
+        _merge(result, short)
+    return _complete(situation, result, spares)
+
+
+def reinstantiate(situation: Situation) -> tuple[list[int], How] | None:
+    """The first of the three that applies, for each pipeline: simple, borrow, merge.
+
+    Returns:
+        Sizes as `simple_sizes`, and the furthest step that was needed. None where none of them gives a template to each
+        pipeline, or where more spares are left than were nodes lost: then a full search may do better.
+    """
+    result, spares = _filled(situation)
+    how = How.SIMPLE
+    while (short := _short(result, situation.smallest)) is not None:
+        if _surplus(result, situation.smallest) >= situation.smallest - result[short]:
+            _borrow(result, short, situation.smallest)
+            how = How.BORROW if how is How.SIMPLE else how
+        elif sum(size > 0 for size in result) > 1:
+            _merge(result, short)
+            how = How.MERGE
+        else:
+            return None
+    if _add_replicas(situation, result, spares):
         how = How.BORROW if how is How.SIMPLE else how
-    if num_spares or any(size and size not in sizes for size in result):
+    if spares[0] or not _is_feasible(situation, result):
         return None
     return result, how
+
+
+def _filled(situation: Situation) -> tuple[list[int], list[int]]:
+    """The live nodes of each pipeline with spares filled in, and the spares left (a list of one number)."""
+    result = list(situation.alive)
+    spares = [situation.num_spares]
+    for at, size in enumerate(result):
+        if 0 < size < situation.smallest:
+            _give(result, at, situation.smallest - size, spares)
+    for at, size in enumerate(result):
+        if situation.smallest <= size < situation.before[at]:
+            fitting = [s for s in situation.sizes if size < s <= min(situation.before[at], size + spares[0])]
+            _give(result, at, max(fitting, default=size) - size, spares)
+    for at, size in enumerate(result):
+        if not size and situation.before[at] and spares[0] >= situation.smallest:
+            fitting = [s for s in situation.sizes if s <= min(situation.before[at], spares[0])]
+            _give(result, at, max(fitting, default=0), spares)
+    return result, spares
+
+
+def _give(result: list[int], at: int, wanted: int, spares: list[int]) -> None:
+    given = min(wanted, spares[0])
+    result[at] += given
+    spares[0] -= given
+
+
+def _complete(situation: Situation, result: list[int], spares: list[int]) -> list[int] | None:
+    """With every spare used, if the sizes are feasible then."""
+    while spares[0] >= situation.smallest and sum(size > 0 for size in result) < situation.most:
+        result.append(situation.smallest)
+        spares[0] -= situation.smallest
+    while spares[0]:
+        larger = [
+            (size, at, next((s for s in situation.sizes if s > size), 0)) for at, size in enumerate(result) if size
+        ]
+        growing = [(at, wanted - size) for size, at, wanted in sorted(larger) if 0 < wanted - size <= spares[0]]
+        if not growing:
+            return None
+        _give(result, *growing[0], spares)
+    return result if _is_feasible(situation, result) else None
+
+
+def _is_feasible(situation: Situation, result: Sequence[int]) -> bool:
+    enough = situation.num_replicas <= sum(size > 0 for size in result) <= situation.most
+    return enough and all(size in situation.sizes for size in result if size)
+
+
+def _add_replicas(situation: Situation, result: list[int], spares: list[int]) -> bool:
+    """New pipelines of the smallest size, up to f + 1, from spares and then from the largest pipelines."""
+    smallest, borrowed = situation.smallest, False
+    while sum(size > 0 for size in result) < situation.num_replicas:
+        if _surplus(result, smallest) + spares[0] < smallest:
+            break
+        result.append(0)
+        _give(result, len(result) - 1, smallest, spares)
+        _borrow(result, len(result) - 1, smallest)
+        borrowed = True
+    return borrowed
 
 
 def _short(sizes: list[int], smallest: int) -> int | None:
@@ -82,7 +185,9 @@ def _borrow(sizes: list[int], borrower: int, smallest: int) -> None:
         sizes[borrower] += 1
 
 
-def _partner(sizes: list[int], short: int) -> int:
-    """The smallest other pipeline."""
+def _merge(sizes: list[int], short: int) -> None:
+    """Into the smallest other pipeline."""
     others = [at for at, size in enumerate(sizes) if size and at != short]
-    return min(others, key=lambda at: (sizes[at], at))
+    partner = min(others, key=lambda at: (sizes[at], at))
+    sizes[partner] += sizes[short]
+    sizes[short] = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planaria.plan.ledger import Ledger
-from planaria.plan.plan import Plan, PlanError, Route
+from planaria.plan.plan import Plan, PlanError, Route, WorkerId
 
 
 def validate(plan: Plan, *, fault_tolerance: int | None = None, already: Ledger | None = None) -> None:
@@ -53,6 +53,23 @@ def _check_placement(plan: Plan) -> None:
         _require(inside, f"{where} is no range of {plan.num_layers} layers")
         own = plan.layers_of.get(shadow.worker, ())
         _require(set(shadow.layers).isdisjoint(own), f"{where}: the worker owns some of it")
+    _check_devices(plan)
+
+
+def _check_devices(plan: Plan) -> None:
+    """A stage takes the devices from its worker's on, all of one node; only stages of one worker may share some."""
+    driver: dict[int, WorkerId] = {}
+    for stage in plan.stages():
+        where = f"stage [{stage.first_layer}, {stage.end_layer}) of worker {stage.worker}"
+        last = WorkerId(stage.worker + stage.num_devices - 1)
+        _require(
+            plan.node_of(last) == plan.node_of(stage.worker),
+            f"{where} takes {stage.num_devices} devices, and its node has {plan.devices_per_node}, of which it is "
+            f"number {stage.worker % plan.devices_per_node}",
+        )
+        for device in range(stage.worker, stage.worker + stage.num_devices):
+            other = driver.setdefault(device, stage.worker)
+            _require(other == stage.worker, f"{where} takes device {device}, which worker {other} drives")
 
 
 def _check_groups(plan: Plan) -> None:
@@ -113,14 +130,26 @@ def _check_counts(plan: Plan, already: Ledger | None) -> None:
 
 
 def _check_transfers(plan: Plan) -> None:
-    seen: set[tuple[int, int]] = set()
+    parts: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    seen: set[tuple[int, int, int]] = set()
     for move in plan.transfers:
         name = f"transfer of group {move.group} from worker {move.source} to {move.target}"
         _require(0 <= move.group < len(plan.groups), f"{name}: the plan has {len(plan.groups)} groups")
         _require(move.source != move.target, f"{name} goes nowhere")
         _require(move.group in plan.groups_of.get(move.target, ()), f"{name}: the target does not own it")
-        _require((move.group, move.target) not in seen, f"{name} is there twice")
-        seen.add((move.group, move.target))
+        _require((move.group, move.source, move.target) not in seen, f"{name} is there twice")
+        seen.add((move.group, move.source, move.target))
+        part = move.part or (0, plan.groups[move.group].size_bytes)
+        parts.setdefault((move.group, move.target), []).append(part)
+    for (group, target), given in parts.items():
+        position = 0
+        for first, end in sorted(given):
+            where = f"bytes [{first}, {end}) of group {group} for worker {target}"
+            _require(first == position, f"{where} follow byte {position - 1}")
+            _require(first < end or len(given) == 1, f"{where} are none")
+            position = end
+        size = plan.groups[group].size_bytes
+        _require(position == size, f"worker {target} gets {position} of {size} bytes of group {group}")
 
 
 def _check_replicas(plan: Plan, fault_tolerance: int) -> None:

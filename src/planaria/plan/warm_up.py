@@ -21,7 +21,10 @@ def warm_up(plan: Plan, target: Plan, generation: int) -> Plan:
         generation: of the result.
     """
     lacking = {worker: set(layers) - set(plan.layers_of.get(worker, ())) for worker, layers in target.layers_of.items()}
-    shadows = tuple(run for worker, layers in sorted(lacking.items()) for run in runs_of(worker, layers))
+    devices = {stage.worker: stage.num_devices for stage in target.stages()}
+    shadows = tuple(
+        run for worker, layers in sorted(lacking.items()) for run in runs_of(worker, layers, devices[worker])
+    )
     return msgspec.structs.replace(
         plan,
         generation=generation,

@@ -12,6 +12,8 @@ import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
+import torch
+
 from planaria.checkpoint.manifest import read_manifest
 from planaria.checkpoint.state import GroupState, read_group
 from planaria.data.sampler import Sampler
@@ -52,6 +54,7 @@ from planaria.worker.heartbeat import Heartbeat
 from planaria.worker.holdings import Holdings
 from planaria.worker.interpreter import Interpreter
 from planaria.worker.mailbox import Interrupted, Key, Kind, Mailbox
+from planaria.worker.replica import Replica
 from planaria.worker.settings import WorkerSettings
 from planaria.worker.transport import Transport
 from planaria.worker.writer import Writer
@@ -141,6 +144,7 @@ class Agent:
             heartbeat,
         )
         self._incoming: list[Transfer] = []
+        self._arriving: Replica | None = None
         self._announce_ready = False
         self._status: int | None = None
 
@@ -214,13 +218,14 @@ class Agent:
         if message.source is not StateSource.LIVE:
             self._load_state(message)
         outgoing = [t for t in plan.transfers if t.source == own]
-        self._incoming = [t for t in plan.transfers if t.target == own]
+        self._incoming = sorted((t for t in plan.transfers if t.target == own), key=lambda t: t.group)
+        self._arriving = None
         if outgoing or self._incoming:
             self._faults.check("transfer", message.step)
         for transfer in outgoing:
             replica = self._holdings.replicas[transfer.group]
             key = self._state_key(plan, transfer)
-            self._transport.send(transfer.target, key, replica.state)
+            self._transport.send(transfer.target, key, _moving(plan, transfer, replica))
         self._announce_ready = True
         self._interpreter.adopt(message, continues=continues)
 
@@ -251,10 +256,16 @@ class Agent:
             transfer = self._incoming[0]
             with self._heartbeat.during(Activity.WAITING, transfer.source):
                 state = self._mailbox.take(self._state_key(plan, transfer), lambda: False)
-            replica = self._holdings.new_replica(transfer.group)
-            replica.load(state, self._machine.step - 1)
-            self._holdings.put(transfer.group, replica)
+            if self._arriving is None:
+                self._arriving = self._holdings.new_replica(transfer.group)
+            for own, given in zip(_moving(plan, transfer, self._arriving), state, strict=True):
+                own.copy_(given)
             self._incoming.pop(0)
+            # In the order of groups, so the parts of one come together.
+            if not self._incoming or self._incoming[0].group != transfer.group:
+                self._arriving.step = self._machine.step - 1
+                self._holdings.put(transfer.group, self._arriving)
+                self._arriving = None
         self._holdings.own_layers(plan.layers_of.get(self._settings.worker, ()))
         self._announce_ready = False
         self._control.send(Ready(generation=plan.generation))
@@ -262,3 +273,10 @@ class Agent:
     def _copies(self, groups: Iterable[int]) -> dict[int, GroupState]:
         """The groups' state, which the next step will not change."""
         return {group: self._holdings.replicas[group].copy_of_state() for group in groups}
+
+
+def _moving(plan: Plan, transfer: Transfer, replica: Replica) -> tuple[torch.Tensor, ...]:
+    """What the transfer moves of a replica of its group, as views."""
+    if transfer.part is None:
+        return replica.state
+    return replica.part(*transfer.part, plan.groups[transfer.group].size_bytes)

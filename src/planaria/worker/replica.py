@@ -46,6 +46,11 @@ class Replica:
             own.copy_(given)
         self.step = step
 
+    def part(self, first: int, end: int, whole: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The state from `first` to `end` of `whole` equal pieces, as views. Parts that meet leave nothing out."""
+        floats = slice(first * self.layout.size // whole, end * self.layout.size // whole)
+        return self.parameters[floats], self.moment[floats], self.moment_squared[floats]
+
     def named_state(self) -> NamedState:
         """The state by parameter name, as views."""
         views = tuple(self.layout.views(flat) for flat in self.state)

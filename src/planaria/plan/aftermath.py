@@ -1,0 +1,268 @@
+"""Aftermath: what is left of a plan after nodes were lost or came, and the plans that can be made of it.
+
+The ways to choose among them are in `planaria.plan.reconfigure`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from planaria.plan.batch import Distribution, Times, Undistributable, distribute
+from planaria.plan.errors import TooFewNodes
+from planaria.plan.instantiate import contiguous_routes, instances, instantiate, place
+from planaria.plan.placement import assign
+from planaria.plan.plan import NodeId, Pipeline, Plan, Transfer, WorkerId
+from planaria.plan.profile import ModelProfile
+from planaria.plan.reinstantiate import How, Situation
+from planaria.plan.settings import PlannerSettings
+from planaria.plan.sources import Holders
+from planaria.plan.speeds import Pace, Speeds, check_speeds, slowed, step_times
+from planaria.plan.templates import Template
+from planaria.plan.transfers import transfers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What a new plan is made from.
+
+    Attributes:
+        profile: costs and groups.
+        templates: made at job start, fewest nodes first.
+        settings: of the job.
+        plan: in force; its pipelines may be broken.
+        lost: nodes that are gone.
+        leaving: live nodes that the plan must do without; they still send what they hold.
+        joined: nodes that came. They may also be named by `holders` alone, as workers that hold nothing.
+        holders: the live workers, and the groups that each holds an up-to-date replica of. Of a node of the plan, at
+            least those that drive its stages.
+        generation: of the new plan.
+        speeds: of nodes that compute slower or faster than the profile says.
+        distribution: what the microbatches are dealt out for.
+    """
+
+    profile: ModelProfile
+    templates: Sequence[Template]
+    settings: PlannerSettings
+    plan: Plan
+    lost: Collection[NodeId]
+    holders: Holders
+    generation: int
+    leaving: Collection[NodeId] = ()
+    joined: Collection[NodeId] = ()
+    speeds: Speeds = field(default_factory=dict)
+    distribution: Distribution = Distribution.MINMAX
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reconfiguration:
+    """A plan after a change of nodes.
+
+    Attributes:
+        plan: the plan.
+        how: how its pipelines were made.
+        transfer_bytes: parameters and optimizer state that move before its first step.
+        rebuilt: numbers, in the new plan, of the pipelines that did not stay exactly as they were.
+        step_time_s: of the slowest pipeline, by its template's time; without sums between pipelines.
+        transfer_s: of the transfers at the busiest sender or receiver.
+    """
+
+    plan: Plan
+    how: How
+    transfer_bytes: int
+    rebuilt: tuple[int, ...]
+    step_time_s: float
+    transfer_s: float
+
+
+class Aftermath:
+    """What is left of the plan of a change, and the plans that can be made of it."""
+
+    def __init__(self, change: Change) -> None:
+        """Raises: TooFewNodes: fewer than (f + 1) n0 nodes are left. PlanError: a speed that is none."""
+        check_speeds(change.speeds)
+        self._change = change
+        plan, per_node = change.plan, change.plan.devices_per_node
+        gone = set(change.lost)
+        self._sources = {w: groups for w, groups in change.holders.items() if plan.node_of(w) not in gone}
+        gone |= set(change.leaving)
+        self._held = {worker: groups for worker, groups in self._sources.items() if plan.node_of(worker) not in gone}
+        for node in sorted(set(change.joined) - gone):
+            for device in range(per_node):
+                self._held.setdefault(WorkerId(node * per_node + device), ())
+        self._live = _live_nodes(plan, self._held)
+        replicas = change.settings.fault_tolerance + 1
+        needed = replicas * change.templates[0].num_nodes
+        if len(self._live) < needed:
+            raise TooFewNodes(needed, len(self._live), replicas)
+        self._nodes = _nodes_of_pipelines(plan, self._live)
+        self._by_size = {template.num_nodes: template for template in change.templates}
+        self.alive = [len(nodes) for nodes in self._nodes]
+        self.intact = [
+            _is_intact(plan, plan.pipelines[at], nodes, self._by_size) for at, nodes in enumerate(self._nodes)
+        ]
+        self.situation = Situation(
+            before=[len({plan.node_of(worker) for worker in pipeline.workers}) for pipeline in plan.pipelines],
+            alive=self.alive,
+            num_spares=len(self._live) - sum(self.alive),
+            sizes=[template.num_nodes for template in change.templates],
+            num_replicas=replicas,
+            most=change.settings.num_microbatches,
+        )
+        self._paces: dict[int, Pace] = {}
+
+    @property
+    def speeds_differ(self) -> bool:
+        return len({self._speed(node) for node in self._live}) > 1
+
+    def instantiated(self, kept: Sequence[int]) -> list[int] | None:
+        """The sizes of the best instantiation around the intact pipelines `kept`; None where that leaves too few
+        replicas, or the batch does not allow for it."""
+        change, sizes = self._change, self.situation.sizes
+        nodes = len(self._live) - sum(self.alive[at] for at in kept)
+        counts = [0] * len(sizes)
+        if nodes or not kept:
+            times = [self._times(self._by_size[self.alive[at]], change.plan.pipelines[at]) for at in kept]
+            try:
+                counts = list(instantiate(change.templates, nodes, change.settings, kept=times))
+            except Undistributable:
+                if kept:
+                    return None
+                raise
+        if sum(counts) + len(kept) <= change.settings.fault_tolerance:
+            return None
+        for at in kept:
+            counts[sizes.index(self.alive[at])] += 1
+        return self._fitted(dict(zip(sizes, counts, strict=True)))
+
+    def _fitted(self, counts: Mapping[int, int]) -> list[int]:
+        """Sizes for so many pipelines of each: intact ones of a wanted size stay, the others are made anew."""
+        wanted = Counter({size: count for size, count in counts.items() if count})
+        sizes = [0] * len(self.alive)
+        for at, size in enumerate(self.alive):
+            if self.intact[at] and wanted[size] > 0:
+                sizes[at] = size
+                wanted[size] -= 1
+        rest = sorted(wanted.elements(), reverse=True)
+        for at, size in enumerate(sizes):
+            if not size and rest:
+                sizes[at] = rest.pop(0)
+        return sizes + rest
+
+    def build(self, sizes: Sequence[int], how: How) -> Reconfiguration:
+        """The plan with pipelines of these sizes, in order (0: none)."""
+        change = self._change
+        kept = {at for at, intact in enumerate(self.intact) if intact and sizes[at] == self.alive[at]}
+        staying = {node for at in kept for node in self._nodes[at]}
+        made_anew = [at for at, size in enumerate(sizes) if size and at not in kept]
+        anew = assign(
+            [self._by_size[sizes[at]] for at in made_anew],
+            [node for node in self._live if node not in staying],
+            change.plan.devices_per_node,
+            change.profile.groups,
+            self._sources,
+        )
+        built = dict(zip(made_anew, anew, strict=True)) | {at: change.plan.pipelines[at] for at in kept}
+        order = sorted(built)
+        times = [self._times(self._by_size[sizes[at]], built[at]) for at in order]
+        return self._planned([built[at] for at in order], times, how)
+
+    def build_by_speed(self) -> Reconfiguration:
+        """The plan with the best grouping of nodes by speed, wherever their state is."""
+        change = self._change
+        chosen = instances(change.profile, change.templates, change.settings, self._live, change.speeds)
+        pipelines = [place(one.template, one.nodes, change.settings.devices_per_node) for one in chosen]
+        return self._planned(pipelines, [one.times for one in chosen], How.INSTANTIATE)
+
+    def _planned(self, pipelines: Sequence[Pipeline], times: Sequence[Times], how: How) -> Reconfiguration:
+        change, profile = self._change, self._change.profile
+        shares = distribute(times, change.settings.num_microbatches, change.distribution)
+        new = Plan(
+            generation=change.generation,
+            num_layers=profile.num_layers,
+            num_microbatches=change.settings.num_microbatches,
+            devices_per_node=change.settings.devices_per_node,
+            groups=profile.groups,
+            pipelines=tuple(pipelines),
+            routes=contiguous_routes(pipelines, shares, profile.num_layers, change.generation),
+            sync_epochs=(change.generation,) * len(profile.groups),
+            schedule=change.settings.schedule,
+        )
+        moves = transfers(new, self._sources)
+        before = set(change.plan.pipelines)
+        return Reconfiguration(
+            plan=msgspec.structs.replace(new, transfers=moves),
+            how=how,
+            transfer_bytes=sum(move.moved_bytes(profile.groups[move.group]) for move in moves),
+            rebuilt=tuple(at for at, pipeline in enumerate(pipelines) if pipeline not in before),
+            step_time_s=max(float(time[share - 1]) for time, share in zip(times, shares, strict=True)),
+            transfer_s=_transfer_s(new, moves, profile),
+        )
+
+    def _times(self, template: Template, pipeline: Pipeline) -> Times:
+        """Step times of a template's pipeline on its nodes."""
+        times = step_times(template, self._change.settings.num_microbatches)
+        node_of = {s.node: p for s, p in zip(template.stages, pipeline.stages, strict=True)}
+        speeds = [self._speed(self._change.plan.node_of(node_of[part].worker)) for part in range(template.num_nodes)]
+        if set(speeds) == {1.0}:
+            return times
+        if template.num_nodes not in self._paces:
+            self._paces[template.num_nodes] = Pace(template, self._change.profile)
+        return slowed(times, self._paces[template.num_nodes].on_parts(speeds))
+
+    def _speed(self, node: NodeId) -> float:
+        return self._change.speeds.get(node, 1.0)
+
+
+def _transfer_s(plan: Plan, moves: Sequence[Transfer], profile: ModelProfile) -> float:
+    """Seconds of the transfers at the worker that sends or receives longest."""
+    sending: defaultdict[WorkerId, float] = defaultdict(float)
+    receiving: defaultdict[WorkerId, float] = defaultdict(float)
+    for move in moves:
+        link = profile.links.of(same_node=plan.node_of(move.source) == plan.node_of(move.target))
+        seconds = link.time_s(move.moved_bytes(profile.groups[move.group]))
+        sending[move.source] += seconds
+        receiving[move.target] += seconds
+    return max([*sending.values(), *receiving.values()], default=0.0)
+
+
+def _live_nodes(plan: Plan, held: Holders) -> list[NodeId]:
+    """A node lives and dies as one: a node of the plan counts if all who drive its stages live, another one if all its
+    workers do."""
+    workers: dict[NodeId, set[WorkerId]] = {}
+    for worker in held:
+        workers.setdefault(plan.node_of(worker), set()).add(worker)
+    driving: dict[NodeId, set[WorkerId]] = {}
+    for worker in plan.workers:
+        driving.setdefault(plan.node_of(worker), set()).add(worker)
+    return sorted(
+        node
+        for node, live in workers.items()
+        if (driving[node] <= live if node in driving else len(live) == plan.devices_per_node)
+    )
+
+
+def _nodes_of_pipelines(plan: Plan, live: Collection[NodeId]) -> list[list[NodeId]]:
+    """Each pipeline's live nodes; a node counts for the first pipeline that it is in."""
+    seen: set[NodeId] = set()
+    result: list[list[NodeId]] = []
+    for pipeline in plan.pipelines:
+        nodes = {plan.node_of(worker) for worker in pipeline.workers}.intersection(live) - seen
+        seen |= nodes
+        result.append(sorted(nodes))
+    return result
+
+
+def _is_intact(plan: Plan, pipeline: Pipeline, nodes: Sequence[NodeId], by_size: Mapping[int, Template]) -> bool:
+    """No node is lost, and it is cut as its template says: a plan that finishes a step may have others."""
+    template = by_size.get(len(nodes))
+    if template is None or {plan.node_of(worker) for worker in pipeline.workers} != set(nodes):
+        return False
+    cut = [(stage.first_layer, stage.end_layer, stage.num_devices) for stage in pipeline.stages]
+    if cut != [(stage.first_layer, stage.end_layer, stage.num_devices) for stage in template.stages]:
+        return False
+    placed = zip(pipeline.stages, template.stages, strict=True)
+    return len({(plan.node_of(stage.worker), part.node) for stage, part in placed}) == len(nodes)

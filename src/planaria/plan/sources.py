@@ -1,0 +1,119 @@
+"""Sources: how early all that moves between nodes can be sent, if every group may come from several holders in parts.
+
+The devices of a node share its way to other nodes, so what a node sends is counted per node. Bytes are of parameters;
+the optimizer's state goes along in proportion.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planaria.plan.matching import Bools, Ints, fill
+from planaria.plan.plan import NodeId, WorkerId
+
+Holders = Mapping[WorkerId, Collection[int]]
+"""For each live worker, the groups that it holds an up-to-date replica of."""
+
+
+def held_by_node(holders: Holders, devices_per_node: int) -> dict[NodeId, frozenset[int]]:
+    """The groups that some device of each node holds, nodes ascending."""
+    held: dict[NodeId, frozenset[int]] = {}
+    for worker in sorted(holders):
+        node = NodeId(worker // devices_per_node)
+        groups = frozenset(holders[worker])
+        held[node] = held[node] | groups if node in held else groups
+    return held
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Busiest:
+    """The least that the busiest sender has to send.
+
+    Attributes:
+        size_bytes: that least.
+        groups: marks the groups that make it so: their holders together cannot do with less.
+        flow: bytes of each group that each class of nodes sends then.
+    """
+
+    size_bytes: int
+    groups: Bools
+    flow: Ints
+
+
+class Sources:
+    """The nodes that hold anything, by class: nodes of a class hold the same groups.
+
+    Attributes:
+        classes: for each class, its nodes, ascending.
+        holds: for each class and group, whether its nodes hold the group.
+    """
+
+    def __init__(self, held: Mapping[NodeId, frozenset[int]], num_groups: int) -> None:
+        members: dict[frozenset[int], list[NodeId]] = {}
+        for node in sorted(held):
+            if held[node]:
+                members.setdefault(held[node], []).append(node)
+        self.classes: tuple[tuple[NodeId, ...], ...] = tuple(map(tuple, members.values()))
+        self.holds = np.zeros((len(members), num_groups), np.bool_)
+        for at, groups in enumerate(members):
+            self.holds[at, list(groups)] = True
+        self._counts = np.array([len(nodes) for nodes in self.classes], np.int64)
+
+    def num_holders(self, groups: Bools) -> int:
+        """Nodes that hold at least one of the groups."""
+        return int(self._counts[self.holds[:, groups].any(axis=1)].sum())
+
+    def busiest(self, needed: Ints, at_least: int = 0) -> Busiest:
+        """Send so many bytes of each group, so that the busiest node sends as little as can be.
+
+        Exact, for bytes may be split at will: the least is the largest, over sets of groups, of what is needed of
+        them over the number of nodes that hold one of them. From the bound that all groups give, a maximum flow
+        finds a set that needs more, until none does (Newton's method on that ratio).
+
+        Args:
+            needed: bytes of each group. Each needed group has a holder.
+            at_least: do not look for less than this.
+        """
+        rows, columns = self._merged(needed)
+        supply = np.array([int(needed[groups].sum()) for groups in columns], np.int64)
+        allowed = np.array(rows, np.bool_).reshape(len(columns), len(self.classes))
+        culprits = needed > 0
+        least = -(-int(supply.sum()) // max(self.num_holders(culprits), 1))
+        if least < at_least:
+            least, culprits = at_least, np.zeros_like(culprits)
+        while (filling := fill(supply, least * self._counts, allowed)).stuck is not None:
+            culprits = np.zeros_like(culprits)
+            for at in np.flatnonzero(filling.stuck):
+                culprits[columns[at]] = True
+            more = -(-int(needed[culprits].sum()) // self.num_holders(culprits))
+            assert more > least, f"{more} bytes a sender after {least}"
+            least = more
+        return Busiest(size_bytes=least, groups=culprits, flow=self._unmerged(filling.flow, columns, needed))
+
+    def _merged(self, needed: Ints) -> tuple[list[tuple[bool, ...]], list[list[int]]]:
+        """Needed groups with the same holders, as one; for each, which classes hold it, and the groups."""
+        merged: dict[tuple[bool, ...], list[int]] = {}
+        for group in np.flatnonzero(needed).tolist():
+            merged.setdefault(tuple(self.holds[:, group].tolist()), []).append(group)
+        return list(merged), list(merged.values())
+
+    def _unmerged(self, flow: Ints, columns: Sequence[Sequence[int]], needed: Ints) -> Ints:
+        """What each class sends of each group: merged groups one after the other, classes in order."""
+        result = np.zeros((len(needed), len(self.classes)), np.int64)
+        for row, groups in zip(flow, columns, strict=True):
+            left = Counter({group: int(needed[group]) for group in groups})
+            queue = list(groups)
+            for at in np.flatnonzero(row).tolist():
+                amount = int(row[at])
+                while amount:
+                    part = min(amount, left[queue[0]])
+                    result[queue[0], at] += part
+                    amount -= part
+                    left[queue[0]] -= part
+                    if not left[queue[0]]:
+                        queue.pop(0)
+        return result
