@@ -27,9 +27,10 @@ from figures import note, report
 from interleave import Side
 from sides import make_job, planaria_side
 
-from planaria.estimate.memory import worker_memory_bytes
+from planaria.estimate.memory import memory_use
 from planaria.plan.plan import Plan, WorkerId
 from planaria.plan.profile import ModelProfile
+from planaria.profile.memory import own_bytes
 
 MB = 1e6
 GROWTH = (("threads", "count", "<= 0"), ("descriptors", "count", "<= 0"), ("anonymous", "MB", "<= 2"))
@@ -97,7 +98,7 @@ def usage_of(pid: int) -> Usage:
         peak_rss=_megabytes(status, "VmHWM"),
         anonymous=_megabytes(status, "RssAnon") + _megabytes(status, "RssShmem"),
         pss=_megabytes(rollup, "Pss"),
-        own=_megabytes(rollup, "Private_Dirty") + _megabytes(rollup, "Pss_Shmem"),
+        own=own_bytes(pid) / MB,
         threads=_number(status, "Threads"),
         descriptors=len(os.listdir(f"/proc/{pid}/fd")),
     )

@@ -9,6 +9,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -105,8 +106,8 @@ def _check_bytes(number: int, layer: LayerCost) -> None:
     for field in ("gradient_bytes", "optimizer_bytes"):
         if getattr(layer, field) and not layer.parameter_bytes:
             raise PlanError(
-                f"{_of(number, layer)}: {field} is {getattr(layer, field)} and parameter_bytes is 0; without parameters "
-                f"there are neither gradients nor optimizer state. {_CORRECT}"
+                f"{_of(number, layer)}: {field} is {getattr(layer, field)} and parameter_bytes is 0; without "
+                f"parameters there are neither gradients nor optimizer state. {_CORRECT}"
             )
 
 
@@ -114,7 +115,7 @@ def _check_times(number: int, layer: LayerCost) -> None:
     counts = [times.num_devices for times in layer.times]
     if not counts:
         raise PlanError(f"{_of(number, layer)}: times is empty. Give its times on 1 device.")
-    if counts[0] < 1 or any(high <= low for low, high in zip(counts, counts[1:], strict=False)):
+    if counts[0] < 1 or any(high <= low for low, high in pairwise(counts)):
         raise PlanError(
             f"{_of(number, layer)}: times are for {counts} devices; each number stands once, ascending, from 1 on. "
             f"{_CORRECT}"
@@ -150,8 +151,9 @@ def _check_device_counts(layers: Sequence[LayerCost]) -> None:
         if 1 not in own:
             raise PlanError(f"{_of(number, layer)}: there are no times on 1 device. Measure them too.")
         for count in sorted(known.keys() - own):
+            other = known[count]
             raise PlanError(
-                f"{_of(number, layer)}: there are no times on {count} devices, and {_of(known[count], layers[known[count]])}"
+                f"{_of(number, layer)}: there are no times on {count} devices, and {_of(other, layers[other])}"
                 " has them. Measure them too, or leave them out of every layer."
             )
 
@@ -163,8 +165,8 @@ def _check_groups(profile: ModelProfile) -> None:
         unknown = [layer for layer in layers if not 0 <= layer < profile.num_layers]
         if unknown:
             raise PlanError(
-                f"group {number}: there is no layer {unknown[0]}; the profile has {profile.num_layers}, numbered from 0. "
-                f"{_CORRECT}"
+                f"group {number}: there is no layer {unknown[0]}; the profile has {profile.num_layers}, numbered from "
+                f"0. {_CORRECT}"
             )
         if not layers or layers != sorted(set(layers)):
             raise PlanError(f"group {number}: its layers are {layers}; name one or more, ascending. {_CORRECT}")
@@ -175,10 +177,10 @@ def _check_groups(profile: ModelProfile) -> None:
             )
         for layer in layers:
             sizes[layer] += group.size_bytes
-    for number, (layer, size) in enumerate(zip(profile.layers, sizes, strict=True)):
-        if size != layer.parameter_bytes:
+    for at, (cost, size) in enumerate(zip(profile.layers, sizes, strict=True)):
+        if size != cost.parameter_bytes:
             raise PlanError(
-                f"{_of(number, layer)}: parameter_bytes is {layer.parameter_bytes}, and its groups have {size} bytes. "
+                f"{_of(at, cost)}: parameter_bytes is {cost.parameter_bytes}, and its groups have {size} bytes. "
                 "Correct one of them, or leave groups out: each layer with parameters is then one."
             )
 
@@ -191,7 +193,8 @@ def _check_rest(profile: ModelProfile) -> None:
             raise PlanError(f"links.{name}.latency_s is {link.latency_s}; seconds are 0 or more. {_CORRECT}")
         if not math.isfinite(link.bandwidth_bytes_per_s) or link.bandwidth_bytes_per_s <= 0:
             raise PlanError(
-                f"links.{name}.bandwidth_bytes_per_s is {link.bandwidth_bytes_per_s}; it must be more than 0. {_CORRECT}"
+                f"links.{name}.bandwidth_bytes_per_s is {link.bandwidth_bytes_per_s}; it must be more than 0. "
+                f"{_CORRECT}"
             )
     for name in ("memory_bytes", "process_bytes"):
         value = getattr(profile.device, name)
@@ -215,10 +218,10 @@ def _check_fits(profile: ModelProfile) -> None:
         if needed > memory:
             share = f"even its share on {count} devices" if count > 1 else "its state and one microbatch"
             raise PlanError(
-                f"{_of(number, layer)}: {share} needs {needed} bytes (state_bytes {layer.state_bytes}, activation_bytes "
-                f"{layer.activation_bytes}, workspace_bytes {layer.workspace_bytes}), and {profile.device.name or 'a device'} "
-                f"has device.memory_bytes {memory}. Use a smaller microbatch, cut the layer into smaller ones, or add "
-                "times on more devices."
+                f"{_of(number, layer)}: {share} needs {needed} bytes (state_bytes {layer.state_bytes}, "
+                f"activation_bytes {layer.activation_bytes}, workspace_bytes {layer.workspace_bytes}), and "
+                f"{profile.device.name or 'a device'} has device.memory_bytes {memory}. "
+                "Use a smaller microbatch, cut the layer into smaller ones, or add times on more devices."
             )
 
 
