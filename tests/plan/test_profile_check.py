@@ -229,6 +229,7 @@ def whole() -> dict[str, Any]:
         ("links.within_node.bandwidth", 1, "unknown field `bandwidth`"),
         ("device.memory_bytes", -1, "device.memory_bytes is -1"),
         ("device.process_bytes", -1, "device.process_bytes is -1"),
+        ("device.allocator_overhead", -0.1, "device.allocator_overhead is -0.1"),
         ("step.vote_s", float("nan"), "step.vote_s is nan"),
         ("step.sum_s_per_byte", -1.0, "step.sum_s_per_byte is -1.0"),
         ("groups.0.layers", [2], "there is no layer 2; the profile has 2"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planaria.plan.plan import Plan, WorkerId
+from planaria.plan.plan import Plan, ScheduleKind, WorkerId
 from planaria.plan.profile import LayerCost, ModelProfile
 from planaria.plan.program import Instruction, Op
 from planaria.plan.schedule import program
@@ -64,6 +64,9 @@ def memory_use(plan: Plan, profile: ModelProfile, worker: WorkerId) -> MemoryUse
             gradients += round(layer.gradient_bytes * share)
             optimizer += round(layer.optimizer_bytes * share)
     activations, workspace = _Walk(profile).fullest(instructions)
+    if plan.schedule is not ScheduleKind.GPIPE:
+        # What is freed and allocated in turn leaves holes; GPipe's forwards find the heap as it was a step before.
+        activations = round(activations * (1.0 + profile.device.allocator_overhead))
     parts = {
         "parameters": parameters,
         "gradients": gradients,

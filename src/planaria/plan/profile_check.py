@@ -200,6 +200,9 @@ def _check_rest(profile: ModelProfile) -> None:
         value = getattr(profile.device, name)
         if value < 0:
             raise PlanError(f"device.{name} is {value}; bytes are 0 or more. {_CORRECT}")
+    overhead = profile.device.allocator_overhead
+    if not math.isfinite(overhead) or overhead < 0:
+        raise PlanError(f"device.allocator_overhead is {overhead}; it is a share, 0 or more. {_CORRECT}")
     for name in ("vote_s", "apply_s_per_byte", "sum_s_per_byte"):
         cost = getattr(profile.step, name)
         if not math.isfinite(cost) or cost < 0:

@@ -25,8 +25,8 @@ REPEATS = 5
 ENOUGH_S = 2.0
 """A kind of layer that takes longer is repeated less often, but at least twice."""
 
-STAGE_LAYERS = 2
-IN_FLIGHT = (1, 4)
+STAGE_LAYERS = 3
+IN_FLIGHT = (1, 3)
 ROUNDS = 5
 """How the allocator's overhead is measured: layers of the stage, microbatches in flight, and how many follow them."""
 
@@ -63,8 +63,10 @@ class _Measured:
     workspace_bytes: int
 
 
-def measure_layers(model: Model, train: TrainSection, device: torch.device, batch: Batch) -> tuple[LayerCost, ...]:
-    """Each layer on what the one before gave.
+def measure_layers(
+    model: Model, train: TrainSection, device: torch.device, batch: Batch
+) -> tuple[tuple[LayerCost, ...], float]:
+    """Each layer on what the one before gave; and the allocator's overhead, see `DeviceKind`.
 
     Raises:
         LayerFailed: a layer of the user's raises.
@@ -83,7 +85,7 @@ class _Meter:
         self._seen: dict[object, _Measured] = {}
         self._kinds: list[_Measured] = []
 
-    def costs(self) -> tuple[LayerCost, ...]:
+    def costs(self) -> tuple[tuple[LayerCost, ...], float]:
         tensors = tuple(self._batch[name] for name in self._model.inputs)
         costs = []
         for layer, name in enumerate(self._model.layer_names):
@@ -91,42 +93,39 @@ class _Meter:
             cost, tensors = self._cost(layer, name, module, tensors)
             costs.append(cost)
             self._holdings.forget_all()
-        of_activations, of_workspace = self._overhead()
-        return tuple(
-            msgspec.structs.replace(
-                cost,
-                activation_bytes=round(of_activations * cost.activation_bytes),
-                recompute_activation_bytes=round(of_activations * cost.recompute_activation_bytes),
-                workspace_bytes=round(of_workspace * cost.workspace_bytes),
-            )
-            for cost in costs
+        overhead, factor = self._overhead()
+        held = tuple(
+            msgspec.structs.replace(cost, workspace_bytes=round(factor * cost.workspace_bytes)) for cost in costs
         )
+        return held, overhead
 
     def _overhead(self) -> tuple[float, float]:
-        """What the allocator holds for activations and workspace, over what it is asked for: there are holes.
+        """What the allocator holds beyond what it is asked for, because there are holes: the share of activations, and
+        a factor for workspaces.
 
         The commonest kind of layer runs as a stage of such layers would, 1F1B with few and then with more microbatches
         in flight, on a heap that was emptied before. What grows with the microbatches belongs to the activations.
         """
         common = max(self._kinds, key=lambda kind: (self._kinds.count(kind), kind.activation_bytes))
         self._hold(common.layer)
+        self._run_stage(common, 1, rounds=0)  # accumulators are made at first use
         few, many = (STAGE_LAYERS * in_flight * common.allocated_bytes for in_flight in IN_FLIGHT)
         if few < LEAST_SEEN_BYTES or not give_back(self._device):
             self._holdings.forget_all()
-            return 1.0, 1.0
+            return 0.0, 1.0
         before = held_bytes(self._device)
         held = []
         for in_flight in IN_FLIGHT:
-            self._run_stage(common, in_flight)
+            self._run_stage(common, in_flight, rounds=ROUNDS)
             held.append(held_bytes(self._device) - before)
         self._holdings.forget_all()
         share = min(max((held[1] - held[0]) / (many - few), 1.0), MOST_OVERHEAD)
-        return share, max((held[0] - share * few) / max(common.workspace_bytes, 1), 1.0)
+        return share - 1.0, max((held[0] - share * few) / max(common.workspace_bytes, 1), 1.0)
 
-    def _run_stage(self, kind: _Measured, in_flight: int) -> None:
+    def _run_stage(self, kind: _Measured, in_flight: int, *, rounds: int) -> None:
         compute = self._holdings.compute
         deadline = time.perf_counter() + ENOUGH_S
-        for microbatch in range(in_flight + ROUNDS):
+        for microbatch in range(in_flight + rounds):
             for number in range(STAGE_LAYERS):
                 compute.forward(1, (microbatch, number), kind.layer, kind.inputs, self._batch, keep=True)
             oldest = microbatch - in_flight + 1

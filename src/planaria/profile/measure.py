@@ -85,7 +85,7 @@ def measure(job: Job, data_folder: Path) -> ModelProfile:
     batch = Sampler(tokens, job.train, job.data.mask_probability, model.masked_lm).microbatch(1, 0)
     device = open_device(job, 0)
     batch = {name: tensor.to(device) for name, tensor in batch.items()}
-    layers = measure_layers(model, job.train, device, batch)
+    layers, overhead = measure_layers(model, job.train, device, batch)
     groups = tuple(
         Group(layers=spec.layers, size_bytes=4 * sum(math.prod(p.shape) for p in spec.parameters))
         for spec in model.groups
@@ -99,7 +99,12 @@ def measure(job: Job, data_folder: Path) -> ModelProfile:
         groups=groups,
         # All nodes are on this machine.
         links=Links(within_node=link, between_nodes=link),
-        device=DeviceKind(name=_device_name(job), memory_bytes=device_bytes(device), process_bytes=own_bytes),
+        device=DeviceKind(
+            name=_device_name(job),
+            memory_bytes=device_bytes(device),
+            process_bytes=own_bytes,
+            allocator_overhead=overhead,
+        ),
         step=measure_step(job.train, device, link),
         provenance=f"measured by planaria {__version__} on {platform.node()}, one thread a worker",
         fingerprint=fingerprint(job),
