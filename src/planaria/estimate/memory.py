@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from planaria.plan.plan import Plan, ScheduleKind, WorkerId
 from planaria.plan.profile import LayerCost, ModelProfile
-from planaria.plan.program import Instruction, Op
+from planaria.plan.program import Instruction, Op, Program
 from planaria.plan.schedule import program
 
 
@@ -63,7 +63,7 @@ def memory_use(plan: Plan, profile: ModelProfile, worker: WorkerId) -> MemoryUse
             parameters += group.size_bytes
             gradients += round(layer.gradient_bytes * share)
             optimizer += round(layer.optimizer_bytes * share)
-    activations, workspace = _Walk(profile).fullest(instructions)
+    activations, workspace = fullest_moment(profile, instructions)
     if plan.schedule is not ScheduleKind.GPIPE:
         # What is freed and allocated in turn leaves holes; GPipe's forwards find the heap as it was a step before.
         activations = round(activations * (1.0 + profile.device.allocator_overhead))
@@ -85,32 +85,41 @@ def worker_memory_bytes(plan: Plan, profile: ModelProfile, worker: WorkerId) -> 
     return memory_use(plan, profile, worker).total
 
 
+def fullest_moment(profile: ModelProfile, instructions: Program) -> tuple[int, int]:
+    """Bytes of activations, and of workspace, when they are largest together while a program runs on one device."""
+    walk = _Walk(profile)
+    for instruction in instructions:
+        walk.run(instruction)
+    return walk.most
+
+
 class _Walk:
-    """Goes through a program and notes the moment at which activations and workspace are largest together."""
+    """Goes through a program.
+
+    Attributes:
+        most: activations and workspace at the fullest moment so far.
+    """
 
     def __init__(self, profile: ModelProfile) -> None:
         self._layers = profile.layers
         self._now = 0
-        self._most = (0, 0)
+        self.most = (0, 0)
 
-    def fullest(self, instructions: tuple[Instruction, ...]) -> tuple[int, int]:
-        """Bytes of activations, and of workspace."""
-        for instruction in instructions:
-            layers = self._layers[max(instruction.first_layer, 0) : max(instruction.end_layer, 0)]
-            match instruction.op:
-                case Op.FORWARD:
-                    self._forward(layers, top=instruction.end_layer, keeps=instruction.keeps)
-                case Op.BACKWARD:
-                    self._backward(layers, top=instruction.end_layer)
-                case Op.BACKWARD_INPUT:
-                    # What the weights' gradients need stays: the activations, and each output's gradient.
-                    for layer in reversed(layers):
-                        self._note(layer.workspace_bytes)
-                        self._now += layer.output_bytes
-                case Op.BACKWARD_WEIGHT:
-                    self._backward(layers, top=instruction.end_layer)
-                    self._now -= sum(layer.output_bytes for layer in layers)
-        return self._most
+    def run(self, instruction: Instruction) -> None:
+        layers = self._layers[max(instruction.first_layer, 0) : max(instruction.end_layer, 0)]
+        match instruction.op:
+            case Op.FORWARD:
+                self._forward(layers, top=instruction.end_layer, keeps=instruction.keeps)
+            case Op.BACKWARD:
+                self._backward(layers, top=instruction.end_layer)
+            case Op.BACKWARD_INPUT:
+                # What the weights' gradients need stays: the activations, and each output's gradient.
+                for layer in reversed(layers):
+                    self._note(layer.workspace_bytes)
+                    self._now += layer.output_bytes
+            case Op.BACKWARD_WEIGHT:
+                self._backward(layers, top=instruction.end_layer)
+                self._now -= sum(layer.output_bytes for layer in layers)
 
     def _forward(self, layers: tuple[LayerCost, ...], *, top: int, keeps: bool) -> None:
         before = self._now
@@ -136,11 +145,11 @@ class _Walk:
         return 0 if recomputes or top == len(self._layers) else layer.output_bytes
 
     def _note(self, workspace: int) -> None:
-        if self._now + workspace > sum(self._most):
-            self._most = (self._now, workspace)
+        if self._now + workspace > sum(self.most):
+            self.most = (self._now, workspace)
 
 
-def _messages(profile: ModelProfile, instructions: tuple[Instruction, ...]) -> int:
+def _messages(profile: ModelProfile, instructions: Program) -> int:
     """One waiting message for each way in: the largest that comes on it."""
     ways: dict[tuple[Op, WorkerId | None], int] = {}
     for instruction in instructions:

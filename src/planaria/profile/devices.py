@@ -105,7 +105,7 @@ DEVICES: dict[str, DeviceFigures] = {
         link_latency_s=_NVLINK_S,
         efficiency=0.50,
         source=(
-            "there is no public datasheet; 320 TFLOP/s, 1.6 TB/s and HCCS of 392 GB/s both ways as commonly reported "
+            "No public datasheet; 320 TFLOP/s, 1.6 TB/s and HCCS of 392 GB/s both ways as commonly reported "
             "(variants differ by 15%), 64 GB as in Odyssey, section V-A: calibrate it"
         ),
     ),

@@ -68,6 +68,7 @@ class Transformer:
             input_values=0,
             output_values=values,
             tied_parameters=tokens if self.tied else 0,
+            exchanged_values=values,
         )
 
     def _block(self, name: str, rows: float, sequence_length: int) -> LayerShape:
@@ -115,7 +116,7 @@ class Transformer:
             input_values=values,
             output_values=0,
             tied_parameters=self.vocabulary * width if self.tied else 0,
-            exchanged_values=0,
+            exchanged_values=values,
         )
 
 
