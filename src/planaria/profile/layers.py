@@ -18,6 +18,7 @@ from planaria.job.settings import Numerics, TrainSection
 from planaria.model.model import Batch, Model, Tensors
 from planaria.plan.profile import LayerCost, LayerTimes
 from planaria.profile.allocations import follow_allocations
+from planaria.profile.clock import compute_now
 from planaria.profile.memory import give_back, held_bytes
 from planaria.worker.holdings import Holdings
 
@@ -241,14 +242,9 @@ class _Meter:
         return sum(kept.values()), after_forward, peak - after_forward + received
 
     def _timed(self, work: Callable[[], None]) -> float:
-        began = self._now()
+        began = compute_now(self._device)
         work()
-        return self._now() - began
-
-    def _now(self) -> float:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        return time.perf_counter()
+        return compute_now(self._device) - began
 
 
 def split_backward(forward_s: float, whole_s: float, input_s: float, *, has_parameters: bool) -> LayerTimes:

@@ -32,12 +32,11 @@ def own_bytes(pid: int) -> int:
     Raises:
         ProcessLookupError, FileNotFoundError: it is gone.
     """
-    smaps = Path(f"/proc/{pid}/smaps")
-    if not smaps.exists() and Path(f"/proc/{pid}").exists():
+    if not Path("/proc/self/smaps").exists():
         return 0
     counts = "Private_Dirty"
     total = 0
-    for line in smaps.read_text().splitlines():
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
         mapping = _MAPPING.match(line)
         if mapping is not None:
             is_memory = "/memfd:" in mapping["file"]
