@@ -187,7 +187,7 @@ def damaged_layers(draw: st.DrawFn) -> tuple[dict[str, Any], int, str]:
     return raw, at, field
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(damaged=damaged_layers())
 def test_every_damage_of_a_layer_is_refused_with_its_name_and_the_field(
     damaged: tuple[dict[str, Any], int, str],
