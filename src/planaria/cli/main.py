@@ -20,6 +20,7 @@ from planaria.job.errors import PlanariaError
 if TYPE_CHECKING:
     from planaria.api import PlanReport
     from planaria.job.settings import Job
+    from planaria.plan.profile import ModelProfile
 
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
@@ -278,20 +279,8 @@ def profile(
     if only_list:
         profile_view.show_presets()
         return 0
-    if sum(source is not None for source in (job, preset, profile_file)) != 1:
-        raise click.UsageError("Give one of JOB, --preset NAME and --profile FILE, or --list.")
-    if (preset is None) != (device is None):
-        raise click.UsageError("--preset and --device go together; --list shows what there is.")
     of_presets = (microbatch, sequence_length, devices_per_node, network_gbit)
-    if preset is None and any(option is not None for option in of_presets):
-        raise click.UsageError(
-            "--microbatch, --sequence-length, --devices-per-node and --network-gbit go with --preset. "
-            "A job says these things itself."
-        )
-    if job is None and overrides:
-        raise click.UsageError("--set goes with JOB.")
-    from planaria import api
-
+    _check_source(job, overrides, preset, device, profile_file, of_presets)
     if preset is not None and device is not None:
         made = profile_view.from_preset(
             profile_view.PresetChoice(
@@ -304,12 +293,12 @@ def profile(
             )
         )
     elif profile_file is not None:
+        from planaria import api
+
         made = api.read_profile(profile_file)
     else:
         assert job is not None
-        parsed = api.load_job(job, overrides)
-        with _busy(f"measuring the layers of {parsed.model.type} ..."):
-            made = profile_view.measured(parsed, job.resolve().parent)
+        made = _measured(job, overrides)
     if calibrate is not None:
         made = profile_view.corrected(made, calibrate)
     profile_view.show(made)
@@ -317,6 +306,37 @@ def profile(
         profile_view.write(made, output)
         click.echo(f"profile: {output}")
     return 0
+
+
+def _check_source(
+    job: Path | None,
+    overrides: tuple[str, ...],
+    preset: str | None,
+    device: str | None,
+    profile_file: Path | None,
+    of_presets: tuple[float | None, ...],
+) -> None:
+    """A profile has one source, and each source its own options."""
+    if sum(source is not None for source in (job, preset, profile_file)) != 1:
+        raise click.UsageError("Give one of JOB, --preset NAME and --profile FILE, or --list.")
+    if (preset is None) != (device is None):
+        raise click.UsageError("--preset and --device go together; --list shows what there is.")
+    if preset is None and any(option is not None for option in of_presets):
+        raise click.UsageError(
+            "--microbatch, --sequence-length, --devices-per-node and --network-gbit go with --preset. "
+            "A job says these things itself."
+        )
+    if job is None and overrides:
+        raise click.UsageError("--set goes with JOB.")
+
+
+def _measured(job: Path, overrides: tuple[str, ...]) -> ModelProfile:
+    from planaria import api
+    from planaria.cli import profile_view
+
+    parsed = api.load_job(job, overrides)
+    with _busy(f"measuring the layers of {parsed.model.type} ..."):
+        return profile_view.measured(parsed, job.resolve().parent)
 
 
 @cli.command()
