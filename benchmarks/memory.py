@@ -1,7 +1,6 @@
 """Memory of a run, and whether anything grows.
 
-worker: peak memory of a worker against what its plan says that it must hold (parameters, gradients, optimizer state,
-accumulators and activations).
+worker: peak memory of each worker against the estimate, for several models, schedules and precisions.
 steps: processes, threads, file descriptors and memory after 300 steps, less those after the first 30.
 recoveries: the same for the survivors of 20 losses, one after the other, of 24 nodes.
 
@@ -13,6 +12,7 @@ by the pages of the token file that are read. What a worker takes of the machine
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import re
@@ -27,17 +27,38 @@ from figures import note, report
 from interleave import Side
 from sides import make_job, planaria_side
 
-from planaria.estimate.memory import worker_memory_bytes
+from planaria.estimate.memory import memory_use
+from planaria.job.settings import Job
+from planaria.launch.settings import job_profile
 from planaria.plan.plan import Plan, WorkerId
 from planaria.plan.profile import ModelProfile
+from planaria.profile.memory import own_bytes
 
 MB = 1e6
 GROWTH = (("threads", "count", "<= 0"), ("descriptors", "count", "<= 0"), ("anonymous", "MB", "<= 2"))
 """What must not grow, its unit, and the goal."""
+GPT2 = 'type = "gpt2"\nconfig = { n_layer = 6, n_embd = 384, n_head = 6, n_positions = 128 }'
+WIDE = 'type = "gpt2"\nconfig = { n_layer = 4, n_embd = 768, n_head = 12, n_positions = 128 }'
+BERT = """type = "bert"
+config = { num_hidden_layers = 6, hidden_size = 384, num_attention_heads = 6, intermediate_size = 1536 }"""
+LLAMA = """type = "llama"
+config = { num_hidden_layers = 6, hidden_size = 384, num_attention_heads = 6, intermediate_size = 1024 }"""
+WORKER_JOBS = {
+    "gpt2": (GPT2, ()),
+    "gpt2-bfloat16": (GPT2, ('train.dtype="bfloat16"',)),
+    "gpt2-wide-1f1b": (WIDE, ('cluster.schedule="1f1b"',)),
+    "gpt2-wide-one-stage": (WIDE, ("cluster.nodes=2", "resilience.min_nodes_per_pipeline=1")),
+    "bert-recomputed": (BERT, ("train.activation_checkpointing=true",)),
+    "llama-gpipe-fast": (
+        LLAMA,
+        ('cluster.schedule="gpipe"', 'train.numerics="fast"', "train.sequence_length=256"),
+    ),
+}
+"""Model and what differs from LARGE_JOB."""
+
 LARGE_JOB = """
 [model]
-type = "gpt2"
-config = { n_layer = 6, n_embd = 384, n_head = 6, n_positions = 128 }
+{model}
 [train]
 steps = 1_000_000
 global_batch = 16
@@ -97,7 +118,7 @@ def usage_of(pid: int) -> Usage:
         peak_rss=_megabytes(status, "VmHWM"),
         anonymous=_megabytes(status, "RssAnon") + _megabytes(status, "RssShmem"),
         pss=_megabytes(rollup, "Pss"),
-        own=_megabytes(rollup, "Private_Dirty") + _megabytes(rollup, "Pss_Shmem"),
+        own=own_bytes(pid) / MB,
         threads=_number(status, "Threads"),
         descriptors=len(os.listdir(f"/proc/{pid}/fd")),
     )
@@ -134,14 +155,20 @@ def usage(side: Side) -> dict[str, Usage]:
     return found
 
 
-def measure_worker() -> None:
-    """Peak of each worker of a run against its plan's estimate."""
-    side = planaria_side("memory", make_job(LARGE_JOB))
+def measure_workers(watch_s: float) -> None:
+    """Peak of each worker of some runs against its plan's estimate."""
+    for name, (model, overrides) in WORKER_JOBS.items():
+        measure_worker(name, make_job(LARGE_JOB.format(model=model), *overrides), watch_s)
+    measure_worker("small", make_job(SMALL_JOB), watch_s)
+
+
+def measure_worker(title: str, job: Job, watch_s: float) -> None:
+    side = planaria_side("memory", job)
     side.start()
     try:
         side.steps(1)
         own: dict[str, float] = {}
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + watch_s
         while time.monotonic() < deadline:
             last = usage(side)
             for name, used in last.items():
@@ -150,19 +177,21 @@ def measure_worker() -> None:
     finally:
         side.kill()
     folder = side.log.parent
-    profile = msgspec.json.decode((folder / "profile.json").read_bytes(), type=ModelProfile)
+    profile = job_profile(job, msgspec.json.decode((folder / "profile.json").read_bytes(), type=ModelProfile))
     plan = _plan(folder)
     shutil.rmtree(folder)
     for worker in plan.workers:
         name = f"worker-{worker}"
-        estimate = worker_memory_bytes(plan, profile, WorkerId(worker)) / MB
-        state_mb = sum(profile.group_state_bytes[g] for g in plan.groups_of[worker]) / MB
-        report(f"memory.{name}.estimate", estimate, "MB")
-        report(f"memory.{name}.peak-own", own[name], "MB")
-        report(f"memory.{name}.peak-own-over-estimate", own[name] / estimate, "ratio")
-        report(f"memory.{name}.peak-rss", last[name].peak_rss, "MB")
-        note(f"{name}: state {state_mb:.0f} MB, activations {estimate - state_mb:.0f} MB; {last[name]}")
-    note(f"zygote: {last['zygote']}")
+        use = memory_use(plan, profile, WorkerId(worker))
+        estimate = use.total / MB
+        ratio = own[name] / estimate
+        report(f"memory.{title}.{name}.estimate", estimate, "MB")
+        report(f"memory.{title}.{name}.peak-own", own[name], "MB")
+        report(
+            f"memory.{title}.{name}.peak-own-over-estimate", ratio, "ratio", goal="0.9 to 1.1", ok=0.9 <= ratio <= 1.1
+        )
+        parts = ", ".join(f"{part} {size / MB:.1f}" for part, size in dataclasses.asdict(use).items())
+        note(f"{title} {name}: {parts} MB; {last[name]}")
 
 
 def _plan(folder: Path) -> Plan:
@@ -225,11 +254,12 @@ def measure_recoveries(losses: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=["worker", "steps", "recoveries"], help="one part of it")
+    parser.add_argument("--watch", type=float, default=10, help="seconds for each job's peak (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=300, help="of which growth is measured (default: %(default)s)")
     parser.add_argument("--recoveries", type=int, default=20, help="likewise (default: %(default)s)")
     arguments = parser.parse_args()
     if arguments.only in (None, "worker"):
-        measure_worker()
+        measure_workers(arguments.watch)
     if arguments.only in (None, "steps"):
         measure_steps(arguments.steps)
     if arguments.only in (None, "recoveries"):

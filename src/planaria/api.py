@@ -23,8 +23,9 @@ from planaria.launch.result import TrainResult
 from planaria.observe.progress import Progress
 from planaria.observe.recorder import write_atomically
 from planaria.observe.run_folder import RunFolder
-from planaria.plan.plan import NodeId, Plan
+from planaria.plan.plan import NodeId, Plan, PlanError
 from planaria.plan.profile import ModelProfile
+from planaria.plan.profile_check import decode_profile
 from planaria.protocol.records import AnyRecord
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ __all__ = [
     "UserError",
     "load_job",
     "plan",
+    "read_profile",
     "reference",
     "train",
 ]
@@ -172,17 +174,17 @@ def plan(job: Job, profile: ModelProfile | None = None, *, import_path: Path | N
 
 
 def read_profile(path: Path) -> ModelProfile:
-    """A `ModelProfile` from its JSON file.
+    """A `ModelProfile` from its JSON file; see docs/profile-format.md.
 
     Raises:
-        UserError: there is none in it.
+        UserError: there is none in it, or one that makes no sense; names the layer, the field and the value.
     """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=ModelProfile)
+        return decode_profile(path.read_bytes())
     except OSError as error:
         raise UserError(f"profile {path} cannot be read: {error.strerror}. Leave it out to measure one.") from None
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UserError(f"profile {path} is not a model profile: {error}. Leave it out to measure one.") from None
+    except PlanError as error:
+        raise UserError(f"profile {path}: {error}") from None
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from planaria.job.settings import Job
 from planaria.plan.profile import ModelProfile
 from tests.plan.profiles import uniform_profile
 
-PROFILE = uniform_profile(8)
+PROFILE = uniform_profile(8, tied=False)
 JOB = """
 [model]
 type = "gpt2"

@@ -6,9 +6,8 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from planaria.estimate.memory import worker_memory_bytes
 from planaria.estimate.step_time import simulate, step_time_s
-from planaria.plan.costs import StageCosts, pipeline_cost
+from planaria.plan.costs import pipeline_cost
 from planaria.plan.instantiate import initial_plan
 from planaria.plan.plan import NodeId, Plan, WorkerId
 from planaria.plan.profile import LinkCost, ModelProfile
@@ -103,12 +102,3 @@ def test_compute_of_a_worker_never_overlaps(job: tuple[ModelProfile, PlannerSett
             if instruction.op in (Op.FORWARD, Op.BACKWARD):
                 assert start >= clock
                 clock = end
-
-
-def test_memory_is_state_and_what_is_in_flight() -> None:
-    profile = uniform_profile(4, tied=False)
-    plan = plan_for(profile, 4, 8, 4)
-    costs = StageCosts(profile)
-    for place, stage in enumerate(plan.pipelines[0].stages):
-        expected = costs.memory_bytes(stage.first_layer, stage.end_layer, 4 - place)
-        assert worker_memory_bytes(plan, profile, stage.worker) == expected

@@ -20,6 +20,7 @@ from planaria.job.errors import PlanariaError
 if TYPE_CHECKING:
     from planaria.api import PlanReport
     from planaria.job.settings import Job
+    from planaria.plan.profile import ModelProfile
 
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
@@ -221,6 +222,122 @@ def _busy(what: str) -> AbstractContextManager[object]:
 
     console = Console(stderr=True)
     return console.status(what) if console.is_terminal else nullcontext()
+
+
+@cli.command()
+@click.argument("job", type=_JOB_FILE, required=False)
+@_set_option
+@click.option(
+    "-o", "--output", type=_FILE, metavar="FILE", help="Write the profile as JSON; see docs/profile-format.md."
+)
+@click.option("--preset", metavar="NAME", help="A published model instead of a measured one; needs --device.")
+@click.option("--device", metavar="NAME", help="The preset's device.")
+@click.option("--microbatch", type=click.IntRange(min=1), metavar="N", help="Samples in the preset's microbatch.")
+@click.option("--sequence-length", type=click.IntRange(min=1), metavar="N", help="Tokens in the preset's samples.")
+@click.option(
+    "--devices-per-node", type=click.IntRange(min=1), metavar="M",
+    help="Give the preset's times for stages of 1, 2, 4, ... M devices.  [default: 1]",
+)  # fmt: skip
+@click.option(
+    "--network-gbit", type=click.FloatRange(min=0, min_open=True), metavar="G",
+    help="The preset's bandwidth between nodes, in Gbit/s.  [default: 100]",
+)  # fmt: skip
+@click.option(
+    "--profile", "profile_file", type=_JOB_FILE, metavar="FILE", help="Read this profile instead of measuring."
+)
+@click.option(
+    "--calibrate", type=float, metavar="SECONDS",
+    help="Scale all times so that one microbatch's forward and backward take this, summed over the layers.",
+)  # fmt: skip
+@click.option("--list", "only_list", is_flag=True, help="Show presets and devices, with their sources.")
+def profile(
+    job: Path | None,
+    overrides: tuple[str, ...],
+    output: Path | None,
+    preset: str | None,
+    device: str | None,
+    microbatch: int | None,
+    sequence_length: int | None,
+    devices_per_node: int | None,
+    network_gbit: float | None,
+    profile_file: Path | None,
+    calibrate: float | None,
+    only_list: bool,
+) -> int:
+    """Show what each layer of JOB's model costs, and write it to a file.
+
+    Measured on this machine (some seconds); or from a preset, or from a file, without torch.
+
+    \b
+    Examples:
+      planaria profile job.toml -o costs.json
+      planaria profile --preset gpt3-6.7b --device a100 --devices-per-node 8 -o costs.json
+      planaria profile --profile costs.json --calibrate 0.52 -o corrected.json
+      planaria profile --list
+    """
+    from planaria.cli import profile_view
+
+    if only_list:
+        profile_view.show_presets()
+        return 0
+    of_presets = (microbatch, sequence_length, devices_per_node, network_gbit)
+    _check_source(job, overrides, preset, device, profile_file, of_presets)
+    if preset is not None and device is not None:
+        made = profile_view.from_preset(
+            profile_view.PresetChoice(
+                model=preset,
+                device=device,
+                microbatch=microbatch or 0,
+                sequence_length=sequence_length or 0,
+                devices_per_node=devices_per_node or 1,
+                network_gbit=network_gbit or 0.0,
+            )
+        )
+    elif profile_file is not None:
+        from planaria import api
+
+        made = api.read_profile(profile_file)
+    else:
+        assert job is not None
+        made = _measured(job, overrides)
+    if calibrate is not None:
+        made = profile_view.corrected(made, calibrate)
+    profile_view.show(made)
+    if output is not None:
+        profile_view.write(made, output)
+        click.echo(f"profile: {output}")
+    return 0
+
+
+def _check_source(
+    job: Path | None,
+    overrides: tuple[str, ...],
+    preset: str | None,
+    device: str | None,
+    profile_file: Path | None,
+    of_presets: tuple[float | None, ...],
+) -> None:
+    """A profile has one source, and each source its own options."""
+    if sum(source is not None for source in (job, preset, profile_file)) != 1:
+        raise click.UsageError("Give one of JOB, --preset NAME and --profile FILE, or --list.")
+    if (preset is None) != (device is None):
+        raise click.UsageError("--preset and --device go together; --list shows what there is.")
+    if preset is None and any(option is not None for option in of_presets):
+        raise click.UsageError(
+            "--microbatch, --sequence-length, --devices-per-node and --network-gbit go with --preset. "
+            "A job says these things itself."
+        )
+    if job is None and overrides:
+        raise click.UsageError("--set goes with JOB.")
+
+
+def _measured(job: Path, overrides: tuple[str, ...]) -> ModelProfile:
+    from planaria import api
+    from planaria.cli import profile_view
+
+    parsed = api.load_job(job, overrides)
+    with _busy(f"measuring the layers of {parsed.model.type} ..."):
+        return profile_view.measured(parsed, job.resolve().parent)
 
 
 @cli.command()

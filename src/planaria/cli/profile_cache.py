@@ -20,7 +20,9 @@ from planaria import __version__
 from planaria.job.checks import is_function
 from planaria.job.settings import Job
 from planaria.observe.recorder import write_atomically
+from planaria.plan.plan import PlanError
 from planaria.plan.profile import ModelProfile
+from planaria.plan.profile_check import decode_profile
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path:
@@ -41,10 +43,10 @@ class ProfileCache:
         if path is None:
             return None
         try:
-            profile = msgspec.json.decode(path.read_bytes(), type=ModelProfile)
+            profile = decode_profile(path.read_bytes())
             return profile, max(0.0, time.time() - path.stat().st_mtime)
-        except (OSError, msgspec.MsgspecError):
-            return None  # Absent, or of another version: measuring again replaces it.
+        except (OSError, PlanError):
+            return None  # Absent, damaged, or of another version: measuring again replaces it.
 
     def keep(self, job: Job, profile: ModelProfile) -> None:
         """Keep a profile that was measured now.

@@ -1,26 +1,159 @@
-"""Memory: what a worker's device must hold under a plan."""
+"""Memory: what a worker's device must hold under a plan, by what holds it."""
 
 from __future__ import annotations
 
-from planaria.plan.plan import Plan, WorkerId
-from planaria.plan.profile import ModelProfile
-from planaria.plan.program import Op
+from dataclasses import dataclass
+
+from planaria.plan.plan import Plan, ScheduleKind, WorkerId
+from planaria.plan.profile import LayerCost, ModelProfile
+from planaria.plan.program import Instruction, Op, Program
 from planaria.plan.schedule import program
 
 
-def worker_memory_bytes(plan: Plan, profile: ModelProfile, worker: WorkerId) -> int:
-    """Peak bytes on the worker's device: state of its groups, and the activations kept for backwards to come.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryUse:
+    """Bytes on one device at its fullest moment of a step.
 
-    Allocator overhead and the library's own workspace are not counted.
+    Attributes:
+        parameters: of the groups that the worker owns.
+        gradients: accumulators and sums of these groups.
+        optimizer: state of these groups.
+        activations: kept for backwards to come.
+        workspace: of the layer that runs: gradients before they are added, and what kernels allocate.
+        messages: that have arrived and wait.
+        process: taken before there is any work.
     """
-    state = sum(profile.group_state_bytes[group] for group in plan.groups_of[worker])
-    now = peak = 0
-    for instruction in program(plan, worker):
-        layers = profile.layers[max(instruction.first_layer, 0) : max(instruction.end_layer, 0)]
-        activations = sum(layer.activation_bytes for layer in layers)
-        if instruction.op is Op.FORWARD:
-            peak = max(peak, now + activations)
-            now += activations if instruction.keeps else 0
-        elif instruction.op is Op.BACKWARD:
-            now -= activations
-    return state + peak
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    workspace: int
+    messages: int
+    process: int
+
+    @property
+    def state(self) -> int:
+        return self.parameters + self.gradients + self.optimizer
+
+    @property
+    def total(self) -> int:
+        return self.state + self.activations + self.workspace + self.messages + self.process
+
+
+def memory_use(plan: Plan, profile: ModelProfile, worker: WorkerId) -> MemoryUse:
+    """What each device of the worker's stage must hold at most. A stage of d devices spreads all but the process.
+
+    Args:
+        plan: what runs.
+        profile: costs as the job runs, see `ModelProfile.recomputed`.
+        worker: who owns layers in the plan.
+
+    Raises:
+        KeyError: the worker owns no layers in the plan.
+    """
+    instructions = program(plan, worker)
+    devices = max((stage.num_devices for stage in plan.stages() if stage.worker == worker), default=1)
+    parameters = gradients = optimizer = 0
+    for number in plan.groups_of[worker]:
+        group = plan.groups[number]
+        layer = profile.layers[group.layers[0]]
+        if layer.parameter_bytes:
+            share = group.size_bytes / layer.parameter_bytes
+            parameters += group.size_bytes
+            gradients += round(layer.gradient_bytes * share)
+            optimizer += round(layer.optimizer_bytes * share)
+    activations, workspace = fullest_moment(profile, instructions)
+    if plan.schedule is not ScheduleKind.GPIPE:
+        # What is freed and allocated in turn leaves holes; GPipe's forwards find the heap as it was a step before.
+        activations = round(activations * (1.0 + profile.device.allocator_overhead))
+    parts = {
+        "parameters": parameters,
+        "gradients": gradients,
+        "optimizer": optimizer,
+        "activations": activations,
+        "workspace": workspace,
+        "messages": _messages(profile, instructions),
+    }
+    return MemoryUse(
+        **{name: -(-size // devices) for name, size in parts.items()}, process=profile.device.process_bytes
+    )
+
+
+def worker_memory_bytes(plan: Plan, profile: ModelProfile, worker: WorkerId) -> int:
+    """The sum of `memory_use`."""
+    return memory_use(plan, profile, worker).total
+
+
+def fullest_moment(profile: ModelProfile, instructions: Program) -> tuple[int, int]:
+    """Bytes of activations, and of workspace, when they are largest together while a program runs on one device."""
+    walk = _Walk(profile)
+    for instruction in instructions:
+        walk.run(instruction)
+    return walk.most
+
+
+class _Walk:
+    """Goes through a program.
+
+    Attributes:
+        most: activations and workspace at the fullest moment so far.
+    """
+
+    def __init__(self, profile: ModelProfile) -> None:
+        self._layers = profile.layers
+        self._now = 0
+        self.most = (0, 0)
+
+    def run(self, instruction: Instruction) -> None:
+        layers = self._layers[max(instruction.first_layer, 0) : max(instruction.end_layer, 0)]
+        match instruction.op:
+            case Op.FORWARD:
+                self._forward(layers, top=instruction.end_layer, keeps=instruction.keeps)
+            case Op.BACKWARD:
+                self._backward(layers, top=instruction.end_layer)
+            case Op.BACKWARD_INPUT:
+                # What the weights' gradients need stays: the activations, and each output's gradient.
+                for layer in reversed(layers):
+                    self._note(layer.workspace_bytes)
+                    self._now += layer.output_bytes
+            case Op.BACKWARD_WEIGHT:
+                self._backward(layers, top=instruction.end_layer)
+                self._now -= sum(layer.output_bytes for layer in layers)
+
+    def _forward(self, layers: tuple[LayerCost, ...], *, top: int, keeps: bool) -> None:
+        before = self._now
+        for layer in layers:
+            self._now += layer.activation_bytes
+            self._note(layer.workspace_bytes)
+        self._now += self._output(layers[-1], top)
+        if not keeps:
+            self._now = before
+
+    def _backward(self, layers: tuple[LayerCost, ...], *, top: int) -> None:
+        for layer in reversed(layers):
+            self._note(layer.workspace_bytes)
+            self._now -= layer.activation_bytes
+        self._now -= self._output(layers[-1], top)
+
+    def _output(self, layer: LayerCost, top: int) -> int:
+        """A kept forward's output is the next layer's input, and kept as that; of the stage's last layer, by itself.
+
+        Where the backward recomputes the forward, outputs are not kept.
+        """
+        recomputes = layer.activation_bytes == layer.recompute_activation_bytes
+        return 0 if recomputes or top == len(self._layers) else layer.output_bytes
+
+    def _note(self, workspace: int) -> None:
+        if self._now + workspace > sum(self.most):
+            self.most = (self._now, workspace)
+
+
+def _messages(profile: ModelProfile, instructions: Program) -> int:
+    """One waiting message for each way in: the largest that comes on it."""
+    ways: dict[tuple[Op, WorkerId | None], int] = {}
+    for instruction in instructions:
+        if instruction.op in (Op.RECV_ACTIVATION, Op.RECV_GRADIENT):
+            way = (instruction.op, instruction.peer)
+            ways[way] = max(ways.get(way, 0), profile.layers[instruction.first_layer - 1].output_bytes)
+    return sum(ways.values())

@@ -51,8 +51,8 @@ class LayerCost(Part, frozen=True, kw_only=True):
         activation_bytes: kept for one microbatch from its forward until its backward.
         recompute_activation_bytes: kept instead where the backward recomputes the forward.
         output_bytes: what it passes on.
-        workspace_bytes: needed beside all that while the layer runs: gradients before they are added, and what
-            kernels allocate.
+        workspace_bytes: needed beside all that while the layer runs: gradients before they are added, what kernels
+            allocate, and the allocator's holes.
     """
 
     name: str
@@ -109,11 +109,14 @@ class DeviceKind(Part, frozen=True, kw_only=True):
         name: for people and for the cache.
         memory_bytes: of one device; 0: not known, nothing is checked against it.
         process_bytes: of them, taken by a process that trains nothing yet.
+        allocator_overhead: what the allocator holds for activations beyond what it is asked for, as a share of it,
+            where forwards and backwards alternate.
     """
 
     name: str
     memory_bytes: int = 0
     process_bytes: int = 0
+    allocator_overhead: float = 0.0
 
 
 class StepCosts(Part, frozen=True, kw_only=True):

@@ -1,0 +1,175 @@
+"""Memory by what holds it, against sums made by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+
+from planaria.estimate.memory import MemoryUse, fullest_moment, memory_use, worker_memory_bytes
+from planaria.plan.instantiate import initial_plan
+from planaria.plan.plan import Group, NodeId, Pipeline, Plan, Route, ScheduleKind, Stage, WorkerId
+from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
+from planaria.plan.program import Instruction, Op
+from planaria.plan.settings import PlannerSettings
+from planaria.plan.templates import make_templates
+from tests.plan.profiles import random_jobs
+
+PARAMETERS, GRADIENTS, OPTIMIZER, KEPT, RECOMPUTED, OUTPUT, WORKSPACE = 100, 300, 200, 70, 10, 10, 40
+
+
+def profile_of(*, num_layers: int = 6, overhead: float = 0.0, tied: bool = False) -> ModelProfile:
+    layers = []
+    for number in range(num_layers):
+        size = PARAMETERS + (50 if tied and number in (0, num_layers - 1) else 0)
+        layers.append(
+            LayerCost(
+                name=f"block.{number}",
+                times=(LayerTimes(forward_s=1.0, backward_input_s=1.0, backward_weight_s=1.0),),
+                parameter_bytes=size,
+                gradient_bytes=3 * size,
+                optimizer_bytes=2 * size,
+                activation_bytes=KEPT,
+                recompute_activation_bytes=RECOMPUTED,
+                output_bytes=OUTPUT,
+                workspace_bytes=WORKSPACE,
+            )
+        )
+    groups = [Group(layers=(number,), size_bytes=PARAMETERS) for number in range(num_layers)]
+    if tied:
+        groups.append(Group(layers=(0, num_layers - 1), size_bytes=50))
+    link = LinkCost(latency_s=0.0, bandwidth_bytes_per_s=1e9)
+    return ModelProfile(
+        layers=tuple(layers),
+        groups=tuple(groups),
+        links=Links(within_node=link, between_nodes=link),
+        device=DeviceKind(name="test", process_bytes=1000, allocator_overhead=overhead),
+    )
+
+
+def plan_of(
+    profile: ModelProfile, kind: ScheduleKind, *, microbatches: int = 8, stages: int = 3, devices: int = 1
+) -> Plan:
+    """One pipeline of equal stages."""
+    each = profile.num_layers // stages
+    hops = tuple(
+        Stage(worker=WorkerId(at), first_layer=at * each, end_layer=(at + 1) * each, num_devices=devices)
+        for at in range(stages)
+    )
+    route = Route(hops=hops, microbatches=tuple(range(microbatches)), born=1, counted=tuple(range(profile.num_layers)))
+    return Plan(
+        generation=1,
+        num_layers=profile.num_layers,
+        devices_per_node=1,
+        num_microbatches=microbatches,
+        groups=profile.groups,
+        pipelines=(Pipeline(stages=hops),),
+        routes=(route,),
+        schedule=kind,
+        sync_epochs=(1,) * len(profile.groups),
+        transfers=(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "in_flight"),
+    [
+        (ScheduleKind.ONE_F_ONE_B, (3, 2, 1)),
+        (ScheduleKind.EAGER_ONE_F_ONE_B, (5, 3, 1)),
+        (ScheduleKind.GPIPE, (8, 8, 8)),
+    ],
+)
+def test_every_part_is_what_the_schedule_says(kind: ScheduleKind, in_flight: tuple[int, ...]) -> None:
+    """Two layers a stage; a kept forward also keeps the output that it sent, but for the loss."""
+    profile = profile_of()
+    plan = plan_of(profile, kind)
+    for worker, flight in enumerate(in_flight):
+        sent = OUTPUT if worker < 2 else 0
+        assert memory_use(plan, profile, WorkerId(worker)) == MemoryUse(
+            parameters=2 * PARAMETERS,
+            gradients=2 * GRADIENTS,
+            optimizer=2 * OPTIMIZER,
+            activations=flight * (2 * KEPT + sent),
+            workspace=WORKSPACE,
+            messages=OUTPUT * (1 if worker in (0, 2) else 2),
+            process=1000,
+        )
+
+
+def test_total_is_the_sum_of_the_parts() -> None:
+    profile = profile_of()
+    use = memory_use(plan_of(profile, ScheduleKind.GPIPE), profile, WorkerId(1))
+    parts = [use.parameters, use.gradients, use.optimizer, use.activations, use.workspace, use.messages, use.process]
+    assert use.total == sum(parts) == worker_memory_bytes(plan_of(profile, ScheduleKind.GPIPE), profile, WorkerId(1))
+    assert use.state == 2 * (PARAMETERS + GRADIENTS + OPTIMIZER)
+
+
+def test_recomputation_keeps_inputs_and_needs_the_layer_as_workspace() -> None:
+    profile = profile_of().recomputed()
+    use = memory_use(plan_of(profile, ScheduleKind.ONE_F_ONE_B), profile, WorkerId(0))
+    assert use.activations == 3 * 2 * RECOMPUTED
+    assert use.workspace == WORKSPACE + KEPT
+
+
+def test_the_allocators_holes_count_where_forwards_and_backwards_alternate() -> None:
+    plain, holed = profile_of(), profile_of(overhead=0.25)
+    for kind, factor in ((ScheduleKind.ONE_F_ONE_B, 1.25), (ScheduleKind.GPIPE, 1.0)):
+        before = memory_use(plan_of(plain, kind), plain, WorkerId(0))
+        after = memory_use(plan_of(holed, kind), holed, WorkerId(0))
+        assert after.activations == round(factor * before.activations)
+        assert after.total - after.activations == before.total - before.activations
+
+
+def test_devices_of_a_stage_share_all_but_the_process() -> None:
+    profile = profile_of()
+    one = memory_use(plan_of(profile, ScheduleKind.GPIPE), profile, WorkerId(1))
+    two = memory_use(plan_of(profile, ScheduleKind.GPIPE, devices=2), profile, WorkerId(1))
+    assert 2 * (two.total - two.process) == one.total - one.process
+    assert two.process == one.process
+
+
+def test_a_tied_group_counts_once_on_a_worker_with_both_its_layers() -> None:
+    profile = profile_of(tied=True)
+    alone = memory_use(plan_of(profile, ScheduleKind.GPIPE, stages=1), profile, WorkerId(0))
+    assert alone.parameters == 6 * PARAMETERS + 50
+    assert alone.optimizer == 2 * alone.parameters
+    ends = [memory_use(plan_of(profile, ScheduleKind.GPIPE), profile, WorkerId(worker)) for worker in (0, 2)]
+    assert [end.parameters for end in ends] == [2 * PARAMETERS + 50] * 2
+
+
+def step(op: Op, first: int, end: int, *, keeps: bool = True) -> Instruction:
+    return Instruction(op=op, microbatch=0, born=1, first_layer=first, end_layer=end, keeps=keeps)
+
+
+def test_a_split_backward_keeps_activations_and_output_gradients_until_the_weights() -> None:
+    profile = profile_of()
+    forward, both = step(Op.FORWARD, 0, 2), step(Op.BACKWARD, 0, 2)
+    halves = (step(Op.BACKWARD_INPUT, 0, 2), step(Op.BACKWARD_WEIGHT, 0, 2))
+    kept = 2 * KEPT + OUTPUT
+    assert fullest_moment(profile, (forward, both)) == (kept, WORKSPACE)
+    # When the weights' turn comes, the gradients of both outputs are there.
+    assert fullest_moment(profile, (forward, *halves)) == (kept + 2 * OUTPUT, WORKSPACE)
+    # Nothing is left over: a second microbatch finds what the first found.
+    assert fullest_moment(profile, (forward, *halves) * 3) == (kept + 2 * OUTPUT, WORKSPACE)
+    assert fullest_moment(profile, (forward, both) * 3) == (kept, WORKSPACE)
+
+
+def test_a_forward_without_a_backward_keeps_nothing() -> None:
+    profile = profile_of()
+    passing = step(Op.FORWARD, 0, 2, keeps=False)
+    assert fullest_moment(profile, (passing,) * 4) == (2 * KEPT, WORKSPACE)
+
+
+@settings(max_examples=50, deadline=None)
+@given(job=random_jobs())
+def test_no_part_is_negative_and_what_runs_is_there(job: tuple[ModelProfile, PlannerSettings]) -> None:
+    profile, planner = job
+    nodes = [NodeId(n) for n in range(planner.num_nodes)]
+    plan = initial_plan(profile, make_templates(profile, planner), planner, nodes, 1)
+    for worker in plan.workers:
+        use = memory_use(plan, profile, worker)
+        assert min(dataclasses.astuple(use)) >= 0
+        assert use.state == sum(profile.group_state_bytes[group] for group in plan.groups_of[worker])
+        layers = [profile.layers[layer] for layer in plan.layers_of[worker]]
+        assert use.activations >= sum(layer.activation_bytes for layer in layers)
