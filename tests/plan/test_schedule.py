@@ -157,7 +157,7 @@ def test_the_bound_on_kept_activations_cannot_block() -> None:
             Stage(worker=WorkerId(worker), first_layer=first, end_layer=end)
             for worker, first, end in ((one, 0, cut), (other, cut, 6))
         )
-        for one, other, cut in ((0, 1, 5), (1, 0, 1))
+        for one, other, cut in ((0, 1, 3), (1, 0, 3))
     )
     everything = tuple(range(6))
     routes = [
