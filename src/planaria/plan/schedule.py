@@ -13,7 +13,8 @@ the same generation that the worker counts: it keeps or drops all of those toget
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 from planaria.plan.list_schedule import list_schedule
@@ -23,16 +24,71 @@ from planaria.plan.sync_rounds import colour
 from planaria.plan.work import Leg, Phase, Unit, legs, merge_hops
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Path:
+    """A way whose workers serve no other one: a pipeline, whatever the rest of the plan does.
+
+    Attributes:
+        hops: merged.
+        routes: all that take it, in the plan's order.
+    """
+
+    hops: tuple[Stage, ...]
+    routes: tuple[Route, ...]
+
+    @property
+    def travellers(self) -> list[tuple[int, int, int]]:
+        """Born, microbatch and number of its route, of all microbatches in the order in which they set out."""
+        return sorted((route.born, m, at) for at, route in enumerate(self.routes) for m in route.microbatches)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layout:
+    """Who works in which order.
+
+    Attributes:
+        paths: those that are pipelines.
+        place_of: of a worker of one: number of its path, and its place there.
+        orders: of every other worker: its units of work, in order.
+        rounds: of each group's sum.
+    """
+
+    paths: tuple[Path, ...]
+    place_of: Mapping[WorkerId, tuple[int, int]]
+    orders: Mapping[WorkerId, Sequence[Unit]]
+    rounds: tuple[int, ...]
+
+    def units(self, worker: WorkerId, kind: ScheduleKind) -> Sequence[Unit]:
+        if worker in self.place_of:
+            number, place = self.place_of[worker]
+            return tuple(_pipeline_order(self.paths[number], place, kind))
+        return self.orders.get(worker, ())
+
+
 def program(plan: Plan, worker: WorkerId) -> Program:
     """The worker's instructions for one step under the plan, in order.
 
     Raises:
         KeyError: the worker owns no layers in the plan.
     """
-    groups = plan.groups_of[worker]
-    units = _orders(plan).get(worker, ())
+    return _program(plan, worker, _layout(plan))
+
+
+def programs(plan: Plan, workers: Iterable[WorkerId] | None = None) -> dict[WorkerId, Program]:
+    """The programs of these workers, or of all."""
+    layout = _layout(plan)
+    return {worker: _program(plan, worker, layout) for worker in (plan.workers if workers is None else workers)}
+
+
+def paths(plan: Plan) -> tuple[Path, ...]:
+    """The ways whose workers serve no other way, by their first route's place in the plan."""
+    return _layout(plan).paths
+
+
+def _program(plan: Plan, worker: WorkerId, layout: _Layout) -> Program:
+    groups, rounds = plan.groups_of[worker], layout.rounds
+    units = layout.units(worker, plan.schedule)
     body = _body(units)
-    rounds = colour(plan)
     last = _last_counts(units, body)
     due: dict[int, list[int]] = {}
     for group in sorted(groups, key=lambda g: (rounds[g], g)):
@@ -53,42 +109,32 @@ def program(plan: Plan, worker: WorkerId) -> Program:
     return tuple(instructions)
 
 
-def programs(plan: Plan) -> dict[WorkerId, Program]:
-    """Every worker's program."""
-    return {worker: program(plan, worker) for worker in plan.workers}
-
-
 @lru_cache(maxsize=8)
-def _orders(plan: Plan) -> Mapping[WorkerId, Sequence[Unit]]:
-    """Every worker's units of work, in order."""
-    paths: dict[tuple[Stage, ...], list[Route]] = {}
+def _layout(plan: Plan) -> _Layout:
+    ways: dict[tuple[Stage, ...], list[Route]] = {}
     for route in plan.routes:
-        paths.setdefault(merge_hops(route.hops), []).append(route)
+        ways.setdefault(merge_hops(route.hops), []).append(route)
     visits: dict[WorkerId, int] = {}
-    for hops in paths:
+    for hops in ways:
         for hop in hops:
             visits[hop.worker] = visits.get(hop.worker, 0) + 1
-    orders: dict[WorkerId, Sequence[Unit]] = {}
+    regular: list[Path] = []
     irregular: list[Route] = []
-    for hops, routes in paths.items():
-        # A path whose workers serve no other path is a textbook pipeline, whatever the rest of the plan does.
+    for hops, routes in ways.items():
         if all(visits[hop.worker] == 1 for hop in hops):
-            orders.update(_pipeline_orders(hops, routes, plan.schedule))
+            regular.append(Path(hops=hops, routes=tuple(routes)))
         else:
             irregular.extend(routes)
-    orders.update(list_schedule(irregular, plan.schedule))
-    return orders
+    place_of = {hop.worker: (at, place) for at, path in enumerate(regular) for place, hop in enumerate(path.hops)}
+    orders = list_schedule(irregular, plan.schedule)
+    return _Layout(paths=tuple(regular), place_of=place_of, orders=orders, rounds=colour(plan))
 
 
-def _pipeline_orders(
-    hops: tuple[Stage, ...], routes: list[Route], kind: ScheduleKind
-) -> Iterator[tuple[WorkerId, Sequence[Unit]]]:
-    travellers = sorted((route.born, m, at) for at, route in enumerate(routes) for m in route.microbatches)
-    ways = [legs(route, hops, split=kind.splits_backward) for route in routes]
-    for place, hop in enumerate(hops):
-        ahead = kind.forwards_ahead(len(hops) - 1 - place, len(travellers))
-        here = [(ways[at][place], m) for _, m, at in travellers]
-        yield hop.worker, tuple(_one_f_one_b(here, ahead, kind.weights_behind(place)))
+def _pipeline_order(path: Path, place: int, kind: ScheduleKind) -> Iterator[Unit]:
+    ways = [legs(route, path.hops, split=kind.splits_backward)[place] for route in path.routes]
+    here = [(ways[at], microbatch) for _, microbatch, at in path.travellers]
+    ahead = kind.forwards_ahead(len(path.hops) - 1 - place, len(here))
+    return _one_f_one_b(here, ahead, kind.weights_behind(place))
 
 
 def _one_f_one_b(travellers: Sequence[tuple[Leg, int]], ahead: int, behind: int) -> Iterator[Unit]:
