@@ -7,7 +7,7 @@ and each link carries one sender's messages in the sender's order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from planaria.estimate.durations import Durations
