@@ -6,6 +6,9 @@ happens at one time in one simulation happens at one time in another.
 
 from __future__ import annotations
 
+import itertools
+
+import msgspec
 from hypothesis import strategies as st
 
 from planaria.estimate.conditions import Conditions
@@ -66,9 +69,7 @@ def profiles(draw: st.DrawFn, num_layers: int, *, exact: bool = True) -> ModelPr
         groups=tuple(groups),
         links=Links(within_node=links[0], between_nodes=links[1]),
         device=DeviceKind(name="random"),
-        step=StepCosts(
-            vote_s=time_s(0, 3), apply_s_per_byte=draw(costs), sum_s_per_byte=draw(costs) if exact else 0.0
-        ),
+        step=StepCosts(vote_s=time_s(0, 3), apply_s_per_byte=draw(costs), sum_s_per_byte=draw(costs) if exact else 0.0),
     )
 
 
@@ -76,9 +77,7 @@ def profiles(draw: st.DrawFn, num_layers: int, *, exact: bool = True) -> ModelPr
 def pipelines(draw: st.DrawFn, num_layers: int, first_worker: int) -> Pipeline:
     num_stages = draw(st.integers(1, min(4, num_layers)))
     inner = draw(
-        st.lists(
-            st.integers(1, max(1, num_layers - 1)), min_size=num_stages - 1, max_size=num_stages - 1, unique=True
-        )
+        st.lists(st.integers(1, max(1, num_layers - 1)), min_size=num_stages - 1, max_size=num_stages - 1, unique=True)
     )
     cuts = [0, *sorted(inner), num_layers]
     return Pipeline(
@@ -89,7 +88,7 @@ def pipelines(draw: st.DrawFn, num_layers: int, first_worker: int) -> Pipeline:
                 end_layer=end,
                 num_devices=draw(st.sampled_from(_DEVICES)),
             )
-            for place, (first, end) in enumerate(zip(cuts, cuts[1:], strict=False))
+            for place, (first, end) in enumerate(itertools.pairwise(cuts))
         )
     )
 
@@ -111,31 +110,45 @@ def detours(draw: st.DrawFn, hops: tuple[Stage, ...], stages: list[Stage]) -> tu
     return tuple(result)
 
 
+def _moved(pipeline: Pipeline, first_worker: int) -> Pipeline:
+    """The same, of other workers."""
+    stages = (
+        msgspec.structs.replace(stage, worker=WorkerId(first_worker + place))
+        for place, stage in enumerate(pipeline.stages)
+    )
+    return Pipeline(stages=tuple(stages))
+
+
 @st.composite
 def plans(draw: st.DrawFn, profile: ModelProfile, *, irregular: bool | None = None) -> Plan:
-    """Pipelines with microbatches of their own; some of a later birth that count a part; some on detours."""
+    """Pipelines, often alike, with microbatches of their own; some of a later birth that count a part; some on
+    detours."""
     num_layers = profile.num_layers
     whole: list[Pipeline] = []
+    alike = draw(st.booleans())
     for _ in range(draw(st.integers(1, 3))):
-        whole.append(draw(pipelines(num_layers, sum(len(p.stages) for p in whole))))
+        first_worker = sum(len(p.stages) for p in whole)
+        whole.append(_moved(whole[0], first_worker) if whole and alike else draw(pipelines(num_layers, first_worker)))
     stages = [stage for pipeline in whole for stage in pipeline.stages]
     everything = tuple(range(num_layers))
+    parts = [everything, tuple(sorted(draw(st.frozensets(st.sampled_from(everything), min_size=1))))]
     routes: list[Route] = []
     given = 0
     for pipeline in whole:
-        for _ in range(draw(st.integers(1, 2))):
-            microbatches = tuple(range(given, given + draw(st.integers(1, 6))))
-            given += len(microbatches)
+        number = draw(st.integers(2, 4) if alike else st.integers(1, 10))
+        which = [draw(st.integers(0, 3)) // 3 for _ in range(number)]
+        for at, part in enumerate(parts):
+            microbatches = tuple(given + m for m in range(number) if which[m] == at)
+            if not microbatches:
+                continue
             hops = pipeline.stages
             if irregular or (irregular is None and draw(st.integers(0, 3)) == 0):
                 hops = draw(detours(hops, stages))
-            part = everything
-            if draw(st.integers(0, 3)) == 0:
-                part = tuple(sorted(draw(st.frozensets(st.sampled_from(everything), min_size=1))))
-            rest = tuple(layer for layer in everything if layer not in part)
             routes.append(Route(hops=hops, microbatches=microbatches, born=1, counted=part))
+            rest = tuple(layer for layer in everything if layer not in part)
             if rest:
                 routes.append(Route(hops=pipeline.stages, microbatches=microbatches, born=2, counted=rest))
+        given += number
     return Plan(
         generation=2,
         num_layers=num_layers,
