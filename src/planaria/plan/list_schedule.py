@@ -15,8 +15,8 @@ from planaria.plan.work import Leg, Phase, Unit, legs, merge_hops
 _FORWARD, _INPUT, _WEIGHT = 1, 1, 1
 """Costs of a layer's phases; a whole backward costs both its halves. Only their order of magnitude matters."""
 
-_Waiting = tuple[int, int, int, int]
-"""Of a unit: born, its microbatch's turn among those that set out from one worker, the microbatch, its number."""
+_Waiting = tuple[int, float, int, int]
+"""Of a unit: born, its microbatch's turn, the microbatch, the unit's number."""
 
 
 def list_schedule(
@@ -25,7 +25,7 @@ def list_schedule(
     """Every worker's order: the order of starts in one simulated run, so a restriction of a global order.
 
     A free worker takes a backward before a forward and a forward before weight gradients, which so fill what would be
-    bubbles; of each, the oldest route's first, and then in the order in which the microbatches set out.
+    bubbles; of each, the oldest route's first, and then in turn (`_turns`).
 
     It starts no forward while it would keep more layers' activations than the schedule kind keeps on its fullest
     leg, were that a stage of a pipeline of its own (`ScheduleKind.in_flight`); a worker that runs several legs, or
@@ -43,11 +43,8 @@ class _ListSchedule:
         """Of each unit, those that it makes ready."""
         self._ranks: list[_Waiting] = []
         self._bounds: dict[WorkerId, int] = {}
-        set_out: dict[tuple[int, WorkerId], list[int]] = {}
         ways = [legs(route, merge_hops(route.hops), split=kind.splits_backward) for route in routes]
-        for route, way in zip(routes, ways, strict=True):
-            set_out.setdefault((route.born, way[0].worker), []).extend(route.microbatches)
-        turns = {key: {m: turn for turn, m in enumerate(sorted(started))} for key, started in set_out.items()}
+        turns = _turns(routes, ways)
         num_served: dict[WorkerId, int] = {}
         for route, way in zip(routes, ways, strict=True):
             for worker in {leg.worker for leg in way}:
@@ -58,7 +55,7 @@ class _ListSchedule:
                 bound = max(self._bounds.get(leg.worker, 0), in_flight * leg.num_layers)
                 self._bounds[leg.worker] = bound
             for microbatch in route.microbatches:
-                self._add(way, microbatch, turns[route.born, way[0].worker][microbatch])
+                self._add(way, microbatch, turns[route.born, microbatch])
         self._kept = dict.fromkeys(self._bounds, 0)
         self._busy = dict.fromkeys(self._bounds, False)
         self._ready: dict[WorkerId, tuple[list[_Waiting], ...]] = {w: ([], [], []) for w in self._bounds}
@@ -66,7 +63,7 @@ class _ListSchedule:
         self._running: list[tuple[int, int]] = []
         self._touched: set[WorkerId] = set(self._bounds)
 
-    def _add(self, way: tuple[Leg, ...], microbatch: int, turn: int) -> None:
+    def _add(self, way: tuple[Leg, ...], microbatch: int, turn: float) -> None:
         first = len(self._units)
         for place, leg in enumerate(way):
             self._append(Unit(Phase.FORWARD, leg, microbatch), turn, _FORWARD)
@@ -85,7 +82,7 @@ class _ListSchedule:
                 self._next[at] = (at + 1,)
             below = at
 
-    def _append(self, unit: Unit, turn: int, cost: int) -> None:
+    def _append(self, unit: Unit, turn: float, cost: int) -> None:
         self._ranks.append((unit.leg.born, turn, unit.microbatch, len(self._units)))
         self._units.append(unit)
         self._costs.append(cost * unit.leg.num_layers)
@@ -151,3 +148,25 @@ class _ListSchedule:
             self._kept[leg.worker] -= leg.num_layers
         for following in self._next[number]:
             self._make_ready(following)
+
+
+def _turns(routes: Sequence[Route], ways: Sequence[tuple[Leg, ...]]) -> dict[tuple[int, int], float]:
+    """When each (born, microbatch) is due, from 0 to 1: the mean over its legs of its turn among all that pass there.
+
+    So a microbatch that is carried by a peer goes neither before nor after all of the peer's own, and reaches the rest
+    of its way when that expects it.
+    """
+    passing: dict[tuple[WorkerId, int], set[tuple[int, int]]] = {}
+    for route, way in zip(routes, ways, strict=True):
+        for leg in way:
+            travellers = passing.setdefault((leg.worker, leg.place), set())
+            travellers.update((route.born, microbatch) for microbatch in route.microbatches)
+    turns = {
+        where: {traveller: (2 * turn + 1) / (2 * len(travellers)) for turn, traveller in enumerate(sorted(travellers))}
+        for where, travellers in passing.items()
+    }
+    return {
+        (route.born, m): sum(turns[leg.worker, leg.place][route.born, m] for leg in way) / len(way)
+        for route, way in zip(routes, ways, strict=True)
+        for m in route.microbatches
+    }
