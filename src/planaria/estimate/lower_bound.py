@@ -61,8 +61,8 @@ def lower_bound_s(plan: Plan, profile: ModelProfile, conditions: Conditions = AS
     """Seconds that a step under the plan takes at least.
 
     The longest of: every worker's way to its first work, all its work, and what must follow its last; every link's,
-    likewise; a pipeline's way through the cycles that its stages' limits on microbatches in flight impose; then each
-    worker's reads and sums of gradients that cannot be whole before; then vote and apply.
+    likewise; a pipeline's way down from its busiest stage, and through the cycles that its stages' limits on microbatches
+    in flight impose; then each worker's reads and sums of gradients that cannot be whole before; then vote and apply.
 
     Raises:
         PlanError: a stage has more or fewer devices than the profile has times for.
@@ -80,7 +80,7 @@ def lower_bound_s(plan: Plan, profile: ModelProfile, conditions: Conditions = AS
     bound.add_links(ways.values())
     for path in paths(plan):
         if len(path.routes) == 1:
-            bound.add_cycles(ways[path.routes[0].born, path.routes[0].microbatches[0]])
+            bound.add_pipeline(ways[path.routes[0].born, path.routes[0].microbatches[0]])
     return bound.step_s()
 
 
@@ -170,24 +170,33 @@ class _Bound:
         for start, carried, after in links.values():
             self._all_done_s = max(self._all_done_s, start + carried + after)
 
-    def add_cycles(self, way: _Way) -> None:
-        """Of a pipeline with one route: a stage that keeps k microbatches starts one more only when one is back."""
+    def add_pipeline(self, way: _Way) -> None:
+        """Of a pipeline with one route: the end of each stage's last backward is no sooner than its work allows, than
+        the last backward of the stage above, and than the cycles do that its limit on microbatches in flight imposes:
+        a stage that keeps k starts one more only when one is back."""
         number = way.num_microbatches
         kind = self._plan.schedule
-        for place, leg in enumerate(way.legs):
+        above = 0.0
+        for place, leg in reversed(tuple(enumerate(way.legs))):
             self._late[leg.worker] = way, place
             if not leg.keeps:
                 continue
+            backward, weight = way.backward_s[place], way.weight_s[place]
+            behind = kind.weights_behind(place)
+            done = way.before_s[place] + number * (way.forward_s[place] + backward)
+            done += max(0, number - 1 - behind) * weight
+            if place + 1 < len(way.legs):
+                done = max(done, above + way.down_s[place + 1] + backward)
             size = kind.forwards_ahead(leg.hops_after, number) + 1
             cycles, more = divmod(number - 1, size)
-            behind = kind.weights_behind(place)
             # Weight gradients stand between a backward and the next forward once they no longer lag behind.
             weights = sum(cycle * size >= behind for cycle in range(cycles))
-            done = way.before_s[place] + (cycles + 1) * way.round_trip_s(place) + weights * way.weight_s[place]
-            done += more * way.backward_s[place]
-            left = min(number, behind + 1) * way.weight_s[place]
+            around = (cycles + 1) * way.round_trip_s(place) + weights * weight
+            done = max(done, way.before_s[place] + around + more * backward)
+            left = min(number, behind + 1) * weight
             self._ends_s[leg.worker] = max(self._ends_s[leg.worker], done + left)
             self._all_done_s = max(self._all_done_s, done + way.below_s[place])
+            above = done
 
     def step_s(self) -> float:
         """With sums, vote and apply."""
