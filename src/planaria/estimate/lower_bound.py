@@ -61,8 +61,9 @@ def lower_bound_s(plan: Plan, profile: ModelProfile, conditions: Conditions = AS
     """Seconds that a step under the plan takes at least.
 
     The longest of: every worker's way to its first work, all its work, and what must follow its last; every link's,
-    likewise; a pipeline's way down from its busiest stage, and through the cycles that its stages' limits on microbatches
-    in flight impose; then each worker's reads and sums of gradients that cannot be whole before; then vote and apply.
+    likewise; a pipeline's way down from its busiest stage, and through the cycles that its stages' limits on
+    microbatches in flight impose; then each worker's reads and sums of gradients that cannot be whole before; then vote
+    and apply.
 
     Raises:
         PlanError: a stage has more or fewer devices than the profile has times for.

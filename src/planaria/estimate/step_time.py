@@ -39,8 +39,8 @@ class Timeline:
     Attributes:
         step_time_s: from the beginning to the end of the last worker's apply.
         spans: for each worker, its instructions in program order. A send's span is its time on the link, a
-            receive's the wait for the message, a sync's from the first read to the end of the sum, a vote's the
-            wait for the commit; sends and syncs overlap with compute.
+            receive's the wait for the message, a sync's from the first read to the end of the sum (of the last read where sums
+            cost nothing), a vote's the wait for the commit; sends and syncs overlap with compute.
     """
 
     step_time_s: float
@@ -152,9 +152,11 @@ class _Finish:
             group = heapq.heappop(here)[1]
             start = now
             now += self._durations.read_s(worker, group)
-            added = max(added, now) + self._durations.sum_s(worker, group)
-            self.sums[worker, group] = start, added
-        return added
+            seconds = self._durations.sum_s(worker, group)
+            if seconds:
+                added = max(added, now) + seconds
+            self.sums[worker, group] = start, added if seconds else now
+        return max(added, now)
 
 
 def _spans(
