@@ -179,9 +179,11 @@ class Machine:
     def _weight(self, state: Worker, instruction: Instruction) -> None:
         """The input's gradient comes first, and what the forward kept lasts until now."""
         work = (instruction.microbatch, instruction.born)
+        layers = range(instruction.first_layer, instruction.end_layer)
         assert instruction.counted
-        for layer in instruction.counted:
-            assert instruction.first_layer <= layer < instruction.end_layer
+        assert set(instruction.counted) <= set(layers)
+        for layer in layers:
             assert (work, layer) in state.backward
             state.kept.remove((work, layer))
+        for layer in instruction.counted:
             state.counted[layer, instruction.microbatch] += 1

@@ -12,7 +12,7 @@ from itertools import accumulate
 
 from planaria.estimate.conditions import AS_PROFILED, Conditions
 from planaria.estimate.durations import Durations
-from planaria.plan.plan import Plan, WorkerId
+from planaria.plan.plan import Plan, ScheduleKind, WorkerId
 from planaria.plan.profile import ModelProfile
 from planaria.plan.program import Instruction, Op
 from planaria.plan.schedule import paths
@@ -49,6 +49,17 @@ class _Way:
         """From the leg's forward to the end of its backward."""
         above = sum(self.forward_s[place:]) + sum(self.up_s[place:])
         return above + sum(self.backward_s[place:]) + sum(self.down_s[place + 1 :])
+
+    @property
+    def all_forward_s(self) -> float:
+        """When all forwards of the last leg can be done."""
+        return max(
+            self.before_s[place]
+            + self.num_microbatches * forward
+            + sum(self.forward_s[place + 1 :])
+            + sum(self.up_s[place:])
+            for place, forward in enumerate(self.forward_s)
+        )
 
     def rest_s(self, place: int) -> float:
         """From the leg's forward to the end of everything."""
@@ -174,7 +185,7 @@ class _Bound:
     def add_pipeline(self, way: _Way) -> None:
         """Of a pipeline with one route: the end of each stage's last backward is no sooner than its work allows, than
         the last backward of the stage above, and than the cycles do that its limit on microbatches in flight imposes:
-        a stage that keeps k starts one more only when one is back."""
+        a stage that keeps k starts one more only when one is back. Under GPipe, also than all forwards allow."""
         number = way.num_microbatches
         kind = self._plan.schedule
         above = 0.0
@@ -194,6 +205,9 @@ class _Bound:
             weights = sum(cycle * size >= behind for cycle in range(cycles))
             around = (cycles + 1) * way.round_trip_s(place) + weights * weight
             done = max(done, way.before_s[place] + around + more * backward)
+            if kind is ScheduleKind.GPIPE:
+                down = sum(way.backward_s[place + 1 :]) + sum(way.down_s[place + 1 :])
+                done = max(done, way.all_forward_s + down + number * backward)
             left = min(number, behind + 1) * weight
             self._ends_s[leg.worker] = max(self._ends_s[leg.worker], done + left)
             self._all_done_s = max(self._all_done_s, done + way.below_s[place])

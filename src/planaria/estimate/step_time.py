@@ -39,8 +39,8 @@ class Timeline:
     Attributes:
         step_time_s: from the beginning to the end of the last worker's apply.
         spans: for each worker, its instructions in program order. A send's span is its time on the link, a
-            receive's the wait for the message, a sync's from the first read to the end of the sum (of the last read where sums
-            cost nothing), a vote's the wait for the commit; sends and syncs overlap with compute.
+            receive's the wait for the message, a sync's from the first read to the end of the sum (or of the last
+            read where sums cost nothing), a vote's the wait for the commit; sends and syncs overlap with compute.
     """
 
     step_time_s: float

@@ -171,7 +171,7 @@ def _body(units: Sequence[Unit]) -> list[Instruction]:
     for unit in units[end:]:
         tail += unit.instructions(by_layer=(unit.leg.born, unit.microbatch, unit.phase) in cut)
     # Only weight gradients are left: layer by layer from the top, so that the upper layers' sums start first.
-    tail.sort(key=lambda i: (len(i.counted) == 1, -i.first_layer))
+    tail.sort(key=lambda i: (len(i.counted) == 1, -i.counted[0]))
     return body + tail
 
 

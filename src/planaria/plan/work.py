@@ -114,10 +114,15 @@ class Leg(msgspec.Struct, frozen=True, kw_only=True):
             yield self._message(Op.SEND_GRADIENT, microbatch, self.low_layer, self.gradient_to)
 
     def weight_gradients(self, microbatch: int, *, by_layer: bool) -> Iterator[Instruction]:
-        """A BACKWARD_WEIGHT; `by_layer`: one for each counted layer, from the top down."""
+        """A BACKWARD_WEIGHT; `by_layer`: one for each counted layer, from the top down.
+
+        Together they cover the range of the BACKWARD_INPUT: what that kept for layers that are not counted goes too.
+        """
         ranges = [(self.low_layer, self.end_layer, self.counted)]
         if by_layer:
-            ranges = [(layer, layer + 1, (layer,)) for layer in reversed(self.counted)]
+            cuts = (self.low_layer, *self.counted[1:], self.end_layer)
+            pieces = zip(cuts, cuts[1:], self.counted, strict=False)
+            ranges = [(first, end, (layer,)) for first, end, layer in pieces][::-1]
         for first, end, counted in ranges:
             yield Instruction(
                 op=Op.BACKWARD_WEIGHT,
