@@ -121,8 +121,8 @@ class Leg(msgspec.Struct, frozen=True, kw_only=True):
         ranges = [(self.low_layer, self.end_layer, self.counted)]
         if by_layer:
             cuts = (self.low_layer, *self.counted[1:], self.end_layer)
-            pieces = zip(cuts, cuts[1:], self.counted, strict=False)
-            ranges = [(first, end, (layer,)) for first, end, layer in pieces][::-1]
+            places = reversed(range(len(self.counted)))
+            ranges = [(cuts[at], cuts[at + 1], self.counted[at : at + 1]) for at in places]
         for first, end, counted in ranges:
             yield Instruction(
                 op=Op.BACKWARD_WEIGHT,
