@@ -20,7 +20,8 @@ def oobleck_s(stages_s: Sequence[float], num_microbatches: int) -> float:
     stages from the slowest on. k* counts from 0, and of equally slow stages the last is taken.
 
     Exact for even stages without messages, whatever k*. It knows no messages and no stage but the slowest in
-    the steady phase, and so is never too high with one ratio of backward to forward. Measured: see docs/estimates.md.
+    the steady phase, and so is never too high with one ratio of backward to forward. Measured bias: -0.3% on average
+    and -7% at worst with stages uneven by 20%, -2% and -18% by 50%; -14% and -16% where messages take 10% of a stage.
 
     Args:
         stages_s: forward and backward of each stage.
@@ -39,7 +40,8 @@ def symmetric_s(num_stages: int, num_microbatches: int, stage_s: float) -> float
     """Even 1F1B pipelines (Odyssey, Eq. 9): (N_pp + N_m - 1) (T_f + T_b).
 
     Exact without messages; `stage_s` is T_f + T_b. With uneven stages it depends on whose T_f + T_b is meant: with
-    the slowest stage's it is too high, with the mean far too low.
+    the slowest stage's it is too high (measured, stages uneven by 20%: +7% on average, +23% at worst), with the mean's
+    too low (-6%, -14%).
     """
     return (num_stages + num_microbatches - 1) * stage_s
 
@@ -48,7 +50,7 @@ def asymmetric_s(pipelines: Iterable[tuple[Sequence[tuple[float, float]], int]])
     """Uneven pipelines side by side (Odyssey, Eq. 10 and 11): the longest one's time, each in 1F1B by recurrence.
 
     Each computation starts when the stage's previous one and the one it depends on in the neighbour have ended. Exact
-    without messages and sums; how much it misses of them is in docs/estimates.md.
+    without messages and sums. Measured bias where messages take 10% of a stage: -9% to -14% on average, -16% at worst.
 
     Args:
         pipelines: of each, the (forward, backward) seconds of its stages, and its number of microbatches.
@@ -95,6 +97,8 @@ def _order(ahead: int, number: int) -> list[tuple[bool, int]]:
 def one_failure_s(num_pipelines: int, num_stages: int, num_microbatches: int, stage_s: float) -> float:
     """Rerouting after one failure (Odyssey, Eq. 12): (N_pp + N_m - 1 + N_m / (N_dp - 1)) (T_f + T_b).
 
+    Measured bias: +2% on average under GPipe (-5% to +20%), -3% under eager 1F1B (-9% to +6%).
+
     Raises:
         PlanError: there is no peer.
     """
@@ -107,7 +111,8 @@ def failures_s(num_pipelines: int, failures: Sequence[int], num_microbatches: in
     N_m F_i / (N_dp - F_i) periods more.
 
     It adds up the delays of places that work side by side, so it is the higher above the truth the more of them
-    lost somebody. `busiest_s` takes the largest.
+    lost somebody; `busiest_s` takes the largest. Measured bias under GPipe: +15% on average at 2 failures, +50% at 6
+    (+126% at worst); under eager 1F1B +5% and +41%.
 
     Args:
         num_pipelines: N_dp.
@@ -126,7 +131,8 @@ def failures_s(num_pipelines: int, failures: Sequence[int], num_microbatches: in
 def busiest_s(num_pipelines: int, failures: Sequence[int], num_microbatches: int, stage_s: float) -> float:
     """Rerouting after any failures, by the busiest place: (N_pp - 1 + max_i ceil(N_m N_dp / (N_dp - F_i))) (T_f + T_b).
 
-    Arguments and errors as `failures_s`. Near what a list schedule with memory to spare reaches.
+    Arguments and errors as `failures_s`. Near what a list schedule with memory to spare reaches. Measured bias under
+    GPipe at 2 to 6 failures: -1% on average, -8% to +14%; under eager 1F1B -6% to -10%, at worst -25%.
     """
     _check_failures(num_pipelines, failures)
     busiest = max(ceil(num_microbatches * num_pipelines / (num_pipelines - f)) for f in failures)
