@@ -15,6 +15,9 @@ from planaria.plan.work import Leg, Phase, Unit, legs, merge_hops
 _FORWARD, _INPUT, _WEIGHT = 1, 1, 1
 """Costs of a layer's phases; a whole backward costs both its halves. Only their order of magnitude matters."""
 
+_ROUNDS = 3
+"""Of settling the turns; more gain nothing."""
+
 _Waiting = tuple[int, float, int, int]
 """Of a unit: born, its microbatch's turn, the microbatch, the unit's number."""
 
@@ -154,19 +157,23 @@ def _turns(routes: Sequence[Route], ways: Sequence[tuple[Leg, ...]]) -> dict[tup
     """When each (born, microbatch) is due, from 0 to 1: the mean over its legs of its turn among all that pass there.
 
     So a microbatch that is carried by a peer goes neither before nor after all of the peer's own, and reaches the rest
-    of its way when that expects it.
+    of its way when that expects it. The turns at one worker follow from the means, and these from the turns: a few
+    rounds settle it.
     """
     passing: dict[tuple[WorkerId, int], set[tuple[int, int]]] = {}
     for route, way in zip(routes, ways, strict=True):
         for leg in way:
             travellers = passing.setdefault((leg.worker, leg.place), set())
             travellers.update((route.born, microbatch) for microbatch in route.microbatches)
-    turns = {
-        where: {traveller: (2 * turn + 1) / (2 * len(travellers)) for turn, traveller in enumerate(sorted(travellers))}
-        for where, travellers in passing.items()
-    }
-    return {
-        (route.born, m): sum(turns[leg.worker, leg.place][route.born, m] for leg in way) / len(way)
-        for route, way in zip(routes, ways, strict=True)
-        for m in route.microbatches
-    }
+    due = {(route.born, microbatch): 0.0 for route in routes for microbatch in route.microbatches}
+    for _ in range(_ROUNDS):
+        turns: dict[tuple[WorkerId, int], dict[tuple[int, int], float]] = {}
+        for where, travellers in passing.items():
+            order = sorted(travellers, key=lambda traveller: (traveller[0], due[traveller], traveller[1]))
+            turns[where] = {traveller: (2 * at + 1) / (2 * len(order)) for at, traveller in enumerate(order)}
+        due = {
+            (route.born, m): sum(turns[leg.worker, leg.place][route.born, m] for leg in way) / len(way)
+            for route, way in zip(routes, ways, strict=True)
+            for m in route.microbatches
+        }
+    return due
