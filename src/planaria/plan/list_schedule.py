@@ -34,6 +34,10 @@ def list_schedule(
     leg, were that a stage of a pipeline of its own (`ScheduleKind.in_flight`); a worker that runs several legs, or
     for several pipelines, has no more. Weight gradients then go first. Only when nothing else in the whole system
     can go on is the lowest waiting forward started all the same: the bound can delay work but never block it.
+
+    Measured on ReCycle's reroutes against the ideal of the busiest place (docs/estimates.md): gpipe and split backwards
+    reach it, eager 1F1B takes 5% more on average. The memory of 1F1B costs 21%: a stage that is busy all the time then
+    has no room for microbatches that are held up above it.
     """
     return _ListSchedule(routes, kind).run() if routes else {}
 
