@@ -29,9 +29,9 @@ class Op(enum.StrEnum):
 class Instruction(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One thing that a worker does. Two equal instructions of one step are the same work.
 
-    A backward is whole, or split: BACKWARD_INPUT gives the gradient of the range's input and counts nothing;
+    A backward is whole, or split: BACKWARD_INPUT gives the gradient of the range's input and counts nothing yet;
     BACKWARD_WEIGHT gives, later and perhaps in pieces, the gradients of the counted layers' parameters. What the
-    forward kept for a range is needed until its BACKWARD_WEIGHT, or until its BACKWARD_INPUT where none follows.
+    forward kept for a range is needed until then. (A backward that counts nothing at all is a whole one.)
 
     Attributes:
         op: what is done.

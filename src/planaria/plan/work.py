@@ -39,9 +39,9 @@ class Leg(msgspec.Struct, frozen=True, kw_only=True):
         low_layer: lowest layer that runs backward; end_layer where none does.
         end_layer: one above the highest.
         counted: the layers whose gradients are accumulated, ascending.
-        backward: the instruction that gives the input's gradient: BACKWARD, which gives the weights' too, or
-            BACKWARD_INPUT, which leaves them to a BACKWARD_WEIGHT where any are counted; none where no layer of the
-            hop or below is counted.
+        backward: the instruction that gives the input's gradient: BACKWARD, which gives the weights' too where any are
+            counted, or BACKWARD_INPUT, which leaves them to a BACKWARD_WEIGHT; none where no layer of the hop or below
+            is counted.
         below: the worker of the hop below, or none.
         above: the worker of the hop above, or none.
         gradient_to: the worker of the hop below where that runs a backward too, or none.
@@ -72,7 +72,7 @@ class Leg(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def has_weight(self) -> bool:
         """Whether gradients of weights are computed apart."""
-        return self.backward is Op.BACKWARD_INPUT and bool(self.counted)
+        return self.backward is Op.BACKWARD_INPUT
 
     def forward(self, microbatch: int) -> Iterator[Instruction]:
         """A forward with what comes before and after it."""
@@ -143,16 +143,17 @@ def legs(route: Route, hops: tuple[Stage, ...], *, split: bool) -> tuple[Leg, ..
     Args:
         route: whose.
         hops: its merged hops.
-        split: whether backwards are split, where an input's gradient goes on to another worker.
+        split: whether backwards are split, where an input's gradient goes on to another worker and weights count.
     """
     low, counted = route.counted[0], set(route.counted)
     result = []
     for place, hop in enumerate(hops):
         below = hops[place - 1].worker if place > 0 else None
         gradient_to = below if hop.first_layer > low else None
+        mine = tuple(layer for layer in hop.layers if layer in counted)
         backward = None
         if hop.end_layer > low:
-            backward = Op.BACKWARD_INPUT if split and gradient_to is not None else Op.BACKWARD
+            backward = Op.BACKWARD_INPUT if split and mine and gradient_to is not None else Op.BACKWARD
         result.append(
             Leg(
                 worker=hop.worker,
@@ -162,7 +163,7 @@ def legs(route: Route, hops: tuple[Stage, ...], *, split: bool) -> tuple[Leg, ..
                 first_layer=hop.first_layer,
                 low_layer=min(max(hop.first_layer, low), hop.end_layer),
                 end_layer=hop.end_layer,
-                counted=tuple(layer for layer in hop.layers if layer in counted),
+                counted=mine,
                 backward=backward,
                 below=below,
                 above=hops[place + 1].worker if place + 1 < len(hops) else None,
