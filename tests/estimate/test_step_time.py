@@ -6,11 +6,12 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
+from planaria.estimate.conditions import Conditions
 from planaria.estimate.step_time import simulate, step_time_s
 from planaria.plan.costs import pipeline_cost
 from planaria.plan.instantiate import initial_plan
-from planaria.plan.plan import NodeId, Plan, WorkerId
-from planaria.plan.profile import LinkCost, ModelProfile
+from planaria.plan.plan import NodeId, Plan, PlanError, ScheduleKind, WorkerId
+from planaria.plan.profile import LayerTimes, LinkCost, ModelProfile, StepCosts
 from planaria.plan.program import Op
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.templates import make_templates
@@ -40,6 +41,19 @@ def test_an_even_pipeline_without_messages_is_the_textbooks(stages: int, microba
     assert step_time_s(plan, profile) == pytest.approx((stages - 1 + microbatches) * per_stage)
 
 
+@pytest.mark.parametrize(("stages", "microbatches"), [(2, 4), (4, 4), (4, 9), (8, 20)])
+def test_split_backwards_leave_bubbles_of_one_phase(stages: int, microbatches: int) -> None:
+    """N (F + B + W) + (S - 1) (F + B - W); 1F1B has (S - 1) (F + B + W)."""
+    layer = uniform_profile(1).layers[0]
+    times = LayerTimes(forward_s=0.010, backward_input_s=0.012, backward_weight_s=0.008)
+    profile = uniform_profile(stages, link=FREE)
+    profile = msgspec.structs.replace(profile, layers=(msgspec.structs.replace(layer, times=(times,)),) * stages)
+    plan = plan_for(profile, stages, microbatches, stages)
+    split = msgspec.structs.replace(plan, schedule=ScheduleKind.ZERO_BUBBLE_H1)
+    assert step_time_s(plan, profile) == pytest.approx(0.030 * microbatches + (stages - 1) * 0.030)
+    assert step_time_s(split, profile) == pytest.approx(0.030 * microbatches + (stages - 1) * 0.014)
+
+
 def test_messages_lengthen_the_path() -> None:
     """Two stages, one microbatch, one replica: compute, an activation and a gradient of 10 ms each."""
     link = LinkCost(latency_s=0.010, bandwidth_bytes_per_s=1e30)
@@ -57,6 +71,50 @@ def test_syncs_run_beside_compute_and_one_after_another() -> None:
     assert syncs[1] == pytest.approx((0.040, 0.140))
     assert syncs[0] == pytest.approx((0.140, 0.240))
     assert timeline.step_time_s == pytest.approx(0.240)
+
+
+def test_what_a_step_costs_beside_its_layers() -> None:
+    """Two replicas of two layers of 400 kB: each reads and adds one other's, votes and applies."""
+    costs = StepCosts(vote_s=0.005, apply_s_per_byte=1e-7, sum_s_per_byte=2e-8)
+    profile = msgspec.structs.replace(uniform_profile(2, link=FREE, tied=False), step=costs)
+    timeline = simulate(plan_for(profile, 2, 2, 1, f=1), profile)
+    spans = {i.op: (start, end) for i, start, end in timeline.spans[WorkerId(1)]}
+    assert spans[Op.VOTE] == pytest.approx((0.060 + 0.016, 0.060 + 0.016 + 0.005))
+    assert spans[Op.APPLY] == pytest.approx((0.081, 0.161))
+    assert timeline.step_time_s == pytest.approx(0.161)
+
+
+def test_without_overlap_a_sender_waits() -> None:
+    """Two stages, two microbatches, messages of 10 ms: each stage's 60 ms, the first's forward, three messages in
+    turn with its compute."""
+    link = LinkCost(latency_s=0.010, bandwidth_bytes_per_s=1e30)
+    profile = uniform_profile(2, link=link, tied=False)
+    plan = plan_for(profile, 2, 2, 2)
+    # F0 10 | send 20 || F0 20-30, B0 30-50, send 60, F1 60-70, B1 70-90, send 100 || B1 100-120
+    assert step_time_s(plan, profile, Conditions(overlap=False)) == pytest.approx(0.120)
+    assert step_time_s(plan, profile) == pytest.approx(0.110)
+
+
+def test_a_slow_node_and_shared_cores() -> None:
+    profile = uniform_profile(2, link=FREE, tied=False)
+    plan = plan_for(profile, 2, 4, 1, f=1)
+    assert step_time_s(plan, profile) == pytest.approx(0.120)
+    assert step_time_s(plan, profile, Conditions(node_speeds={NodeId(1): 0.5})) == pytest.approx(0.240)
+    assert step_time_s(plan, profile, Conditions(num_cores=2)) == pytest.approx(0.120)
+    assert step_time_s(plan, profile, Conditions(num_cores=1)) == pytest.approx(0.240)
+    with pytest.raises(PlanError, match="Node 1 has speed 0"):
+        Conditions(node_speeds={NodeId(1): 0.0})
+    with pytest.raises(PlanError, match="num_cores is 0"):
+        Conditions(num_cores=0)
+
+
+def test_a_device_count_that_was_not_profiled_is_named() -> None:
+    profile = uniform_profile(2, tied=False)
+    plan = plan_for(profile, 1, 1, 1)
+    stage = msgspec.structs.replace(plan.pipelines[0].stages[0], num_devices=4)
+    plan = msgspec.structs.replace(plan, pipelines=(msgspec.structs.replace(plan.pipelines[0], stages=(stage,)),))
+    with pytest.raises(PlanError, match="stage of 4 devices, and the profile has times for stages of 1"):
+        step_time_s(plan, profile)
 
 
 @settings(max_examples=80, deadline=None)

@@ -116,8 +116,10 @@ class Machine:
                 state.loaded.add(instruction.microbatch)
             case Op.FORWARD:
                 self._forward(state, instruction)
-            case Op.BACKWARD:
+            case Op.BACKWARD | Op.BACKWARD_INPUT:
                 self._backward(state, instruction)
+            case Op.BACKWARD_WEIGHT:
+                self._weight(state, instruction)
             case Op.SEND_ACTIVATION:
                 state.activations.remove(at)
                 self._send(instruction, worker)
@@ -167,5 +169,21 @@ class Machine:
                 state.gradients.remove((work, layer + 1))
             state.gradients.add((work, layer))
             state.backward.add((work, layer))
+            if instruction.op is Op.BACKWARD_INPUT:
+                assert not instruction.counted
+                continue
+            state.kept.remove((work, layer))
             if layer in instruction.counted:
                 state.counted[layer, instruction.microbatch] += 1
+
+    def _weight(self, state: Worker, instruction: Instruction) -> None:
+        """The input's gradient comes first, and what the forward kept lasts until now."""
+        work = (instruction.microbatch, instruction.born)
+        layers = range(instruction.first_layer, instruction.end_layer)
+        assert instruction.counted
+        assert set(instruction.counted) <= set(layers)
+        for layer in layers:
+            assert (work, layer) in state.backward
+            state.kept.remove((work, layer))
+        for layer in instruction.counted:
+            state.counted[layer, instruction.microbatch] += 1

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree
 
+import msgspec
+
 from planaria.estimate.step_time import simulate
 from planaria.plan.cells import CellKind, cells, tick_s
 from planaria.plan.draw import svg, terminal
 from planaria.plan.instantiate import initial_plan
-from planaria.plan.plan import NodeId, WorkerId
+from planaria.plan.plan import NodeId, ScheduleKind, WorkerId
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.templates import make_templates
 from tests.plan.profiles import uniform_profile
@@ -71,3 +73,25 @@ def test_svg_is_well_formed_and_complete() -> None:
 
 def test_ticks_are_round_numbers() -> None:
     assert [round(tick_s(time, 10), 9) for time in (1.0, 0.34, 0.0421, 7.0)] == [0.1, 0.05, 0.005, 1.0]
+
+
+SPLIT = msgspec.structs.replace(PLAN, schedule=ScheduleKind.ZERO_BUBBLE_H1)
+SPLIT_TIMELINE = simulate(SPLIT, PROFILE)
+
+
+def test_weight_gradients_that_are_apart_have_cells_of_their_own() -> None:
+    boxes = cells(SPLIT_TIMELINE.spans[WorkerId(2)])
+    for kind in (CellKind.FORWARD, CellKind.BACKWARD, CellKind.WEIGHT):
+        assert {box.number for box in boxes if box.kind is kind} == {0, 1, 2, 3, 4}
+    halves = sum(box.end_s - box.start_s for box in boxes if box.kind in (CellKind.BACKWARD, CellKind.WEIGHT))
+    assert abs(halves - 5 * 2 * 0.020) < 1e-9
+    text = terminal(SPLIT_TIMELINE, SPLIT, 120)
+    assert "▒ weight gradients" in text
+    assert "▒" in next(line for line in text.splitlines() if "layers 4-5 │" in line)
+    titles = [t.text or "" for t in ElementTree.fromstring(svg(SPLIT_TIMELINE, SPLIT)).iter()]
+    assert any(t.startswith("weight gradients, microbatch 4:") for t in titles)
+
+
+def test_a_legend_names_only_what_there_is() -> None:
+    assert "weight gradients" not in terminal(TIMELINE, PLAN, 120)
+    assert "weight gradients" not in svg(TIMELINE, PLAN)

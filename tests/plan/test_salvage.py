@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from planaria.plan.errors import NoReplica
 from planaria.plan.instantiate import initial_plan
 from planaria.plan.ledger import Ledger, combine
-from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
+from planaria.plan.plan import NodeId, Plan, PlanError, ScheduleKind, WorkerId
 from planaria.plan.profile import ModelProfile
 from planaria.plan.salvage import finish_step, to_halt
 from planaria.plan.settings import PlannerSettings
@@ -68,7 +68,8 @@ class Step:
 def test_every_loss_ends_with_every_microbatch_counted_once(
     job: tuple[ModelProfile, PlannerSettings], seed: int, data: st.DataObject
 ) -> None:
-    step = Step(job[0], start(*job), seed)
+    schedule = data.draw(st.sampled_from(ScheduleKind), label="schedule")
+    step = Step(job[0], msgspec.structs.replace(start(*job), schedule=schedule), seed)
     for _ in range(data.draw(st.integers(1, 3), label="losses")):
         step.machine.run(data.draw(st.integers(0, 150), label="instructions before the loss"))
         nodes = sorted({step.machine.plan.node_of(worker) for worker in step.machine.workers})

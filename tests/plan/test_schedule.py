@@ -54,14 +54,31 @@ def one_pipeline(num_microbatches: int, schedule: ScheduleKind = ScheduleKind.ON
 
 
 def letters(plan: Plan, worker: int) -> str:
-    """F and B with microbatch numbers; the pieces of one backward as one."""
+    """F, B, I(nput), W(eights) with microbatch numbers; the pieces of one backward as one."""
     out: list[str] = []
     for instruction in program(plan, WorkerId(worker)):
-        if instruction.op in (Op.FORWARD, Op.BACKWARD):
-            word = f"{'F' if instruction.op is Op.FORWARD else 'B'}{instruction.microbatch}"
+        letter = {Op.FORWARD: "F", Op.BACKWARD: "B", Op.BACKWARD_INPUT: "I", Op.BACKWARD_WEIGHT: "W"}.get(
+            instruction.op
+        )
+        if letter is not None:
+            word = f"{letter}{instruction.microbatch}"
             if not out or out[-1] != word:
                 out.append(word)
     return " ".join(out)
+
+
+def most_kept(plan: Plan, worker: WorkerId) -> int:
+    """Layers whose activations a worker keeps at most."""
+    kept = most = 0
+    for i in program(plan, worker):
+        if i.op is Op.FORWARD and i.keeps:
+            kept += i.end_layer - i.first_layer
+        elif i.op is Op.BACKWARD:
+            kept -= i.end_layer - i.first_layer
+        elif i.op is Op.BACKWARD_WEIGHT:
+            kept -= len(i.counted)
+        most = max(most, kept)
+    return most
 
 
 def test_one_f_one_b_is_the_textbooks() -> None:
@@ -73,6 +90,61 @@ def test_one_f_one_b_is_the_textbooks() -> None:
 
 def test_gpipe_runs_all_forwards_first() -> None:
     assert letters(one_pipeline(3, ScheduleKind.GPIPE), 1) == "F0 F1 F2 B0 B1 B2"
+
+
+def test_split_backwards_leave_the_weights_for_later() -> None:
+    """ZB-H1: the first stage has nobody to send a gradient to; a stage lags behind by as many as are before it."""
+    plan = one_pipeline(4, ScheduleKind.ZERO_BUBBLE_H1)
+    assert letters(plan, 0) == "F0 F1 F2 B0 F3 B1 B2 B3"
+    assert letters(plan, 1) == "F0 F1 I0 F2 I1 W0 F3 I2 W1 I3 W2 W3 W2 W3"
+    assert letters(plan, 2) == "F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3 W1 W2 W3"
+
+
+def test_the_last_weights_come_layer_by_layer_so_that_sums_start_early() -> None:
+    plan = one_pipeline(3, ScheduleKind.ZERO_BUBBLE_H1)
+    tail = [(i.op, i.microbatch, i.first_layer, i.counted, i.group) for i in program(plan, WorkerId(1))][-9:-1]
+    assert (
+        tail
+        == [
+            (Op.SEND_GRADIENT, 2, 2, (), -1),
+            (Op.BACKWARD_WEIGHT, 1, 3, (3,), -1),
+            (Op.BACKWARD_WEIGHT, 2, 3, (3,), -1),
+            (Op.SYNC, -1, -1, (), 3),
+            (Op.BACKWARD_WEIGHT, 1, 2, (2,), -1),
+            (Op.BACKWARD_WEIGHT, 2, 2, (2,), -1),
+            (Op.SYNC, -1, -1, (), 2),
+            (Op.VOTE, -1, -1, (), -1),
+        ][: len(tail)]
+    )
+
+
+def test_a_split_needs_a_gradient_that_goes_on_and_weights_that_count() -> None:
+    hops = chain(2, 4, 6)
+    routes = [
+        Route(hops=hops, microbatches=(0,), born=1, counted=(0, 5)),
+        Route(hops=hops, microbatches=(0,), born=3, counted=(1, 2, 3, 4)),
+        Route(hops=hops, microbatches=(1,), born=3, counted=(2, 4)),
+        Route(hops=hops, microbatches=(1,), born=2, counted=(0, 1, 3, 5)),
+    ]
+    plan = plan_of(routes, [hops], 6, 2, ScheduleKind.ZERO_BUBBLE_H1)
+    backwards = {
+        (i.born, i.microbatch, i.op, i.counted)
+        for i in program(plan, WorkerId(1))
+        if i.op in (Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT) and (i.born, i.microbatch) in ((1, 0), (3, 1))
+    }
+    assert backwards == {(1, 0, Op.BACKWARD, ()), (3, 1, Op.BACKWARD, ()), (3, 1, Op.BACKWARD, (2,))}
+    machine = Machine(plan, 0)
+    machine.run()
+    machine.check_sums()
+
+
+@pytest.mark.parametrize("kind", ScheduleKind)
+def test_stages_keep_what_the_schedule_says(kind: ScheduleKind) -> None:
+    for num_microbatches in (1, 2, 3, 9):
+        plan = one_pipeline(num_microbatches, kind)
+        for place in range(3):
+            expected = kind.in_flight(2 - place, num_microbatches, place)
+            assert most_kept(plan, WorkerId(place)) == 2 * expected
 
 
 def test_messages_loads_and_syncs_of_a_middle_and_a_last_stage() -> None:
@@ -138,26 +210,33 @@ def test_a_group_that_nothing_here_counts_is_synced_first() -> None:
     assert [i.op for i in program(plan, WorkerId(5))] == [Op.SYNC, Op.VOTE, Op.APPLY]
 
 
-def test_more_routes_leave_the_instructions_of_kept_ones_as_they_are() -> None:
-    plan = one_pipeline(4)
+@pytest.mark.parametrize("kind", ScheduleKind)
+def test_more_routes_leave_the_instructions_of_kept_ones_as_they_are(kind: ScheduleKind) -> None:
+    plan = one_pipeline(4, kind)
     added = Route(hops=plan.routes[0].hops, microbatches=(4, 5), born=3, counted=(1, 2))
     longer = msgspec.structs.replace(plan, num_microbatches=6, routes=(*plan.routes, added))
 
     def work(of: Plan, worker: int) -> set[Instruction]:
         return {i for i in program(of, WorkerId(worker)) if i.born == 1}
 
+    hops = plan.routes[0].hops
+    swapped = (
+        *hops[:1],
+        *(msgspec.structs.replace(h, worker=o.worker) for h, o in zip(hops[1:], hops[:0:-1], strict=True)),
+    )
+    crossing = msgspec.structs.replace(longer, routes=(*plan.routes, msgspec.structs.replace(added, hops=swapped)))
     for worker in range(3):
-        assert work(plan, worker) == work(longer, worker)
+        assert work(plan, worker) == work(longer, worker) == work(crossing, worker)
 
 
 def test_the_bound_on_kept_activations_cannot_block() -> None:
-    """Two workers fill up with the beginnings of two opposite ways before either gets the other's end."""
+    """Each of two workers begins a way, and has no room then for the long end of the other one."""
     there, back = (
         tuple(
             Stage(worker=WorkerId(worker), first_layer=first, end_layer=end)
             for worker, first, end in ((one, 0, cut), (other, cut, 6))
         )
-        for one, other, cut in ((0, 1, 5), (1, 0, 1))
+        for one, other, cut in ((0, 1, 1), (1, 0, 1))
     )
     everything = tuple(range(6))
     routes = [
@@ -166,7 +245,7 @@ def test_the_bound_on_kept_activations_cannot_block() -> None:
     ]
     holders = [(Stage(worker=WorkerId(w), first_layer=0, end_layer=6),) for w in range(2)]
     plan = plan_of(routes, holders, 6, 4)
-    assert letters(plan, 1).startswith("F2 F3 F0")
+    assert letters(plan, 1).startswith("F2 F0 B0")
     Machine(plan, 0).run()
 
 
@@ -218,7 +297,7 @@ def irregular_plans(draw: st.DrawFn) -> Plan:
                 hops = draw(_ways(bounds, num_layers))
                 layers = tuple(sorted(counted))
                 routes.append(Route(hops=hops, microbatches=(microbatch,), born=born, counted=layers))
-    return plan_of(routes, pipelines, num_layers, num_microbatches)
+    return plan_of(routes, pipelines, num_layers, num_microbatches, draw(st.sampled_from(ScheduleKind)))
 
 
 @st.composite

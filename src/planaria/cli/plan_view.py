@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from planaria.plan.profile import ModelProfile
 
 _WIDTH_WITHOUT_TERMINAL = 100
-_BACKGROUND = {CellKind.FORWARD: 117, CellKind.BACKWARD: 215, CellKind.SYNC: 71}
+_COMPUTE = (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
+_BACKGROUND = {CellKind.FORWARD: 117, CellKind.BACKWARD: 215, CellKind.WEIGHT: 223, CellKind.SYNC: 71}
 """Of the terminal's 256 colours."""
 
 
@@ -110,7 +111,7 @@ def _expectation(job: Job, report: PlanReport, num_cores: int) -> Text:
     text = Text.assemble("expected step time  ", (duration(report.step_time_s), "bold"))
     if crowding(job, num_cores) is not None:
         spans = (span for worker in report.timeline.spans.values() for span in worker)
-        busy_s = sum(end - start for instruction, start, end in spans if instruction.op in (Op.FORWARD, Op.BACKWARD))
+        busy_s = sum(end - start for instruction, start, end in spans if instruction.op in _COMPUTE)
         text.append(
             f"  with a core for each of the {len(report.plan.workers)} workers; "
             f"on the {counted(num_cores, 'core')} of this machine at least {duration(busy_s / num_cores)}"

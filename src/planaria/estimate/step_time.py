@@ -1,26 +1,35 @@
-"""Step time: an event simulation of the workers' programs, in topological order.
+"""Step time: an event simulation of the workers' programs, gradient sums, vote and apply included.
 
-A worker computes one thing at a time. Sends and syncs run beside its compute: messages of one sender to one
-receiver go one after another, and so do the syncs that a worker is in. What the simulation does not know:
-switches shared by several links, and compute slowed by communication.
+A worker computes one thing at a time. Messages of one sender to one receiver go one after another; beside its compute,
+unless the conditions say that nothing overlaps.
+
+Sums are as `planaria.worker.sync` makes them. Once every owner's gradients of a group are whole, each owner reads the
+others', one group after another (of those that are whole, the lowest round first), beside its compute. It adds what it
+has read after its last compute: where the gradients of its last microbatch are cut into layers, nothing is waited for
+any more. When all sums of all workers are done, the votes are in; the commit comes `vote_s` later, and each worker
+applies the optimizer to what it owns.
+
+What the simulation does not know: switches shared by several links, and compute slowed by communication.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping
+import heapq
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
+from planaria.estimate.conditions import AS_PROFILED, Conditions
+from planaria.estimate.durations import Durations
+from planaria.estimate.flow import Flow, run
 from planaria.plan.plan import Plan, WorkerId
 from planaria.plan.profile import ModelProfile
-from planaria.plan.program import Instruction, Op
-from planaria.plan.schedule import programs
+from planaria.plan.program import Instruction, Op, Program
+from planaria.plan.schedule import Path, paths, programs
+from planaria.plan.sync_rounds import colour
 
 Span = tuple[Instruction, float, float]
 """An instruction, and the seconds from the step's beginning at which it starts and ends."""
-
-_MessageKey = tuple[bool, int, int, int, WorkerId]
-"""Of a message: is it a gradient, born, microbatch, boundary, receiver."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +37,10 @@ class Timeline:
     """What happens when in one step.
 
     Attributes:
-        step_time_s: from the beginning to the last worker's apply.
+        step_time_s: from the beginning to the end of the last worker's apply.
         spans: for each worker, its instructions in program order. A send's span is its time on the link, a
-            receive's the wait for the message, a sync's the sum itself; sends and syncs overlap with compute.
+            receive's the wait for the message, a sync's from the first read to the end of the sum (or of the last
+            read where sums cost nothing), a vote's the wait for the commit; sends and syncs overlap with compute.
     """
 
     step_time_s: float
@@ -44,131 +54,141 @@ class Timeline:
         return max((end - start for _, start, end in spans), default=0.0)
 
 
-def step_time_s(plan: Plan, profile: ModelProfile) -> float:
-    """Estimated seconds of a step under the plan."""
-    return simulate(plan, profile).step_time_s
+def step_time_s(plan: Plan, profile: ModelProfile, conditions: Conditions = AS_PROFILED) -> float:
+    """Estimated seconds of a step under the plan: `simulate(...).step_time_s`, without the timeline.
+
+    Pipelines that differ in nothing but their workers' and microbatches' numbers are run once.
+
+    Raises:
+        PlanError: a stage has more or fewer devices than the profile has times for.
+    """
+    durations = Durations(plan, profile, conditions)
+    twins = _twins(plan, durations)
+    flow = run(programs(plan, [w for w in plan.workers if w not in twins]), durations, overlap=conditions.overlap)
+    for worker, twin in twins.items():
+        flow.ends_s[worker] = flow.ends_s[twin]
+        flow.compute_s[worker] = flow.compute_s[twin]
+        for group in plan.groups_of[worker]:
+            flow.due_s[worker, group] = flow.due_s[twin, group]
+    return _Finish(plan, durations, flow, conditions).step_time_s
 
 
-def simulate(plan: Plan, profile: ModelProfile) -> Timeline:
+def simulate(plan: Plan, profile: ModelProfile, conditions: Conditions = AS_PROFILED) -> Timeline:
     """Run every worker's program in virtual time.
 
     Raises:
+        PlanError: a stage has more or fewer devices than the profile has times for.
         AssertionError: a program waits for a message that nobody sends (an invariant of schedules is broken).
     """
-    return _Simulation(plan, profile).run()
+    durations = Durations(plan, profile, conditions)
+    all_programs = programs(plan)
+    flow = run(all_programs, durations, overlap=conditions.overlap)
+    finish = _Finish(plan, durations, flow, conditions)
+    spans = {
+        worker: tuple(_spans(worker, program, durations, flow, finish, overlap=conditions.overlap))
+        for worker, program in all_programs.items()
+    }
+    return Timeline(step_time_s=finish.step_time_s, spans=spans)
 
 
-class _Simulation:
-    def __init__(self, plan: Plan, profile: ModelProfile) -> None:
-        self._plan = plan
-        self._profile = profile
-        self._programs = programs(plan)
-        self._at = dict.fromkeys(self._programs, 0)
-        self._clock = dict.fromkeys(self._programs, 0.0)
-        self._arrivals: dict[_MessageKey, float] = {}
-        self._waiting: dict[_MessageKey, WorkerId] = {}
-        self._link_free: dict[tuple[WorkerId, WorkerId], float] = {}
-        self._due: dict[tuple[WorkerId, int], float] = {}
-        self._spans: dict[WorkerId, list[Span]] = {worker: [] for worker in self._programs}
-
-    def run(self) -> Timeline:
-        ready = deque(sorted(self._programs))
-        while ready:
-            self._advance(ready.popleft(), ready)
-        stuck = [worker for worker, program in self._programs.items() if self._at[worker] < len(program)]
-        assert not stuck, f"workers {stuck} wait for messages that nobody sends"
-        syncs = self._run_syncs()
-        votes = {
-            worker: max([self._clock[worker], *(end for (w, _), (_, end) in syncs.items() if w == worker)])
-            for worker in self._programs
-        }
-        end = max(votes.values())
-        return Timeline(
-            step_time_s=end,
-            spans={worker: self._final_spans(worker, syncs, votes[worker], end) for worker in self._programs},
+def _twins(plan: Plan, durations: Durations) -> dict[WorkerId, WorkerId]:
+    """Of each worker whose pipeline is the like of an earlier one, the worker of that in its place."""
+    first: dict[object, Path] = {}
+    twins: dict[WorkerId, WorkerId] = {}
+    for path in paths(plan):
+        born = [(route.born, route.counted, len(route.microbatches)) for route in path.routes]
+        turns = tuple(at for _, _, at in path.travellers) if len(born) > 1 else ()
+        nodes = [plan.node_of(hop.worker) for hop in path.hops]
+        shape = (
+            tuple((hop.first_layer, hop.end_layer) for hop in path.hops),
+            tuple((durations.devices[hop.worker], durations.speeds[hop.worker]) for hop in path.hops),
+            tuple(left == right for left, right in pairwise(nodes)),
+            tuple(plan.groups_of[hop.worker] for hop in path.hops),
+            tuple(born),
+            turns,
         )
-
-    def _advance(self, worker: WorkerId, ready: deque[WorkerId]) -> None:
-        """Run the worker until its end or a receive whose message is not sent yet."""
-        program = self._programs[worker]
-        while self._at[worker] < len(program):
-            instruction = program[self._at[worker]]
-            start = end = self._clock[worker]
-            match instruction.op:
-                case Op.FORWARD | Op.BACKWARD:
-                    end = self._clock[worker] = start + self._compute_s(instruction)
-                case Op.SEND_ACTIVATION | Op.SEND_GRADIENT:
-                    start, end = self._send(worker, instruction, ready)
-                case Op.RECV_ACTIVATION | Op.RECV_GRADIENT:
-                    key = _key(instruction, worker)
-                    if key not in self._arrivals:
-                        self._waiting[key] = worker
-                        return
-                    end = self._clock[worker] = max(start, self._arrivals[key])
-                case Op.SYNC:
-                    self._due[worker, instruction.group] = start
-                case Op.LOAD | Op.VOTE | Op.APPLY:
-                    pass
-            self._spans[worker].append((instruction, start, end))
-            self._at[worker] += 1
-
-    def _compute_s(self, instruction: Instruction) -> float:
-        layers = self._profile.layers[instruction.first_layer : instruction.end_layer]
-        if instruction.op is Op.FORWARD:
-            return sum(layer.on(1).forward_s for layer in layers)
-        return sum(layer.on(1).backward_s for layer in layers)
-
-    def _send(self, worker: WorkerId, instruction: Instruction, ready: deque[WorkerId]) -> tuple[float, float]:
-        assert instruction.peer is not None
-        link = (worker, instruction.peer)
-        start = max(self._clock[worker], self._link_free.get(link, 0.0))
-        size = self._profile.layers[instruction.first_layer - 1].output_bytes
-        end = self._link_free[link] = start + self._profile.links.between_nodes.time_s(size)
-        key = _key(instruction, instruction.peer)
-        self._arrivals[key] = end
-        if key in self._waiting:
-            ready.append(self._waiting.pop(key))
-        return start, end
-
-    def _run_syncs(self) -> dict[tuple[WorkerId, int], tuple[float, float]]:
-        """Start and end of each group's sum at each of its owners; a worker's go in order of rounds."""
-        rounds = {
-            instruction.group: instruction.round
-            for program in self._programs.values()
-            for instruction in program
-            if instruction.op is Op.SYNC
-        }
-        free = dict.fromkeys(self._programs, 0.0)
-        times: dict[tuple[WorkerId, int], tuple[float, float]] = {}
-        for group in sorted(rounds, key=lambda g: (rounds[g], g)):
-            owners = self._plan.owners_of[group]
-            start = max(max(self._due[worker, group], free[worker]) for worker in owners)
-            size = self._profile.groups[group].size_bytes
-            end = start + (len(owners) - 1) * self._profile.links.between_nodes.time_s(size)
-            for worker in owners:
-                free[worker] = end
-                times[worker, group] = start, end
-        return times
-
-    def _final_spans(
-        self,
-        worker: WorkerId,
-        syncs: Mapping[tuple[WorkerId, int], tuple[float, float]],
-        vote: float,
-        end: float,
-    ) -> tuple[Span, ...]:
-        spans: list[Span] = []
-        for instruction, start, stop in self._spans[worker]:
-            if instruction.op is Op.SYNC:
-                start, stop = syncs[worker, instruction.group]
-            elif instruction.op is Op.VOTE:
-                start = stop = vote
-            elif instruction.op is Op.APPLY:
-                start = stop = end
-            spans.append((instruction, start, stop))
-        return tuple(spans)
+        twin = first.setdefault(shape, path)
+        if twin is not path:
+            twins.update((mine.worker, its.worker) for mine, its in zip(path.hops, twin.hops, strict=True))
+    return twins
 
 
-def _key(instruction: Instruction, receiver: WorkerId) -> _MessageKey:
-    is_gradient = instruction.op in (Op.SEND_GRADIENT, Op.RECV_GRADIENT)
-    return is_gradient, instruction.born, instruction.microbatch, instruction.first_layer, receiver
+class _Finish:
+    """The end of a step: sums, vote and apply.
+
+    Attributes:
+        sums: start and end of each group's sum at each of its owners.
+        voted_s: when each worker's sums were all done.
+        committed_s: when the commit was at the workers.
+        applied_s: when each worker had applied it.
+        step_time_s: when all had.
+    """
+
+    def __init__(self, plan: Plan, durations: Durations, flow: Flow, conditions: Conditions) -> None:
+        self._durations = durations
+        self._rounds = colour(plan)
+        whole = [max(flow.due_s[owner, g] for owner in owners) for g, owners in enumerate(plan.owners_of)]
+        self.sums: dict[tuple[WorkerId, int], tuple[float, float]] = {}
+        self.voted_s: dict[WorkerId, float] = {}
+        for worker, groups in plan.groups_of.items():
+            end = flow.ends_s[worker]
+            self.voted_s[worker] = self._sum(worker, groups, whole, 0.0 if conditions.overlap else end, end)
+        applies = {worker: durations.apply_s(worker) for worker in plan.workers}
+        self.committed_s = max(self.voted_s.values()) + durations.vote_s
+        self.applied_s = {worker: self.committed_s + seconds for worker, seconds in applies.items()}
+        self.step_time_s = max(self.applied_s.values())
+        if conditions.num_cores is not None:
+            sums = sum(durations.sum_s(worker, group) for worker, groups in plan.groups_of.items() for group in groups)
+            busy = sum(flow.compute_s.values()) + sums + sum(applies.values())
+            self.step_time_s = max(self.step_time_s, busy / conditions.num_cores + durations.vote_s)
+
+    def _sum(
+        self, worker: WorkerId, groups: Sequence[int], whole: Sequence[float], reads_from: float, sums_from: float
+    ) -> float:
+        """One worker's sums; returns the end of the last."""
+        coming = sorted((whole[group], self._rounds[group], group) for group in groups)
+        here: list[tuple[int, int]] = []
+        now, added = reads_from, sums_from
+        at = 0
+        while at < len(coming) or here:
+            if not here:
+                now = max(now, coming[at][0])
+            while at < len(coming) and coming[at][0] <= now:
+                heapq.heappush(here, coming[at][1:])
+                at += 1
+            group = heapq.heappop(here)[1]
+            start = now
+            now += self._durations.read_s(worker, group)
+            seconds = self._durations.sum_s(worker, group)
+            if seconds:
+                added = max(added, now) + seconds
+            self.sums[worker, group] = start, added if seconds else now
+        return max(added, now)
+
+
+def _spans(
+    worker: WorkerId, program: Program, durations: Durations, flow: Flow, finish: _Finish, *, overlap: bool
+) -> Sequence[Span]:
+    clock = 0.0
+    spans: list[Span] = []
+    for instruction in program:
+        start = end = clock
+        match instruction.op:
+            case Op.FORWARD | Op.BACKWARD | Op.BACKWARD_INPUT | Op.BACKWARD_WEIGHT:
+                end = clock = start + durations.compute_s(worker, instruction)
+            case Op.SEND_ACTIVATION | Op.SEND_GRADIENT:
+                assert instruction.peer is not None
+                start, end = flow.message(instruction, instruction.peer)
+                clock = clock if overlap else end
+            case Op.RECV_ACTIVATION | Op.RECV_GRADIENT:
+                end = clock = max(start, flow.message(instruction, worker)[1])
+            case Op.SYNC:
+                start, end = finish.sums[worker, instruction.group]
+            case Op.VOTE:
+                start, end = finish.voted_s[worker], finish.committed_s
+            case Op.APPLY:
+                start, end = finish.committed_s, finish.applied_s[worker]
+            case Op.LOAD:
+                pass
+        spans.append((instruction, start, end))
+    return spans

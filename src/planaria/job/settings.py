@@ -61,11 +61,13 @@ class LrSchedule(enum.StrEnum):
 
 class PipelineSchedule(enum.StrEnum):
     """Order of forwards and backwards in a pipeline. `eager-1f1b` hides communication and keeps about twice the
-    activations of `1f1b` in the first stages; `gpipe` keeps all."""
+    activations of `1f1b` in the first stages; `gpipe` keeps all; `zb-h1` computes weight gradients apart, in what would
+    be bubbles."""
 
     ONE_F_ONE_B = "1f1b"
     EAGER_ONE_F_ONE_B = "eager-1f1b"
     GPIPE = "gpipe"
+    ZERO_BUBBLE_H1 = "zb-h1"
 
 
 class ModelSection(Section, frozen=True):
@@ -152,7 +154,7 @@ class ClusterSection(Section, frozen=True):
         devices_per_node: worker processes on each.
         device: cpu or cuda.
         memory_gb: memory of one device in GB (10**9 bytes); 0: as much as there is.
-        schedule: order of forwards and backwards in a pipeline: eager-1f1b, 1f1b or gpipe.
+        schedule: order of forwards and backwards in a pipeline: eager-1f1b, 1f1b, gpipe or zb-h1.
         port: TCP port of the coordinator on loopback; 0: any free one.
     """
 

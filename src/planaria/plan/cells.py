@@ -24,6 +24,8 @@ class Timeline(Protocol):
 class CellKind(enum.StrEnum):
     FORWARD = "forward"
     BACKWARD = "backward"
+    WEIGHT = "weight gradients"
+    """Of a split backward; the other half is drawn as a backward."""
     SYNC = "sync"
 
 
@@ -37,29 +39,35 @@ class Cell:
     end_s: float
 
 
-_KINDS = {Op.FORWARD: CellKind.FORWARD, Op.BACKWARD: CellKind.BACKWARD, Op.SYNC: CellKind.SYNC}
+_KINDS = {
+    Op.FORWARD: CellKind.FORWARD,
+    Op.BACKWARD: CellKind.BACKWARD,
+    Op.BACKWARD_INPUT: CellKind.BACKWARD,
+    Op.BACKWARD_WEIGHT: CellKind.WEIGHT,
+    Op.SYNC: CellKind.SYNC,
+}
 
 
 def cells(spans: Sequence[tuple[Instruction, float, float]]) -> tuple[Cell, ...]:
     """A worker's cells, in program order."""
     result: list[Cell] = []
-    joined: dict[tuple[int, int, int], int] = {}
+    joined: dict[tuple[CellKind, int, int, int], int] = {}
     for instruction, start, end in spans:
         kind = _KINDS.get(instruction.op)
         if kind is None:
             continue
         number = instruction.group if kind is CellKind.SYNC else instruction.microbatch
         cell = Cell(kind=kind, number=number, start_s=start, end_s=end)
-        if kind is CellKind.BACKWARD:
+        if kind in (CellKind.BACKWARD, CellKind.WEIGHT):
             # A backward cut into layers goes from the top down: its pieces touch in layers and in time.
-            at = joined.get((instruction.born, number, instruction.end_layer))
+            at = joined.get((kind, instruction.born, number, instruction.end_layer))
             if at is not None and result[at].end_s == start:
                 cell = Cell(kind=kind, number=number, start_s=result[at].start_s, end_s=end)
                 result[at] = cell
             else:
                 at = len(result)
                 result.append(cell)
-            joined[instruction.born, number, instruction.first_layer] = at
+            joined[kind, instruction.born, number, instruction.first_layer] = at
         else:
             result.append(cell)
     return tuple(result)

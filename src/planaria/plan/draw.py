@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from xml.sax.saxutils import escape
 
 from planaria.plan.cells import Cell, CellKind, Timeline, cells, label, milliseconds, rows, tick_s
 from planaria.plan.plan import Plan
+from planaria.plan.program import Op
 
-_FILL = {CellKind.FORWARD: "░", CellKind.BACKWARD: "▓", CellKind.SYNC: "≈"}
+_FILL = {CellKind.FORWARD: "░", CellKind.BACKWARD: "▓", CellKind.WEIGHT: "▒", CellKind.SYNC: "≈"}
 
 
 Paint = Callable[[CellKind, str], str]
@@ -39,10 +40,19 @@ def terminal(timeline: Timeline, plan: Plan, width: int, *, paint: Paint | None 
         lines.append(f"  {name:<{margin - 4}} │" + _row(cells(timeline.spans[worker]), columns, scale, paint))
     lines.append(" " * (margin - 1) + "└" + "─" * columns)
     lines.append(" " * margin + _axis(timeline.step_time_s, columns, scale))
-    swatches = {kind: fill if paint is None else paint(kind, "  ") for kind, fill in _FILL.items()}
+    shown = _shown(timeline)
+    swatches = {kind: fill if paint is None else paint(kind, "  ") for kind, fill in _FILL.items() if kind in shown}
     words = "  ".join(f"{swatch} {kind.value}" for kind, swatch in swatches.items())
     lines.append(f"  {words}  numbers: microbatches")
     return "\n".join(lines)
+
+
+def _shown(timeline: Timeline) -> set[CellKind]:
+    """The kinds for the legend: weight gradients only where they are apart."""
+    kinds = {CellKind.FORWARD, CellKind.BACKWARD, CellKind.SYNC}
+    if any(i.op is Op.BACKWARD_WEIGHT for spans in timeline.spans.values() for i, _, _ in spans):
+        kinds.add(CellKind.WEIGHT)
+    return kinds
 
 
 def _share(plan: Plan, number: int) -> str:
@@ -78,8 +88,18 @@ def _axis(step_time_s: float, columns: int, scale: float) -> str:
     return "".join(axis)
 
 
-_COLOURS = {CellKind.FORWARD: "#8ecae6", CellKind.BACKWARD: "#f4a261", CellKind.SYNC: "#6a994e"}
-_WORDS = {CellKind.FORWARD: "forward", CellKind.BACKWARD: "backward", CellKind.SYNC: "sync of gradients"}
+_COLOURS = {
+    CellKind.FORWARD: "#8ecae6",
+    CellKind.BACKWARD: "#f4a261",
+    CellKind.WEIGHT: "#e9d8a6",
+    CellKind.SYNC: "#6a994e",
+}
+_WORDS = {
+    CellKind.FORWARD: "forward",
+    CellKind.BACKWARD: "backward",
+    CellKind.WEIGHT: "weight gradients",
+    CellKind.SYNC: "sync of gradients",
+}
 _ROW, _BAR, _SYNC_BAR, _HEADING, _TOP, _CHART, _RIGHT = 34, 20, 5, 24, 44, 960, 24
 """In px: a row, its bar, its sync bar and a pipeline's heading; the chart's top, width and right margin."""
 
@@ -101,7 +121,7 @@ def svg(timeline: Timeline, plan: Plan) -> str:
         for box in cells(timeline.spans[worker]):
             body.extend(_svg_cell(box, scale, left, y))
         y += _ROW
-    body.extend(_svg_legend(left))
+    body.extend(_svg_legend(left, _shown(timeline)))
     size = f'width="{left + _CHART + _RIGHT}" height="{height + 40}"'
     view = f'viewBox="0 0 {left + _CHART + _RIGHT} {height + 40}"'
     style = (
@@ -143,9 +163,11 @@ def _svg_axis(step_time_s: float, scale: float, left: int, height: int) -> Itera
     yield _text(left + _CHART / 2, height + 33, "ms", 'class="axis"')
 
 
-def _svg_legend(left: int) -> Iterator[str]:
+def _svg_legend(left: int, shown: Collection[CellKind]) -> Iterator[str]:
     x = left
     for kind, word in _WORDS.items():
+        if kind not in shown:
+            continue
         yield f'<rect x="{x}" y="14" width="14" height="14" fill="{_COLOURS[kind]}"/>'
         yield _text(x + 20, 25, word)
         x += 48 + 7 * len(word)

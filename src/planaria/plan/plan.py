@@ -34,20 +34,35 @@ class ScheduleKind(enum.StrEnum):
     """1F1B with twice the warm-up, so that no stage waits for a message: sends travel while the next microbatch is
     computed (Zhuang et al., MLSys 2023, section 4). A stage k from the end keeps 2k + 1 microbatches, not k + 1."""
     GPIPE = "gpipe"
+    ZERO_BUBBLE_H1 = "zb-h1"
+    """1F1B with split backwards: a stage sends the gradient of its input at once and computes the gradients of its
+    weights later, where it would wait (Qi et al., ICLR 2024, schedule ZB-H1). A bubble takes F + B - W for each stage
+    after the first, not F + B + W. Every stage keeps as many microbatches as 1F1B's first one."""
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether the gradients of a stage's weights are computed apart from the gradient of its input."""
+        return self is ScheduleKind.ZERO_BUBBLE_H1
 
     def forwards_ahead(self, stages_after: int, num_microbatches: int) -> int:
         """Forwards that a stage runs before its first backward may follow the next forward."""
         match self:
-            case ScheduleKind.ONE_F_ONE_B:
+            case ScheduleKind.ONE_F_ONE_B | ScheduleKind.ZERO_BUBBLE_H1:
                 return min(stages_after, num_microbatches)
             case ScheduleKind.EAGER_ONE_F_ONE_B:
                 return min(2 * stages_after, num_microbatches)
             case ScheduleKind.GPIPE:
                 return num_microbatches
 
-    def in_flight(self, stages_after: int, num_microbatches: int) -> int:
-        """Microbatches whose activations a stage keeps at most."""
-        return min(self.forwards_ahead(stages_after, num_microbatches) + 1, num_microbatches)
+    def weights_behind(self, stages_before: int) -> int:
+        """Backwards of later microbatches that a stage runs before a microbatch's weight gradients."""
+        return stages_before if self.splits_backward else 0
+
+    def in_flight(self, stages_after: int, num_microbatches: int, stages_before: int = 0) -> int:
+        """Microbatches whose activations a stage keeps at most: from the forward to the end of the backward, which is
+        the weight gradients where backwards are split. Only then do `stages_before` matter."""
+        ahead = self.forwards_ahead(stages_after, num_microbatches)
+        return min(ahead + 1 + self.weights_behind(stages_before), num_microbatches)
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+
+import msgspec
 
 from planaria.plan.plan import WorkerId
 
@@ -25,9 +26,12 @@ class Op(enum.StrEnum):
     APPLY = "apply"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Instruction:
+class Instruction(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One thing that a worker does. Two equal instructions of one step are the same work.
+
+    A backward is whole, or split: BACKWARD_INPUT gives the gradient of the range's input and counts nothing yet;
+    BACKWARD_WEIGHT gives, later and perhaps in pieces, the gradients of the counted layers' parameters. What the
+    forward kept for a range is needed until then. (A backward that counts nothing at all is a whole one.)
 
     Attributes:
         op: what is done.

@@ -7,12 +7,13 @@ deadlock, and neither can what is left of it after some instructions were done u
 
 A route's instructions depend on nothing but the route. So a plan that keeps a route keeps its instructions,
 equal ones, and a worker drops those it has done. (A sync's round may change; a sync is the same when group
-and epoch are.)
+and epoch are.) Which layer a piece of a backward covers depends, beside the route, on the microbatches born in
+the same generation that the worker counts: it keeps or drops all of those together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -20,14 +21,48 @@ from planaria.plan.list_schedule import list_schedule
 from planaria.plan.plan import Plan, Route, ScheduleKind, Stage, WorkerId
 from planaria.plan.program import Instruction, Op, Program
 from planaria.plan.sync_rounds import colour
-from planaria.plan.work import Unit, merge_hops
+from planaria.plan.work import Leg, Phase, Unit, legs, merge_hops
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Path:
+    """A way whose workers serve no other one: a pipeline, whatever the rest of the plan does.
+
+    Attributes:
+        hops: merged.
+        routes: all that take it, in the plan's order.
+    """
+
+    hops: tuple[Stage, ...]
+    routes: tuple[Route, ...]
+
+    @property
+    def travellers(self) -> list[tuple[int, int, int]]:
+        """Born, microbatch and number of its route, of all microbatches in the order in which they set out."""
+        return sorted((route.born, m, at) for at, route in enumerate(self.routes) for m in route.microbatches)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Layout:
-    """Every worker's units of work, in order."""
+    """Who works in which order.
 
-    orders: dict[WorkerId, tuple[Unit, ...]]
+    Attributes:
+        paths: those that are pipelines.
+        place_of: of a worker of one: number of its path, and its place there.
+        orders: of every other worker: its units of work, in order.
+        rounds: of each group's sum.
+    """
+
+    paths: tuple[Path, ...]
+    place_of: Mapping[WorkerId, tuple[int, int]]
+    orders: Mapping[WorkerId, Sequence[Unit]]
+    rounds: tuple[int, ...]
+
+    def units(self, worker: WorkerId, kind: ScheduleKind) -> Sequence[Unit]:
+        if worker in self.place_of:
+            number, place = self.place_of[worker]
+            return tuple(_pipeline_order(self.paths[number], place, kind))
+        return self.orders.get(worker, ())
 
 
 def program(plan: Plan, worker: WorkerId) -> Program:
@@ -36,88 +71,142 @@ def program(plan: Plan, worker: WorkerId) -> Program:
     Raises:
         KeyError: the worker owns no layers in the plan.
     """
-    groups = plan.groups_of[worker]
-    body = [i for unit in _split(_layout(plan).orders.get(worker, ())) for i in unit]
-    rounds = colour(plan)
+    return _program(plan, worker, _layout(plan))
 
-    def sync(group: int) -> Instruction:
-        return Instruction(op=Op.SYNC, group=group, epoch=plan.sync_epochs[group], round=rounds[group])
 
+def programs(plan: Plan, workers: Iterable[WorkerId] | None = None) -> dict[WorkerId, Program]:
+    """The programs of these workers, or of all."""
+    layout = _layout(plan)
+    return {worker: _program(plan, worker, layout) for worker in (plan.workers if workers is None else workers)}
+
+
+def paths(plan: Plan) -> tuple[Path, ...]:
+    """The ways whose workers serve no other way, by their first route's place in the plan."""
+    return _layout(plan).paths
+
+
+def _program(plan: Plan, worker: WorkerId, layout: _Layout) -> Program:
+    groups, rounds = plan.groups_of[worker], layout.rounds
+    units = layout.units(worker, plan.schedule)
+    body = _body(units)
+    last = _last_counts(units, body)
     due: dict[int, list[int]] = {}
-    for group in groups:
-        layers = set(plan.groups[group].layers)
-        last = max((at for at, i in enumerate(body) if not layers.isdisjoint(i.counted)), default=-1)
-        due.setdefault(last, []).append(group)
-    instructions = [sync(group) for group in sorted(due.pop(-1, ()), key=lambda g: (rounds[g], g))]
-    for at, instruction in enumerate(body):
-        instructions.append(instruction)
-        instructions.extend(sync(group) for group in sorted(due.get(at, ()), key=lambda g: (rounds[g], g)))
+    for group in sorted(groups, key=lambda g: (rounds[g], g)):
+        due.setdefault(max(last.get(layer, -1) for layer in plan.groups[group].layers), []).append(group)
+
+    def syncs(at: int) -> Iterator[Instruction]:
+        for group in due.get(at, ()):
+            yield Instruction(op=Op.SYNC, group=group, epoch=plan.sync_epochs[group], round=rounds[group])
+
+    instructions = [*syncs(-1)]
+    done = 0
+    for at in sorted(due.keys() - {-1}):
+        instructions += body[done : at + 1]
+        instructions += syncs(at)
+        done = at + 1
+    instructions += body[done:]
     instructions += [Instruction(op=Op.VOTE, epoch=plan.generation), Instruction(op=Op.APPLY)]
     return tuple(instructions)
 
 
-def programs(plan: Plan) -> dict[WorkerId, Program]:
-    """Every worker's program."""
-    return {worker: program(plan, worker) for worker in plan.workers}
-
-
 @lru_cache(maxsize=8)
 def _layout(plan: Plan) -> _Layout:
-    paths: dict[tuple[Stage, ...], list[Route]] = {}
+    ways: dict[tuple[Stage, ...], list[Route]] = {}
     for route in plan.routes:
-        paths.setdefault(merge_hops(route.hops), []).append(route)
+        ways.setdefault(merge_hops(route.hops), []).append(route)
     visits: dict[WorkerId, int] = {}
-    for hops in paths:
+    for hops in ways:
         for hop in hops:
             visits[hop.worker] = visits.get(hop.worker, 0) + 1
-    orders: dict[WorkerId, tuple[Unit, ...]] = {}
+    regular: list[Path] = []
     irregular: list[Route] = []
-    for hops, routes in paths.items():
-        # A path whose workers serve no other path is a textbook pipeline, whatever the rest of the plan does.
+    for hops, routes in ways.items():
         if all(visits[hop.worker] == 1 for hop in hops):
-            orders.update(_pipeline_orders(hops, routes, plan.schedule))
+            regular.append(Path(hops=hops, routes=tuple(routes)))
         else:
             irregular.extend(routes)
-    orders.update(list_schedule(irregular))
-    return _Layout(orders)
+    place_of = {hop.worker: (at, place) for at, path in enumerate(regular) for place, hop in enumerate(path.hops)}
+    orders = list_schedule(irregular, plan.schedule)
+    return _Layout(paths=tuple(regular), place_of=place_of, orders=orders, rounds=colour(plan))
 
 
-def _pipeline_orders(
-    hops: tuple[Stage, ...], routes: list[Route], kind: ScheduleKind
-) -> Iterator[tuple[WorkerId, tuple[Unit, ...]]]:
-    travellers = sorted((route.born, m, at) for at, route in enumerate(routes) for m in route.microbatches)
-    for place, hop in enumerate(hops):
-        forwards = [Unit.forward(routes[at], m, hops, place) for _, m, at in travellers]
-        backwards = [Unit.backward(routes[at], m, hops, place) for _, m, at in travellers]
-        ahead = kind.forwards_ahead(len(hops) - 1 - place, len(travellers))
-        yield hop.worker, tuple(_one_f_one_b(forwards, backwards, ahead))
+def _pipeline_order(path: Path, place: int, kind: ScheduleKind) -> Iterator[Unit]:
+    ways = [legs(route, path.hops, split=kind.splits_backward)[place] for route in path.routes]
+    here = [(ways[at], microbatch) for _, microbatch, at in path.travellers]
+    ahead = kind.forwards_ahead(len(path.hops) - 1 - place, len(here))
+    return _one_f_one_b(here, ahead, kind.weights_behind(place))
 
 
-def _one_f_one_b(forwards: list[Unit], backwards: list[Unit | None], ahead: int) -> Iterator[Unit]:
-    """Warm-up of `ahead` forwards, then a forward and a backward in turn, then the other backwards.
+def _one_f_one_b(travellers: Sequence[tuple[Leg, int]], ahead: int, behind: int) -> Iterator[Unit]:
+    """Warm-up of `ahead` forwards, then a forward and a backward in turn, then the other backwards; a microbatch's
+    weight gradients, where they are apart, after the backward of the microbatch `behind` later.
 
     Where a microbatch has no backward here its place stays empty: what is left keeps the textbook's global
-    order.
+    order. (Weight gradients need and give nothing elsewhere, so they fit into a global order anywhere.)
     """
-    yield from forwards[:ahead]
-    for at, backward in enumerate(backwards):
-        if ahead + at < len(forwards):
-            yield forwards[ahead + at]
-        if backward is not None:
-            yield backward
+    for leg, microbatch in travellers[:ahead]:
+        yield Unit(Phase.FORWARD, leg, microbatch)
+    for at, (leg, microbatch) in enumerate(travellers):
+        if ahead + at < len(travellers):
+            yield Unit(Phase.FORWARD, *travellers[ahead + at])
+        if leg.backward is not None:
+            yield Unit(Phase.INPUT_GRADIENT, leg, microbatch)
+        if at >= behind and travellers[at - behind][0].has_weight:
+            yield Unit(Phase.WEIGHT_GRADIENTS, *travellers[at - behind])
+    for leg, microbatch in travellers[max(0, len(travellers) - behind) :]:
+        if leg.has_weight:
+            yield Unit(Phase.WEIGHT_GRADIENTS, leg, microbatch)
 
 
-def _split(units: tuple[Unit, ...]) -> Iterator[tuple[Instruction, ...]]:
-    """The units' instructions, with the last counting backwards cut into layers, so that syncs can start
-    early.
+def _body(units: Sequence[Unit]) -> list[Instruction]:
+    """The units' instructions, with the last counting backwards cut into layers, so that syncs can start early."""
+    cut = _to_cut(units)
+    end = len(units)
+    while end > 0 and units[end - 1].phase is Phase.WEIGHT_GRADIENTS:
+        end -= 1
+    body: list[Instruction] = []
+    for unit in units[:end]:
+        body += unit.instructions(by_layer=(unit.leg.born, unit.microbatch, unit.phase) in cut)
+    tail: list[Instruction] = []
+    for unit in units[end:]:
+        tail += unit.instructions(by_layer=(unit.leg.born, unit.microbatch, unit.phase) in cut)
+    # Only weight gradients are left: layer by layer from the top, so that the upper layers' sums start first.
+    tail.sort(key=lambda i: (len(i.counted) == 1, -i.counted[0]))
+    return body + tail
 
-    "Last" is the highest microbatch of those born in one generation, not of the whole plan: routes born later
-    must not change how an earlier one's backward is cut, because it may be half done.
+
+def _last_counts(units: Sequence[Unit], body: Sequence[Instruction]) -> dict[int, int]:
+    """For each layer that is counted here, the place of its last count."""
+    num_layers = len({layer for leg in {id(unit.leg): unit.leg for unit in units}.values() for layer in leg.counted})
+    last: dict[int, int] = {}
+    for at in range(len(body) - 1, -1, -1):
+        if len(last) == num_layers:
+            break
+        for layer in body[at].counted:
+            last.setdefault(layer, at)
+    return last
+
+
+def _to_cut(units: Sequence[Unit]) -> set[tuple[int, int, Phase]]:
+    """Born, microbatch and phase of the units that are cut into layers.
+
+    They are the last to count one of their layers; and of weight gradients also those of the microbatches that may
+    come after all other work, because they lag behind. "Last" means the highest microbatch of those born in one
+    generation, not of the whole plan: routes born later must not change how an earlier one's backward is cut,
+    because it may be half done.
     """
-    last: dict[tuple[int, int], int] = {}
-    for unit in units:
-        for layer in unit.counted:
-            key = (unit.born, layer)
-            last[key] = max(last.get(key, -1), unit.microbatch)
-    for unit in units:
-        yield unit.instructions(by_layer=any(last[unit.born, layer] == unit.microbatch for layer in unit.counted))
+    microbatches: dict[tuple[int, Phase], tuple[Leg, list[int]]] = {}
+    for phase, leg, microbatch in units:
+        if leg.counted and phase is not Phase.FORWARD:
+            microbatches.setdefault((id(leg), phase), (leg, []))[1].append(microbatch)
+    counting: dict[tuple[int, int, Phase], list[tuple[int, int]]] = {}
+    for (_, phase), (leg, of_leg) in microbatches.items():
+        top = sorted(of_leg)[-1 - leg.place :]
+        for layer in leg.counted:
+            counting.setdefault((leg.born, layer, phase), []).extend((microbatch, leg.place) for microbatch in top)
+    cut: set[tuple[int, int, Phase]] = set()
+    for (born, _, phase), travellers in counting.items():
+        for turn, (microbatch, place) in enumerate(sorted(travellers, reverse=True)):
+            if turn == 0 or (phase is Phase.WEIGHT_GRADIENTS and turn <= place):
+                cut.add((born, microbatch, phase))
+    return cut

@@ -1,0 +1,109 @@
+"""Durations: how long each instruction of a plan's programs takes by itself, in seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from planaria.estimate.conditions import Conditions
+from planaria.plan.plan import Plan, PlanError, WorkerId
+from planaria.plan.profile import LayerTimes, ModelProfile
+from planaria.plan.program import Instruction, Op
+
+
+class Durations:
+    """Of one plan under one profile.
+
+    A worker drives the devices of its widest stage, all of one node. Each holds an equal share of every group that the
+    worker owns; they read, sum and apply their shares side by side. A message between two stages is whole.
+
+    Raises:
+        PlanError: a stage has more or fewer devices than the profile has times for.
+    """
+
+    def __init__(self, plan: Plan, profile: ModelProfile, conditions: Conditions) -> None:
+        self._plan = plan
+        self._profile = profile
+        self._links = profile.links
+        devices: dict[WorkerId, int] = {}
+        for stage in plan.stages():
+            devices[stage.worker] = max(devices.get(stage.worker, 0), stage.num_devices)
+        self.devices = devices
+        self.speeds = {worker: conditions.speed(plan.node_of(worker)) for worker in devices}
+        self._times = {count: self._times_on(count) for count in sorted(set(devices.values()))}
+        self._compute: dict[tuple[int, float, Op, int, int, tuple[int, ...]], float] = {}
+        self._outputs = [layer.output_bytes for layer in profile.layers]
+        self._owners_on: list[dict[int, int]] = []
+        for owners in plan.owners_of:
+            on: dict[int, int] = {}
+            for owner in owners:
+                on[plan.node_of(owner)] = on.get(plan.node_of(owner), 0) + 1
+            self._owners_on.append(on)
+
+    def _times_on(self, num_devices: int) -> Sequence[LayerTimes]:
+        try:
+            return [layer.on(num_devices) for layer in self._profile.layers]
+        except KeyError:
+            raise PlanError(
+                f"The plan has a stage of {num_devices} devices, and the profile has times for stages of "
+                f"{', '.join(map(str, self._profile.device_counts))}. Profile that number too, or plan without it."
+            ) from None
+
+    def compute_s(self, worker: WorkerId, instruction: Instruction) -> float:
+        """A forward or (whole or split) backward; what is not counted has no weight gradients."""
+        key = (
+            self.devices[worker],
+            self.speeds[worker],
+            instruction.op,
+            instruction.first_layer,
+            instruction.end_layer,
+            instruction.counted,
+        )
+        found = self._compute.get(key)
+        if found is None:
+            found = self._compute[key] = self._uncached_compute_s(*key)
+        return found
+
+    def _uncached_compute_s(
+        self, devices: int, speed: float, op: Op, first: int, end: int, counted: tuple[int, ...]
+    ) -> float:
+        times = self._times[devices]
+        total = 0.0
+        if op is Op.FORWARD:
+            total += sum(t.forward_s for t in times[first:end])
+        if op in (Op.BACKWARD, Op.BACKWARD_INPUT):
+            total += sum(t.backward_input_s for t in times[first:end])
+        if op in (Op.BACKWARD, Op.BACKWARD_WEIGHT):
+            total += sum(times[layer].backward_weight_s for layer in counted)
+        return total / speed
+
+    def message_s(self, sender: WorkerId, receiver: WorkerId, boundary: int) -> float:
+        """An activation or gradient over the boundary before layer `boundary`."""
+        same_node = self._plan.node_of(sender) == self._plan.node_of(receiver)
+        return self._links.of(same_node=same_node).time_s(self._outputs[boundary - 1])
+
+    def read_s(self, worker: WorkerId, group: int) -> float:
+        """Reading the group's gradients of all its other owners, one after another."""
+        share = self._plan.groups[group].size_bytes / self.devices[worker]
+        near = self._owners_on[group][self._plan.node_of(worker)] - 1
+        far = len(self._plan.owners_of[group]) - 1 - near
+        seconds = 0.0
+        for count, link in ((near, self._links.within_node), (far, self._links.between_nodes)):
+            if count:
+                seconds += count * (link.latency_s + share / link.bandwidth_bytes_per_s)
+        return seconds
+
+    def sum_s(self, worker: WorkerId, group: int) -> float:
+        """Adding what was read."""
+        others = len(self._plan.owners_of[group]) - 1
+        share = self._plan.groups[group].size_bytes / self.devices[worker]
+        return others * share * self._profile.step.sum_s_per_byte / self.speeds[worker]
+
+    def apply_s(self, worker: WorkerId) -> float:
+        """The optimizer's step."""
+        size = sum(self._plan.groups[group].size_bytes for group in self._plan.groups_of[worker])
+        return size / self.devices[worker] * self._profile.step.apply_s_per_byte / self.speeds[worker]
+
+    @property
+    def vote_s(self) -> float:
+        """From the last vote to the commit at a worker."""
+        return self._profile.step.vote_s

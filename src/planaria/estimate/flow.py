@@ -1,0 +1,169 @@
+"""Flow: forwards, backwards and their messages in virtual time, in topological order, without a queue of events.
+
+A worker runs its program until it needs a message that is not sent yet; whoever sends that lets it go on. What is
+computed does not depend on the order in which workers are looked at, because each does its own things in its own order
+and each link carries one sender's messages in the sender's order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from planaria.estimate.durations import Durations
+from planaria.plan.plan import WorkerId
+from planaria.plan.program import Instruction, Op, Program
+
+_Beat = tuple[int, float, int, int, float]
+"""Number of the message waited for, or -1; seconds of compute; number of the message then sent, or -1, of the link that
+takes it, and its seconds on the link."""
+
+_MessageKey = tuple[bool, int, int, int, WorkerId]
+"""Is it a gradient, born, microbatch, boundary, receiver."""
+
+
+@dataclass(slots=True)
+class Flow:
+    """When what happened, in seconds from the step's beginning.
+
+    Attributes:
+        ends_s: of each worker, the end of its last compute (or message, where its sends block).
+        due_s: when each worker's gradients of each of its groups were whole.
+        compute_s: seconds that each worker computed.
+    """
+
+    ends_s: dict[WorkerId, float] = field(default_factory=dict)
+    due_s: dict[tuple[WorkerId, int], float] = field(default_factory=dict)
+    compute_s: dict[WorkerId, float] = field(default_factory=dict)
+    _numbers: dict[_MessageKey, int] = field(default_factory=dict)
+    _starts: list[float] = field(default_factory=list)
+    _arrivals: list[float] = field(default_factory=list)
+
+    def message(self, instruction: Instruction, receiver: WorkerId) -> tuple[float, float]:
+        """Start on the link, and arrival, of a message that was sent."""
+        number = self._numbers[_key(instruction, receiver)]
+        return self._starts[number], self._arrivals[number]
+
+
+def run(programs: Mapping[WorkerId, Program], durations: Durations, *, overlap: bool) -> Flow:
+    """Run the programs, which must send every message that one of them waits for.
+
+    Raises:
+        AssertionError: a program waits for a message that nobody sends (an invariant of schedules is broken).
+    """
+    return _Run(programs, durations, overlap).run()
+
+
+class _Run:
+    def __init__(self, programs: Mapping[WorkerId, Program], durations: Durations, overlap: bool) -> None:
+        self._durations = durations
+        self._overlap = overlap
+        self._flow = Flow()
+        self._links: dict[tuple[WorkerId, WorkerId], int] = {}
+        self._wires: dict[tuple[WorkerId, WorkerId, int], float] = {}
+        self._workers = list(programs)
+        self._dues: list[list[tuple[int, int]]] = []
+        """Of each worker, a group and the number of beats before its gradients are whole."""
+        self._beats = [self._compile(worker, programs[worker]) for worker in self._workers]
+
+    def _compile(self, worker: WorkerId, program: Program) -> list[_Beat]:
+        numbers, compute_s = self._flow._numbers, self._durations.compute_s
+        beats: list[_Beat] = []
+        dues: list[tuple[int, int]] = []
+        awaited, seconds, total = -1, -1.0, 0.0
+        for instruction in program:
+            op = instruction.op
+            if op is Op.SEND_ACTIVATION or op is Op.SEND_GRADIENT:
+                assert instruction.peer is not None
+                sent = numbers.setdefault(_key(instruction, instruction.peer), len(numbers))
+                link, wire = self._link(worker, instruction.peer, instruction.first_layer)
+                beats.append((awaited, max(seconds, 0.0), sent, link, wire))
+                awaited, seconds = -1, -1.0
+            elif op is Op.RECV_ACTIVATION or op is Op.RECV_GRADIENT:
+                if awaited >= 0 or seconds >= 0:
+                    beats.append((awaited, max(seconds, 0.0), -1, -1, 0.0))
+                awaited, seconds = numbers.setdefault(_key(instruction, worker), len(numbers)), -1.0
+            elif op is Op.SYNC or op is Op.VOTE:
+                if awaited >= 0 or seconds >= 0:
+                    beats.append((awaited, max(seconds, 0.0), -1, -1, 0.0))
+                    awaited, seconds = -1, -1.0
+                if op is Op.SYNC:
+                    dues.append((instruction.group, len(beats)))
+            elif op is not Op.LOAD and op is not Op.APPLY:
+                if seconds >= 0:
+                    beats.append((awaited, seconds, -1, -1, 0.0))
+                    awaited = -1
+                seconds = compute_s(worker, instruction)
+                total += seconds
+        self._dues.append(dues)
+        self._flow.compute_s[worker] = total
+        return beats
+
+    def _link(self, sender: WorkerId, receiver: WorkerId, boundary: int) -> tuple[int, float]:
+        key = (sender, receiver, boundary)
+        wire = self._wires.get(key)
+        if wire is None:
+            wire = self._wires[key] = self._durations.message_s(sender, receiver, boundary)
+        return self._links.setdefault((sender, receiver), len(self._links)), wire
+
+    def run(self) -> Flow:
+        num_messages = len(self._flow._numbers)
+        starts, arrivals = [-1.0] * num_messages, [-1.0] * num_messages
+        waiting = [-1] * num_messages
+        free = [0.0] * len(self._links)
+        done = [0] * len(self._beats)
+        clocks: list[list[float]] = [[0.0] for _ in self._beats]
+        ready = list(range(len(self._beats)))
+        while ready:
+            at = ready.pop()
+            self._advance(at, done, clocks[at], starts, arrivals, waiting, free, ready)
+        stuck = [worker for at, worker in enumerate(self._workers) if done[at] < len(self._beats[at])]
+        assert not stuck, f"workers {stuck} wait for messages that nobody sends"
+        self._flow._starts, self._flow._arrivals = starts, arrivals
+        for at, worker in enumerate(self._workers):
+            self._flow.ends_s[worker] = clocks[at][-1]
+            for group, beat in self._dues[at]:
+                self._flow.due_s[worker, group] = clocks[at][beat]
+        return self._flow
+
+    def _advance(
+        self,
+        at: int,
+        done: list[int],
+        clocks: list[float],
+        starts: list[float],
+        arrivals: list[float],
+        waiting: list[int],
+        free: list[float],
+        ready: list[int],
+    ) -> None:
+        """Run a worker until its end or a message that is not sent yet. The one hot loop."""
+        beats = self._beats[at]
+        overlap, clock = self._overlap, clocks[-1]
+        begin = done[at]
+        for awaited, seconds, sent, link, wire in beats[begin:] if begin else beats:
+            if awaited >= 0:
+                arrival = arrivals[awaited]
+                if arrival > clock:
+                    clock = arrival
+                elif arrival < 0:
+                    waiting[awaited] = at
+                    break
+            clock += seconds
+            if sent >= 0:
+                start = free[link]
+                if start < clock:
+                    start = clock
+                starts[sent] = start
+                arrivals[sent] = free[link] = end = start + wire
+                if waiting[sent] >= 0:
+                    ready.append(waiting[sent])
+                if not overlap:
+                    clock = end
+            clocks.append(clock)
+        done[at] = len(clocks) - 1
+
+
+def _key(instruction: Instruction, receiver: WorkerId) -> _MessageKey:
+    is_gradient = instruction.op in (Op.SEND_GRADIENT, Op.RECV_GRADIENT)
+    return is_gradient, instruction.born, instruction.microbatch, instruction.first_layer, receiver
