@@ -18,14 +18,14 @@ def colour(plan: Plan) -> tuple[int, ...]:
     """A round for each group: groups with a common owner have different rounds, and a lower round goes first.
 
     Where every worker has neighbouring layers, the rounds are the fewest there are if at most one group is tied; each
-    further tied group may cost one more. Where workers have layers here and there (a plan that finishes a step), they
-    are few. Rounds are in the order in which their sums can begin.
+    further tied group may cost one more. Where workers have layers here and there (a plan that finishes a step, or
+    has shadows), they are few. Rounds are in the order in which their sums can begin.
     """
     tied = [g for g, group in enumerate(plan.groups) if len(group.layers) > 1]
     own = [g for g, group in enumerate(plan.groups) if len(group.layers) == 1]
     own.sort(key=lambda g: (plan.groups[g].layers[0], g))
     contiguous = all(layers[-1] - layers[0] == len(layers) - 1 for layers in plan.layers_of.values())
-    classes = _intervals(plan, own, tied) if contiguous else _first_fit(plan, [*own[::-1], *tied])
+    classes = _intervals(plan, own, tied) if contiguous and not plan.shadows else _first_fit(plan, [*own[::-1], *tied])
     rounds = [0] * len(plan.groups)
     for number, members in enumerate(_launch_order(plan, classes)):
         for group in members:
@@ -132,10 +132,10 @@ def _launch_order(plan: Plan, classes: list[list[int]]) -> list[list[int]]:
     the owner where these are most.
     """
     waits = [0] * len(plan.groups)
-    for layers, groups in set(zip(plan.layers_of.values(), plan.groups_of.values(), strict=True)):
+    for layers, groups in {(plan.layers_of.get(worker, ()), groups) for worker, groups in plan.groups_of.items()}:
         above = {layer: at for at, layer in enumerate(reversed(layers))}
         for group in groups:
-            whole = max(above[layer] for layer in plan.groups[group].layers if layer in above)
+            whole = max((above[layer] for layer in plan.groups[group].layers if layer in above), default=0)
             waits[group] = max(waits[group], whole)
 
     def key(members: list[int]) -> tuple[int, float, int, int]:
