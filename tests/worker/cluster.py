@@ -59,6 +59,7 @@ from planaria.protocol.records import AnyRecord, StepCommitted
 from planaria.protocol.settings import CheckpointRef, RunSettings
 from planaria.worker import agent as agent_module
 from planaria.worker.agent import Agent
+from planaria.worker.engine import real_engine
 from planaria.worker.mailbox import Interrupted, Key, Mailbox
 from planaria.worker.settings import WorkerSettings
 
@@ -528,7 +529,8 @@ class Worker:
             _building.append(self)
             control: Any = SimulatedControl(self)
             transport: Any = SimulatedTransport(self)
-            self.agent = Agent(settings, self.mailbox, control, transport)
+            engine = real_engine(cluster.job, cluster.data, self.number)
+            self.agent = Agent(settings, self.mailbox, control, transport, engine)
             _building.pop()
             status = self.agent.run()
             assert status == 0, f"worker {self.number} ended itself: {list(self.agent._machine.history)[-5:]}"

@@ -1,8 +1,13 @@
-"""From the job file's sections to the settings of other components."""
+"""From the job file's sections to the settings of other components, and the profile that a job names."""
 
 from __future__ import annotations
 
-from planaria.job.settings import Job
+from pathlib import Path
+
+import msgspec
+
+from planaria.job.errors import UserError
+from planaria.job.settings import Device, Job
 from planaria.plan.plan import ScheduleKind
 from planaria.plan.profile import ModelProfile
 from planaria.plan.settings import PlannerSettings
@@ -24,3 +29,31 @@ def planner_settings(job: Job) -> PlannerSettings:
 def job_profile(job: Job, profile: ModelProfile) -> ModelProfile:
     """The profile's costs as the job runs: with or without recomputation."""
     return profile.recomputed() if job.train.activation_checkpointing else profile
+
+
+def is_emulated(job: Job) -> bool:
+    return job.cluster.device is Device.EMULATED
+
+
+def named_profile(job: Job) -> ModelProfile:
+    """The profile of an emulated job.
+
+    Raises:
+        UserError: it cannot be read, or is for microbatches of another size.
+    """
+    path = Path(job.cluster.profile or "")
+    field = f"cluster.profile = {job.cluster.profile!r}"
+    try:
+        profile = msgspec.json.decode(path.read_bytes(), type=ModelProfile)
+    except OSError as error:
+        raise UserError(
+            f"{field} cannot be read: {error.strerror}. Give a profile's path, from the folder in which you start."
+        ) from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise UserError(f"{field} is not a model profile: {error}. Correct it there.") from None
+    if profile.microbatch_size != job.train.microbatch:
+        raise UserError(
+            f"{field} has the times of microbatches of {profile.microbatch_size}, and train.microbatch is "
+            f"{job.train.microbatch}. Set train.microbatch = {profile.microbatch_size}, or give another profile."
+        )
+    return profile

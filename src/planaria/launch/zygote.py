@@ -19,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from planaria.job.parse import EMULATED_MODEL
 from planaria.job.settings import Job
 from planaria.worker.settings import WorkerSettings
 
@@ -89,8 +90,11 @@ def main(descriptor: int, model_type: str) -> None:
 
 
 def _import_what_workers_need(model_type: str) -> None:
-    import planaria.profile.measure
-    import planaria.worker.agent  # noqa: F401
+    import planaria.worker.agent
+
+    if model_type == EMULATED_MODEL:
+        return
+    import planaria.profile.measure  # noqa: F401
     from planaria.model.load import MODEL_TYPES, load_family
 
     if model_type in MODEL_TYPES:

@@ -7,10 +7,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import torch
 
 from planaria.job.settings import TrainSection
-from planaria.model.model import Model
 from planaria.plan.ledger import Ledger
 from planaria.worker.accumulator import Accumulator, Rounding
-from planaria.worker.compute import Compute
+from planaria.worker.engine import Engine
 from planaria.worker.replica import Replica, apply_adamw
 
 
@@ -20,16 +19,16 @@ class Holdings:
     A group that the plan takes away stays until the next commit: until then it is as good a source as any.
     """
 
-    def __init__(self, model: Model, train: TrainSection, device: torch.device) -> None:
-        self._model = model
+    def __init__(self, engine: Engine, train: TrainSection) -> None:
+        self._model = model = engine.model
         self._train = train
-        self._device = device
-        self._rounding = Rounding(device)
+        self._device = engine.device
+        self._rounding = Rounding(engine.device)
         self.replicas: dict[int, Replica] = {}
         self.accumulators: dict[int, Accumulator] = {}
         self._counted = [0] * len(model.layer_names)
         self._exponents: tuple[int, ...] = ()
-        self.compute = Compute(model, train, device, self.count)
+        self.compute = engine.make_compute(self.count)
         self._where: dict[tuple[int, str], tuple[int, str]] = {
             use: (group, parameter.name)
             for group, spec in enumerate(model.groups)
