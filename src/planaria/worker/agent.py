@@ -103,8 +103,7 @@ def _emulated_parts(settings: WorkerSettings) -> Parts:
     job, worker = settings.job, settings.worker
     profile = read_costs(Path(settings.profile), job)
     mailbox = EmulatedMailbox()
-    pace = EmulatedPace(worker, profile, mailbox)
-    mailbox.arrived = pace.not_before
+    pace = mailbox.pace = EmulatedPace(worker, profile, mailbox.wait_until_moment)
     control = Control(settings.coordinator, mailbox)
     transport = EmulatedTransport(
         worker, settings.token, mailbox, pace, cut_off=lambda peer: control.send(CutOff(peer=peer))

@@ -171,7 +171,7 @@ class Interpreter:
     def _forward(self, instruction: Instruction) -> None:
         work = (instruction.microbatch, instruction.born)
         layers = range(instruction.first_layer, instruction.end_layer)
-        self._pace.compute(instruction, layers)
+        self._pace.compute(instruction, forwards=layers)
         batch = self._batch.get(instruction.microbatch)
         if instruction.first_layer == 0:
             assert batch is not None
@@ -190,7 +190,8 @@ class Interpreter:
     def _backward(self, instruction: Instruction) -> None:
         """Whole, except where the input's half was done under an earlier plan."""
         work, layers = self._backward_layers(instruction, self._done_backward)
-        self._pace.compute(instruction, layers)
+        inputs = [layer for layer in layers if (work, layer) not in self._done_input]
+        self._pace.compute(instruction, inputs=inputs, weights=_counted(instruction, layers))
         for layer in layers:
             counted = layer in instruction.counted
             if (work, layer) in self._done_input:
@@ -204,7 +205,7 @@ class Interpreter:
 
     def _backward_input(self, instruction: Instruction) -> None:
         work, layers = self._backward_layers(instruction, self._done_input)
-        self._pace.compute(instruction, layers)
+        self._pace.compute(instruction, inputs=layers)
         for layer in layers:
             given = self._gradients.pop((work, layer + 1), ())
             self._gradients[work, layer] = self._holdings.compute.backward_input(self._step, work, layer, given)
@@ -212,7 +213,7 @@ class Interpreter:
 
     def _backward_weight(self, instruction: Instruction) -> None:
         work, layers = self._backward_layers(instruction, self._done_backward)
-        self._pace.compute(instruction, layers)
+        self._pace.compute(instruction, weights=_counted(instruction, layers))
         for layer in layers:
             counted = layer in instruction.counted
             self._holdings.compute.backward_weight(work, layer, counted=counted)
@@ -265,3 +266,7 @@ class Interpreter:
     def _finish_syncs(self, instruction: Instruction) -> None:
         self._mailbox.wait_until(self._sync.is_whole, self._sync.progress)
         self._pace.drain()
+
+
+def _counted(instruction: Instruction, layers: tuple[int, ...]) -> list[int]:
+    return [layer for layer in layers if layer in instruction.counted]

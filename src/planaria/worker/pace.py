@@ -23,9 +23,16 @@ class Pace(Protocol):
         """The commit of the step before has come, or the plan: nothing of the new step began earlier."""
         ...
 
-    def compute(self, instruction: Instruction, layers: Collection[int]) -> None:
-        """A forward or backward runs these layers. Returns when it would be done; raises Interrupted on an order,
-        and when asked again goes on where it was."""
+    def compute(
+        self,
+        instruction: Instruction,
+        *,
+        forwards: Collection[int] = (),
+        inputs: Collection[int] = (),
+        weights: Collection[int] = (),
+    ) -> None:
+        """An instruction runs forwards of these layers, or gives gradients of these layers' inputs and weights.
+        Returns when it would be done; raises Interrupted on an order, and when asked again goes on where it was."""
         ...
 
     def add_up(self, group: int, num_parts: int) -> None:
@@ -50,7 +57,14 @@ class OwnPace:
     def begin_step(self) -> None:
         pass
 
-    def compute(self, instruction: Instruction, layers: Collection[int]) -> None:
+    def compute(
+        self,
+        instruction: Instruction,
+        *,
+        forwards: Collection[int] = (),
+        inputs: Collection[int] = (),
+        weights: Collection[int] = (),
+    ) -> None:
         pass
 
     def add_up(self, group: int, num_parts: int) -> None:
