@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import selectors
 import signal
@@ -63,6 +64,9 @@ def main(descriptor: int, model_type: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent()
     _import_what_workers_need(model_type)
+    # What was imported stays: a worker's garbage collector need not look at it, and so does not copy its pages.
+    gc.collect()
+    gc.freeze()
     sock = socket.socket(fileno=descriptor)
     selector = selectors.DefaultSelector()
     selector.register(sock, selectors.EVENT_READ)
