@@ -72,7 +72,7 @@ class _Reference:
         self._observers = observers
         self._alone = _emulated_alone(job) if is_emulated(job) else _torch_alone(job, folder)
         self._model = self._alone.engine.model
-        self._holdings = Holdings(self._alone.engine, job.train)
+        self._holdings = Holdings(self._model, job.train, self._alone.engine.device)
         for group in range(len(self._model.groups)):
             replica = self._holdings.new_replica(group)
             replica.initialise(self._model.initial_state(group, job.train.seed))

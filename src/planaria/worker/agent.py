@@ -122,7 +122,7 @@ class Agent:
         self._control = control
         self._machine = WorkerMachine()
         self._model = engine.model
-        self._holdings = Holdings(engine, settings.job.train)
+        self._holdings = Holdings(engine.model, settings.job.train, engine.device, engine.make_compute)
         self._transport = transport
         self._faults = FaultInjector(settings.faults, lambda at: control.send(FaultInjected(at_s=at)))
         self._interpreter = Interpreter(settings.worker, engine, self._holdings, self._transport, mailbox, self._faults)

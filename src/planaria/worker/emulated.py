@@ -159,6 +159,9 @@ class EmulatedCompute:
         self._parameters[layer] = dict(sorted(parameters.items()))
         self._bytes.pop(layer, None)
 
+    def parameters_of(self, layer: int) -> tuple[torch.Tensor, ...]:
+        return tuple(self._parameters[layer].values())
+
     def drop_layer(self, layer: int) -> None:
         del self._parameters[layer]
 

@@ -14,7 +14,7 @@ from planaria.data.tokens import open_tokens
 from planaria.job.settings import Job
 from planaria.model.load import load_model
 from planaria.model.model import Batch, Model
-from planaria.worker.compute import Compute, Count, LayerCompute
+from planaria.worker.compute import Count, LayerCompute
 from planaria.worker.device import open_device
 from planaria.worker.pace import OwnPace, Pace
 
@@ -33,15 +33,15 @@ class Engine:
         model: as a list of layers.
         batches: what it is trained on.
         device: where tensors are.
-        make_compute: what runs the layers, given who counts the gradients.
         pace: how long things take.
+        make_compute: what runs the layers, given who counts the gradients; None: the device does.
     """
 
     model: Model
     batches: Batches
     device: torch.device
-    make_compute: Callable[[Count], LayerCompute]
     pace: Pace
+    make_compute: Callable[[Count], LayerCompute] | None = None
 
 
 def real_engine(job: Job, data_folder: Path, worker: int) -> Engine:
@@ -58,6 +58,5 @@ def real_engine(job: Job, data_folder: Path, worker: int) -> Engine:
         model=model,
         batches=Sampler(tokens, job.train, job.data.mask_probability, model.masked_lm),
         device=device,
-        make_compute=lambda count: Compute(model, job.train, device, count),
         pace=OwnPace(),
     )
