@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from planaria.job.errors import UserError
-from planaria.job.faults import FAULT_POINTS, Fault, check_faults, parse_fault
+from planaria.job.faults import FAULT_POINTS, Fault, FaultKind, check_faults, parse_fault
 from planaria.job.parse import parse_job
 
 JOB = parse_job(
@@ -20,6 +20,17 @@ def test_every_point_is_read(point: str) -> None:
     assert parse_fault(f"kill:node=2,step=20,at={point}") == Fault(node=2, step=20, at=point)
 
 
+@pytest.mark.parametrize("kind", [FaultKind.KILL, FaultKind.HANG, FaultKind.FREEZE])
+def test_every_kind_is_read(kind: FaultKind) -> None:
+    fault = Fault(node=2, step=20, at="sync", kind=kind)
+    assert parse_fault(f"{kind.value}:node=2,step=20,at=sync") == parse_fault(str(fault)) == fault
+
+
+def test_a_notice_has_a_grace_period() -> None:
+    fault = Fault(node=2, step=20, at="sync", kind=FaultKind.NOTICE, grace_s=30)
+    assert parse_fault("notice:node=2,step=20,at=sync,grace=30") == parse_fault(str(fault)) == fault
+
+
 def test_order_and_spaces_do_not_matter() -> None:
     assert parse_fault(" kill : at = sync , node = 0 , step = 1 ") == Fault(node=0, step=1, at="sync")
 
@@ -27,8 +38,11 @@ def test_order_and_spaces_do_not_matter() -> None:
 @pytest.mark.parametrize(
     ("spec", "part"),
     [
-        ("", "only kind of fault is kill"),
-        ("hang:node=1,step=1,at=sync", "only kind of fault is kill"),
+        ("", "kinds of fault are kill, hang, freeze, notice"),
+        ("burn:node=1,step=1,at=sync", "kinds of fault are"),
+        ("notice:node=1,step=1,at=sync", "grace is missing"),
+        ("notice:node=1,step=1,at=sync,grace=soon", "grace = 'soon'"),
+        ("hang:node=1,step=1,at=sync,grace=3", "'grace=3' is not"),
         ("kill:node=1,step=1", "at is missing"),
         ("kill:", "is not node=, step= or at="),
         ("kill:node=1,step=1,at=sync,node=2", "given twice"),

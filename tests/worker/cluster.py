@@ -23,13 +23,13 @@ import torch
 
 from planaria.checkpoint.manifest import read_manifest, weights_sha256, write_manifest
 from planaria.job.parse import job_fingerprint
-from planaria.job.settings import Job
+from planaria.job.settings import Job, WhenExhausted
 from planaria.launch.settings import planner_settings
 from planaria.model.load import load_model
 from planaria.plan.plan import Group, NodeId, WorkerId
 from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
 from planaria.policy.templates import TemplatesPolicy
-from planaria.protocol.coordinator import Coordinator
+from planaria.protocol.coordinator import Coordinator, Phase
 from planaria.protocol.events import (
     Command,
     Event,
@@ -39,8 +39,10 @@ from planaria.protocol.events import (
     JournalPlan,
     ManifestWritten,
     NodeGone,
+    NodeNotice,
     Publish,
     Received,
+    Release,
     Send,
     StopRequested,
     WorkerJoined,
@@ -60,6 +62,7 @@ from planaria.protocol.settings import CheckpointRef, RunSettings
 from planaria.worker import agent as agent_module
 from planaria.worker.agent import Agent
 from planaria.worker.engine import real_engine
+from planaria.worker.heartbeat import Heartbeat
 from planaria.worker.mailbox import Interrupted, Key, Mailbox
 from planaria.worker.settings import WorkerSettings
 
@@ -89,6 +92,23 @@ class Kill:
     step: int = 1
     nth: int = 1
     delay_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visit:
+    """A node comes, or gives notice, `delay_s` after the n-th happening of a kind at the coordinator.
+
+    Attributes:
+        node: which; a new one's number is the next one free.
+        after: an event's or a record's class name.
+        grace_s: of a notice: it dies so long after it; None: it comes.
+    """
+
+    node: int
+    after: str
+    nth: int = 1
+    delay_s: float = 0.0
+    grace_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +187,7 @@ class Cluster:
         folder: for checkpoints.
         seed: of every delay.
         kills: who dies when.
+        visits: who comes or gives notice when.
         stop_at_s: when the user presses Ctrl-C.
     """
 
@@ -179,6 +200,7 @@ class Cluster:
         folder: Path,
         seed: int = 0,
         kills: tuple[Kill, ...] = (),
+        visits: tuple[Visit, ...] = (),
         weather: Weather | None = None,
         stop_at_s: float | None = None,
         resume: CheckpointRef | None = None,
@@ -193,6 +215,7 @@ class Cluster:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._serial = itertools.count()
         self._kills = list(kills)
+        self._visits = visits
         self._happened: dict[str, int] = {}
         self.records: list[AnyRecord] = []
         self.commits: list[JournalCommit] = []
@@ -210,13 +233,15 @@ class Cluster:
             checkpoint_root=str(folder),
             checkpoint_every=job.run.checkpoint_every,
             resume=resume,
+            waits=job.resilience.when_exhausted is WhenExhausted.WAIT,
         )
         self.machine = Coordinator(settings, TemplatesPolicy(profile, planner_settings(job)))
-        count = job.cluster.nodes * job.cluster.devices_per_node
-        self.workers = [Worker(self, WorkerId(number)) for number in range(count)]
-        self.connected = set(range(count))
+        nodes = max([job.cluster.nodes, *(visit.node + 1 for visit in visits)])
+        per_node = job.cluster.devices_per_node
+        self.workers = [Worker(self, WorkerId(number)) for number in range(nodes * per_node)]
+        self.connected = {worker.number for worker in self.workers}
         self._evicted: set[int] = set()
-        for worker in self.workers:
+        for worker in self.workers[: job.cluster.nodes * per_node]:
             self.at(self.vary(self.weather.control_s), worker.start)
         for kill in kills:
             if kill.at == "start":
@@ -243,7 +268,10 @@ class Cluster:
             try:
                 for _ in range(MAX_EVENTS):
                     if not self._heap:
-                        break
+                        if self.machine.phase not in (Phase.WAITING, Phase.GATHERING):
+                            break
+                        self.handle(StopRequested())
+                        continue
                     self.now, _, action = heapq.heappop(self._heap)
                     action()
                     if self.error is not None:
@@ -251,7 +279,7 @@ class Cluster:
                 else:
                     raise AssertionError(f"no end after {MAX_EVENTS} events\n{self.describe()}")
                 assert self.finish is not None, f"hang\n{self.describe()}"
-                left = [worker.number for worker in self.workers if not worker.is_over]
+                left = [worker.number for worker in self.workers if worker.is_started and not worker.is_over]
                 assert not left, f"workers {left} are left behind\n{self.describe()}"
             except BaseException as error:
                 error.add_note("\n".join(self.history[-60:]))
@@ -293,6 +321,18 @@ class Cluster:
         for kill in list(self._kills):
             if kill.at == f"after {name}" and kill.nth == count:
                 self.at(kill.delay_s, lambda node=kill.node: self.kill(node))  # type: ignore[misc]
+        for visit in self._visits:
+            if visit.after == name and visit.nth == count:
+                self.at(visit.delay_s, lambda visit=visit: self._visit(visit))  # type: ignore[misc]
+
+    def _visit(self, visit: Visit) -> None:
+        if visit.grace_s is None:
+            for worker in self.workers_of(visit.node):
+                if not worker.is_started:
+                    self.at(self.vary(self.weather.control_s), worker.start)
+            return
+        self.handle(NodeNotice(NodeId(visit.node), visit.grace_s, "preemption"))
+        self.at(visit.grace_s, lambda: self.kill(visit.node))
 
     def is_due(self, node: int, at: str, step: int) -> bool:
         for kill in self._kills:
@@ -379,6 +419,8 @@ class Cluster:
                     layers=self._layers,
                 )
                 self.handle(ManifestWritten(step, folder, 0.0))
+            case Release(node):
+                self._evicted.add(node)
             case Finish():
                 self.note(f"finish: {command}")
                 self.finish = command
@@ -415,7 +457,7 @@ class Channel:
 _building: list[Worker] = []
 
 
-def _faults_of_the_worker_being_built(faults: object, announce: object) -> Faults:
+def _faults_of_the_worker_being_built(*arguments: object) -> Faults:
     return Faults(_building[-1])
 
 
@@ -440,13 +482,13 @@ class Worker:
         self._turn = threading.Semaphore(0)
         self._back = threading.Semaphore(0)
         self._thread = threading.Thread(target=self._live, name=f"worker-{number}", daemon=True)
-        self._is_started = False
+        self.is_started = False
 
     # The scheduler's side
 
     def start(self) -> None:
         if not self.is_over:
-            self._is_started = True
+            self.is_started = True
             self._thread.start()
             self._hand_over()
 
@@ -482,7 +524,7 @@ class Worker:
     def abandon(self) -> None:
         self.is_over = True
         self._dying = True
-        if self._is_started and self._thread is not threading.current_thread():
+        if self.is_started and self._thread is not threading.current_thread():
             self._turn.release()
             self._thread.join()
 
@@ -530,7 +572,8 @@ class Worker:
             control: Any = SimulatedControl(self)
             transport: Any = SimulatedTransport(self)
             engine = real_engine(cluster.job, cluster.data, self.number)
-            self.agent = Agent(settings, self.mailbox, control, transport, engine)
+            heartbeat = Heartbeat(lambda message: None)
+            self.agent = Agent(settings, self.mailbox, control, transport, heartbeat, engine)
             _building.pop()
             status = self.agent.run()
             assert status == 0, f"worker {self.number} ended itself: {list(self.agent._machine.history)[-5:]}"

@@ -8,7 +8,17 @@ from dataclasses import dataclass
 from tests.worker.cluster import Outcome
 from tests.worker.schedules import Schedule
 
-from planaria.protocol.records import NodeLost, PlanTaken, Recovered, Restored, RunEnded, RunStatus, StepCommitted
+from planaria.protocol.records import (
+    NodeJoined,
+    NodeLost,
+    NodeReleased,
+    PlanTaken,
+    Recovered,
+    Restored,
+    RunEnded,
+    RunStatus,
+    StepCommitted,
+)
 
 
 @dataclass(frozen=True)
@@ -24,7 +34,7 @@ def check(schedule: Schedule, outcome: Outcome, reference: Reference) -> None:
     _check_numbers(outcome, reference)
     _check_commits(outcome)
     _check_end(schedule, outcome)
-    _check_recoveries(outcome)
+    _check_recoveries(outcome, schedule.job.cluster.devices_per_node)
 
 
 def _check_numbers(outcome: Outcome, reference: Reference) -> None:
@@ -59,6 +69,7 @@ def _check_end(schedule: Schedule, outcome: Outcome) -> None:
         assert not outcome.of(Restored), "no f losses can take the last replica"
         assert status is not RunStatus.FAILED, outcome.finish.message
     left = schedule.job.cluster.nodes - len({record.node for record in losses})
+    left += _came_late(schedule, outcome) - len(outcome.of(NodeReleased))
     if status is RunStatus.EXHAUSTED:
         assert left < schedule.needed_nodes, outcome.finish.message
     if status is RunStatus.FAILED:
@@ -66,12 +77,22 @@ def _check_end(schedule: Schedule, outcome: Outcome) -> None:
     _check_that_too_few_nodes_end_it(schedule, outcome)
 
 
+def _came_late(schedule: Schedule, outcome: Outcome) -> int:
+    return sum(record.node >= schedule.job.cluster.nodes for record in outcome.of(NodeJoined))
+
+
 def _check_that_too_few_nodes_end_it(schedule: Schedule, outcome: Outcome) -> None:
     """Below (f + 1) n0 nodes, the step in progress is finished and saved, and no other is begun."""
     commits_since: int | None = None
     left = schedule.job.cluster.nodes
     for record in outcome.records:
-        if isinstance(record, NodeLost):
+        if isinstance(record, NodeJoined) and record.node >= schedule.job.cluster.nodes:
+            left += 1
+            commits_since = commits_since if left < schedule.needed_nodes else None
+        elif isinstance(record, NodeReleased):
+            left -= 1
+            assert left >= schedule.needed_nodes
+        elif isinstance(record, NodeLost):
             left -= 1
             if left < schedule.needed_nodes and commits_since is None:
                 commits_since = 0
@@ -82,7 +103,7 @@ def _check_that_too_few_nodes_end_it(schedule: Schedule, outcome: Outcome) -> No
             assert commits_since is None
 
 
-def _check_recoveries(outcome: Outcome) -> None:
+def _check_recoveries(outcome: Outcome, per_node: int) -> None:
     """Every loss that a later step survived is told of once."""
     told = [node for record in outcome.of(Recovered) for node in record.recovery.lost_nodes]
     assert len(told) == len(set(told))
@@ -99,6 +120,9 @@ def _check_recoveries(outcome: Outcome) -> None:
             assert recovery.resume_ms >= 0
     last_commit = max((at for at, r in enumerate(outcome.records) if isinstance(r, StepCommitted)), default=0)
     started = next((at for at, r in enumerate(outcome.records) if isinstance(r, PlanTaken)), 0)
+    used: set[int] = set()
     for record in outcome.records[started:last_commit]:
-        if isinstance(record, NodeLost):
+        if isinstance(record, PlanTaken):
+            used = {worker // per_node for stages in record.pipelines for worker, _, _ in stages}
+        if isinstance(record, NodeLost) and record.node in used:
             assert record.node in told, f"node {record.node} was lost and survived, and no recovery tells of it"

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
-from tests.worker.cluster import Kill, Weather
+from tests.worker.cluster import Kill, Visit, Weather
 
 from planaria.job.parse import job_from_table, validated
-from planaria.job.settings import Job
+from planaria.job.settings import Job, WhenExhausted
 
 INSTRUCTIONS = ("load", "forward", "backward", "send", "recv", "sync", "vote", "transfer")
 HAPPENINGS = (
@@ -29,6 +29,7 @@ class Schedule:
     kills: tuple[Kill, ...]
     weather: Weather
     stop_at_s: float | None
+    visits: tuple[Visit, ...] = ()
 
     @property
     def needed_nodes(self) -> int:
@@ -61,6 +62,7 @@ def job_of(
     source: str = "unused.npy",
     order: str = "eager-1f1b",
     skip: float = 0.0,
+    when_exhausted: str = "exit",
     **train: Any,
 ) -> Job:
     """A job with the tiny model."""
@@ -81,7 +83,11 @@ def job_of(
                     **train,
                 },
                 "cluster": {"nodes": nodes, "devices_per_node": devices, "schedule": order},
-                "resilience": {"fault_tolerance": fault_tolerance, "min_nodes_per_pipeline": smallest},
+                "resilience": {
+                    "fault_tolerance": fault_tolerance,
+                    "min_nodes_per_pipeline": smallest,
+                    "when_exhausted": when_exhausted,
+                },
                 "run": {"checkpoint_every": checkpoint_every, "keep_checkpoints": 100},
             }
         )
@@ -125,6 +131,35 @@ def schedule(seed: int, source: str) -> Schedule:
     )
     stop_at_s = draw.uniform(0, 0.3) if draw.random() < 0.1 else None
     return Schedule(seed=seed, job=job, kills=_kills(draw, victims, steps), weather=weather, stop_at_s=stop_at_s)
+
+
+def comings_and_goings(seed: int, source: str) -> Schedule:
+    """The schedule of a seed, with more steps, nodes that come or give notice, and waiting where too few are left."""
+    draw = random.Random(seed)
+    plain = schedule(seed, source)
+    job = plain.job
+    nodes, steps = job.cluster.nodes, draw.randint(4, 7)
+    train = msgspec.structs.replace(job.train, steps=steps)
+    patience = draw.choice(list(WhenExhausted))
+    resilience = msgspec.structs.replace(job.resilience, when_exhausted=patience)
+    visits = []
+    for late in range(draw.choice([0, 1, 1, 2, 3])):
+        visits.append(_visit(draw, nodes + late, None))
+    for node in draw.sample(range(nodes), draw.choice([0, 0, 1, 2]) if nodes > 1 else 0):
+        visits.append(_visit(draw, node, draw.choice([1e-3, 2e-2, 0.2, 1.0])))
+    return replace(
+        plain,
+        job=msgspec.structs.replace(job, train=train, resilience=resilience),
+        kills=plain.kills[: draw.choice([0, 0, 1, len(plain.kills)])],
+        visits=tuple(visits),
+        stop_at_s=None,
+    )
+
+
+def _visit(draw: random.Random, node: int, grace_s: float | None) -> Visit:
+    after = draw.choice(["StepCommitted", "StepCommitted", "Vote", "NodeLost", "Ready", "PlanTaken", "Report"])
+    nth = draw.choice([1, 1, 2, 3]) if after != "Vote" else draw.randint(1, 12)
+    return Visit(node=node, after=after, nth=nth, delay_s=_delay_s(draw), grace_s=grace_s)
 
 
 def all_holders_die(seed: int, source: str, holders: Callable[[Job], list[list[int]]]) -> Schedule:

@@ -17,9 +17,9 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from tests.worker.cluster import Cluster, Kill, Outcome, Weather
+from tests.worker.cluster import Cluster, Kill, Outcome, Visit, Weather
 from tests.worker.promises import Reference, check
-from tests.worker.schedules import Case, Schedule, all_holders_die, job_of, schedule
+from tests.worker.schedules import Case, Schedule, all_holders_die, comings_and_goings, job_of, schedule
 
 from planaria.data.tokens import TokenSet, prepare_tokens
 from planaria.job.settings import DataSection, Job
@@ -28,7 +28,16 @@ from planaria.observe.run_folder import RunFolder
 from planaria.plan.plan import Plan, WorkerId
 from planaria.plan.program import Instruction, Op, Program
 from planaria.plan.schedule import program
-from planaria.protocol.records import PlanTaken, Restored, RunStatus
+from planaria.protocol.records import (
+    CheckpointSaved,
+    NodeLost,
+    NodeReleased,
+    PlanTaken,
+    Recovered,
+    Restored,
+    RunStatus,
+    Waiting,
+)
 from planaria.worker import interpreter
 
 CORPUS = sorted(Path(__file__).with_name("corpus").glob("*.json"))
@@ -70,6 +79,7 @@ class Laboratory:
         arguments: dict[str, object] = {
             "seed": schedule.seed,
             "kills": schedule.kills,
+            "visits": schedule.visits,
             "weather": schedule.weather,
             "stop_at_s": schedule.stop_at_s,
             "folder": self.folder / f"run-{self._runs}",
@@ -94,7 +104,7 @@ class Laboratory:
         saved = outcome.checkpoint
         if outcome.finish.status is not RunStatus.COMPLETED and saved is not None:
             if saved.step < schedule.job.train.steps:
-                resumed = self.cluster(schedule, kills=(), stop_at_s=None, resume=saved).run()
+                resumed = self.cluster(schedule, kills=(), visits=(), stop_at_s=None, resume=saved).run()
                 assert resumed.finish.status is RunStatus.COMPLETED
                 assert resumed.weights == reference.weights
         return outcome
@@ -127,6 +137,16 @@ def test_random_schedules(batch: range, try_seed: Callable[[int], Outcome]) -> N
     for seed in batch:
         try:
             try_seed(seed)
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise
+
+
+@pytest.mark.parametrize("batch", BATCHES, ids=lambda batch: f"{batch.start}-{batch.stop}")
+def test_comings_and_goings(batch: range, laboratory: Laboratory) -> None:
+    for seed in batch:
+        try:
+            laboratory.run(comings_and_goings(seed, str(laboratory.source)))
         except BaseException as error:
             error.add_note(f"seed {seed}")
             raise
@@ -225,3 +245,41 @@ def test_layers_that_get_no_gradient_in_some_steps(seed: int, laboratory: Labora
     """Nobody counts anything for them in such a step, and what an earlier step left is not taken for a gradient."""
     job = job_of(depth=3, microbatches=4, skip=0.8, steps=6, seed=seed, source=str(laboratory.source))
     laboratory.run(Schedule(seed=seed, job=job, kills=(), weather=Weather(), stop_at_s=None))
+
+
+def test_a_node_that_comes_trains_soon_and_holds_nobody_up(laboratory: Laboratory) -> None:
+    """It gets its state beside one step, and microbatches from the next one on."""
+    job = job_of(nodes=2, depth=2, steps=8, microbatches=4, source=str(laboratory.source))
+    visits = (Visit(node=2, after="StepCommitted", nth=2),)
+    outcome = laboratory.run(Schedule(seed=1, job=job, kills=(), visits=visits, weather=Weather(), stop_at_s=None))
+    start, warm, after = outcome.of(PlanTaken)
+    assert (start.purpose, warm.purpose, after.purpose) == ("start", "warm up", "reconfigure")
+    assert (warm.pipelines, after.step) == (start.pipelines, warm.step + 1)
+    assert warm.transfer_bytes > 0 == after.transfer_bytes
+    assert {worker for stages in after.pipelines for worker, _, _ in stages} == {0, 1, 2}
+
+
+def test_a_node_that_gives_notice_hands_over_and_nothing_runs_twice(laboratory: Laboratory) -> None:
+    """Even the only one that holds its layers."""
+    job = job_of(
+        nodes=4, smallest=3, depth=2, steps=8, microbatches=4, fault_tolerance=0, source=str(laboratory.source)
+    )
+    visits = (Visit(node=1, after="StepCommitted", nth=2, grace_s=60.0),)
+    outcome = laboratory.run(Schedule(seed=1, job=job, kills=(), visits=visits, weather=Weather(), stop_at_s=None))
+    (released,) = outcome.of(NodeReleased)
+    assert released.node == 1
+    assert [plan.purpose for plan in outcome.of(PlanTaken)] == ["start", "warm up", "reconfigure"]
+    assert not outcome.of(NodeLost)
+    assert not outcome.of(Recovered)
+
+
+def test_with_too_few_nodes_the_job_waits_for_others(laboratory: Laboratory) -> None:
+    job = job_of(nodes=2, depth=2, steps=6, microbatches=4, when_exhausted="wait", source=str(laboratory.source))
+    kills = (Kill(node=0, at="backward", step=2),)
+    visits = (Visit(node=2, after="Waiting", delay_s=5.0),)
+    outcome = laboratory.run(Schedule(seed=1, job=job, kills=kills, visits=visits, weather=Weather(), stop_at_s=None))
+    (waiting,) = outcome.of(Waiting)
+    assert waiting.step == 3, "the step that was struck is finished and saved first"
+    assert [saved.step for saved in outcome.of(CheckpointSaved)] == [2, 6]
+    assert not outcome.of(Restored), "the survivor kept its state"
+    assert outcome.finish.status is RunStatus.COMPLETED

@@ -94,7 +94,8 @@ def cli(context: click.Context) -> None:
 @click.option("--name", metavar="NAME", help="Name of the run, and of its folder.  [default: the job file's]")
 @click.option(
     "--fail", "faults", multiple=True, metavar="SPEC",
-    help="Kill a node when it is about to run that kind of instruction. May be given several times.",
+    help="Strike a node when it is about to run that kind of instruction: kill, hang, freeze or notice. "
+    "May be given several times.",
 )  # fmt: skip
 @click.option("--resume", is_flag=True, help="Go on from the run's last checkpoint.")
 @click.option(
@@ -222,6 +223,59 @@ def _busy(what: str) -> AbstractContextManager[object]:
 
     console = Console(stderr=True)
     return console.status(what) if console.is_terminal else nullcontext()
+
+
+@cli.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
+def status(run: Path, as_json: bool) -> int:
+    """Show how far RUN is, and on which nodes.
+
+    RUN is the folder of a run, for instance runs/demo.
+    """
+    from planaria.cli import live
+
+    click.echo(live.status(run, as_json=as_json))
+    return 0
+
+
+@cli.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("count", type=click.IntRange(min=1), default=1)
+def add(run: Path, count: int) -> int:
+    """Start COUNT more nodes for a RUN that is under way.
+
+    They get their state beside a step, and microbatches from the next one on.
+    """
+    from planaria.cli import live
+
+    click.echo(live.add(run, count))
+    return 0
+
+
+@cli.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("node", type=click.IntRange(min=0))
+@click.option("--grace", default=0.0, metavar="SECONDS", help="When the node will be gone, for the record.")
+def drain(run: Path, node: int, grace: float) -> int:
+    """Let NODE of a RUN that is under way hand over its work, and end it.
+
+    Nothing runs twice. Where the others would be too few without it, the node stays.
+    """
+    from planaria.cli import live
+
+    click.echo(live.drain(run, node, grace))
+    return 0
+
+
+@cli.command()
+@click.argument("run", type=click.Path(path_type=Path))
+def stop(run: Path) -> int:
+    """Let a RUN that is under way finish its step, save and end."""
+    from planaria.cli import live
+
+    click.echo(live.stop(run))
+    return 0
 
 
 @cli.command()

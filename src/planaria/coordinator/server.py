@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import msgspec
+
 from planaria.coordinator.connection import Connection
 from planaria.coordinator.journal import Journal
 from planaria.job.errors import UserError
@@ -28,15 +30,19 @@ from planaria.protocol.events import (
     JournalPlan,
     ManifestWritten,
     NodeGone,
+    NodeNotice,
     Publish,
     Received,
+    Release,
     Send,
     StopRequested,
     WorkerJoined,
     WriteManifest,
 )
+from planaria.protocol.liveness import Limits, Liveness
 from planaria.protocol.messages import (
     PROTOCOL_VERSION,
+    Alive,
     CutOff,
     FromWorker,
     Hello,
@@ -47,9 +53,22 @@ from planaria.protocol.messages import (
     encode,
 )
 from planaria.protocol.records import AnyRecord
+from planaria.protocol.requests import Answer, Request, Wish, decode_request
 from planaria.worker.frames import FrameError
 
 log = logging.getLogger(__name__)
+
+MAX_NODES = 1 << 20
+"""Node numbers go up to this; a node that joins later takes the next one."""
+
+MAX_ADDED = 1024
+"""Nodes that one request may start."""
+
+TICK_S = 0.1
+"""How often workers are judged."""
+
+AWAY_S = 0.5
+"""A judge who comes so late was away itself."""
 
 GOODBYE_S = 5.0
 """How long workers may take to end after the run before they are killed."""
@@ -70,6 +89,10 @@ class Nodes(Protocol):
 
     def kill(self, node: NodeId) -> None: ...
 
+    def is_runnable(self, node: NodeId) -> bool:
+        """Whether the node's processes are known to be there, and not stopped. False where nobody can know."""
+        ...
+
     def all_ended(self) -> bool: ...
 
 
@@ -83,6 +106,8 @@ class Server:
         nodes: the launcher's side.
         observers: get every record.
         write_manifest: makes a checkpoint whole.
+        limits: after which a worker counts as hung.
+        add_node: starts the node of this number, which joins when it is ready; None: no node can be started.
     """
 
     def __init__(
@@ -93,6 +118,8 @@ class Server:
         nodes: Nodes,
         observers: Sequence[Observer],
         write_manifest: Callable[[WriteManifest], None],
+        limits: Limits = Limits(),  # noqa: B008 (frozen)
+        add_node: Callable[[NodeId], None] | None = None,
     ) -> None:
         self._machine = machine
         self._token = token
@@ -106,6 +133,10 @@ class Server:
         self._finished: Finish | None = None
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wishes: list[str] = []
+        self._add_node = add_node
+        self._next_node = machine.settings.num_nodes
+        self._liveness = Liveness(limits)
+        self._judged = time.monotonic()
         self._encoded: tuple[Message, bytes] | None = None
         self._listener: socket.socket | None = None
 
@@ -141,10 +172,11 @@ class Server:
         """Serve until the run is over; None when it was aborted."""
         self._nodes_told(None)  # of whoever died while the others were started, and was heard of then
         while self._finished is None:
-            for key, _ in self._selector.select():
+            for key, _ in self._selector.select(timeout=TICK_S):
                 key.data(key.fileobj)
                 if "abort" in self._wishes:
                     return None
+            self._judge()
         deadline = time.monotonic() + GOODBYE_S
         while not self._nodes.all_ended() and time.monotonic() < deadline:
             for key, _ in self._selector.select(timeout=0.1):
@@ -201,6 +233,10 @@ class Server:
 
     def _take(self, connection: Connection, frame: bytes) -> None:
         """Raises FrameError for what is not a message; what the machine raises is our own mistake, and goes through."""
+        request = self._request(frame) if connection.worker is None else None
+        if request is not None:
+            self._answer(connection, request)
+            return
         try:
             message = decode_from_worker(frame)
         except (ValueError, RecursionError) as error:
@@ -209,6 +245,8 @@ class Server:
             self._welcome(connection, message)
         elif isinstance(message, Hello):
             raise FrameError("a second hello")
+        elif isinstance(message, Alive):
+            self._liveness.felt(connection.worker, message.pulse, time.monotonic())
         elif isinstance(message, CutOff):
             self._cut_off(connection.worker, message.peer)
         elif not connection.is_closed:
@@ -223,7 +261,7 @@ class Server:
         refusal = None
         if hello.version != PROTOCOL_VERSION:
             refusal = f"protocol version {hello.version}; this coordinator speaks {PROTOCOL_VERSION}"
-        elif not 0 <= node < settings.num_nodes:
+        elif not 0 <= node < MAX_NODES:
             refusal = f"the job has no worker {hello.worker}"
         elif node in self._evicted or hello.worker in self._connections:
             refusal = f"node {node} was lost and is fenced"
@@ -233,7 +271,57 @@ class Server:
             raise FrameError(refusal)
         connection.worker = hello.worker
         self._connections[hello.worker] = connection
+        self._next_node = max(self._next_node, node + 1)
+        self._liveness.joined(hello.worker, time.monotonic())
         self._handle(WorkerJoined(hello.worker, hello.data_address))
+
+    # A user's requests
+
+    def _request(self, frame: bytes) -> Request | None:
+        """The request that a first frame is, if it is one with our token and version."""
+        try:
+            request = decode_request(frame)
+        except (ValueError, RecursionError):
+            return None
+        if not hmac.compare_digest(request.token.encode(), self._token.encode()):
+            raise FrameError("a request without the job's token")
+        if request.version != PROTOCOL_VERSION:
+            raise FrameError(f"a request of protocol version {request.version}")
+        return request
+
+    def _answer(self, connection: Connection, request: Request) -> None:
+        """Do what is asked for, answer, and close."""
+        accepted, text = self._grant(request)
+        answer = Answer(accepted=accepted, text=text, state=self._machine.state)
+        connection.send(msgspec.msgpack.encode(answer))
+        connection.flush()
+        self._close(connection)
+
+    def _grant(self, request: Request) -> tuple[bool, str]:
+        state = self._machine.state
+        match request.wish:
+            case Wish.STATUS:
+                return True, ""
+            case Wish.STOP:
+                self._handle(StopRequested())
+                return True, f"step {state.step} is finished and saved, then the run ends"
+            case Wish.DRAIN:
+                if request.node not in state.nodes:
+                    live = ", ".join(map(str, state.nodes))
+                    return False, f"node {request.node} is not there. The nodes are {live}"
+                self._handle(NodeNotice(NodeId(request.node), request.grace_s, "drained by the user"))
+                return True, f"node {request.node} hands over its work and ends after the next steps"
+            case Wish.ADD:
+                if self._add_node is None:
+                    return False, "this launcher starts no nodes while a job runs"
+                if not 1 <= request.count <= MAX_ADDED:
+                    return False, f"count = {request.count}: from 1 to {MAX_ADDED} nodes can be added at once"
+                added = [NodeId(self._next_node + at) for at in range(request.count)]
+                for node in added:
+                    self._next_node = node + 1
+                    self._add_node(node)
+                self._nodes_told(None)
+                return True, f"node{'s' if len(added) > 1 else ''} {', '.join(map(str, added))} started"
 
     def _cut_off(self, worker: WorkerId, peer: WorkerId) -> None:
         """A peer that is lost is no news. One that lives is reached by others: the worker itself is out of reach."""
@@ -248,11 +336,29 @@ class Server:
         worker = connection.worker
         if worker is not None and self._connections.get(worker) is connection:
             del self._connections[worker]
+            self._liveness.forget(worker, time.monotonic())
             self._lose(NodeId(worker // self._machine.settings.devices_per_node), cause)
 
     def _lose(self, node: NodeId, cause: str) -> None:
         if node not in self._evicted:
             self._handle(NodeGone(node, cause))
+
+    def _judge(self) -> None:
+        """Lose the nodes whose workers are silent or hang."""
+        now = time.monotonic()
+        if now - self._judged < TICK_S:
+            return
+        if now - self._judged > AWAY_S:
+            self._liveness.excuse(now)
+        self._judged = now
+        devices = self._machine.settings.devices_per_node
+        for worker, silence_s in list(self._liveness.silent(now)):
+            node = NodeId(worker // devices)
+            if self._liveness.is_gone(silence_s, runnable=self._nodes.is_runnable(node)):
+                self._lose(node, f"silent for {silence_s:.1f} s")
+        expected = self._machine.expectation
+        for worker, cause in list(self._liveness.hung(now, expected.instruction_s, expected.step_s)):
+            self._lose(NodeId(worker // devices), cause)
 
     # Commands
 
@@ -278,6 +384,8 @@ class Server:
                     observer(record, now)
             case Evict(node):
                 self._evict(node)
+            case Release(node):
+                self._evicted.add(node)
             case WriteManifest(step, folder, _, _):
                 began = time.monotonic()
                 self._write_manifest(command)
@@ -307,6 +415,7 @@ class Server:
         self._nodes.kill(node)
         for worker in [w for w in self._connections if w // self._machine.settings.devices_per_node == node]:
             self._close(self._connections.pop(worker))
+            self._liveness.forget(worker, time.monotonic())
 
     def _close(self, connection: Connection) -> None:
         self._selector.unregister(connection.socket)

@@ -36,6 +36,13 @@ class Timeline:
     step_time_s: float
     spans: Mapping[WorkerId, tuple[Span, ...]]
 
+    @property
+    def longest_instruction_s(self) -> float:
+        """Seconds of the longest forward, backward or sum."""
+        computing = (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT, Op.SYNC)
+        spans = (span for worker in self.spans.values() for span in worker if span[0].op in computing)
+        return max((end - start for _, start, end in spans), default=0.0)
+
 
 def step_time_s(plan: Plan, profile: ModelProfile) -> float:
     """Estimated seconds of a step under the plan."""

@@ -1,8 +1,9 @@
-"""Faults that a user asks for (`--fail`): which node dies, in which step, at which kind of instruction."""
+"""Faults that a user asks for (`--fail`): what befalls which node, in which step, at which kind of instruction."""
 
 from __future__ import annotations
 
 import difflib
+import enum
 from collections.abc import Sequence
 
 import msgspec
@@ -17,46 +18,72 @@ FAULT_POINTS = ("load", "forward", "backward", "send", "recv", "sync", "vote", "
 _EXAMPLE = "Write for instance kill:node=2,step=20,at=backward."
 
 
+class FaultKind(enum.StrEnum):
+    """What happens to the node.
+
+    `kill`: SIGKILL of every process. `hang`: SIGSTOP of every process, as on a machine that froze. `freeze`: its main
+    threads go no further, while its processes still answer. `notice`: it is told that it will be killed in `grace`
+    seconds, as a spot instance is, and then it is.
+    """
+
+    KILL = "kill"
+    HANG = "hang"
+    FREEZE = "freeze"
+    NOTICE = "notice"
+
+
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """SIGKILL of every process of a node, when it is about to run, or is inside, an instruction.
+    """Strikes a node when it is about to run, or is inside, an instruction.
 
     Attributes:
         node: number of the node, from 0.
         step: counts from 1.
         at: one of `FAULT_POINTS`.
-        kind: always "kill".
+        kind: of fault.
+        grace_s: of a notice, seconds until the node is killed.
     """
 
     node: int
     step: int
     at: str
-    kind: str = "kill"
+    kind: FaultKind = FaultKind.KILL
+    grace_s: float = 0.0
+
+    def __str__(self) -> str:
+        grace = f",grace={self.grace_s:g}" if self.kind is FaultKind.NOTICE else ""
+        return f"{self.kind.value}:node={self.node},step={self.step},at={self.at}{grace}"
 
 
 def parse_fault(spec: str) -> Fault:
-    """Reads "kill:node=2,step=20,at=backward".
+    """Reads "kill:node=2,step=20,at=backward", or with hang, freeze or notice (and grace=SECONDS) in place of kill.
 
     Raises:
         UserError: one line with what is wrong, and an example.
     """
-    kind, colon, rest = spec.partition(":")
-    if not colon or kind.strip() != "kill":
-        raise UserError(f"--fail {shown(spec)}: the only kind of fault is kill. {_EXAMPLE}")
+    name, colon, rest = spec.partition(":")
+    kinds = [kind.value for kind in FaultKind]
+    if not colon or name.strip() not in kinds:
+        raise UserError(f"--fail {shown(spec)}: the kinds of fault are {', '.join(kinds)}. {_EXAMPLE}")
+    kind = FaultKind(name.strip())
+    keys = ("node", "step", "at", "grace") if kind is FaultKind.NOTICE else ("node", "step", "at")
     given: dict[str, str] = {}
     for part in rest.split(","):
         key, equals, value = (piece.strip() for piece in part.partition("="))
-        if not equals or key not in ("node", "step", "at"):
-            raise UserError(f"--fail {shown(spec)}: {shown(part)} is not node=, step= or at=. {_EXAMPLE}")
+        if not equals or key not in keys:
+            expected = f"{'=, '.join(keys[:-1])}= or {keys[-1]}="
+            raise UserError(f"--fail {shown(spec)}: {shown(part)} is not {expected}. {_EXAMPLE}")
         if key in given:
             raise UserError(f"--fail {shown(spec)}: {key} is given twice. {_EXAMPLE}")
         given[key] = value
-    for key in ("node", "step", "at"):
+    for key in keys:
         if key not in given:
             raise UserError(f"--fail {shown(spec)}: {key} is missing. {_EXAMPLE}")
     return Fault(
         node=_number(spec, "node", given["node"], least=0),
         step=_number(spec, "step", given["step"], least=1),
         at=_point(spec, given["at"]),
+        kind=kind,
+        grace_s=_number(spec, "grace", given.get("grace", "0"), least=0),
     )
 
 
@@ -64,11 +91,11 @@ def check_faults(faults: Sequence[Fault], job: Job) -> None:
     """Refuses faults that would never strike.
 
     Raises:
-        UserError: a node or step that the job does not have, or a node that is to die twice.
+        UserError: a node or step that the job does not have, or a node that is to be struck twice.
     """
     nodes: set[int] = set()
     for fault in faults:
-        spec = f"kill:node={fault.node},step={fault.step},at={fault.at}"
+        spec = str(fault)
         if not 0 <= fault.node < job.cluster.nodes:
             raise UserError(
                 f"--fail {spec}: the job has no node {fault.node}. "
@@ -80,7 +107,7 @@ def check_faults(faults: Sequence[Fault], job: Job) -> None:
             )
         _point(spec, fault.at)
         if fault.node in nodes:
-            raise UserError(f"--fail {spec}: node {fault.node} is killed by another --fail already. Drop one.")
+            raise UserError(f"--fail {spec}: node {fault.node} is struck by another --fail already. Drop one.")
         nodes.add(fault.node)
 
 

@@ -48,10 +48,12 @@ class PolicyName(enum.StrEnum):
 class WhenExhausted(enum.StrEnum):
     """What to do when fewer than (f + 1) n0 nodes are left.
 
-    `exit` saves a checkpoint and ends with exit code 3.
+    `exit` saves a checkpoint and ends with exit code 3; `wait` saves one, keeps the survivors' state, and goes on as
+    soon as enough nodes have joined.
     """
 
     EXIT = "exit"
+    WAIT = "wait"
 
 
 class LrSchedule(enum.StrEnum):
@@ -180,12 +182,15 @@ class ResilienceSection(Section, frozen=True):
         policy: how plans are made after a change.
         when_exhausted: what to do when fewer than (f + 1) n0 nodes are left.
         min_nodes_per_pipeline: n0; 0: the fewest that the memory allows.
+        heartbeat_timeout_s: seconds without a sign of life after which a node counts as lost. A process that is seen to
+            be gone is lost at once; one that is seen to be runnable has ten times as long.
     """
 
     fault_tolerance: int = 1
     policy: PolicyName = PolicyName.TEMPLATES
     when_exhausted: WhenExhausted = WhenExhausted.EXIT
     min_nodes_per_pipeline: int = 0
+    heartbeat_timeout_s: float = 1.0
 
 
 class RunSection(Section, frozen=True):

@@ -158,6 +158,9 @@ class LocalNodes:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._leaders[node], signal.SIGKILL)
 
+    def is_runnable(self, node: NodeId) -> bool:
+        return all(_state(pid) in "RSD" for pid, at in self._node_of.items() if at == node)
+
     def all_ended(self) -> bool:
         return not self._node_of
 
@@ -187,6 +190,15 @@ class LocalNodes:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def _state(pid: int) -> str:
+    """The kernel's letter for a process: R, S or D where it can run, T where it is stopped, Z when it has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            return stat.read().rpartition(b")")[2].split()[0].decode()
+    except (OSError, IndexError):
+        return "Z"
 
 
 def _cause(status: int) -> str:

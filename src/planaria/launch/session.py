@@ -15,13 +15,14 @@ from types import FrameType
 import msgspec
 
 from planaria.checkpoint.manifest import newest, read_manifest, retain, weights_sha256, write_manifest
+from planaria.coordinator.client import Contact
 from planaria.coordinator.journal import Journal
 from planaria.coordinator.server import Observer, Server
 from planaria.data.tokens import prepare_tokens
 from planaria.job.errors import PlanariaError, UserError
 from planaria.job.faults import Fault
 from planaria.job.parse import EMULATED_MODEL, job_fingerprint
-from planaria.job.settings import Job
+from planaria.job.settings import Job, WhenExhausted
 from planaria.launch.local import LauncherError, LocalNodes
 from planaria.launch.result import TrainResult
 from planaria.launch.settings import is_emulated, job_profile, named_profile, planner_settings
@@ -33,11 +34,15 @@ from planaria.policy.templates import TemplatesPolicy
 from planaria.profile import ERROR_SUFFIX
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.events import WriteManifest
+from planaria.protocol.liveness import Limits
 from planaria.protocol.records import AnyRecord, Note, RunEnded, RunStatus, StepCommitted
 from planaria.protocol.settings import CheckpointRef, RunSettings
 from planaria.worker.settings import WorkerSettings
 
 HOST = "127.0.0.1"
+
+CROWDED = 10
+"""How many times longer a process of this machine may be silent that is runnable: it may be short of cores."""
 
 
 def train_job(
@@ -201,6 +206,7 @@ class _Run:
             checkpoint_root=str(self._folder.checkpoints),
             checkpoint_every=job.run.checkpoint_every,
             resume=checkpoint,
+            waits=job.resilience.when_exhausted is WhenExhausted.WAIT,
         )
         machine = Coordinator(settings, policy)
         journal = Journal(self._folder.journal)
@@ -214,37 +220,43 @@ class _Run:
             nodes,
             (self.record,),
             lambda command: self._write_manifest(command, layers),
+            limits=Limits(
+                silence_s=job.resilience.heartbeat_timeout_s,
+                crowded_silence_s=CROWDED * job.resilience.heartbeat_timeout_s,
+            ),
+            add_node=lambda node: self._spawn(nodes, contact, node),
         )
         try:
-            address = server.start(HOST, job.cluster.port)
-            self._spawn(nodes, address, token)
+            contact = Contact(address=server.start(HOST, job.cluster.port), token=token)
+            contact.write(self._folder.contact)
+            for node in range(job.cluster.nodes):
+                self._spawn(nodes, contact, NodeId(node))
             with _interrupts(server):
                 server.run()
         finally:
+            self._folder.contact.unlink(missing_ok=True)
             server.close()
             nodes.release()
             journal.close()
         return self._result(machine)
 
-    def _spawn(self, nodes: LocalNodes, address: str, token: str) -> None:
-        cluster = self._job.cluster
-        for node in range(cluster.nodes):
-            for device in range(cluster.devices_per_node):
-                worker = WorkerId(node * cluster.devices_per_node + device)
-                nodes.spawn(
-                    WorkerSettings(
-                        worker=worker,
-                        node=node,
-                        coordinator=address,
-                        token=token,
-                        job=self._job,
-                        data_folder=str(self._folder.data),
-                        profile=str(self._folder.profile),
-                        faults=tuple(fault for fault in self._faults if fault.node == node),
-                        import_path=None if self._import_path is None else str(self._import_path),
-                        log=str(self._folder.logs / f"worker-{worker}.log"),
-                    )
+    def _spawn(self, nodes: LocalNodes, contact: Contact, node: NodeId) -> None:
+        for device in range(self._job.cluster.devices_per_node):
+            worker = WorkerId(node * self._job.cluster.devices_per_node + device)
+            nodes.spawn(
+                WorkerSettings(
+                    worker=worker,
+                    node=node,
+                    coordinator=contact.address,
+                    token=contact.token,
+                    job=self._job,
+                    data_folder=str(self._folder.data),
+                    profile=str(self._folder.profile),
+                    faults=tuple(fault for fault in self._faults if fault.node == node),
+                    import_path=None if self._import_path is None else str(self._import_path),
+                    log=str(self._folder.logs / f"worker-{worker}.log"),
                 )
+            )
 
     def _write_manifest(self, command: WriteManifest, layers: tuple[tuple[int, ...], ...]) -> None:
         write_manifest(

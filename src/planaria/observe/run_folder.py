@@ -108,6 +108,11 @@ class RunFolder:
         return self.path / "journal.sqlite"
 
     @property
+    def contact(self) -> Path:
+        """How the running job is reached; absent when it does not run."""
+        return self.path / "coordinator.json"
+
+    @property
     def logs(self) -> Path:
         """One file a process."""
         return self.path / "logs"

@@ -10,7 +10,9 @@ from planaria.protocol.records import (
     AnyRecord,
     CheckpointSaved,
     NodeJoined,
+    NodeLeaving,
     NodeLost,
+    NodeReleased,
     Note,
     PlanMeasured,
     PlanTaken,
@@ -19,6 +21,7 @@ from planaria.protocol.records import (
     Restored,
     RunEnded,
     StepCommitted,
+    Waiting,
 )
 
 
@@ -30,6 +33,14 @@ def sentence(record: AnyRecord) -> str | None:
         case NodeLost():
             seen = _cause(record.cause, record.detect_ms)
             return f"step {record.step}: node {record.node} lost ({seen}), {counted(record.live_nodes, 'node')} live"
+        case NodeLeaving():
+            return f"step {record.step}: node {record.node} leaves in {duration(record.grace_s)} ({record.cause})"
+        case NodeReleased():
+            took, live = duration(record.seconds), counted(record.live_nodes, "node")
+            return f"node {record.node} has handed over its work and is released after {took}, {live} live"
+        case Waiting():
+            live = counted(record.live_nodes, "node")
+            return f"waiting for nodes before step {record.step}, {live} live: {record.reason}"
         case PlanTaken():
             return _plan_sentence(record)
         case Recovered():
@@ -126,6 +137,8 @@ def _cause(cause: str, detect_ms: float | None) -> str:
 def _plan_sentence(plan: PlanTaken) -> str:
     if plan.purpose == "finish step":
         return f"plan {plan.generation} finishes step {plan.step}. {plan.reason}"
+    if plan.purpose == "warm up":
+        return f"plan {plan.generation} for step {plan.step}: {size(plan.transfer_bytes)} to move. {plan.reason}"
     beginning = {
         "start": f" goes on with step {plan.step}" if plan.step > 1 else "",
         "restore": f" restarts at step {plan.step}",

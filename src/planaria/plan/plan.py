@@ -83,6 +83,15 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
         return range(self.first_layer, self.end_layer)
 
 
+def runs_of(worker: WorkerId, layers: Collection[int]) -> list[Stage]:
+    """The contiguous ranges of a worker's layers, as stages on one device."""
+    runs: list[Stage] = []
+    for layer in sorted(layers):
+        first = runs.pop().first_layer if runs and runs[-1].end_layer == layer else layer
+        runs.append(Stage(worker=worker, first_layer=first, end_layer=layer + 1))
+    return runs
+
+
 class Pipeline(msgspec.Struct, frozen=True, kw_only=True):
     """Stages in layer order. A whole pipeline covers every layer once; a broken one (after a loss) has gaps."""
 
@@ -144,6 +153,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         pipelines: who owns which layers. A plan that finishes a step after a loss also has broken pipelines here:
             their survivors own layers, and accumulators, but no route passes through them any more.
         routes: every microbatch's way.
+        shadows: replicas beside the pipelines' own: their workers take part in the layers' sums and in the optimizer's
+            step, so what they hold is up to date, and no route passes through them. A node that joins is a shadow
+            for a step before it gets microbatches.
         sync_epochs: for each group, the generation in which its set of contributions last changed. Sums of an older
             epoch are void.
         transfers: state that moves before the first step of the plan.
@@ -158,13 +170,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     pipelines: tuple[Pipeline, ...]
     routes: tuple[Route, ...]
     sync_epochs: tuple[int, ...]
+    shadows: tuple[Stage, ...] = ()
     transfers: tuple[Transfer, ...] = ()
     schedule: ScheduleKind = ScheduleKind.ONE_F_ONE_B
 
     @cached_property
     def workers(self) -> tuple[WorkerId, ...]:
-        """Every worker that owns layers, ascending."""
-        return tuple(sorted({stage.worker for stage in self.stages()}))
+        """Every worker that owns or shadows layers, ascending."""
+        return tuple(sorted({stage.worker for stage in (*self.stages(), *self.shadows)}))
 
     @cached_property
     def nodes(self) -> tuple[NodeId, ...]:
@@ -180,10 +193,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def groups_of(self) -> dict[WorkerId, tuple[int, ...]]:
-        """The groups that each worker holds a replica of, ascending."""
+        """The groups that each worker holds a replica of, as owner or shadow, ascending."""
+        held = {worker: set(layers) for worker, layers in self.layers_of.items()}
+        for stage in self.shadows:
+            held.setdefault(stage.worker, set()).update(stage.layers)
         return {
-            worker: tuple(g for g, group in enumerate(self.groups) if not set(group.layers).isdisjoint(layers))
-            for worker, layers in self.layers_of.items()
+            worker: tuple(g for g, group in enumerate(self.groups) if not layers.isdisjoint(group.layers))
+            for worker, layers in sorted(held.items())
         }
 
     @cached_property

@@ -48,6 +48,7 @@ def reconfigure(
     lost: Collection[NodeId],
     holders: Holders,
     generation: int,
+    leaving: Collection[NodeId] = (),
 ) -> Reconfiguration:
     """A plan for the live nodes: whole pipelines, at least f + 1, every microbatch once, every node used.
 
@@ -60,13 +61,15 @@ def reconfigure(
         holders: every live worker, and the groups it holds an up-to-date replica of (none, for a node that
             came).
         generation: of the new plan.
+        leaving: live nodes that the plan must do without; they still send what they hold.
 
     Raises:
         TooFewNodes: fewer than (f + 1) n0 nodes are left.
         NoReplica: a group has no live holder.
         PlanError: fewer microbatches than pipelines needed.
     """
-    held = {worker: groups for worker, groups in holders.items() if plan.node_of(worker) not in set(lost)}
+    sources = {worker: groups for worker, groups in holders.items() if plan.node_of(worker) not in set(lost)}
+    held = {worker: groups for worker, groups in sources.items() if plan.node_of(worker) not in set(leaving)}
     live = _live_nodes(plan, held)
     replicas = settings.fault_tolerance + 1
     if len(live) < replicas * templates[0].num_nodes:
@@ -94,7 +97,7 @@ def reconfigure(
         sync_epochs=(generation,) * len(profile.groups),
         schedule=settings.schedule,
     )
-    moves = transfers(new, held)
+    moves = transfers(new, sources)
     new = msgspec.structs.replace(new, transfers=moves)
     moved = sum(profile.groups[move.group].moved_bytes for move in moves)
     return Reconfiguration(plan=new, how=how, transfer_bytes=moved, rebuilt=rebuilt)

@@ -13,7 +13,7 @@ import msgspec
 from planaria.plan.costs import PipelineCost, StageCosts, pipeline_cost
 from planaria.plan.errors import NoReplica
 from planaria.plan.ledger import Ledger
-from planaria.plan.plan import Pipeline, Plan, PlanError, Route, Stage, WorkerId
+from planaria.plan.plan import Pipeline, Plan, PlanError, Route, Stage, WorkerId, runs_of
 from planaria.plan.profile import ModelProfile
 
 LayerHolders = Mapping[WorkerId, Collection[int]]
@@ -76,11 +76,13 @@ def finish_step(
             plan, kept, missing, {w: holders[w] for w in sorted(live) if w in holders}, generation, profile
         )
     recounted = {layer for route in new for layer in route.counted}
+    shadows = _shadows(plan, live, holders, intact) if intact else ()
     result = msgspec.structs.replace(
         plan,
         generation=generation,
-        pipelines=_survivors(plan, live, holders, intact),
+        pipelines=_survivors(plan, live, holders, intact, shadows),
         routes=kept + new,
+        shadows=shadows,
         transfers=(),
     )
     epochs = tuple(
@@ -175,7 +177,7 @@ def _along_holders(
 ) -> tuple[Route, ...]:
     """New routes over whoever holds the layers, where no pipeline is whole."""
     costs = StageCosts(profile)
-    runs = [run for worker, layers in holders.items() for run in _runs(worker, layers)]
+    runs = [run for worker, layers in holders.items() for run in runs_of(worker, layers)]
     loads = dict.fromkeys(holders, 0.0)
     for route in kept:
         for hop in route.hops:
@@ -227,22 +229,34 @@ def _hop(run: Stage, first: int, end: int) -> Stage:
     return Stage(worker=run.worker, first_layer=first, end_layer=end, num_devices=run.num_devices)
 
 
-def _runs(worker: WorkerId, layers: Collection[int]) -> list[Stage]:
-    """The contiguous ranges of a worker's layers."""
-    runs: list[Stage] = []
-    for layer in sorted(layers):
-        if runs and runs[-1].end_layer == layer:
-            runs[-1] = Stage(worker=worker, first_layer=runs[-1].first_layer, end_layer=layer + 1)
-        else:
-            runs.append(Stage(worker=worker, first_layer=layer, end_layer=layer + 1))
-    return runs
+def _shadows(
+    plan: Plan, live: Collection[WorkerId], holders: LayerHolders, intact: Sequence[Pipeline]
+) -> tuple[Stage, ...]:
+    """The shadows that live and have all of their state; survivors of a broken pipeline own what they hold instead."""
+    whole = {worker for pipeline in intact for worker in pipeline.workers}
+    broken = {stage.worker for stage in plan.stages()} - whole
+    return tuple(
+        shadow
+        for shadow in plan.shadows
+        if shadow.worker in live
+        and shadow.worker not in broken
+        and set(shadow.layers) <= set(holders.get(shadow.worker, ()))
+    )
 
 
 def _survivors(
-    plan: Plan, live: Collection[WorkerId], holders: LayerHolders, intact: Sequence[Pipeline]
+    plan: Plan,
+    live: Collection[WorkerId],
+    holders: LayerHolders,
+    intact: Sequence[Pipeline],
+    shadows: Sequence[Stage],
 ) -> tuple[Pipeline, ...]:
-    """The live stages: intact pipelines as they are; of the others, runs of the layers that are held."""
+    """The live stages: intact pipelines as they are; of the others, runs of the layers that are held.
+
+    Without a shadow's own place in the plan, what it holds counts as any other worker's.
+    """
     placed: set[WorkerId] = {worker for pipeline in intact for worker in pipeline.workers}
+    placed |= {shadow.worker for shadow in shadows} - {stage.worker for stage in plan.stages()}
     pipelines: list[Pipeline] = []
     for pipeline in plan.pipelines:
         if pipeline in intact:
@@ -250,12 +264,12 @@ def _survivors(
             continue
         left = sorted(set(pipeline.workers).intersection(live) - placed)
         placed |= set(left)
-        stages = [run for worker in left for run in _runs(worker, holders.get(worker, ()))]
+        stages = [run for worker in left for run in runs_of(worker, holders.get(worker, ()))]
         if stages:
             stages.sort(key=lambda stage: (stage.first_layer, stage.worker))
             pipelines.append(Pipeline(stages=tuple(stages)))
     for worker in sorted(set(live) - placed):
-        stages = _runs(worker, holders.get(worker, ()))
+        stages = runs_of(worker, holders.get(worker, ()))
         if stages:
             pipelines.append(Pipeline(stages=tuple(stages)))
     return tuple(pipelines)

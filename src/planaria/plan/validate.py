@@ -47,6 +47,12 @@ def _check_placement(plan: Plan) -> None:
             _require(inside, f"{where} is no range of {plan.num_layers} layers")
             other = home.setdefault(stage.worker, at)
             _require(other == at, f"worker {stage.worker} is in pipelines {other} and {at}")
+    for shadow in plan.shadows:
+        where = f"shadow [{shadow.first_layer}, {shadow.end_layer}) of worker {shadow.worker}"
+        inside = 0 <= shadow.first_layer < shadow.end_layer <= plan.num_layers
+        _require(inside, f"{where} is no range of {plan.num_layers} layers")
+        own = plan.layers_of.get(shadow.worker, ())
+        _require(set(shadow.layers).isdisjoint(own), f"{where}: the worker owns some of it")
 
 
 def _check_groups(plan: Plan) -> None:

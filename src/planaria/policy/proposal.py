@@ -21,6 +21,7 @@ class Proposal:
         reason: one sentence for people; log, CLI and dashboard print it as it is.
         step_time_s: estimated seconds of a step under the plan.
         transfer_bytes: parameters and optimizer state that move before its first step.
+        longest_s: estimated seconds of the plan's longest instruction.
         how: of a reconfiguration, how pipelines were made again; "initial" or "finish step" otherwise.
     """
 
@@ -28,6 +29,7 @@ class Proposal:
     reason: str
     step_time_s: float
     transfer_bytes: int
+    longest_s: float
     how: str
 
 
@@ -37,8 +39,21 @@ class Policy(Protocol):
     def initial(self, nodes: Sequence[NodeId], generation: int) -> Proposal:
         """A first plan for these nodes; raises PlanError when there is none."""
 
-    def reconfigure(self, plan: Plan, lost: Collection[NodeId], holders: Holders, generation: int) -> Proposal:
-        """A plan for the next steps; raises TooFewNodes or NoReplica when there is none."""
+    def reconfigure(
+        self,
+        plan: Plan,
+        lost: Collection[NodeId],
+        holders: Holders,
+        generation: int,
+        leaving: Collection[NodeId] = (),
+    ) -> Proposal:
+        """A plan for the next steps; raises TooFewNodes or NoReplica when there is none.
+
+        It does without the `leaving` nodes, which still live and send what they hold.
+        """
+
+    def warm_up(self, plan: Plan, target: Proposal, generation: int) -> Proposal | None:
+        """A plan for one step that goes on as `plan` while the state for `target` travels; None to take it at once."""
 
     def finish_step(
         self,

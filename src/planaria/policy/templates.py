@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 
-from planaria.estimate.step_time import step_time_s
+from planaria.estimate.memory import worker_memory_bytes
+from planaria.estimate.step_time import simulate
 from planaria.plan.instantiate import initial_plan
 from planaria.plan.ledger import Ledger
 from planaria.plan.placement import Holders
@@ -15,6 +16,7 @@ from planaria.plan.reconfigure import How, Reconfiguration, reconfigure
 from planaria.plan.salvage import LayerHolders, finish_step
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.templates import make_templates
+from planaria.plan.warm_up import warm_up
 from planaria.policy.proposal import Proposal
 
 
@@ -51,15 +53,35 @@ class TemplatesPolicy:
         )
         return self._proposal(plan, reason, 0, "initial")
 
-    def reconfigure(self, plan: Plan, lost: Collection[NodeId], holders: Holders, generation: int) -> Proposal:
+    def reconfigure(
+        self,
+        plan: Plan,
+        lost: Collection[NodeId],
+        holders: Holders,
+        generation: int,
+        leaving: Collection[NodeId] = (),
+    ) -> Proposal:
         """A plan for the next steps, after nodes were lost or came. See `planaria.plan.reconfigure`.
 
         Raises:
             TooFewNodes: fewer than (f + 1) n0 nodes are left.
             NoReplica: a group has no live holder.
         """
-        result = reconfigure(self._profile, self.templates, self._settings, plan, lost, holders, generation)
+        result = reconfigure(self._profile, self.templates, self._settings, plan, lost, holders, generation, leaving)
         return self._proposal(result.plan, _why(plan, lost, result), result.transfer_bytes, result.how.value)
+
+    def warm_up(self, plan: Plan, target: Proposal, generation: int) -> Proposal | None:
+        """One more step of `plan`, beside which the workers of `target` get their state; None where that would not fit
+        into the devices' memory. See `planaria.plan.warm_up`.
+        """
+        new = warm_up(plan, target.plan, generation)
+        limit = self._settings.memory_bytes
+        if limit and any(worker_memory_bytes(new, self._profile, worker) > limit for worker in new.workers):
+            return None
+        changed = sorted(set(target.plan.nodes) ^ set(plan.nodes))
+        which = f"Node{'s' if len(changed) > 1 else ''} {_join(changed)}" if changed else "The pipelines"
+        reason = f"{which} will change at the next step; what has to move moves beside this one."
+        return self._proposal(new, reason, target.transfer_bytes, "warm up")
 
     def finish_step(
         self,
@@ -92,11 +114,13 @@ class TemplatesPolicy:
         return self._proposal(new, f"{happened}; {what}.", 0, "finish step")
 
     def _proposal(self, plan: Plan, reason: str, transfer_bytes: int, how: str) -> Proposal:
+        timeline = simulate(plan, self._profile)
         return Proposal(
             plan=plan,
             reason=reason,
-            step_time_s=step_time_s(plan, self._profile),
+            step_time_s=timeline.step_time_s,
             transfer_bytes=transfer_bytes,
+            longest_s=timeline.longest_instruction_s,
             how=how,
         )
 

@@ -11,11 +11,12 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from planaria.plan.plan import Plan, PlanError, WorkerId
+from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
 from planaria.plan.salvage import to_halt
 from planaria.plan.validate import validate
 from planaria.policy.proposal import Policy, Proposal
@@ -37,8 +38,10 @@ from planaria.protocol.events import (
     JournalPlan,
     ManifestWritten,
     NodeGone,
+    NodeNotice,
     Publish,
     Received,
+    Release,
     Send,
     StopRequested,
     WorkerJoined,
@@ -50,6 +53,7 @@ from planaria.protocol.messages import (
     Failed,
     FaultInjected,
     Halt,
+    Notice,
     PlanMessage,
     Ready,
     Report,
@@ -62,19 +66,26 @@ from planaria.protocol.messages import (
 from planaria.protocol.records import (
     CheckpointSaved,
     NodeJoined,
+    NodeLeaving,
     NodeLost,
+    NodeReleased,
     Note,
     PlanMeasured,
     Recovered,
     Restored,
     RunEnded,
     RunStatus,
+    Waiting,
 )
 from planaria.protocol.recovery import OpenRecovery
+from planaria.protocol.requests import RunState
 from planaria.protocol.salvage import Salvage
 from planaria.protocol.saving import NobodyHolds, Saving
 from planaria.protocol.settings import CheckpointRef, RunSettings
-from planaria.protocol.telling import not_finite, plan_taken, step_committed
+from planaria.protocol.telling import not_finite, plan_taken, shapes, step_committed
+
+UNMEASURED_S = 10.0
+"""What an instruction may take before anything was measured, beside its estimate."""
 
 MEASURED_STEPS = 64
 """Of a plan's steps, how many of the last are held against its estimate."""
@@ -89,6 +100,8 @@ class Phase(enum.StrEnum):
     """A loss inside a step; waiting for the ledgers of what it halted."""
     SAVING = "saving"
     """At a step boundary; parts of a checkpoint are being written."""
+    WAITING = "waiting"
+    """Too few nodes; what is left keeps its state until others join."""
     ENDED = "ended"
 
 
@@ -97,9 +110,21 @@ class Purpose(enum.StrEnum):
 
     START = "start"
     FINISH_STEP = "finish step"
+    WARM_UP = "warm up"
     RECONFIGURE = "reconfigure"
     RESTORE = "restore"
     GO_ON = "go on"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expectation:
+    """How long the longest instruction of the plan in force and a step should take, in seconds.
+
+    Estimated, and made longer as the run's steps show that this machine needs longer.
+    """
+
+    instruction_s: float
+    step_s: float
 
 
 class ProtocolError(AssertionError):
@@ -129,7 +154,13 @@ class Coordinator:
         self._generation = 0
         self._exponents = self._exponents_of(settings.resume)
         self._members = Membership(settings.num_nodes, settings.devices_per_node)
-        self._placed_without = 0
+        self._placed: frozenset[NodeId] = frozenset()
+        self._newcomers: set[NodeId] = set()
+        self._noticed_at: dict[NodeId, float] = {}
+        self._needed: set[NodeId] = set()
+        """Nodes that gave notice and cannot be done without: they stay for as long as they live."""
+        self._is_warming = False
+        self._waiting: str | None = None
         self._unready: set[WorkerId] = set()
         self._ballot: Ballot | None = None
         self._salvage = Salvage()
@@ -141,6 +172,9 @@ class Coordinator:
         self._step_began = 0.0
         self._measured: deque[float] = deque(maxlen=MEASURED_STEPS)
         self._estimated_s = 0.0
+        self._longest_s = 0.0
+        self._stretch = 0.0
+        """How many times longer than estimated steps take; 0: not known."""
         self.history: deque[str] = deque(maxlen=64)
 
     def handle(self, event: Event, now: float) -> tuple[Command, ...]:
@@ -160,6 +194,33 @@ class Coordinator:
         self.history.append(f"{before.value} --{name}--> {self.phase.value}")
         return tuple(commands)
 
+    @property
+    def state(self) -> RunState:
+        """For people."""
+        plan = self._plan
+        return RunState(
+            phase=self.phase.value,
+            step=self.step,
+            steps=self.settings.train.steps,
+            nodes=self._members.nodes,
+            leaving=tuple(sorted(self._members.leaving)),
+            pipelines=shapes(plan) if plan is not None else (),
+            generation=plan.generation if plan is not None else 0,
+        )
+
+    @property
+    def expectation(self) -> Expectation:
+        if self._plan is None:
+            return Expectation(instruction_s=UNMEASURED_S, step_s=UNMEASURED_S)
+        if not self._measured and not self._stretch:
+            # Nothing is known of this machine yet, and first times are slow.
+            return Expectation(instruction_s=UNMEASURED_S + self._longest_s, step_s=UNMEASURED_S + self._estimated_s)
+        if self._measured and self._estimated_s > 0:
+            self._stretch = max(1.0, statistics.median(self._measured) / self._estimated_s)
+        return Expectation(
+            instruction_s=self._longest_s * self._stretch, step_s=max(self._estimated_s * self._stretch, 0.0)
+        )
+
     def _ignore(self, event: Event) -> list[Command]:
         return []
 
@@ -177,6 +238,15 @@ class Coordinator:
             commands.append(Publish(NodeJoined(node=node, live_nodes=len(self._members.nodes))))
         return commands + self._start_when_gathered()
 
+    def _joined_running(self, event: WorkerJoined) -> list[Command]:
+        """A node that came later: it is considered at the next step boundary."""
+        if not self._members.join(event.worker, event.data_address):
+            return []
+        node = self._members.node_of(event.worker)
+        self._newcomers.add(node)
+        joined: list[Command] = [Publish(NodeJoined(node=node, live_nodes=len(self._members.nodes)))]
+        return joined + (self._try_again() if self.phase is Phase.WAITING else [])
+
     def _joined_too_late(self, event: WorkerJoined) -> list[Command]:
         self._members.join(event.worker, event.data_address)
         return [Send(event.worker, Stop(reason="the run is over"))]
@@ -188,6 +258,9 @@ class Coordinator:
         try:
             proposal = self.policy.initial(self._members.nodes, self._next_generation())
         except PlanError as error:
+            if self._members.gone and self.settings.waits:
+                live = len(self._members.nodes)
+                return [Publish(Waiting(step=self.step, live_nodes=live, reason=str(error)))]
             return self._end(RunStatus.EXHAUSTED if self._members.gone else RunStatus.FAILED, str(error))
         source = StateSource.CHECKPOINT if resume else StateSource.INITIAL
         return self._take(proposal, Purpose.START, source, resume.folder if resume else "")
@@ -201,6 +274,8 @@ class Coordinator:
         if event.node in self._members.gone:
             return []
         commands = self._lose(event)
+        if event.node not in self.plan.nodes:
+            return commands
         assert self._ballot is not None
         if self.phase is Phase.TRAINING and self._ballot.is_enough(self._members.addresses):
             return commands + self._commit()
@@ -214,8 +289,12 @@ class Coordinator:
         self._saving.forget(self._members.addresses)
         return commands + self._ask_to_save()
 
+    def _lost_while_waiting(self, event: NodeGone) -> list[Command]:
+        return [] if event.node in self._members.gone else self._lose(event)
+
     def _lose(self, event: NodeGone) -> list[Command]:
         """Fence a node and forget its workers."""
+        self._newcomers.discard(event.node)
         for worker in self._members.lose(event.node):
             self._unready.discard(worker)
             self._salvage.forget(worker)
@@ -223,7 +302,7 @@ class Coordinator:
                 self._ballot.withdraw(worker)
         fault_at = self._members.fault_of(event.node)
         detect_ms = None if fault_at is None else max(0.0, (self._now - fault_at) * 1e3)
-        if self._recovery is None and self.phase is not Phase.GATHERING:
+        if self._recovery is None and self.phase in _AT_WORK and event.node in self.plan.nodes:
             began = self._now if fault_at is None else fault_at
             self._recovery = OpenRecovery(step=self.step, policy=self.settings.policy_name, began=began)
         if self._recovery is not None:
@@ -312,7 +391,12 @@ class Coordinator:
         self._unready = set(plan.workers) if moves_state else set()
         if purpose is not Purpose.FINISH_STEP:
             self._step_began = self._now
-            self._placed_without = len(self._members.gone)
+        if purpose in _PLACING:
+            self._placed = frozenset(plan.nodes)
+            self._newcomers.clear()
+            self._needed = self._members.leaving & self._placed
+        if purpose is not Purpose.FINISH_STEP:
+            self._is_warming = purpose is Purpose.WARM_UP
         message = PlanMessage(
             plan=plan,
             step=self.step,
@@ -325,7 +409,7 @@ class Coordinator:
         commands += [Send(worker, message) for worker in plan.workers]
         if purpose is Purpose.GO_ON:
             return commands
-        self._estimated_s = proposal.step_time_s
+        self._estimated_s, self._longest_s = proposal.step_time_s, proposal.longest_s
         return [
             *measured,
             *commands,
@@ -348,15 +432,107 @@ class Coordinator:
     def _reconfigure(self, holders: Mapping[WorkerId, tuple[int, ...]]) -> list[Command]:
         """A new placement for a step that nobody has begun, or the end when too few nodes are left for one."""
         try:
-            proposal = self.policy.reconfigure(
-                self.plan, lost=tuple(sorted(self._members.gone)), holders=holders, generation=self._next_generation()
-            )
+            proposal = self._placement(holders, at_once=True)
         except PlanError as error:
-            return self._save_then_end(RunStatus.EXHAUSTED, str(error))
-        validate(proposal.plan, fault_tolerance=self.settings.fault_tolerance)
+            return self._exhausted(str(error))
         if self._recovery is not None:
             self._recovery.add_reconfiguration(proposal)
-        return self._take(proposal, Purpose.RECONFIGURE, StateSource.LIVE)
+        return [*self._take(proposal, Purpose.RECONFIGURE, StateSource.LIVE), *self._release()]
+
+    def _placement(self, holders: Mapping[WorkerId, tuple[int, ...]], *, at_once: bool) -> Proposal:
+        """Without the nodes that gave notice where that is possible, else with them for as long as they live.
+
+        Args:
+            holders: of each group.
+            at_once: the plan is for the next step, so a node that it does without can send nothing any more.
+        """
+        gone, leaving = tuple(sorted(self._members.gone)), tuple(sorted(self._members.leaving))
+        try:
+            proposal = self.policy.reconfigure(
+                self.plan,
+                lost=(*gone, *leaving) if at_once else gone,
+                holders=holders,
+                generation=self._next_generation(),
+                leaving=() if at_once else leaving,
+            )
+        except PlanError:
+            if not leaving:
+                raise
+            proposal = self.policy.reconfigure(
+                self.plan, lost=gone, holders=holders, generation=self._next_generation()
+            )
+        validate(proposal.plan, fault_tolerance=self.settings.fault_tolerance)
+        return proposal
+
+    def _hand_over(self, holders: Mapping[WorkerId, tuple[int, ...]]) -> list[Command]:
+        """Nobody is lost; nodes came or will go. The next placement gets its state beside a step."""
+        try:
+            target = self._placement(holders, at_once=False)
+        except PlanError:
+            target = None  # more nodes than the job can use
+        self._newcomers.clear()
+        if target is None or target.plan.pipelines == self.plan.pipelines:
+            self._needed = set(self._members.leaving)
+            return self._same_again()
+        warming = self.policy.warm_up(self.plan, target, self._next_generation()) if target.plan.transfers else None
+        if warming is None:
+            return self._reconfigure(holders)
+        validate(warming.plan, fault_tolerance=self.settings.fault_tolerance)
+        return self._take(warming, Purpose.WARM_UP, StateSource.LIVE)
+
+    def _release(self) -> list[Command]:
+        """Let go of the nodes that gave notice and that the plan does without."""
+        commands: list[Command] = []
+        for node in sorted(self._members.leaving - set(self.plan.nodes)):
+            workers = self._members.lose(node)
+            commands += [Send(worker, Stop(reason="its work is handed over")) for worker in workers]
+            released = NodeReleased(
+                node=node,
+                step=self.step,
+                live_nodes=len(self._members.nodes),
+                seconds=self._now - self._noticed_at.pop(node),
+            )
+            commands += [Release(node), Publish(released)]
+        return commands
+
+    def _notice(self, event: Received) -> list[Command]:
+        assert isinstance(event.message, Notice)
+        node = self._members.node_of(event.worker)
+        return self._node_notice(NodeNotice(node, event.message.grace_s, event.message.cause))
+
+    def _node_notice(self, event: NodeNotice) -> list[Command]:
+        if event.node not in self._members.nodes or event.node in self._members.leaving:
+            return []
+        self._members.leaving.add(event.node)
+        self._newcomers.discard(event.node)
+        self._noticed_at[event.node] = self._now
+        leaving = NodeLeaving(node=event.node, step=self.step, grace_s=event.grace_s, cause=event.cause)
+        return [Publish(leaving)]
+
+    # Too few nodes
+
+    def _exhausted(self, reason: str) -> list[Command]:
+        if not self.settings.waits:
+            return self._save_then_end(RunStatus.EXHAUSTED, reason)
+        self._waiting = reason
+        return self._save()
+
+    def _wait(self) -> list[Command]:
+        assert self._waiting is not None
+        self.phase = Phase.WAITING
+        live = len(self._members.nodes)
+        record = Waiting(step=self.step, live_nodes=live, reason=self._waiting)
+        self._waiting = None
+        if self._stopping:
+            return self._end(RunStatus.INTERRUPTED, "stopped by the user")
+        return [Publish(record)]
+
+    def _try_again(self) -> list[Command]:
+        """A node joined while the job waited for one."""
+        holders = self._holders()
+        if without := self._without_replica(holders):
+            return self._restore(without)
+        return self._reconfigure(holders)
 
     def _restore(self, without: list[int]) -> list[Command]:
         """Some group has no replica left: back to the last checkpoint, or to the start if nothing was committed."""
@@ -370,7 +546,11 @@ class Coordinator:
             proposal = self.policy.initial(self._members.nodes, self._next_generation())
         except PlanError as error:
             saved = f"Checkpoint: step {checkpoint.step}." if checkpoint else "There is no checkpoint."
-            return self._end(RunStatus.EXHAUSTED, f"{lost}; {error} {saved}")
+            reason = f"{lost}; {error} {saved}"
+            if not self.settings.waits:
+                return self._end(RunStatus.EXHAUSTED, reason)
+            self._waiting = reason
+            return self._wait()
         committed = self.step - 1
         self.step = 1 + (checkpoint.step if checkpoint else 0)
         self._exponents = self._exponents_of(checkpoint)
@@ -444,15 +624,16 @@ class Coordinator:
         self._ballot = Ballot(self.plan)
         if self._recovery is not None:
             self._recovery.committed(self._now)
-        return commands + (self._after_boundary(committed) if hold else self._close_recovery())
+        return commands + (self._after_boundary(committed) if hold else [*self._close_recovery(), *self._release()])
 
     def _holds_after(self, committed: int) -> bool:
         done = committed == self.settings.train.steps
         return done or self._stopping or self._checkpoint_due(committed) or not self._plan_stands()
 
     def _plan_stands(self) -> bool:
-        """Whether the placement in force can go on: no node was lost since it was made."""
-        return self._placed_without == len(self._members.gone)
+        """Whether the placement in force can go on: its nodes are there and stay, and no others came."""
+        there = self._members.staying | self._needed.intersection(self._members.nodes)
+        return self._placed <= there and not self._newcomers and not self._is_warming
 
     def _checkpoint_due(self, committed: int) -> bool:
         every = self.settings.checkpoint_every
@@ -471,15 +652,20 @@ class Coordinator:
     def _go_on(self) -> list[Command]:
         """Begin the step with the same plan if it still stands, else with a new one."""
         if self._plan_stands():
-            again = msgspec.structs.replace(self.plan, generation=self._next_generation(), transfers=())
-            proposal = Proposal(
-                plan=again, reason="The plan stays.", step_time_s=0.0, transfer_bytes=0, how="unchanged"
-            )
-            return [*self._take(proposal, Purpose.GO_ON, StateSource.LIVE), *self._close_recovery()]
+            return [*self._same_again(), *self._close_recovery()]
         holders = self._holders()
         if without := self._without_replica(holders):
             return self._restore(without)
+        if self._placed <= set(self._members.nodes) and not self._is_warming:
+            return [*self._hand_over(holders), *self._close_recovery()]
         return [*self._reconfigure(holders), *self._close_recovery()]
+
+    def _same_again(self) -> list[Command]:
+        again = msgspec.structs.replace(self.plan, generation=self._next_generation(), transfers=())
+        proposal = Proposal(
+            plan=again, reason="The plan stays.", step_time_s=0.0, transfer_bytes=0, how="unchanged", longest_s=0.0
+        )
+        return [*self._take(proposal, Purpose.GO_ON, StateSource.LIVE), *self._release()]
 
     def _decision_took(self, event: DecisionTook) -> list[Command]:
         if self._recovery is not None:
@@ -551,12 +737,16 @@ class Coordinator:
     def _after_saving(self) -> list[Command]:
         if self._ending is not None:
             return self._end(*self._ending)
+        if self._waiting is not None:
+            return self._wait()
         return self._go_on()
 
     def _stop_requested(self, event: StopRequested) -> list[Command]:
         self._stopping = True
         if self.phase is Phase.GATHERING:
             return self._end(RunStatus.INTERRUPTED, "stopped by the user before the first step")
+        if self.phase is Phase.WAITING:
+            return self._end(RunStatus.INTERRUPTED, "stopped by the user")
         if self.phase is Phase.SAVING and self._ending is None:
             self._ending = (RunStatus.INTERRUPTED, "stopped by the user")
         text = f"stopping: step {self.step} is finished and saved; interrupt again to end at once"
@@ -590,10 +780,14 @@ class Coordinator:
 Handler = Callable[[Coordinator, Any], list[Command]]
 
 _ALIVE = tuple(phase for phase in Phase if phase is not Phase.ENDED)
+_AT_WORK = (Phase.TRAINING, Phase.SALVAGING, Phase.SAVING)
+_PLACING = (Purpose.START, Purpose.RECONFIGURE, Purpose.RESTORE)
 
 TRANSITIONS: Mapping[tuple[Phase, str], Handler] = {
     (Phase.GATHERING, "WorkerJoined"): Coordinator._joined,
     (Phase.GATHERING, "NodeGone"): Coordinator._lost_while_gathering,
+    **{(phase, "WorkerJoined"): Coordinator._joined_running for phase in (*_AT_WORK, Phase.WAITING)},
+    (Phase.WAITING, "NodeGone"): Coordinator._lost_while_waiting,
     (Phase.TRAINING, "NodeGone"): Coordinator._lost_in_step,
     (Phase.SALVAGING, "NodeGone"): Coordinator._lost_in_step,
     (Phase.SAVING, "NodeGone"): Coordinator._lost_while_saving,
@@ -612,6 +806,9 @@ TRANSITIONS: Mapping[tuple[Phase, str], Handler] = {
     (Phase.SAVING, "Report"): Coordinator._ignore,
     (Phase.TRAINING, "Saved"): Coordinator._ignore,
     (Phase.SALVAGING, "Saved"): Coordinator._ignore,
+    **{(Phase.WAITING, name): Coordinator._ignore for name in ("Ready", "Vote", "Report", "Saved", "ManifestWritten")},
+    **{(phase, "Notice"): Coordinator._notice for phase in _ALIVE},
+    **{(phase, "NodeNotice"): Coordinator._node_notice for phase in _ALIVE},
     **{(phase, "StopRequested"): Coordinator._stop_requested for phase in _ALIVE},
     **{(phase, "FaultInjected"): Coordinator._fault_injected for phase in _ALIVE},
     **{(phase, "DecisionTook"): Coordinator._decision_took for phase in _ALIVE},
@@ -630,6 +827,8 @@ TRANSITIONS: Mapping[tuple[Phase, str], Handler] = {
             "FaultInjected",
             "DecisionTook",
             "Failed",
+            "Notice",
+            "NodeNotice",
         )
     },
 }

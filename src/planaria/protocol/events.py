@@ -26,6 +26,15 @@ class NodeGone:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeNotice:
+    """The node will go away in `grace_s` seconds: it may hand over its state until then."""
+
+    node: NodeId
+    grace_s: float
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
 class Received:
     worker: WorkerId
     message: FromWorker
@@ -52,7 +61,7 @@ class ManifestWritten:
     seconds: float
 
 
-Event = WorkerJoined | NodeGone | Received | StopRequested | DecisionTook | ManifestWritten
+Event = WorkerJoined | NodeGone | NodeNotice | Received | StopRequested | DecisionTook | ManifestWritten
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +98,13 @@ class Evict:
 
 
 @dataclass(frozen=True, slots=True)
+class Release:
+    """The node is no longer needed and ends itself; refuse it from now on."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
 class WriteManifest:
     """All parts of the checkpoint are on disk: make it whole."""
 
@@ -111,4 +127,4 @@ class Finish:
     message: str
 
 
-Command = Send | JournalCommit | JournalPlan | Evict | WriteManifest | Publish | Finish
+Command = Send | JournalCommit | JournalPlan | Evict | Release | WriteManifest | Publish | Finish

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from planaria.plan.plan import NodeId, WorkerId
 
 
@@ -10,7 +12,8 @@ class Membership:
 
     Attributes:
         addresses: of the live workers.
-        gone: nodes that were lost; they never come back under the same number.
+        gone: nodes that were lost or released; they never come back under the same number.
+        leaving: live nodes that gave notice.
     """
 
     def __init__(self, num_nodes: int, devices_per_node: int) -> None:
@@ -18,6 +21,7 @@ class Membership:
         self._devices_per_node = devices_per_node
         self.addresses: dict[WorkerId, str] = {}
         self.gone: set[NodeId] = set()
+        self.leaving: set[NodeId] = set()
         self._faults: dict[NodeId, float] = {}
 
     def node_of(self, worker: WorkerId) -> NodeId:
@@ -29,7 +33,14 @@ class Membership:
 
     @property
     def nodes(self) -> tuple[NodeId, ...]:
-        return tuple(sorted({self.node_of(worker) for worker in self.addresses}))
+        """Live nodes, all of whose workers have joined."""
+        counts = Counter(self.node_of(worker) for worker in self.addresses)
+        return tuple(sorted(node for node, count in counts.items() if count == self._devices_per_node))
+
+    @property
+    def staying(self) -> frozenset[NodeId]:
+        """Of them, those that gave no notice."""
+        return frozenset(self.nodes) - self.leaving
 
     @property
     def is_gathered(self) -> bool:
@@ -45,6 +56,7 @@ class Membership:
     def lose(self, node: NodeId) -> tuple[WorkerId, ...]:
         """Forget a node; returns the workers that lived on it."""
         self.gone.add(node)
+        self.leaving.discard(node)
         lost = tuple(worker for worker in self.workers if self.node_of(worker) == node)
         for worker in lost:
             del self.addresses[worker]

@@ -12,6 +12,7 @@ import msgspec
 
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import Plan, WorkerId
+from planaria.protocol.liveness import Pulse
 
 PROTOCOL_VERSION = 1
 
@@ -104,6 +105,19 @@ class CutOff(Message, frozen=True, kw_only=True, tag="cut_off"):
     peer: WorkerId
 
 
+class Alive(Message, frozen=True, kw_only=True, tag="alive"):
+    """A heartbeat. The server judges it; the machine hears of a lost node, or of nothing."""
+
+    pulse: Pulse
+
+
+class Notice(Message, frozen=True, kw_only=True, tag="notice"):
+    """This worker's node will go away in `grace_s` seconds (a preemption notice, a SIGTERM): hand its work over."""
+
+    grace_s: float
+    cause: str
+
+
 class Failed(Message, frozen=True, kw_only=True, tag="failed"):
     """The user's own code failed here. It would fail again, so the job ends."""
 
@@ -111,7 +125,7 @@ class Failed(Message, frozen=True, kw_only=True, tag="failed"):
     text: str
 
 
-FromWorker = Hello | Ready | Vote | Report | Saved | FaultInjected | CutOff | Failed
+FromWorker = Hello | Ready | Vote | Report | Saved | FaultInjected | CutOff | Alive | Notice | Failed
 
 
 # Coordinator to worker

@@ -33,8 +33,35 @@ class NodeLost(Record, frozen=True, kw_only=True, tag="node_lost"):
     detect_ms: float | None
 
 
+class NodeLeaving(Record, frozen=True, kw_only=True, tag="node_leaving"):
+    """The node gave notice: it will be gone in `grace_s` seconds, and hands over its state before."""
+
+    node: int
+    step: int
+    grace_s: float
+    cause: str
+
+
+class NodeReleased(Record, frozen=True, kw_only=True, tag="node_released"):
+    """The node's work is handed over and it ends, `seconds` after its notice; `step` is the first without it."""
+
+    node: int
+    step: int
+    live_nodes: int
+    seconds: float
+
+
+class Waiting(Record, frozen=True, kw_only=True, tag="waiting"):
+    """Too few nodes are left. The state after `step` - 1 is kept by the survivors and saved; nodes may join."""
+
+    step: int
+    live_nodes: int
+    reason: str
+
+
 class PlanTaken(Record, frozen=True, kw_only=True, tag="plan_taken"):
-    """purpose: "start", "finish step" (after a loss, within a step), "reconfigure" or "restore"."""
+    """purpose: "start", "finish step" (after a loss, within a step), "warm up" (nodes get their
+    state beside a step), "reconfigure" or "restore"."""
 
     generation: int
     step: int
@@ -129,6 +156,9 @@ class RunEnded(Record, frozen=True, kw_only=True, tag="run_ended"):
 AnyRecord = (
     NodeJoined
     | NodeLost
+    | NodeLeaving
+    | NodeReleased
+    | Waiting
     | PlanTaken
     | PlanMeasured
     | StepCommitted

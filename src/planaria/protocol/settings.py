@@ -30,6 +30,7 @@ class RunSettings:
         checkpoint_root: folder under which checkpoints are written.
         checkpoint_every: steps between checkpoints; 0 for none but the last.
         resume: checkpoint to start from.
+        waits: with too few nodes, save and wait for others to join; else save and end.
     """
 
     train: TrainSection
@@ -41,6 +42,7 @@ class RunSettings:
     checkpoint_root: str
     checkpoint_every: int
     resume: CheckpointRef | None
+    waits: bool = False
 
     @property
     def first_step(self) -> int:

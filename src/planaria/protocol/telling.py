@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from planaria.job.settings import TrainSection
+from planaria.plan.plan import Plan
 from planaria.policy.proposal import Proposal
 from planaria.protocol.commit import learning_rate
 from planaria.protocol.messages import Commit
 from planaria.protocol.records import PlanTaken, StepCommitted
+
+
+def shapes(plan: Plan) -> tuple[tuple[tuple[int, int, int], ...], ...]:
+    """For each pipeline, its stages as (worker, first layer, end layer)."""
+    return tuple(
+        tuple((stage.worker, stage.first_layer, stage.end_layer) for stage in pipeline.stages)
+        for pipeline in plan.pipelines
+    )
 
 
 def plan_taken(proposal: Proposal, step: int, purpose: str, policy_name: str) -> PlanTaken:
@@ -15,10 +24,7 @@ def plan_taken(proposal: Proposal, step: int, purpose: str, policy_name: str) ->
     share: dict[tuple[tuple[int, int, int], ...], int] = {}
     for route in plan.routes:
         share[route.key] = share.get(route.key, 0) + len(route.microbatches)
-    pipelines = tuple(
-        tuple((stage.worker, stage.first_layer, stage.end_layer) for stage in pipeline.stages)
-        for pipeline in plan.pipelines
-    )
+    pipelines = shapes(plan)
     return PlanTaken(
         generation=plan.generation,
         step=step,

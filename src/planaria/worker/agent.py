@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from planaria.checkpoint.state import read_group, write_group
 from planaria.job.settings import Device
 from planaria.model.model import ModelError
 from planaria.plan.plan import Plan, Transfer
+from planaria.protocol.liveness import Activity
 from planaria.protocol.messages import (
     PROTOCOL_VERSION,
     CutOff,
@@ -49,11 +51,15 @@ from planaria.worker.emulated import emulated_engine, read_costs
 from planaria.worker.emulated_time import EmulatedMailbox, EmulatedPace, EmulatedTransport
 from planaria.worker.engine import Engine, real_engine
 from planaria.worker.faults import FaultInjector
+from planaria.worker.heartbeat import Heartbeat
 from planaria.worker.holdings import Holdings
 from planaria.worker.interpreter import Interpreter
 from planaria.worker.mailbox import Interrupted, Key, Kind, Mailbox
 from planaria.worker.settings import WorkerSettings
 from planaria.worker.transport import Transport
+
+SIGTERM_GRACE_S = 30.0
+"""What a SIGTERM announces, as Kubernetes and most clouds have it by default."""
 
 EXIT_STALE = 17
 """Exit status of a worker that ended itself because it must not go on."""
@@ -77,8 +83,11 @@ def run_worker(settings: WorkerSettings) -> int:
         data_address=transport.start(),
     )
     control.send(hello)
+    heartbeat = Heartbeat(control.send)
+    heartbeat.start()
+    signal.signal(signal.SIGTERM, lambda number, frame: heartbeat.give_notice(SIGTERM_GRACE_S, "SIGTERM"))
     try:
-        return Agent(settings, mailbox, control, transport, make_engine()).run()
+        return Agent(settings, mailbox, control, transport, heartbeat, make_engine()).run()
     except (LayerFailed, ModelError) as error:
         cause = error.__cause__ or error
         text = "".join(traceback.format_exception(cause))
@@ -115,8 +124,15 @@ class Agent:
     """Carries out what the worker's machine commands."""
 
     def __init__(
-        self, settings: WorkerSettings, mailbox: Mailbox, control: Control, transport: Transport, engine: Engine
+        self,
+        settings: WorkerSettings,
+        mailbox: Mailbox,
+        control: Control,
+        transport: Transport,
+        heartbeat: Heartbeat,
+        engine: Engine,
     ) -> None:
+        self._heartbeat = heartbeat
         self._settings = settings
         self._mailbox = mailbox
         self._control = control
@@ -124,8 +140,14 @@ class Agent:
         self._model = engine.model
         self._holdings = Holdings(engine.model, settings.job.train, engine.device, engine.make_compute)
         self._transport = transport
-        self._faults = FaultInjector(settings.faults, lambda at: control.send(FaultInjected(at_s=at)))
-        self._interpreter = Interpreter(settings.worker, engine, self._holdings, self._transport, mailbox, self._faults)
+        self._faults = FaultInjector(
+            settings.faults,
+            lambda at: control.send(FaultInjected(at_s=at)),
+            lambda grace_s: heartbeat.give_notice(grace_s, "preemption notice"),
+        )
+        self._interpreter = Interpreter(
+            settings.worker, engine, self._holdings, self._transport, mailbox, self._faults, heartbeat
+        )
         self._incoming: list[Transfer] = []
         self._announce_ready = False
         self._status: int | None = None
@@ -134,11 +156,13 @@ class Agent:
         """The main loop: orders first, then the program."""
         while self._status is None:
             running = self._machine.phase is WorkerPhase.RUNNING
-            order = self._mailbox.next_order(block=not running)
+            with self._heartbeat.during(Activity.IDLE):
+                order = self._mailbox.next_order(block=not running)
             if order is not None:
                 self._carry_out(self._machine.handle(order))
             elif running:
                 self._work()
+        self._heartbeat.close()
         self._transport.close()
         self._control.close()
         return self._status
@@ -230,7 +254,8 @@ class Agent:
         plan = self._interpreter.plan
         while self._incoming:
             transfer = self._incoming[0]
-            state = self._mailbox.take(self._state_key(plan, transfer), lambda: False)
+            with self._heartbeat.during(Activity.WAITING, transfer.source):
+                state = self._mailbox.take(self._state_key(plan, transfer), lambda: False)
             replica = self._holdings.new_replica(transfer.group)
             replica.load(state, self._machine.step - 1)
             self._holdings.put(transfer.group, replica)

@@ -1,31 +1,53 @@
-"""Faults on order (`--fail`): the node kills itself, for real, at a kind of instruction."""
+"""Faults on order (`--fail`): the node does it to itself, for real, at a kind of instruction."""
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 
-from planaria.job.faults import Fault
+from planaria.job.faults import Fault, FaultKind
 
 
 class FaultInjector:
-    """Kills the node's whole process group with SIGKILL when one of its faults is due.
+    """Strikes when one of the node's faults is due.
 
     Args:
         faults: those of this node.
-        announce: told the moment (monotonic seconds) just before, for measurements alone.
+        announce: told the moment (monotonic seconds) just before the node is gone, for measurements alone.
+        give_notice: told how many seconds the node has left.
     """
 
-    def __init__(self, faults: Sequence[Fault], announce: Callable[[float], None]) -> None:
-        self._faults = tuple(faults)
+    def __init__(
+        self, faults: Sequence[Fault], announce: Callable[[float], None], give_notice: Callable[[float], None]
+    ) -> None:
+        self._faults = list(faults)
         self._announce = announce
+        self._give_notice = give_notice
 
     def check(self, at: str, step: int) -> None:
         """Called before every instruction."""
-        if not self._faults:
-            return
-        if any(fault.at == at and step >= fault.step for fault in self._faults):
-            self._announce(time.monotonic())
-            os.killpg(os.getpgid(0), signal.SIGKILL)
+        for fault in self._faults:
+            if fault.at == at and step >= fault.step:
+                self._faults.remove(fault)
+                self._strike(fault)
+                return
+
+    def _strike(self, fault: Fault) -> None:
+        match fault.kind:
+            case FaultKind.KILL:
+                self._announce(time.monotonic())
+                os.killpg(os.getpgid(0), signal.SIGKILL)
+            case FaultKind.HANG:
+                self._announce(time.monotonic())
+                os.killpg(os.getpgid(0), signal.SIGSTOP)
+            case FaultKind.FREEZE:
+                self._announce(time.monotonic())
+                threading.Event().wait()
+            case FaultKind.NOTICE:
+                self._give_notice(fault.grace_s)
+                timer = threading.Timer(fault.grace_s, os.killpg, (os.getpgid(0), signal.SIGKILL))
+                timer.daemon = True
+                timer.start()

@@ -14,10 +14,12 @@ from planaria.plan.ledger import Ledger
 from planaria.plan.plan import Plan, WorkerId
 from planaria.plan.program import Instruction, Op, Program
 from planaria.plan.schedule import program
+from planaria.protocol.liveness import Activity
 from planaria.protocol.messages import Commit, PlanMessage
 from planaria.worker.compute import Work
 from planaria.worker.engine import Engine
 from planaria.worker.faults import FaultInjector
+from planaria.worker.heartbeat import Heartbeat
 from planaria.worker.holdings import Holdings
 from planaria.worker.mailbox import Interrupted, Key, Kind, Mailbox
 from planaria.worker.sync import Sync
@@ -50,6 +52,7 @@ class Interpreter:
         transport: Transport,
         mailbox: Mailbox,
         faults: FaultInjector,
+        heartbeat: Heartbeat,
     ) -> None:
         self._worker = worker
         self._model = engine.model
@@ -60,6 +63,7 @@ class Interpreter:
         self._faults = faults
         self._device = engine.device
         self._pace = engine.pace
+        self._heartbeat = heartbeat
         self._sync = Sync(worker, holdings, transport, mailbox, engine.pace)
         self._plan: Plan | None = None
         self._step = 0
@@ -97,7 +101,7 @@ class Interpreter:
     def adopt(self, message: PlanMessage, *, continues: bool) -> None:
         """Take a plan for the step in progress; what is done of it stays done if the step `continues`."""
         self._plan = message.plan
-        self._program = program(self._plan, self._worker) if self._worker in self._plan.layers_of else ()
+        self._program = program(self._plan, self._worker) if self._worker in self._plan.groups_of else ()
         self._pace.adopt(self._plan)
         if not continues:
             self._begin_step(message.step, message.exponents)
@@ -140,8 +144,9 @@ class Interpreter:
             if self._mailbox.has_orders:
                 raise Interrupted
             instruction = self._todo[0]
-            self._faults.check(FAULT_KINDS[instruction.op], self._step)
-            self._run[instruction.op](instruction)
+            with self._heartbeat.during(Activity.COMPUTING):
+                self._faults.check(FAULT_KINDS[instruction.op], self._step)
+                self._run[instruction.op](instruction)
             self._done.add(instruction)
             self._todo.popleft()
 
@@ -257,15 +262,24 @@ class Interpreter:
         self._gradients[(instruction.microbatch, instruction.born), instruction.first_layer] = tensors
 
     def _take(self, key: Key) -> Tensors:
-        arrived = self._mailbox.take(key, self._sync.progress)
+        with self._heartbeat.during(Activity.WAITING, WorkerId(key.sender)):
+            arrived = self._mailbox.take(key, self._progress)
         return tuple(tensor.to(self._device) for tensor in arrived)
 
     def _start_sync(self, instruction: Instruction) -> None:
         self._sync.start(instruction.group, instruction.epoch, instruction.round)
 
     def _finish_syncs(self, instruction: Instruction) -> None:
-        self._mailbox.wait_until(self._sync.is_whole, self._sync.progress)
+        with self._heartbeat.during(Activity.WAITING, self._sync.awaited()):
+            self._mailbox.wait_until(self._sync.is_whole, self._progress)
         self._pace.drain()
+
+    def _progress(self) -> bool:
+        """A piece of a sum, while there is nothing else to do."""
+        did = self._sync.progress()
+        if did:
+            self._heartbeat.advance()
+        return did
 
 
 def _counted(instruction: Instruction, layers: tuple[int, ...]) -> list[int]:

@@ -130,6 +130,10 @@ class Sync:
             for group in self._plan.groups_of[self._worker]
         )
 
+    def awaited(self) -> WorkerId | None:
+        """An owner whose part of a sum is not here yet."""
+        return next((owner for pending in self._sums.values() for owner in pending.missing), None)
+
     @property
     def norms(self) -> dict[int, float]:
         """Squared norms of the groups whose norm is this worker's to tell."""

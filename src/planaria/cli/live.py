@@ -1,0 +1,50 @@
+"""Commands to a run that is under way: what is asked, and how the answer is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from planaria.coordinator.client import ask
+from planaria.job.errors import UserError
+from planaria.observe.run_folder import RunFolder
+from planaria.observe.wording import counted, picture
+from planaria.protocol.requests import Answer, Wish
+
+
+def status(run: Path, *, as_json: bool) -> str:
+    """Raises UserError for a run that does not run."""
+    state = _ask(run, Wish.STATUS).state
+    if as_json:
+        return msgspec.json.encode(state).decode()
+    leaving = f", of them leaving: {', '.join(map(str, state.leaving))}" if state.leaving else ""
+    lines = [
+        f"{run}: {state.phase}, step {state.step} of {state.steps}",
+        f"{counted(len(state.nodes), 'node')}: {', '.join(map(str, state.nodes))}{leaving}",
+    ]
+    if state.pipelines:
+        lines.append(f"plan {state.generation}: {picture(state.pipelines)}")
+    return "\n".join(lines)
+
+
+def add(run: Path, count: int) -> str:
+    """Raises UserError where it cannot be done."""
+    return _ask(run, Wish.ADD, count=count).text
+
+
+def drain(run: Path, node: int, grace_s: float) -> str:
+    """Raises UserError where it cannot be done."""
+    return _ask(run, Wish.DRAIN, node=node, grace_s=grace_s).text
+
+
+def stop(run: Path) -> str:
+    """Raises UserError for a run that does not run."""
+    return _ask(run, Wish.STOP).text
+
+
+def _ask(run: Path, wish: Wish, *, node: int = -1, count: int = 1, grace_s: float = 0.0) -> Answer:
+    answer = ask(RunFolder.open(run).contact, wish, node=node, count=count, grace_s=grace_s)
+    if not answer.accepted:
+        raise UserError(f"run {run}: {answer.text}.")
+    return answer

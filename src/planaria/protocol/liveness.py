@@ -1,0 +1,155 @@
+"""Who is alive but does nothing: judged from heartbeats, by comparing progress with what the estimate expects.
+
+A process that is gone is learnt from its socket, at once. This is for the others: stopped processes, hosts that went
+without a closing packet, main threads that hang while their process still answers. Pure: time comes as an argument.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from planaria.plan.plan import WorkerId
+
+
+class Activity(enum.StrEnum):
+    """What a worker's main thread does."""
+
+    IDLE = "idle"
+    """It has nothing to do: no plan, or a vote cast."""
+    COMPUTING = "computing"
+    """One instruction of its program, with nobody to wait for."""
+    WAITING = "waiting"
+    """For a message of a peer."""
+    BUSY = "busy"
+    """Something that no estimate is made of: building layers, reading or writing a checkpoint."""
+
+
+class Pulse(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker's state at a heartbeat.
+
+    Attributes:
+        activity: of the main thread.
+        progress: counts up with everything that the main thread finishes.
+        waits_for: the peer whose message it waits for; -1: none, or any of several.
+    """
+
+    activity: Activity
+    progress: int
+    waits_for: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Seconds after which a worker counts as hung.
+
+    Attributes:
+        silence_s: without any message, of a process that is stopped or on another host.
+        crowded_silence_s: the same, of a process that is known to be there and runnable.
+        least_s: in one instruction, at least.
+        factor: and so many times the instruction's expected duration.
+        busy_s: in something that no estimate is made of.
+    """
+
+    silence_s: float = 1.0
+    crowded_silence_s: float = 10.0
+    least_s: float = 1.0
+    factor: float = 3.0
+    busy_s: float = 120.0
+
+
+@dataclass(slots=True)
+class _Seen:
+    heard: float
+    pulse: Pulse
+    since: float
+    """When the pulse last changed."""
+
+
+class Liveness:
+    """What is known of every connected worker, as of its last message."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._seen: dict[WorkerId, _Seen] = {}
+
+    def joined(self, worker: WorkerId, now: float) -> None:
+        self._seen[worker] = _Seen(now, Pulse(activity=Activity.BUSY, progress=0), now)
+
+    def forget(self, worker: WorkerId, now: float) -> None:
+        """The worker is lost. Who waited for it is not to blame: the others' time begins anew."""
+        self._seen.pop(worker, None)
+        for seen in self._seen.values():
+            seen.since = now
+
+    def heard(self, worker: WorkerId, now: float) -> None:
+        """Any message came."""
+        if worker in self._seen:
+            self._seen[worker].heard = now
+
+    def felt(self, worker: WorkerId, pulse: Pulse, now: float) -> None:
+        """A heartbeat came."""
+        seen = self._seen.get(worker)
+        if seen is None:
+            return
+        seen.heard = now
+        if seen.pulse != pulse:
+            seen.pulse, seen.since = pulse, now
+
+    def excuse(self, now: float) -> None:
+        """The judge itself was away (its process stopped, its host overloaded): everybody starts anew."""
+        for seen in self._seen.values():
+            seen.heard = seen.since = now
+
+    def silent(self, now: float) -> Iterator[tuple[WorkerId, float]]:
+        """Workers from whom nothing came for longer than `silence_s`, and for how long."""
+        for worker, seen in sorted(self._seen.items()):
+            if now - seen.heard > self._limits.silence_s:
+                yield worker, now - seen.heard
+
+    def is_gone(self, silence_s: float, *, runnable: bool) -> bool:
+        """Whether a silence means that the worker is gone, given whether its process is known to be runnable."""
+        return silence_s > (self._limits.crowded_silence_s if runnable else self._limits.silence_s)
+
+    def hung(self, now: float, instruction_s: float, step_s: float) -> Iterator[tuple[WorkerId, str]]:
+        """Workers that answer and get nowhere, each with the cause.
+
+        Args:
+            now: monotonic seconds.
+            instruction_s: how long the longest instruction of the plan is expected to take.
+            step_s: how long a step is.
+        """
+        computing_s = max(self._limits.least_s, self._limits.factor * instruction_s)
+        for worker, seen in sorted(self._seen.items()):
+            stuck_s = now - seen.since
+            if seen.pulse.activity is Activity.COMPUTING and stuck_s > computing_s:
+                yield worker, f"hung: one instruction for {stuck_s:.1f} s, where {instruction_s:.3f} s is expected"
+            elif seen.pulse.activity is Activity.BUSY and stuck_s > self._limits.busy_s:
+                yield worker, f"hung: no progress for {stuck_s:.0f} s"
+        blocked = self._blocked(now, max(self._limits.least_s, self._limits.factor * step_s))
+        if blocked is not None:
+            yield blocked
+
+    def _blocked(self, now: float, limit_s: float) -> tuple[WorkerId, str] | None:
+        """Where everybody waits and nobody works, a message is stuck: whoever should have it is cut off.
+
+        From waiter to waiter, the way ends with one whose peer waits for nothing: that peer has sent.
+        """
+        waiting = {w: seen for w, seen in sorted(self._seen.items()) if seen.pulse.activity is Activity.WAITING}
+        works = any(s.pulse.activity in (Activity.COMPUTING, Activity.BUSY) for s in self._seen.values())
+        if not waiting or works or any(now - seen.since <= limit_s for seen in self._seen.values()):
+            return None
+        worker = next((w for w, seen in waiting.items() if seen.pulse.waits_for >= 0), None)
+        passed: set[WorkerId] = set()
+        while worker is not None and worker not in passed:
+            passed.add(worker)
+            peer = WorkerId(waiting[worker].pulse.waits_for)
+            if peer not in waiting:
+                return worker, f"hung: what worker {peer} sent to worker {worker} has not arrived"
+            worker = peer
+        if worker is None:
+            return None
+        return min(passed), "hung: it waits for workers that wait for it"

@@ -1,0 +1,81 @@
+"""What a user asks of a running job: its state, a node more, a node less, an end. One request a connection."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class Wish(enum.StrEnum):
+    STATUS = "status"
+    ADD = "add"
+    """Start more nodes."""
+    DRAIN = "drain"
+    """Let a node hand over its work and end."""
+    STOP = "stop"
+    """Finish the step, save and end."""
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request", tag_field="type"):
+    """First and only message of its connection.
+
+    Attributes:
+        version: of the protocol.
+        token: of the job.
+        wish: what is asked for.
+        node: to be drained.
+        count: of nodes to add.
+        grace_s: of a drain: seconds until the node is gone, for the record.
+    """
+
+    version: int
+    token: str
+    wish: Wish
+    node: int = -1
+    count: int = 1
+    grace_s: float = 0.0
+
+
+class RunState(msgspec.Struct, frozen=True, kw_only=True):
+    """A running job at one moment.
+
+    Attributes:
+        phase: of the coordinator.
+        step: in progress.
+        steps: of the job.
+        nodes: that live.
+        leaving: of them, those that gave notice.
+        pipelines: for each, its stages as (worker, first layer, end layer).
+        generation: of the plan in force; 0 before the first.
+    """
+
+    phase: str
+    step: int
+    steps: int
+    nodes: tuple[int, ...]
+    leaving: tuple[int, ...]
+    pipelines: tuple[tuple[tuple[int, int, int], ...], ...]
+    generation: int
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer", tag_field="type"):
+    """`text` says what will happen, or why nothing will."""
+
+    accepted: bool
+    text: str
+    state: RunState
+
+
+_request = msgspec.msgpack.Decoder(Request)
+_answer = msgspec.msgpack.Decoder(Answer)
+
+
+def decode_request(data: bytes) -> Request:
+    """Raises msgspec.DecodeError (a ValueError) for anything else."""
+    return _request.decode(data)
+
+
+def decode_answer(data: bytes) -> Answer:
+    """Raises msgspec.DecodeError (a ValueError) for anything else."""
+    return _answer.decode(data)

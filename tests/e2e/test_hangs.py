@@ -1,0 +1,52 @@
+"""Nodes that live and do nothing, and nodes that say that they will go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from planaria.job.settings import Job
+from tests.e2e.conftest import Run
+from tests.e2e.jobs import Outcome, make_job
+
+Reference = Callable[[Job], Outcome]
+
+
+@pytest.mark.parametrize("at", ["forward", "recv", "sync", "vote"])
+def test_a_node_that_is_stopped_is_lost(at: str, text: Path, run: Run, reference: Reference) -> None:
+    job = make_job(text)
+    outcome = run(job, f"hang:node=2,step=3,at={at}")
+    outcome.assert_same_bits(reference(job))
+    (lost,) = outcome.events("node_lost")
+    assert lost["node"] == 2
+    assert lost["cause"].startswith("silent for")
+
+
+@pytest.mark.parametrize("at", ["forward", "backward"])
+def test_a_main_thread_that_hangs_is_found_though_its_process_answers(
+    at: str, text: Path, run: Run, reference: Reference
+) -> None:
+    job = make_job(text)
+    outcome = run(job, f"freeze:node=1,step=4,at={at}")
+    outcome.assert_same_bits(reference(job))
+    (lost,) = outcome.events("node_lost")
+    assert lost["node"] == 1
+    assert lost["cause"].startswith("hung")
+
+
+def test_two_nodes_are_stopped_at_once(text: Path, run: Run, reference: Reference) -> None:
+    job = make_job(text)
+    outcome = run(job, "hang:node=0,step=3,at=forward", "hang:node=5,step=3,at=backward")
+    outcome.assert_same_bits(reference(job))
+    assert {event["node"] for event in outcome.events("node_lost")} == {0, 5}
+
+
+def test_a_node_that_gives_notice_leaves_with_nothing_run_twice(text: Path, run: Run, reference: Reference) -> None:
+    job = make_job(text)
+    outcome = run(job, "notice:node=1,step=2,at=forward,grace=60")
+    outcome.assert_same_bits(reference(job))
+    assert [event["node"] for event in outcome.events("node_released")] == [1]
+    assert not outcome.events("node_lost")
+    assert not outcome.events("recovered")

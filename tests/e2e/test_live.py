@@ -1,0 +1,104 @@
+"""What a user does to a run that is under way: nodes more, nodes less, its state, its end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from planaria.cli import live
+from planaria.job.errors import UserError
+from planaria.job.settings import Job
+from planaria.launch.result import RunStatus
+from planaria.protocol.records import AnyRecord, StepCommitted, Waiting
+from tests.e2e.conftest import Run
+from tests.e2e.jobs import Outcome, make_job
+
+Reference = Callable[[Job], Outcome]
+
+
+class User:
+    """Does something at the first record of a kind, through the job's port and in a thread of its own."""
+
+    def __init__(self, folder: Path, kind: type[AnyRecord], act: Callable[[Path], object]) -> None:
+        self._folder = folder
+        self._kind = kind
+        self._act = act
+        self._thread = threading.Thread(target=self._do)
+        self._answer: list[object] = []
+
+    def __call__(self, record: AnyRecord, time_s: float) -> None:
+        if isinstance(record, self._kind) and self._thread.ident is None:
+            self._thread.start()
+
+    def _do(self) -> None:
+        try:
+            self._answer.append(self._act(self._folder))
+        except BaseException as error:
+            self._answer.append(error)
+
+    @property
+    def answer(self) -> object:
+        self._thread.join()
+        return self._answer[0]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Of the test's first run."""
+    return tmp_path / "run-0"
+
+
+def test_a_job_waits_for_nodes_and_goes_on_with_the_one_that_is_added(
+    folder: Path, text: Path, run: Run, reference: Reference
+) -> None:
+    def act(run_folder: Path) -> str:
+        return live.status(run_folder, as_json=False) + "\n" + live.add(run_folder, 1)
+
+    job = make_job(text, cluster__nodes=4, resilience__when_exhausted="wait")
+    user = User(folder, Waiting, act)
+    outcome = run(job, "kill:node=0,step=2,at=backward", observers=[user])
+    answer = user.answer
+    assert isinstance(answer, str), answer
+    first, second, *_, last = answer.splitlines()
+    assert first.endswith("waiting, step 3 of 5")
+    assert second == "3 nodes: 1, 2, 3"
+    assert last == "node 4 started"
+    outcome.assert_same_bits(reference(job))
+    assert not outcome.events("restored")
+    assert not folder.joinpath("coordinator.json").exists()
+
+
+def test_a_node_is_drained(folder: Path, text: Path, run: Run, reference: Reference) -> None:
+    job = make_job(text, cluster__nodes=5, train__steps=60)
+    user = User(folder, StepCommitted, lambda run_folder: live.drain(run_folder, 1, 0.0))
+    outcome = run(job, observers=[user])
+    assert user.answer == "node 1 hands over its work and ends after the next steps"
+    assert [event["node"] for event in outcome.events("node_released")] == [1]
+    assert not outcome.events("node_lost")
+    outcome.assert_same_bits(reference(job))
+
+
+def test_a_run_is_stopped(folder: Path, text: Path, run: Run) -> None:
+    user = User(folder, StepCommitted, live.stop)
+    outcome = run(make_job(text, train__steps=5000), observers=[user])
+    assert "is finished and saved" in str(user.answer)
+    assert outcome.result.status is RunStatus.INTERRUPTED
+    assert outcome.result.weights_sha256 is not None
+
+
+def test_what_cannot_be_done_is_said(folder: Path, text: Path, run: Run) -> None:
+    user = User(folder, StepCommitted, lambda run_folder: live.drain(run_folder, 77, 0.0))
+    run(make_job(text, train__steps=60), observers=[user])
+    assert isinstance(user.answer, UserError)
+    assert "node 77 is not there. The nodes are 0, 1, 2, 3, 4, 5, 6" in str(user.answer)
+    with pytest.raises(UserError, match="does not run now"):
+        live.status(folder, as_json=False)
+
+
+def test_only_the_user_can_read_how_the_job_is_reached(folder: Path, text: Path, run: Run) -> None:
+    user = User(folder, StepCommitted, lambda run_folder: (run_folder / "coordinator.json").stat().st_mode & 0o777)
+    run(make_job(text), observers=[user])
+    assert user.answer == 0o600
