@@ -200,6 +200,21 @@ def test_json_round_trip_and_fingerprint() -> None:
         job_from_json(b"{")
 
 
+def test_an_emulated_job_needs_a_profile_and_no_model() -> None:
+    without_model = MINIMAL.partition("[train]")[2]
+    emulated = ["cluster.device=emulated", "cluster.profile=costs.json"]
+    job = parse_job(f"[train]{without_model}", overrides=emulated, origin="job.toml")
+    assert (job.cluster.device, job.cluster.profile) == (Device.EMULATED, "costs.json")
+    assert job_from_json(job_json(job)) == job
+    assert parse(*emulated).model.type == "gpt2", "a job file for another device may be used as it is"
+    with pytest.raises(UserError, match=r"model\.type is missing"):
+        parse_job(f"[train]{without_model}", origin="job.toml")
+    with pytest.raises(UserError, match=r"cluster\.profile is missing. Set cluster\.profile"):
+        parse("cluster.device=emulated")
+    with pytest.raises(UserError, match=r'Leave it out, or set cluster\.device = "emulated"'):
+        parse("cluster.profile=costs.json")
+
+
 def test_a_job_made_in_python_is_checked_too() -> None:
     job = parse()
     wrong: Any = "ten"

@@ -62,6 +62,7 @@ from planaria.protocol.records import AnyRecord, StepCommitted
 from planaria.protocol.settings import CheckpointRef, RunSettings
 from planaria.worker import agent as agent_module
 from planaria.worker.agent import Agent
+from planaria.worker.engine import real_engine
 from planaria.worker.heartbeat import Heartbeat
 from planaria.worker.mailbox import Interrupted, Key, Mailbox
 from planaria.worker.settings import WorkerSettings
@@ -572,8 +573,9 @@ class Worker:
             _building.append(self)
             control: Any = SimulatedControl(self)
             transport: Any = SimulatedTransport(self)
+            engine = real_engine(cluster.job, cluster.data, self.number)
             heartbeat, writer = Heartbeat(lambda message: None), SimulatedWriter(self)
-            self.agent = Agent(settings, self.mailbox, control, transport, heartbeat, writer)  # type: ignore[arg-type]
+            self.agent = Agent(settings, self.mailbox, control, transport, heartbeat, writer, engine)  # type: ignore[arg-type]
             _building.pop()
             status = self.agent.run()
             assert status == 0, f"worker {self.number} ended itself: {list(self.agent._machine.history)[-5:]}"

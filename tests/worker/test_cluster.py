@@ -25,8 +25,10 @@ from planaria.data.tokens import TokenSet, prepare_tokens
 from planaria.job.settings import DataSection, Job
 from planaria.launch.reference import train_reference
 from planaria.observe.run_folder import RunFolder
-from planaria.plan import reconfigure
-from planaria.plan.plan import Plan, Transfer
+from planaria.plan import aftermath
+from planaria.plan.plan import Plan, Transfer, WorkerId
+from planaria.plan.program import Instruction, Op, Program
+from planaria.plan.schedule import program
 from planaria.plan.sources import Holders
 from planaria.plan.transfers import transfers
 from planaria.protocol.records import (
@@ -39,6 +41,7 @@ from planaria.protocol.records import (
     RunStatus,
     Waiting,
 )
+from planaria.worker import interpreter
 
 CORPUS = sorted(Path(__file__).with_name("corpus").glob("*.json"))
 BATCH = 30
@@ -194,7 +197,7 @@ def test_state_that_moves_in_parts(laboratory: Laboratory, monkeypatch: pytest.M
         taken.append(msgspec.structs.replace(plan, transfers=in_parts(plan, holders)))
         return taken[-1].transfers
 
-    monkeypatch.setattr(reconfigure, "transfers", note)
+    monkeypatch.setattr(aftermath, "transfers", note)
     job = job_of(nodes=6, depth=4, steps=4, smallest=2, source=str(laboratory.source))
     for node in range(6):
         kills = (Kill(node=node, at="backward", step=1), Kill(node=(node + 2) % 6, at="transfer"))
@@ -219,6 +222,50 @@ def test_a_node_that_was_left_over_comes_back(first: int, laboratory: Laboratory
         used = [{worker for stages in plan.pipelines for worker, _, _ in stages} for plan in outcome.of(PlanTaken)]
         came_back += any(last - before for before, last in itertools.pairwise(used))
     assert came_back >= 2
+
+
+def _split(plan: Plan, worker: WorkerId) -> Program:
+    """The program, with backwards cut in two in every second generation: weights as late as their sums allow."""
+    whole = program(plan, worker)
+    if plan.generation % 2 == 0:
+        return whole
+    out: list[Instruction] = []
+    later: list[Instruction] = []
+    for instruction in whole:
+        if instruction.op in (Op.SYNC, Op.VOTE):
+            out += later
+            later.clear()
+        if instruction.op is Op.BACKWARD:
+            out.append(_half(Op.BACKWARD_INPUT, instruction, ()))
+            later.append(_half(Op.BACKWARD_WEIGHT, instruction, instruction.counted))
+        else:
+            out.append(instruction)
+    return tuple(out)
+
+
+def _half(op: Op, whole: Instruction, counted: tuple[int, ...]) -> Instruction:
+    return Instruction(
+        op=op,
+        microbatch=whole.microbatch,
+        born=whole.born,
+        first_layer=whole.first_layer,
+        end_layer=whole.end_layer,
+        counted=counted,
+    )
+
+
+@pytest.mark.parametrize("batch", [range(at, at + 15) for at in range(5000, 5030, 15)], ids=str)
+def test_backwards_in_two_passes(
+    batch: range, try_seed: Callable[[int], Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under any deaths, and where one plan cuts a backward in two and the next one does not."""
+    monkeypatch.setattr(interpreter, "program", _split)
+    for seed in batch:
+        try:
+            try_seed(seed)
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise
 
 
 def test_one_seed_is_one_history(laboratory: Laboratory) -> None:

@@ -201,6 +201,8 @@ def _report(job: Job, folder: Path, profile_file: Path | None, *, measure: bool)
     from planaria.cli.profile_cache import ProfileCache, cache_folder
     from planaria.observe.wording import age
 
+    if profile_file is None and job.cluster.profile is not None:
+        profile_file = Path(job.cluster.profile)
     if profile_file is not None:
         return api.plan(job, api.read_profile(profile_file)), f"from {profile_file}"
     cache = ProfileCache(cache_folder(os.environ))

@@ -24,10 +24,7 @@ class Durations:
         self._plan = plan
         self._profile = profile
         self._links = profile.links
-        devices: dict[WorkerId, int] = {}
-        for stage in plan.stages():
-            devices[stage.worker] = max(devices.get(stage.worker, 0), stage.num_devices)
-        self.devices = devices
+        self.devices = devices = plan.devices_of
         self.speeds = {worker: conditions.speed(plan.node_of(worker)) for worker in devices}
         self._times = {count: self._times_on(count) for count in sorted(set(devices.values()))}
         self._compute: dict[tuple[int, float, Op, int, int, tuple[int, ...]], float] = {}

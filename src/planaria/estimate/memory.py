@@ -53,7 +53,7 @@ def memory_use(plan: Plan, profile: ModelProfile, worker: WorkerId) -> MemoryUse
         KeyError: the worker owns no layers in the plan.
     """
     instructions = program(plan, worker)
-    devices = max((stage.num_devices for stage in plan.stages() if stage.worker == worker), default=1)
+    devices = plan.devices_of[worker]
     parameters = gradients = optimizer = 0
     for number in plan.groups_of[worker]:
         group = plan.groups[number]

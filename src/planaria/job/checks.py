@@ -12,6 +12,7 @@ from planaria.job.errors import UserError
 from planaria.job.settings import (
     ClusterSection,
     DataSection,
+    Device,
     Job,
     ModelSection,
     ResilienceSection,
@@ -140,6 +141,19 @@ def _check_cluster(cluster: ClusterSection) -> None:
     _at_least("cluster.nodes", cluster.nodes, 1)
     _at_least("cluster.devices_per_node", cluster.devices_per_node, 1)
     _at_least("cluster.memory_gb", cluster.memory_gb, 0)
+    if cluster.device is Device.EMULATED and cluster.profile is None:
+        _refuse(
+            "cluster.device", cluster.device.value, "takes its times from a profile, and cluster.profile is missing",
+            "Set cluster.profile to the path of a profile's JSON file.",
+        )  # fmt: skip
+    if cluster.profile is not None:
+        _text("cluster.profile", cluster.profile)
+        if cluster.device is not Device.EMULATED:
+            _refuse(
+                "cluster.profile", cluster.profile,
+                f"goes with an emulated device only, and cluster.device is {cluster.device.value!r}",
+                'Leave it out, or set cluster.device = "emulated".',
+            )  # fmt: skip
     if not 0 <= cluster.port <= 65535:
         _refuse("cluster.port", cluster.port, "is not a TCP port", "Set 1 to 65535, or 0 for any free one.")
 

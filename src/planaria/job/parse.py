@@ -22,9 +22,12 @@ import msgspec
 
 from planaria.job.checks import check_job, shown
 from planaria.job.errors import UserError
-from planaria.job.settings import Job, Section
+from planaria.job.settings import Device, Job, ModelSection, Section
 
 Table = dict[str, Any]
+
+EMULATED_MODEL = "emulated"
+"""`model.type` of a job that names none, because its device is emulated."""
 
 _LARGEST_INT = 2**63 - 1
 _MAX_DEPTH = 32
@@ -94,12 +97,20 @@ def job_from_table(table: Mapping[str, Any]) -> Job:
     for name, field in fields.items():
         if name in table:
             sections[name] = _section(name, table[name], field.type)
+        elif name == "model" and _is_emulated(table):
+            sections[name] = ModelSection(type=EMULATED_MODEL)
         elif field.required:
             # An empty section says which of its fields must be given.
             sections[name] = _section(name, {}, field.type)
     job = Job(**sections)
     check_job(job)
     return job
+
+
+def _is_emulated(table: Mapping[str, Any]) -> bool:
+    """Whether the job's device is emulated: then the profile says which layers there are."""
+    cluster = table.get("cluster")
+    return isinstance(cluster, Mapping) and cluster.get("device") == Device.EMULATED.value
 
 
 def validated(job: Job) -> Job:

@@ -27,8 +27,11 @@ class Numerics(enum.StrEnum):
 
 
 class Device(enum.StrEnum):
+    """What workers compute on. `emulated`: on nothing; layers and messages take the times of `cluster.profile`."""
+
     CPU = "cpu"
     CUDA = "cuda"
+    EMULATED = "emulated"
 
 
 class DType(enum.StrEnum):
@@ -73,6 +76,8 @@ class PipelineSchedule(enum.StrEnum):
 class ModelSection(Section, frozen=True):
     """[model]
 
+    An emulated device (cluster.device) runs the layers of its profile instead; the section may then be left out.
+
     Attributes:
         type: a Hugging Face model type (gpt2, bert, llama), or "module:function" returning a list of layers.
         config: overrides of the Hugging Face config, or keyword arguments of the function.
@@ -89,6 +94,8 @@ class ModelSection(Section, frozen=True):
 
 class DataSection(Section, frozen=True):
     """[data]
+
+    Not used with an emulated device.
 
     Attributes:
         source: "python-stdlib", a text file, a folder, a glob, or a token file (.bin of uint16, .npy).
@@ -152,7 +159,9 @@ class ClusterSection(Section, frozen=True):
     Attributes:
         nodes: machines that the job starts on.
         devices_per_node: worker processes on each.
-        device: cpu or cuda.
+        device: cpu, cuda, or emulated: processes, messages and recoveries as ever, but nothing is computed; layers
+            and messages take the times that `profile` gives, losses and weights are made up, no data is needed.
+        profile: file of a model profile; only for an emulated device, which needs it.
         memory_gb: memory of one device in GB (10**9 bytes); 0: as much as there is.
         schedule: order of forwards and backwards in a pipeline: eager-1f1b, 1f1b, gpipe or zb-h1.
         port: TCP port of the coordinator on loopback; 0: any free one.
@@ -161,6 +170,7 @@ class ClusterSection(Section, frozen=True):
     nodes: int
     devices_per_node: int = 1
     device: Device = Device.CPU
+    profile: str | None = None
     memory_gb: float = 0.0
     schedule: PipelineSchedule = PipelineSchedule.EAGER_ONE_F_ONE_B
     port: int = 0

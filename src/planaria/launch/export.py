@@ -8,6 +8,7 @@ from planaria.checkpoint.manifest import newest
 from planaria.checkpoint.state import read_parameters
 from planaria.job.errors import UserError
 from planaria.job.parse import job_from_json
+from planaria.launch.settings import is_emulated
 from planaria.model.export import export
 from planaria.observe.run_folder import RunFolder
 
@@ -20,6 +21,8 @@ def export_run(run: Path, target: Path) -> None:
     """
     folder = RunFolder.open(run)
     job = job_from_json(folder.job.read_bytes())
+    if is_emulated(job):
+        raise UserError(f"run folder {run} is of an emulated device: its weights are made up. Export another run.")
     checkpoint, manifest, _ = newest(folder.checkpoints)
     if target.exists() and any(target.iterdir()):
         raise UserError(f"--to {target}: the folder is not empty. Choose another.")

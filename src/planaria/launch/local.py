@@ -32,7 +32,7 @@ class LocalNodes:
 
     Args:
         log: file for what the zygote prints; None: nowhere.
-        model_type: of the job; what it needs is imported once, before anything is forked.
+        model_type: of the job, or EMULATED_MODEL; what it needs is imported once, before anything is forked.
     """
 
     def __init__(self, log: Path | None, model_type: str) -> None:

@@ -1,7 +1,8 @@
 """The oracle: the same job in one process, without plan, worker, transport or protocol.
 
 It shares with the real thing what defines the numbers (the model's layers, the sampler, the grid, the optimizer) and
-nothing else: forwards and backwards are plain autograd through the whole model.
+nothing else: forwards and backwards are plain autograd through the whole model (or, for an emulated device, its numbers
+layer after layer).
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -18,14 +20,13 @@ from torch import nn
 from planaria.checkpoint.manifest import read_manifest, step_folder, weights_sha256, write_manifest
 from planaria.checkpoint.state import write_group
 from planaria.coordinator.server import Observer
-from planaria.data.sampler import Sampler
 from planaria.data.tokens import prepare_tokens
 from planaria.job.parse import job_fingerprint
-from planaria.job.settings import Job
+from planaria.job.settings import Job, TrainSection
 from planaria.launch.result import TrainResult
 from planaria.launch.session import finish_run
-from planaria.model.load import load_model
-from planaria.model.model import Tensors
+from planaria.launch.settings import is_emulated, named_profile
+from planaria.model.model import Batch, Tensors
 from planaria.observe.recorder import Recorder
 from planaria.observe.run_folder import RunFolder
 from planaria.protocol.commit import (
@@ -40,8 +41,10 @@ from planaria.protocol.records import AnyRecord, CheckpointSaved, RunEnded, RunS
 from planaria.protocol.telling import not_finite, step_committed
 from planaria.worker.accumulator import total_gradient
 from planaria.worker.compute import autocast, bind
-from planaria.worker.device import open_device
+from planaria.worker.emulated import EmulatedModel, EmulatedNumbers, emulated_engine, parameter_bytes
+from planaria.worker.engine import Engine, real_engine
 from planaria.worker.holdings import Holdings
+from planaria.worker.pace import OwnPace
 from planaria.worker.seeds import seed_layer
 
 
@@ -67,21 +70,14 @@ class _Reference:
         self._folder = folder
         self._recorder = recorder
         self._observers = observers
-        tokens = prepare_tokens(job.data, folder.data)
-        self._model = load_model(job.model, job.train, vocab_size=tokens.vocab_size)
-        self._sampler = Sampler(tokens, job.train, job.data.mask_probability, self._model.masked_lm)
-        self._device = open_device(job, 0)
-        self._holdings = Holdings(self._model, job.train, self._device)
+        self._alone = _emulated_alone(job) if is_emulated(job) else _torch_alone(job, folder)
+        self._model = self._alone.engine.model
+        self._holdings = Holdings(self._model, job.train, self._alone.engine.device)
         for group in range(len(self._model.groups)):
             replica = self._holdings.new_replica(group)
             replica.initialise(self._model.initial_state(group, job.train.seed))
             self._holdings.put(group, replica)
-        self._modules: list[nn.Module] = []
-        self._parameters: list[dict[str, nn.Parameter]] = []
-        for layer in range(len(self._model.layer_names)):
-            module = self._model.build_layer(layer).to(self._device)
-            self._parameters.append(bind(module, self._holdings.views(layer)))
-            self._modules.append(module)
+        self._alone.bind(self._holdings)
 
     def _record(self, record: AnyRecord) -> None:
         for observer in self._observers:
@@ -113,24 +109,11 @@ class _Reference:
         return finish_run(self._recorder, self._observers, self._folder, ended, last, digest)
 
     def _microbatch(self, step: int, microbatch: int) -> float:
-        batch = {k: v.to(self._device) for k, v in self._sampler.microbatch(step, microbatch).items()}
-        tensors: Tensors = tuple(batch[name] for name in self._model.inputs)
-        for layer, module in enumerate(self._modules):
-            seed_layer(self._train.seed, step, microbatch, layer, self._device)
-            with autocast(self._train, self._device):
-                outputs = module(*tensors)
-                # One autograd node a tensor at every boundary between layers, so that what several later layers
-                # send back is added up boundary by boundary, as it is when the model is cut there.
-                tensors = tuple(t.view_as(t) for t in (outputs if isinstance(outputs, tuple) else (outputs,)))
-                if layer == len(self._modules) - 1:
-                    loss = self._model.loss(tensors, batch)
-        (loss * (1.0 / self._train.num_microbatches)).backward()  # type: ignore[no-untyped-call]
-        for layer, parameters in enumerate(self._parameters):
-            gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
-            self._holdings.count(layer, gradients)
-            for parameter in parameters.values():
-                parameter.grad = None
-        return float(loss.detach())
+        batch = self._alone.engine.batches.microbatch(step, microbatch)
+        loss, gradients = self._alone.run(step, microbatch, batch)
+        for layer, of_layer in enumerate(gradients):
+            self._holdings.count(layer, of_layer)
+        return loss
 
     def _sum(self) -> dict[int, float]:
         norms = {}
@@ -157,3 +140,93 @@ class _Reference:
         seconds = time.perf_counter() - began
         self._record(CheckpointSaved(step=step, folder=str(folder), seconds=seconds))
         return weights_sha256(folder, read_manifest(folder, verify=False))
+
+
+LayerGradients = Iterable[Mapping[str, torch.Tensor]]
+"""Layer by layer from the first, by parameter name in the layer."""
+
+
+class _Alone(Protocol):
+    """The whole model, forwards and backwards."""
+
+    engine: Engine
+
+    def bind(self, holdings: Holdings) -> None:
+        """Use the parameters that these replicas hold."""
+        ...
+
+    def run(self, step: int, microbatch: int, batch: Batch) -> tuple[float, LayerGradients]:
+        """One microbatch's loss, and the gradients of its share of the step's loss."""
+        ...
+
+
+def _torch_alone(job: Job, folder: RunFolder) -> _Alone:
+    prepare_tokens(job.data, folder.data)
+    return _TorchAlone(real_engine(job, folder.data, 0), job.train)
+
+
+def _emulated_alone(job: Job) -> _Alone:
+    return _EmulatedAlone(emulated_engine(named_profile(job), job, OwnPace()), job.train)
+
+
+class _TorchAlone:
+    def __init__(self, engine: Engine, train: TrainSection) -> None:
+        self.engine = engine
+        self._train = train
+        self._modules: list[nn.Module] = []
+        self._parameters: list[dict[str, nn.Parameter]] = []
+
+    def bind(self, holdings: Holdings) -> None:
+        for layer in range(len(self.engine.model.layer_names)):
+            module = self.engine.model.build_layer(layer).to(self.engine.device)
+            self._parameters.append(bind(module, holdings.views(layer)))
+            self._modules.append(module)
+
+    def run(self, step: int, microbatch: int, batch: Batch) -> tuple[float, LayerGradients]:
+        device, model = self.engine.device, self.engine.model
+        batch = {k: v.to(device) for k, v in batch.items()}
+        tensors: Tensors = tuple(batch[name] for name in model.inputs)
+        for layer, module in enumerate(self._modules):
+            seed_layer(self._train.seed, step, microbatch, layer, device)
+            with autocast(self._train, device):
+                outputs = module(*tensors)
+                # One autograd node a tensor at every boundary between layers, so that what several later layers
+                # send back is added up boundary by boundary, as it is when the model is cut there.
+                tensors = tuple(t.view_as(t) for t in (outputs if isinstance(outputs, tuple) else (outputs,)))
+                if layer == len(self._modules) - 1:
+                    loss = model.loss(tensors, batch)
+        (loss * (1.0 / self._train.num_microbatches)).backward()  # type: ignore[no-untyped-call]
+        return float(loss.detach()), [self._taken(parameters) for parameters in self._parameters]
+
+    @staticmethod
+    def _taken(parameters: Mapping[str, nn.Parameter]) -> dict[str, torch.Tensor]:
+        found = {name: p.grad for name, p in parameters.items() if p.grad is not None}
+        for parameter in parameters.values():
+            parameter.grad = None
+        return found
+
+
+class _EmulatedAlone:
+    def __init__(self, engine: Engine, train: TrainSection) -> None:
+        self.engine = engine
+        assert isinstance(engine.model, EmulatedModel)
+        self._numbers = EmulatedNumbers(engine.model, train)
+        self._parameters: list[Mapping[str, torch.Tensor]] = []
+
+    def bind(self, holdings: Holdings) -> None:
+        self._parameters = [holdings.views(layer) for layer in range(len(self.engine.model.layer_names))]
+
+    def run(self, step: int, microbatch: int, batch: Batch) -> tuple[float, LayerGradients]:
+        numbers = self._numbers
+        contents = [parameter_bytes(parameters) for parameters in self._parameters]
+        seen = [int(batch[name]) for name in self.engine.model.inputs]
+        for layer, content in enumerate(contents):
+            seen.append(numbers.forward(layer, seen[layer], content))
+        loss = numbers.loss(seen.pop())
+        gradients: list[Mapping[str, torch.Tensor]] = []
+        gradient = 0
+        for layer in reversed(range(len(contents))):
+            names = iter(sorted(self._parameters[layer]))
+            gradients.insert(0, numbers.weights(layer, seen[layer], gradient, names))
+            gradient = numbers.backward(layer, seen[layer], gradient, contents[layer])
+        return loss, gradients

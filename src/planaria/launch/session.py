@@ -21,12 +21,12 @@ from planaria.coordinator.server import Observer, Server
 from planaria.data.tokens import prepare_tokens
 from planaria.job.errors import PlanariaError, UserError
 from planaria.job.faults import Fault
-from planaria.job.parse import job_fingerprint
+from planaria.job.parse import EMULATED_MODEL, job_fingerprint
 from planaria.job.settings import Job, WhenExhausted
 from planaria.launch.local import LauncherError, LocalNodes
 from planaria.launch.result import TrainResult
-from planaria.launch.settings import job_profile, planner_settings
-from planaria.observe.recorder import Recorder
+from planaria.launch.settings import is_emulated, job_profile, named_profile, planner_settings
+from planaria.observe.recorder import Recorder, write_atomically
 from planaria.observe.run_folder import RunFolder
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.plan.profile import ModelProfile
@@ -70,10 +70,13 @@ def train_job(
         UserError (or another ValueError of Planaria's): a mistake in the job, found before anything was recorded.
     """
     checkpoint, complaints = _checkpoint(job, folder) if resume else (None, [])
-    own = LocalNodes(folder.logs / "launcher.log", job.model.type) if nodes is None else nullcontext(nodes)
+    given = _given_profile(job, folder, resume=resume) if is_emulated(job) else None
+    own = LocalNodes(folder.logs / "launcher.log", _imported(job)) if nodes is None else nullcontext(nodes)
     with own as nodes:
-        prepare_tokens(job.data, folder.data)
-        profile = job_profile(job, _measure(job, nodes, folder.data, folder.profile, import_path))
+        if given is None:
+            prepare_tokens(job.data, folder.data)
+            given = _measure(job, nodes, folder.data, folder.profile, import_path)
+        profile = job_profile(job, given)
         policy = TemplatesPolicy(profile, planner_settings(job))
         policy.initial(
             [NodeId(node) for node in range(job.cluster.nodes)], 1
@@ -95,12 +98,38 @@ def _checkpoint(job: Job, folder: RunFolder) -> tuple[CheckpointRef, list[str]]:
     return reference, complaints
 
 
+def _given_profile(job: Job, folder: RunFolder, *, resume: bool) -> ModelProfile:
+    """An emulated job's profile, which is kept in the run folder."""
+    profile = named_profile(job)
+    if resume and folder.profile.exists():
+        before = msgspec.json.decode(folder.profile.read_bytes(), type=ModelProfile)
+        if _structure(before) != _structure(profile):
+            raise UserError(
+                f"cluster.profile = {job.cluster.profile!r} has other layers or parameter groups than the profile with "
+                f"which run folder {folder.path} was trained. Give that one, or start a new run by --name NAME."
+            )
+    write_atomically(folder.profile, msgspec.json.format(msgspec.json.encode(profile), indent=1))
+    return profile
+
+
+def _structure(profile: ModelProfile) -> object:
+    return [layer.name for layer in profile.layers], [group.layers for group in profile.groups]
+
+
+def _imported(job: Job) -> str:
+    """Of what model type workers need the library."""
+    return EMULATED_MODEL if is_emulated(job) else job.model.type
+
+
 def profile_job(job: Job, folder: RunFolder | None, *, import_path: Path | None = None) -> ModelProfile:
-    """The job's profile, measured in a process of its own (or taken from the folder's, if it still fits).
+    """The job's profile, measured in a process of its own (or taken from the folder's, if it still fits), or the one
+    that an emulated job names.
 
     Raises:
-        UserError: the data or the model cannot be used.
+        UserError: the data, the model or the named profile cannot be used.
     """
+    if is_emulated(job):
+        return named_profile(job)
     with tempfile.TemporaryDirectory() as scratch:
         data = folder.data if folder else Path(scratch)
         output = folder.profile if folder else Path(scratch) / "profile.json"
@@ -222,6 +251,7 @@ class _Run:
                     token=contact.token,
                     job=self._job,
                     data_folder=str(self._folder.data),
+                    profile=str(self._folder.profile),
                     faults=tuple(fault for fault in self._faults if fault.node == node),
                     import_path=None if self._import_path is None else str(self._import_path),
                     log=str(self._folder.logs / f"worker-{worker}.log"),

@@ -1,10 +1,14 @@
-"""From the job file's sections to the settings of other components."""
+"""From the job file's sections to the settings of other components, and the profile that a job names."""
 
 from __future__ import annotations
 
-from planaria.job.settings import Job
-from planaria.plan.plan import ScheduleKind
+from pathlib import Path
+
+from planaria.job.errors import UserError
+from planaria.job.settings import Device, Job
+from planaria.plan.plan import PlanError, ScheduleKind
 from planaria.plan.profile import ModelProfile
+from planaria.plan.profile_check import decode_profile
 from planaria.plan.settings import PlannerSettings
 
 
@@ -24,3 +28,31 @@ def planner_settings(job: Job) -> PlannerSettings:
 def job_profile(job: Job, profile: ModelProfile) -> ModelProfile:
     """The profile's costs as the job runs: with or without recomputation."""
     return profile.recomputed() if job.train.activation_checkpointing else profile
+
+
+def is_emulated(job: Job) -> bool:
+    return job.cluster.device is Device.EMULATED
+
+
+def named_profile(job: Job) -> ModelProfile:
+    """The profile of an emulated job.
+
+    Raises:
+        UserError: it cannot be read, or is for microbatches of another size.
+    """
+    path = Path(job.cluster.profile or "")
+    field = f"cluster.profile = {job.cluster.profile!r}"
+    try:
+        profile = decode_profile(path.read_bytes())
+    except OSError as error:
+        raise UserError(
+            f"{field} cannot be read: {error.strerror}. Give a profile's path, from the folder in which you start."
+        ) from None
+    except PlanError as error:
+        raise UserError(f"{field}: {error}") from None
+    if profile.microbatch_size != job.train.microbatch:
+        raise UserError(
+            f"{field} has the times of microbatches of {profile.microbatch_size}, and train.microbatch is "
+            f"{job.train.microbatch}. Set train.microbatch = {profile.microbatch_size}, or give another profile."
+        )
+    return profile

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import selectors
 import signal
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import msgspec
 
+from planaria.job.parse import EMULATED_MODEL
 from planaria.job.settings import Job
 from planaria.worker.settings import WorkerSettings
 
@@ -62,6 +64,9 @@ def main(descriptor: int, model_type: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent()
     _import_what_workers_need(model_type)
+    # What was imported stays: a worker's garbage collector need not look at it, and so does not copy its pages.
+    gc.collect()
+    gc.freeze()
     sock = socket.socket(fileno=descriptor)
     selector = selectors.DefaultSelector()
     selector.register(sock, selectors.EVENT_READ)
@@ -89,8 +94,11 @@ def main(descriptor: int, model_type: str) -> None:
 
 
 def _import_what_workers_need(model_type: str) -> None:
-    import planaria.profile.measure
-    import planaria.worker.agent  # noqa: F401
+    import planaria.worker.agent
+
+    if model_type == EMULATED_MODEL:
+        return
+    import planaria.profile.measure  # noqa: F401
     from planaria.model.load import MODEL_TYPES, load_family
 
     if model_type in MODEL_TYPES:

@@ -218,12 +218,12 @@ def instances(
             Instance(template=template, nodes=group, times=times)
             for template, group, times in group_nodes(profile, templates, settings, ordered, speeds)
         ]
+    check_replicas(len(ordered), templates[0].num_nodes, settings.fault_tolerance)
+    check_batch(settings.fault_tolerance + 1, settings.num_microbatches)
     times = [step_times(template, settings.num_microbatches) for template in templates]
     if different != {1.0}:
         even = [[*different] * template.num_nodes for template in templates]
         times = [slowed(time, Pace(t, profile).on_parts(s)) for time, t, s in zip(times, templates, even, strict=True)]
-    check_replicas(len(ordered), templates[0].num_nodes, settings.fault_tolerance)
-    check_batch(settings.fault_tolerance + 1, settings.num_microbatches)
     sizes = [template.num_nodes for template in templates]
     counts = fewest_seconds(sizes, times, len(ordered), settings.fault_tolerance + 1, settings.num_microbatches)
     result: list[Instance] = []

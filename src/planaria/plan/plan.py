@@ -208,6 +208,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return tuple(sorted({stage.worker for stage in (*self.stages(), *self.shadows)}))
 
     @cached_property
+    def devices_of(self) -> dict[WorkerId, int]:
+        """How many devices each worker drives: those of its widest stage, owned or shadowed."""
+        devices: dict[WorkerId, int] = {}
+        for stage in (*self.stages(), *self.shadows):
+            devices[stage.worker] = max(devices.get(stage.worker, 0), stage.num_devices)
+        return devices
+
+    @cached_property
     def nodes(self) -> tuple[NodeId, ...]:
         return tuple(sorted({self.node_of(worker) for worker in self.workers}))
 

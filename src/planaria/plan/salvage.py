@@ -177,7 +177,7 @@ def _along_holders(
 ) -> tuple[Route, ...]:
     """New routes over whoever holds the layers, where no pipeline is whole."""
     costs = StageCosts(profile)
-    devices = _devices(plan)
+    devices = plan.devices_of
     runs = [run for worker, layers in holders.items() for run in runs_of(worker, layers, devices.get(worker, 1))]
     loads = dict.fromkeys(holders, 0.0)
     for route in kept:
@@ -230,11 +230,6 @@ def _hop(run: Stage, first: int, end: int) -> Stage:
     return Stage(worker=run.worker, first_layer=first, end_layer=end, num_devices=run.num_devices)
 
 
-def _devices(plan: Plan) -> dict[WorkerId, int]:
-    """How many devices each worker drives."""
-    return {stage.worker: stage.num_devices for stage in (*plan.stages(), *plan.shadows)}
-
-
 def _shadows(
     plan: Plan, live: Collection[WorkerId], holders: LayerHolders, intact: Sequence[Pipeline]
 ) -> tuple[Stage, ...]:
@@ -261,7 +256,7 @@ def _survivors(
 
     Without a shadow's own place in the plan, what it holds counts as any other worker's.
     """
-    devices = _devices(plan)
+    devices = plan.devices_of
     placed: set[WorkerId] = {worker for pipeline in intact for worker in pipeline.workers}
     placed |= {shadow.worker for shadow in shadows} - {stage.worker for stage in plan.stages()}
     pipelines: list[Pipeline] = []

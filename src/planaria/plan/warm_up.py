@@ -21,9 +21,8 @@ def warm_up(plan: Plan, target: Plan, generation: int) -> Plan:
         generation: of the result.
     """
     lacking = {worker: set(layers) - set(plan.layers_of.get(worker, ())) for worker, layers in target.layers_of.items()}
-    devices = {stage.worker: stage.num_devices for stage in target.stages()}
     shadows = tuple(
-        run for worker, layers in sorted(lacking.items()) for run in runs_of(worker, layers, devices[worker])
+        run for worker, layers in sorted(lacking.items()) for run in runs_of(worker, layers, target.devices_of[worker])
     )
     return msgspec.structs.replace(
         plan,

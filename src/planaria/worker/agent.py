@@ -9,16 +9,14 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
 
 from planaria.checkpoint.manifest import read_manifest
 from planaria.checkpoint.state import GroupState, read_group
-from planaria.data.sampler import Sampler
-from planaria.data.tokens import open_tokens
-from planaria.model.load import load_model
+from planaria.job.settings import Device
 from planaria.model.model import ModelError
 from planaria.plan.plan import Plan, Transfer
 from planaria.protocol.liveness import Activity
@@ -48,7 +46,9 @@ from planaria.protocol.worker import (
 )
 from planaria.worker.compute import LayerFailed
 from planaria.worker.control import Control
-from planaria.worker.device import open_device
+from planaria.worker.emulated import emulated_engine, read_costs
+from planaria.worker.emulated_time import EmulatedMailbox, EmulatedPace, EmulatedTransport
+from planaria.worker.engine import Engine, real_engine
 from planaria.worker.faults import FaultInjector
 from planaria.worker.heartbeat import Heartbeat
 from planaria.worker.holdings import Holdings
@@ -70,11 +70,8 @@ def run_worker(settings: WorkerSettings) -> int:
     """Join the coordinator and work until told to stop."""
     if settings.import_path is not None and settings.import_path not in sys.path:
         sys.path.insert(0, settings.import_path)
-    mailbox = Mailbox()
-    control = Control(settings.coordinator, mailbox)
-    transport = Transport(
-        settings.worker, settings.token, mailbox, cut_off=lambda peer: control.send(CutOff(peer=peer))
-    )
+    parts = _emulated_parts if settings.job.cluster.device is Device.EMULATED else _real_parts
+    mailbox, control, transport, make_engine = parts(settings)
     try:
         control.start()
     except OSError:
@@ -92,7 +89,7 @@ def run_worker(settings: WorkerSettings) -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: heartbeat.give_notice(SIGTERM_GRACE_S, "SIGTERM"))
     try:
         writer = Writer(settings.worker, control.send)
-        return Agent(settings, mailbox, control, transport, heartbeat, writer).run()
+        return Agent(settings, mailbox, control, transport, heartbeat, writer, make_engine()).run()
     except (LayerFailed, ModelError) as error:
         cause = error.__cause__ or error
         text = "".join(traceback.format_exception(cause))
@@ -100,6 +97,29 @@ def run_worker(settings: WorkerSettings) -> int:
     except Exception:
         control.send(Failed(where=f"worker {settings.worker}", text=traceback.format_exc()))
     return 1
+
+
+Parts = tuple[Mailbox, Control, Transport, Callable[[], Engine]]
+
+
+def _real_parts(settings: WorkerSettings) -> Parts:
+    job, worker = settings.job, settings.worker
+    mailbox = Mailbox()
+    control = Control(settings.coordinator, mailbox)
+    transport = Transport(worker, settings.token, mailbox, cut_off=lambda peer: control.send(CutOff(peer=peer)))
+    return mailbox, control, transport, lambda: real_engine(job, Path(settings.data_folder), worker)
+
+
+def _emulated_parts(settings: WorkerSettings) -> Parts:
+    job, worker = settings.job, settings.worker
+    profile = read_costs(Path(settings.profile), job)
+    mailbox = EmulatedMailbox()
+    pace = mailbox.pace = EmulatedPace(worker, profile, mailbox.wait_until_moment)
+    control = Control(settings.coordinator, mailbox)
+    transport = EmulatedTransport(
+        worker, settings.token, mailbox, pace, cut_off=lambda peer: control.send(CutOff(peer=peer))
+    )
+    return mailbox, control, transport, lambda: emulated_engine(profile, job, pace)
 
 
 class Agent:
@@ -113,6 +133,7 @@ class Agent:
         transport: Transport,
         heartbeat: Heartbeat,
         writer: Writer,
+        engine: Engine,
     ) -> None:
         self._heartbeat = heartbeat
         self._writer = writer
@@ -120,12 +141,8 @@ class Agent:
         self._mailbox = mailbox
         self._control = control
         self._machine = WorkerMachine()
-        job = settings.job
-        self._device = open_device(job, settings.worker)
-        tokens = open_tokens(Path(settings.data_folder))
-        self._model = load_model(job.model, job.train, vocab_size=tokens.vocab_size)
-        sampler = Sampler(tokens, job.train, job.data.mask_probability, self._model.masked_lm)
-        self._holdings = Holdings(self._model, job.train, self._device)
+        self._model = engine.model
+        self._holdings = Holdings(engine.model, settings.job.train, engine.device, engine.make_compute)
         self._transport = transport
         self._faults = FaultInjector(
             settings.faults,
@@ -133,15 +150,7 @@ class Agent:
             lambda grace_s: heartbeat.give_notice(grace_s, "preemption notice"),
         )
         self._interpreter = Interpreter(
-            settings.worker,
-            self._model,
-            sampler,
-            self._holdings,
-            self._transport,
-            mailbox,
-            self._faults,
-            self._device,
-            heartbeat,
+            settings.worker, engine, self._holdings, self._transport, mailbox, self._faults, heartbeat
         )
         self._incoming: list[Transfer] = []
         self._arriving: Replica | None = None

@@ -1,7 +1,7 @@
 """Forwards and backwards, one layer at a time: each layer is an autograd graph of its own.
 
-Knows nothing of plans or peers. What a forward keeps for its backward is named by (microbatch, born), as in the
-program's instructions.
+Knows nothing of plans or peers. What a forward keeps for its backward, and the input's half of a split backward for
+the weights' half, is named by (microbatch, born), as in the program's instructions.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -16,9 +17,60 @@ from torch import nn
 from planaria.job.settings import DType, TrainSection
 from planaria.model.model import Batch, Model, Tensors
 from planaria.worker.seeds import seed_layer
+from planaria.worker.split import Gradients, WeightPass, backward_in_two
 
 Work = tuple[int, int]
 """(microbatch, born)"""
+
+Count = Callable[[int, Mapping[str, torch.Tensor]], None]
+"""Called with (layer, gradients by parameter name in the layer) for each counted layer of a backward."""
+
+
+class LayerCompute(Protocol):
+    """Runs layers for microbatches: this module's `Compute`, or an emulated device's."""
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Those that it can run, ascending."""
+        ...
+
+    def add_layer(self, layer: int, module: nn.Module, parameters: Mapping[str, torch.Tensor]) -> None:
+        """Be able to run a layer, whose parameters are these views of the replicas' memory."""
+        ...
+
+    def parameters_of(self, layer: int) -> tuple[torch.Tensor, ...]: ...
+
+    def drop_layer(self, layer: int) -> None: ...
+
+    def forget(self, keep: Callable[[Work], bool]) -> None:
+        """Drop what is kept for microbatches that nobody will finish here."""
+        ...
+
+    def forward(
+        self, step: int, work: Work, layer: int, inputs: Tensors, batch: Batch | None, *, keep: bool
+    ) -> tuple[Tensors, float | None]:
+        """One layer's forward; returns its outputs, detached, and the loss if it is the last layer."""
+        ...
+
+    def backward(self, step: int, work: Work, layer: int, gradients: Tensors, *, counted: bool) -> Tensors:
+        """One layer's whole backward.
+
+        Args:
+            gradients: of the layer's floating-point outputs; empty for the last layer.
+            counted: whether its parameters' gradients are accumulated.
+
+        Returns:
+            Gradients of its floating-point inputs; empty for the first layer.
+        """
+        ...
+
+    def backward_input(self, step: int, work: Work, layer: int, gradients: Tensors) -> Tensors:
+        """The first half of one layer's backward: as `backward`, and nothing is counted yet."""
+        ...
+
+    def backward_weight(self, work: Work, layer: int, *, counted: bool) -> None:
+        """The second half: its parameters' gradients are accumulated if `counted`, and dropped otherwise."""
+        ...
 
 
 class LayerFailed(Exception):
@@ -56,19 +108,9 @@ def bind(module: nn.Module, parameters: Mapping[str, torch.Tensor]) -> dict[str,
 
 
 class Compute:
-    """Runs layers for microbatches.
+    """The real thing, on a CPU or GPU; see `LayerCompute`."""
 
-    Args:
-        count: called with (layer, gradients by parameter name in the layer) for each counted layer of a backward.
-    """
-
-    def __init__(
-        self,
-        model: Model,
-        train: TrainSection,
-        device: torch.device,
-        count: Callable[[int, Mapping[str, torch.Tensor]], None],
-    ) -> None:
+    def __init__(self, model: Model, train: TrainSection, device: torch.device, count: Count) -> None:
         self._model = model
         self._train = train
         self._device = device
@@ -77,6 +119,7 @@ class Compute:
         self._modules: dict[int, nn.Module] = {}
         self._parameters: dict[int, dict[str, nn.Parameter]] = {}
         self._kept: dict[tuple[Work, int], _Kept] = {}
+        self._weight_passes: dict[tuple[Work, int], WeightPass] = {}
         self._scale = 1.0 / train.num_microbatches
 
     @property
@@ -94,14 +137,14 @@ class Compute:
         del self._modules[layer], self._parameters[layer]
 
     def forget(self, keep: Callable[[Work], bool]) -> None:
-        """Drop what is kept for microbatches that nobody will finish here."""
         for entry in [entry for entry in self._kept if not keep(entry[0])]:
             del self._kept[entry]
+        for entry in [entry for entry in self._weight_passes if not keep(entry[0])]:
+            del self._weight_passes[entry]
 
     def forward(
         self, step: int, work: Work, layer: int, inputs: Tensors, batch: Batch | None, *, keep: bool
     ) -> tuple[Tensors, float | None]:
-        """One layer's forward; returns its outputs, detached, and the loss if it is the last layer."""
         recompute = self._train.activation_checkpointing
         leaves = tuple(
             tensor.detach().requires_grad_(keep and tensor.is_floating_point() and layer > 0) for tensor in inputs
@@ -130,43 +173,59 @@ class Compute:
         return result
 
     def backward(self, step: int, work: Work, layer: int, gradients: Tensors, *, counted: bool) -> Tensors:
-        """One layer's backward.
+        inputs, roots, given = self._graph(step, work, layer, gradients)
+        parameters: list[torch.Tensor] = list(self._parameters[layer].values()) if counted else []
+        if not roots or not (inputs or parameters):
+            return _filled(inputs, [None] * len(inputs))
+        found = torch.autograd.grad(roots, inputs + parameters, given, allow_unused=True)
+        if counted:
+            self._count_all(layer, found[len(inputs) :])
+        return _filled(inputs, found[: len(inputs)])
 
-        Args:
-            gradients: of the layer's floating-point outputs; empty for the last layer.
-            counted: whether its parameters' gradients are accumulated.
+    def backward_input(self, step: int, work: Work, layer: int, gradients: Tensors) -> Tensors:
+        inputs, roots, given = self._graph(step, work, layer, gradients)
+        parameters = list(self._parameters[layer].values())
+        if not roots:
+            return _filled(inputs, [None] * len(inputs))
+        found, self._weight_passes[work, layer] = backward_in_two(roots, given, inputs, parameters)
+        return _filled(inputs, found)
 
-        Returns:
-            Gradients of its floating-point inputs; empty for the first layer.
-        """
+    def backward_weight(self, work: Work, layer: int, *, counted: bool) -> None:
+        weight_pass = self._weight_passes.pop((work, layer), None)
+        if counted:
+            found = () if weight_pass is None else weight_pass.gradients()
+            self._count_all(layer, found or [None] * len(self._parameters[layer]))
+
+    def _graph(
+        self, step: int, work: Work, layer: int, gradients: Tensors
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor | None]]:
+        """The layer's graph, for the last time: inputs, and roots with their gradients."""
         kept = self._kept.pop((work, layer))
         outputs = kept.outputs
         if outputs is None:
             with torch.enable_grad():
                 outputs = self._run(step, work[0], layer, kept.inputs, kept.batch)
-        if layer == self._last:
-            roots = [outputs[0] * self._scale]
-            given: list[torch.Tensor | None] = [None]
-        else:
-            pairs = [
-                (output, gradient)
-                for output, gradient in zip(_floating(outputs), gradients, strict=True)
-                if output.requires_grad
-            ]
-            roots, given = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         inputs = [tensor for tensor in kept.inputs if tensor.requires_grad]
-        named = list(self._parameters[layer].items()) if counted else []
-        wanted = inputs + [parameter for _, parameter in named]
-        if not wanted:
-            return ()
-        found = torch.autograd.grad(roots, wanted, given, allow_unused=True)
-        if counted:
-            of_parameters = zip(named, found[len(inputs) :], strict=True)
-            self._count(layer, {name: g for (name, _), g in of_parameters if g is not None})
-        return tuple(
-            torch.zeros_like(tensor) if gradient is None else gradient
-            for tensor, gradient in zip(inputs, found[: len(inputs)], strict=True)
-        )
+        if layer == self._last:
+            return inputs, [outputs[0] * self._scale], [None]
+        pairs = [
+            (output, gradient)
+            for output, gradient in zip(_floating(outputs), gradients, strict=True)
+            if output.requires_grad
+        ]
+        return inputs, [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+
+    def _count_all(self, layer: int, found: Gradients) -> None:
+        named = zip(self._parameters[layer], found, strict=True)
+        self._count(layer, {name: gradient for name, gradient in named if gradient is not None})
+
+
+def _filled(inputs: list[torch.Tensor], gradients: Gradients) -> Tensors:
+    """Inputs that nothing depends on have a gradient of 0."""
+    return tuple(
+        torch.zeros_like(tensor) if gradient is None else gradient
+        for tensor, gradient in zip(inputs, gradients, strict=True)
+    )
 
 
 def _floating(tensors: Tensors) -> list[torch.Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import torch
 
@@ -10,7 +10,7 @@ from planaria.job.settings import TrainSection
 from planaria.model.model import Model
 from planaria.plan.ledger import Ledger
 from planaria.worker.accumulator import Accumulator, Rounding
-from planaria.worker.compute import Compute
+from planaria.worker.compute import Compute, Count, LayerCompute
 from planaria.worker.replica import Replica, apply_adamw
 
 
@@ -18,9 +18,21 @@ class Holdings:
     """Replicas, accumulators and the ledger of one worker.
 
     A group that the plan takes away stays until the next commit: until then it is as good a source as any.
+
+    Args:
+        model: as a list of layers.
+        train: its numbers.
+        device: where tensors are.
+        make_compute: what runs the layers, given who counts the gradients; None: that device does.
     """
 
-    def __init__(self, model: Model, train: TrainSection, device: torch.device) -> None:
+    def __init__(
+        self,
+        model: Model,
+        train: TrainSection,
+        device: torch.device,
+        make_compute: Callable[[Count], LayerCompute] | None = None,
+    ) -> None:
         self._model = model
         self._train = train
         self._device = device
@@ -29,7 +41,9 @@ class Holdings:
         self.accumulators: dict[int, Accumulator] = {}
         self._counted = [0] * len(model.layer_names)
         self._exponents: tuple[int, ...] = ()
-        self.compute = Compute(model, train, device, self.count)
+        self.compute: LayerCompute = (
+            Compute(model, train, device, self.count) if make_compute is None else make_compute(self.count)
+        )
         self._where: dict[tuple[int, str], tuple[int, str]] = {
             use: (group, parameter.name)
             for group, spec in enumerate(model.groups)

@@ -7,12 +7,9 @@ are done, the losses. It decides nothing: orders come through the mailbox and ra
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Container
 
-import torch
-
-from planaria.model.model import Batch, Model, Tensors
+from planaria.model.model import Batch, Tensors
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import Plan, WorkerId
 from planaria.plan.program import Instruction, Op, Program
@@ -20,6 +17,7 @@ from planaria.plan.schedule import program
 from planaria.protocol.liveness import Activity
 from planaria.protocol.messages import Commit, PlanMessage
 from planaria.worker.compute import Work
+from planaria.worker.engine import Engine
 from planaria.worker.faults import FaultInjector
 from planaria.worker.heartbeat import Heartbeat
 from planaria.worker.holdings import Holdings
@@ -27,17 +25,12 @@ from planaria.worker.mailbox import Interrupted, Key, Kind, Mailbox
 from planaria.worker.sync import Sync
 from planaria.worker.transport import Transport
 
-
-class Batches(Protocol):
-    """A pure function of (step, microbatch)."""
-
-    def microbatch(self, step: int, index: int) -> Batch: ...
-
-
 FAULT_KINDS = {
     Op.LOAD: "load",
     Op.FORWARD: "forward",
     Op.BACKWARD: "backward",
+    Op.BACKWARD_INPUT: "backward",
+    Op.BACKWARD_WEIGHT: "backward",
     Op.SEND_ACTIVATION: "send",
     Op.SEND_GRADIENT: "send",
     Op.RECV_ACTIVATION: "recv",
@@ -54,30 +47,30 @@ class Interpreter:
     def __init__(
         self,
         worker: WorkerId,
-        model: Model,
-        batches: Batches,
+        engine: Engine,
         holdings: Holdings,
         transport: Transport,
         mailbox: Mailbox,
         faults: FaultInjector,
-        device: torch.device,
         heartbeat: Heartbeat,
     ) -> None:
         self._worker = worker
-        self._model = model
-        self._batches = batches
+        self._model = engine.model
+        self._batches = engine.batches
         self._holdings = holdings
         self._transport = transport
         self._mailbox = mailbox
         self._faults = faults
-        self._device = device
+        self._device = engine.device
+        self._pace = engine.pace
         self._heartbeat = heartbeat
-        self._sync = Sync(worker, holdings, transport, mailbox)
+        self._sync = Sync(worker, holdings, transport, mailbox, engine.pace)
         self._plan: Plan | None = None
         self._step = 0
         self._program: Program = ()
         self._todo: deque[Instruction] = deque()
         self._done: set[Instruction] = set()
+        self._done_input: set[tuple[Work, int]] = set()
         self._done_backward: set[tuple[Work, int]] = set()
         self._batch: dict[int, Batch] = {}
         self._activations: dict[tuple[Work, int], Tensors] = {}
@@ -87,6 +80,8 @@ class Interpreter:
             Op.LOAD: self._load,
             Op.FORWARD: self._forward,
             Op.BACKWARD: self._backward,
+            Op.BACKWARD_INPUT: self._backward_input,
+            Op.BACKWARD_WEIGHT: self._backward_weight,
             Op.SEND_ACTIVATION: self._send_activation,
             Op.RECV_ACTIVATION: self._recv_activation,
             Op.SEND_GRADIENT: self._send_gradient,
@@ -107,6 +102,7 @@ class Interpreter:
         """Take a plan for the step in progress; what is done of it stays done if the step `continues`."""
         self._plan = message.plan
         self._program = program(self._plan, self._worker) if self._worker in self._plan.groups_of else ()
+        self._pace.adopt(self._plan)
         if not continues:
             self._begin_step(message.step, message.exponents)
             return
@@ -125,7 +121,9 @@ class Interpreter:
     def _begin_step(self, step: int, exponents: tuple[int, ...]) -> None:
         assert self._plan is not None
         self._step = step
+        self._pace.begin_step()
         self._done.clear()
+        self._done_input.clear()
         self._done_backward.clear()
         self._batch.clear()
         self._activations.clear()
@@ -156,6 +154,7 @@ class Interpreter:
         assert self._plan is not None
         self._faults.check(FAULT_KINDS[Op.APPLY], commit.step)
         groups = self._plan.groups_of[self._worker]
+        self._pace.apply(groups)
         self._holdings.apply(groups, commit.step, commit.clip_factor)
         self._holdings.keep_only(groups)
 
@@ -176,13 +175,15 @@ class Interpreter:
 
     def _forward(self, instruction: Instruction) -> None:
         work = (instruction.microbatch, instruction.born)
+        layers = range(instruction.first_layer, instruction.end_layer)
+        self._pace.compute(instruction, forwards=layers)
         batch = self._batch.get(instruction.microbatch)
         if instruction.first_layer == 0:
             assert batch is not None
             tensors = tuple(batch[name] for name in self._model.inputs)
         else:
             tensors = self._activations.pop((work, instruction.first_layer))
-        for layer in range(instruction.first_layer, instruction.end_layer):
+        for layer in layers:
             tensors, loss = self._holdings.compute.forward(
                 self._step, work, layer, tensors, batch, keep=instruction.keeps
             )
@@ -192,18 +193,50 @@ class Interpreter:
             self._activations[work, instruction.end_layer] = tensors
 
     def _backward(self, instruction: Instruction) -> None:
-        work = (instruction.microbatch, instruction.born)
-        for layer in range(instruction.end_layer - 1, instruction.first_layer - 1, -1):
-            if (work, layer) in self._done_backward:
-                continue
-            given = self._gradients.pop((work, layer + 1), ())
+        """Whole, except where the input's half was done under an earlier plan."""
+        work, layers = self._backward_layers(instruction, self._done_backward)
+        inputs = [layer for layer in layers if (work, layer) not in self._done_input]
+        self._pace.compute(instruction, inputs=inputs, weights=_counted(instruction, layers))
+        for layer in layers:
             counted = layer in instruction.counted
-            self._gradients[work, layer] = self._holdings.compute.backward(
-                self._step, work, layer, given, counted=counted
-            )
-            self._done_backward.add((work, layer))
-            if counted:
-                self._holdings.note_counted(layer, instruction.microbatch)
+            if (work, layer) in self._done_input:
+                self._holdings.compute.backward_weight(work, layer, counted=counted)
+            else:
+                given = self._gradients.pop((work, layer + 1), ())
+                self._gradients[work, layer] = self._holdings.compute.backward(
+                    self._step, work, layer, given, counted=counted
+                )
+            self._note_backward(work, layer, counted=counted)
+
+    def _backward_input(self, instruction: Instruction) -> None:
+        work, layers = self._backward_layers(instruction, self._done_input)
+        self._pace.compute(instruction, inputs=layers)
+        for layer in layers:
+            given = self._gradients.pop((work, layer + 1), ())
+            self._gradients[work, layer] = self._holdings.compute.backward_input(self._step, work, layer, given)
+            self._done_input.add((work, layer))
+
+    def _backward_weight(self, instruction: Instruction) -> None:
+        work, layers = self._backward_layers(instruction, self._done_backward)
+        self._pace.compute(instruction, weights=_counted(instruction, layers))
+        for layer in layers:
+            counted = layer in instruction.counted
+            self._holdings.compute.backward_weight(work, layer, counted=counted)
+            self._note_backward(work, layer, counted=counted)
+
+    def _backward_layers(
+        self, instruction: Instruction, done: Container[tuple[Work, int]]
+    ) -> tuple[Work, tuple[int, ...]]:
+        """Its layers, top down, without those that were done before, under a plan that cut the backward elsewhere."""
+        work = (instruction.microbatch, instruction.born)
+        layers = reversed(range(instruction.first_layer, instruction.end_layer))
+        return work, tuple(layer for layer in layers if (work, layer) not in done)
+
+    def _note_backward(self, work: Work, layer: int, *, counted: bool) -> None:
+        self._done_input.add((work, layer))
+        self._done_backward.add((work, layer))
+        if counted:
+            self._holdings.note_counted(layer, work[0])
 
     def _key(self, kind: str, sender: WorkerId, instruction: Instruction) -> Key:
         return Key(kind, sender, self._step, instruction.born, instruction.microbatch, instruction.first_layer)
@@ -239,6 +272,7 @@ class Interpreter:
     def _finish_syncs(self, instruction: Instruction) -> None:
         with self._heartbeat.during(Activity.WAITING, self._sync.awaited()):
             self._mailbox.wait_until(self._sync.is_whole, self._progress)
+        self._pace.drain()
 
     def _progress(self) -> bool:
         """A piece of a sum, while there is nothing else to do."""
@@ -246,3 +280,7 @@ class Interpreter:
         if did:
             self._heartbeat.advance()
         return did
+
+
+def _counted(instruction: Instruction, layers: tuple[int, ...]) -> list[int]:
+    return [layer for layer in layers if layer in instruction.counted]

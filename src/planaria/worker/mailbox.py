@@ -125,11 +125,14 @@ class Mailbox:
                 raise Interrupted
             if condition():
                 return
-            if idle():
-                continue
-            with self.condition:
-                while self._arrivals == arrivals and not self.has_orders:
-                    self.condition.wait()
+            if not idle():
+                self._wait_for_arrivals(arrivals)
+
+    def _wait_for_arrivals(self, seen: int) -> None:
+        """Sleep until more than the messages that were `seen` has arrived, or an order."""
+        with self.condition:
+            while self._arrivals == seen and not self.has_orders:
+                self.condition.wait()
 
     def poll(self, key: Key) -> tuple[torch.Tensor, ...] | None:
         """Take a message if it is there."""

@@ -19,6 +19,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         token: of the job; every connection must show it.
         job: the whole job.
         data_folder: where the prepared tokens are.
+        profile: file with the costs; an emulated device takes its times from it.
         faults: faults on order, of this node.
         import_path: folder to import a user's model from.
         node_leader: pid of the node's first worker, whose process group this one joins; 0: it is the first.
@@ -31,6 +32,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     token: str
     job: Job
     data_folder: str
+    profile: str = ""
     faults: tuple[Fault, ...] = ()
     import_path: str | None = None
     node_leader: int = 0

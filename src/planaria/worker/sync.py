@@ -17,6 +17,7 @@ from planaria.plan.plan import Plan, WorkerId
 from planaria.worker.accumulator import Accumulator, total_gradient
 from planaria.worker.holdings import Holdings
 from planaria.worker.mailbox import Key, Kind, Mailbox
+from planaria.worker.pace import Pace
 from planaria.worker.shared_memory import SharedReader
 from planaria.worker.transport import Transport
 
@@ -36,8 +37,11 @@ class _Sum:
 class Sync:
     """The sums of one worker in the step in progress."""
 
-    def __init__(self, worker: WorkerId, holdings: Holdings, transport: Transport, mailbox: Mailbox) -> None:
+    def __init__(
+        self, worker: WorkerId, holdings: Holdings, transport: Transport, mailbox: Mailbox, pace: Pace
+    ) -> None:
         self._worker = worker
+        self._pace = pace
         self._holdings = holdings
         self._transport = transport
         self._mailbox = mailbox
@@ -112,6 +116,7 @@ class Sync:
         tells = owners[group % len(owners)] == self._worker
         device = replica.gradient.device
         parts = [pending.parts[worker].to(device) for worker in sorted(pending.parts)]
+        self._pace.add_up(group, len(parts))
         norm = total_gradient(parts, replica.gradient, with_norm=tells)
         pending.norm = norm if tells else None
         pending.done = True
