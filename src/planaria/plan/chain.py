@@ -188,9 +188,7 @@ def _one(
     return max(clock)
 
 
-def _side_by_side(
-    forward_s: Floats, backward_s: Floats, link_s: Floats, ahead: Ints, num_microbatches: int
-) -> Floats:
+def _side_by_side(forward_s: Floats, backward_s: Floats, link_s: Floats, ahead: Ints, num_microbatches: int) -> Floats:
     """Many chains: the same events, each for all chains at once."""
     chains, stages = forward_s.shape
     forwards, backwards = forward_s.T.copy(), backward_s.T.copy()

@@ -3,8 +3,8 @@
 `advance`: from all splits of the first i stages to those of the first i + 1, keeping for each state the shortest way,
 under the condition that no path through the stage is longer than a budget. `relax`: the shortest ways of any number of
 stages, each counted as `slope * compute + constant_s` and `share` messages over the boundary at its end, whose period
-(compute and `charge` messages over either boundary) is above `above_s` and at most `cap_s`. It may be told that the ways
-count stages (`counted`), and then respects the memory of each stage's place.
+(compute and `charge` messages over either boundary) is above `above_s` and at most `cap_s`. `after` is how many
+stages follow at least, for the stages' memory; where it is negative, the ways are themselves numbers of stages.
 
 Both write, for each state that they improve, the stage that leads there as `start layer * MAX_COUNTS + place of the
 device count`. Among equal ways the first is kept, in the same order in both forms.
@@ -175,7 +175,7 @@ def _relax_loops(
     charge: float,
     above_s: float,
     cap_s: float,
-    counted: bool,
+    after: int,
     tag: int,
 ) -> None:
     """Numba's form of `relax`."""
@@ -197,10 +197,10 @@ def _relax_loops(
                     if compute > cap_s:
                         break
                     most = limit[place, start, end]
-                    if most < 0:
+                    if after > most or most < 0:
                         break
                     here = source[used, start]
-                    if here == np.inf or (counted and here > most):
+                    if here == np.inf or (after < 0 and here > most):
                         continue
                     near = link_s[1 if used % per_node != 0 else 0, start]
                     period = compute + charge * (near + far)
@@ -231,7 +231,7 @@ def _relax_arrays(
     charge: float,
     above_s: float,
     cap_s: float,
-    counted: bool,
+    after: int,
     tag: int,
 ) -> None:
     """The plain form of `relax`: all layers of one row at a time."""
@@ -243,7 +243,7 @@ def _relax_arrays(
     forward = forward_s[:, end] - forward_s[:, start]
     compute = forward + (backward_s[:, end] - backward_s[:, start])
     most = limit[:, start, end]
-    allowed = valid & (compute <= cap_s) & (most >= 0)
+    allowed = valid & (compute <= cap_s) & (most >= max(after, 0))
     nothing = np.full((columns, width), np.inf)
     for then in range(1, rows):
         inside = (then - 1) % per_node + 1
@@ -258,7 +258,7 @@ def _relax_arrays(
             period = compute[place] + charge * (near + far)
             way = here[start] + (slope * compute[place] + constant_s) + share * far
             keep = allowed[place] & (period <= cap_s) & (period > above_s)
-            if counted:
+            if after < 0:
                 keep &= here[start] <= most[place]
             ways.append(np.where(keep, way, np.inf))
         if not ways or not width:

@@ -26,8 +26,9 @@ def path_weights(schedule: ScheduleKind, num_microbatches: int, after: int | Non
 
     - No trip: all forwards and backwards in turn.
     - One dip, of the first microbatch (it spares the g forwards meanwhile) or of the last (g backwards).
-    - Both, and between them n trips down, each of which replaces g forwards and g backwards and takes g + 1 microbatches,
-      and trips up, each of which replaces as many as the first stage runs further ahead, and takes one more.
+    - Both, and between them trips down, each of which replaces g forwards and g backwards and takes g + 1
+      microbatches, and trips up, each of which replaces as many as the first stage runs further ahead, and takes one
+      microbatch more.
     - The link: all messages one after another, between the way there and the way back.
 
     Args:

@@ -1,9 +1,9 @@
 """The split with the shortest simulated step, and how sure that is: an exact search of a close model, then scoring.
 
-The close model of a split's step time is the longest of the paths of `planaria.plan.split_paths`, which is a lower bound
-of it, and most often equal to it. Whether some split has a model time of at most T is decided exactly but for one thing:
-the stages before and the stages after a stage are each taken at their shortest for the number of stages, although one
-split need not have both. So where no split passes, none has a step time of T or less: a certified lower bound. What
+The close model of a split's step time is the longest of the paths of `planaria.plan.split_paths`: a lower bound of it,
+and most often equal to it. Whether some split has a model time of at most T is decided exactly but for one thing: the
+stages before and the stages after a stage are each taken at their shortest for the number of stages to come, although
+one split need not have both. So where no split passes, none has a step time of T or less: a certified lower bound. What
 passes is a candidate; candidates, those of a sweep over period bounds, and their neighbours are scored by the events.
 """
 
@@ -32,6 +32,8 @@ _FIRST_STEP = ((60, 0), (40, 1), (20, 3), (0, 4))
 """Where to begin, by the passes over all states that the budget has room for."""
 BUDGET = 5e6
 """States that the search for a bound may pass; it tries at least one step time."""
+_EQUAL = 2e-3
+"""Step times closer than this are taken for equal: the more even split is better for other numbers of microbatches."""
 _SLACK = 1e-9
 """Relative rounding errors of sums are below it."""
 _NEIGHBOUR_EVENTS = 3e6
@@ -78,7 +80,7 @@ class StepTimeSearch:
         self._budget = budget
         self._states = float(nodes * space.per_node * space.num_layers * min(nodes * space.per_node, space.num_layers))
         if compiled is None:
-            compiled = compile_pays(_plain_s(space, nodes))
+            compiled = compile_pays(plain_s(space, nodes))
         self._compiled = compiled
         self._stages = nodes * space.per_node if space.counts.tolist() == [1] else None
         self._enumerate_up_to = enumerate_up_to
@@ -88,8 +90,17 @@ class StepTimeSearch:
 
     @property
     def scored(self) -> tuple[Split, ...]:
-        """The candidates, best first."""
-        return tuple(sorted(self._times, key=lambda split: (self._times[split], split)))
+        """The candidates, best first; those that are as good as equal are ordered by how uneven their stages are."""
+        if not self._times:
+            return ()
+        best = self._best() * (1 + _EQUAL)
+        equal = [split for split, time in self._times.items() if time <= best]
+        others = sorted((time, split) for split, time in self._times.items() if time > best)
+        return (*sorted(equal, key=lambda split: (self._unevenness(split), split)), *(split for _, split in others))
+
+    def _unevenness(self, split: Split) -> float:
+        forwards, backwards, _ = self._space.rows([split])
+        return round(float(((forwards + backwards) ** 2).sum()), 15)
 
     def time_s(self, split: Split) -> float:
         """Simulated step time of a split."""
@@ -183,19 +194,19 @@ class StepTimeSearch:
 
     def _relaxed(
         self, walls: Walls, *, slope: float = 1.0, constant_s: float = 0.0, share: float = 2.0, charge: float = 0.0,
-        cap_s: float = np.inf, counted: bool = False,
+        cap_s: float = np.inf, after: int = 0,
     ) -> tuple[Floats, Ints]:  # fmt: skip
         plane, parent = self._plane(), np.zeros(self._shape, dtype=np.int64)
         self._relax(
             plane, plane, parent, walls.forward_s, walls.backward_s, walls.link_s, walls.limit, self._space.counts,
-            self._space.per_node, slope, constant_s, share, charge, -1.0, cap_s, counted, 0,
+            self._space.per_node, slope, constant_s, share, charge, -1.0, cap_s, after, 0,
         )  # fmt: skip
         return plane, parent
 
     def _fewest_stages(self) -> Split | None:
         """A split that fits, if any does: one with the fewest stages, since what follows a stage only adds to it."""
         walls = self._space.back
-        plane, parent = self._relaxed(walls, slope=0.0, constant_s=1.0, share=0.0, counted=True)
+        plane, parent = self._relaxed(walls, slope=0.0, constant_s=1.0, share=0.0, after=-1)
         return self._walk_back(parent) if plane[-1, -1] < np.inf else None
 
     def _shortest(self, cap_s: float, hidden: bool) -> Split | None:
@@ -225,8 +236,8 @@ class StepTimeSearch:
     def _descend(self) -> float:
         """Try step times below the best until no split has one; returns the largest that is known to have none."""
         cap = self._best() / self._num * (1 + _SLACK)
-        self._before, _ = self._relaxed(self._space.ahead, cap_s=cap)
-        self._behind, _ = self._relaxed(self._space.back, cap_s=cap)
+        self._before = self._ways(self._space.ahead, cap)
+        self._behind = self._ways(self._space.back, cap)
         low = max(float(self._before[-1, -1]), self._num * self._least_period()) * (1 - _SLACK)
         passed, passes = np.inf, max(2, int(self._budget / self._states))
         first = next(step for least, step in _FIRST_STEP if passes >= least)
@@ -249,6 +260,15 @@ class StepTimeSearch:
             else:
                 low = middle
         return low
+
+    def _ways(self, walls: Walls, cap_s: float) -> Floats:
+        """The shortest ways to each state, of any number of stages that take at most `cap_s`."""
+        plane, _ = self._relaxed(walls, cap_s=cap_s)
+        if not self._space.overlap:
+            # Of the two messages over a state's boundary, one is charged to the stage on its other side.
+            within = (np.arange(len(plane)) % self._space.per_node != 0).astype(np.int64)
+            plane = plane - walls.link_s[within]
+        return plane
 
     def _try(self, target_s: float, rounds: int) -> bool:
         """Whether a split may have a step time of at most `target_s`; scores one that passes."""
@@ -335,6 +355,24 @@ class StepTimeSearch:
             left -= len(near)
 
 
-def _plain_s(space: Space, nodes: int) -> float:
+def fewest_stages(space: Space, nodes: int) -> Floats:
+    """For each number of nodes up to `nodes`, the fewest stages of a split that fits the memory; infinite: none."""
+    plane = np.full((nodes * space.per_node + 1, space.num_layers + 1), np.inf)
+    plane[0, 0] = 0.0
+    compiled = compile_pays(plane.size * space.num_layers * len(space.counts) / _PLAIN_STATES_PER_S)
+    walls, parent = space.back, np.zeros(plane.shape, dtype=np.int64)
+    RELAX.form(compiled=compiled)(
+        plane, plane, parent, walls.forward_s, walls.backward_s, walls.link_s, walls.limit, space.counts,
+        space.per_node, 0.0, 1.0, 0.0, 0.0, -1.0, np.inf, -1, 0,
+    )  # fmt: skip
+    return plane[:: space.per_node, -1]
+
+
+_PLAIN_STATES_PER_S = 2e7
+"""Steps that the plain form of `relax` looks at."""
+
+
+def plain_s(space: Space, nodes: int) -> float:
     """Rough seconds of a search without numba."""
-    return 1e-4 * nodes * space.per_node * min(space.num_layers, nodes * space.per_node)
+    devices = nodes * space.per_node
+    return 1e-4 * devices * min(space.num_layers, devices)

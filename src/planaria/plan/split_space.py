@@ -1,8 +1,8 @@
 """The space of splits that a template is chosen from, as arrays: layers into stages, stages onto the devices of nodes.
 
-A split is a walk over states (devices used, layers done) from (0, 0) to (all, all); a stage is a step of it. Since every
-node's devices are all used, the number of devices used says where in its node a stage begins, and so whether a message
-stays inside the node.
+A split is a walk over states (devices used, layers done) from (0, 0) to (all, all); a stage is a step of it. Since
+every node's devices are all used, the number of devices used says where in its node a stage begins, and so whether a
+message stays inside the node.
 """
 
 from __future__ import annotations
