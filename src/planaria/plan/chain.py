@@ -151,7 +151,7 @@ def _plain(forward_s: Floats, backward_s: Floats, link_s: Floats, ahead: Ints, n
     return _side_by_side(forward_s, backward_s, link_s, ahead, num_microbatches)
 
 
-_SIDE_BY_SIDE = 16
+_SIDE_BY_SIDE = 150
 
 
 def _one(

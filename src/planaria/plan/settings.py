@@ -32,6 +32,8 @@ class PlannerSettings:
         objective: what templates are made for.
         powers_of_two: whether a stage's number of devices must be a power of two; else any that the profile has.
         overlap: whether messages travel beside the sender's compute; else a send occupies the sender.
+        thorough: whether templates are searched for with a twentyfold budget, where their bounds are not close: large
+            ones then take seconds, not tenths of one.
         microbatch_range: templates serve a pipeline's share from the first to the second number of microbatches; None:
             the one number `microbatches_per_pipeline`.
     """
@@ -46,6 +48,7 @@ class PlannerSettings:
     objective: Objective = Objective.STEP_TIME
     powers_of_two: bool = False
     overlap: bool = True
+    thorough: bool = False
     microbatch_range: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:

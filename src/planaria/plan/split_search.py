@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from heapq import nsmallest
 from itertools import islice
 
 import numpy as np
@@ -21,17 +22,22 @@ from planaria.plan.plan import ScheduleKind
 from planaria.plan.split_levels import ADVANCE, MAX_COUNTS, RELAX
 from planaria.plan.split_paths import path_weights
 from planaria.plan.split_space import Space, Split, Walls
+from planaria.plan.split_stretches import StretchLook
 
 ENUMERATE = 2_000
 """Splits up to which all are scored."""
-CLOSE = 1.001
+CLOSE = 1.003
 """Ratio of step time to lower bound at which the search ends."""
-_STEPS = (0.001, 0.004, 0.01, 0.02, 0.04, 0.1, 0.3, 1.0, 3.0, 10.0)
+_STEPS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 """How far below the best step time is tried for a split, one after the other until there is none."""
-_FIRST_STEP = ((60, 0), (40, 1), (20, 3), (0, 4))
+_FIRST_STEP = ((40, 0), (20, 1), (12, 2), (0, 3))
 """Where to begin, by the passes over all states that the budget has room for."""
 BUDGET = 5e6
 """States that the search for a bound may pass; it tries at least one step time."""
+_REMEMBERED = 3
+"""Stages that the closer look at what passes remembers."""
+_PER_STATE = 4e3
+"""Of the budget, for one state of a level of that look."""
 _EQUAL = 2e-3
 """Step times closer than this are taken for equal: the more even split is better for other numbers of microbatches."""
 _SLACK = 1e-9
@@ -121,8 +127,7 @@ class StepTimeSearch:
 
     def _found(self, low: float) -> Found:
         split = self.scored[0]
-        time = self._times[split]
-        return Found(split=split, time_s=time, lower_bound_s=min(low, time))
+        return Found(split=split, time_s=self._times[split], lower_bound_s=min(low, self._best()))
 
     def _best(self) -> float:
         return min(self._times.values())
@@ -239,7 +244,7 @@ class StepTimeSearch:
         self._before = self._ways(self._space.ahead, cap)
         self._behind = self._ways(self._space.back, cap)
         low = max(float(self._before[-1, -1]), self._num * self._least_period()) * (1 - _SLACK)
-        passed, passes = np.inf, max(2, int(self._budget / self._states))
+        passed, passes = np.inf, max(10, int(self._budget / self._states))
         first = next(step for least, step in _FIRST_STEP if passes >= least)
         for step in _STEPS[first:]:
             target = self._best() / (1 + step)
@@ -283,7 +288,15 @@ class StepTimeSearch:
                 return False
         assert split is not None
         self._score([split])
-        return True
+        if self._times[split] <= target_s or rounds < 2:
+            return True
+        look = StretchLook(
+            self._space, self._nodes, self._num, remembered=_REMEMBERED, most_states=int(self._budget / _PER_STATE)
+        )
+        passes, split = look.run(budget, behind, self._stages)
+        if split is not None:
+            self._score([split])
+        return passes
 
     def _behind_planes(self, budget_s: float, before: list[Floats]) -> list[Floats]:
         """For each number of stages to go, the shortest ways from a state to the end, seen from the end.
@@ -343,15 +356,16 @@ class StepTimeSearch:
     def _improve(self, low: float) -> None:
         """Go on to better neighbours of the best splits, until there is none or the best is close to the bound."""
         done: set[Split] = set()
-        left = int(_NEIGHBOUR_EVENTS / (2 * len(self.scored[0]) * self._num)) + 1
+        left = int(_NEIGHBOUR_EVENTS / (2 * min(self._shape) * self._num)) + 1
         while left > 0 and self._best() > low * CLOSE:
-            split = next((split for split in self.scored[:3] if split not in done), None)
+            best = nsmallest(4, self._times, key=lambda split: (self._times[split], split))
+            split = next((split for split in best if split not in done), None)
             if split is None:
                 break
             done.add(split)
-            new = (s for s in self._space.neighbours(split) if s not in self._times and self._space.fits(s))
+            new = (s for s in self._space.neighbours(split) if s not in self._times)
             near = list(islice(new, min(left, _NEIGHBOURS)))
-            self._score(near)
+            self._score(filter(self._space.fits, near) if self._space.limited else near)
             left -= len(near)
 
 

@@ -20,7 +20,7 @@ from planaria.plan.oobleck import OobleckSearch
 from planaria.plan.plan import PlanError
 from planaria.plan.profile import ModelProfile
 from planaria.plan.settings import Objective, PlannerSettings
-from planaria.plan.split_search import Found, StepTimeSearch, fewest_stages, plain_s
+from planaria.plan.split_search import BUDGET, Found, StepTimeSearch, fewest_stages, plain_s
 from planaria.plan.split_space import Space, Split, make_space
 
 
@@ -104,7 +104,8 @@ def _best(space: Space, settings: PlannerSettings, nodes: int, compiled: bool) -
         found = OobleckSearch(space, nodes, compiled=compiled).run()
         assert found is not None, f"a split onto {nodes} nodes fits, and none was found"
         return Found(split=found[0], time_s=found[1], lower_bound_s=found[1])
-    searches = [StepTimeSearch(space, nodes, share, compiled=compiled) for share in settings.shares]
+    budget = BUDGET * (20 if settings.thorough else 1)
+    searches = [StepTimeSearch(space, nodes, share, compiled=compiled, budget=budget) for share in settings.shares]
     founds = [search.run() for search in searches]
     if len(founds) == 1:
         assert founds[0] is not None, f"a split onto {nodes} nodes fits, and none was found"
