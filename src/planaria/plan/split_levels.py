@@ -112,7 +112,7 @@ def _advance_arrays(
         used, start = states[states[:, 0] % per_node + devices <= per_node].T
         if not len(used):
             break
-        width = _width(forward_s[place] + backward_s[place], budget_s / weights[0, 2])
+        width = longest_range(forward_s[place] + backward_s[place], budget_s / weights[0, 2])
         end = start[:, None] + np.arange(1, width + 1)
         at = np.flatnonzero((end < columns).ravel())
         row, end = at // max(width, 1), end.ravel()[at]
@@ -153,7 +153,7 @@ def _advance_arrays(
     parent.ravel()[to[better]] = by[better]
 
 
-def _width(prefix: Floats, most_s: float) -> int:
+def longest_range(prefix: Floats, most_s: float) -> int:
     """Layers of the longest range that takes at most `most_s`."""
     ends = np.searchsorted(prefix, prefix + most_s * (1 + 1e-9), side="right") - 1
     return int(np.max(ends - np.arange(len(prefix))))
@@ -236,7 +236,7 @@ def _relax_arrays(
 ) -> None:
     """The plain form of `relax`: all layers of one row at a time."""
     rows, columns = source.shape
-    width = max(_width(forward_s[place] + backward_s[place], cap_s) for place in range(len(counts)))
+    width = max(longest_range(forward_s[place] + backward_s[place], cap_s) for place in range(len(counts)))
     end = np.arange(columns)[:, None]
     start = end - np.arange(1, width + 1)
     valid, start = start >= 0, np.maximum(start, 0)

@@ -26,14 +26,16 @@ from planaria.plan.split_stretches import StretchLook
 
 ENUMERATE = 2_000
 """Splits up to which all are scored."""
-CLOSE = 1.003
-"""Ratio of step time to lower bound at which the search ends."""
-_STEPS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-"""How far below the best step time is tried for a split, one after the other until there is none."""
+CLOSE, CLOSE_MANY = 1.003, 1.008
+"""Ratio of step time to lower bound at which the search ends: one device a stage, and several."""
+_STEPS = (0.0, 0.012, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+"""How far below the best step time is tried for a split, one after the other until there is none; 0: just close."""
 _FIRST_STEP = ((40, 0), (20, 1), (12, 2), (0, 3))
 """Where to begin, by the passes over all states that the budget has room for."""
-BUDGET = 5e6
+BUDGET = 4e6
 """States that the search for a bound may pass; it tries at least one step time."""
+_LOOKS, _LOOKS_MANY = 10, 2
+"""Closer looks at a step time, at most; with several devices a stage they are dear, unless the budget is larger."""
 _REMEMBERED = 3
 """Stages that the closer look at what passes remembers."""
 _PER_STATE = 4e3
@@ -42,7 +44,7 @@ _EQUAL = 2e-3
 """Step times closer than this are taken for equal: the more even split is better for other numbers of microbatches."""
 _SLACK = 1e-9
 """Relative rounding errors of sums are below it."""
-_NEIGHBOUR_EVENTS = 3e6
+_NEIGHBOUR_EVENTS = 1e6
 """Events that are spent on neighbours of the best splits, at most."""
 _NEIGHBOURS = 200
 """Of one split, at most."""
@@ -89,6 +91,7 @@ class StepTimeSearch:
             compiled = compile_pays(plain_s(space, nodes))
         self._compiled = compiled
         self._stages = nodes * space.per_node if space.counts.tolist() == [1] else None
+        self._close = CLOSE if self._stages is not None else CLOSE_MANY
         self._enumerate_up_to = enumerate_up_to
         self._times: dict[Split, float] = {}
         self._advance = ADVANCE.form(compiled=compiled)
@@ -244,10 +247,26 @@ class StepTimeSearch:
         self._before = self._ways(self._space.ahead, cap)
         self._behind = self._ways(self._space.back, cap)
         low = max(float(self._before[-1, -1]), self._num * self._least_period()) * (1 - _SLACK)
-        passed, passes = np.inf, max(10, int(self._budget / self._states))
+        low = self._planes_descend(low)
+        passed = np.inf
+        many = self._stages is None and self._budget <= BUDGET
+        for look in range(_LOOKS_MANY if many else _LOOKS):
+            best = min(passed, self._best())
+            if best <= low * self._close:
+                break
+            target = self._best() / self._close if look == 0 else (low * best) ** 0.5
+            if self._try(target, rounds=2, look=True):
+                passed = target
+            else:
+                low = target
+        return low
+
+    def _planes_descend(self, low: float) -> float:
+        """The same with the planes only, which are quick but blind for stretches of stages; `low` has none for sure."""
+        passed, passes = np.inf, max(6, int(self._budget / self._states))
         first = next(step for least, step in _FIRST_STEP if passes >= least)
         for step in _STEPS[first:]:
-            target = self._best() / (1 + step)
+            target = self._best() / max(1 + step, self._close)
             if passes <= 0 or target <= low:
                 break
             if target >= passed:
@@ -257,7 +276,7 @@ class StepTimeSearch:
                 low = target
                 break
             passed = target
-        while passes > 0 and min(passed, self._best()) > low * CLOSE:
+        while passes > 0 and min(passed, self._best()) > low * self._close:
             middle = (low * min(passed, self._best())) ** 0.5
             passes -= 4
             if self._try(middle, rounds=2):
@@ -275,7 +294,7 @@ class StepTimeSearch:
             plane = plane - walls.link_s[within]
         return plane
 
-    def _try(self, target_s: float, rounds: int) -> bool:
+    def _try(self, target_s: float, rounds: int, *, look: bool = False) -> bool:
         """Whether a split may have a step time of at most `target_s`; scores one that passes."""
         budget = target_s * (1 + _SLACK)
         whole = self._before + self._behind[::-1, ::-1] <= budget
@@ -288,12 +307,12 @@ class StepTimeSearch:
                 return False
         assert split is not None
         self._score([split])
-        if self._times[split] <= target_s or rounds < 2:
+        if self._times[split] <= target_s or not look:
             return True
-        look = StretchLook(
+        stretches = StretchLook(
             self._space, self._nodes, self._num, remembered=_REMEMBERED, most_states=int(self._budget / _PER_STATE)
         )
-        passes, split = look.run(budget, behind, self._stages)
+        passes, split = stretches.run(budget, behind, self._stages)
         if split is not None:
             self._score([split])
         return passes
@@ -357,7 +376,7 @@ class StepTimeSearch:
         """Go on to better neighbours of the best splits, until there is none or the best is close to the bound."""
         done: set[Split] = set()
         left = int(_NEIGHBOUR_EVENTS / (2 * min(self._shape) * self._num)) + 1
-        while left > 0 and self._best() > low * CLOSE:
+        while left > 0 and self._best() > low * self._close:
             best = nsmallest(4, self._times, key=lambda split: (self._times[split], split))
             split = next((split for split in best if split not in done), None)
             if split is None:

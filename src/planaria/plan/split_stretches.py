@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from planaria.plan.chain import Floats, Ints
 from planaria.plan.plan import ScheduleKind
+from planaria.plan.split_levels import longest_range
 from planaria.plan.split_paths import path_weights
 from planaria.plan.split_space import Space, Split
 
@@ -130,8 +131,11 @@ class StretchLook:
         """The stages on so many devices that follow the states and pass."""
         space, walls = self._space, self._space.ahead
         fits = (states.used % space.per_node + devices <= space.per_node) & (states.used + devices <= self._devices)
-        ends = np.arange(space.num_layers + 1)
-        rows, end = np.nonzero(fits[:, None] & (ends[None, :] > states.start[:, None]))
+        most = longest_range(walls.forward_s[place] + walls.backward_s[place], budget_s / self._num)
+        before = np.flatnonzero(fits)
+        end = states.start[before][:, None] + np.arange(1, most + 1)
+        inside = end <= space.num_layers
+        rows, end = before[np.nonzero(inside)[0]], end[inside]
         then = states.used[rows] + devices
         there = behind[self._devices - then, space.num_layers - end]
         start = states.start[rows]
@@ -145,10 +149,10 @@ class StretchLook:
             backward = backward + walls.link_s[(states.used[rows] % space.per_node != 0).astype(np.int64), start]
             link = np.zeros_like(link)
         here, stretch = states.way_s[rows], states.stretch_s[rows]
-        values = np.stack([here, there, forward, backward, link])
-        passes = ((weights @ values) <= budget_s).all(axis=0) & self._stretches_pass(
-            here, there, forward + backward, stretch, after, budget_s
-        )
+        passes = self._stretches_pass(here, there, forward + backward, stretch, after, budget_s)
+        for weight in weights:
+            length = weight[0] * here + weight[1] * there + weight[2] * forward + weight[3] * backward
+            passes &= length + weight[4] * link <= budget_s
         rows, end, then, here, stretch = rows[passes], end[passes], then[passes], here[passes], stretch[passes]
         own = (forward + backward + 2.0 * link)[passes]
         grain = _GRAIN * budget_s / self._num

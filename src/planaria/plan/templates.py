@@ -85,7 +85,8 @@ def make_templates(profile: ModelProfile, settings: PlannerSettings) -> tuple[Te
     most = settings.num_nodes - settings.fault_tolerance * smallest
     sizes = [nodes for nodes in fitting if smallest <= nodes <= most]
     compiled = compile_pays(sum(plain_s(space, nodes) for nodes in sizes) * len(settings.shares))
-    found = ((nodes, _best(space, settings, nodes, compiled)) for nodes in sizes)
+    share = min(1.0, _FULL_BUDGETS / max(len(sizes), 1))
+    found = ((nodes, _best(space, settings, nodes, share, compiled)) for nodes in sizes)
     return tuple(_template(profile, settings, nodes, best) for nodes, best in found)
 
 
@@ -98,13 +99,13 @@ def minimum_nodes(profile: ModelProfile, settings: PlannerSettings) -> int:
     return _node_counts(profile, settings, make_space(profile, settings))[0]
 
 
-def _best(space: Space, settings: PlannerSettings, nodes: int, compiled: bool) -> Found:
-    """The best split onto so many nodes; some split is known to fit."""
+def _best(space: Space, settings: PlannerSettings, nodes: int, share: float, compiled: bool) -> Found:
+    """The best split onto so many nodes; some split is known to fit. `share`: of the budget for one template."""
     if settings.objective is Objective.OOBLECK:
         found = OobleckSearch(space, nodes, compiled=compiled).run()
         assert found is not None, f"a split onto {nodes} nodes fits, and none was found"
         return Found(split=found[0], time_s=found[1], lower_bound_s=found[1])
-    budget = BUDGET * (20 if settings.thorough else 1)
+    budget = BUDGET * (20 if settings.thorough else share)
     searches = [StepTimeSearch(space, nodes, share, compiled=compiled, budget=budget) for share in settings.shares]
     founds = [search.run() for search in searches]
     if len(founds) == 1:
@@ -120,6 +121,8 @@ def _best(space: Space, settings: PlannerSettings, nodes: int, compiled: bool) -
     return Found(split=chosen, time_s=worst[chosen][1], lower_bound_s=worst[chosen][2])
 
 
+_FULL_BUDGETS = 8
+"""Templates that get the whole budget of one search; more of them share it."""
 _CANDIDATES = 50
 """Of each number of microbatches of a range, that are tried with the others."""
 
