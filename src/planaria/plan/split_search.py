@@ -26,16 +26,20 @@ from planaria.plan.split_stretches import StretchLook
 
 ENUMERATE = 2_000
 """Splits up to which all are scored."""
-CLOSE, CLOSE_MANY = 1.003, 1.008
-"""Ratio of step time to lower bound at which the search ends: one device a stage, and several."""
+CLOSE, CLOSE_LARGE = 1.003, 1.008
+"""Ratio of step time to lower bound at which the search ends: where it is quick to get there, and else."""
+_QUICK_STATES = 3e4
+"""Devices x layers x stages up to which it is, whatever the stages' device counts."""
 _STEPS = (0.0, 0.012, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 """How far below the best step time is tried for a split, one after the other until there is none; 0: just close."""
 _FIRST_STEP = ((40, 0), (20, 1), (12, 2), (0, 3))
 """Where to begin, by the passes over all states that the budget has room for."""
 BUDGET = 4e6
 """States that the search for a bound may pass; it tries at least one step time."""
-_LOOKS, _LOOKS_MANY = 10, 2
-"""Closer looks at a step time, at most; with several devices a stage they are dear, unless the budget is larger."""
+_LOOKS, _LOOKS_LARGE = 10, 2
+"""Closer looks at a step time, at most; in large spaces they are dear."""
+_LOOK = 6
+"""Of the budget, for each state, that a look needs."""
 _REMEMBERED = 3
 """Stages that the closer look at what passes remembers."""
 _PER_STATE = 4e3
@@ -91,7 +95,9 @@ class StepTimeSearch:
             compiled = compile_pays(plain_s(space, nodes))
         self._compiled = compiled
         self._stages = nodes * space.per_node if space.counts.tolist() == [1] else None
-        self._close = CLOSE if self._stages is not None else CLOSE_MANY
+        quick = self._stages is not None or self._states <= _QUICK_STATES
+        self._close = CLOSE if quick else CLOSE_LARGE
+        self._looks = _LOOKS if quick or budget > BUDGET else min(_LOOKS_LARGE, int(budget / (_LOOK * self._states)))
         self._enumerate_up_to = enumerate_up_to
         self._times: dict[Split, float] = {}
         self._advance = ADVANCE.form(compiled=compiled)
@@ -249,8 +255,7 @@ class StepTimeSearch:
         low = max(float(self._before[-1, -1]), self._num * self._least_period()) * (1 - _SLACK)
         low = self._planes_descend(low)
         passed = np.inf
-        many = self._stages is None and self._budget <= BUDGET
-        for look in range(_LOOKS_MANY if many else _LOOKS):
+        for look in range(self._looks):
             best = min(passed, self._best())
             if best <= low * self._close:
                 break
@@ -263,7 +268,7 @@ class StepTimeSearch:
 
     def _planes_descend(self, low: float) -> float:
         """The same with the planes only, which are quick but blind for stretches of stages; `low` has none for sure."""
-        passed, passes = np.inf, max(6, int(self._budget / self._states))
+        passed, passes = np.inf, max(2, int(self._budget / self._states))
         first = next(step for least, step in _FIRST_STEP if passes >= least)
         for step in _STEPS[first:]:
             target = self._best() / max(1 + step, self._close)
