@@ -30,10 +30,12 @@ CLOSE, CLOSE_LARGE = 1.003, 1.008
 """Ratio of step time to lower bound at which the search ends: where it is quick to get there, and else."""
 _QUICK_STATES = 3e4
 """Devices x layers x stages up to which it is, whatever the stages' device counts."""
-_STEPS = (0.0, 0.012, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+_STEPS = (0.0, 0.012, 0.03, 0.1, 0.17, 0.3, 1.0, 3.0, 10.0)
 """How far below the best step time is tried for a split, one after the other until there is none; 0: just close."""
-_FIRST_STEP = ((40, 0), (20, 1), (12, 2), (0, 3))
+_FIRST_STEP = ((40, 0), (20, 1), (14, 2), (0, 3))
 """Where to begin, by the passes over all states that the budget has room for."""
+_PASSES_FOR_ROUNDS = 8
+"""Above it, the ways before and the ways behind are each made twice, the second time with the other's."""
 BUDGET = 4e6
 """States that the search for a bound may pass; it tries at least one step time."""
 _LOOKS, _LOOKS_LARGE = 10, 2
@@ -268,23 +270,24 @@ class StepTimeSearch:
 
     def _planes_descend(self, low: float) -> float:
         """The same with the planes only, which are quick but blind for stretches of stages; `low` has none for sure."""
-        passed, passes = np.inf, max(2, int(self._budget / self._states))
+        passed, passes = np.inf, 2 + int(self._budget / self._states)
         first = next(step for least, step in _FIRST_STEP if passes >= least)
+        rounds = 2 if passes > _PASSES_FOR_ROUNDS else 1
         for step in _STEPS[first:]:
             target = self._best() / max(1 + step, self._close)
             if passes <= 0 or target <= low:
                 break
             if target >= passed:
                 continue
-            passes -= 4
-            if not self._try(target, rounds=2 if passes > 0 else 1):
+            passes -= 2 * rounds
+            if not self._try(target, rounds):
                 low = target
                 break
             passed = target
         while passes > 0 and min(passed, self._best()) > low * self._close:
             middle = (low * min(passed, self._best())) ** 0.5
-            passes -= 4
-            if self._try(middle, rounds=2):
+            passes -= 2 * rounds
+            if self._try(middle, rounds):
                 passed = middle
             else:
                 low = middle
