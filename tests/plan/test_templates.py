@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import msgspec
@@ -10,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planaria.plan.costs import StageCosts, pipeline_cost
+from planaria.plan.oobleck import objective_s
 from planaria.plan.plan import PlanError
 from planaria.plan.profile import LinkCost, Links, ModelProfile
-from planaria.plan.settings import PlannerSettings
-from planaria.plan.templates import make_templates, minimum_nodes
+from planaria.plan.settings import Objective, PlannerSettings
+from planaria.plan.templates import TemplateStage, make_templates, minimum_nodes, stage_chain
+from tests.plan.instances import all_splits, instances
 from tests.plan.profiles import random_jobs, random_profiles, uniform_profile
 
 
@@ -38,12 +41,14 @@ def test_each_template_is_the_best_of_all_splits(profile: ModelProfile, share: i
             costs.memory_bytes(first, end, flight) <= memory for (first, end), flight in zip(split, kept, strict=True)
         )
 
+    def time_s(split: list[tuple[int, int]]) -> float:
+        stages = [TemplateStage(first_layer=first, end_layer=end, node=n) for n, (first, end) in enumerate(split)]
+        return stage_chain(profile, planner, stages).time_s(share)
+
     planner = settings_of(num_microbatches=share, fault_tolerance=0, num_nodes=profile.num_layers, memory_bytes=memory)
     best = {}
     for stages in range(1, profile.num_layers + 1):
-        times = [
-            pipeline_cost(profile, split).time_s(share) for split in splits(profile.num_layers, stages) if fits(split)
-        ]
+        times = [time_s(split) for split in splits(profile.num_layers, stages) if fits(split)]
         if times:
             best[stages] = min(times)
     if not best:
@@ -51,10 +56,70 @@ def test_each_template_is_the_best_of_all_splits(profile: ModelProfile, share: i
             make_templates(profile, planner)
         return
     templates = make_templates(profile, planner)
-    assert {t.num_nodes: t.step_time_s for t in templates} == pytest.approx(best)
+    assert {t.num_nodes: t.step_time_s for t in templates} == pytest.approx(best, rel=2e-3)
     for template in templates:
+        assert template.lower_bound_s == pytest.approx(best[template.num_nodes])
+        assert -1e-9 <= template.gap <= 2e-3
         ranges = [(stage.first_layer, stage.end_layer) for stage in template.stages]
-        assert pipeline_cost(profile, ranges).time_s(share) == pytest.approx(template.step_time_s)
+        assert pipeline_cost(profile, ranges) == template.cost
+
+
+@pytest.mark.parametrize("objective", list(Objective))
+def test_stages_of_several_devices_use_every_node_whole(objective: Objective) -> None:
+    """Also with fewer layers than devices."""
+    for instance in instances(60, seed=6):
+        profile, nodes = instance.profile, instance.nodes
+        planner = replace(instance.settings, memory_bytes=0, min_nodes=nodes, objective=objective)
+        (template,) = make_templates(profile, planner)
+        assert [layer for s in template.stages for layer in range(s.first_layer, s.end_layer)] == list(
+            range(profile.num_layers)
+        )
+        for node in range(nodes):
+            assert sum(stage.num_devices for stage in template.stages_of(node)) == planner.devices_per_node
+        assert [stage.node for stage in template.stages] == sorted(stage.node for stage in template.stages)
+        if planner.powers_of_two:
+            assert all(stage.num_devices in (1, 2, 4) for stage in template.stages)
+        assert template.gap == pytest.approx(0, abs=2e-3)
+        computes = [StageCosts(profile).compute_s(s.first_layer, s.end_layer, s.num_devices) for s in template.stages]
+        expected = objective_s(computes) if objective is Objective.OOBLECK else template.step_time_s
+        assert template.objective_s == pytest.approx(expected)
+
+
+def test_a_range_of_microbatches_is_served_by_the_split_that_is_nowhere_far_from_the_best() -> None:
+    for instance in instances(25, seed=7, most_layers=6, most_devices=3, most_nodes=2):
+        settings = replace(
+            instance.settings, memory_bytes=0, min_nodes=instance.nodes, num_microbatches=12, powers_of_two=False
+        )
+        planner = replace(settings, microbatch_range=(1, 11))
+        (template,) = make_templates(instance.profile, planner)
+        times: dict[int, list[float]] = {share: [] for share in (1, 6, 11)}
+        chains = []
+        for split in all_splits(replace(instance, settings=settings)):
+            stages, first, used = [], 0, 0
+            for end, devices in split:
+                node = used // settings.devices_per_node
+                stages.append(TemplateStage(first_layer=first, end_layer=end, node=node, num_devices=devices))
+                first, used = end, used + devices
+            chains.append(stage_chain(instance.profile, settings, stages))
+            for share, of_share in times.items():
+                of_share.append(chains[-1].time_s(share))
+        best = {share: min(of_share) for share, of_share in times.items()}
+        regret = min(max(chain.time_s(m) / best[m] for m in best) for chain in chains)
+        assert template.chain is not None
+        assert max(template.chain.time_s(m) / best[m] for m in best) <= regret * 1.004
+        assert template.gap == pytest.approx(regret - 1, abs=4e-3)
+
+
+def test_device_counts_that_cannot_fill_a_node_are_refused() -> None:
+    profile = uniform_profile(4)
+    layers = tuple(
+        msgspec.structs.replace(layer, times=tuple(msgspec.structs.replace(t, num_devices=2) for t in layer.times))
+        for layer in profile.layers
+    )
+    profile = msgspec.structs.replace(profile, layers=layers)
+    with pytest.raises(PlanError, match=r"3 devices.*\(2\) cannot use them all\. Profile the layers on 1 device too"):
+        make_templates(profile, settings_of(devices_per_node=3))
+    assert [s.num_devices for s in make_templates(profile, settings_of(devices_per_node=2))[0].stages] == [2]
 
 
 @settings(max_examples=40, deadline=None)
@@ -115,7 +180,7 @@ def test_a_slow_link_moves_the_cut_to_where_messages_are_small() -> None:
         ({"num_nodes": 1, "min_nodes": 2}, r"1 node cannot hold 2 replicas of 2 nodes each \(4 needed\)"),
         ({"devices_per_node": 10}, r"10 devices need 10 layers, and the model has 8.*devices_per_node = 8"),
         ({"min_nodes": 5, "devices_per_node": 2}, r"need 10 layers.*min_nodes_per_pipeline = 4 or less"),
-        ({"memory_bytes": 1_000_000}, r"Layer 0 \(block\) needs 2\.14 MB .* a device has 1\.00 MB"),
+        ({"memory_bytes": 1_000_000}, r"Layer 0 \(block\) needs 2\.15 MB .* a device has 1\.00 MB"),
         (
             {"memory_bytes": 6_000_000, "min_nodes": 1},
             r"does not fit on 1 node with 1 device of 6\.00 MB each; it needs 3",
@@ -138,3 +203,8 @@ def test_no_split_fits_although_each_layer_does() -> None:
 def test_settings_are_checked(name: str) -> None:
     with pytest.raises(PlanError, match=f"{name} is 0; it must be at least 1"):
         settings_of(**{name: 0})
+
+
+def test_a_range_that_is_none_is_refused() -> None:
+    with pytest.raises(PlanError, match=r"microbatch_range is \(5, 4\); give the fewest"):
+        replace(settings_of(), microbatch_range=(5, 4))

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
 from planaria.plan.plan import PlanError, ScheduleKind
+
+
+class Objective(enum.StrEnum):
+    """What the best template of a number of nodes is."""
+
+    STEP_TIME = "steptime"
+    """The shortest step as simulated, for a given number of microbatches."""
+    OOBLECK = "oobleck"
+    """Oobleck's T1 + T2 + T3 with four microbatches a stage (section 4.1.2), for comparison with the paper."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +29,13 @@ class PlannerSettings:
         memory_bytes: of one device; 0: unlimited.
         min_nodes: n0, the nodes of the smallest pipeline; 0: the fewest that the memory allows.
         schedule: order of forwards and backwards.
+        objective: what templates are made for.
+        powers_of_two: whether a stage's number of devices must be a power of two; else any that the profile has.
+        overlap: whether messages travel beside the sender's compute; else a send occupies the sender.
+        thorough: whether templates are searched for with a twentyfold budget, where their bounds are not close: large
+            ones then take seconds, not tenths of one.
+        microbatch_range: templates serve a pipeline's share from the first to the second number of microbatches; None:
+            the one number `microbatches_per_pipeline`.
     """
 
     num_microbatches: int
@@ -28,6 +45,11 @@ class PlannerSettings:
     memory_bytes: int = 0
     min_nodes: int = 0
     schedule: ScheduleKind = ScheduleKind.ONE_F_ONE_B
+    objective: Objective = Objective.STEP_TIME
+    powers_of_two: bool = False
+    overlap: bool = True
+    thorough: bool = False
+    microbatch_range: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -41,8 +63,20 @@ class PlannerSettings:
             value = getattr(self, name)
             if value < least:
                 raise PlanError(f"{name} is {value}; it must be at least {least}.")
+        if self.microbatch_range is not None and not 1 <= self.microbatch_range[0] <= self.microbatch_range[1]:
+            raise PlanError(
+                f"microbatch_range is {self.microbatch_range}; give the fewest (at least 1) and the most microbatches."
+            )
 
     @property
     def microbatches_per_pipeline(self) -> int:
         """The share that templates are shaped for: the largest of an even split over f + 1 pipelines."""
         return -(-self.num_microbatches // (self.fault_tolerance + 1))
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """The numbers of microbatches that templates are judged by: the share; of a range both ends and the middle."""
+        if self.microbatch_range is None:
+            return (self.microbatches_per_pipeline,)
+        low, high = self.microbatch_range
+        return tuple(sorted({low, (low + high) // 2, high}))

@@ -1,17 +1,27 @@
-"""Pipeline templates: for each number of nodes, the split of the layers into stages that is fastest.
+"""Pipeline templates: for each number of nodes, the split of the layers into stages that is best.
 
-Source: Oobleck, section 4.1. Its divide and conquer is replaced by an exact dynamic program, and its N_b = 4S
-by one fixed number of microbatches, so that templates are compared on equal work.
+Source: Oobleck, section 4.1. Its divide and conquer is replaced by searches that are exact or say how far they can be
+from it, and its N_b = 4S, unless asked for, by one number of microbatches, so that templates are compared on equal
+work.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from planaria.plan.costs import PipelineCost, StageCosts
+import numpy as np
+
+from planaria.plan.chain import Chain
+from planaria.plan.compiled import compile_pays
+from planaria.plan.costs import PipelineCost, StageCosts, pipeline_cost
+from planaria.plan.oobleck import OobleckSearch
 from planaria.plan.plan import PlanError
 from planaria.plan.profile import ModelProfile
-from planaria.plan.settings import PlannerSettings
+from planaria.plan.settings import Objective, PlannerSettings
+from planaria.plan.split_search import BUDGET, Found, StepTimeSearch, fewest_stages, plain_s
+from planaria.plan.split_space import Space, Split, make_space
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,111 +40,55 @@ class Template:
 
     Attributes:
         num_nodes: nodes that it takes.
-        stages: in layer order; the stages of a node are neighbours.
-        step_time_s: for the share of microbatches that templates are shaped for
-            (`PlannerSettings.microbatches_per_pipeline`).
-        cost: its time for any number of microbatches.
+        stages: in layer order; the stages of a node are neighbours and use all its devices.
+        step_time_s: simulated, for the share of microbatches that templates are shaped for
+            (`PlannerSettings.microbatches_per_pipeline`; of a range its most). With whole backwards: where they are
+            split, a step is shorter.
+        cost: its time for any number of microbatches, as a line.
+        chain: its stages' times, for the simulated step time of any number of microbatches; None: not known.
+        objective_s: what was minimised: the step time (of a range, at the number of microbatches where it is furthest
+            from its bound), or Oobleck's T1 + T2 + T3.
+        lower_bound_s: no mapping onto as many nodes has a smaller objective; 0: not known.
     """
 
     num_nodes: int
     stages: tuple[TemplateStage, ...]
     step_time_s: float
     cost: PipelineCost
+    chain: Chain | None = None
+    objective_s: float = 0.0
+    lower_bound_s: float = 0.0
+
+    @property
+    def gap(self) -> float:
+        """How far the template can be from the best, as a part of the bound: 0 where it is the best for certain."""
+        return self.objective_s / self.lower_bound_s - 1 if self.lower_bound_s else float("inf")
 
     def time_s(self, num_microbatches: int) -> float:
         return self.cost.time_s(num_microbatches)
 
     def stages_of(self, node: int) -> tuple[TemplateStage, ...]:
-        """The stages on the template's node `node`, one a device."""
+        """The stages on the template's node `node`."""
         return tuple(stage for stage in self.stages if stage.node == node)
 
 
-@dataclass(frozen=True, slots=True)
-class _Split:
-    """A way to cut layers [u, L): worst period, time on links, unevenness, first cut and what follows it."""
+def make_templates(profile: ModelProfile, settings: PlannerSettings) -> tuple[Template, ...]:
+    """Templates for n0, n0 + 1, ... min(N - f n0, what the layers allow) nodes, fewest first (Oobleck, section 4.1.1).
 
-    period_s: float
-    links_s: float
-    unevenness: float
-    cut: int
-    rest: _Split | None
+    A number of nodes above n0 whose every split breaks the memory limit has no template.
 
-    def ranges(self, first: int) -> list[tuple[int, int]]:
-        ranges: list[tuple[int, int]] = []
-        split: _Split | None = self
-        while split is not None:
-            ranges.append((first, split.cut))
-            first, split = split.cut, split.rest
-        return ranges
-
-
-class _Splits:
-    """The splits of every suffix of the layers into k stages that no other split beats both in period and
-    links.
-
-    Going from the last stage up, a stage's place from the end is known, so is the number of microbatches that
-    it keeps in flight under 1F1B, and so its memory. One table serves all templates.
+    Raises:
+        PlanError: the model does not fit, or f + 1 replicas do not.
     """
-
-    def __init__(self, profile: ModelProfile, settings: PlannerSettings) -> None:
-        self._costs = StageCosts(profile)
-        self._num_layers = profile.num_layers
-        self._memory = settings.memory_bytes
-        self._schedule = settings.schedule
-        self._share = settings.microbatches_per_pipeline
-        end = _Split(0.0, 0.0, 0.0, profile.num_layers, None)
-        self._levels: list[dict[int, list[_Split]]] = [{profile.num_layers: [end]}]
-
-    def best(self, num_stages: int) -> tuple[list[tuple[int, int]], PipelineCost] | None:
-        """The fastest split of all layers into `num_stages` stages, or None where none fits the memory."""
-        while len(self._levels) <= num_stages:
-            self._levels.append(self._next_level(len(self._levels)))
-        splits = self._levels[num_stages].get(0)
-        if not splits:
-            return None
-        total = self._costs.compute_s(0, self._num_layers)
-
-        def step_time(split: _Split) -> float:
-            return total + split.links_s + (self._share - 1) * split.period_s
-
-        chosen = min(splits, key=lambda split: (step_time(split), split.unevenness, split.period_s))
-        cost = PipelineCost(period_s=chosen.period_s, path_s=total + chosen.links_s)
-        return chosen.ranges(0)[:num_stages], cost
-
-    def _next_level(self, k: int) -> dict[int, list[_Split]]:
-        level: dict[int, list[_Split]] = {}
-        below = self._levels[k - 1]
-        for first in range(self._num_layers - k + 1):
-            candidates: list[_Split] = []
-            for cut in range(first + 1, self._num_layers - k + 2):
-                if not self._fits(first, cut, self._schedule.in_flight(k - 1, self._share)):
-                    break
-                period, links = self._costs.period_s(first, cut), 2 * self._costs.link_s(cut)
-                compute = self._costs.compute_s(first, cut)
-                candidates.extend(
-                    _Split(
-                        max(period, rest.period_s),
-                        links + rest.links_s,
-                        compute * compute + rest.unevenness,
-                        cut,
-                        rest,
-                    )
-                    for rest in below.get(cut, ())
-                )
-            if candidates:
-                level[first] = _undominated(candidates)
-        return level
-
-    def _fits(self, first: int, end: int, in_flight: int) -> bool:
-        return not self._memory or self._costs.memory_bytes(first, end, in_flight) <= self._memory
-
-
-def _undominated(splits: list[_Split]) -> list[_Split]:
-    kept: list[_Split] = []
-    for split in sorted(splits, key=lambda s: (s.period_s, s.links_s, s.unevenness, s.cut)):
-        if not kept or split.links_s < kept[-1].links_s:
-            kept.append(split)
-    return kept
+    space = make_space(profile, settings)
+    smallest, fitting = _node_counts(profile, settings, space)
+    check_replicas(settings.num_nodes, smallest, settings.fault_tolerance)
+    most = settings.num_nodes - settings.fault_tolerance * smallest
+    sizes = [nodes for nodes in fitting if smallest <= nodes <= most]
+    compiled = compile_pays(sum(plain_s(space, nodes) for nodes in sizes) * len(settings.shares))
+    share = min(1.0, _FULL_BUDGETS / max(len(sizes), 1))
+    found = ((nodes, _best(space, settings, nodes, share, compiled)) for nodes in sizes)
+    return tuple(_template(profile, settings, nodes, best) for nodes, best in found)
 
 
 def minimum_nodes(profile: ModelProfile, settings: PlannerSettings) -> int:
@@ -143,38 +97,125 @@ def minimum_nodes(profile: ModelProfile, settings: PlannerSettings) -> int:
     Raises:
         PlanError: the model does not fit on any number of nodes.
     """
-    return _minimum_nodes(profile, settings, _Splits(profile, settings))
+    return _node_counts(profile, settings, make_space(profile, settings))[0]
 
 
-def _minimum_nodes(profile: ModelProfile, settings: PlannerSettings, splits: _Splits) -> int:
+def _best(space: Space, settings: PlannerSettings, nodes: int, share: float, compiled: bool) -> Found:
+    """The best split onto so many nodes; some split is known to fit. `share`: of the budget for one template."""
+    if settings.objective is Objective.OOBLECK:
+        found = OobleckSearch(space, nodes, compiled=compiled).run()
+        assert found is not None, f"a split onto {nodes} nodes fits, and none was found"
+        return Found(split=found[0], time_s=found[1], lower_bound_s=found[1])
+    budget = BUDGET * (20 if settings.thorough else share)
+    searches = [StepTimeSearch(space, nodes, share, compiled=compiled, budget=budget) for share in settings.shares]
+    founds = [search.run() for search in searches]
+    if len(founds) == 1:
+        assert founds[0] is not None, f"a split onto {nodes} nodes fits, and none was found"
+        return founds[0]
+    candidates = {split for search in searches for split in search.scored[:_CANDIDATES]}
+    bounds = [found.lower_bound_s for found in founds if found is not None]
+    worst: dict[Split, tuple[float, float, float]] = {}
+    for split in candidates:
+        times = [search.time_s(split) for search in searches]
+        worst[split] = max((time / bound, time, bound) for time, bound in zip(times, bounds, strict=True))
+    chosen = min(candidates, key=lambda split: (worst[split][0], split))
+    return Found(split=chosen, time_s=worst[chosen][1], lower_bound_s=worst[chosen][2])
+
+
+_FULL_BUDGETS = 8
+"""Templates that get the whole budget of one search; more of them share it."""
+_CANDIDATES = 50
+"""Of each number of microbatches of a range, that are tried with the others."""
+
+
+def _template(profile: ModelProfile, settings: PlannerSettings, nodes: int, best: Found) -> Template:
+    stages: list[TemplateStage] = []
+    used = first = 0
+    for end, devices in best.split:
+        node = used // settings.devices_per_node
+        stages.append(TemplateStage(first_layer=first, end_layer=end, node=node, num_devices=devices))
+        first, used = end, used + devices
+    chain = stage_chain(profile, settings, stages)
+    return Template(
+        num_nodes=nodes,
+        stages=tuple(stages),
+        step_time_s=chain.time_s(settings.shares[-1]),
+        cost=pipeline_cost(
+            profile, ((s.first_layer, s.end_layer) for s in stages), ((s.node, s.num_devices) for s in stages)
+        ),
+        chain=chain,
+        objective_s=best.time_s,
+        lower_bound_s=0.0 if settings.schedule.splits_backward else best.lower_bound_s,
+    )
+
+
+def stage_chain(profile: ModelProfile, settings: PlannerSettings, stages: Sequence[TemplateStage]) -> Chain:
+    """The stages' times, as the event simulation adds them up."""
+    costs = StageCosts(profile)
+    return Chain(
+        forward_s=tuple(costs.forward_s(s.first_layer, s.end_layer, s.num_devices) for s in stages),
+        backward_s=tuple(costs.backward_s(s.first_layer, s.end_layer, s.num_devices) for s in stages),
+        link_s=tuple(costs.link_s(b.first_layer, same_node=a.node == b.node) for a, b in pairwise(stages)),
+        schedule=settings.schedule,
+        overlap=settings.overlap,
+    )
+
+
+def _node_counts(profile: ModelProfile, settings: PlannerSettings, space: Space) -> tuple[int, list[int]]:
+    """n0, and all numbers of nodes onto which some split fits, as far as they are asked for."""
     per_node = settings.devices_per_node
-    most = profile.num_layers // per_node
+    stages = _stages_per_node(space)
+    most = profile.num_layers // stages
     if most == 0:
         raise PlanError(
-            f"A node's {per_node} devices need {per_node} layers, and the model has {profile.num_layers}: a "
-            f"device runs at least one. Set devices_per_node = {profile.num_layers} or less."
+            f"A node's {per_node} devices need {stages} layers, and the model has {profile.num_layers}: a "
+            f"{'device' if stages == per_node else 'stage'} runs at least one. "
+            f"Set devices_per_node = {profile.num_layers * per_node // stages} or less."
         )
     if settings.min_nodes > most:
         raise PlanError(
             f"Pipelines of {settings.min_nodes} nodes with {per_node} devices each need "
-            f"{settings.min_nodes * per_node} layers, and the model has {profile.num_layers}. "
+            f"{settings.min_nodes * stages} layers, and the model has {profile.num_layers}. "
             f"Set min_nodes_per_pipeline = {most} or less."
         )
-    for nodes in range(1, most + 1):
-        if splits.best(nodes * per_node) is not None:
-            if 0 < settings.min_nodes < nodes:
-                raise PlanError(
-                    f"The model does not fit on {_count(settings.min_nodes, 'node')} with "
-                    f"{_count(per_node, 'device')} of {_size(settings.memory_bytes)} each; it needs {nodes}. "
-                    f"Set min_nodes_per_pipeline = {nodes}, or 0."
-                )
-            return max(nodes, settings.min_nodes)
-    raise _does_not_fit(profile, settings)
+    fitting: list[int] = []
+    for wanted in sorted({min(most, max(settings.num_nodes, settings.min_nodes)), most}):
+        fewest = fewest_stages(space, wanted) if space.limited else np.ones(wanted + 1)
+        fitting = [nodes for nodes in range(1, wanted + 1) if fewest[nodes] < np.inf]
+        if fitting:
+            break
+    if not fitting:
+        raise _does_not_fit(profile, settings, space)
+    if 0 < settings.min_nodes < fitting[0]:
+        raise PlanError(
+            f"The model does not fit on {_count(settings.min_nodes, 'node')} with "
+            f"{_count(per_node, 'device')} of {_size(settings.memory_bytes)} each; it needs {fitting[0]}. "
+            f"Set min_nodes_per_pipeline = {fitting[0]}, or 0."
+        )
+    return max(fitting[0], settings.min_nodes), fitting
 
 
-def _does_not_fit(profile: ModelProfile, settings: PlannerSettings) -> PlanError:
-    costs = StageCosts(profile)
-    needs = [costs.memory_bytes(layer, layer + 1, 1) for layer in range(profile.num_layers)]
+def _stages_per_node(space: Space) -> int:
+    """The fewest stages that use all devices of a node.
+
+    Raises:
+        PlanError: the profile's device counts do not add up to a node's devices.
+    """
+    fewest = [0] + [1 << 30] * space.per_node
+    for devices in range(1, space.per_node + 1):
+        fewest[devices] = min((fewest[devices - d] + 1 for d in space.counts.tolist() if d <= devices), default=1 << 30)
+    if fewest[-1] > space.per_node:
+        counts = ", ".join(str(d) for d in space.counts.tolist()) or "none that may be used"
+        raise PlanError(
+            f"A node has {_count(space.per_node, 'device')}, and stages of the device counts in the profile ({counts}) "
+            "cannot use them all. Profile the layers on 1 device too, or change devices_per_node."
+        )
+    return fewest[-1]
+
+
+def _does_not_fit(profile: ModelProfile, settings: PlannerSettings, space: Space) -> PlanError:
+    costs, widest = StageCosts(profile, settings.schedule), int(space.counts[-1])
+    needs = [costs.memory_bytes(layer, layer + 1, 1, widest) for layer in range(profile.num_layers)]
     largest = max(range(profile.num_layers), key=lambda layer: (needs[layer], -layer))
     if needs[largest] > settings.memory_bytes:
         return PlanError(
@@ -194,33 +235,6 @@ def _does_not_fit(profile: ModelProfile, settings: PlannerSettings) -> PlanError
 
 def _size(size_bytes: int) -> str:
     return f"{size_bytes / 1e9:.2f} GB" if size_bytes >= 1e8 else f"{size_bytes / 1e6:.2f} MB"
-
-
-def make_templates(profile: ModelProfile, settings: PlannerSettings) -> tuple[Template, ...]:
-    """Templates for n0, n0 + 1, ... min(N - f n0, L / M) nodes, fewest nodes first (Oobleck, section 4.1.1).
-
-    A number of nodes above n0 whose every split breaks the memory limit has no template.
-
-    Raises:
-        PlanError: the model does not fit, or f + 1 replicas do not.
-    """
-    splits = _Splits(profile, settings)
-    smallest = _minimum_nodes(profile, settings, splits)
-    check_replicas(settings.num_nodes, smallest, settings.fault_tolerance)
-    most = settings.num_nodes - settings.fault_tolerance * smallest
-    templates: list[Template] = []
-    for nodes in range(smallest, min(most, profile.num_layers // settings.devices_per_node) + 1):
-        best = splits.best(nodes * settings.devices_per_node)
-        if best is None:
-            continue
-        ranges, cost = best
-        stages = tuple(
-            TemplateStage(first_layer=first, end_layer=end, node=place // settings.devices_per_node)
-            for place, (first, end) in enumerate(ranges)
-        )
-        time_s = cost.time_s(settings.microbatches_per_pipeline)
-        templates.append(Template(num_nodes=nodes, stages=stages, step_time_s=time_s, cost=cost))
-    return tuple(templates)
 
 
 def check_replicas(num_nodes: int, smallest: int, fault_tolerance: int) -> None:

@@ -1,0 +1,179 @@
+"""The planner's speed, part by part.
+
+templates: Oobleck's Table 3 with both objectives: one template of each cell, all of the largest, and one of 64 nodes.
+estimate: events a second of the step time of a chain, compiled and plain.
+
+The first run of everything does not count, so that compiled kernels are warm; with --plain, without numba. Times are of
+the processor, of one thread, so that other programs disturb them less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+from figures import note, report
+
+from planaria.plan.chain import times_s
+from planaria.plan.oobleck import OobleckSearch
+from planaria.plan.plan import Group, ScheduleKind
+from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
+from planaria.plan.settings import Objective, PlannerSettings
+from planaria.plan.split_search import StepTimeSearch
+from planaria.plan.split_space import make_space
+from planaria.plan.templates import make_templates
+
+NODES, DEVICES, LAYERS = (8, 16, 24), (1, 4, 8), (24, 32, 64, 96)
+PAPER_S = {
+    (8, 1): (0.28, 0.71, 9.65, 68.50),
+    (8, 4): (0.41, 1.15, 11.58, 74.56),
+    (8, 8): (0.54, 1.50, 20.98, 109.76),
+    (16, 1): (3.37, 7.45, 66.35, 540.36),
+    (16, 4): (4.56, 10.41, 108.10, 649.67),
+    (16, 8): (4.90, 11.78, 176.04, 1213.63),
+    (24, 1): (11.35, 30.11, 262.47, 1477.54),
+    (24, 4): (14.78, 45.80, 472.53, 2153.84),
+    (24, 8): (15.59, 49.25, 520.08, 3297.92),
+}
+"""Oobleck, Table 3: seconds for one template, by nodes and GPUs a node, for each number of layers."""
+
+
+def transformer(num_layers: int, devices: int) -> ModelProfile:
+    """Equal blocks of a 2048-wide decoder between an embedding and a head, `num_layers` in all, on A100-like devices.
+
+    Tensor parallelism costs two sums of the activations a pass, and 2% of the compute for each further device.
+    """
+    hidden, tokens, vocabulary, flops_per_s = 2048, 1024, 50257, 120e12
+    inside, between = (
+        LinkCost(latency_s=1e-5, bandwidth_bytes_per_s=150e9),
+        LinkCost(latency_s=3e-5, bandwidth_bytes_per_s=12.5e9),
+    )
+
+    def layer(name: str, parameters: int, flops: float, activation_bytes: int, output_bytes: int) -> LayerCost:
+        def times(d: int) -> LayerTimes:
+            sums = 0.0 if d == 1 else 2 * inside.time_s(2 * tokens * hidden)
+            forward = flops / flops_per_s / d * (1 + 0.02 * (d - 1)) + sums
+            return LayerTimes(
+                num_devices=d, forward_s=forward, backward_input_s=forward, backward_weight_s=forward - sums
+            )
+
+        return LayerCost(
+            name=name,
+            times=tuple(times(d) for d in range(1, devices + 1)),
+            parameter_bytes=2 * parameters,
+            gradient_bytes=2 * parameters,
+            optimizer_bytes=12 * parameters,
+            activation_bytes=activation_bytes,
+            recompute_activation_bytes=2 * tokens * hidden,
+            output_bytes=output_bytes,
+        )
+
+    output = 2 * tokens * hidden
+    table = vocabulary * hidden
+    block_flops = 24.0 * tokens * hidden**2 + 4.0 * tokens**2 * hidden
+    layers = [layer("embedding", table, 20.0 * tokens * hidden, output, output)]
+    layers += [
+        layer(f"block.{n}", 12 * hidden**2, block_flops, 34 * tokens * hidden, output) for n in range(num_layers - 2)
+    ]
+    layers.append(layer("head", table, 2.0 * tokens * hidden * vocabulary, 4 * tokens * vocabulary, 4 * tokens))
+    return ModelProfile(
+        layers=tuple(layers),
+        groups=tuple(Group(layers=(n,), size_bytes=cost.parameter_bytes) for n, cost in enumerate(layers)),
+        links=Links(within_node=inside, between_nodes=between),
+        device=DeviceKind(name="synthetic A100", memory_bytes=80 * 10**9),
+    )
+
+
+def measured(work: Callable[[], object]) -> float:
+    """Seconds of the quicker of two runs after a first."""
+    work()
+    times = []
+    for _ in range(2):
+        start = time.process_time()
+        work()
+        times.append(time.process_time() - start)
+    return min(times)
+
+
+def template(nodes: int, devices: int, layers: int, objective: Objective, *, compiled: bool) -> float:
+    """Build one template; returns its gap."""
+    settings = PlannerSettings(
+        num_microbatches=4 * nodes, fault_tolerance=0, num_nodes=nodes, devices_per_node=devices, objective=objective
+    )
+    space = make_space(transformer(layers, devices), settings)
+    if objective is Objective.OOBLECK:
+        assert OobleckSearch(space, nodes, compiled=compiled).run() is not None
+        return 0.0
+    found = StepTimeSearch(space, nodes, settings.microbatches_per_pipeline, compiled=compiled).run()
+    assert found is not None
+    return found.time_s / found.lower_bound_s - 1
+
+
+def all_templates(most: int, devices: int, layers: int, objective: Objective, *, compiled: bool) -> None:
+    """As the planner makes them; whether they are compiled it decides itself: numba is there by now, or it is not."""
+    assert compiled, "only measured with numba"
+    settings = PlannerSettings(
+        num_microbatches=4 * most, fault_tolerance=0, num_nodes=most, devices_per_node=devices, objective=objective
+    )
+    assert len(make_templates(transformer(layers, devices), settings)) == most
+
+
+def templates_part(*, compiled: bool, every: bool) -> None:
+    goal = 0.1 if compiled else 1.0
+    for objective in Objective:
+        worst = {"one": 0.0, "gap": 0.0}
+        for nodes, devices in PAPER_S:
+            cells = []
+            for place, layers in enumerate(LAYERS):
+                seconds = measured(partial(template, nodes, devices, layers, objective, compiled=compiled))
+                gap = template(nodes, devices, layers, objective, compiled=compiled)
+                worst = {"one": max(worst["one"], seconds), "gap": max(worst["gap"], gap)}
+                paper = PAPER_S[nodes, devices][place]
+                cells.append(f"{layers} layers {1e3 * seconds:.1f} ms, gap {gap:.2%} (paper {paper:.2f} s)")
+            note(f"{objective}: {nodes} nodes x {devices}: " + "; ".join(cells))
+        name = f"planner.templates.{objective}.{'compiled' if compiled else 'plain'}"
+        report(f"{name}.slowest_cell", 1e3 * worst["one"], "ms", goal=f"<= {1e3 * goal:g}")
+        if objective is Objective.STEP_TIME:
+            report(f"{name}.largest_gap", worst["gap"], "ratio", goal="<= 0.01")
+        seconds = measured(partial(template, 64, 8, 128, objective, compiled=compiled))
+        report(f"{name}.64x8x128", 1e3 * seconds, "ms", goal=f"<= {5e3 * goal:g}")
+        if every and compiled:
+            seconds = measured(partial(all_templates, NODES[-1], 8, 96, objective, compiled=compiled))
+            report(f"{name}.all_of_24x8x96", seconds, "s", goal=f"<= {10 * goal:g}")
+
+
+def estimate_part() -> None:
+    generator = np.random.default_rng(1)
+    stages, microbatches, chains = 24, 512, 16
+    forward = generator.random((chains, stages))
+    link = 0.1 * generator.random((chains, stages - 1))
+    for compiled, goal in ((True, 100), (False, 3)):
+        for schedule in ScheduleKind:
+            seconds = measured(
+                partial(times_s, forward[:1], 2 * forward[:1], link[:1], microbatches, schedule, compiled=compiled)
+            )
+            events = 2 * stages * microbatches / seconds / 1e6
+            name = f"planner.estimate.{schedule}.{'compiled' if compiled else 'plain'}"
+            report(name, events, "million events/s", goal=f">= {goal}")
+            seconds = measured(partial(times_s, forward, 2 * forward, link, microbatches, schedule, compiled=compiled))
+            report(f"{name}.16_chains", chains * 2 * stages * microbatches / seconds / 1e6, "million events/s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", choices=["templates", "estimate", []], help="which parts; none: all")
+    parser.add_argument("--plain", action="store_true", help="templates without numba")
+    parser.add_argument("--quick", action="store_true", help="without all templates of the largest cell")
+    arguments = parser.parse_args()
+    parts = arguments.parts or ["templates", "estimate"]
+    if "estimate" in parts:
+        estimate_part()
+    if "templates" in parts:
+        templates_part(compiled=not arguments.plain, every=not arguments.quick)
+
+
+if __name__ == "__main__":
+    main()

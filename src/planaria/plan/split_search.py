@@ -1,0 +1,419 @@
+"""The split with the shortest simulated step, and how sure that is: an exact search of a close model, then scoring.
+
+The close model of a split's step time is the longest of the paths of `planaria.plan.split_paths`: a lower bound of it,
+and most often equal to it. Whether some split has a model time of at most T is decided exactly but for one thing: the
+stages before and the stages after a stage are each taken at their shortest for the number of stages to come, although
+one split need not have both. So where no split passes, none has a step time of T or less: a certified lower bound. What
+passes is a candidate; candidates, those of a sweep over period bounds, and their neighbours are scored by the events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from heapq import nsmallest
+from itertools import islice
+
+import numpy as np
+
+from planaria.plan.chain import Floats, Ints, charged, times_s
+from planaria.plan.compiled import compile_pays
+from planaria.plan.plan import ScheduleKind
+from planaria.plan.split_levels import ADVANCE, MAX_COUNTS, RELAX
+from planaria.plan.split_paths import path_weights
+from planaria.plan.split_space import Space, Split, Walls
+from planaria.plan.split_stretches import StretchLook
+
+ENUMERATE = 2_000
+"""Splits up to which all are scored."""
+CLOSE, CLOSE_LARGE = 1.003, 1.008
+"""Ratio of step time to lower bound at which the search ends: where it is quick to get there, and else."""
+_QUICK_STATES = 3e4
+"""Devices x layers x stages up to which it is, whatever the stages' device counts."""
+_STEPS = (0.0, 0.012, 0.03, 0.1, 0.17, 0.3, 1.0, 3.0, 10.0)
+"""How far below the best step time is tried for a split, one after the other until there is none; 0: just close."""
+_FIRST_STEP = ((40, 0), (20, 1), (14, 2), (0, 3))
+"""Where to begin, by the passes over all states that the budget has room for."""
+_PASSES_FOR_ROUNDS = 8
+"""Above it, the ways before and the ways behind are each made twice, the second time with the other's."""
+BUDGET = 4e6
+"""States that the search for a bound may pass; it tries at least one step time."""
+_LOOKS, _LOOKS_LARGE = 10, 2
+"""Closer looks at a step time, at most; in large spaces they are dear."""
+_LOOK = 6
+"""Of the budget, for each state, that a look needs."""
+_REMEMBERED = 3
+"""Stages that the closer look at what passes remembers."""
+_PER_STATE = 4e3
+"""Of the budget, for one state of a level of that look."""
+_EQUAL = 2e-3
+"""Step times closer than this are taken for equal: the more even split is better for other numbers of microbatches."""
+_SLACK = 1e-9
+"""Relative rounding errors of sums are below it."""
+_NEIGHBOUR_EVENTS = 1e6
+"""Events that are spent on neighbours of the best splits, at most."""
+_NEIGHBOURS = 200
+"""Of one split, at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A split with its simulated step time, and what no split can go below."""
+
+    split: Split
+    time_s: float
+    lower_bound_s: float
+
+
+class StepTimeSearch:
+    """Splits for one number of nodes and one number of microbatches.
+
+    Args:
+        space: of splits.
+        nodes: whose devices are all used.
+        num_microbatches: of the pipeline's step.
+        compiled: use numba, or not; None: where it pays.
+        enumerate_up_to: splits up to which all are scored.
+        budget: states that the search for a bound may pass.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        nodes: int,
+        num_microbatches: int,
+        *,
+        compiled: bool | None = None,
+        enumerate_up_to: int = ENUMERATE,
+        budget: float = BUDGET,
+    ) -> None:
+        self._space = space
+        self._nodes = nodes
+        self._num = num_microbatches
+        self._shape = (nodes * space.per_node + 1, space.num_layers + 1)
+        self._budget = budget
+        self._states = float(nodes * space.per_node * space.num_layers * min(nodes * space.per_node, space.num_layers))
+        if compiled is None:
+            compiled = compile_pays(plain_s(space, nodes))
+        self._compiled = compiled
+        self._stages = nodes * space.per_node if space.counts.tolist() == [1] else None
+        quick = self._stages is not None or self._states <= _QUICK_STATES
+        self._close = CLOSE if quick else CLOSE_LARGE
+        self._looks = _LOOKS if quick or budget > BUDGET else min(_LOOKS_LARGE, int(budget / (_LOOK * self._states)))
+        self._enumerate_up_to = enumerate_up_to
+        self._times: dict[Split, float] = {}
+        self._advance = ADVANCE.form(compiled=compiled)
+        self._relax = RELAX.form(compiled=compiled)
+
+    @property
+    def scored(self) -> tuple[Split, ...]:
+        """The candidates, best first; those that are as good as equal are ordered by how uneven their stages are."""
+        if not self._times:
+            return ()
+        best = self._best() * (1 + _EQUAL)
+        equal = [split for split, time in self._times.items() if time <= best]
+        others = sorted((time, split) for split, time in self._times.items() if time > best)
+        return (*sorted(equal, key=lambda split: (self._unevenness(split), split)), *(split for _, split in others))
+
+    def _unevenness(self, split: Split) -> float:
+        forwards, backwards, _ = self._space.rows([split])
+        return round(float(((forwards + backwards) ** 2).sum()), 15)
+
+    def time_s(self, split: Split) -> float:
+        """Simulated step time of a split."""
+        self._score([split])
+        return self._times[split]
+
+    def run(self) -> Found | None:
+        """The best split found, or None where none fits the memory."""
+        if self._space.num_splits(self._nodes) <= self._enumerate_up_to:
+            self._score(self._space.splits(self._nodes, self._enumerate_up_to) or ())
+            return self._found(np.inf) if self._times else None
+        self._sweep()
+        if not self._times:
+            return None
+        low = self._descend()
+        self._improve(low)
+        return self._found(low)
+
+    def _found(self, low: float) -> Found:
+        split = self.scored[0]
+        return Found(split=split, time_s=self._times[split], lower_bound_s=min(low, self._best()))
+
+    def _best(self) -> float:
+        return min(self._times.values())
+
+    # Scoring
+
+    def _score(self, splits: Iterable[Split]) -> None:
+        by_length: dict[int, list[Split]] = {}
+        for split in splits:
+            if split not in self._times:
+                by_length.setdefault(len(split), []).append(split)
+        for same in by_length.values():
+            rows = charged(*self._space.rows(same), overlap=self._space.overlap)
+            times = times_s(*rows, self._num, self._space.schedule, compiled=self._compiled)
+            self._times.update(zip(same, times.tolist(), strict=True))
+
+    # Candidates from period bounds
+
+    def _sweep(self) -> None:
+        """Shortest paths under period bounds, from the least that has any to where more slack brings no shorter one."""
+        hidden = self._space.overlap and self._space.schedule is not ScheduleKind.ONE_F_ONE_B
+        low, high = 0.0, self._least_period()
+        most = high * self._nodes * self._space.per_node * self._space.num_layers * 4
+        split = self._shortest(high, hidden)
+        while split is None and high < most:
+            low, high = high, high * 1.2
+            split = self._shortest(high, hidden)
+        for _ in range(3):
+            if split is None:
+                break
+            self._keep(split)
+            high = min(high, self._period(split, hidden))
+            if not low < high / 1.01:
+                break
+            middle = (low * high) ** 0.5
+            split = self._shortest(middle, hidden)
+            if split is None:
+                low, split = middle, self._shortest(high, hidden)
+            else:
+                high = middle
+        for wider in (1.08, 1.25, 1.6, 2.5):
+            split = self._shortest(high * wider, hidden)
+            if split is not None:
+                self._keep(split)
+        if self._space.limited and (split := self._fewest_stages()) is not None:
+            self._score([split])
+
+    def _keep(self, split: Split) -> None:
+        if self._space.fits(split):
+            self._score([split])
+
+    def _period(self, split: Split, hidden: bool) -> float:
+        forwards, backwards, links = (rows[0] for rows in self._space.rows([split]))
+        charge = 0.0 if hidden else 1.0
+        near, far = np.concatenate([[0.0], links]), np.concatenate([links, [0.0]])
+        return float(((forwards + backwards) + charge * (near + far)).max())
+
+    def _least_period(self) -> float:
+        """No split's largest stage takes less: neither its slowest layer, nor an even share of the devices' time."""
+        walls, counts = self._space.ahead, self._space.counts
+        layers = np.diff(walls.forward_s + walls.backward_s, axis=1)
+        even = float((layers * counts[:, None]).min(axis=0).sum()) / (self._nodes * self._space.per_node)
+        return max(float(layers.min(axis=0).max()), even)
+
+    def _plane(self) -> Floats:
+        plane = np.full(self._shape, np.inf)
+        plane[0, 0] = 0.0
+        return plane
+
+    def _relaxed(
+        self, walls: Walls, *, slope: float = 1.0, constant_s: float = 0.0, share: float = 2.0, charge: float = 0.0,
+        cap_s: float = np.inf, after: int = 0,
+    ) -> tuple[Floats, Ints]:  # fmt: skip
+        plane, parent = self._plane(), np.zeros(self._shape, dtype=np.int64)
+        self._relax(
+            plane, plane, parent, walls.forward_s, walls.backward_s, walls.link_s, walls.limit, self._space.counts,
+            self._space.per_node, slope, constant_s, share, charge, -1.0, cap_s, after, 0,
+        )  # fmt: skip
+        return plane, parent
+
+    def _fewest_stages(self) -> Split | None:
+        """A split that fits, if any does: one with the fewest stages, since what follows a stage only adds to it."""
+        walls = self._space.back
+        plane, parent = self._relaxed(walls, slope=0.0, constant_s=1.0, share=0.0, after=-1)
+        return self._walk_back(parent) if plane[-1, -1] < np.inf else None
+
+    def _shortest(self, cap_s: float, hidden: bool) -> Split | None:
+        """The split with the shortest path under a period bound; of memory it knows only what stages always need."""
+        plane, parent = self._relaxed(self._space.ahead, charge=0.0 if hidden else 1.0, cap_s=cap_s)
+        if plane[-1, -1] == np.inf:
+            return None
+        stages = []
+        used, end = self._shape[0] - 1, self._shape[1] - 1
+        while used:
+            start, place = divmod(int(parent[used, end]) // 2, MAX_COUNTS)
+            stages.append((end, int(self._space.counts[place])))
+            used, end = used - stages[-1][1], start
+        return tuple(reversed(stages))
+
+    def _walk_back(self, parent: Ints) -> Split:
+        stages = []
+        used, end = self._shape[0] - 1, self._shape[1] - 1
+        while used:
+            start, place = divmod(int(parent[used, end]) // 2, MAX_COUNTS)
+            stages.append((self._space.num_layers - start, int(self._space.counts[place])))
+            used, end = used - stages[-1][1], start
+        return tuple(stages)
+
+    # The bound
+
+    def _descend(self) -> float:
+        """Try step times below the best until no split has one; returns the largest that is known to have none."""
+        cap = self._best() / self._num * (1 + _SLACK)
+        self._before = self._ways(self._space.ahead, cap)
+        self._behind = self._ways(self._space.back, cap)
+        low = max(float(self._before[-1, -1]), self._num * self._least_period()) * (1 - _SLACK)
+        low = self._planes_descend(low)
+        passed = np.inf
+        for look in range(self._looks):
+            best = min(passed, self._best())
+            if best <= low * self._close:
+                break
+            target = self._best() / self._close if look == 0 else (low * best) ** 0.5
+            if self._try(target, rounds=2, look=True):
+                passed = target
+            else:
+                low = target
+        return low
+
+    def _planes_descend(self, low: float) -> float:
+        """The same with the planes only, which are quick but blind for stretches of stages; `low` has none for sure."""
+        passed, passes = np.inf, 2 + int(self._budget / self._states)
+        first = next(step for least, step in _FIRST_STEP if passes >= least)
+        rounds = 2 if passes > _PASSES_FOR_ROUNDS else 1
+        for step in _STEPS[first:]:
+            target = self._best() / max(1 + step, self._close)
+            if passes <= 0 or target <= low:
+                break
+            if target >= passed:
+                continue
+            passes -= 2 * rounds
+            if not self._try(target, rounds):
+                low = target
+                break
+            passed = target
+        while passes > 0 and min(passed, self._best()) > low * self._close:
+            middle = (low * min(passed, self._best())) ** 0.5
+            passes -= 2 * rounds
+            if self._try(middle, rounds):
+                passed = middle
+            else:
+                low = middle
+        return low
+
+    def _ways(self, walls: Walls, cap_s: float) -> Floats:
+        """The shortest ways to each state, of any number of stages that take at most `cap_s`."""
+        plane, _ = self._relaxed(walls, cap_s=cap_s)
+        if not self._space.overlap:
+            # Of the two messages over a state's boundary, one is charged to the stage on its other side.
+            within = (np.arange(len(plane)) % self._space.per_node != 0).astype(np.int64)
+            plane = plane - walls.link_s[within]
+        return plane
+
+    def _try(self, target_s: float, rounds: int, *, look: bool = False) -> bool:
+        """Whether a split may have a step time of at most `target_s`; scores one that passes."""
+        budget = target_s * (1 + _SLACK)
+        whole = self._before + self._behind[::-1, ::-1] <= budget
+        before = [np.where(whole, self._before, np.inf)]
+        split: Split | None = None
+        for _ in range(rounds):
+            behind = self._behind_planes(budget, before)
+            before, split = self._before_planes(budget, behind)
+            if split is None:
+                return False
+        assert split is not None
+        self._score([split])
+        if self._times[split] <= target_s or not look:
+            return True
+        stretches = StretchLook(
+            self._space, self._nodes, self._num, remembered=_REMEMBERED, most_states=int(self._budget / _PER_STATE)
+        )
+        passes, split = stretches.run(budget, behind, self._stages)
+        if split is not None:
+            self._score([split])
+        return passes
+
+    def _behind_planes(self, budget_s: float, before: list[Floats]) -> list[Floats]:
+        """For each number of stages to go, the shortest ways from a state to the end, seen from the end.
+
+        Args:
+            budget_s: that no path through a stage passes.
+            before: the shortest ways to each state, by the number of stages to go; or one for any number.
+        """
+        planes = [self._plane()]
+        parent = np.zeros(self._shape, dtype=np.int64)
+        most = min(self._shape[0] - 1, self._space.num_layers) if len(before) == 1 else len(before) - 1
+        for after in range(most):
+            weights = path_weights(self._space.schedule, self._num, after, self._stages)
+            plane = np.full(self._shape, np.inf)
+            other = np.ascontiguousarray(before[-1 if len(before) == 1 else after + 1][::-1, ::-1])
+            self._step(planes[-1], plane, parent, other, self._space.back, weights, after, True, budget_s)
+            if not (plane < np.inf).any():
+                break
+            planes.append(plane)
+        return planes
+
+    def _before_planes(self, budget_s: float, behind: list[Floats]) -> tuple[list[Floats], Split | None]:
+        """The counterpart of `_behind_planes`, and the way that passes with the shortest path, if one does."""
+        planes, parents = [np.full(self._shape, np.inf)], []
+        for after in range(len(behind) - 2, -1, -1):
+            if behind[after + 1][-1, -1] < np.inf:
+                planes[-1][0, 0] = 0.0
+            weights = path_weights(self._space.schedule, self._num, after, self._stages)
+            plane, parent = np.full(self._shape, np.inf), np.zeros(self._shape, dtype=np.int64)
+            other = np.ascontiguousarray(behind[after][::-1, ::-1])
+            self._step(planes[-1], plane, parent, other, self._space.ahead, weights, after, False, budget_s)
+            planes.append(plane)
+            parents.append(parent)
+        if planes[-1][-1, -1] == np.inf:
+            return planes, None
+        used, end = self._shape[0] - 1, self._shape[1] - 1
+        found = []
+        for parent in reversed(parents):
+            if not used:
+                break
+            start, place = divmod(int(parent[used, end]), MAX_COUNTS)
+            found.append((end, int(self._space.counts[place])))
+            used, end = used - found[-1][1], start
+        return planes[::-1], tuple(reversed(found))
+
+    def _step(
+        self, source: Floats, target: Floats, parent: Ints, other: Floats, walls: Walls, weights: Floats, after: int,
+        back: bool, budget_s: float,
+    ) -> None:  # fmt: skip
+        self._advance(
+            source, target, parent, other, walls.forward_s, walls.backward_s, walls.link_s, walls.limit,
+            self._space.counts, weights, self._space.per_node, after, back, self._space.overlap, budget_s,
+        )  # fmt: skip
+
+    # Neighbours
+
+    def _improve(self, low: float) -> None:
+        """Go on to better neighbours of the best splits, until there is none or the best is close to the bound."""
+        done: set[Split] = set()
+        left = int(_NEIGHBOUR_EVENTS / (2 * min(self._shape) * self._num)) + 1
+        while left > 0 and self._best() > low * self._close:
+            best = nsmallest(4, self._times, key=lambda split: (self._times[split], split))
+            split = next((split for split in best if split not in done), None)
+            if split is None:
+                break
+            done.add(split)
+            new = (s for s in self._space.neighbours(split) if s not in self._times)
+            near = list(islice(new, min(left, _NEIGHBOURS)))
+            self._score(filter(self._space.fits, near) if self._space.limited else near)
+            left -= len(near)
+
+
+def fewest_stages(space: Space, nodes: int) -> Floats:
+    """For each number of nodes up to `nodes`, the fewest stages of a split that fits the memory; infinite: none."""
+    plane = np.full((nodes * space.per_node + 1, space.num_layers + 1), np.inf)
+    plane[0, 0] = 0.0
+    compiled = compile_pays(plane.size * space.num_layers * len(space.counts) / _PLAIN_STATES_PER_S)
+    walls, parent = space.back, np.zeros(plane.shape, dtype=np.int64)
+    RELAX.form(compiled=compiled)(
+        plane, plane, parent, walls.forward_s, walls.backward_s, walls.link_s, walls.limit, space.counts,
+        space.per_node, 0.0, 1.0, 0.0, 0.0, -1.0, np.inf, -1, 0,
+    )  # fmt: skip
+    return plane[:: space.per_node, -1]
+
+
+_PLAIN_STATES_PER_S = 2e7
+"""Steps that the plain form of `relax` looks at."""
+
+
+def plain_s(space: Space, nodes: int) -> float:
+    """Rough seconds of a search without numba."""
+    devices = nodes * space.per_node
+    return 1e-4 * devices * min(space.num_layers, devices)

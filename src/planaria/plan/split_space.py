@@ -1,0 +1,248 @@
+"""The space of splits that a template is chosen from, as arrays: layers into stages, stages onto the devices of nodes.
+
+A split is a walk over states (devices used, layers done) from (0, 0) to (all, all); a stage is a step of it. Since
+every node's devices are all used, the number of devices used says where in its node a stage begins, and so whether a
+message stays inside the node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from planaria.plan.chain import Floats, Ints
+from planaria.plan.costs import StageCosts
+from planaria.plan.plan import ScheduleKind
+from planaria.plan.profile import ModelProfile
+from planaria.plan.settings import PlannerSettings
+
+NEVER = -1
+"""As a limit of the stages that may follow: the stage fits no device."""
+ALWAYS = 1 << 30
+
+Split = tuple[tuple[int, int], ...]
+"""Of each stage, in layer order: the layer that it ends before, and its number of devices."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Walls:
+    """The arrays of one direction; see `Space`.
+
+    Attributes:
+        forward_s: device counts x (layers + 1), prefix sums.
+        backward_s: the same.
+        link_s: 2 x (layers + 1): a message over the boundary before the layer, between nodes (0) and within one (1).
+        limit: device counts x (layers + 1) x (layers + 1): the most stages that may follow a stage from one boundary to
+            the other for its memory to suffice; NEVER, or ALWAYS and more.
+    """
+
+    forward_s: Floats
+    backward_s: Floats
+    link_s: Floats
+    limit: Ints
+
+    def reversed(self) -> Walls:
+        """The same seen from the last layer and the last device."""
+
+        def sums(values: Floats) -> Floats:
+            return np.ascontiguousarray(values[:, -1:] - values[:, ::-1])
+
+        return Walls(
+            forward_s=sums(self.forward_s),
+            backward_s=sums(self.backward_s),
+            link_s=np.ascontiguousarray(self.link_s[:, ::-1]),
+            limit=np.ascontiguousarray(self.limit[:, ::-1, ::-1].transpose(0, 2, 1)),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Space:
+    """All splits of a model for nodes of `per_node` devices.
+
+    Attributes:
+        num_layers: of the model.
+        per_node: M.
+        counts: the numbers of devices that a stage may have, ascending.
+        schedule: order of forwards and backwards.
+        overlap: whether messages travel beside compute.
+        ahead: the arrays from the first layer to the last.
+        back: the arrays from the last layer to the first.
+    """
+
+    num_layers: int
+    per_node: int
+    counts: Ints
+    schedule: ScheduleKind
+    overlap: bool
+    ahead: Walls
+    back: Walls = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "back", self.ahead.reversed())
+
+    @property
+    def limited(self) -> bool:
+        """Whether some stage's memory depends on its place."""
+        return bool((self.ahead.limit < ALWAYS).any())
+
+    def rows(self, splits: Sequence[Split]) -> tuple[Floats, Floats, Floats]:
+        """Forward, backward and link times of the chains of splits with equally many stages, one a row."""
+        stages = np.array(splits, dtype=np.int64)
+        end, devices = stages[:, :, 0], stages[:, :, 1]
+        start = np.concatenate([np.zeros_like(end[:, :1]), end[:, :-1]], axis=1)
+        place = np.searchsorted(self.counts, devices)
+        within = (np.cumsum(devices, axis=1) % self.per_node != 0).astype(np.int64)
+        walls = self.ahead
+        return (
+            walls.forward_s[place, end] - walls.forward_s[place, start],
+            walls.backward_s[place, end] - walls.backward_s[place, start],
+            walls.link_s[within, end][:, :-1],
+        )
+
+    def fits(self, split: Split) -> bool:
+        """Whether every stage has the memory for what is in flight at its place."""
+        start = 0
+        for place, (end, devices) in enumerate(split):
+            if self.ahead.limit[int(np.searchsorted(self.counts, devices)), start, end] < len(split) - 1 - place:
+                return False
+            start = end
+        return True
+
+    def splits(self, nodes: int, most: int) -> list[Split] | None:
+        """Every split that fits onto `nodes` nodes, or None where there are more than `most`."""
+        found: list[Split] = []
+        for split in self._walks(nodes * self.per_node, 0, 0, ()):
+            if len(found) > most:
+                return None
+            if self.fits(split):
+                found.append(split)
+        return found
+
+    def neighbours(self, split: Split) -> Iterator[Split]:
+        """Splits that differ in a layer or in the devices of two neighbouring stages; unchecked for memory."""
+        ends, devices = [end for end, _ in split], [count for _, count in split]
+        starts = [0, *ends[:-1]]
+        yield from self._one_layer_moved(ends, devices)
+        allowed = set(self.counts.tolist())
+        used = 0
+        for at in range(len(split) - 1):
+            used += devices[at]
+            if used % self.per_node == 0:
+                continue
+            both = devices[at] + devices[at + 1]
+            if both in allowed:
+                yield (*split[:at], (ends[at + 1], both), *split[at + 2 :])
+            for count in allowed - {devices[at]}:
+                if both - count in allowed:
+                    for end in {ends[at], min(ends[at] + 1, ends[at + 1] - 1), max(ends[at] - 1, starts[at] + 1)}:
+                        yield (*split[:at], (end, count), (ends[at + 1], both - count), *split[at + 2 :])
+        for at, (end, count) in enumerate(split):
+            for cut in range(starts[at] + 1, end):
+                for first in allowed:
+                    if count - first in allowed:
+                        yield (*split[:at], (cut, first), (end, count - first), *split[at + 1 :])
+
+    @staticmethod
+    def _one_layer_moved(ends: list[int], devices: list[int]) -> Iterator[Split]:
+        """A layer goes from one stage to another, and so does one across each stage between; near ones first."""
+        layers = [end - start for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+        for distance in range(1, len(ends)):
+            for at in range(len(ends) - distance):
+                for step, giver in ((1, at + distance), (-1, at)):
+                    if layers[giver] > 1:
+                        moved = [end + step * (at <= place < at + distance) for place, end in enumerate(ends)]
+                        yield tuple(zip(moved, devices, strict=True))
+
+    def num_splits(self, nodes: int) -> float:
+        """Of all splits, whether they fit or not."""
+        ways = np.zeros((nodes * self.per_node + 1, self.num_layers + 1))
+        ways[0, 0] = 1.0
+        for used in range(1, len(ways)):
+            for devices in self.counts[self.counts <= (used - 1) % self.per_node + 1]:
+                ways[used, 1:] += np.cumsum(ways[used - devices])[:-1]
+        return float(ways[-1, -1])
+
+    def _walks(self, left: int, used: int, start: int, before: Split) -> Iterator[Split]:
+        if left == 0:
+            if start == self.num_layers:
+                yield before
+            return
+        fewest = -(-left // self.per_node)
+        if self.num_layers - start < fewest:
+            return
+        for devices in self.counts.tolist():
+            if used % self.per_node + devices <= self.per_node:
+                for end in range(start + 1, self.num_layers + 1):
+                    yield from self._walks(left - devices, used + devices, end, (*before, (end, devices)))
+
+
+def make_space(profile: ModelProfile, settings: PlannerSettings) -> Space:
+    """The arrays of a profile under a job's settings; memory limits as for the largest share of microbatches."""
+    usable = [
+        d
+        for d in profile.device_counts
+        if d <= settings.devices_per_node and not (settings.powers_of_two and d & (d - 1))
+    ]
+    times = [[layer.on(d) for layer in profile.layers] for d in usable]
+    costs = StageCosts(profile)
+    boundaries = range(profile.num_layers + 1)
+    return Space(
+        num_layers=profile.num_layers,
+        per_node=settings.devices_per_node,
+        counts=np.array(usable, dtype=np.int64),
+        schedule=settings.schedule,
+        overlap=settings.overlap,
+        ahead=Walls(
+            forward_s=_prefix([[t.forward_s for t in row] for row in times], profile.num_layers),
+            backward_s=_prefix([[t.backward_s for t in row] for row in times], profile.num_layers),
+            link_s=np.array([[costs.link_s(at, same_node=same) for at in boundaries] for same in (False, True)]),
+            limit=_limits(profile, settings, usable),
+        ),
+    )
+
+
+def _prefix(rows: Sequence[Sequence[float]], num_layers: int) -> Floats:
+    sums = np.zeros((len(rows), num_layers + 1))
+    if rows:
+        np.cumsum(np.array(rows), axis=1, out=sums[:, 1:])
+    return sums
+
+
+def _limits(profile: ModelProfile, settings: PlannerSettings, usable: Sequence[int]) -> Ints:
+    """For each device count, first and end layer: how many stages may follow."""
+    size = profile.num_layers + 1
+    limits = np.full((len(usable), size, size), ALWAYS, dtype=np.int64)
+    if not settings.memory_bytes or not usable:
+        return limits
+    state, activations, workspace = _bytes(profile, settings)
+    share = max(settings.shares)
+    most = min(profile.num_layers, settings.num_nodes * settings.devices_per_node)
+    flights = [
+        settings.schedule.in_flight(after, share, stages_before=max(0, most - 1 - after))
+        for after in range(profile.num_layers)
+    ]
+    for place, devices in enumerate(usable):
+        room = (settings.memory_bytes - profile.device.process_bytes) * devices - state - workspace
+        flight = np.where(activations > 0, room // np.maximum(activations, 1), share)
+        # in_flight grows with the stages after, so the most of them is where it first passes what there is room for.
+        follow = np.searchsorted(flights, np.minimum(flight, share), side="right") - 1
+        limits[place] = np.where((room < 0) | (follow < 0), NEVER, np.where(flight >= share, ALWAYS, follow))
+    return limits
+
+
+def _bytes(profile: ModelProfile, settings: PlannerSettings) -> tuple[Ints, Ints, Ints]:
+    """State, what is kept of one microbatch, and workspace of the stage from each boundary to each."""
+    costs, size = StageCosts(profile, settings.schedule), profile.num_layers + 1
+    state: Ints = np.zeros((size, size), dtype=np.int64)
+    workspace: npt.NDArray[np.int64] = np.zeros((size, size), dtype=np.int64)
+    layers = profile.layers
+    for first in range(profile.num_layers):
+        state[first, first + 1 :] = [costs.state_bytes(first, end) for end in range(first + 1, size)]
+        workspace[first, first + 1 :] = np.maximum.accumulate([layer.workspace_bytes for layer in layers[first:]])
+    kept: Ints = np.zeros((size, size), dtype=np.int64)
+    for first in range(profile.num_layers):
+        kept[first, first + 1 :] = costs.kept_bytes(first)
+    return state, kept, workspace

@@ -1,0 +1,136 @@
+"""Searches over splits against all splits of small instances."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from planaria.plan.oobleck import OobleckSearch, objective_s
+from planaria.plan.profile import LayerTimes
+from planaria.plan.settings import PlannerSettings
+from planaria.plan.split_search import StepTimeSearch
+from planaria.plan.split_space import make_space
+from tests.plan.instances import Instance, all_splits, instances
+from tests.plan.paper_planner import divide_and_conquer
+from tests.plan.profiles import uniform_profile
+
+
+def search(instance: Instance, *, compiled: bool, enumerate_up_to: int = 0) -> StepTimeSearch:
+    space = make_space(instance.profile, instance.settings)
+    return StepTimeSearch(
+        space, instance.nodes, instance.microbatches, compiled=compiled, enumerate_up_to=enumerate_up_to
+    )
+
+
+def test_step_times_are_near_the_best_of_all_splits_and_never_under_the_bound() -> None:
+    """1,000 instances, without the shortcut that scores all splits of a small one."""
+    worst, solved = 0.0, 0
+    for instance in instances(1_000, seed=1):
+        splits = all_splits(instance)
+        searching = search(instance, compiled=True)
+        found = searching.run()
+        if not splits:
+            assert found is None
+            continue
+        assert found is not None
+        assert found.split in splits
+        best = min(searching.time_s(split) for split in splits)
+        assert found.lower_bound_s <= best * (1 + 1e-9)
+        assert found.time_s >= best
+        worst, solved = max(worst, found.time_s / best), solved + 1
+    assert solved > 600
+    assert worst <= 1.005
+
+
+def test_small_instances_are_solved_by_scoring_all_splits() -> None:
+    for instance in instances(60, seed=2):
+        searching = search(instance, compiled=False, enumerate_up_to=10_000)
+        found = searching.run()
+        assert set(searching.scored) == set(all_splits(instance))
+        if found is not None:
+            assert found.time_s <= found.lower_bound_s * 1.002
+
+
+def test_compiled_and_plain_searches_find_the_same() -> None:
+    pytest.importorskip("numba")
+    for instance in instances(60, seed=3):
+        compiled, plain = search(instance, compiled=True), search(instance, compiled=False)
+        assert compiled.run() == plain.run()
+        assert compiled.scored == plain.scored
+        space = make_space(instance.profile, instance.settings)
+        assert (
+            OobleckSearch(space, instance.nodes, compiled=True).run()
+            == OobleckSearch(space, instance.nodes, compiled=False).run()
+        )
+
+
+def test_oobleck_objective_is_the_least_of_all_splits() -> None:
+    """1,000 instances, with and without a memory limit."""
+    solved = 0
+    for instance in instances(1_000, seed=4, most_layers=6):
+        oobleck = OobleckSearch(make_space(instance.profile, instance.settings), instance.nodes, compiled=True)
+        found = oobleck.run()
+        splits = all_splits(instance)
+        if not splits:
+            assert found is None
+            continue
+        assert found is not None
+        assert found[0] in splits
+        assert found[1] == pytest.approx(min(map(oobleck.objective_s, splits)), rel=1e-9)
+        solved += 1
+    assert solved > 600
+
+
+def test_oobleck_objective_by_hand() -> None:
+    """S = 3, N_b = 12, the last of the slowest stages is the third: 7 + (12 - 3 + 2 - 1) * 3 + 3."""
+    assert objective_s([3.0, 1.0, 3.0]) == 7 + 30 + 3
+    assert objective_s([3.0, 1.0, 2.0]) == 6 + (12 - 3 + 0 - 1) * 3 + 6
+    assert objective_s([5.0]) == 5 + 2 * 5 + 5
+
+
+def test_never_worse_than_the_papers_divide_and_conquer() -> None:
+    for instance in instances(150, seed=5, most_layers=8, most_devices=3):
+        settings = replace(instance.settings, memory_bytes=0, powers_of_two=False)
+        paper = divide_and_conquer(instance.profile, instance.nodes, settings.devices_per_node)
+        found = OobleckSearch(make_space(instance.profile, settings), instance.nodes, compiled=True).run()
+        if paper is None:
+            assert found is None
+            continue
+        assert found is not None
+        assert objective_s(paper.stages) == pytest.approx(paper.total)
+        assert found[1] <= paper.total * (1 + 1e-9)
+
+
+LAYERS_ON_1_TO_4_DEVICES = [
+    (30.0, 33.0, 42.9, 55.77),
+    (3.0, 3.9, 3.9, 4.29),
+    (13.0, 16.9, 21.97, 17.58),
+    (30.0, 33.0, 26.4, 26.4),
+    (4.0, 5.2, 5.2, 6.76),
+    (30.0, 39.0, 50.7, 40.56),
+    (11.0, 12.1, 15.73, 12.58),
+]
+"""Layers that gain little from more devices: there the number of stages, and so the parts' N_b = 4 S', matter."""
+
+
+def test_better_than_the_papers_divide_and_conquer_where_parts_of_the_best_are_not_the_best_parts() -> None:
+    uniform = uniform_profile(len(LAYERS_ON_1_TO_4_DEVICES), tied=False)
+    layers = tuple(
+        msgspec.structs.replace(
+            layer,
+            times=tuple(
+                LayerTimes(num_devices=d, forward_s=time, backward_input_s=0.0, backward_weight_s=0.0)
+                for d, time in enumerate(times, start=1)
+            ),
+        )
+        for layer, times in zip(uniform.layers, LAYERS_ON_1_TO_4_DEVICES, strict=True)
+    )
+    profile = msgspec.structs.replace(uniform, layers=layers)
+    settings = PlannerSettings(num_microbatches=1, fault_tolerance=0, num_nodes=1, devices_per_node=4)
+    paper = divide_and_conquer(profile, 1, 4)
+    assert paper is not None
+    assert paper.total == pytest.approx(618.4)
+    found = OobleckSearch(make_space(profile, settings), 1, compiled=False).run()
+    assert found == (((3, 1), (4, 2), (7, 1)), pytest.approx(616.0))
