@@ -7,11 +7,13 @@ imported only when something runs.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -23,13 +25,15 @@ from planaria.launch.result import TrainResult
 from planaria.observe.progress import Progress
 from planaria.observe.recorder import write_atomically
 from planaria.observe.run_folder import RunFolder
-from planaria.plan.plan import NodeId, Plan, PlanError
+from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
 from planaria.plan.profile import ModelProfile
 from planaria.plan.profile_check import decode_profile
 from planaria.protocol.records import AnyRecord
 
 if TYPE_CHECKING:
+    from planaria.estimate.memory import MemoryUse
     from planaria.estimate.step_time import Timeline
+    from planaria.plan.settings import PlannerSettings
     from planaria.plan.templates import Template
 
 __all__ = [
@@ -40,6 +44,7 @@ __all__ = [
     "UserError",
     "load_job",
     "plan",
+    "plan_for",
     "read_profile",
     "reference",
     "train",
@@ -57,17 +62,25 @@ class PlanReport:
         templates: the pipeline shapes that the planner may use, by number of nodes.
         plan: the first plan.
         profile: the costs it was made from.
+        settings: what the planner was asked for.
         step_time_s: expected time of one step.
-        reason: why this plan.
+        lower_bound_s: no step of this plan is shorter, whatever the order in which workers do their work.
+        reason: why this plan, in one sentence.
         timeline: which worker does what when, in one step.
+        memory: what each worker's device must hold at most.
+        planning_s: how long all this took to compute.
     """
 
     templates: tuple[Template, ...]
     plan: Plan
     profile: ModelProfile
+    settings: PlannerSettings
     step_time_s: float
+    lower_bound_s: float
     reason: str
     timeline: Timeline
+    memory: Mapping[WorkerId, MemoryUse]
+    planning_s: float
 
 
 def train(
@@ -140,36 +153,66 @@ def reference(
         return train_reference(job, folder, observers=shown, import_path=import_path)
 
 
-def plan(job: Job, profile: ModelProfile | None = None, *, import_path: Path | None = None) -> PlanReport:
+def plan(
+    job: Job,
+    profile: ModelProfile | None = None,
+    *,
+    import_path: Path | None = None,
+    search: Mapping[str, Any] | None = None,
+) -> PlanReport:
     """The plan that a job would start with; nothing is trained.
 
     Args:
         job: what to plan.
         profile: costs of the model's layers; measured here when absent (which needs torch and some seconds).
         import_path: folder in which a model given as "module:function" is looked for.
+        search: fields of `PlannerSettings` that the job file does not have, for instance {"thorough": True}.
 
     Raises:
         ValueError: the job cannot be planned on its nodes; the message says why and what to do.
     """
-    from planaria.estimate.step_time import simulate
     from planaria.launch.settings import job_profile, planner_settings
-    from planaria.policy.templates import TemplatesPolicy
 
     job = validated(job)
     if profile is None:
         from planaria.launch.session import profile_job
 
         profile = profile_job(job, None, import_path=import_path)
-    costs = job_profile(job, profile)
-    policy = TemplatesPolicy(costs, planner_settings(job))
-    proposal = policy.initial([NodeId(node) for node in range(job.cluster.nodes)], 1)
+    settings = dataclasses.replace(planner_settings(job), **(search or {}))
+    report = plan_for(job_profile(job, profile), settings)
+    return dataclasses.replace(report, profile=profile)
+
+
+def plan_for(profile: ModelProfile, settings: PlannerSettings) -> PlanReport:
+    """The plan that a job with these costs and settings would start with. Needs neither a job file nor torch.
+
+    Args:
+        profile: costs as the job would run, see `ModelProfile.recomputed`.
+        settings: what the planner must respect.
+
+    Raises:
+        PlanError: there is no such plan; the message says why and what to do.
+    """
+    from planaria.estimate.lower_bound import lower_bound_s
+    from planaria.estimate.memory import memory_use
+    from planaria.estimate.step_time import simulate
+    from planaria.policy.templates import TemplatesPolicy
+
+    began = time.perf_counter()
+    policy = TemplatesPolicy(profile, settings)
+    proposal = policy.initial([NodeId(node) for node in range(settings.num_nodes)], 1)
+    planning_s = time.perf_counter() - began
     return PlanReport(
         templates=tuple(policy.templates),
         plan=proposal.plan,
         profile=profile,
+        settings=settings,
         step_time_s=proposal.step_time_s,
+        lower_bound_s=lower_bound_s(proposal.plan, profile),
         reason=proposal.reason,
-        timeline=simulate(proposal.plan, costs),
+        timeline=simulate(proposal.plan, profile),
+        memory={worker: memory_use(proposal.plan, profile, worker) for worker in proposal.plan.workers},
+        planning_s=planning_s,
     )
 
 

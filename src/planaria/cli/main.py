@@ -5,10 +5,8 @@ Nothing heavy is imported before a command needs it.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -16,10 +14,9 @@ import click
 
 from planaria import __version__
 from planaria.job.errors import PlanariaError
+from planaria.job.settings import PipelineSchedule
 
 if TYPE_CHECKING:
-    from planaria.api import PlanReport
-    from planaria.job.settings import Job
     from planaria.plan.profile import ModelProfile
 
 EXIT_FAILED = 1
@@ -27,6 +24,8 @@ EXIT_USER_ERROR = 2
 EXIT_EXHAUSTED = 3
 EXIT_INTERRUPTED = 130
 
+_SCHEDULES = tuple(schedule.value for schedule in PipelineSchedule)
+_OBJECTIVES = ("steptime", "oobleck")
 _JOB_FILE = click.Path(path_type=Path)
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -150,80 +149,69 @@ def _exit_code(status: str) -> int:
 
 
 @cli.command()
-@click.argument("job", type=_JOB_FILE)
+@click.argument("job", type=_JOB_FILE, required=False)
 @_set_option
-@click.option("--json", "as_json", is_flag=True, help="Plan, templates and every worker's program as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Everything, with every worker's program, as JSON.")
 @click.option(
     "--svg", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write a picture of the schedule."
 )
 @click.option("--templates", "only_templates", is_flag=True, help="Only the templates.")
 @click.option(
     "--profile", "profile_file", type=_JOB_FILE, metavar="FILE",
-    help="Plan from this profile, for instance the profile.json of a run folder.",
+    help="Plan from this profile: of `planaria profile`, or the profile.json of a run folder.",
 )  # fmt: skip
 @click.option("--measure", is_flag=True, help="Measure the layers again, though they were measured before.")
+@click.option("--nodes", type=int, help="Without JOB: nodes that there are.")
+@click.option("--devices-per-node", type=int, default=1, help="Without JOB.", show_default=True)
+@click.option("--fault-tolerance", type=int, default=1, help="Without JOB: f.", show_default=True)
+@click.option("--global-batch", type=int, help="Without JOB: samples in a step.")
+@click.option("--microbatch", type=int, help="Without JOB: samples in a microbatch.  [default: the profile's]")
+@click.option("--memory-gb", type=float, help="Without JOB: of one device.  [default: the profile's]")
+@click.option("--min-nodes", type=int, default=0, help="Without JOB: nodes of the smallest pipeline.")
+@click.option("--schedule", type=click.Choice(_SCHEDULES), default="eager-1f1b", help="Without JOB.", show_default=True)
+@click.option("--recompute", is_flag=True, help="Without JOB: backwards recompute the forward.")
+@click.option("--objective", type=click.Choice(_OBJECTIVES), help="What templates are made for.  [default: steptime]")
+@click.option("--powers-of-two", is_flag=True, help="Stages have 1, 2, 4, ... devices only.")
+@click.option("--no-overlap", is_flag=True, help="A message occupies its sender.")
+@click.option("--thorough", is_flag=True, help="Search templates for seconds, not tenths of one.")
 def plan(
-    job: Path,
+    job: Path | None,
     overrides: tuple[str, ...],
     as_json: bool,
     svg: Path | None,
     only_templates: bool,
     profile_file: Path | None,
     measure: bool,
+    **wanted: Any,
 ) -> int:
     """Show the plan that JOB would start with; nothing is trained.
 
     The layers' costs are measured on this machine once (some seconds) and kept; later plans of the same model and
-    shapes are made at once.
+    shapes are made at once. Without JOB, plans from a profile and the options.
+
+    \b
+    Examples:
+      planaria plan job.toml
+      planaria profile --preset gpt3-6.7b --device a100 --devices-per-node 8 -o gpt3.json
+      planaria plan --profile gpt3.json --nodes 16 --devices-per-node 8 --global-batch 512
     """
     if measure and profile_file is not None:
         raise click.UsageError("--measure and --profile exclude each other. Drop one of them.")
-    from planaria import api
+    from planaria.cli import plan_view, planning
 
-    parsed = api.load_job(job, overrides)
-    report, measured = _report(parsed, job.resolve().parent, profile_file, measure=measure)
-    from planaria.cli import plan_view
-
+    if job is None:
+        subject, report = planning.from_profile(profile_file, planning.Wanted(**wanted))
+    else:
+        subject, report = planning.from_job(job, overrides, profile_file, planning.Wanted(**wanted), measure=measure)
     if svg is not None:
         plan_view.write_svg(report, svg)
     if as_json:
         click.echo(plan_view.as_json(report))
     else:
-        plan_view.show(parsed, report, measured=measured, only_templates=only_templates)
+        plan_view.show(subject, report, only_templates=only_templates)
         if svg is not None:
             click.echo(f"\npicture: {svg}")
     return 0
-
-
-def _report(job: Job, folder: Path, profile_file: Path | None, *, measure: bool) -> tuple[PlanReport, str]:
-    """The plan, and where the costs behind it come from."""
-    from planaria import api
-    from planaria.cli.profile_cache import ProfileCache, cache_folder
-    from planaria.observe.wording import age
-
-    if profile_file is None and job.cluster.profile is not None:
-        profile_file = Path(job.cluster.profile)
-    if profile_file is not None:
-        return api.plan(job, api.read_profile(profile_file)), f"from {profile_file}"
-    cache = ProfileCache(cache_folder(os.environ))
-    kept = None if measure else cache.find(job)
-    if kept is not None:
-        return api.plan(job, kept[0]), f"measured on this machine {age(kept[1])} ago; --measure does it again"
-    with _busy(f"measuring the layers of {job.model.type} ..."):
-        report = api.plan(job, import_path=folder)
-    try:
-        cache.keep(job, report.profile)
-    except OSError as error:
-        click.echo(f"planaria: warning: the profile could not be kept: {error}", err=True)
-    return report, "measured on this machine now"
-
-
-def _busy(what: str) -> AbstractContextManager[object]:
-    """A sign of life on standard error, where it is a terminal."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    return console.status(what) if console.is_terminal else nullcontext()
 
 
 @cli.command()
@@ -336,9 +324,10 @@ def _check_source(
 def _measured(job: Path, overrides: tuple[str, ...]) -> ModelProfile:
     from planaria import api
     from planaria.cli import profile_view
+    from planaria.cli.planning import busy
 
     parsed = api.load_job(job, overrides)
-    with _busy(f"measuring the layers of {parsed.model.type} ..."):
+    with busy(f"measuring the layers of {parsed.model.type} ..."):
         return profile_view.measured(parsed, job.resolve().parent)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,10 @@ from planaria.plan.schedule import program
 if TYPE_CHECKING:
     from planaria.api import PlanReport
     from planaria.job.settings import Job
+    from planaria.plan.plan import Plan, Stage
     from planaria.plan.profile import ModelProfile
+    from planaria.plan.settings import PlannerSettings
+    from planaria.plan.templates import Template
 
 _WIDTH_WITHOUT_TERMINAL = 100
 _COMPUTE = (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
@@ -31,27 +35,69 @@ _BACKGROUND = {CellKind.FORWARD: 117, CellKind.BACKWARD: 215, CellKind.WEIGHT: 2
 """Of the terminal's 256 colours."""
 
 
-def show(job: Job, report: PlanReport, *, measured: str, only_templates: bool) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What is planned, for people.
+
+    Attributes:
+        title: its name.
+        model: of what kind.
+        batch: what a step is made of.
+        costs: where the layers' costs come from.
+        is_crowded: whether its workers would share the cores of this machine.
+    """
+
+    title: str
+    model: str
+    batch: str
+    costs: str
+    is_crowded: bool
+
+
+def subject_of(job: Job, costs: str) -> Subject:
+    """A job's."""
+    microbatches = counted(job.train.num_microbatches, "microbatch")
+    return Subject(
+        title=job.run.name or job.model.type,
+        model=job.model.type,
+        batch=f"{microbatches} of {job.train.microbatch} x {job.train.sequence_length} tokens",
+        costs=costs,
+        is_crowded=crowding(job, _num_cores()) is not None,
+    )
+
+
+def subject_of_profile(profile: ModelProfile, settings: PlannerSettings, costs: str) -> Subject:
+    """A profile's, without a job."""
+    microbatches = counted(settings.num_microbatches, "microbatch")
+    return Subject(
+        title=profile.name or "profile",
+        model=f"on {profile.device.name}",
+        batch=f"{microbatches} of {counted(profile.microbatch_size, 'sample')}",
+        costs=costs,
+        is_crowded=False,
+    )
+
+
+def show(subject: Subject, report: PlanReport, *, only_templates: bool) -> None:
     """Prints a report to standard output.
 
     Args:
-        job: what was planned.
+        subject: what was planned.
         report: its plan.
-        measured: where the layers' costs come from.
         only_templates: leave out the pipelines and the schedule.
     """
     width = shutil.get_terminal_size((_WIDTH_WITHOUT_TERMINAL, 24)).columns
     console = Console(width=width, highlight=False)
-    console.print(_headline(job, report))
-    console.print(Text(f"layer costs: {measured}", style="dim"))
+    console.print(_headline(subject, report))
+    console.print(Text(f"layer costs: {subject.costs}; planned in {report.planning_s * 1e3:.0f} ms", style="dim"))
     console.print()
-    console.print(_templates(job, report))
+    console.print(_templates(report))
     if only_templates:
         return
     console.print()
     console.print(_pipelines(report))
     console.print()
-    console.print(_expectation(job, report, len(os.sched_getaffinity(0))))
+    console.print(_expectation(subject, report))
     console.print(Text(report.reason, style="dim"))
     console.print()
     # The picture brings its own colours, and must not be wrapped.
@@ -67,18 +113,50 @@ def _paint(kind: CellKind, text: str) -> str:
 
 
 def as_json(report: PlanReport) -> str:
-    """The report as one JSON object; `programs` is keyed by worker."""
+    """The report as one JSON object; `memory` and `programs` are keyed by worker."""
+    plan = report.plan
     return msgspec.json.encode(
         {
+            "planning_ms": report.planning_s * 1e3,
             "step_time_s": report.step_time_s,
+            "lower_bound_s": report.lower_bound_s,
             "reason": report.reason,
-            "templates": report.templates,
-            "plan": report.plan,
-            "plan_hash": report.plan.content_hash,
+            "templates": [_template(template) for template in report.templates],
+            "instantiation": [
+                {"num_nodes": len(nodes), "nodes": nodes, "microbatches": share}
+                for nodes, share in zip(_nodes(plan), _shares(plan), strict=True)
+            ],
+            "plan": plan,
+            "plan_hash": plan.content_hash,
+            "memory": {str(worker): {**asdict(use), "total": use.total} for worker, use in report.memory.items()},
             "profile": report.profile,
-            "programs": {str(worker): program(report.plan, worker) for worker in report.plan.workers},
+            "programs": {str(worker): program(plan, worker) for worker in plan.workers},
         }
     ).decode()
+
+
+def _template(template: Template) -> dict[str, object]:
+    return {
+        "num_nodes": template.num_nodes,
+        "stages": template.stages,
+        "step_time_s": template.step_time_s,
+        "objective_s": template.objective_s,
+        "lower_bound_s": template.lower_bound_s or None,
+        "gap": template.gap if template.lower_bound_s else None,
+    }
+
+
+def _nodes(plan: Plan) -> list[list[int]]:
+    """Each pipeline's nodes."""
+    return [sorted({plan.node_of(worker) for worker in pipeline.workers}) for pipeline in plan.pipelines]
+
+
+def _shares(plan: Plan) -> list[int]:
+    """How many microbatches each pipeline runs in a step."""
+    return [
+        sum(len(route.microbatches) for route in plan.routes if route.hops == pipeline.stages)
+        for pipeline in plan.pipelines
+    ]
 
 
 def write_svg(report: PlanReport, path: Path) -> None:
@@ -93,23 +171,25 @@ def write_svg(report: PlanReport, path: Path) -> None:
         raise UserError(f"--svg {path} cannot be written: {error.strerror}. Give a writable file.") from None
 
 
-def _headline(job: Job, report: PlanReport) -> Text:
+def _headline(subject: Subject, report: PlanReport) -> Text:
     parameters = sum(group.size_bytes for group in report.profile.groups)
-    devices = job.cluster.devices_per_node
+    settings = report.settings
+    devices = settings.devices_per_node
     return Text.assemble(
-        (job.run.name or job.model.type, "bold"),
-        f": {job.model.type}, {counted(report.profile.num_layers, 'layer')}, {size(parameters)} of parameters\n",
-        f"a step: {counted(job.train.num_microbatches, 'microbatch')} "
-        f"of {job.train.microbatch} x {job.train.sequence_length} tokens, on {counted(job.cluster.nodes, 'node')}"
-        f"{f' of {devices} devices' if devices > 1 else ''}, "
-        f"fault_tolerance = {job.resilience.fault_tolerance}",
+        (subject.title, "bold"),
+        f": {subject.model}, {counted(report.profile.num_layers, 'layer')}, {size(parameters)} of parameters\n",
+        f"a step: {subject.batch}, on {counted(settings.num_nodes, 'node')}"
+        f"{f' of {devices} devices' if devices > 1 else ''}, fault_tolerance = {settings.fault_tolerance}",
     )
 
 
-def _expectation(job: Job, report: PlanReport, num_cores: int) -> Text:
-    """The step time, and what is known of it where workers share cores."""
+def _expectation(subject: Subject, report: PlanReport) -> Text:
+    """The step time, how much shorter it could be at most, and what is known of it where workers share cores."""
     text = Text.assemble("expected step time  ", (duration(report.step_time_s), "bold"))
-    if crowding(job, num_cores) is not None:
+    if report.lower_bound_s > 0:
+        text.append(f", of which this plan needs at least {duration(report.lower_bound_s)}")
+    if subject.is_crowded:
+        num_cores = _num_cores()
         spans = (span for worker in report.timeline.spans.values() for span in worker)
         busy_s = sum(end - start for instruction, start, end in spans if instruction.op in _COMPUTE)
         text.append(
@@ -119,48 +199,68 @@ def _expectation(job: Job, report: PlanReport, num_cores: int) -> Text:
     return text
 
 
-def _templates(job: Job, report: PlanReport) -> Table:
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _templates(report: PlanReport) -> Table:
     table = _table("Templates")
     table.add_column("nodes", justify="right")
-    table.add_column("stages, by their layers")
-    # What a template is shaped for: the largest share of an even split over f + 1 pipelines.
-    share = -(-job.train.num_microbatches // (job.resilience.fault_tolerance + 1))
-    table.add_column(counted(share, "microbatch"), justify="right")
+    several = report.settings.devices_per_node > 1
+    table.add_column(f"stages, by their layers{' (devices); | between nodes' if several else ''}", overflow="fold")
+    table.add_column(counted(report.settings.shares[-1], "microbatch"), justify="right")
+    table.add_column("off by at most")
     table.add_column("used by")
     users: dict[int, list[str]] = {}
-    for number, pipeline in enumerate(report.plan.pipelines):
-        num_nodes = len({report.plan.node_of(worker) for worker in pipeline.workers})
-        users.setdefault(num_nodes, []).append(str(number))
+    for number, nodes in enumerate(_nodes(report.plan)):
+        users.setdefault(len(nodes), []).append(str(number))
     for template in report.templates:
-        stages = " | ".join(layer_range(stage.first_layer, stage.end_layer) for stage in template.stages)
         used = users.get(template.num_nodes, [])
-        by = f"pipeline{'s' if len(used) > 1 else ''} {', '.join(used)}" if used else ""
-        style = "" if used else "dim"
-        table.add_row(str(template.num_nodes), stages, duration(template.step_time_s), by, style=style)
+        table.add_row(
+            str(template.num_nodes),
+            " | ".join(_node_stages(template, node, several) for node in range(template.num_nodes)),
+            duration(template.step_time_s),
+            f"{100 * template.gap:.1f}%" if template.lower_bound_s else "",
+            f"pipeline{'s' if len(used) > 1 else ''} {', '.join(used)}" if used else "",
+            style="" if used else "dim",
+        )
     return table
+
+
+def _node_stages(template: Template, node: int, several: bool) -> str:
+    return ", ".join(
+        layer_range(stage.first_layer, stage.end_layer) + (f"({stage.num_devices})" if several else "")
+        for stage in template.stages_of(node)
+    )
 
 
 def _pipelines(report: PlanReport) -> Table:
     plan = report.plan
     names = _short_names(report.profile)
+    several = plan.devices_per_node > 1
     table = _table("Pipelines")
     table.add_column("pipeline", justify="right")
     table.add_column("microbatches", justify="right")
-    table.add_column("node" if plan.devices_per_node == 1 else "node.device", justify="right")
+    table.add_column("node.device" if several else "node", justify="right")
     table.add_column("layers")
+    table.add_column("memory" if not several else "memory each", justify="right")
     table.add_column("", overflow="fold", style="dim")
-    for number, pipeline in enumerate(plan.pipelines):
-        microbatches = sum(len(route.microbatches) for route in plan.routes if route.hops == pipeline.stages)
+    for number, (pipeline, share) in enumerate(zip(plan.pipelines, _shares(plan), strict=True)):
         for place, stage in enumerate(pipeline.stages):
-            first = (str(number), str(microbatches)) if place == 0 else ("", "")
-            device = "" if plan.devices_per_node == 1 else f".{stage.worker % plan.devices_per_node}"
+            first = (str(number), str(share)) if place == 0 else ("", "")
             table.add_row(
                 *first,
-                f"{plan.node_of(stage.worker)}{device}",
+                f"{plan.node_of(stage.worker)}{_devices(plan, stage) if several else ''}",
                 layer_range(stage.first_layer, stage.end_layer),
+                size(report.memory[stage.worker].total),
                 _few(names[stage.first_layer : stage.end_layer]),
             )
     return table
+
+
+def _devices(plan: Plan, stage: Stage) -> str:
+    first = stage.worker % plan.devices_per_node
+    return f".{first}" if stage.num_devices == 1 else f".{first}-{first + stage.num_devices - 1}"
 
 
 def _short_names(profile: ModelProfile) -> list[str]:

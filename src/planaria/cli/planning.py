@@ -1,0 +1,133 @@
+"""Where `planaria plan` gets its costs and settings from: a job, or a profile and options."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from planaria import api
+from planaria.cli.plan_view import Subject, subject_of, subject_of_profile
+from planaria.cli.profile_cache import ProfileCache, cache_folder
+from planaria.job.errors import UserError
+from planaria.observe.wording import age
+from planaria.plan.plan import ScheduleKind
+from planaria.plan.settings import Objective, PlannerSettings
+
+if TYPE_CHECKING:
+    from planaria.job.settings import Job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """The command's options, as they were given; see `planaria plan --help`."""
+
+    nodes: int | None
+    devices_per_node: int
+    fault_tolerance: int
+    global_batch: int | None
+    microbatch: int | None
+    memory_gb: float | None
+    min_nodes: int
+    schedule: str
+    recompute: bool
+    objective: str | None
+    powers_of_two: bool
+    no_overlap: bool
+    thorough: bool
+
+    @property
+    def search(self) -> dict[str, Any]:
+        """How templates are searched for: fields of `PlannerSettings`."""
+        return {
+            "objective": Objective(self.objective or Objective.STEP_TIME.value),
+            "powers_of_two": self.powers_of_two,
+            "overlap": not self.no_overlap,
+            "thorough": self.thorough,
+        }
+
+
+def from_profile(path: Path | None, wanted: Wanted) -> tuple[Subject, api.PlanReport]:
+    """A plan without a job.
+
+    Raises:
+        UserError: something is missing or contradicts the profile.
+    """
+    if path is None or wanted.nodes is None or wanted.global_batch is None:
+        raise click.UsageError("Give a JOB, or --profile, --nodes and --global-batch.")
+    profile = api.read_profile(path)
+    microbatch = wanted.microbatch or profile.microbatch_size
+    if microbatch != profile.microbatch_size:
+        raise UserError(
+            f"--microbatch {microbatch}: profile {path} has the times of microbatches of {profile.microbatch_size}. "
+            "Leave it out, or give another profile."
+        )
+    if wanted.global_batch < 1 or wanted.global_batch % microbatch:
+        below = wanted.global_batch // microbatch * microbatch
+        nearest = f"{below} or {below + microbatch}" if below > 0 else f"{microbatch}"
+        raise UserError(
+            f"--global-batch {wanted.global_batch} is no multiple of the microbatch of {microbatch}. Give {nearest}."
+        )
+    memory = profile.device.memory_bytes if wanted.memory_gb is None else int(wanted.memory_gb * 1e9)
+    settings = PlannerSettings(
+        num_microbatches=wanted.global_batch // microbatch,
+        fault_tolerance=wanted.fault_tolerance,
+        num_nodes=wanted.nodes,
+        devices_per_node=wanted.devices_per_node,
+        memory_bytes=memory,
+        min_nodes=wanted.min_nodes,
+        schedule=ScheduleKind(wanted.schedule),
+        **wanted.search,
+    )
+    costs = profile.recomputed() if wanted.recompute else profile
+    return subject_of_profile(profile, settings, f"from {path}"), api.plan_for(costs, settings)
+
+
+def from_job(
+    path: Path, overrides: Sequence[str], profile_file: Path | None, wanted: Wanted, *, measure: bool
+) -> tuple[Subject, api.PlanReport]:
+    """A job's plan.
+
+    Raises:
+        UserError: an option that only a plan without a job takes, or a job that cannot be planned.
+    """
+    if wanted.nodes is not None or wanted.global_batch is not None or wanted.microbatch is not None:
+        raise click.UsageError("A JOB says how many nodes and samples there are. Change it by --set cluster.nodes=N.")
+    job = api.load_job(path, overrides)
+    report, costs = _report(job, path.resolve().parent, profile_file, wanted.search, measure=measure)
+    return subject_of(job, costs), report
+
+
+def _report(
+    job: Job, folder: Path, profile_file: Path | None, search: dict[str, Any], *, measure: bool
+) -> tuple[api.PlanReport, str]:
+    """The plan, and where the costs behind it come from."""
+    if profile_file is None and job.cluster.profile is not None:
+        profile_file = Path(job.cluster.profile)
+    if profile_file is not None:
+        return api.plan(job, api.read_profile(profile_file), search=search), f"from {profile_file}"
+    cache = ProfileCache(cache_folder(os.environ))
+    kept = None if measure else cache.find(job)
+    if kept is not None:
+        costs = f"measured on this machine {age(kept[1])} ago; --measure does it again"
+        return api.plan(job, kept[0], search=search), costs
+    with busy(f"measuring the layers of {job.model.type} ..."):
+        report = api.plan(job, import_path=folder, search=search)
+    try:
+        cache.keep(job, report.profile)
+    except OSError as error:
+        click.echo(f"planaria: warning: the profile could not be kept: {error}", err=True)
+    return report, "measured on this machine now"
+
+
+def busy(what: str) -> AbstractContextManager[object]:
+    """A sign of life on standard error, where it is a terminal."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    return console.status(what) if console.is_terminal else nullcontext()
