@@ -134,12 +134,13 @@ def profile_of(case: Case, vote_s: float) -> ModelProfile:
         )
         for n, ms in enumerate(case.layers)
     )
-    groups = [Group(layers=(n,), size_bytes=4 * MB) for n in range(len(layers))]
+    ends = (0, len(layers) - 1)
+    groups = [Group(layers=(n,), size_bytes=3 * MB if n in ends else 4 * MB) for n in range(len(layers))]
     between = LinkCost(latency_s=1e-4, bandwidth_bytes_per_s=MB / (case.link_ms * 1e-3 - 1e-4))
     return ModelProfile(
         name=case.name,
         layers=layers,
-        groups=(*groups, Group(layers=(0, len(layers) - 1), size_bytes=MB)),
+        groups=(*groups, Group(layers=ends, size_bytes=MB)),
         links=Links(within_node=LinkCost(latency_s=1e-5, bandwidth_bytes_per_s=10e9), between_nodes=between),
         device=DeviceKind(name="made up"),
         step=StepCosts(vote_s=vote_s, apply_s_per_byte=2e-10, sum_s_per_byte=1e-10),

@@ -1,5 +1,8 @@
 """The planner's speed, part by part.
 
+start: the command `planaria plan` in a new process.
+instantiation: pipelines and shares for up to thousands of nodes (planner_instantiation.py).
+transfers: who gets what from whom after losses, at 512 nodes (planner_transfers.py).
 templates: Oobleck's Table 3 with both objectives: one template of each cell, all of the largest, and one of 64 nodes.
 estimate: events a second of the step time of a chain, compiled and plain.
 
@@ -10,12 +13,20 @@ the processor, of one thread, so that other programs disturb them less.
 from __future__ import annotations
 
 import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
+import msgspec
 import numpy as np
 from figures import note, report
+from planner_instantiation import measure_instantiation
+from planner_transfers import measure_transfers
 
 from planaria.plan.chain import times_s
 from planaria.plan.oobleck import OobleckSearch
@@ -26,6 +37,7 @@ from planaria.plan.split_search import StepTimeSearch
 from planaria.plan.split_space import make_space
 from planaria.plan.templates import make_templates
 
+PARTS = ("start", "instantiation", "transfers", "estimate", "templates")
 NODES, DEVICES, LAYERS = (8, 16, 24), (1, 4, 8), (24, 32, 64, 96)
 PAPER_S = {
     (8, 1): (0.28, 0.71, 9.65, 68.50),
@@ -162,13 +174,34 @@ def estimate_part() -> None:
             report(f"{name}.16_chains", chains * 2 * stages * microbatches / seconds / 1e6, "million events/s")
 
 
+def start_part() -> None:
+    """What a user waits for: `planaria plan` in a new process, without numba being imported."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "profile.json"
+        path.write_bytes(msgspec.json.encode(transformer(24, 1)))
+        command = [sys.executable, "-m", "planaria.cli.main", "plan", "--profile", str(path)]
+        command += ["--nodes", "8", "--global-batch", "64", "--json"]
+        walls = []
+        for _ in range(5):
+            began = time.perf_counter()
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            walls.append(time.perf_counter() - began)
+    report("planner.cold_start", statistics.median(walls), "s", goal="<= 1.5")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", choices=["templates", "estimate", []], help="which parts; none: all")
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="which parts; none: all")
     parser.add_argument("--plain", action="store_true", help="templates without numba")
     parser.add_argument("--quick", action="store_true", help="without all templates of the largest cell")
     arguments = parser.parse_args()
-    parts = arguments.parts or ["templates", "estimate"]
+    parts = arguments.parts or PARTS
+    if "start" in parts:
+        start_part()
+    if "instantiation" in parts:
+        measure_instantiation()
+    if "transfers" in parts:
+        measure_transfers()
     if "estimate" in parts:
         estimate_part()
     if "templates" in parts:

@@ -78,7 +78,7 @@ def median_ms(call: Callable[[], object], repeats: int = 15) -> float:
     return statistics.median(times)
 
 
-def main() -> None:
+def measure_instantiation() -> None:
     for nodes, microbatches, smallest, largest, fault_tolerance in CASES:
         settings = PlannerSettings(
             num_microbatches=microbatches, fault_tolerance=fault_tolerance, num_nodes=nodes, devices_per_node=1
@@ -97,7 +97,3 @@ def main() -> None:
         report(f"instantiation.1024_nodes.speeds.{name}", took, "ms")
     chosen = instances(costs, made, settings, nodes_of, {})
     report("distribution.1024_nodes", median_ms(lambda: distribute([one.times for one in chosen], 512)), "ms")
-
-
-if __name__ == "__main__":
-    main()

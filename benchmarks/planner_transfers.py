@@ -214,11 +214,7 @@ def import_ms(module: str) -> float:
     return 1e3 * min(float(subprocess.check_output([sys.executable, "-c", code])) for _ in range(3))
 
 
-def main() -> None:
+def measure_transfers() -> None:
     for case in cases():
         measure(case)
     note(f"importing scipy.optimize would cost {import_ms('scipy.optimize'):.0f} ms; nothing here needs it")
-
-
-if __name__ == "__main__":
-    main()

@@ -37,11 +37,12 @@ def profile(num_layers: int = 8) -> ModelProfile:
         recompute_activation_bytes=10_000,
         output_bytes=1_000_000,
     )
-    own = tuple(Group(layers=(n,), size_bytes=1_000_000) for n in range(num_layers))
+    ends = (0, num_layers - 1)
+    own = tuple(Group(layers=(n,), size_bytes=800_000 if n in ends else 1_000_000) for n in range(num_layers))
     link = LinkCost(latency_s=1e-4, bandwidth_bytes_per_s=1e9)
     return ModelProfile(
         layers=(layer,) * num_layers,
-        groups=(*own, Group(layers=(0, num_layers - 1), size_bytes=200_000)),
+        groups=(*own, Group(layers=ends, size_bytes=200_000)),
         links=Links(within_node=link, between_nodes=link),
         device=DeviceKind(name="made up"),
         step=StepCosts(apply_s_per_byte=1e-10, sum_s_per_byte=1e-10),
@@ -127,5 +128,5 @@ def test_a_profile_that_does_not_fit_the_job_is_refused(profile_file: Path, tmp_
         plan(make_job(tmp_path / "absent.json"))
     damaged = tmp_path / "damaged.json"
     damaged.write_text("{}")
-    with pytest.raises(UserError, match="is not a model profile"):
+    with pytest.raises(UserError, match="missing required field `layers`"):
         plan(make_job(damaged))
