@@ -3,6 +3,7 @@
 start: the command `planaria plan` in a new process.
 instantiation: pipelines and shares for up to thousands of nodes (planner_instantiation.py).
 transfers: who gets what from whom after losses, at 512 nodes (planner_transfers.py).
+presets: how far the presets' templates can be from the best.
 templates: Oobleck's Table 3 with both objectives: one template of each cell, all of the largest, and one of 64 nodes.
 estimate: events a second of the step time of a chain, compiled and plain.
 
@@ -13,6 +14,7 @@ the processor, of one thread, so that other programs disturb them less.
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import subprocess
 import sys
@@ -30,14 +32,15 @@ from planner_transfers import measure_transfers
 
 from planaria.plan.chain import times_s
 from planaria.plan.oobleck import OobleckSearch
-from planaria.plan.plan import Group, ScheduleKind
+from planaria.plan.plan import Group, PlanError, ScheduleKind
 from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
 from planaria.plan.settings import Objective, PlannerSettings
 from planaria.plan.split_search import StepTimeSearch
 from planaria.plan.split_space import make_space
 from planaria.plan.templates import make_templates
+from planaria.profile.presets import MODELS, preset
 
-PARTS = ("start", "instantiation", "transfers", "estimate", "templates")
+PARTS = ("start", "instantiation", "transfers", "estimate", "presets", "templates")
 NODES, DEVICES, LAYERS = (8, 16, 24), (1, 4, 8), (24, 32, 64, 96)
 PAPER_S = {
     (8, 1): (0.28, 0.71, 9.65, 68.50),
@@ -189,10 +192,40 @@ def start_part() -> None:
     report("planner.cold_start", statistics.median(walls), "s", goal="<= 1.5")
 
 
+def presets_part(*, thorough: bool) -> None:
+    """How sure templates of the presets are: their distance from a bound that no split beats."""
+    gaps: dict[int, list[float]] = {}
+    for model, device, devices in itertools.product(MODELS, ("v100", "a100"), (1, 4, 8)):
+        profile = preset(model, device, device_counts=tuple(d for d in (1, 2, 4, 8) if d <= devices))
+        settings = PlannerSettings(
+            num_microbatches=32,
+            fault_tolerance=0,
+            num_nodes=8,
+            devices_per_node=devices,
+            memory_bytes=profile.device.memory_bytes,
+            schedule=ScheduleKind.EAGER_ONE_F_ONE_B,
+            thorough=thorough,
+        )
+        try:
+            made = make_templates(profile, settings)
+        except PlanError as error:
+            note(f"{model} on {device}, {devices} a node: {error}")
+            continue
+        gaps.setdefault(devices, []).extend(template.gap for template in made)
+        note(f"{model} on {device}, {devices} a node: " + " ".join(f"{100 * t.gap:.2f}%" for t in made))
+    for devices, found in gaps.items():
+        name = f"planner.presets.{devices}_devices{'.thorough' if thorough else ''}"
+        within = sum(gap <= 0.01 for gap in found) / len(found)
+        report(f"{name}.within_1_percent", within, "ratio", goal=">= 1")
+        report(f"{name}.gap_median", statistics.median(found), "ratio")
+        report(f"{name}.gap_worst", max(found), "ratio", goal="<= 0.01")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="which parts; none: all")
     parser.add_argument("--plain", action="store_true", help="templates without numba")
+    parser.add_argument("--thorough", action="store_true", help="the presets' templates with twenty times the budget")
     parser.add_argument("--quick", action="store_true", help="without all templates of the largest cell")
     arguments = parser.parse_args()
     parts = arguments.parts or PARTS
@@ -204,6 +237,8 @@ def main() -> None:
         measure_transfers()
     if "estimate" in parts:
         estimate_part()
+    if "presets" in parts:
+        presets_part(thorough=arguments.thorough)
     if "templates" in parts:
         templates_part(compiled=not arguments.plain, every=not arguments.quick)
 
