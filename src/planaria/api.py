@@ -178,6 +178,11 @@ def plan(
         from planaria.launch.session import profile_job
 
         profile = profile_job(job, None, import_path=import_path)
+    if profile.microbatch_size != job.train.microbatch:
+        raise UserError(
+            f"The profile has the times of microbatches of {profile.microbatch_size}, and train.microbatch is "
+            f"{job.train.microbatch}. Set train.microbatch = {profile.microbatch_size}, or give another profile."
+        )
     settings = dataclasses.replace(planner_settings(job), **(search or {}))
     report = plan_for(job_profile(job, profile), settings)
     return dataclasses.replace(report, profile=profile)

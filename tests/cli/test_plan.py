@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 import planaria
 from planaria.api import read_profile
 from planaria.cli.main import cli
-from planaria.plan.plan import Group
+from planaria.plan.plan import Group, ScheduleKind
 from planaria.plan.profile import DeviceKind, LinkCost, Links, ModelProfile
 from tests.plan.profiles import layer_cost
 
@@ -38,6 +38,7 @@ def profile(tmp_path: Path) -> Path:
     )
     link = LinkCost(latency_s=1e-4, bandwidth_bytes_per_s=1e9)
     made = ModelProfile(
+        microbatch_size=planaria.load_job(DEMO).train.microbatch,
         layers=layers,
         groups=tuple(Group(layers=(layer,), size_bytes=800_000) for layer in range(len(layers))),
         links=Links(within_node=link, between_nodes=link),
@@ -110,3 +111,63 @@ def test_planning_needs_no_torch(profile: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def from_profile(profile: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["plan", "--profile", str(profile), *arguments])
+
+
+def test_without_a_job_a_profile_and_options_are_enough(profile: Path) -> None:
+    options = ("--nodes", "5", "--fault-tolerance", "1", "--global-batch", "48", "--min-nodes", "2")
+    report = json.loads(from_profile(profile, *options, "--json").stdout)
+    assert [template["num_nodes"] for template in report["templates"]] == [2, 3]
+    for template in report["templates"]:
+        assert template["lower_bound_s"] <= template["step_time_s"] * (1 + 1e-9)
+        assert template["gap"] >= 0
+        assert [stage["end_layer"] for stage in template["stages"]][-1] == len(COSTS_MS)
+    assert sum(pipeline["microbatches"] for pipeline in report["instantiation"]) == 24
+    assert sorted(node for pipeline in report["instantiation"] for node in pipeline["nodes"]) == list(range(5))
+    assert all(use["total"] >= use["parameters"] > 0 for use in report["memory"].values())
+    assert report["planning_ms"] > 0
+    assert 0 < report["lower_bound_s"] <= report["step_time_s"]
+    shown = from_profile(profile, *options)
+    assert shown.exit_code == 0
+    assert "off by at most" in shown.stdout
+    assert "5 nodes, fault_tolerance = 1" in shown.stdout
+
+
+@pytest.mark.parametrize("schedule", list(ScheduleKind))
+@pytest.mark.parametrize("objective", ["steptime", "oobleck"])
+def test_every_schedule_and_objective_can_be_asked_for(schedule: ScheduleKind, objective: str, profile: Path) -> None:
+    result = from_profile(
+        profile, "--nodes", "4", "--global-batch", "16", "--min-nodes", "2", "--schedule", schedule.value,
+        "--objective", objective, "--powers-of-two", "--no-overlap", "--thorough", "--recompute",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "Give a JOB, or --profile"),
+        (("--nodes", "4"), "--global-batch"),
+        (("--nodes", "4", "--global-batch", "7"), "no multiple of the microbatch of 2. Give 6 or 8"),
+        (("--nodes", "4", "--global-batch", "1"), "Give 2"),
+        (("--nodes", "4", "--global-batch", "8", "--microbatch", "4"), "times of microbatches of 2"),
+        (("--nodes", "1", "--global-batch", "8"), "cannot hold 2 replicas"),
+        (("--nodes", "4", "--global-batch", "2"), "microbatches"),
+    ],
+)
+def test_what_is_missing_or_contradicts_is_said_in_one_line(
+    arguments: tuple[str, ...], message: str, profile: Path
+) -> None:
+    refused = from_profile(profile, *arguments)
+    assert refused.exit_code == 2
+    assert message in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_a_job_says_itself_how_many_nodes_there_are(profile: Path) -> None:
+    refused = run(profile, "--nodes", "3")
+    assert refused.exit_code == 2
+    assert "--set cluster.nodes" in refused.stderr

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
@@ -76,13 +77,15 @@ def test_a_measured_profile_is_written_and_kept(monkeypatch: pytest.MonkeyPatch)
 
     def measure(job: Any, folder: None, import_path: Path) -> ModelProfile:
         asked.append(job)
-        return uniform_profile(8, tied=False)
+        return msgspec.structs.replace(uniform_profile(8, tied=False), microbatch_size=4)
 
     monkeypatch.setattr(planaria.launch.session, "profile_job", measure)
     Path("job.toml").write_text(JOB)
     result = run("job.toml", "--set", "train.microbatch=4", "-o", "costs.json")
     assert result.exit_code == 0, result.output
-    assert read_profile(Path("costs.json")) == uniform_profile(8, tied=False)
+    assert read_profile(Path("costs.json")) == msgspec.structs.replace(
+        uniform_profile(8, tied=False), microbatch_size=4
+    )
     assert asked[0].train.microbatch == 4
     planned = CliRunner().invoke(cli, ["plan", "job.toml", "--set", "train.microbatch=4"])
     assert "--measure does it again" in planned.stdout

@@ -14,7 +14,6 @@ import click
 
 from planaria import __version__
 from planaria.job.errors import PlanariaError
-from planaria.job.settings import PipelineSchedule
 
 if TYPE_CHECKING:
     from planaria.plan.profile import ModelProfile
@@ -24,7 +23,8 @@ EXIT_USER_ERROR = 2
 EXIT_EXHAUSTED = 3
 EXIT_INTERRUPTED = 130
 
-_SCHEDULES = tuple(schedule.value for schedule in PipelineSchedule)
+_SCHEDULES = ("eager-1f1b", "1f1b", "gpipe", "zb-h1")
+"""Of `planaria.plan.plan.ScheduleKind`, which is not imported for a help page."""
 _OBJECTIVES = ("steptime", "oobleck")
 _JOB_FILE = click.Path(path_type=Path)
 _FILE = click.Path(path_type=Path, dir_okay=False)

@@ -65,7 +65,7 @@ class ScheduleKind(enum.StrEnum):
         return min(ahead + 1 + self.weights_behind(stages_before), num_microbatches)
 
 
-class Group(msgspec.Struct, frozen=True, kw_only=True):
+class Group(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A parameter group: what is summed, owned and moved as one.
 
     A layer's own parameters form one group; parameters tied between layers form one group that belongs to all
@@ -74,15 +74,17 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         layers: the layers that use the group, ascending.
         size_bytes: bytes of its parameters.
+        optimizer_bytes: of the optimizer's state; None: twice the parameters' (AdamW, all in one precision).
     """
 
     layers: tuple[int, ...]
     size_bytes: int
+    optimizer_bytes: int | None = None
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes of a replica that moves: parameters, and AdamW's two moments of the same size."""
-        return 3 * self.size_bytes
+        """Bytes of a replica that moves: parameters and optimizer state."""
+        return self.size_bytes + (2 * self.size_bytes if self.optimizer_bytes is None else self.optimizer_bytes)
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,7 +168,9 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True):
 
     def moved_bytes(self, group: Group) -> int:
         """Bytes of state that go, of that group."""
-        return group.moved_bytes if self.part is None else 3 * (self.part[1] - self.part[0])
+        if self.part is None:
+            return group.moved_bytes
+        return group.moved_bytes * (self.part[1] - self.part[0]) // group.size_bytes
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):

@@ -235,7 +235,7 @@ def _with_groups(profile: ModelProfile) -> ModelProfile:
     if profile.groups:
         return profile
     groups = tuple(
-        Group(layers=(number,), size_bytes=layer.parameter_bytes)
+        Group(layers=(number,), size_bytes=layer.parameter_bytes, optimizer_bytes=layer.optimizer_bytes)
         for number, layer in enumerate(profile.layers)
         if layer.parameter_bytes > 0
     )
@@ -254,11 +254,10 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _check_group_fields(groups: object) -> None:
     """Plans share the type of a group, and are laxer."""
     for number, group in enumerate(groups if isinstance(groups, list) else ()):
-        unknown = sorted(group.keys() - {"layers", "size_bytes"}) if isinstance(group, dict) else []
+        unknown = sorted(group.keys() - set(Group.__struct_fields__)) if isinstance(group, dict) else []
         if unknown:
-            raise PlanError(
-                f"group {number}: there is no field {unknown[0]!r}; known are layers and size_bytes. {_CORRECT}"
-            )
+            known = ", ".join(Group.__struct_fields__)
+            raise PlanError(f"group {number}: there is no field {unknown[0]!r}; known are {known}. {_CORRECT}")
 
 
 def _explained(message: str, raw: dict[str, Any]) -> str:

@@ -222,13 +222,19 @@ def _within_node(figures: DeviceFigures) -> LinkCost:
 
 def _groups(layers: Sequence[LayerShape]) -> tuple[Group, ...]:
     groups = [
-        Group(layers=(number,), size_bytes=VALUE_BYTES * (layer.num_parameters - layer.tied_parameters))
+        _group((number,), layer.num_parameters - layer.tied_parameters)
         for number, layer in enumerate(layers)
         if layer.num_parameters > layer.tied_parameters
     ]
     if layers[0].tied_parameters:
-        groups.append(Group(layers=(0, len(layers) - 1), size_bytes=VALUE_BYTES * layers[0].tied_parameters))
+        groups.append(_group((0, len(layers) - 1), layers[0].tied_parameters))
     return tuple(groups)
+
+
+def _group(layers: tuple[int, ...], num_parameters: int) -> Group:
+    return Group(
+        layers=layers, size_bytes=VALUE_BYTES * num_parameters, optimizer_bytes=OPTIMIZER_BYTES * num_parameters
+    )
 
 
 def _step(figures: DeviceFigures) -> StepCosts:
