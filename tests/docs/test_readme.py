@@ -47,6 +47,18 @@ def test_links_lead_to_files(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_headings(page: Path) -> None:
+    """Those with a fragment: a heading's words in lower case, without punctuation, with dashes between them."""
+    for link in LINK.findall(page.read_text()):
+        path, _, fragment = link.partition("#")
+        if fragment and "://" not in link:
+            target = page.parent / path if path else page
+            titles = re.findall(r"^#+ (.*)", target.read_text(), re.MULTILINE)
+            anchors = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
+            assert fragment in anchors, link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_tests_that_are_named_exist(page: Path) -> None:
     for file, name in TEST.findall(page.read_text()):
         assert (ROOT / file).is_file(), file
