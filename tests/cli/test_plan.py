@@ -151,8 +151,8 @@ def test_every_schedule_and_objective_can_be_asked_for(schedule: ScheduleKind, o
     [
         ((), "Give a JOB, or --profile"),
         (("--nodes", "4"), "--global-batch"),
-        (("--nodes", "4", "--global-batch", "7"), "no multiple of the microbatch of 2. Give 6 or 8"),
-        (("--nodes", "4", "--global-batch", "1"), "Give 2"),
+        (("--nodes", "4", "--global-batch", "7"), "no whole number of microbatches of 2"),
+        (("--nodes", "4", "--global-batch", "1"), "4 samples"),
         (("--nodes", "4", "--global-batch", "8", "--microbatch", "4"), "times of microbatches of 2"),
         (("--nodes", "1", "--global-batch", "8"), "cannot hold 2 replicas"),
         (("--nodes", "4", "--global-batch", "2"), "microbatches"),

@@ -187,13 +187,13 @@ def _expectation(subject: Subject, report: PlanReport) -> Text:
     """The step time, how much shorter it could be at most, and what is known of it where workers share cores."""
     text = Text.assemble("expected step time  ", (duration(report.step_time_s), "bold"))
     if report.lower_bound_s > 0:
-        text.append(f", of which this plan needs at least {duration(report.lower_bound_s)}")
+        text.append(f" (this plan needs at least {duration(report.lower_bound_s)})")
     if subject.is_crowded:
         num_cores = _num_cores()
         spans = (span for worker in report.timeline.spans.values() for span in worker)
         busy_s = sum(end - start for instruction, start, end in spans if instruction.op in _COMPUTE)
         text.append(
-            f"  with a core for each of the {len(report.plan.workers)} workers; "
+            f", with a core for each of the {len(report.plan.workers)} workers; "
             f"on the {counted(num_cores, 'core')} of this machine at least {duration(busy_s / num_cores)}"
         )
     return text

@@ -16,6 +16,7 @@ from planaria.cli.plan_view import Subject, subject_of, subject_of_profile
 from planaria.cli.profile_cache import ProfileCache, cache_folder
 from planaria.job.errors import UserError
 from planaria.observe.wording import age
+from planaria.plan.batch import microbatches_of
 from planaria.plan.plan import ScheduleKind
 from planaria.plan.settings import Objective, PlannerSettings
 
@@ -57,6 +58,7 @@ def from_profile(path: Path | None, wanted: Wanted) -> tuple[Subject, api.PlanRe
 
     Raises:
         UserError: something is missing or contradicts the profile.
+        PlanError: there is no such plan.
     """
     if path is None or wanted.nodes is None or wanted.global_batch is None:
         raise click.UsageError("Give a JOB, or --profile, --nodes and --global-batch.")
@@ -67,15 +69,9 @@ def from_profile(path: Path | None, wanted: Wanted) -> tuple[Subject, api.PlanRe
             f"--microbatch {microbatch}: profile {path} has the times of microbatches of {profile.microbatch_size}. "
             "Leave it out, or give another profile."
         )
-    if wanted.global_batch < 1 or wanted.global_batch % microbatch:
-        below = wanted.global_batch // microbatch * microbatch
-        nearest = f"{below} or {below + microbatch}" if below > 0 else f"{microbatch}"
-        raise UserError(
-            f"--global-batch {wanted.global_batch} is no multiple of the microbatch of {microbatch}. Give {nearest}."
-        )
     memory = profile.device.memory_bytes if wanted.memory_gb is None else int(wanted.memory_gb * 1e9)
     settings = PlannerSettings(
-        num_microbatches=wanted.global_batch // microbatch,
+        num_microbatches=microbatches_of(wanted.global_batch, microbatch, wanted.fault_tolerance + 1),
         fault_tolerance=wanted.fault_tolerance,
         num_nodes=wanted.nodes,
         devices_per_node=wanted.devices_per_node,

@@ -1,0 +1,71 @@
+"""Checkpoints that are written beside training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from planaria.job.settings import Job
+from planaria.launch.result import RunStatus
+from planaria.protocol.records import AnyRecord, StepCommitted
+from tests.e2e.conftest import Run
+from tests.e2e.jobs import Outcome, make_job
+
+Reference = Callable[[Job], Outcome]
+
+
+class BrokenDisk:
+    """Between two steps, nothing can be written into the folder of checkpoints: a file is in its place."""
+
+    def __init__(self, folder: Path, first: int, last: int) -> None:
+        self._folder = folder
+        self._aside = folder.with_name("aside")
+        self._first, self._last = first, last
+
+    def __call__(self, record: AnyRecord, time_s: float) -> None:
+        if not isinstance(record, StepCommitted):
+            return
+        if record.step == self._first:
+            self._folder.rename(self._aside)
+            self._folder.touch()
+        if record.step == self._last:
+            self._folder.unlink()
+            self._aside.rename(self._folder)
+
+
+def test_a_disk_that_cannot_be_written_stops_nothing_and_is_said(
+    tmp_path: Path, text: Path, run: Run, reference: Reference
+) -> None:
+    job = make_job(text, train__steps=30, run__checkpoint_every=1)
+    outcome = run(job, observers=[BrokenDisk(tmp_path / "run-0" / "checkpoints", 5, 15)])
+    outcome.assert_same_bits(reference(job))
+    assert any("is given up: " in note["text"] for note in outcome.events("note"))
+    assert outcome.events("checkpoint_saved")[-1]["step"] == 30
+
+
+def test_a_last_checkpoint_that_cannot_be_written_fails_the_run(tmp_path: Path, text: Path, run: Run) -> None:
+    outcome = run(make_job(text), observers=[BrokenDisk(tmp_path / "run-0" / "checkpoints", 1, 99)])
+    assert outcome.result.status is RunStatus.FAILED
+    assert "step 5 could not be saved" in outcome.result.message
+    assert outcome.result.steps == 5
+
+
+@pytest.mark.parametrize("at", ["apply", "forward", "vote"])
+def test_kills_while_every_step_is_saved(at: str, text: Path, run: Run, reference: Reference) -> None:
+    """What is given up is never used, and what is saved is what the reference has."""
+    job = make_job(text, run__checkpoint_every=1)
+    outcome = run(job, f"kill:node=1,step=2,at={at}", f"kill:node=4,step=4,at={at}")
+    outcome.assert_same_bits(reference(job))
+
+
+def test_every_replica_of_a_layer_is_lost_soon_after_a_save(text: Path, run: Run, reference: Reference) -> None:
+    job = make_job(text, train__steps=40, run__checkpoint_every=2)
+    first = run(make_job(text)).events("plan_taken")[0]["pipelines"]
+    faults = [f"kill:node={stages[0][0]},step=21,at=backward" for stages in first]
+    outcome = run(job, *faults)
+    restored = outcome.events("restored")
+    assert [event["from_step"] for event in restored] == [20]
+    assert 0 < restored[0]["to_step"] <= 20
+    outcome.assert_same_bits(reference(job))
