@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 import planaria
+from planaria.api import read_profile
 from planaria.cli.main import cli
 from planaria.job.faults import check_faults, parse_fault
 from planaria.job.parse import load_job, parse_job
@@ -46,6 +47,18 @@ def test_links_lead_to_files(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_headings(page: Path) -> None:
+    """Those with a fragment: a heading's words in lower case, without punctuation, with dashes between them."""
+    for link in LINK.findall(page.read_text()):
+        path, _, fragment = link.partition("#")
+        if fragment and "://" not in link:
+            target = page.parent / path if path else page
+            titles = re.findall(r"^#+ (.*)", target.read_text(), re.MULTILINE)
+            anchors = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
+            assert fragment in anchors, link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_tests_that_are_named_exist(page: Path) -> None:
     for file, name in TEST.findall(page.read_text()):
         assert (ROOT / file).is_file(), file
@@ -66,18 +79,38 @@ def test_make_targets_exist() -> None:
             assert target in targets, f"{page.name}: make {target}"
 
 
-def test_commands_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every command with its job file and its options; training itself is tested in tests/e2e."""
+def test_every_command_is_shown_and_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its arguments and options, its job file and its faults; training itself is tested in tests/e2e."""
     monkeypatch.chdir(ROOT)
     shown = commands()
-    assert {command[1] for command in shown} == {"plan", "train", "export"}
-    for command in shown:
-        help_text = CliRunner().invoke(cli, [command[1], "--help"]).output
-        assert all(word in help_text for word in command if word.startswith("--")), command
-        if command[1] != "export":
-            job = load_job(command[2])
-            faults = [parse_fault(command[at + 1]) for at, word in enumerate(command) if word == "--fail"]
-            check_faults(faults, job)
+    assert {command[1] for command in shown} == set(cli.commands)
+    for _, name, *arguments in shown:
+        given = cli.commands[name].make_context(name, list(arguments)).params
+        if given.get("job") is not None:
+            job = load_job(given["job"])
+            check_faults([parse_fault(fault) for fault in given.get("faults", ())], job)
+
+
+def test_commands_without_a_job_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other, in an empty folder: profiles of presets, what is made of them, and plans from them."""
+    monkeypatch.chdir(tmp_path)
+    ran = [command[1:] for command in commands() if command[1] in ("profile", "plan") and "--" in command[2][:2]]
+    assert {arguments[0] for arguments in ran} == {"profile", "plan"}
+    for arguments in ran:
+        result = CliRunner().invoke(cli, arguments)
+        assert result.exit_code == 0, f"{arguments}: {result.output}"
+
+
+def test_the_emulated_example_fits_the_profile_that_is_made_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = load_job(ROOT / "examples" / "emulated.toml")
+    (made,) = [command for command in commands() if command[-1] == job.cluster.profile]
+    assert CliRunner().invoke(cli, made[1:]).exit_code == 0
+    report = planaria.plan(job, read_profile(tmp_path / made[-1]))
+    assert len(report.plan.nodes) == job.cluster.nodes
+    assert len(report.plan.pipelines) > job.resilience.fault_tolerance + 1, "a node can be lost without waiting"
 
 
 def test_the_python_example_is_the_file_in_examples() -> None:
