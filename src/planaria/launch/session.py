@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import secrets
 import signal
 import tempfile
@@ -22,7 +24,7 @@ from planaria.data.tokens import prepare_tokens
 from planaria.job.errors import PlanariaError, UserError
 from planaria.job.faults import Fault
 from planaria.job.parse import EMULATED_MODEL, job_fingerprint
-from planaria.job.settings import Job, WhenExhausted
+from planaria.job.settings import Device, Job, WhenExhausted
 from planaria.launch.local import LauncherError, LocalNodes
 from planaria.launch.result import TrainResult
 from planaria.launch.settings import is_emulated, job_profile, named_profile, planner_settings
@@ -159,6 +161,16 @@ class ModelFailed(PlanariaError):
         super().__init__(f"{summary}\n\n{trace}")
 
 
+def _limits(job: Job) -> Limits:
+    """After what time a worker counts as hung: longer where the workers of this machine share its cores."""
+    timeout_s, workers = job.resilience.heartbeat_timeout_s, job.cluster.nodes * job.cluster.devices_per_node
+    plain = Limits(silence_s=timeout_s, crowded_silence_s=CROWDED * timeout_s)
+    if job.cluster.device is Device.CUDA:
+        return plain
+    share = max(1.0, workers / len(os.sched_getaffinity(0)))
+    return dataclasses.replace(plain, least_s=plain.least_s * share, factor=plain.factor * share)
+
+
 class _Run:
     """One run: its records, its processes, its end."""
 
@@ -220,10 +232,7 @@ class _Run:
             nodes,
             (self.record,),
             lambda command: self._write_manifest(command, layers),
-            limits=Limits(
-                silence_s=job.resilience.heartbeat_timeout_s,
-                crowded_silence_s=CROWDED * job.resilience.heartbeat_timeout_s,
-            ),
+            limits=_limits(job),
             add_node=lambda node: self._spawn(nodes, contact, node),
         )
         try:

@@ -32,6 +32,7 @@ from planaria.protocol.records import (
     CheckpointSaved,
     NodeJoined,
     NodeLost,
+    NodeReleased,
     Note,
     PlanTaken,
     Recovered,
@@ -166,7 +167,7 @@ def _style(record: AnyRecord) -> str:
     match record:
         case NodeLost():
             return "red"
-        case Recovered() | NodeJoined():
+        case Recovered() | NodeJoined() | NodeReleased():
             return "green"
         case Note(level="warning") | Restored():
             return "yellow"
@@ -220,7 +221,7 @@ class _LivePanel:
                 self._recent_s.append(record.duration_s)
             case PlanTaken():
                 self._plan = record
-            case NodeLost() | NodeJoined():
+            case NodeLost() | NodeJoined() | NodeReleased():
                 self._live_nodes = record.live_nodes
             case RunEnded():
                 self.stop()
@@ -231,11 +232,13 @@ class _LivePanel:
 
     def _print(self, line: str, style: str) -> None:
         if self._console is not None:
+            from rich.text import Text
+
             width = max(40, self._console.width)
             folded = textwrap.fill(
                 line, width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
             )
-            self._console.print(folded, style=style, markup=False, soft_wrap=True)
+            self._console.print(Text(folded, style=style), soft_wrap=True)
 
     def _render(self) -> RenderableType:
         from rich.console import Group
@@ -268,6 +271,7 @@ class _LivePanel:
     def _bar_row(self) -> RenderableType:
         from rich.progress_bar import ProgressBar
         from rich.table import Table
+        from rich.text import Text
 
         total = self._job.train.steps
         done = self._step.step if self._step else 0
@@ -278,7 +282,9 @@ class _LivePanel:
         row.add_column(ratio=1)
         row.add_column(no_wrap=True, justify="right")
         name = self._job.run.name or self._folder.path.name
-        row.add_row(f"[bold]{_escaped(name)}[/]  step {done}/{total}", ProgressBar(total=total, completed=done), left)
+        row.add_row(
+            Text.assemble((name, "bold"), f"  step {done}/{total}"), ProgressBar(total=total, completed=done), left
+        )
         return row
 
     def _left_s(self, steps: int) -> float:
@@ -314,7 +320,7 @@ class _Ending:
     def note(self, record: AnyRecord) -> None:
         if isinstance(record, StepCommitted):
             self._step = record
-        elif isinstance(record, NodeJoined | NodeLost):
+        elif isinstance(record, NodeJoined | NodeLost | NodeReleased):
             self._live_nodes = record.live_nodes
         elif isinstance(record, CheckpointSaved):
             self._saved_step = record.step
@@ -351,9 +357,3 @@ def _step_line(step: StepCommitted, num_steps: int) -> str:
 def _is_reference(step: StepCommitted) -> bool:
     """Generations count from 1; what runs in one process has none."""
     return step.generation == 0
-
-
-def _escaped(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)

@@ -78,7 +78,7 @@ def _row(boxes: tuple[Cell, ...], columns: int, scale: float, paint: Paint | Non
 
 def _axis(step_time_s: float, columns: int, scale: float) -> str:
     axis = [" "] * (columns + 12)
-    end = f"{step_time_s * 1e3:.3g} ms"
+    end = _length(step_time_s)
     tick = tick_s(step_time_s, max(1, columns // 12))
     for number in range(int(step_time_s / tick) + 1) if scale else ():
         text, at = milliseconds(number * tick), round(number * tick * scale)
@@ -130,7 +130,7 @@ def svg(timeline: Timeline, plan: Plan) -> str:
     )
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {view} role="img"><style>{style}</style>'
     background = '<rect width="100%" height="100%" fill="#ffffff"/>'
-    title = f"<title>One step of {timeline.step_time_s * 1e3:.3g} ms</title>"
+    title = f"<title>One step of {_length(timeline.step_time_s)}</title>"
     return "\n".join([head, title, background, *body, "</svg>"]) + "\n"
 
 
@@ -172,3 +172,9 @@ def _svg_legend(left: int, shown: Collection[CellKind]) -> Iterator[str]:
         yield _text(x + 20, 25, word)
         x += 48 + 7 * len(word)
     yield _text(x, 25, "numbers are microbatches")
+
+
+def _length(seconds: float) -> str:
+    if seconds < 0.9995:
+        return f"{seconds * 1e3:.3g} ms"
+    return f"{seconds:.3g} s" if seconds < 999.5 else f"{seconds:.0f} s"

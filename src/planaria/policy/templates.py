@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 
 from planaria.estimate.memory import worker_memory_bytes
-from planaria.estimate.step_time import simulate
+from planaria.estimate.step_time import simulate, step_time_s
 from planaria.plan.instantiate import initial_plan
 from planaria.plan.ledger import Ledger
 from planaria.plan.placement import Holders
-from planaria.plan.plan import NodeId, Pipeline, Plan, WorkerId
+from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError, WorkerId
 from planaria.plan.profile import ModelProfile
 from planaria.plan.reconfigure import How, Reconfiguration, reconfigure
 from planaria.plan.salvage import LayerHolders, finish_step
@@ -18,6 +18,9 @@ from planaria.plan.settings import PlannerSettings
 from planaria.plan.templates import make_templates
 from planaria.plan.warm_up import warm_up
 from planaria.policy.proposal import Proposal
+
+CLEARLY = 0.95
+"""An instantiation that weighs compute alone is left for one that takes so much less, sums of gradients included."""
 
 
 class TemplatesPolicy:
@@ -43,7 +46,7 @@ class TemplatesPolicy:
         Raises:
             PlanError: too few nodes or microbatches.
         """
-        plan = initial_plan(self._profile, self.templates, self._settings, nodes, generation)
+        plan = self._fastest(nodes, generation)
         sizes = Counter(len(_nodes(plan, pipeline)) for pipeline in plan.pipelines)
         shapes = _join([f"{count} of {_count(size, 'node')}" for size, count in sorted(sizes.items())])
         verb = "make" if len(set(nodes)) != 1 else "makes"
@@ -52,6 +55,26 @@ class TemplatesPolicy:
             f"the fastest way to keep {_count(self._settings.fault_tolerance + 1, 'replica')}."
         )
         return self._proposal(plan, reason, 0, "initial")
+
+    def _fastest(self, nodes: Sequence[NodeId], generation: int) -> Plan:
+        """The fastest, as simulated, of the best instantiations of all templates and of those without the smallest.
+
+        An instantiation weighs compute alone. The more pipelines there are, the longer their sums take: where that
+        counts, fewer and larger pipelines are faster.
+        """
+        best = initial_plan(self._profile, self.templates, self._settings, nodes, generation)
+        least_s = CLEARLY * step_time_s(best, self._profile)
+        smallest = 1
+        while smallest < len(self.templates):
+            try:
+                plan = initial_plan(self._profile, self.templates[smallest:], self._settings, nodes, generation)
+            except PlanError:
+                break  # too few nodes for f + 1 pipelines of that size
+            seconds = step_time_s(plan, self._profile)
+            if len(plan.nodes) == len(best.nodes) and seconds < least_s:
+                best, least_s = plan, seconds
+            smallest *= 2
+        return best
 
     def reconfigure(
         self,
@@ -78,9 +101,7 @@ class TemplatesPolicy:
         limit = self._settings.memory_bytes
         if limit and any(worker_memory_bytes(new, self._profile, worker) > limit for worker in new.workers):
             return None
-        changed = sorted(set(target.plan.nodes) ^ set(plan.nodes))
-        which = f"Node{'s' if len(changed) > 1 else ''} {_join(changed)}" if changed else "The pipelines"
-        reason = f"{which} will change at the next step; what has to move moves beside this one."
+        reason = f"{_changes(plan, target.plan)} after this step; what has to move moves beside it."
         return self._proposal(new, reason, target.transfer_bytes, "warm up")
 
     def finish_step(
@@ -123,6 +144,18 @@ class TemplatesPolicy:
             longest_s=timeline.longest_instruction_s,
             how=how,
         )
+
+
+def _changes(before: Plan, after: Plan) -> str:
+    """Who comes and goes, as the beginning of a sentence."""
+    parts = []
+    come, go = set(after.nodes) - set(before.nodes), set(before.nodes) - set(after.nodes)
+    for verb, nodes in (("join", come), ("leave", go)):
+        if nodes:
+            one = len(nodes) == 1
+            parts.append(f"node{'' if one else 's'} {_join(sorted(nodes))} {verb}{'s' if one else ''}")
+    text = _join(parts) or "the pipelines change"
+    return text[:1].upper() + text[1:]
 
 
 def _nodes(plan: Plan, pipeline: Pipeline) -> list[NodeId]:
