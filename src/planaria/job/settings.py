@@ -56,6 +56,13 @@ class WhenExhausted(enum.StrEnum):
     WAIT = "wait"
 
 
+NO_PREEMPTION = "none"
+AWS = "aws"
+GOOGLE = "google"
+PREEMPTION_SOURCES = (NO_PREEMPTION, AWS, GOOGLE)
+"""Sources of preemption notices that need no function of the user's."""
+
+
 class LrSchedule(enum.StrEnum):
     CONSTANT = "constant"
     LINEAR = "linear"
@@ -186,6 +193,9 @@ class ResilienceSection(Section, frozen=True):
         min_nodes_per_pipeline: n0; 0: the fewest that the memory allows.
         heartbeat_timeout_s: seconds without a sign of life after which a node counts as lost. A process that is seen to
             be gone is lost at once; one that is seen to be runnable has ten times as long.
+        preemption: where notices come from that a node will be taken away, so that it hands over its work before: none,
+            aws (EC2 Spot, IMDSv2), google (Compute Engine Spot VMs), or "module:function", which the first worker of
+            each node calls about once a second and which returns None or the seconds that the node has left.
     """
 
     fault_tolerance: int = 1
@@ -193,6 +203,7 @@ class ResilienceSection(Section, frozen=True):
     when_exhausted: WhenExhausted = WhenExhausted.EXIT
     min_nodes_per_pipeline: int = 0
     heartbeat_timeout_s: float = 1.0
+    preemption: str = NO_PREEMPTION
 
 
 class RunSection(Section, frozen=True):

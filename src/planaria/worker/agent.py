@@ -54,6 +54,7 @@ from planaria.worker.heartbeat import Heartbeat
 from planaria.worker.holdings import Holdings
 from planaria.worker.interpreter import Interpreter
 from planaria.worker.mailbox import Interrupted, Key, Kind, Mailbox
+from planaria.worker.preemption import SourceError, Watch, make_source
 from planaria.worker.replica import Replica
 from planaria.worker.settings import WorkerSettings
 from planaria.worker.transport import Transport
@@ -88,15 +89,25 @@ def run_worker(settings: WorkerSettings) -> int:
     heartbeat.start()
     signal.signal(signal.SIGTERM, lambda number, frame: heartbeat.give_notice(SIGTERM_GRACE_S, "SIGTERM"))
     try:
+        _watch_for_preemption(settings, heartbeat)
         writer = Writer(settings.worker, control.send)
         return Agent(settings, mailbox, control, transport, heartbeat, writer, make_engine()).run()
-    except (LayerFailed, ModelError) as error:
+    except (LayerFailed, ModelError, SourceError) as error:
         cause = error.__cause__ or error
         text = "".join(traceback.format_exception(cause))
         control.send(Failed(where=str(error), text=text))
     except Exception:
         control.send(Failed(where=f"worker {settings.worker}", text=traceback.format_exc()))
     return 1
+
+
+def _watch_for_preemption(settings: WorkerSettings, heartbeat: Heartbeat) -> None:
+    """One worker asks for all of its node."""
+    if settings.worker % settings.job.cluster.devices_per_node != 0:
+        return
+    source = make_source(settings.job.resilience.preemption, settings.metadata_url)
+    if source is not None:
+        Watch(source, heartbeat.give_notice).start()
 
 
 Parts = tuple[Mailbox, Control, Transport, Callable[[], Engine]]
