@@ -20,11 +20,12 @@ from planaria.protocol.events import (
     NodeGone,
     Publish,
     Received,
+    Release,
     Send,
     StopRequested,
     WorkerJoined,
 )
-from planaria.protocol.messages import Commit, PlanMessage, Ready, Report, Save, Stop, Vote
+from planaria.protocol.messages import Commit, Notice, PlanMessage, Ready, Report, Save, Stop, Vote
 from planaria.protocol.records import RunStatus
 from planaria.protocol.settings import RunSettings
 
@@ -104,6 +105,17 @@ def test_a_vote_for_another_generation_does_not_count(machine: Coordinator) -> N
     assert machine.handle(stale, 1.2) == ()
     assert machine.step == 1
     assert sent(machine.handle(vote(machine, 2), 1.3), Commit)
+
+
+def test_a_notice_before_the_first_plan_is_kept(machine: Coordinator) -> None:
+    machine.handle(WorkerJoined(WorkerId(0), "host:0"), 0.0)
+    notice = Received(WorkerId(0), Notice(grace_s=30.0, cause="the cloud"))
+    (leaving,) = machine.handle(notice, 0.0)
+    assert isinstance(leaving, Publish)
+    join_all(machine)
+    commands = list(itertools.chain(*(machine.handle(vote(machine, worker), 1.0) for worker in range(3))))
+    assert Release(NodeId(0)) in commands
+    assert machine.plan.nodes == (1, 2)
 
 
 def test_contributions_counted_twice_stop_the_run(machine: Coordinator) -> None:

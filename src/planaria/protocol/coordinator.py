@@ -397,7 +397,8 @@ class Coordinator:
         if purpose in _PLACING:
             self._placed = frozenset(plan.nodes)
             self._newcomers.clear()
-            self._needed = self._members.leaving & self._placed
+            # Other placements are made of all nodes; whether these can be done without is found out after a step.
+            self._needed = self._members.leaving & self._placed if purpose is Purpose.RECONFIGURE else set()
         if purpose is not Purpose.FINISH_STEP:
             self._is_warming = purpose is Purpose.WARM_UP
         message = PlanMessage(
