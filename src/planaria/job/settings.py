@@ -63,6 +63,16 @@ PREEMPTION_SOURCES = (NO_PREEMPTION, AWS, GOOGLE)
 """Sources of preemption notices that need no function of the user's."""
 
 
+class WhenNotFinite(enum.StrEnum):
+    """What to do with a step whose loss or gradient norm is NaN or infinite; it is never applied.
+
+    `stop` saves the state before it and ends the run as failed; `skip` counts the step and goes on with the next one.
+    """
+
+    STOP = "stop"
+    SKIP = "skip"
+
+
 class LrSchedule(enum.StrEnum):
     CONSTANT = "constant"
     LINEAR = "linear"
@@ -136,6 +146,9 @@ class TrainSection(Section, frozen=True):
         dtype: compute dtype.
         activation_checkpointing: recompute each layer's forward in its backward.
         numerics: exact or fast.
+        when_not_finite: what to do with a step whose loss or gradient is NaN or infinite: stop (save the state before
+            it, and end) or skip (count it, leave parameters and optimizer state as they are, and go on). Learning rate
+            and AdamW's bias correction follow the step's number, skipped or not.
     """
 
     steps: int
@@ -154,6 +167,7 @@ class TrainSection(Section, frozen=True):
     dtype: DType = DType.FLOAT32
     activation_checkpointing: bool = False
     numerics: Numerics = Numerics.EXACT
+    when_not_finite: WhenNotFinite = WhenNotFinite.STOP
 
     @property
     def num_microbatches(self) -> int:

@@ -281,6 +281,7 @@ class _Run:
             message="ended at once by the user; what was not saved is lost",
             skipped_microbatches=machine.skipped,
             duplicated_microbatches=machine.duplicated,
+            skipped_steps=len(machine.skipped_steps),
         )
         saved = machine.last_checkpoint
         digest = None
