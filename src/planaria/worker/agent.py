@@ -18,7 +18,7 @@ from planaria.checkpoint.manifest import read_manifest
 from planaria.checkpoint.state import GroupState, read_group
 from planaria.job.settings import Device
 from planaria.model.model import ModelError
-from planaria.plan.plan import Plan, Transfer
+from planaria.plan.plan import Plan, Transfer, WorkerId
 from planaria.protocol.liveness import Activity
 from planaria.protocol.messages import (
     PROTOCOL_VERSION,
@@ -77,6 +77,8 @@ def run_worker(settings: WorkerSettings) -> int:
         control.start()
     except OSError:
         return EXIT_STALE
+    # The other half of a way that is lost: what is wanted came, and cannot be used.
+    mailbox.when_damaged = lambda key: control.send(CutOff(peer=WorkerId(key.sender)))
     hello = Hello(
         version=PROTOCOL_VERSION,
         token=settings.token,
