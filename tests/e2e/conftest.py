@@ -38,7 +38,13 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 class Run(Protocol):
     def __call__(
-        self, job: Job, *faults: str, resume: Path | None = None, observers: Sequence[Observer] = ()
+        self,
+        job: Job,
+        *faults: str,
+        resume: Path | None = None,
+        observers: Sequence[Observer] = (),
+        import_path: Path = ...,
+        metadata_url: str = "",
     ) -> Outcome: ...
 
 
@@ -47,7 +53,14 @@ def run(nodes: LocalNodes, tmp_path: Path) -> Run:
     """Train a job, with kills on order; `resume` is the folder of an earlier run."""
     names = itertools.count()
 
-    def train(job: Job, *faults: str, resume: Path | None = None, observers: Sequence[Observer] = ()) -> Outcome:
+    def train(
+        job: Job,
+        *faults: str,
+        resume: Path | None = None,
+        observers: Sequence[Observer] = (),
+        import_path: Path = EXAMPLES,
+        metadata_url: str = "",
+    ) -> Outcome:
         folder = RunFolder.open(resume) if resume else RunFolder.create(tmp_path, f"run-{next(names)}")
         folder.job.write_bytes(job_json(job))
         result = train_job(
@@ -56,8 +69,9 @@ def run(nodes: LocalNodes, tmp_path: Path) -> Run:
             faults=tuple(parse_fault(fault) for fault in faults),
             resume=resume is not None,
             observers=observers,
-            import_path=EXAMPLES,
+            import_path=import_path,
             nodes=nodes,
+            metadata_url=metadata_url,
         )
         return Outcome(result)
 

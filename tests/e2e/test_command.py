@@ -220,7 +220,50 @@ def layers():
     status, said = command.run("train", "job.toml")
     assert status == 1
     assert said.count("RuntimeError: too fragile\n") == 1, said
-    assert "Fragile" in said
+    assert said.count("Traceback") == 1
+    assert "mine.py" in said
+    assert "layer '1.Fragile'" in said
+    assert summary(command)["status"] == "failed"
+
+
+def test_a_backward_that_raises_is_told_once(command: Command, text: Path) -> None:
+    (command.folder / "mine.py").write_text(
+        """
+import torch
+from torch import nn
+
+calls = 0
+
+class Back(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+    @staticmethod
+    def backward(ctx, gradient):
+        global calls
+        calls += 1
+        if calls > 20:
+            raise RuntimeError("too fragile")
+        return gradient
+
+class Fragile(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+    def forward(self, x):
+        return Back.apply(self.inner(x))
+
+def layers():
+    return [nn.Embedding(259, 8), Fragile(), nn.Linear(8, 259)]
+"""
+    )
+    command.write_job(text, 'type = "mine:layers"', steps=200)
+    status, said = command.run("train", "job.toml")
+    assert status == 1
+    assert said.count("RuntimeError: too fragile\n") == 1, said
+    assert said.count("Traceback") == 1
+    assert "mine.py" in said
+    assert "layer '1.Fragile'" in said
     assert summary(command)["status"] == "failed"
 
 

@@ -11,6 +11,8 @@ import msgspec
 import pytest
 
 from planaria.job.settings import Job
+from planaria.launch.reference import train_reference
+from planaria.observe.run_folder import RunFolder
 from planaria.protocol.records import AnyRecord, PlanTaken, StepCommitted
 from tests.e2e.conftest import Run
 from tests.e2e.jobs import Outcome, make_job
@@ -145,6 +147,47 @@ def test_periodic_checkpoints_are_kept_by_count(text: Path, run: Run, reference:
     outcome.assert_same_bits(reference(job))
     folders = sorted(path.name for path in (outcome.result.folder / "checkpoints").iterdir())
     assert folders == ["step-00000004", "step-00000005"]
+
+
+BAD_IN_PLACES = """
+import torch
+from torch import nn
+
+class Fragile(nn.Module):
+    \"\"\"Now and then its output is NaN.\"\"\"
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x):
+        x = self.inner(x)
+        return x * float("nan") if float(torch.rand(())) < 0.03 else x
+
+def layers():
+    return [nn.Embedding(259, 8), Fragile(), nn.Linear(8, 8), nn.Linear(8, 259)]
+"""
+
+
+def test_steps_that_are_not_finite_are_skipped(text: Path, tmp_path: Path, run: Run) -> None:
+    """Under two kills, and by the reference too."""
+    (tmp_path / "bad_in_places.py").write_text(BAD_IN_PLACES)
+    job = make_job(
+        text,
+        model__type="bad_in_places:layers",
+        model__config={},
+        train__steps=12,
+        train__when_not_finite="skip",
+        resilience__min_nodes_per_pipeline=1,
+    )
+    outcome = run(job, "kill:node=2,step=3,at=backward", "kill:node=5,step=8,at=sync", import_path=tmp_path)
+    alone = Outcome(train_reference(job, RunFolder.create(tmp_path, "alone"), import_path=tmp_path))
+    outcome.assert_same_bits(alone)
+    skipped = [event["step"] for event in outcome.events("step_skipped")]
+    assert skipped == [event["step"] for event in alone.events("step_skipped")]
+    assert 0 < len(skipped) < 12
+    assert outcome.summary["skipped_steps"] == alone.summary["skipped_steps"] == len(skipped)
+    assert outcome.summary["steps"] == len(outcome.losses) == 12
 
 
 def test_a_loss_that_is_not_a_number_is_never_applied(text: Path, run: Run, reference: Reference) -> None:

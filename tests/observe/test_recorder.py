@@ -11,7 +11,8 @@ import pytest
 from planaria.job.errors import UserError
 from planaria.observe.recorder import Recorder, read_events
 from planaria.observe.run_folder import RunFolder
-from planaria.protocol.records import Note, RunEnded, RunStatus
+from planaria.observe.wording import sentence
+from planaria.protocol.records import Note, Restored, RunEnded, RunStatus, StepSkipped
 from tests.observe.happenings import JOB, committed, short_run
 
 
@@ -56,6 +57,24 @@ def test_files_of_a_run(folder: RunFolder) -> None:
     assert summary["checkpoint"] == "runs/short/checkpoints/3"
     assert summary["note"] == 1
     assert not list(folder.path.glob("*.partial"))
+
+
+def test_skipped_steps_count_once_and_go_with_the_steps_that_a_restore_undoes(folder: RunFolder) -> None:
+    def skipped(step: int) -> StepSkipped:
+        return StepSkipped(
+            step=step, loss=None, grad_norm=2.0, learning_rate=1e-3, generation=1, live_nodes=3, duration_s=0.25,
+            tokens_per_s=1.0,
+        )  # fmt: skip
+
+    happenings = [committed(1), skipped(2), skipped(3), Restored(from_step=3, to_step=2, reason="why"), *short_run()]
+    with Recorder(folder, JOB) as recorder:
+        for happening in happenings:
+            recorder(happening, 1.0)
+    assert json.loads(folder.summary.read_text())["skipped_steps"] == 1
+    second = lines(folder.metrics)[1]
+    assert (second["step"], second["loss"], second["grad_norm"], second["applied"]) == (2, None, 2.0, False)
+    assert [happening for happening, _ in read_events(folder.events)] == happenings
+    assert sentence(skipped(2)) == "step 2 is not applied: its loss is not finite"
 
 
 def test_events_read_back_as_records(folder: RunFolder) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import math
 
+import msgspec
 import pytest
 from tests.plan.profiles import uniform_profile
 
-from planaria.job.settings import TrainSection
+from planaria.job.settings import TrainSection, WhenNotFinite
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.plan.settings import PlannerSettings
 from planaria.policy.templates import TemplatesPolicy
+from planaria.protocol.commit import NOT_APPLIED
 from planaria.protocol.coordinator import TRANSITIONS, Coordinator, Phase, ProtocolError
 from planaria.protocol.events import (
     Command,
@@ -20,12 +24,13 @@ from planaria.protocol.events import (
     NodeGone,
     Publish,
     Received,
+    Release,
     Send,
     StopRequested,
     WorkerJoined,
 )
-from planaria.protocol.messages import Commit, PlanMessage, Ready, Report, Save, Stop, Vote
-from planaria.protocol.records import RunStatus
+from planaria.protocol.messages import Commit, Notice, PlanMessage, Ready, Report, Save, Stop, Vote
+from planaria.protocol.records import RunStatus, StepCommitted, StepSkipped
 from planaria.protocol.settings import RunSettings
 
 
@@ -104,6 +109,67 @@ def test_a_vote_for_another_generation_does_not_count(machine: Coordinator) -> N
     assert machine.handle(stale, 1.2) == ()
     assert machine.step == 1
     assert sent(machine.handle(vote(machine, 2), 1.3), Commit)
+
+
+def votes(machine: Coordinator, *, loss: float = 2.0, norm: float = 1.0) -> list[Command]:
+    """All three workers vote, with this loss of worker 1's microbatches and this norm."""
+    commands: list[Command] = []
+    for worker in range(3):
+        message = vote(machine, worker).message
+        assert isinstance(message, Vote)
+        losses = dict.fromkeys(message.losses, loss) if worker == 1 else message.losses
+        message = msgspec.structs.replace(message, losses=losses, norms=dict.fromkeys(message.norms, norm))
+        commands += machine.handle(Received(WorkerId(worker), message), 1.0)
+    return commands
+
+
+def with_skipping(machine: Coordinator) -> Coordinator:
+    train = msgspec.structs.replace(machine.settings.train, when_not_finite=WhenNotFinite.SKIP, lr_schedule="constant")
+    return Coordinator(dataclasses.replace(machine.settings, train=train), machine.policy)
+
+
+@pytest.mark.parametrize(("loss", "norm"), [(math.nan, 1.0), (math.inf, 1.0), (2.0, math.nan), (2.0, math.inf)])
+def test_a_step_that_is_not_finite_is_committed_and_not_applied(loss: float, norm: float, machine: Coordinator) -> None:
+    """And the next one is as if it had not been, but for its number."""
+    skipping = with_skipping(machine)
+    join_all(skipping)
+    before = skipping._exponents
+    commands = votes(skipping, loss=loss, norm=norm)
+    (journalled,) = [command for command in commands if isinstance(command, JournalCommit)]
+    assert (journalled.step, journalled.clip_factor, journalled.exponents) == (1, NOT_APPLIED, before)
+    commits = [command.message for command in sent(commands, Commit)]
+    assert len(commits) == 3
+    for message in commits:
+        assert isinstance(message, Commit)
+        assert (message.clip_factor, message.exponents, message.hold) == (NOT_APPLIED, before, False)
+    (record,) = [command.record for command in commands if isinstance(command, Publish)]
+    assert isinstance(record, StepSkipped)
+    assert (record.loss is None, record.grad_norm is None) == (not math.isfinite(loss), not math.isfinite(norm))
+    assert (skipping.step, skipping.skipped_steps) == (2, {1})
+    after = [command.record for command in votes(skipping) if isinstance(command, Publish)]
+    assert isinstance(after[0], StepCommitted)
+    last = votes(skipping, loss=math.nan)
+    assert sent(last, Save), "the last step may be skipped too"
+
+
+def test_a_step_that_is_not_finite_ends_the_run_unless_told_otherwise(machine: Coordinator) -> None:
+    join_all(machine)
+    votes(machine)
+    commands = votes(machine, loss=math.nan)
+    assert not sent(commands, Commit)
+    (save,) = {command.message.step for command in sent(commands, Save) if isinstance(command.message, Save)}
+    assert (save, machine.phase) == (1, Phase.SAVING)
+
+
+def test_a_notice_before_the_first_plan_is_kept(machine: Coordinator) -> None:
+    machine.handle(WorkerJoined(WorkerId(0), "host:0"), 0.0)
+    notice = Received(WorkerId(0), Notice(grace_s=30.0, cause="the cloud"))
+    (leaving,) = machine.handle(notice, 0.0)
+    assert isinstance(leaving, Publish)
+    join_all(machine)
+    commands = list(itertools.chain(*(machine.handle(vote(machine, worker), 1.0) for worker in range(3))))
+    assert Release(NodeId(0)) in commands
+    assert machine.plan.nodes == (1, 2)
 
 
 def test_contributions_counted_twice_stop_the_run(machine: Coordinator) -> None:

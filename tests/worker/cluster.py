@@ -141,7 +141,7 @@ class Outcome:
     weights: str | None
     losses: dict[int, float] = field(default_factory=dict)
 
-    def of(self, kind: type) -> list[Any]:
+    def of(self, kind: type | tuple[type, ...]) -> list[Any]:
         return [record for record in self.records if isinstance(record, kind)]
 
 

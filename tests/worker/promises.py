@@ -18,6 +18,7 @@ from planaria.protocol.records import (
     RunEnded,
     RunStatus,
     StepCommitted,
+    StepSkipped,
     Waiting,
 )
 
@@ -26,8 +27,12 @@ from planaria.protocol.records import (
 class Reference:
     """One process training alone."""
 
-    losses: Mapping[int, float]
+    losses: Mapping[int, float | None]
+    skipped: frozenset[int]
     weights: str
+
+
+COMMITTED = (StepCommitted, StepSkipped)
 
 
 def check(schedule: Schedule, outcome: Outcome, reference: Reference) -> None:
@@ -39,8 +44,11 @@ def check(schedule: Schedule, outcome: Outcome, reference: Reference) -> None:
 
 
 def _check_numbers(outcome: Outcome, reference: Reference) -> None:
-    for record in outcome.of(StepCommitted):
+    for record in outcome.of(COMMITTED):
         assert record.loss == reference.losses[record.step], f"loss of step {record.step}"
+        assert isinstance(record, StepSkipped) == (record.step in reference.skipped)
+    (ended,) = outcome.of(RunEnded)
+    assert ended.skipped_steps == len({step for step in reference.skipped if step <= ended.steps})
     if outcome.finish.status is RunStatus.COMPLETED:
         assert outcome.weights == reference.weights
 
@@ -49,13 +57,13 @@ def _check_commits(outcome: Outcome) -> None:
     """Each step once, in order; a restore goes back, and says so."""
     step = 0
     for record in outcome.records:
-        if isinstance(record, StepCommitted):
+        if isinstance(record, COMMITTED):
             assert record.step == step + 1
             step = record.step
         elif isinstance(record, Restored):
             assert record.from_step == step
             step = record.to_step
-    assert [c.step for c in outcome.commits] == [r.step for r in outcome.of(StepCommitted)]
+    assert [c.step for c in outcome.commits] == [r.step for r in outcome.of(COMMITTED)]
     generations = [record.generation for record in outcome.of(PlanTaken)]
     assert generations == sorted(set(generations))
 
@@ -97,7 +105,7 @@ def _check_that_too_few_nodes_end_it(schedule: Schedule, outcome: Outcome) -> No
             left -= 1
             if left < schedule.needed_nodes and commits_since is None:
                 commits_since = 0
-        elif isinstance(record, StepCommitted) and commits_since is not None:
+        elif isinstance(record, COMMITTED) and commits_since is not None:
             commits_since += 1
             assert commits_since == 1, "training goes on with too few replicas"
         elif isinstance(record, PlanTaken) and record.purpose == "reconfigure":
@@ -119,7 +127,7 @@ def _check_recoveries(outcome: Outcome, per_node: int) -> None:
             assert set(recovery.lost_nodes) <= set(seen)
             assert recovery.microbatches_rerun <= recovery.microbatches_per_step
             assert recovery.resume_ms >= 0
-    last_commit = max((at for at, r in enumerate(outcome.records) if isinstance(r, StepCommitted)), default=0)
+    last_commit = max((at for at, r in enumerate(outcome.records) if isinstance(r, COMMITTED)), default=0)
     started = next((at for at, r in enumerate(outcome.records) if isinstance(r, PlanTaken)), 0)
     used: set[int] = set()
     for record in outcome.records[started:last_commit]:

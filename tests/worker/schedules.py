@@ -62,6 +62,7 @@ def job_of(
     source: str = "unused.npy",
     order: str = "eager-1f1b",
     skip: float = 0.0,
+    bad: float = 0.0,
     when_exhausted: str = "exit",
     **train: Any,
 ) -> Job:
@@ -71,7 +72,7 @@ def job_of(
             {
                 "model": {
                     "type": "tests.worker.tiny_model:layers",
-                    "config": {"depth": depth, "tied": tied, "skip": skip},
+                    "config": {"depth": depth, "tied": tied, "skip": skip, "bad": bad},
                 },
                 "data": {"source": source},
                 "train": {

@@ -117,19 +117,29 @@ def test_a_contribution_beyond_its_share_is_cut_off_at_it() -> None:
         total, _ = summed([order], 2)
         for view in LAYOUT.views(total).values():
             assert torch.equal(view, torch.full_like(view, limit - 1.0))
-    infinite = {name: torch.full(shape, -math.inf) for name, shape in SHAPES.items()}
-    total, _ = summed([[infinite], [infinite]], 2)
+    hugest = {name: torch.full(shape, -1e30) for name, shape in SHAPES.items()}
+    total, _ = summed([[hugest], [hugest]], 2)
     for view in LAYOUT.views(total).values():
         assert torch.equal(view, torch.full_like(view, -2 * limit)), "the whole range is exact"
 
 
-def test_a_nan_stays_where_it_is() -> None:
+@pytest.mark.parametrize("numerics", Numerics)
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("values", [(math.nan,), (math.inf,), (-math.inf,), (math.inf, -math.inf)])
+def test_what_is_not_finite_is_not_cut_off(values: tuple[float, ...], name: str, numerics: Numerics) -> None:
+    """And it outlasts what is added to it."""
     broken = gradients_of(1)
-    broken["a.weight"][0, 0] = math.nan
-    for parts in ([[broken, gradients_of(2)]], [[gradients_of(2)], [broken]]):
-        total, norm = summed(parts, 2)
-        assert torch.isnan(total).sum() == 1
-        assert math.isnan(norm)
+    flat = broken[name].reshape(-1)
+    flat[: len(values)] = torch.tensor(values[: flat.numel()])
+    for order in ([broken, gradients_of(2)], [gradients_of(2), broken]):
+        owner = accumulator(2, numerics=numerics)
+        for gradients in order:
+            owner.add(gradients)
+        out = torch.zeros(LAYOUT.size)
+        assert not math.isfinite(total_gradient([owner.total], out, with_norm=True))
+        owner.reset(4)
+        owner.add(gradients_of(3))
+        assert math.isfinite(total_gradient([owner.total], out, with_norm=True)), "the next step does not inherit it"
 
 
 def test_a_parameter_without_gradient_adds_nothing_and_inherits_nothing() -> None:

@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -22,7 +23,7 @@ from tests.worker.promises import Reference, check
 from tests.worker.schedules import Case, Schedule, all_holders_die, comings_and_goings, job_of, schedule
 
 from planaria.data.tokens import TokenSet, prepare_tokens
-from planaria.job.settings import DataSection, Job
+from planaria.job.settings import DataSection, Job, WhenNotFinite
 from planaria.launch.reference import train_reference
 from planaria.observe.run_folder import RunFolder
 from planaria.plan import aftermath
@@ -39,6 +40,8 @@ from planaria.protocol.records import (
     Recovered,
     Restored,
     RunStatus,
+    StepCommitted,
+    StepSkipped,
     Waiting,
 )
 from planaria.worker import interpreter
@@ -72,9 +75,13 @@ class Laboratory:
         if key not in self._references:
             folder = RunFolder.create(self.folder / "references", str(len(self._references)))
             result = train_reference(job, folder)
-            lines = map(json.loads, folder.metrics.read_text().splitlines())
+            lines = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
             assert result.weights_sha256 is not None
-            self._references[key] = Reference({line["step"]: line["loss"] for line in lines}, result.weights_sha256)
+            self._references[key] = Reference(
+                losses={line["step"]: line["loss"] for line in lines},
+                skipped=frozenset(line["step"] for line in lines if not line.get("applied", True)),
+                weights=result.weights_sha256,
+            )
         return self._references[key]
 
     def cluster(self, schedule: Schedule, **others: object) -> Cluster:
@@ -280,6 +287,39 @@ def test_layers_that_get_no_gradient_in_some_steps(seed: int, laboratory: Labora
     """Nobody counts anything for them in such a step, and what an earlier step left is not taken for a gradient."""
     job = job_of(depth=3, microbatches=4, skip=0.8, steps=6, seed=seed, source=str(laboratory.source))
     laboratory.run(Schedule(seed=seed, job=job, kills=(), weather=Weather(), stop_at_s=None))
+
+
+@pytest.mark.parametrize("batch", [range(at, at + 12) for at in range(7000, 7024, 12)], ids=str)
+def test_steps_that_are_not_finite_are_skipped(batch: range, laboratory: Laboratory) -> None:
+    """Under any deaths, comings and goings: the reference's bits, and its skipped steps."""
+    skipped = applied = 0
+    for seed in batch:
+        usual = comings_and_goings(seed, str(laboratory.source))
+        config = {**usual.job.model.config, "depth": max(1, usual.job.model.config["depth"])}
+        bad = 0.7 / (config["depth"] * usual.job.train.num_microbatches)
+        job = msgspec.structs.replace(
+            usual.job,
+            model=msgspec.structs.replace(usual.job.model, config={**config, "bad": bad}),
+            train=msgspec.structs.replace(usual.job.train, when_not_finite=WhenNotFinite.SKIP),
+        )
+        try:
+            outcome = laboratory.run(replace(usual, job=job))
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise
+        skipped += len(outcome.of(StepSkipped))
+        applied += len(outcome.of(StepCommitted))
+    assert skipped >= 10
+    assert applied >= 10
+
+
+def test_a_step_that_is_not_finite_stops_the_run(laboratory: Laboratory) -> None:
+    job = job_of(nodes=3, depth=2, steps=8, bad=0.03, source=str(laboratory.source))
+    outcome = laboratory.cluster(Schedule(seed=1, job=job, kills=(), weather=Weather(), stop_at_s=None)).run()
+    assert outcome.finish.status is RunStatus.FAILED
+    assert "is not applied" in outcome.finish.message
+    assert not outcome.of(StepSkipped)
+    assert outcome.weights == laboratory.reference(job).weights
 
 
 def test_a_node_that_comes_trains_soon_and_holds_nobody_up(laboratory: Laboratory) -> None:

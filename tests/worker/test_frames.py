@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 import struct
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 import torch
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +18,7 @@ from planaria.protocol.messages import MAX_FRAME_BYTES
 from planaria.worker.frames import (
     DTYPES,
     MAX_HEADER_BYTES,
+    DamagedFrame,
     DataHeader,
     FrameError,
     TensorMeta,
@@ -27,6 +30,7 @@ from planaria.worker.frames import (
 from planaria.worker.mailbox import Key, Kind
 
 KEY = Key(Kind.ACTIVATION, 3, 7, 2, 5, 1)
+STATE_KEY = Key(Kind.STATE, 3, 7, 2, 5, 0)
 LIMIT = 1 << 20
 
 Pair = tuple[socket.socket, socket.socket]
@@ -52,9 +56,12 @@ def sent(pair: Pair, data: bytes) -> socket.socket:
 def framed(header: object, payload: bytes = b"", *, header_size: int | None = None, size: int | None = None) -> bytes:
     body = header if isinstance(header, bytes) else msgspec.msgpack.encode(header)
     lengths = struct.pack(
-        "!IQ", len(body) if header_size is None else header_size, len(payload) if size is None else size
+        "!IQQ",
+        len(body) if header_size is None else header_size,
+        len(payload) if size is None else size,
+        xxhash.xxh3_64_intdigest(payload),
     )
-    return lengths + body + payload
+    return lengths + struct.pack("!Q", xxhash.xxh3_64_intdigest(lengths + body)) + body + payload
 
 
 def header(*metas: TensorMeta) -> DataHeader:
@@ -137,6 +144,30 @@ def test_noise_ends_in_one_of_two_errors(noise: bytes) -> None:
         with pytest.raises((EOFError, FrameError)):
             while True:
                 read_data(far, 4096)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_a_flipped_bit_is_found(data: st.DataObject) -> None:
+    """Wherever it is in a state; a damaged payload leaves the next message readable."""
+    first = bytearray(b"".join(data_frame(STATE_KEY, (torch.arange(20.0), torch.arange(7)))))
+    payload_size = 20 * 4 + 7 * 8
+    bit = data.draw(st.integers(0, 8 * len(first) - 1))
+    first[bit // 8] ^= 1 << bit % 8
+    second = b"".join(data_frame(dataclasses.replace(STATE_KEY, item=6), (torch.ones(2),)))
+    near, far = socket.socketpair()
+    with near, far:
+        far.settimeout(5)
+        near.sendall(bytes(first) + second)
+        near.close()
+        if bit // 8 >= len(first) - payload_size:
+            with pytest.raises(DamagedFrame) as caught:
+                read_data(far, LIMIT)
+            assert caught.value.key == STATE_KEY
+            assert read_data(far, LIMIT)[0].item == 6
+        else:
+            with pytest.raises((FrameError, EOFError)):  # a longer header than there is ends with the connection
+                read_data(far, LIMIT)
 
 
 def test_control_frames(pair: Pair) -> None:

@@ -17,7 +17,7 @@ from planaria.protocol.worker import CoordinatorGone
 from planaria.worker import transport as transport_module
 from planaria.worker.control import Control
 from planaria.worker.frames import FrameError, control_frame, data_frame
-from planaria.worker.mailbox import Key, Kind, Mailbox
+from planaria.worker.mailbox import Interrupted, Key, Kind, Mailbox
 from planaria.worker.transport import GREETING_LIMIT_BYTES, Transport
 
 TOKEN = "the token"
@@ -188,6 +188,52 @@ def test_a_message_that_is_cut_off_never_arrives(parties: Introduce) -> None:
         assert is_closed(peer)
     assert one.mailbox.poll(key(7, 1)) is None
     assert not one.mailbox.has_orders
+
+
+def flipped(frame: bytes, at: int) -> bytes:
+    data = bytearray(frame)
+    data[at] ^= 4
+    return bytes(data)
+
+
+STATE_KEY = Key(Kind.STATE, 1, 1, 1, 7, 0)
+STATE = b"".join(data_frame(STATE_KEY, (torch.ones(3),)))
+
+
+def test_a_damaged_message_is_told_of_once_it_is_wanted(parties: Introduce, capfd: pytest.CaptureFixture[str]) -> None:
+    """And those after it arrive."""
+    (one,) = parties(1)
+    wanted: list[Key] = []
+    one.mailbox.when_damaged = wanted.append
+    with raw(one.address) as peer:
+        later = b"".join(data_frame(key(8, 1), (torch.ones(3),)))
+        peer.sendall(greeting() + flipped(STATE, -1) + later)
+        assert one.take(key(8, 1))[0].tolist() == [1, 1, 1]
+        assert not wanted, "what nobody waits for may have changed on its way"
+        assert one.mailbox.poll(STATE_KEY) is None
+        assert wanted == [STATE_KEY]
+    assert "a message of worker 1 failed its checksum" in capfd.readouterr().err
+    assert one.cut_off.empty()
+    assert not one.mailbox.has_orders
+
+
+def test_a_damaged_header_ends_the_way(parties: Introduce) -> None:
+    (one,) = parties(1)
+    one.transport.set_peers({WorkerId(1): "127.0.0.1:1"})
+    with raw(one.address) as peer:
+        peer.sendall(greeting() + flipped(MESSAGE, 30))
+        assert is_closed(peer)
+    assert one.cut_off.get(timeout=DEADLINE_S) == 1
+    assert not one.mailbox.has_orders
+
+
+def test_whoever_waits_for_a_damaged_message_is_interrupted_by_the_next_order(parties: Introduce) -> None:
+    (one,) = parties(1)
+    one.mailbox.when_damaged = lambda damaged: one.mailbox.put_order(Stop(reason="cut off"))
+    with raw(one.address) as peer:
+        peer.sendall(greeting() + flipped(STATE, -5))
+        with pytest.raises(Interrupted):
+            one.take(STATE_KEY)
 
 
 def break_the_way(party: Party) -> None:

@@ -7,6 +7,7 @@ from torch import nn
 
 WIDTH = 4
 VOCAB = 259
+NOT_FINITE = (float("nan"), float("inf"))
 
 
 class Embedding(nn.Module):
@@ -21,18 +22,31 @@ class Embedding(nn.Module):
 
 
 class Block(nn.Module):
-    """With probability `skip` a block does nothing, so that its parameters get no gradient at all."""
+    """With probability `skip` a block does nothing, so that its parameters get no gradient at all; with probability
+    `bad` its output, or the gradient of its weights, is NaN or infinite."""
 
-    def __init__(self, dropout: float, skip: float) -> None:
+    def __init__(self, dropout: float, skip: float, bad: float) -> None:
         super().__init__()
         self.linear = nn.Linear(WIDTH, WIDTH)
         self.dropout = nn.Dropout(dropout)
         self.skip = skip
+        self.bad = bad
 
     def forward(self, hidden: torch.Tensor, embedding: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if self.skip and float(torch.rand(())) < self.skip:
             return hidden, embedding
-        return hidden + self.dropout(torch.tanh(self.linear(hidden))), embedding
+        added = self.dropout(torch.tanh(self.linear(hidden)))
+        if self.bad and float(torch.rand(())) < self.bad:
+            added = _spoilt(added)
+        return hidden + added, embedding
+
+
+def _spoilt(tensor: torch.Tensor) -> torch.Tensor:
+    """Itself times NaN or infinity; or itself, with an infinite gradient."""
+    manner = int(torch.randint(3, ()))
+    if manner == 2:
+        return tensor + torch.sqrt(tensor - tensor.detach())
+    return tensor * NOT_FINITE[manner]
 
 
 class Head(nn.Module):
@@ -46,7 +60,9 @@ class Head(nn.Module):
         return self.logits(hidden + embedding)
 
 
-def layers(depth: int = 2, dropout: float = 0.1, tied: bool = True, skip: float = 0.0) -> list[nn.Module]:
+def layers(
+    depth: int = 2, dropout: float = 0.1, tied: bool = True, skip: float = 0.0, bad: float = 0.0
+) -> list[nn.Module]:
     """`depth` blocks between an embedding and a head."""
     embedding = Embedding(dropout)
-    return [embedding, *(Block(dropout, skip) for _ in range(depth)), Head(embedding.token, tied=tied)]
+    return [embedding, *(Block(dropout, skip, bad) for _ in range(depth)), Head(embedding.token, tied=tied)]

@@ -10,6 +10,7 @@ import re
 
 from planaria.job.errors import UserError
 from planaria.job.settings import (
+    PREEMPTION_SOURCES,
     ClusterSection,
     DataSection,
     Device,
@@ -161,6 +162,12 @@ def _check_cluster(cluster: ClusterSection) -> None:
 def _check_resilience(resilience: ResilienceSection) -> None:
     _at_least("resilience.fault_tolerance", resilience.fault_tolerance, 0)
     _at_least("resilience.min_nodes_per_pipeline", resilience.min_nodes_per_pipeline, 0)
+    source = resilience.preemption
+    if source not in PREEMPTION_SOURCES and not _FUNCTION.fullmatch(source):
+        _refuse(
+            "resilience.preemption", source, f"is not {', '.join(PREEMPTION_SOURCES)} or module:function",
+            'Write for instance "aws", or "notices:seconds_left".',
+        )  # fmt: skip
 
 
 def _check_run(run: RunSection) -> None:

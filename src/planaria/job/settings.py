@@ -56,6 +56,23 @@ class WhenExhausted(enum.StrEnum):
     WAIT = "wait"
 
 
+NO_PREEMPTION = "none"
+AWS = "aws"
+GOOGLE = "google"
+PREEMPTION_SOURCES = (NO_PREEMPTION, AWS, GOOGLE)
+"""Sources of preemption notices that need no function of the user's."""
+
+
+class WhenNotFinite(enum.StrEnum):
+    """What to do with a step whose loss or gradient norm is NaN or infinite; it is never applied.
+
+    `stop` saves the state before it and ends the run as failed; `skip` counts the step and goes on with the next one.
+    """
+
+    STOP = "stop"
+    SKIP = "skip"
+
+
 class LrSchedule(enum.StrEnum):
     CONSTANT = "constant"
     LINEAR = "linear"
@@ -129,6 +146,9 @@ class TrainSection(Section, frozen=True):
         dtype: compute dtype.
         activation_checkpointing: recompute each layer's forward in its backward.
         numerics: exact or fast.
+        when_not_finite: what to do with a step whose loss or gradient is NaN or infinite: stop (save the state before
+            it, and end) or skip (count it, leave parameters and optimizer state as they are, and go on). Learning rate
+            and AdamW's bias correction follow the step's number, skipped or not.
     """
 
     steps: int
@@ -147,6 +167,7 @@ class TrainSection(Section, frozen=True):
     dtype: DType = DType.FLOAT32
     activation_checkpointing: bool = False
     numerics: Numerics = Numerics.EXACT
+    when_not_finite: WhenNotFinite = WhenNotFinite.STOP
 
     @property
     def num_microbatches(self) -> int:
@@ -186,6 +207,9 @@ class ResilienceSection(Section, frozen=True):
         min_nodes_per_pipeline: n0; 0: the fewest that the memory allows.
         heartbeat_timeout_s: seconds without a sign of life after which a node counts as lost. A process that is seen to
             be gone is lost at once; one that is seen to be runnable has ten times as long.
+        preemption: where notices come from that a node will be taken away, so that it hands over its work before: none,
+            aws (EC2 Spot, IMDSv2), google (Compute Engine Spot VMs), or "module:function", which the first worker of
+            each node calls about once a second and which returns None or the seconds that the node has left.
     """
 
     fault_tolerance: int = 1
@@ -193,6 +217,7 @@ class ResilienceSection(Section, frozen=True):
     when_exhausted: WhenExhausted = WhenExhausted.EXIT
     min_nodes_per_pipeline: int = 0
     heartbeat_timeout_s: float = 1.0
+    preemption: str = NO_PREEMPTION
 
 
 class RunSection(Section, frozen=True):

@@ -7,7 +7,6 @@ layer after layer).
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +21,7 @@ from planaria.checkpoint.state import write_group
 from planaria.coordinator.server import Observer
 from planaria.data.tokens import prepare_tokens
 from planaria.job.parse import job_fingerprint
-from planaria.job.settings import Job, TrainSection
+from planaria.job.settings import Job, TrainSection, WhenNotFinite
 from planaria.launch.result import TrainResult
 from planaria.launch.session import finish_run
 from planaria.launch.settings import is_emulated, named_profile
@@ -31,8 +30,10 @@ from planaria.observe.recorder import Recorder
 from planaria.observe.run_folder import RunFolder
 from planaria.protocol.commit import (
     FIRST_EXPONENT,
+    NOT_APPLIED,
     clip_factor,
     gradient_norm,
+    is_finite,
     mean_loss,
     next_exponents,
 )
@@ -87,25 +88,38 @@ class _Reference:
         exponents = (FIRST_EXPONENT,) * len(self._model.groups)
         last: StepCommitted | None = None
         status, message = RunStatus.COMPLETED, ""
+        steps = skipped = 0
         for step in range(1, self._train.steps + 1):
             began = time.perf_counter()
             self._holdings.begin_step(exponents)
             losses = {m: self._microbatch(step, m) for m in range(self._train.num_microbatches)}
             norms = self._sum()
             norm, loss = gradient_norm(norms), mean_loss(losses)
-            if not (math.isfinite(norm) and math.isfinite(loss)):
+            factor = clip_factor(norm, self._train.clip_norm)
+            if is_finite(loss, norm):
+                exponents = next_exponents(exponents, norms)
+            elif self._train.when_not_finite is WhenNotFinite.SKIP:
+                factor = NOT_APPLIED
+                skipped += 1
+            else:
                 status, message = RunStatus.FAILED, not_finite(step, loss, norm)
                 break
-            factor = clip_factor(norm, self._train.clip_norm)
             self._holdings.apply(range(len(self._model.groups)), step, factor)
-            exponents = next_exponents(exponents, norms)
             commit = Commit(generation=0, step=step, clip_factor=factor, exponents=exponents, hold=False)
             duration = time.perf_counter() - began
-            last = step_committed(self._train, commit, loss=loss, norm=norm, live_nodes=1, duration_s=duration)
-            self._record(last)
-        steps = last.step if last is not None else 0
+            record = step_committed(self._train, commit, loss=loss, norm=norm, live_nodes=1, duration_s=duration)
+            self._record(record)
+            steps = step
+            last = record if isinstance(record, StepCommitted) else last
         digest = self._save(steps, exponents)
-        ended = RunEnded(status=status, steps=steps, message=message, skipped_microbatches=0, duplicated_microbatches=0)
+        ended = RunEnded(
+            status=status,
+            steps=steps,
+            message=message,
+            skipped_microbatches=0,
+            duplicated_microbatches=0,
+            skipped_steps=skipped,
+        )
         return finish_run(self._recorder, self._observers, self._folder, ended, last, digest)
 
     def _microbatch(self, step: int, microbatch: int) -> float:

@@ -56,6 +56,7 @@ def train_job(
     observers: Sequence[Observer] = (),
     import_path: Path | None = None,
     nodes: LocalNodes | None = None,
+    metadata_url: str = "",
 ) -> TrainResult:
     """Train, or go on from the folder's last checkpoint.
 
@@ -67,6 +68,7 @@ def train_job(
         observers: called with each record.
         import_path: where a model given as "module:function" is looked for.
         nodes: started; their processes are used and then left to the next job. None: own ones.
+        metadata_url: of the metadata server that resilience.preemption asks; "": the cloud's own.
 
     Raises:
         UserError (or another ValueError of Planaria's): a mistake in the job, found before anything was recorded.
@@ -83,7 +85,7 @@ def train_job(
         policy.initial(
             [NodeId(node) for node in range(job.cluster.nodes)], 1
         )  # a job that cannot be planned is refused here
-        run = _Run(job, folder, faults, tuple(observers), import_path)
+        run = _Run(job, folder, faults, tuple(observers), import_path, metadata_url)
         for complaint in complaints:
             run.record(Note(level="warning", text=complaint), time.time())
         with run.recorder:
@@ -181,7 +183,9 @@ class _Run:
         faults: tuple[Fault, ...],
         observers: tuple[Observer, ...],
         import_path: Path | None,
+        metadata_url: str,
     ) -> None:
+        self._metadata_url = metadata_url
         self._job = job
         self._folder = folder
         self._faults = faults
@@ -263,6 +267,7 @@ class _Run:
                     profile=str(self._folder.profile),
                     faults=tuple(fault for fault in self._faults if fault.node == node),
                     import_path=None if self._import_path is None else str(self._import_path),
+                    metadata_url=self._metadata_url,
                     log=str(self._folder.logs / f"worker-{worker}.log"),
                 )
             )
@@ -285,6 +290,7 @@ class _Run:
             message="ended at once by the user; what was not saved is lost",
             skipped_microbatches=machine.skipped,
             duplicated_microbatches=machine.duplicated,
+            skipped_steps=len(machine.skipped_steps),
         )
         saved = machine.last_checkpoint
         digest = None

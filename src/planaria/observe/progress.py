@@ -41,6 +41,7 @@ from planaria.protocol.records import (
     RunEnded,
     RunStatus,
     StepCommitted,
+    StepSkipped,
 )
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ def _style(record: AnyRecord) -> str:
             return "red"
         case Recovered() | NodeJoined() | NodeReleased():
             return "green"
-        case Note(level="warning") | Restored():
+        case Note(level="warning") | Restored() | StepSkipped():
             return "yellow"
         case _:
             return "dim"
@@ -336,6 +337,8 @@ class _Ending:
             facts.append(counted(len(self._recoveries), "recovery"))
         facts.append(f"{counted(ended.skipped_microbatches, 'microbatch')} skipped")
         facts.append(f"{ended.duplicated_microbatches} counted twice")
+        if ended.skipped_steps:
+            facts.append(f"{counted(ended.skipped_steps, 'step')} not applied")
         lines = [f"{ended.status.value}: {', '.join(facts)}"]
         if ended.message and ended.status is not RunStatus.COMPLETED:
             lines.append(f"  {ended.message}")

@@ -28,8 +28,10 @@ from planaria.protocol.records import (
     Record,
     Recovered,
     Recovery,
+    Restored,
     RunEnded,
     StepCommitted,
+    StepSkipped,
 )
 
 
@@ -56,6 +58,7 @@ class Recorder:
         self._ended: tuple[RunEnded, float] | None = None
         self._skipped = 0
         self._duplicated = 0
+        self._skipped_steps: set[int] = set()
         self._last_step: StepCommitted | None = None
         self._live_nodes: int | None = None
         self._checkpoint: str | None = None
@@ -84,7 +87,7 @@ class Recorder:
         """
         self._events.write(b'{"time":%.6f,%b\n' % (time_s, msgspec.json.encode(record)[1:]))
         self._note(record, time_s)
-        if isinstance(record, StepCommitted):
+        if isinstance(record, StepCommitted | StepSkipped):
             self._metrics.write(_metrics_line(record))
         elif isinstance(record, RunEnded):
             self._write_summary()
@@ -122,6 +125,10 @@ class Recorder:
                 self._live_nodes = record.live_nodes
                 self._step_s.append(record.duration_s)
                 self._tokens_per_s.append(record.tokens_per_s)
+            case StepSkipped():
+                self._skipped_steps.add(record.step)
+            case Restored():
+                self._skipped_steps = {step for step in self._skipped_steps if step <= record.to_step}
             case NodeLost() | NodeJoined():
                 self._live_nodes = record.live_nodes
             case Recovered():
@@ -147,6 +154,7 @@ class Recorder:
             "weights_sha256": self._weights_sha256,
             "skipped_microbatches": self._skipped,
             "duplicated_microbatches": self._duplicated,
+            "skipped_steps": len(self._skipped_steps),
             "recoveries": msgspec.to_builtins(self._recoveries),
             "started": _timestamp(self._started_s),
             "ended": _timestamp(ended_s),
@@ -192,8 +200,8 @@ def _open_lines(path: Path) -> IO[bytes]:
     return path.open("ab", buffering=0)
 
 
-def _metrics_line(step: StepCommitted) -> bytes:
-    line = {
+def _metrics_line(step: StepCommitted | StepSkipped) -> bytes:
+    line: dict[str, object] = {
         "step": step.step,
         "loss": _finite(step.loss),
         "grad_norm": _finite(step.grad_norm),
@@ -203,12 +211,14 @@ def _metrics_line(step: StepCommitted) -> bytes:
         "live_nodes": step.live_nodes,
         "generation": step.generation,
     }
+    if isinstance(step, StepSkipped):
+        line["applied"] = False
     return json.dumps(line).encode() + b"\n"
 
 
-def _finite(value: float) -> float | None:
+def _finite(value: float | None) -> float | None:
     """JSON has no NaN and no infinity: both become null."""
-    return value if math.isfinite(value) else None
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _median(values: array[float]) -> float | None:

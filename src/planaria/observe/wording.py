@@ -21,6 +21,7 @@ from planaria.protocol.records import (
     Restored,
     RunEnded,
     StepCommitted,
+    StepSkipped,
     Waiting,
 )
 
@@ -51,6 +52,8 @@ def sentence(record: AnyRecord) -> str | None:
             return f"went back from step {record.from_step} to step {record.to_step}: {record.reason}"
         case Note():
             return f"warning: {record.text}" if record.level == "warning" else record.text
+        case StepSkipped():
+            return f"step {record.step} is not applied: {_not_finite(record)}"
         case StepCommitted() | PlanMeasured() | RunEnded():
             return None
 
@@ -128,6 +131,11 @@ def rate(tokens_per_s: float) -> str:
         if tokens_per_s >= limit:
             return f"{tokens_per_s / limit:.1f}{unit} tok/s"
     return f"{tokens_per_s:.0f} tok/s"
+
+
+def _not_finite(record: StepSkipped) -> str:
+    what = [name for name, value in (("loss", record.loss), ("gradient norm", record.grad_norm)) if value is None]
+    return f"its {' and '.join(what)} {'is' if len(what) == 1 else 'are'} not finite"
 
 
 def _cause(cause: str, detect_ms: float | None) -> str:

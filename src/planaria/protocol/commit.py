@@ -12,6 +12,9 @@ FIRST_EXPONENT = 4
 
 LOWEST_EXPONENT = -24
 
+NOT_APPLIED = 0.0
+"""Clip factor of a step that is committed without being applied."""
+
 
 def next_exponents(exponents: Sequence[int], norms: Mapping[int, float]) -> tuple[int, ...]:
     """Grid exponents of the next step.
@@ -44,6 +47,11 @@ def clip_factor(norm: float, clip_norm: float) -> float:
     if clip_norm <= 0.0 or not norm > clip_norm:
         return 1.0
     return clip_norm / (norm + 1e-6)
+
+
+def is_finite(loss: float, norm: float) -> bool:
+    """Whether a step with this loss and gradient norm may be applied."""
+    return math.isfinite(loss) and math.isfinite(norm)
 
 
 def mean_loss(losses: Mapping[int, float]) -> float:

@@ -7,7 +7,6 @@ socket, no clock, no file and no policy of its own: plans come from the policy t
 from __future__ import annotations
 
 import enum
-import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from planaria.job.settings import WhenNotFinite
 from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
 from planaria.plan.salvage import to_halt
 from planaria.plan.validate import validate
@@ -23,8 +23,10 @@ from planaria.policy.proposal import Policy, Proposal
 from planaria.protocol.ballot import Ballot
 from planaria.protocol.commit import (
     FIRST_EXPONENT,
+    NOT_APPLIED,
     clip_factor,
     gradient_norm,
+    is_finite,
     mean_loss,
     next_exponents,
 )
@@ -142,6 +144,7 @@ class Coordinator:
         last_checkpoint: the newest whole one.
         skipped: contributions that a commit lacked (0, or the machine stopped itself).
         duplicated: contributions that a commit had twice (likewise).
+        skipped_steps: that were committed without being applied.
     """
 
     def __init__(self, settings: RunSettings, policy: Policy) -> None:
@@ -152,6 +155,7 @@ class Coordinator:
         self.last_checkpoint = settings.resume
         self.skipped = 0
         self.duplicated = 0
+        self.skipped_steps: set[int] = set()
         self._plan: Plan | None = None
         self._generation = 0
         self._exponents = self._exponents_of(settings.resume)
@@ -397,7 +401,8 @@ class Coordinator:
         if purpose in _PLACING:
             self._placed = frozenset(plan.nodes)
             self._newcomers.clear()
-            self._needed = self._members.leaving & self._placed
+            # Other placements are made of all nodes; whether these can be done without is found out after a step.
+            self._needed = self._members.leaving & self._placed if purpose is Purpose.RECONFIGURE else set()
         if purpose is not Purpose.FINISH_STEP:
             self._is_warming = purpose is Purpose.WARM_UP
         message = PlanMessage(
@@ -557,6 +562,7 @@ class Coordinator:
         self._saving = None
         committed = self.step - 1
         self.step = 1 + (checkpoint.step if checkpoint else 0)
+        self.skipped_steps = {step for step in self.skipped_steps if step < self.step}
         self._exponents = self._exponents_of(checkpoint)
         if self._recovery is not None:
             self._recovery.reason = f"{lost}: back to step {self.step - 1}."
@@ -603,9 +609,13 @@ class Coordinator:
         norm = gradient_norm(tally.norms)
         factor = clip_factor(norm, self.settings.train.clip_norm)
         loss = mean_loss(tally.losses)
-        if not (math.isfinite(norm) and math.isfinite(loss)):
+        if is_finite(loss, norm):
+            self._exponents = next_exponents(self._exponents, tally.norms)
+        elif self.settings.train.when_not_finite is WhenNotFinite.SKIP:
+            factor = NOT_APPLIED
+            self.skipped_steps.add(committed)
+        else:
             return self._save_then_end(RunStatus.FAILED, not_finite(committed, loss, norm))
-        self._exponents = next_exponents(self._exponents, tally.norms)
         hold = self._holds_after(committed)
         message = Commit(
             generation=generation, step=committed, clip_factor=factor, exponents=self._exponents, hold=hold
@@ -825,6 +835,7 @@ class Coordinator:
             message=message,
             skipped_microbatches=self.skipped,
             duplicated_microbatches=self.duplicated,
+            skipped_steps=len(self.skipped_steps),
         )
         stops: list[Command] = [Send(worker, stop) for worker in self._members.workers]
         return [

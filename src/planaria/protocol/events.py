@@ -82,7 +82,10 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class JournalCommit:
-    """Must be durable before any later command of the same batch is carried out."""
+    """Must be durable before any later command of the same batch is carried out.
+
+    A `clip_factor` of 0 (`protocol.commit.NOT_APPLIED`): the step was committed without being applied.
+    """
 
     step: int
     generation: int

@@ -178,6 +178,11 @@ class Commit(Message, frozen=True, kw_only=True, tag="commit"):
     """Step `step` is durable: apply it. With `hold`, wait for orders afterwards, else go on with the same plan.
 
     With `save`, copy those groups as soon as the step is applied, and write them while training goes on.
+
+    Attributes:
+        clip_factor: what the gradients are multiplied by; 0 (`protocol.commit.NOT_APPLIED`): the step is done, but
+            parameters and optimizer state stay as they are.
+        exponents: grid exponent of every group for the step after it (exact numerics).
     """
 
     generation: int

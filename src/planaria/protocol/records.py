@@ -103,6 +103,19 @@ class StepCommitted(Record, frozen=True, kw_only=True, tag="step_committed"):
     tokens_per_s: float
 
 
+class StepSkipped(Record, frozen=True, kw_only=True, tag="step_skipped"):
+    """A step is durable and was not applied, because its loss or gradient is not finite. None: that is what is not."""
+
+    step: int
+    loss: float | None
+    grad_norm: float | None
+    learning_rate: float
+    generation: int
+    live_nodes: int
+    duration_s: float
+    tokens_per_s: float
+
+
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     """One loss and what it cost. Times in ms; None where it cannot be known."""
 
@@ -151,6 +164,8 @@ class RunEnded(Record, frozen=True, kw_only=True, tag="run_ended"):
     message: str
     skipped_microbatches: int
     duplicated_microbatches: int
+    skipped_steps: int = 0
+    """Steps whose loss or gradient was not finite, and which `train.when_not_finite` skipped."""
 
 
 AnyRecord = (
@@ -162,6 +177,7 @@ AnyRecord = (
     | PlanTaken
     | PlanMeasured
     | StepCommitted
+    | StepSkipped
     | Recovered
     | CheckpointSaved
     | Restored

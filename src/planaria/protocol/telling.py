@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 from planaria.job.settings import TrainSection
 from planaria.plan.plan import Plan
 from planaria.policy.proposal import Proposal
-from planaria.protocol.commit import learning_rate
+from planaria.protocol.commit import NOT_APPLIED, learning_rate
 from planaria.protocol.messages import Commit
-from planaria.protocol.records import PlanTaken, StepCommitted
+from planaria.protocol.records import PlanTaken, StepCommitted, StepSkipped
 
 
 def shapes(plan: Plan) -> tuple[tuple[tuple[int, int, int], ...], ...]:
@@ -41,8 +43,20 @@ def plan_taken(proposal: Proposal, step: int, purpose: str, policy_name: str) ->
 
 def step_committed(
     train: TrainSection, commit: Commit, *, loss: float, norm: float, live_nodes: int, duration_s: float
-) -> StepCommitted:
+) -> StepCommitted | StepSkipped:
     """The committed step, with its mean loss and global gradient norm."""
+    tokens_per_s = train.global_batch * train.sequence_length / duration_s
+    if commit.clip_factor == NOT_APPLIED:
+        return StepSkipped(
+            step=commit.step,
+            loss=loss if math.isfinite(loss) else None,
+            grad_norm=norm if math.isfinite(norm) else None,
+            learning_rate=learning_rate(train, commit.step),
+            generation=commit.generation,
+            live_nodes=live_nodes,
+            duration_s=duration_s,
+            tokens_per_s=tokens_per_s,
+        )
     return StepCommitted(
         step=commit.step,
         loss=loss,
@@ -52,7 +66,7 @@ def step_committed(
         generation=commit.generation,
         live_nodes=live_nodes,
         duration_s=duration_s,
-        tokens_per_s=train.global_batch * train.sequence_length / duration_s,
+        tokens_per_s=tokens_per_s,
     )
 
 
@@ -60,5 +74,6 @@ def not_finite(step: int, loss: float, norm: float) -> str:
     """Why a step is not committed whose loss or gradient is not a number."""
     return (
         f"step {step} has loss {loss} and gradient norm {norm}, so it is not applied; the state after step {step - 1} "
-        "is saved. Lower train.learning_rate, raise train.warmup_steps, or look at the data"
+        "is saved. Lower train.learning_rate, raise train.warmup_steps, look at the data, or set "
+        'train.when_not_finite = "skip"'
     )

@@ -4,10 +4,12 @@ Exact: a contribution is rounded to a grid of 2**-k that past commits determine,
 multiples of the grid are exact as long as they stay under 2**(53 - k). With the group's exponent E (gradients of about
 2**E, see `planaria.protocol.commit`), a step's sum may reach 2**(E + HEADROOM) and the grid is
 2**(E + HEADROOM - 51); a single contribution beyond its share of that range is cut off at it, in every run alike.
+An infinity, or a NaN, makes the sum around it NaN.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -29,6 +31,7 @@ class Rounding:
         self._narrow = torch.empty(chunk, device=device)
         self._wide = torch.empty(chunk, dtype=torch.float64, device=device)
         self._chunk = chunk
+        self._is_on_host = device.type == "cpu"
 
     def add(self, total: torch.Tensor, values: torch.Tensor, *, exponent: int, contributions: int, first: bool) -> None:
         """total (+)= round(values). Both flat and of one length.
@@ -47,12 +50,18 @@ class Rounding:
             part = values[begin : begin + self._chunk]
             wide = self._wide[: part.numel()]
             wide.copy_(torch.clamp(part, -limit, limit, out=self._narrow[: part.numel()]))
-            wide.add_(magic)
+            wide.add_(self._offset(part, magic))
             target = total[begin : begin + part.numel()]
             if first:
                 torch.sub(wide, magic, out=target)
             else:
                 target.add_(wide.sub_(magic))
+
+    def _offset(self, part: torch.Tensor, magic: float) -> float | torch.Tensor:
+        """`magic`; NaN where the part has an infinity, which the clamping would hide, so that the norm tells of it."""
+        if self._is_on_host:
+            return magic if math.isfinite(part.sum().item()) else math.nan
+        return part.sum().mul(0.0) + magic  # the same without waiting for the device
 
 
 class Accumulator:

@@ -18,7 +18,7 @@ from planaria.checkpoint.manifest import read_manifest
 from planaria.checkpoint.state import GroupState, read_group
 from planaria.job.settings import Device
 from planaria.model.model import ModelError
-from planaria.plan.plan import Plan, Transfer
+from planaria.plan.plan import Plan, Transfer, WorkerId
 from planaria.protocol.liveness import Activity
 from planaria.protocol.messages import (
     PROTOCOL_VERSION,
@@ -54,6 +54,7 @@ from planaria.worker.heartbeat import Heartbeat
 from planaria.worker.holdings import Holdings
 from planaria.worker.interpreter import Interpreter
 from planaria.worker.mailbox import Interrupted, Key, Kind, Mailbox
+from planaria.worker.preemption import SourceError, Watch, make_source
 from planaria.worker.replica import Replica
 from planaria.worker.settings import WorkerSettings
 from planaria.worker.transport import Transport
@@ -76,6 +77,8 @@ def run_worker(settings: WorkerSettings) -> int:
         control.start()
     except OSError:
         return EXIT_STALE
+    # The other half of a way that is lost: what is wanted came, and cannot be used.
+    mailbox.when_damaged = lambda key: control.send(CutOff(peer=WorkerId(key.sender)))
     hello = Hello(
         version=PROTOCOL_VERSION,
         token=settings.token,
@@ -88,15 +91,25 @@ def run_worker(settings: WorkerSettings) -> int:
     heartbeat.start()
     signal.signal(signal.SIGTERM, lambda number, frame: heartbeat.give_notice(SIGTERM_GRACE_S, "SIGTERM"))
     try:
+        _watch_for_preemption(settings, heartbeat)
         writer = Writer(settings.worker, control.send)
         return Agent(settings, mailbox, control, transport, heartbeat, writer, make_engine()).run()
-    except (LayerFailed, ModelError) as error:
+    except (LayerFailed, ModelError, SourceError) as error:
         cause = error.__cause__ or error
         text = "".join(traceback.format_exception(cause))
         control.send(Failed(where=str(error), text=text))
     except Exception:
         control.send(Failed(where=f"worker {settings.worker}", text=traceback.format_exc()))
     return 1
+
+
+def _watch_for_preemption(settings: WorkerSettings, heartbeat: Heartbeat) -> None:
+    """One worker asks for all of its node."""
+    if settings.worker % settings.job.cluster.devices_per_node != 0:
+        return
+    source = make_source(settings.job.resilience.preemption, settings.metadata_url)
+    if source is not None:
+        Watch(source, heartbeat.give_notice).start()
 
 
 Parts = tuple[Mailbox, Control, Transport, Callable[[], Engine]]

@@ -6,8 +6,8 @@ the weights' half, is named by (microbatch, born), as in the program's instructi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -159,25 +159,32 @@ class Compute:
 
     def _run(self, step: int, microbatch: int, layer: int, inputs: Tensors, batch: Batch | None) -> Tensors:
         seed_layer(self._train.seed, step, microbatch, layer, self._device)
-        try:
+        with self._naming(layer):
             with autocast(self._train, self._device):
                 outputs = self._modules[layer](*inputs)
             result: Tensors = outputs if isinstance(outputs, tuple) else (outputs,)
             if layer == self._last:
                 assert batch is not None
                 return (self._model.loss(result, batch),)
+        return result
+
+    @contextmanager
+    def _naming(self, layer: int) -> Iterator[None]:
+        """What the user's code raises is told with the layer's name."""
+        try:
+            yield
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
             raise LayerFailed(self._model.layer_names[layer], error) from error
-        return result
 
     def backward(self, step: int, work: Work, layer: int, gradients: Tensors, *, counted: bool) -> Tensors:
         inputs, roots, given = self._graph(step, work, layer, gradients)
         parameters: list[torch.Tensor] = list(self._parameters[layer].values()) if counted else []
         if not roots or not (inputs or parameters):
             return _filled(inputs, [None] * len(inputs))
-        found = torch.autograd.grad(roots, inputs + parameters, given, allow_unused=True)
+        with self._naming(layer):
+            found = torch.autograd.grad(roots, inputs + parameters, given, allow_unused=True)
         if counted:
             self._count_all(layer, found[len(inputs) :])
         return _filled(inputs, found[: len(inputs)])
@@ -187,13 +194,15 @@ class Compute:
         parameters = list(self._parameters[layer].values())
         if not roots:
             return _filled(inputs, [None] * len(inputs))
-        found, self._weight_passes[work, layer] = backward_in_two(roots, given, inputs, parameters)
+        with self._naming(layer):
+            found, self._weight_passes[work, layer] = backward_in_two(roots, given, inputs, parameters)
         return _filled(inputs, found)
 
     def backward_weight(self, work: Work, layer: int, *, counted: bool) -> None:
         weight_pass = self._weight_passes.pop((work, layer), None)
         if counted:
-            found = () if weight_pass is None else weight_pass.gradients()
+            with self._naming(layer):
+                found = () if weight_pass is None else weight_pass.gradients()
             self._count_all(layer, found or [None] * len(self._parameters[layer]))
 
     def _graph(

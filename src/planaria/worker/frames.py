@@ -1,7 +1,9 @@
 """Frames on a socket: how control messages and tensors are written and read. Nothing is unpickled.
 
 Control frame: 4-byte big-endian length, then a message in msgpack. Data frame: 4-byte header length, 8-byte payload
-length, a msgpack header, then the tensors' bytes one after the other.
+length, two 8-byte checksums (xxh3_64: of the payload; of all before it and the header), a msgpack header, then the
+tensors' bytes one after the other. Only state has its payload summed (else 0): what is wrong there stays wrong, while
+summing everything costs a good part of the time that large messages take.
 """
 
 from __future__ import annotations
@@ -9,15 +11,24 @@ from __future__ import annotations
 import math
 import socket
 import struct
+from collections.abc import Iterable
 
 import msgspec
 import torch
+import xxhash
 
 from planaria.protocol.messages import MAX_FRAME_BYTES
-from planaria.worker.mailbox import Key
+from planaria.worker.mailbox import Key, Kind
 
 _LENGTH = struct.Struct("!I")
-_DATA = struct.Struct("!IQ")
+_DATA = struct.Struct("!IQQ")
+_SUM = struct.Struct("!Q")
+_READ_BYTES = 1 << 20
+"""Of a state, read and summed while it is in the cache, at a time."""
+
+SUMMED_KINDS = frozenset({Kind.STATE})
+"""Kinds of messages whose payload has a checksum."""
+
 MAX_HEADER_BYTES = 64 * 1024
 DTYPES = {
     "f4": torch.float32,
@@ -34,6 +45,18 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 class FrameError(ValueError):
     """Bytes that are not a frame of ours."""
+
+
+class DamagedFrame(FrameError):
+    """What arrived is not what was sent.
+
+    Attributes:
+        key: of the message, whose frame was read to its end; None when not even its header can be trusted.
+    """
+
+    def __init__(self, key: Key | None) -> None:
+        super().__init__("a header is damaged" if key is None else f"{key} is damaged")
+        self.key = key
 
 
 class TensorMeta(msgspec.Struct, frozen=True, array_like=True):
@@ -106,23 +129,49 @@ def data_frame(key: Key, tensors: tuple[torch.Tensor, ...]) -> list[memoryview]:
     )
     payload = [view for view in (bytes_of(tensor) for tensor in host) if len(view)]
     size = sum(len(view) for view in payload)
-    return [memoryview(_DATA.pack(len(header), size) + header), *payload]
+    lengths = _DATA.pack(len(header), size, _sum(payload) if key.kind in SUMMED_KINDS else 0)
+    return [memoryview(lengths + _SUM.pack(xxhash.xxh3_64_intdigest(lengths + header)) + header), *payload]
 
 
 def read_data(sock: socket.socket, max_payload_bytes: int) -> tuple[Key, tuple[torch.Tensor, ...]]:
-    """The next data frame, into new tensors. Raises EOFError, FrameError."""
-    header_size, payload_size = _DATA.unpack(read_exactly(sock, _DATA.size))
+    """The next data frame, into new tensors. Raises EOFError, DamagedFrame, FrameError."""
+    start = read_exactly(sock, _DATA.size + _SUM.size)
+    lengths, (header_sum,) = start[: _DATA.size], _SUM.unpack(start[_DATA.size :])
+    header_size, payload_size, payload_sum = _DATA.unpack(lengths)
     if header_size > MAX_HEADER_BYTES or payload_size > max_payload_bytes:
         raise FrameError(f"a data frame of {header_size} + {payload_size} bytes is over the limit")
+    encoded = read_exactly(sock, header_size)
+    if xxhash.xxh3_64_intdigest(lengths + encoded) != header_sum:
+        raise DamagedFrame(None)
     try:
-        header = _header_decoder.decode(read_exactly(sock, header_size))
+        header = _header_decoder.decode(encoded)
         if sum(DTYPES[meta.dtype].itemsize * math.prod(meta.shape) for meta in header.tensors) != payload_size:
             raise FrameError("a data frame's payload does not have the size that its header tells")
         tensors = tuple(torch.empty(meta.shape, dtype=DTYPES[meta.dtype]) for meta in header.tensors)
     except (msgspec.DecodeError, KeyError, RuntimeError, TypeError) as error:
         raise FrameError(f"a data frame's header makes no sense: {str(error).partition(chr(10))[0]}") from error
-    for tensor in tensors:
-        if tensor.numel():
-            read_into(sock, tensor.reshape(-1).view(torch.uint8).numpy().data)
     key = Key(header.kind, header.sender, header.step, header.epoch, header.item, header.layer)
+    views = [bytes_of(tensor) for tensor in tensors]
+    if key.kind not in SUMMED_KINDS:
+        for view in views:
+            read_into(sock, view)
+    elif _read_and_sum(sock, views) != payload_sum:
+        raise DamagedFrame(key)
     return key, tensors
+
+
+def _sum(views: Iterable[memoryview]) -> int:
+    digest = xxhash.xxh3_64()
+    for view in views:
+        digest.update(view)
+    return digest.intdigest()
+
+
+def _read_and_sum(sock: socket.socket, views: Iterable[memoryview]) -> int:
+    digest = xxhash.xxh3_64()
+    for view in views:
+        for begin in range(0, len(view), _READ_BYTES):
+            piece = view[begin : begin + _READ_BYTES]
+            read_into(sock, piece)
+            digest.update(piece)
+    return digest.intdigest()

@@ -9,6 +9,7 @@ import torch
 from planaria.job.settings import TrainSection
 from planaria.model.model import Model
 from planaria.plan.ledger import Ledger
+from planaria.protocol.commit import NOT_APPLIED
 from planaria.worker.accumulator import Accumulator, Rounding
 from planaria.worker.compute import Compute, Count, LayerCompute
 from planaria.worker.replica import Replica, apply_adamw
@@ -135,4 +136,9 @@ class Holdings:
         return Ledger.from_bits(self._counted)
 
     def apply(self, groups: Iterable[int], step: int, clip_factor: float) -> None:
-        apply_adamw([self.replicas[group] for group in groups], self._train, step, clip_factor)
+        """One optimizer step of these groups, or (`NOT_APPLIED`) none: then they are as of `step` all the same."""
+        replicas = [self.replicas[group] for group in groups]
+        if clip_factor != NOT_APPLIED:
+            apply_adamw(replicas, self._train, step, clip_factor)
+        for replica in replicas:
+            replica.step = step

@@ -14,6 +14,7 @@ from planaria.plan.ledger import Ledger
 from planaria.plan.plan import Plan, WorkerId
 from planaria.plan.program import Instruction, Op, Program
 from planaria.plan.schedule import program
+from planaria.protocol.commit import NOT_APPLIED
 from planaria.protocol.liveness import Activity
 from planaria.protocol.messages import Commit, PlanMessage
 from planaria.worker.compute import Work
@@ -154,7 +155,8 @@ class Interpreter:
         assert self._plan is not None
         self._faults.check(FAULT_KINDS[Op.APPLY], commit.step)
         groups = self._plan.groups_of[self._worker]
-        self._pace.apply(groups)
+        if commit.clip_factor != NOT_APPLIED:
+            self._pace.apply(groups)
         self._holdings.apply(groups, commit.step, commit.clip_factor)
         self._holdings.keep_only(groups)
 

@@ -67,6 +67,9 @@ class Mailbox:
         self._generation = -1
         self._arrivals = 0
         self._error: BaseException | None = None
+        self._damaged: set[Key] = set()
+        self.when_damaged: Callable[[Key], None] = lambda key: None
+        """Called by whoever wants a message that arrived damaged, and goes on waiting: for a new plan."""
 
     def put(self, key: Key, tensors: tuple[torch.Tensor, ...]) -> None:
         with self.condition:
@@ -74,6 +77,14 @@ class Mailbox:
             if key.step < self._lowest_step and key.epoch <= self._generation:
                 return
             self._data[key] = tensors
+            self._arrivals += 1
+            self.condition.notify_all()
+
+    def put_damaged(self, key: Key) -> None:
+        """A message came, and not as it was sent. That matters only if it is still wanted: what an older plan sent may
+        have changed on its way."""
+        with self.condition:
+            self._damaged.add(key)
             self._arrivals += 1
             self.condition.notify_all()
 
@@ -137,7 +148,12 @@ class Mailbox:
     def poll(self, key: Key) -> tuple[torch.Tensor, ...] | None:
         """Take a message if it is there."""
         with self.condition:
-            return self._data.pop(key, None)
+            is_damaged = key in self._damaged
+            self._damaged.discard(key)
+            found = self._data.pop(key, None)
+        if is_damaged:
+            self.when_damaged(key)
+        return found
 
     def forget_before(self, step: int, generation: int) -> None:
         """Drop what arrived, or still arrives, for steps before this one, unless a later plan sent it."""
@@ -156,6 +172,7 @@ class Mailbox:
     def _drop(self, unwanted: Callable[[Key], bool]) -> None:
         for key in [key for key in self._data if unwanted(key)]:
             del self._data[key]
+        self._damaged = {key for key in self._damaged if not unwanted(key)}
 
     def __len__(self) -> int:
         return len(self._data)

@@ -18,7 +18,7 @@ class Replica:
     """Parameters and optimizer state of a group, as three flat float32 vectors.
 
     Attributes:
-        step: the last step that was applied to it.
+        step: the last step that it has been through; one that was not applied counts.
         gradient: flat float32, the step's whole sum; valid between the sync and the apply.
     """
 
@@ -74,7 +74,7 @@ def apply_adamw(replicas: Sequence[Replica], train: TrainSection, step: int, cli
     Args:
         replicas: those that the worker owns.
         train: rates, betas, decay.
-        step: the committed step; the first is 1.
+        step: the committed step; the first is 1. Bias correction goes by it, whether or not all before were applied.
         clip_factor: from the commit.
     """
     device = replicas[0].parameters.device if replicas else torch.device("cpu")

@@ -23,6 +23,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         faults: faults on order, of this node.
         import_path: folder to import a user's model from.
         node_leader: pid of the node's first worker, whose process group this one joins; 0: it is the first.
+        metadata_url: of the cloud's metadata server; "": where it always is.
         log: file for what it prints.
     """
 
@@ -36,4 +37,5 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[Fault, ...] = ()
     import_path: str | None = None
     node_leader: int = 0
+    metadata_url: str = ""
     log: str | None = None

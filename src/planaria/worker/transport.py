@@ -11,6 +11,7 @@ import contextlib
 import hmac
 import queue
 import socket
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -18,7 +19,7 @@ from typing import Final
 import torch
 
 from planaria.plan.plan import WorkerId
-from planaria.worker.frames import FrameError, control_frame, data_frame, read_control, read_data
+from planaria.worker.frames import DamagedFrame, FrameError, control_frame, data_frame, read_control, read_data
 from planaria.worker.mailbox import Key, Mailbox
 
 _GREETING: Final = b"planaria-data-1"
@@ -204,7 +205,13 @@ class Transport:
                 return
             try:
                 while True:
-                    key, tensors = read_data(sock, MAX_PAYLOAD_BYTES)
+                    try:
+                        key, tensors = read_data(sock, MAX_PAYLOAD_BYTES)
+                    except DamagedFrame as damaged:
+                        self._damaged(WorkerId(sender), damaged)
+                        if damaged.key is None:
+                            return  # where the next message begins, nobody knows
+                        continue
                     if key.sender != sender:
                         raise FrameError(f"worker {sender} sent a message in the name of {key.sender}")
                     self._mailbox.put(key, tensors)
@@ -212,6 +219,14 @@ class Transport:
                 return  # the peer is gone, or the plan has no more use for it
             except Exception as error:
                 self._mailbox.put_error(error)
+
+    def _damaged(self, sender: WorkerId, damaged: DamagedFrame) -> None:
+        said = f"worker {self._worker}: a message of worker {sender} failed its checksum and is dropped: {damaged}"
+        print(said, file=sys.stderr, flush=True)
+        if damaged.key is not None:
+            self._mailbox.put_damaged(damaged.key)
+        elif sender in self._addresses:
+            self._cut_off(sender)
 
     def _greeted(self, sock: socket.socket) -> int | None:
         """Who is at the other end; None when it does not show the job's token in time."""
