@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,6 +34,7 @@ from planaria.job.faults import FAULT_POINTS, Fault, FaultKind
 from planaria.observe.run_folder import RunFolder
 from planaria.protocol.records import (
     AnyRecord,
+    CheckpointSaved,
     NodeJoined,
     NodeLost,
     NodeReleased,
@@ -90,17 +91,19 @@ def chances(seed: int, step_s: float) -> Iterator[Chance]:
     weights = {Blow.KILL: 5, Blow.STOP: 1, Blow.PAUSE: 1, Blow.BURST: 1, Blow.NOTICE: 2, Blow.DRAIN: 1, Blow.JOIN: 2}
     while True:
         (blow,) = draw.choices(list(weights), list(weights.values()))
-        yield Chance(steps=draw.choice([0, 0, 1, 2, 3]), delay_s=draw.uniform(0, step_s), blow=blow, share=draw.random())
+        yield Chance(
+            steps=draw.choice([0, 0, 1, 2, 3]), delay_s=draw.uniform(0, step_s), blow=blow, share=draw.random()
+        )
 
 
-def ordered_faults(seed: int, nodes: int, steps: int) -> tuple[Fault, ...]:
+def ordered_faults(seed: int, nodes: int, first_step: int, last_step: int) -> tuple[Fault, ...]:
     """Faults at instructions, for half of the nodes that the job starts with."""
     draw = random.Random(f"faults of {seed}")
     victims = draw.sample(range(nodes), nodes // 2)
     return tuple(
         Fault(
             node=node,
-            step=draw.randint(1, max(1, steps)),
+            step=draw.randint(first_step, last_step),
             at=draw.choice(FAULT_POINTS),
             kind=(kind := draw.choice(list(FaultKind))),
             grace_s=1.0 if kind is FaultKind.NOTICE else 0.0,
@@ -146,7 +149,8 @@ class Chaos:
         self._records: queue.Queue[AnyRecord] = queue.Queue()
         self._live: set[int] = set()
         self._is_over = False
-        self._stopped: list[int] = []
+        self._is_waiting = False
+        self._has_checkpoint = False
         self._thread = threading.Thread(target=self._run, name="chaos", daemon=True)
 
     def __call__(self, record: AnyRecord, time_s: float) -> None:
@@ -162,7 +166,7 @@ class Chaos:
 
     def _run(self) -> None:
         try:
-            self._wait_for_steps(1)
+            self._wait(lambda: self._has_checkpoint)  # before, all replicas of a layer lost is the end
             ends = time.monotonic() + self._seconds
             while not self._is_over and time.monotonic() < ends:
                 self._next()
@@ -176,7 +180,7 @@ class Chaos:
         chance = next(self._chances)
         self._wait_for_steps(chance.steps)
         self._take_records(chance.delay_s)
-        if self._is_over:
+        if self._is_over or not self._live:
             return
         blow = chance.blow
         if len(self._live) < self._keep:
@@ -188,7 +192,7 @@ class Chaos:
 
     def _strike(self, blow: Blow, share: float) -> None:
         nodes = sorted(self._live)
-        victim = nodes[int(share * len(nodes))]
+        victim = nodes[int(share * len(nodes))] if nodes else -1
         match blow:
             case Blow.JOIN:
                 before = self.told.joined
@@ -218,12 +222,9 @@ class Chaos:
         return bool(pids)
 
     def _see_it_out(self) -> None:
-        """No more blows: nodes until there are enough, and the rest of the job."""
+        """No more blows: the rest of the job, with nodes when there are too few."""
         while not self._is_over:
-            if len(self._live) < self._keep:
-                with contextlib.suppress(UserError):
-                    self._strike(Blow.JOIN, 0.0)
-            self._take_record(PATIENCE_S)
+            self._wait_for_steps(1)
 
     # What the run tells
 
@@ -231,18 +232,13 @@ class Chaos:
         """Until so many more are committed; nodes are added when there are too few to go on."""
         committed = 0
         while committed < steps and not self._is_over:
-            record = self._take_record(PATIENCE_S)
-            committed += isinstance(record, StepCommitted)
-            if isinstance(record, Waiting):
-                while len(self._live) < self._keep and not self._is_over:
-                    before = self.told.joined
-                    with contextlib.suppress(UserError):
-                        live.add(self._folder, 1)
-                    self._wait(lambda before=before: self.told.joined > before)  # type: ignore[misc]
-                    self.told.blows[Blow.JOIN.value] += 1
+            if self._is_waiting and len(self._live) < self._keep:
+                with contextlib.suppress(UserError):
+                    self._strike(Blow.JOIN, 0.0)
+                continue
+            committed += isinstance(self._take_record(PATIENCE_S), StepCommitted)
 
-    def _wait(self, condition: object) -> None:
-        assert callable(condition)
+    def _wait(self, condition: Callable[[], bool]) -> None:
         ends = time.monotonic() + PATIENCE_S
         while not condition() and not self._is_over:
             self._take_record(max(0.0, ends - time.monotonic()))
@@ -277,6 +273,11 @@ class Chaos:
                 self.told.released += 1
             case Waiting():
                 self.told.waited += 1
+                self._is_waiting = True
+            case StepCommitted():
+                self._is_waiting = False
+            case CheckpointSaved():
+                self._has_checkpoint = True
             case Recovered():
                 self.told.recovered += 1
             case RunEnded():
@@ -303,13 +304,11 @@ def losses(folder: Path) -> dict[int, float]:
     return {entry["step"]: entry["loss"] for entry in map(json.loads, lines)}
 
 
-def chaos_job(seconds: float, steps: int) -> planaria.Job:
+def chaos_job(steps: int) -> planaria.Job:
     """The demo's, that waits when nodes run low."""
     job = planaria.load_job(ROOT / "examples" / "demo.toml")
     train = msgspec.structs.replace(job.train, steps=steps, global_batch=24)
-    model = msgspec.structs.replace(
-        job.model, config={"n_layer": 6, "n_embd": 64, "n_head": 4, "n_positions": 64}
-    )
+    model = msgspec.structs.replace(job.model, config={"n_layer": 6, "n_embd": 64, "n_head": 4, "n_positions": 64})
     resilience = msgspec.structs.replace(job.resilience, when_exhausted="wait")
     run = msgspec.structs.replace(job.run, checkpoint_every=10)
     return msgspec.structs.replace(job, model=model, train=train, resilience=resilience, run=run)
@@ -324,11 +323,11 @@ def main() -> int:
     given = parser.parse_args()
     console = Console(highlight=False)
     steps = given.steps or max(20, round(4 * given.seconds))
-    job = chaos_job(given.seconds, steps)
+    job = chaos_job(steps)
     name = time.strftime("chaos-%Y%m%d-%H%M%S")
     folder = Path(job.run.folder) / name
     chaos = Chaos(folder, seed=given.seed, seconds=given.seconds, keep_nodes=5, most_nodes=9)
-    faults = ordered_faults(given.seed, job.cluster.nodes, steps // 4)
+    faults = ordered_faults(given.seed, job.cluster.nodes, 20, max(20, steps // 4))
     began = time.monotonic()
     trained = planaria.train(job, name=name, faults=faults, observers=[chaos], progress=True)
     chaos.join()
