@@ -319,10 +319,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=300.0, help="of blows (default: 300)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=0, help="of the job (default: four a second)")
+    parser.add_argument("--steps", type=int, default=0, help="of the job (default: two a second)")
     given = parser.parse_args()
     console = Console(highlight=False)
-    steps = given.steps or max(20, round(4 * given.seconds))
+    steps = given.steps or max(40, round(2 * given.seconds))
     job = chaos_job(steps)
     name = time.strftime("chaos-%Y%m%d-%H%M%S")
     folder = Path(job.run.folder) / name
