@@ -13,10 +13,15 @@ BIN := $(VENV)/bin
 CPU_TORCH := torch==2.13.0
 # Tests run in two processes; each test file stays in one of them.
 PYTEST_WORKERS ?= 2
+# Of `make chaos`; SECONDS is a variable of bash itself, so what the environment has of it is not taken.
+ifneq ($(origin SECONDS),command line)
+SECONDS := 300
+endif
+SEED ?= 0
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format docs bench clean
+.PHONY: help demo test lint format docs bench chaos clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +48,9 @@ docs: $(VENV)/.installed-dev ## write the generated parts of docs/ again
 
 bench: $(VENV)/.installed ## the measurements that docs/benchmarks.md describes; takes a while
 	$(BIN)/python benchmarks/all.py
+
+chaos: $(VENV)/.installed ## random kills, hangs, notices and joins for SECONDS (300), then the bits compared
+	@$(BIN)/python scripts/chaos.py --seconds $(SECONDS) --seed $(SEED)
 
 clean: ## remove .venv, caches and build products; run folders stay
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -89,7 +89,7 @@ def read_manifest(folder: Path, job_fingerprint: str | None = None, *, verify: b
         manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
     except FileNotFoundError:
         raise UserError(f"checkpoint {folder} has no {MANIFEST}: it was not finished") from None
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"checkpoint {path} is damaged: {error}") from None
     if manifest.version != FORMAT_VERSION:
         raise UserError(f"checkpoint {path} has format {manifest.version}; this Planaria reads {FORMAT_VERSION}")

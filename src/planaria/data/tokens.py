@@ -217,7 +217,7 @@ def _read_about(folder: Path) -> TokensAbout | None:
         return msgspec.json.decode((folder / _ABOUT).read_bytes(), type=TokensAbout)
     except FileNotFoundError:
         return None
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None  # of another version, or cut short: made again
 
 

@@ -135,7 +135,7 @@ def job_from_json(data: bytes) -> Job:
     """
     try:
         job = msgspec.json.decode(data, type=Job)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"job.json is damaged: {_one_line(error)}. Start a new run from the job file.") from None
     check_job(job)
     return job

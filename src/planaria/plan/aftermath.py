@@ -15,7 +15,7 @@ from planaria.plan.batch import Distribution, Times, Undistributable, distribute
 from planaria.plan.errors import TooFewNodes
 from planaria.plan.instantiate import contiguous_routes, instances, instantiate, place
 from planaria.plan.placement import assign
-from planaria.plan.plan import NodeId, Pipeline, Plan, Transfer, WorkerId
+from planaria.plan.plan import NodeId, Pipeline, Plan, Stage, Transfer, WorkerId, runs_of
 from planaria.plan.profile import ModelProfile
 from planaria.plan.reinstantiate import How, Situation
 from planaria.plan.settings import PlannerSettings
@@ -191,7 +191,7 @@ class Aftermath:
             sync_epochs=(change.generation,) * len(profile.groups),
             schedule=change.settings.schedule,
         )
-        moves = transfers(new, self._sources)
+        new, moves = self._moved(new)
         before = set(change.plan.pipelines)
         return Reconfiguration(
             plan=msgspec.structs.replace(new, transfers=moves),
@@ -201,6 +201,26 @@ class Aftermath:
             step_time_s=max(float(time[share - 1]) for time, share in zip(times, shares, strict=True)),
             transfer_s=_transfer_s(new, moves, profile),
         )
+
+    def _moved(self, new: Plan) -> tuple[Plan, tuple[Transfer, ...]]:
+        """The plan's transfers. Who has no place in the plan never hears of it, and can send nothing, except for nodes
+        that leave: they take part in the step before it. The only holders of a group get a place as shadows."""
+        leaving = set(self._change.leaving)
+        told = {
+            worker: groups
+            for worker, groups in self._sources.items()
+            if worker in new.groups_of or new.node_of(worker) in leaving
+        }
+        held = {group for groups in told.values() for group in groups}
+        shadows: list[Stage] = []
+        for worker, groups in sorted(self._sources.items()):
+            if worker not in told and not held.issuperset(groups):
+                num_devices = self._change.plan.devices_of.get(worker, 1)
+                shadows += runs_of(worker, new.layers_held(groups), num_devices)
+                told[worker] = groups
+                held.update(groups)
+        new = msgspec.structs.replace(new, shadows=tuple(shadows))
+        return new, transfers(new, told)
 
     def _times(self, template: Template, pipeline: Pipeline) -> Times:
         """Step times of a template's pipeline on its nodes."""

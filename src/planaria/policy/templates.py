@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 
 from planaria.estimate.memory import worker_memory_bytes
 from planaria.estimate.step_time import simulate, step_time_s
+from planaria.plan.batch import Undistributable
 from planaria.plan.instantiate import initial_plan
 from planaria.plan.ledger import Ledger
 from planaria.plan.placement import Holders
@@ -46,7 +47,7 @@ class TemplatesPolicy:
         Raises:
             PlanError: too few nodes or microbatches.
         """
-        plan = self._fastest(nodes, generation)
+        plan = self._initial_plan(sorted(nodes), generation)
         sizes = Counter(len(_nodes(plan, pipeline)) for pipeline in plan.pipelines)
         shapes = _join([f"{count} of {_count(size, 'node')}" for size, count in sorted(sizes.items())])
         verb = "make" if len(set(nodes)) != 1 else "makes"
@@ -90,8 +91,39 @@ class TemplatesPolicy:
             TooFewNodes: fewer than (f + 1) n0 nodes are left.
             NoReplica: a group has no live holder.
         """
-        result = reconfigure(self._profile, self.templates, self._settings, plan, lost, holders, generation, leaving)
+        result = self._reconfiguration(plan, lost, holders, generation, leaving)
         return self._proposal(result.plan, _why(plan, lost, result), result.transfer_bytes, result.how.value)
+
+    def _initial_plan(self, nodes: Sequence[NodeId], generation: int) -> Plan:
+        """Of more nodes than the job began with, as many as a step's microbatches are enough for."""
+        while True:
+            try:
+                return self._fastest(nodes, generation)
+            except Undistributable:
+                if len(nodes) <= self._settings.num_nodes:
+                    raise
+                nodes = nodes[:-1]
+
+    def _reconfiguration(
+        self, plan: Plan, lost: Collection[NodeId], holders: Holders, generation: int, leaving: Collection[NodeId]
+    ) -> Reconfiguration:
+        """With every node, or as many as a step's microbatches are enough for. Those that came last are idle first."""
+        live = {plan.node_of(worker) for worker in holders} - set(lost) - set(leaving)
+        placed = {plan.node_of(stage.worker) for stage in plan.stages()}
+        order = sorted(live, key=lambda node: (node in placed, -node))
+        for num_idle in range(max(1, len(order))):
+            absent = (*lost, *order[:num_idle])
+            try:
+                return reconfigure(
+                    self._profile, self.templates, self._settings, plan, absent, holders, generation, leaving
+                )
+            except Undistributable as error:
+                too_many = error
+            except PlanError:
+                if not num_idle:
+                    raise
+                break
+        raise too_many
 
     def warm_up(self, plan: Plan, target: Proposal, generation: int) -> Proposal | None:
         """One more step of `plan`, beside which the workers of `target` get their state; None where that would not fit

@@ -7,6 +7,7 @@ when a worker says hello.
 from __future__ import annotations
 
 import enum
+from typing import TypeVar
 
 import msgspec
 
@@ -206,18 +207,28 @@ _from_worker = msgspec.msgpack.Decoder(FromWorker)
 _to_worker = msgspec.msgpack.Decoder(ToWorker)
 _encoder = msgspec.msgpack.Encoder()
 
+Decoded = TypeVar("Decoded")
+
 
 def encode(message: Message) -> bytes:
     return _encoder.encode(message)
 
 
+def decoded(decoder: msgspec.msgpack.Decoder[Decoded], data: bytes) -> Decoded:
+    """Raises msgspec.DecodeError (a ValueError) for whatever the decoder does not take."""
+    try:
+        return decoder.decode(data)
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(str(error)) from error
+
+
 def decode_from_worker(data: bytes) -> FromWorker:
     """Raises msgspec.DecodeError (a ValueError) for anything that is not a message of a worker."""
-    message: FromWorker = _from_worker.decode(data)
+    message: FromWorker = decoded(_from_worker, data)
     return message
 
 
 def decode_to_worker(data: bytes) -> ToWorker:
     """Raises msgspec.DecodeError (a ValueError) for anything that is not a message of the coordinator."""
-    message: ToWorker = _to_worker.decode(data)
+    message: ToWorker = decoded(_to_worker, data)
     return message

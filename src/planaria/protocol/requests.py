@@ -6,6 +6,8 @@ import enum
 
 import msgspec
 
+from planaria.protocol.messages import decoded
+
 
 class Wish(enum.StrEnum):
     STATUS = "status"
@@ -73,9 +75,9 @@ _answer = msgspec.msgpack.Decoder(Answer)
 
 def decode_request(data: bytes) -> Request:
     """Raises msgspec.DecodeError (a ValueError) for anything else."""
-    return _request.decode(data)
+    return decoded(_request, data)
 
 
 def decode_answer(data: bytes) -> Answer:
     """Raises msgspec.DecodeError (a ValueError) for anything else."""
-    return _answer.decode(data)
+    return decoded(_answer, data)

@@ -148,7 +148,7 @@ def read_data(sock: socket.socket, max_payload_bytes: int) -> tuple[Key, tuple[t
         if sum(DTYPES[meta.dtype].itemsize * math.prod(meta.shape) for meta in header.tensors) != payload_size:
             raise FrameError("a data frame's payload does not have the size that its header tells")
         tensors = tuple(torch.empty(meta.shape, dtype=DTYPES[meta.dtype]) for meta in header.tensors)
-    except (msgspec.DecodeError, KeyError, RuntimeError, TypeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, RuntimeError, TypeError) as error:
         raise FrameError(f"a data frame's header makes no sense: {str(error).partition(chr(10))[0]}") from error
     key = Key(header.kind, header.sender, header.step, header.epoch, header.item, header.layer)
     views = [bytes_of(tensor) for tensor in tensors]

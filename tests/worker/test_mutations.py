@@ -1,0 +1,309 @@
+"""The simulation itself on trial: the protocol is broken on purpose, each time in one way, and it must notice.
+
+A schedule that finds a mutation keeps every promise without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from tests.worker import dst
+from tests.worker.schedules import Case
+from tests.worker.test_cluster import Laboratory
+
+from planaria.plan import aftermath, salvage
+from planaria.plan.ledger import Ledger
+from planaria.plan.plan import Plan, Transfer, WorkerId
+from planaria.plan.sources import Holders
+from planaria.policy import templates
+from planaria.protocol import coordinator
+from planaria.protocol.ballot import Ballot
+from planaria.protocol.coordinator import TRANSITIONS, Coordinator
+from planaria.protocol.events import Command, Received
+from planaria.protocol.messages import Commit, Vote
+from planaria.protocol.salvage import Salvage
+from planaria.protocol.settings import CheckpointRef
+from planaria.protocol.worker import Adopt, WorkerMachine
+from planaria.worker import agent
+from planaria.worker.accumulator import Accumulator
+from planaria.worker.holdings import Holdings
+from planaria.worker.interpreter import Interpreter
+from planaria.worker.mailbox import Key, Mailbox
+from planaria.worker.replica import Replica
+from planaria.worker.sync import Sync
+
+FIRST = 2000
+MOST = 60
+"""Schedules within which every mutation must be found; most are by one of the first five."""
+
+Patch = pytest.MonkeyPatch
+
+
+def a_commit_without_all_votes(patch: Patch) -> None:
+    """All that is told of the step is there: norms, losses. What the others counted need not be."""
+
+    def is_enough(self: Ballot, live: Collection[WorkerId]) -> bool:
+        votes = self._votes.values()
+        norms = {group for vote in votes for group in vote.norms}
+        losses = {microbatch for vote in votes for microbatch in vote.losses}
+        return len(norms) == len(self._plan.groups) and len(losses) == self._plan.num_microbatches
+
+    patch.setattr(Ballot, "is_enough", is_enough)
+
+
+def the_ledgers_are_ignored(patch: Patch) -> None:
+    """What is in live accumulators runs again."""
+    patch.setattr(Salvage, "counted", lambda self, num_layers: Ledger.empty(num_layers))
+
+
+def the_ledger_of_an_earlier_loss_is_forgotten(patch: Patch) -> None:
+    patch.setattr(Salvage, "again", lambda self: Salvage())
+
+
+def only_the_pipeline_that_lost_a_worker_is_halted(patch: Patch) -> None:
+    def to_halt(plan: Plan, live: Collection[WorkerId], unready: Collection[WorkerId] = ()) -> frozenset[WorkerId]:
+        broken = [p.workers for p in plan.pipelines if not set(p.workers) <= set(live)]
+        return frozenset(worker for workers in broken for worker in workers if worker in live)
+
+    patch.setattr(coordinator, "to_halt", to_halt)
+
+
+def a_vote_of_an_older_generation_counts(patch: Patch) -> None:
+    voted = TRANSITIONS[coordinator.Phase.TRAINING, "Vote"]
+
+    def accept(self: Coordinator, event: Received) -> list[Command]:
+        assert isinstance(event.message, Vote)
+        message = msgspec.structs.replace(event.message, generation=self.plan.generation)
+        return voted(self, Received(event.worker, message))
+
+    patch.setitem(TRANSITIONS, (coordinator.Phase.TRAINING, "Vote"), accept)  # type: ignore[arg-type]
+
+
+def messages_of_dropped_routes_are_taken(patch: Patch) -> None:
+    """A key without its epoch: what an older plan left under way is taken for the new one's."""
+    put, poll = Mailbox.put, Mailbox.poll
+
+    def blind(key: Key) -> Key:
+        return Key(key.kind, key.sender, key.step, 0, key.item, key.layer)
+
+    patch.setattr(Mailbox, "put", lambda self, key, tensors: put(self, blind(key), tensors))
+    patch.setattr(Mailbox, "poll", lambda self, key: poll(self, blind(key)))
+
+
+def sums_of_an_older_epoch_go_on(patch: Patch) -> None:
+    """Contributions changed after a sum was begun, and it is taken all the same."""
+    finish_step = salvage.finish_step
+
+    def finish(plan: Plan, *arguments: Any) -> Plan:
+        return msgspec.structs.replace(finish_step(plan, *arguments), sync_epochs=plan.sync_epochs)
+
+    patch.setattr(templates, "finish_step", finish)
+
+
+def state_is_sent_as_it_was_a_step_ago(patch: Patch) -> None:
+    apply, moving = Holdings.apply, agent._moving
+    earlier: dict[Replica, Replica] = {}
+
+    def remember(self: Holdings, groups: Iterable[int], step: int, clip_factor: float) -> None:
+        for group in groups:
+            replica = self.replicas[group]
+            earlier[replica] = self.new_replica(group)
+            earlier[replica].load(replica.state, replica.step)
+        apply(self, groups, step, clip_factor)
+
+    def old(plan: Plan, transfer: Transfer, replica: Replica) -> tuple[torch.Tensor, ...]:
+        return moving(plan, transfer, earlier.get(replica, replica))
+
+    patch.setattr(Holdings, "apply", remember)
+    patch.setattr(agent, "_moving", old)
+
+
+def state_that_must_move_does_not(patch: Patch) -> None:
+    """The new owner begins with what it has: nothing."""
+    original = aftermath.transfers
+
+    def all_but_one(plan: Plan, holders: Holders) -> tuple[Transfer, ...]:
+        return original(plan, holders)[1:]
+
+    patch.setattr(aftermath, "transfers", all_but_one)
+
+
+def shadows_are_left_out_of_the_step(patch: Patch) -> None:
+    """They get their state beside a step, and not the step: it is one too old when they compute with it."""
+
+    def apply(self: Interpreter, commit: Commit) -> None:
+        owned = set(self.plan.layers_of.get(self._worker, ()))
+        groups = self.plan.groups_of[self._worker]
+        mine = [g for g in groups if owned.intersection(self.plan.groups[g].layers)]
+        self._holdings.apply(mine, commit.step, commit.clip_factor)
+        for group in groups:
+            self._holdings.replicas[group].step = commit.step
+        self._holdings.keep_only(groups)
+
+    patch.setattr(Interpreter, "apply", apply)
+
+
+def shadows_send_their_sums_and_get_none(patch: Patch) -> None:
+    send = Sync._send
+
+    def selective(self: Sync, owner: WorkerId, group: int, epoch: int, accumulator: Accumulator) -> None:
+        assert self._plan is not None
+        if owner in self._plan.layers_of:
+            send(self, owner, group, epoch, accumulator)
+
+    patch.setattr(Sync, "_send", selective)
+
+
+def exponents_are_not_told(patch: Patch) -> None:
+    begin_step = Holdings.begin_step
+    patch.setattr(
+        Holdings, "begin_step", lambda self, exponents: begin_step(self, (coordinator.FIRST_EXPONENT,) * len(exponents))
+    )
+
+
+def exponents_of_a_checkpoint_are_forgotten(patch: Patch) -> None:
+    def first(self: Coordinator, checkpoint: CheckpointRef | None) -> tuple[int, ...]:
+        return (coordinator.FIRST_EXPONENT,) * self.settings.num_groups
+
+    patch.setattr(Coordinator, "_exponents_of", first)
+
+
+def a_step_is_applied_twice(patch: Patch) -> None:
+    """By whoever gets a new plan after it."""
+    adopt = Interpreter.adopt
+    apply = Interpreter.apply
+    last: dict[int, tuple[Interpreter, Commit, int]] = {}
+
+    def remember(self: Interpreter, commit: Commit) -> None:
+        apply(self, commit)
+        last[id(self)] = (self, commit, self.plan.generation)
+
+    def again(self: Interpreter, message: Any, *, continues: bool) -> None:
+        known = last.pop(id(self), None)
+        if known is not None and message.step == known[1].step + 1 and not message.plan.transfers:
+            held = [g for g in self.plan.groups_of[self._worker] if g in self._holdings.replicas]
+            self._holdings.apply(held, known[1].step, known[1].clip_factor)
+        adopt(self, message, continues=continues)
+
+    patch.setattr(Interpreter, "apply", remember)
+    patch.setattr(Interpreter, "adopt", again)
+
+
+def the_clip_factor_is_each_workers_own(patch: Patch) -> None:
+    apply = Holdings.apply
+    patch.setattr(Holdings, "apply", lambda self, groups, step, clip_factor: apply(self, groups, step, 1.0))
+
+
+def an_interrupted_step_begins_anew(patch: Patch) -> None:
+    """A plan that finishes a step is taken for one that begins it: what was counted is lost."""
+    plan = WorkerMachine._plan
+
+    def forgetful(self: WorkerMachine, message: Any) -> tuple[Any, ...]:
+        commands = plan(self, message)
+        return tuple(Adopt(command.message, False) for command in commands)
+
+    patch.setattr(WorkerMachine, "_plan", forgetful)
+
+
+def fault_tolerance_is_quietly_lowered(patch: Patch) -> None:
+    """Fewer than (f + 1) n0 nodes are left, and training goes on."""
+    before = Coordinator._placement
+
+    def lowered(self: Coordinator, holders: Holders, *, at_once: bool) -> Any:
+        try:
+            return before(self, holders, at_once=at_once)
+        except aftermath.TooFewNodes:
+            return self.policy.initial(self._members.nodes, self._next_generation())
+
+    patch.setattr(Coordinator, "_placement", lowered)
+    patch.setattr(coordinator, "validate", lambda *arguments, **others: None)
+    patch.setattr(templates, "initial_plan", _without_tolerance(templates.initial_plan))
+
+
+def _without_tolerance(initial_plan: Callable[..., Plan]) -> Callable[..., Plan]:
+    def lenient(profile: Any, shapes: Any, settings: Any, nodes: Any, generation: int) -> Plan:
+        return initial_plan(profile, shapes, replace(settings, fault_tolerance=0), nodes, generation)
+
+    return lenient
+
+
+def nodes_that_gave_notice_are_released_at_once(patch: Patch) -> None:
+    """At the next boundary, whether or not the plan does without them."""
+
+    def release(self: Coordinator) -> list[Command]:
+        plan = self._plan
+        self._plan = msgspec.structs.replace(plan, pipelines=(), shadows=()) if plan is not None else None
+        try:
+            return _release(self)
+        finally:
+            self._plan = plan
+
+    _release = Coordinator._release
+    patch.setattr(Coordinator, "_release", release)
+
+
+MUTATIONS: Mapping[Callable[[Patch], None], str] = {
+    a_commit_without_all_votes: "losses",
+    the_ledgers_are_ignored: "losses",
+    only_the_pipeline_that_lost_a_worker_is_halted: "losses",
+    a_vote_of_an_older_generation_counts: "losses",
+    messages_of_dropped_routes_are_taken: "losses",
+    sums_of_an_older_epoch_go_on: "losses",
+    state_is_sent_as_it_was_a_step_ago: "losses",
+    state_that_must_move_does_not: "losses",
+    shadows_are_left_out_of_the_step: "visits",
+    shadows_send_their_sums_and_get_none: "visits",
+    exponents_are_not_told: "losses",
+    exponents_of_a_checkpoint_are_forgotten: "holders",
+    a_step_is_applied_twice: "losses",
+    the_clip_factor_is_each_workers_own: "losses",
+    an_interrupted_step_begins_anew: "losses",
+    fault_tolerance_is_quietly_lowered: "losses",
+    nodes_that_gave_notice_are_released_at_once: "visits",
+}
+"""And the kind of schedules that should find it."""
+
+
+@pytest.fixture(scope="module")
+def laboratory() -> Iterator[Laboratory]:
+    threads = torch.get_num_threads()
+    with dst.laboratory() as place:
+        yield place
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.__name__)
+def test_a_broken_protocol_is_found(mutation: Callable[[Patch], None], laboratory: Laboratory) -> None:
+    make = dst.KINDS[MUTATIONS[mutation]]
+    for seed in range(FIRST, FIRST + MOST):
+        which = make(seed, laboratory)
+        with pytest.MonkeyPatch.context() as patch:
+            mutation(patch)
+            error = dst.error_of(which, laboratory)
+        if error is not None:
+            print(f"seed {seed} of {FIRST}..: {dst.first_line(error)}")
+            assert dst.error_of(which, laboratory) is None
+            return
+    pytest.fail(f"{MOST} schedules did not notice")
+
+
+@pytest.mark.parametrize(
+    ("mutation", "case"),
+    [
+        (the_ledger_of_an_earlier_loss_is_forgotten, "a-ledger-forgotten"),
+    ],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_a_mistake_that_was_made_once_is_found_by_its_case(
+    mutation: Callable[[Patch], None], case: str, laboratory: Laboratory, monkeypatch: Patch
+) -> None:
+    path = Path(__file__).parent / "corpus" / f"{case}.json"
+    which = msgspec.json.decode(path.read_bytes(), type=Case).schedule_with(str(laboratory.source))
+    mutation(monkeypatch)
+    assert dst.error_of(which, laboratory) is not None
