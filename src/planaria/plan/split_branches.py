@@ -20,10 +20,12 @@ from planaria.plan.split_levels import longest_range
 from planaria.plan.split_paths import path_weights
 from planaria.plan.split_space import Space, Split, Walls
 
-_SHARE_OF_LEVEL = 0.3
-"""Of the events, that branches of one number of stages may take; with more the answer is not certain."""
-_SHARE_OF_BEAM = 0.02
-"""The same from there on, only to find good splits."""
+_SHARE_OF_BEAM = 0.1
+"""Of the events, for what is done once they are spent: only to find good splits, at all numbers of stages together,"""
+_MOST_BEAM_LEVELS = 40
+"""if there are not more than these: each takes time even where it holds little."""
+_EVENTS_PER_ROW = 15
+"""That take as long as one more stage of one branch, which may not pass the first conditions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,33 +95,46 @@ class BranchLook:
             stages: of every split, if they have equally many.
             most_events: that are simulated.
         """
-        none, level = np.zeros((1, 0)), _SHARE_OF_LEVEL * most_events
+        none, whole = np.zeros((1, 0)), np.zeros((1, 0), dtype=np.int64)
         last, layers = np.array([self._devices]), np.array([self._space.num_layers])
-        whole = np.zeros((1, 0), dtype=np.int64)
         branches = _Branches(last, layers, np.zeros(1), none, none, none, whole, whole)
         passed: list[Split] = []
-        certain, events = True, 0.0
+        certain, events, level = True, 0.0, most_events
         for after in range(len(before) - 1):
             weights = path_weights(self._space.schedule, self._num, after, stages)
+            each = 2.0 * self._num * (after + 1)
+            rows = max(1, int(level / (each + _EVENTS_PER_ROW * self._width(target_s))))
+            if len(branches.used) > rows:
+                if certain and len(before) > _MOST_BEAM_LEVELS:
+                    return Branched(tuple(passed), 0.0, events)
+                if certain:
+                    certain, level = False, _SHARE_OF_BEAM * most_events / len(before)
+                    rows = max(1, int(level / (each + _EVENTS_PER_ROW * self._width(target_s))))
+                ways = before[after][branches.used, branches.start]
+                branches = branches.take(np.argsort(self._least(branches, ways), kind="stable")[:rows])
+            events += _EVENTS_PER_ROW * self._width(target_s) * len(branches.used)
             branches, ways = self._grow(branches, before[after + 1], weights, after, target_s * (1 + 1e-9))
             if not len(ways):
                 break
-            each = 2.0 * self._num * (after + 1)
-            most = max(1, int(level / each))
-            if len(ways) > most:
-                certain, level = False, _SHARE_OF_BEAM * most_events
-                most = max(1, int(level / each))
-                kept = np.sort(np.argsort(self._least(branches, ways), kind="stable")[:most])
+            if len(ways) * each > level:
+                certain, level = False, _SHARE_OF_BEAM * most_events / len(before)
+                kept = np.sort(np.argsort(self._least(branches, ways), kind="stable")[: max(1, int(level / each))])
                 branches, ways = branches.take(kept), ways[kept]
             events += each * len(ways)
+            level = most_events - events if certain else level
             bounds = ways + self._simulated(branches, after)
-            done = branches.used == 0
-            for row in np.flatnonzero(done & (bounds <= target_s)):
+            done, reached = branches.used == 0, bounds <= target_s * (1 + 1e-9)
+            for row in np.flatnonzero(done & reached):
                 if bounds[row] <= target_s:
                     passed.append(tuple(zip(branches.ends[row].tolist(), branches.devices[row].tolist(), strict=True)))
                     target_s = min(target_s, float(bounds[row]) / close)
             branches = branches.take(np.flatnonzero(~done & (bounds <= target_s * (1 + 1e-9))))
         return Branched(tuple(passed), target_s if certain else 0.0, events)
+
+    def _width(self, target_s: float) -> int:
+        """Stages that a branch may be continued by, at most."""
+        walls, most = self._space.ahead, target_s / self._num
+        return sum(longest_range(f + b, most) for f, b in zip(walls.forward_s, walls.backward_s, strict=True))
 
     def _grow(
         self, branches: _Branches, before: Floats, weights: Floats, after: int, budget_s: float
@@ -232,7 +247,7 @@ def _loops(
                     arrived[s + 1, i] = down[s]
         for t in range(num_microbatches):
             i = t + ahead[0]
-            if 0 <= i - 1 - lead and i < num_microbatches:
+            if i - 1 - lead >= 0 and i < num_microbatches:
                 again = left[i - 1 - lead] + loop_s[c]
                 if again > arrived[0, i]:
                     arrived[0, i] = again
@@ -283,7 +298,7 @@ def _arrays(
             forward(s, i)
     for t in range(num_microbatches):
         i = t + int(ahead[0])
-        if 0 <= i - 1 - lead and i < num_microbatches:
+        if i - 1 - lead >= 0 and i < num_microbatches:
             np.maximum(arrived[0][i], left[i - 1 - lead] + loop_s, out=arrived[0][i])
         for s in range(stages):
             if t + ahead[s] < num_microbatches:
@@ -301,4 +316,4 @@ def _arrays(
     return bound
 
 
-BOUNDS = Kernel(_loops, _arrays)
+BOUNDS: Kernel[[Floats, Floats, Floats, Ints, int, Floats, Floats, Floats, int], Floats] = Kernel(_loops, _arrays)

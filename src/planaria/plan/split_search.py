@@ -23,6 +23,7 @@ from planaria.plan.split_branches import BranchLook
 from planaria.plan.split_levels import ADVANCE, MAX_COUNTS, RELAX
 from planaria.plan.split_paths import path_weights
 from planaria.plan.split_space import Space, Split, Walls
+from planaria.plan.split_stretches import StretchLook
 
 ENUMERATE = 2_000
 """Splits up to which all are scored."""
@@ -38,10 +39,24 @@ _PASSES_FOR_ROUNDS = 8
 """Above it, the ways before and the ways behind are each made twice, the second time with the other's."""
 BUDGET = 4e6
 """States that the search for a bound may pass; it tries at least one step time."""
-_LOOKS = 10
+_LOOKS, _LOOKS_LARGE = 10, 2
+"""Closer looks at a step time, at most; in large spaces they are dear."""
+_LOOK = 6
+"""Of the budget, for each state, that a look needs."""
+_REMEMBERED = 3
+"""Stages that the closer look at what passes remembers."""
+_PER_STATE = 4e3
+"""Of the budget, for one state of a level of that look."""
+_BRANCH_LOOKS = 3
 """Of branch and bound, at most."""
-_EVENTS = 3e7
-"""That the branch and bound simulates, at most, with the budget above."""
+_EVENTS, _EVENTS_BESIDE_STRETCHES = 6e7, 4e6
+"""That the branch and bound simulates, at most, with the budget above: alone, and where closer looks follow it."""
+_SHARE_OF_LOOK = 0.6
+"""Of these, for one look."""
+_STATES_PER_BRANCHES = 16
+"""Of the budget, for each state, from which branch and bound may come to an end."""
+_EVENTS_PER_STATE = 6.0
+"""That take as long as what a look at a state needs before."""
 _EQUAL = 2e-3
 """Step times closer than this are taken for equal: the more even split is better for other numbers of microbatches."""
 _SLACK = 1e-9
@@ -95,7 +110,10 @@ class StepTimeSearch:
         self._stages = nodes * space.per_node if space.counts.tolist() == [1] else None
         quick = self._stages is not None or self._states <= _QUICK_STATES
         self._close = CLOSE if quick else CLOSE_LARGE
-        self._looks = _LOOKS
+        self._looks = _LOOKS if quick or budget > BUDGET else min(_LOOKS_LARGE, int(budget / (_LOOK * self._states)))
+        # Where stages run further ahead, stretches are rarely what is slow.
+        self._stretched = space.schedule is ScheduleKind.ONE_F_ONE_B
+        self._branches = budget >= _STATES_PER_BRANCHES * self._states
         self._enumerate_up_to = enumerate_up_to
         self._times: dict[Split, float] = {}
         self._advance = ADVANCE.form(compiled=compiled)
@@ -252,31 +270,48 @@ class StepTimeSearch:
         self._before = self._ways(self._space.ahead, cap)
         self._behind = self._ways(self._space.back, cap)
         low = max(float(self._before[-1, -1]), self._num * self._least_period()) * (1 - _SLACK)
-        return self._branch(self._planes_descend(low))
+        low = self._branch(self._planes_descend(low))
+        return self._stretches(low) if self._stretched else low
 
     def _branch(self, low: float) -> float:
         """The same by branch and bound, which sees all but what comes before the last stages."""
-        most_events = _EVENTS * self._budget / BUDGET
+        events = _EVENTS_BESIDE_STRETCHES if self._stretched else _EVENTS
+        most_events = events * self._budget / BUDGET if self._branches else 0.0
         look: BranchLook | None = None
         passed = np.inf
-        for number in range(self._looks):
+        for number in range(_BRANCH_LOOKS):
             best = min(passed, self._best())
             if best <= low * self._close or most_events <= 0:
                 break
             target = best / self._close if number == 0 else (low * best) ** 0.5
+            most_events -= _EVENTS_PER_STATE * self._states
             before = self._relevant(target)
             if before is None:
                 low = target
                 continue
             if look is None:
                 look = BranchLook(self._space, self._nodes, self._num, compiled=self._compiled)
-            found = look.run(target, self._close, before, self._stages, most_events)
+            found = look.run(target, self._close, before, self._stages, _SHARE_OF_LOOK * most_events)
             self._score(found.passed)
             most_events -= found.events
             if found.lower_bound_s:
                 low = max(low, found.lower_bound_s)
             else:
                 passed = target
+        return low
+
+    def _stretches(self, low: float) -> float:
+        """The same by the closer look at stretches of stages, which is quicker where there are many stages."""
+        passed = np.inf
+        for look in range(self._looks):
+            best = min(passed, self._best())
+            if best <= low * self._close:
+                break
+            target = self._best() / self._close if look == 0 else (low * best) ** 0.5
+            if self._try(target, rounds=2, look=True):
+                passed = target
+            else:
+                low = target
         return low
 
     def _relevant(self, target_s: float) -> list[Floats] | None:
@@ -321,7 +356,7 @@ class StepTimeSearch:
             plane = plane - walls.link_s[within]
         return plane
 
-    def _try(self, target_s: float, rounds: int) -> bool:
+    def _try(self, target_s: float, rounds: int, *, look: bool = False) -> bool:
         """Whether a split may have a step time of at most `target_s`; scores one that passes."""
         budget = target_s * (1 + _SLACK)
         whole = self._before + self._behind[::-1, ::-1] <= budget
@@ -334,7 +369,15 @@ class StepTimeSearch:
                 return False
         assert split is not None
         self._score([split])
-        return True
+        if self._times[split] <= target_s or not look:
+            return True
+        stretches = StretchLook(
+            self._space, self._nodes, self._num, remembered=_REMEMBERED, most_states=int(self._budget / _PER_STATE)
+        )
+        passes, split = stretches.run(budget, behind, self._stages)
+        if split is not None:
+            self._score([split])
+        return passes
 
     def _behind_planes(self, budget_s: float, before: list[Floats]) -> list[Floats]:
         """For each number of stages to go, the shortest ways from a state to the end, seen from the end.
