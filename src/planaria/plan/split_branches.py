@@ -185,7 +185,7 @@ class BranchLook:
     def _least(self, branches: _Branches, ways: Floats) -> Floats:
         """A rough bound, to choose by: the way there and back, and the slowest stage for the other microbatches."""
         slowest = (branches.forward_s + branches.backward_s).max(axis=1)
-        return ways + branches.way_s + (self._num - 1) * slowest
+        return np.asarray(ways + branches.way_s + (self._num - 1) * slowest)
 
     def _simulated(self, branches: _Branches, after: int) -> Floats:
         space, schedule = self._space, self._space.schedule
