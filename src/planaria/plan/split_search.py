@@ -49,11 +49,11 @@ _PER_STATE = 4e3
 """Of the budget, for one state of a level of that look."""
 _BRANCH_LOOKS = 3
 """Of branch and bound, at most."""
-_EVENTS, _EVENTS_BESIDE_STRETCHES = 6e7, 4e6
+_EVENTS, _EVENTS_BESIDE_STRETCHES = 6e7, 1e7
 """That the branch and bound simulates, at most, with the budget above: alone, and where closer looks follow it."""
 _SHARE_OF_LOOK = 0.6
 """Of these, for one look."""
-_STATES_PER_BRANCHES = 16
+_STATES_PER_BRANCHES = 22
 """Of the budget, for each state, from which branch and bound may come to an end."""
 _EVENTS_PER_STATE = 6.0
 """That take as long as what a look at a state needs before."""
