@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from planaria.plan.oobleck import OobleckSearch, objective_s
-from planaria.plan.profile import LayerTimes
+from planaria.plan.profile import LayerTimes, LinkCost, Links
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.split_search import StepTimeSearch
 from planaria.plan.split_space import make_space
@@ -42,6 +42,30 @@ def test_step_times_are_near_the_best_of_all_splits_and_never_under_the_bound() 
         worst, solved = max(worst, found.time_s / best), solved + 1
     assert solved > 600
     assert worst <= 1.005
+
+
+def test_bounds_hold_where_messages_take_as_long_as_stages_or_longer() -> None:
+    solved, slow = 0, 0
+    for number, instance in enumerate(instances(300, seed=7)):
+        links = Links(
+            within_node=LinkCost(latency_s=0.0, bandwidth_bytes_per_s=(2e3, 1e5)[number % 2]),
+            between_nodes=LinkCost(latency_s=0.0, bandwidth_bytes_per_s=(1e3, 200.0)[number % 3 == 0]),
+        )
+        instance = replace(instance, profile=msgspec.structs.replace(instance.profile, links=links))
+        splits = all_splits(instance)
+        searching = search(instance, compiled=True)
+        found = searching.run()
+        if found is None:
+            assert not splits
+            continue
+        times = {split: searching.time_s(split) for split in splits}
+        assert found.lower_bound_s <= min(times.values()) * (1 + 1e-9)
+        assert found.time_s <= min(times.values()) * 1.005
+        forwards, backwards, messages = make_space(instance.profile, instance.settings).rows([found.split])
+        slow += bool(messages.size and messages.max() > (forwards + backwards).max())
+        solved += 1
+    assert solved > 180
+    assert slow > 30
 
 
 def test_small_instances_are_solved_by_scoring_all_splits() -> None:

@@ -19,6 +19,7 @@ import numpy as np
 from planaria.plan.chain import Floats, Ints, charged, times_s
 from planaria.plan.compiled import compile_pays
 from planaria.plan.plan import ScheduleKind
+from planaria.plan.split_branches import BranchLook
 from planaria.plan.split_levels import ADVANCE, MAX_COUNTS, RELAX
 from planaria.plan.split_paths import path_weights
 from planaria.plan.split_space import Space, Split, Walls
@@ -46,6 +47,16 @@ _REMEMBERED = 3
 """Stages that the closer look at what passes remembers."""
 _PER_STATE = 4e3
 """Of the budget, for one state of a level of that look."""
+_BRANCH_LOOKS = 3
+"""Of branch and bound, at most."""
+_EVENTS, _EVENTS_BESIDE_STRETCHES = 6e7, 1e7
+"""That the branch and bound simulates, at most, with the budget above: alone, and where closer looks follow it."""
+_SHARE_OF_LOOK = 0.6
+"""Of these, for one look."""
+_STATES_PER_BRANCHES = 22
+"""Of the budget, for each state, from which branch and bound may come to an end."""
+_EVENTS_PER_STATE = 6.0
+"""That take as long as what a look at a state needs before."""
 _EQUAL = 2e-3
 """Step times closer than this are taken for equal: the more even split is better for other numbers of microbatches."""
 _SLACK = 1e-9
@@ -100,6 +111,9 @@ class StepTimeSearch:
         quick = self._stages is not None or self._states <= _QUICK_STATES
         self._close = CLOSE if quick else CLOSE_LARGE
         self._looks = _LOOKS if quick or budget > BUDGET else min(_LOOKS_LARGE, int(budget / (_LOOK * self._states)))
+        # Where stages run further ahead, stretches are rarely what is slow.
+        self._stretched = space.schedule is ScheduleKind.ONE_F_ONE_B
+        self._branches = budget >= _STATES_PER_BRANCHES * self._states
         self._enumerate_up_to = enumerate_up_to
         self._times: dict[Split, float] = {}
         self._advance = ADVANCE.form(compiled=compiled)
@@ -132,6 +146,7 @@ class StepTimeSearch:
         self._sweep()
         if not self._times:
             return None
+        self._improve(0.0)
         low = self._descend()
         self._improve(low)
         return self._found(low)
@@ -255,7 +270,38 @@ class StepTimeSearch:
         self._before = self._ways(self._space.ahead, cap)
         self._behind = self._ways(self._space.back, cap)
         low = max(float(self._before[-1, -1]), self._num * self._least_period()) * (1 - _SLACK)
-        low = self._planes_descend(low)
+        low = self._branch(self._planes_descend(low))
+        return self._stretches(low) if self._stretched else low
+
+    def _branch(self, low: float) -> float:
+        """The same by branch and bound, which sees all but what comes before the last stages."""
+        events = _EVENTS_BESIDE_STRETCHES if self._stretched else _EVENTS
+        most_events = events * self._budget / BUDGET if self._branches else 0.0
+        look: BranchLook | None = None
+        passed = np.inf
+        for number in range(_BRANCH_LOOKS):
+            best = min(passed, self._best())
+            if best <= low * self._close or most_events <= 0:
+                break
+            target = best / self._close if number == 0 else (low * best) ** 0.5
+            most_events -= _EVENTS_PER_STATE * self._states
+            before = self._relevant(target)
+            if before is None:
+                low = target
+                continue
+            if look is None:
+                look = BranchLook(self._space, self._nodes, self._num, compiled=self._compiled)
+            found = look.run(target, self._close, before, self._stages, _SHARE_OF_LOOK * most_events)
+            self._score(found.passed)
+            most_events -= found.events
+            if found.lower_bound_s:
+                low = max(low, found.lower_bound_s)
+            else:
+                passed = target
+        return low
+
+    def _stretches(self, low: float) -> float:
+        """The same by the closer look at stretches of stages, which is quicker where there are many stages."""
         passed = np.inf
         for look in range(self._looks):
             best = min(passed, self._best())
@@ -267,6 +313,14 @@ class StepTimeSearch:
             else:
                 low = target
         return low
+
+    def _relevant(self, target_s: float) -> list[Floats] | None:
+        """The shortest ways to each state of splits that may have a step time of at most `target_s`, if some may."""
+        budget = target_s * (1 + _SLACK)
+        whole = self._before + self._behind[::-1, ::-1] <= budget
+        behind = self._behind_planes(budget, [np.where(whole, self._before, np.inf)])
+        before, split = self._before_planes(budget, behind)
+        return None if split is None else before
 
     def _planes_descend(self, low: float) -> float:
         """The same with the planes only, which are quick but blind for stretches of stages; `low` has none for sure."""
