@@ -167,7 +167,19 @@ def test_what_is_missing_or_contradicts_is_said_in_one_line(
     assert "Traceback" not in refused.stderr
 
 
-def test_a_job_says_itself_how_many_nodes_there_are(profile: Path) -> None:
-    refused = run(profile, "--nodes", "3")
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        (("--nodes", "3"), "cluster.nodes"),
+        (("--devices-per-node", "1"), "cluster.devices_per_node"),
+        (("--min-nodes", "2"), "resilience.min_nodes_per_pipeline"),
+        (("--schedule", "1f1b"), "cluster.schedule"),
+        (("--recompute",), "train.activation_checkpointing"),
+    ],
+)
+def test_what_a_job_file_has_fields_for_is_not_an_option_beside_it(
+    arguments: tuple[str, ...], field: str, profile: Path
+) -> None:
+    refused = run(profile, *arguments)
     assert refused.exit_code == 2
-    assert "--set cluster.nodes" in refused.stderr
+    assert f"--set {field}=" in refused.stderr

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from planaria import api
 from planaria.cli.plan_view import Subject, subject_of, subject_of_profile
@@ -22,6 +23,20 @@ from planaria.plan.settings import Objective, PlannerSettings
 
 if TYPE_CHECKING:
     from planaria.job.settings import Job
+
+
+_OF_THE_JOB = {
+    "nodes": "cluster.nodes",
+    "devices_per_node": "cluster.devices_per_node",
+    "fault_tolerance": "resilience.fault_tolerance",
+    "global_batch": "train.global_batch",
+    "microbatch": "train.microbatch",
+    "memory_gb": "cluster.memory_gb",
+    "min_nodes": "resilience.min_nodes_per_pipeline",
+    "schedule": "cluster.schedule",
+    "recompute": "train.activation_checkpointing",
+}
+"""Options that a job file has fields for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +107,13 @@ def from_job(
     Raises:
         UserError: an option that only a plan without a job takes, or a job that cannot be planned.
     """
-    if wanted.nodes is not None or wanted.global_batch is not None or wanted.microbatch is not None:
-        raise click.UsageError("A JOB says how many nodes and samples there are. Change it by --set cluster.nodes=N.")
+    context = click.get_current_context()
+    given = [name for name in _OF_THE_JOB if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    if given:
+        raise click.UsageError(
+            f"--{given[0].replace('_', '-')} is for plans without a JOB. Change the job's field, for instance by "
+            f"--set {_OF_THE_JOB[given[0]]}=..."
+        )
     job = api.load_job(path, overrides)
     report, costs = _report(job, path.resolve().parent, profile_file, wanted.search, measure=measure)
     return subject_of(job, costs), report
