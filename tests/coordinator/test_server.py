@@ -24,6 +24,7 @@ from planaria.plan.settings import PlannerSettings
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.events import Finish
+from planaria.protocol.liveness import Limits
 from planaria.protocol.messages import (
     MAX_FRAME_BYTES,
     PROTOCOL_VERSION,
@@ -114,7 +115,7 @@ class Client:
 class Running:
     """A server in a thread of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, limits: Limits = Limits()) -> None:  # noqa: B008 (frozen)
         planner = PlannerSettings(num_microbatches=6, fault_tolerance=1, num_nodes=NODES, devices_per_node=DEVICES)
         profile = uniform_profile(2)
         settings = RunSettings(
@@ -134,7 +135,9 @@ class Running:
         self._told = threading.Condition()
         self.journal = Journal(folder / "journal.sqlite")
         self.journal.start()
-        self.server = Server(self.machine, TOKEN, self.journal, self.nodes, [self._observe], lambda command: None)
+        self.server = Server(
+            self.machine, TOKEN, self.journal, self.nodes, [self._observe], lambda command: None, limits
+        )
         self.address = self.server.start("127.0.0.1", 0)
         self.finish: Finish | None = None
         self.error: BaseException | None = None
@@ -302,6 +305,18 @@ def test_a_worker_that_is_cut_off_from_a_live_peer_is_lost(running: Running) -> 
     clients[0].send(CutOff(peer=WorkerId(3)))
     lost = running.wait_for(NodeLost, 2)
     assert (lost.node, lost.cause) == (0, "cut off from worker 3"), "that 4 is out of reach was no news"
+
+
+def test_a_node_that_never_joins_is_lost_and_the_others_begin(tmp_path: Path) -> None:
+    running = Running(tmp_path, Limits(join_s=0.3))
+    try:
+        clients = running.join(*range(4))
+        lost = running.wait_for(NodeLost)
+        assert lost.node == 2
+        assert lost.cause.startswith("did not join within")
+        assert isinstance(clients[0].receive(), PlanMessage)
+    finally:
+        running.close()
 
 
 def test_both_devices_of_a_node_die_at_once(running: Running) -> None:

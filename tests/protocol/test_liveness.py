@@ -49,6 +49,16 @@ def test_who_waited_for_a_lost_worker_is_not_to_blame(liveness: Liveness) -> Non
     assert hung(liveness, 5.9) == []
 
 
+def test_who_does_not_join_is_late() -> None:
+    liveness = Liveness(Limits(join_s=5.0))
+    for number in range(3):
+        liveness.started(worker(number), 10.0)
+    liveness.joined(worker(1), 12.0)
+    liveness.forget(worker(2), 13.0)
+    assert list(liveness.late(15.0)) == []
+    assert [number for number, _ in liveness.late(15.1)] == [0]
+
+
 def test_a_judge_that_was_away_blames_nobody(liveness: Liveness) -> None:
     liveness.felt(worker(0), pulse(Activity.COMPUTING), 0.0)
     liveness.excuse(100.0)

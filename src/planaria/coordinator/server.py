@@ -171,6 +171,8 @@ class Server:
 
     def run(self) -> Finish | None:
         """Serve until the run is over; None when it was aborted."""
+        for number in range(self._machine.settings.num_nodes):
+            self._await(NodeId(number))
         self._nodes_told(None)  # of whoever died while the others were started, and was heard of then
         while self._finished is None:
             for key, _ in self._selector.select(timeout=TICK_S):
@@ -321,6 +323,7 @@ class Server:
                 for node in added:
                     self._next_node = node + 1
                     self._add_node(node)
+                    self._await(node)
                 self._nodes_told(None)
                 return True, f"node{'s' if len(added) > 1 else ''} {', '.join(map(str, added))} started"
 
@@ -344,6 +347,12 @@ class Server:
         if node not in self._evicted:
             self._handle(NodeGone(node, cause))
 
+    def _await(self, node: NodeId) -> None:
+        """The node was started; workers that have joined already are not waited for."""
+        for worker in self._workers_of(node):
+            if worker not in self._connections and node not in self._evicted:
+                self._liveness.started(worker, time.monotonic())
+
     def _judge(self) -> None:
         """Lose the nodes whose workers are silent or hang."""
         now = time.monotonic()
@@ -357,6 +366,8 @@ class Server:
             node = NodeId(worker // devices)
             if self._liveness.is_gone(silence_s, runnable=self._nodes.is_runnable(node)):
                 self._lose(node, f"silent for {silence_s:.1f} s")
+        for worker, waited_s in list(self._liveness.late(now)):
+            self._lose(NodeId(worker // devices), f"did not join within {waited_s:.0f} s")
         expected = self._machine.expectation
         for worker, cause in list(self._liveness.hung(now, expected.instruction_s, expected.step_s)):
             self._lose(NodeId(worker // devices), cause)
@@ -418,9 +429,14 @@ class Server:
     def _evict(self, node: NodeId) -> None:
         self._evicted.add(node)
         self._nodes.kill(node)
-        for worker in [w for w in self._connections if w // self._machine.settings.devices_per_node == node]:
-            self._close(self._connections.pop(worker))
+        for worker in self._workers_of(node):
+            if worker in self._connections:
+                self._close(self._connections.pop(worker))
             self._liveness.forget(worker, time.monotonic())
+
+    def _workers_of(self, node: NodeId) -> list[WorkerId]:
+        devices = self._machine.settings.devices_per_node
+        return [WorkerId(node * devices + device) for device in range(devices)]
 
     def _close(self, connection: Connection) -> None:
         self._selector.unregister(connection.socket)

@@ -52,6 +52,7 @@ class Limits:
         least_s: in one instruction, at least.
         factor: and so many times the instruction's expected duration.
         busy_s: in something that no estimate is made of.
+        join_s: between its start and its first message.
     """
 
     silence_s: float = 1.0
@@ -59,6 +60,7 @@ class Limits:
     least_s: float = 1.0
     factor: float = 3.0
     busy_s: float = 120.0
+    join_s: float = 120.0
 
 
 @dataclass(slots=True)
@@ -75,13 +77,26 @@ class Liveness:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._seen: dict[WorkerId, _Seen] = {}
+        self._awaited: dict[WorkerId, float] = {}
+
+    def started(self, worker: WorkerId, now: float) -> None:
+        """Its process was started, and should join soon."""
+        self._awaited[worker] = now
+
+    def late(self, now: float) -> Iterator[tuple[WorkerId, float]]:
+        """Workers that were started longer than `join_s` ago and have not joined, and how long ago."""
+        for worker, since in sorted(self._awaited.items()):
+            if now - since > self._limits.join_s:
+                yield worker, now - since
 
     def joined(self, worker: WorkerId, now: float) -> None:
+        self._awaited.pop(worker, None)
         self._seen[worker] = _Seen(now, Pulse(activity=Activity.BUSY, progress=0), now)
 
     def forget(self, worker: WorkerId, now: float) -> None:
         """The worker is lost. Who waited for it is not to blame: the others' time begins anew."""
         self._seen.pop(worker, None)
+        self._awaited.pop(worker, None)
         for seen in self._seen.values():
             seen.since = now
 
