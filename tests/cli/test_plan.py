@@ -141,7 +141,7 @@ def test_without_a_job_a_profile_and_options_are_enough(profile: Path) -> None:
 def test_every_schedule_and_objective_can_be_asked_for(schedule: ScheduleKind, objective: str, profile: Path) -> None:
     result = from_profile(
         profile, "--nodes", "4", "--global-batch", "16", "--min-nodes", "2", "--schedule", schedule.value,
-        "--objective", objective, "--powers-of-two", "--no-overlap", "--thorough", "--recompute",
+        "--objective", objective, "--powers-of-two", "--no-overlap", "--thorough", "--recompute", "--shadows",
     )  # fmt: skip
     assert result.exit_code == 0, result.stderr
 

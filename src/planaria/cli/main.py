@@ -173,6 +173,7 @@ def _exit_code(status: str) -> int:
 @click.option("--objective", type=click.Choice(_OBJECTIVES), help="What templates are made for.  [default: steptime]")
 @click.option("--powers-of-two", is_flag=True, help="Stages have 1, 2, 4, ... devices only.")
 @click.option("--no-overlap", is_flag=True, help="A message occupies its sender.")
+@click.option("--shadows", is_flag=True, help="Every worker has room for a shadow of its successor's state.")
 @click.option("--thorough", is_flag=True, help="Search templates for seconds, not tenths of one.")
 def plan(
     job: Path | None,

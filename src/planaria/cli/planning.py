@@ -56,6 +56,7 @@ class Wanted:
     powers_of_two: bool
     no_overlap: bool
     thorough: bool
+    shadows: bool
 
     @property
     def search(self) -> dict[str, Any]:
@@ -65,6 +66,7 @@ class Wanted:
             "powers_of_two": self.powers_of_two,
             "overlap": not self.no_overlap,
             "thorough": self.thorough,
+            "shadows": self.shadows,
         }
 
 

@@ -34,6 +34,8 @@ class PlannerSettings:
         overlap: whether messages travel beside the sender's compute; else a send occupies the sender.
         thorough: whether templates are searched for with a twentyfold budget, where their bounds are not close: large
             ones then take seconds, not tenths of one.
+        shadows: whether each worker also holds a shadow of its successor's state, the last one of the first's (Bamboo,
+            section 5): templates leave room for it.
         microbatch_range: templates serve a pipeline's share from the first to the second number of microbatches; None:
             the one number `microbatches_per_pipeline`.
     """
@@ -49,6 +51,7 @@ class PlannerSettings:
     powers_of_two: bool = False
     overlap: bool = True
     thorough: bool = False
+    shadows: bool = False
     microbatch_range: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:

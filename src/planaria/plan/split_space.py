@@ -179,8 +179,11 @@ class Space:
                     yield from self._walks(left - devices, used + devices, end, (*before, (end, devices)))
 
 
-def make_space(profile: ModelProfile, settings: PlannerSettings) -> Space:
-    """The arrays of a profile under a job's settings; memory limits as for the largest share of microbatches."""
+def make_space(profile: ModelProfile, settings: PlannerSettings, largest_state: int | None = None) -> Space:
+    """The arrays of a profile under a job's settings; memory limits as for the largest share of microbatches.
+
+    With `largest_state`, no stage has more bytes of state, and each has room for so many of another's.
+    """
     usable = [
         d
         for d in profile.device_counts
@@ -199,7 +202,7 @@ def make_space(profile: ModelProfile, settings: PlannerSettings) -> Space:
             forward_s=_prefix([[t.forward_s for t in row] for row in times], profile.num_layers),
             backward_s=_prefix([[t.backward_s for t in row] for row in times], profile.num_layers),
             link_s=np.array([[costs.link_s(at, same_node=same) for at in boundaries] for same in (False, True)]),
-            limit=_limits(profile, settings, usable),
+            limit=_limits(profile, settings, usable, largest_state),
         ),
     )
 
@@ -211,7 +214,7 @@ def _prefix(rows: Sequence[Sequence[float]], num_layers: int) -> Floats:
     return sums
 
 
-def _limits(profile: ModelProfile, settings: PlannerSettings, usable: Sequence[int]) -> Ints:
+def _limits(profile: ModelProfile, settings: PlannerSettings, usable: Sequence[int], largest_state: int | None) -> Ints:
     """For each device count, first and end layer: how many stages may follow."""
     size = profile.num_layers + 1
     limits = np.full((len(usable), size, size), ALWAYS, dtype=np.int64)
@@ -226,6 +229,8 @@ def _limits(profile: ModelProfile, settings: PlannerSettings, usable: Sequence[i
     ]
     for place, devices in enumerate(usable):
         room = (settings.memory_bytes - profile.device.process_bytes) * devices - state - workspace
+        if largest_state is not None:
+            room = np.where(state <= largest_state, room - largest_state, -1)
         flight = np.where(activations > 0, room // np.maximum(activations, 1), share)
         # in_flight grows with the stages after, so the most of them is where it first passes what there is room for.
         follow = np.searchsorted(flights, np.minimum(flight, share), side="right") - 1

@@ -7,6 +7,7 @@ work.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -80,7 +81,53 @@ def make_templates(profile: ModelProfile, settings: PlannerSettings) -> tuple[Te
     Raises:
         PlanError: the model does not fit, or f + 1 replicas do not.
     """
-    space = make_space(profile, settings)
+    return _with_shadows(profile, settings) if settings.shadows else _make(profile, settings, None)
+
+
+def _with_shadows(profile: ModelProfile, settings: PlannerSettings) -> tuple[Template, ...]:
+    """The best of those whose stages have at most so much state, each with room for as much of another's, for several
+    such limits. A template for which only uneven states would fit may be missed; bounds are those without shadows.
+    """
+    plain = _make(profile, dataclasses.replace(settings, shadows=False), None)
+    found: dict[int, Template] = {}
+    for largest_state in _largest_states(profile):
+        try:
+            made = _make(profile, settings, largest_state)
+        except PlanError:
+            continue  # not with this limit
+        for template in made:
+            before = found.get(template.num_nodes)
+            if before is None or template.objective_s < before.objective_s:
+                found[template.num_nodes] = template
+    if not found:
+        raise PlanError(
+            f"No split onto {_count(settings.num_nodes, 'node')} leaves every worker room for a shadow of its "
+            f"successor's state on devices of {_size(settings.memory_bytes)}. Use more nodes or devices with more "
+            "memory, or plan without shadows."
+        )
+    most = settings.num_nodes - settings.fault_tolerance * min(found)
+    bounds = {template.num_nodes: template.lower_bound_s for template in plain}
+    return tuple(
+        dataclasses.replace(found[nodes], lower_bound_s=bounds.get(nodes, 0.0))
+        for nodes in sorted(found)
+        if nodes <= most
+    )
+
+
+_STATE_LIMITS = 10
+
+
+def _largest_states(profile: ModelProfile) -> list[int]:
+    """Limits on a stage's state worth a try, from the largest layer's to the model's, in equal ratios."""
+    costs = StageCosts(profile)
+    least = max(costs.state_bytes(layer, layer + 1) for layer in range(profile.num_layers))
+    most = costs.state_bytes(0, profile.num_layers)
+    ratio = (most / max(least, 1)) ** (1 / (_STATE_LIMITS - 1))
+    return sorted({least, most, *(round(least * ratio**step) for step in range(_STATE_LIMITS))})
+
+
+def _make(profile: ModelProfile, settings: PlannerSettings, largest_state: int | None) -> tuple[Template, ...]:
+    space = make_space(profile, settings, largest_state)
     smallest, fitting = _node_counts(profile, settings, space)
     check_replicas(settings.num_nodes, smallest, settings.fault_tolerance)
     most = settings.num_nodes - settings.fault_tolerance * smallest
@@ -97,6 +144,8 @@ def minimum_nodes(profile: ModelProfile, settings: PlannerSettings) -> int:
     Raises:
         PlanError: the model does not fit on any number of nodes.
     """
+    if settings.shadows:
+        return make_templates(profile, settings)[0].num_nodes
     return _node_counts(profile, settings, make_space(profile, settings))[0]
 
 
