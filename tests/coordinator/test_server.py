@@ -286,8 +286,14 @@ def test_another_version_is_told_why(running: Running) -> None:
         (MAX_FRAME_BYTES + 1).to_bytes(4, "big"),
         raw(GOOD),
         control_frame(msgspec.msgpack.encode({"type": "stop", "reason": "a worker says this to nobody"})),
+        control_frame(msgspec.msgpack.encode({"type": "notice", "grace_s": float("nan"), "cause": "x"})),
+        control_frame(
+            msgspec.msgpack.encode(
+                {"type": "report", "generation": 1, "step": 1, "ledger": {"masks": ["zz"]}, "held": [0]}
+            )
+        ),
     ],
-    ids=["bytes", "deep", "too long", "a second hello", "not a worker's message"],
+    ids=["bytes", "deep", "too long", "a second hello", "not a worker's message", "no time", "no ledger"],
 )
 def test_a_worker_that_talks_nonsense_is_lost(data: bytes, running: Running) -> None:
     clients = running.join_all()

@@ -27,9 +27,11 @@ from planaria.coordinator.connection import HELLO_LIMIT_BYTES, Connection
 from planaria.job.errors import UserError
 from planaria.job.parse import job_from_json, job_from_table, job_json, parse_job
 from planaria.job.settings import Job
+from planaria.plan.ledger import Mask
 from planaria.protocol.messages import (
     FromWorker,
     SavedGroup,
+    Seconds,
     ToWorker,
     decode_from_worker,
     decode_to_worker,
@@ -53,6 +55,10 @@ DECODERS: dict[str, tuple[Callable[[bytes], Any], Any]] = {
 
 def anything(expected: Any, draw: random.Random) -> Any:
     """Of a type that messages are made of."""
+    if expected == Seconds:
+        return draw.choice([0.0, 1.5, 1e9])
+    if expected == Mask:
+        return draw.choice(["0", "ff"])
     origin, arguments = typing.get_origin(expected), typing.get_args(expected)
     if hasattr(expected, "__supertype__"):
         return anything(expected.__supertype__, draw)
@@ -79,7 +85,7 @@ def anything(expected: Any, draw: random.Random) -> Any:
 
 @functools.cache
 def _hints(expected: type[msgspec.Struct]) -> dict[str, Any]:
-    hints = typing.get_type_hints(expected)
+    hints = typing.get_type_hints(expected, include_extras=True)
     return {field.name: hints[field.name] for field in msgspec.structs.fields(expected)}
 
 

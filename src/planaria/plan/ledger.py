@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Annotated
 
 import msgspec
+
+Mask = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]+$", max_length=1 << 16)]
 
 
 class Ledger(msgspec.Struct, frozen=True):
@@ -14,7 +17,7 @@ class Ledger(msgspec.Struct, frozen=True):
         masks: entry l holds bit m when microbatch m is counted for layer l.
     """
 
-    masks: tuple[str, ...]
+    masks: tuple[Mask, ...]
 
     @classmethod
     def of(cls, counted: Iterable[Iterable[int]]) -> Ledger:

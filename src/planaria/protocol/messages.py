@@ -7,7 +7,7 @@ when a worker says hello.
 from __future__ import annotations
 
 import enum
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -16,6 +16,9 @@ from planaria.plan.plan import Plan, WorkerId
 from planaria.protocol.liveness import Pulse
 
 PROTOCOL_VERSION = 1
+
+Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
+"""From outside: a number, not below zero, and no infinity."""
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 """Longest control message that is read; a longer one is refused before memory is taken for it."""
@@ -124,7 +127,7 @@ class Alive(Message, frozen=True, kw_only=True, tag="alive"):
 class Notice(Message, frozen=True, kw_only=True, tag="notice"):
     """This worker's node will go away in `grace_s` seconds (a preemption notice, a SIGTERM): hand its work over."""
 
-    grace_s: float
+    grace_s: Seconds
     cause: str
 
 

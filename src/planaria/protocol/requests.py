@@ -6,7 +6,7 @@ import enum
 
 import msgspec
 
-from planaria.protocol.messages import decoded
+from planaria.protocol.messages import Seconds, decoded
 
 
 class Wish(enum.StrEnum):
@@ -36,7 +36,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request", tag_fiel
     wish: Wish
     node: int = -1
     count: int = 1
-    grace_s: float = 0.0
+    grace_s: Seconds = 0.0
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
