@@ -243,6 +243,7 @@ class Cluster:
         self.workers = [Worker(self, WorkerId(number)) for number in range(nodes * per_node)]
         self.connected = {worker.number for worker in self.workers}
         self._evicted: set[int] = set()
+        self._released: set[int] = set()
         for worker in self.workers[: job.cluster.nodes * per_node]:
             self.at(self.vary(self.weather.control_s), worker.start)
         for kill in kills:
@@ -293,7 +294,7 @@ class Cluster:
 
     def _outcome(self) -> Outcome:
         assert self.finish is not None
-        saved = self.machine.last_checkpoint
+        saved = self.machine.checkpoints.last
         weights = None
         if saved is not None and saved.step == self.machine.step - 1:
             weights = weights_sha256(Path(saved.folder), read_manifest(Path(saved.folder)))
@@ -370,8 +371,11 @@ class Cluster:
 
     def _gone(self, worker: Worker, cause: str) -> None:
         node = worker.node
+        if node in self._released and cause == "process killed":
+            return  # what it said before is still to be heard
         self.connected.discard(worker.number)
-        if node not in self._evicted:
+        is_last = not any(other.number in self.connected for other in self.workers_of(node))
+        if node not in self._evicted or (node in self._released and is_last):
             self.handle(NodeGone(NodeId(node), cause))
 
     def received(self, worker: Worker, data: bytes) -> None:
@@ -423,6 +427,7 @@ class Cluster:
                 self.handle(ManifestWritten(step, folder, 0.0))
             case Release(node):
                 self._evicted.add(node)
+                self._released.add(node)
             case Finish():
                 self.note(f"finish: {command}")
                 self.finish = command

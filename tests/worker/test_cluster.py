@@ -36,6 +36,7 @@ from planaria.protocol.records import (
     CheckpointSaved,
     NodeLost,
     NodeReleased,
+    Note,
     PlanTaken,
     Recovered,
     Restored,
@@ -358,3 +359,19 @@ def test_with_too_few_nodes_the_job_waits_for_others(laboratory: Laboratory) -> 
     assert [saved.step for saved in outcome.of(CheckpointSaved)] == [2, 6]
     assert not outcome.of(Restored), "the survivor kept its state"
     assert outcome.finish.status is RunStatus.COMPLETED
+
+
+def test_a_node_that_is_killed_after_its_release_holds_no_checkpoint_up(laboratory: Laboratory) -> None:
+    """What it was still to write is given up, and later steps are saved."""
+    given_up = 0
+    for seed in range(12):
+        job = job_of(nodes=4, depth=2, steps=9, microbatches=4, checkpoint_every=1, source=str(laboratory.source))
+        visits = (Visit(node=1, after="StepCommitted", nth=2, grace_s=60.0),)
+        kills = (Kill(node=1, at="after NodeReleased"),)
+        schedule = Schedule(seed=seed, job=job, kills=kills, visits=visits, weather=Weather(), stop_at_s=None)
+        outcome = laboratory.run(schedule)
+        assert outcome.finish.status is RunStatus.COMPLETED
+        (released,) = outcome.of(NodeReleased)
+        assert any(saved.step >= released.step for saved in outcome.of(CheckpointSaved)[:-1])
+        given_up += any("a node was lost that wrote it" in note.text for note in outcome.of(Note))
+    assert given_up >= 1

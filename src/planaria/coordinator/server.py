@@ -131,6 +131,7 @@ class Server:
         self._selector = selectors.DefaultSelector()
         self._connections: dict[WorkerId, Connection] = {}
         self._evicted: set[NodeId] = set()
+        self._released: set[NodeId] = set()
         self._finished: Finish | None = None
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wishes: list[str] = []
@@ -341,7 +342,10 @@ class Server:
         if worker is not None and self._connections.get(worker) is connection:
             del self._connections[worker]
             self._liveness.forget(worker, time.monotonic())
-            self._lose(NodeId(worker // self._machine.settings.devices_per_node), cause)
+            node = NodeId(worker // self._machine.settings.devices_per_node)
+            self._lose(node, cause)
+            if node in self._released and self._connections.keys().isdisjoint(self._workers_of(node)):
+                self._handle(NodeGone(node, cause))  # what it said before it went has been heard
 
     def _lose(self, node: NodeId, cause: str) -> None:
         if node not in self._evicted:
@@ -368,7 +372,7 @@ class Server:
                 self._lose(node, f"silent for {silence_s:.1f} s")
         for worker, waited_s in list(self._liveness.late(now)):
             self._lose(NodeId(worker // devices), f"did not join within {waited_s:.0f} s")
-        expected = self._machine.expectation
+        expected = self._machine.timing.expectation
         for worker, cause in list(self._liveness.hung(now, expected.instruction_s, expected.step_s)):
             self._lose(NodeId(worker // devices), cause)
 
@@ -398,6 +402,7 @@ class Server:
                 self._evict(node)
             case Release(node):
                 self._evicted.add(node)
+                self._released.add(node)
             case WriteManifest(step, folder, _, _):
                 began = time.monotonic()
                 try:

@@ -292,7 +292,7 @@ class _Run:
             duplicated_microbatches=machine.duplicated,
             skipped_steps=len(machine.skipped_steps),
         )
-        saved = machine.last_checkpoint
+        saved = machine.checkpoints.last
         digest = None
         if saved is not None and saved.step == ended.steps:
             folder = Path(saved.folder)

@@ -7,10 +7,8 @@ socket, no clock, no file and no policy of its own: plans come from the policy t
 from __future__ import annotations
 
 import enum
-import statistics
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -74,7 +72,6 @@ from planaria.protocol.records import (
     NodeLost,
     NodeReleased,
     Note,
-    PlanMeasured,
     Recovered,
     Restored,
     RunEnded,
@@ -84,15 +81,11 @@ from planaria.protocol.records import (
 from planaria.protocol.recovery import OpenRecovery
 from planaria.protocol.requests import RunState
 from planaria.protocol.salvage import Salvage
-from planaria.protocol.saving import NobodyHolds, Saving
+from planaria.protocol.saving import Checkpoints, NobodyHolds
 from planaria.protocol.settings import CheckpointRef, RunSettings
+from planaria.protocol.standing import Standing
 from planaria.protocol.telling import not_finite, plan_taken, shapes, step_committed
-
-UNMEASURED_S = 10.0
-"""What an instruction may take before anything was measured, beside its estimate."""
-
-MEASURED_STEPS = 64
-"""Of a plan's steps, how many of the last are held against its estimate."""
+from planaria.protocol.timing import Timing
 
 
 class Phase(enum.StrEnum):
@@ -120,17 +113,6 @@ class Purpose(enum.StrEnum):
     GO_ON = "go on"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expectation:
-    """How long the longest instruction of the plan in force and a step should take, in seconds.
-
-    Estimated, and made longer as the run's steps show that this machine needs longer.
-    """
-
-    instruction_s: float
-    step_s: float
-
-
 class ProtocolError(AssertionError):
     """An event that the table does not allow, or counts that do not add up: our own mistake, never the user's."""
 
@@ -141,7 +123,8 @@ class Coordinator:
     Attributes:
         step: the step in progress; every earlier one is committed.
         plan: in force; None until the workers have joined.
-        last_checkpoint: the newest whole one.
+        checkpoints: the last whole one, and the one under way.
+        timing: of steps, beside their estimates.
         skipped: contributions that a commit lacked (0, or the machine stopped itself).
         duplicated: contributions that a commit had twice (likewise).
         skipped_steps: that were committed without being applied.
@@ -152,7 +135,8 @@ class Coordinator:
         self.policy = policy
         self.phase = Phase.GATHERING
         self.step = settings.first_step
-        self.last_checkpoint = settings.resume
+        self.checkpoints = Checkpoints(settings.checkpoint_root, settings.checkpoint_every, settings.resume)
+        self.timing = Timing()
         self.skipped = 0
         self.duplicated = 0
         self.skipped_steps: set[int] = set()
@@ -160,29 +144,16 @@ class Coordinator:
         self._generation = 0
         self._exponents = self._exponents_of(settings.resume)
         self._members = Membership(settings.num_nodes, settings.devices_per_node)
-        self._placed: frozenset[NodeId] = frozenset()
-        self._newcomers: set[NodeId] = set()
-        self._noticed_at: dict[NodeId, float] = {}
-        self._needed: set[NodeId] = set()
-        """Nodes that gave notice and cannot be done without: they stay for as long as they live."""
-        self._is_warming = False
+        self._standing = Standing()
         self._waiting: str | None = None
         self._unready: set[WorkerId] = set()
         self._ballot: Ballot | None = None
         self._salvage = Salvage()
-        self._saving: Saving | None = None
-        """The checkpoint under way: beside training, or (phase saving) while everybody waits for it."""
-        self._orders = 0
         self._recovery: OpenRecovery | None = None
         self._stopping = False
         self._ending: tuple[RunStatus, str] | None = None
         self._now = 0.0
         self._step_began = 0.0
-        self._measured: deque[float] = deque(maxlen=MEASURED_STEPS)
-        self._estimated_s = 0.0
-        self._longest_s = 0.0
-        self._stretch = 0.0
-        """How many times longer than estimated steps take; 0: not known."""
         self.history: deque[str] = deque(maxlen=64)
 
     def handle(self, event: Event, now: float) -> tuple[Command, ...]:
@@ -216,19 +187,6 @@ class Coordinator:
             generation=plan.generation if plan is not None else 0,
         )
 
-    @property
-    def expectation(self) -> Expectation:
-        if self._plan is None:
-            return Expectation(instruction_s=UNMEASURED_S, step_s=UNMEASURED_S)
-        if not self._measured and not self._stretch:
-            # Nothing is known of this machine yet, and first times are slow.
-            return Expectation(instruction_s=UNMEASURED_S + self._longest_s, step_s=UNMEASURED_S + self._estimated_s)
-        if self._measured and self._estimated_s > 0:
-            self._stretch = max(1.0, statistics.median(self._measured) / self._estimated_s)
-        return Expectation(
-            instruction_s=self._longest_s * self._stretch, step_s=max(self._estimated_s * self._stretch, 0.0)
-        )
-
     def _ignore(self, event: Event) -> list[Command]:
         return []
 
@@ -251,7 +209,7 @@ class Coordinator:
         if not self._members.join(event.worker, event.data_address):
             return []
         node = self._members.node_of(event.worker)
-        self._newcomers.add(node)
+        self._standing.newcomers.add(node)
         joined: list[Command] = [Publish(NodeJoined(node=node, live_nodes=len(self._members.nodes)))]
         return joined + (self._try_again() if self.phase is Phase.WAITING else [])
 
@@ -280,7 +238,7 @@ class Coordinator:
 
     def _lost_in_step(self, event: NodeGone) -> list[Command]:
         if event.node in self._members.gone:
-            return []
+            return self._lose_writers(event.node)
         commands = self._lose(event)
         if event.node not in self.plan.nodes:
             return commands
@@ -290,23 +248,21 @@ class Coordinator:
         return commands + self._begin_salvage()
 
     def _lost_while_saving(self, event: NodeGone) -> list[Command]:
-        if event.node in self._members.gone:
-            return []
-        commands = self._lose(event)
-        return commands + self._ask_to_save()
+        lost = self._lose_writers(event.node) if event.node in self._members.gone else self._lose(event)
+        return lost + self._ask_to_save()
 
     def _lost_while_waiting(self, event: NodeGone) -> list[Command]:
-        return [] if event.node in self._members.gone else self._lose(event)
+        return self._lose_writers(event.node) if event.node in self._members.gone else self._lose(event)
 
     def _lose(self, event: NodeGone) -> list[Command]:
         """Fence a node and forget its workers."""
-        self._newcomers.discard(event.node)
+        self._standing.lost(event.node)
         for worker in self._members.lose(event.node):
             self._unready.discard(worker)
             self._salvage.forget(worker)
             if self._ballot is not None:
                 self._ballot.withdraw(worker)
-        given_up = self._look_after_saving()
+        given_up = self._lose_writers(event.node)
         fault_at = self._members.fault_of(event.node)
         detect_ms = None if fault_at is None else max(0.0, (self._now - fault_at) * 1e3)
         if self._recovery is None and self.phase in _AT_WORK and event.node in self.plan.nodes:
@@ -389,7 +345,7 @@ class Coordinator:
 
     def _take(self, proposal: Proposal, purpose: Purpose, source: StateSource, folder: str = "") -> list[Command]:
         """Put a plan in force for the step in progress."""
-        measured = self._hold_against_estimate() if purpose is not Purpose.GO_ON else []
+        measured = self._close_timing() if purpose is not Purpose.GO_ON else []
         plan = self._plan = proposal.plan
         self.phase = Phase.TRAINING
         self._ballot = Ballot(plan)
@@ -398,13 +354,12 @@ class Coordinator:
         self._unready = set(plan.workers) if moves_state else set()
         if purpose is not Purpose.FINISH_STEP:
             self._step_began = self._now
+            self._standing.warm(is_warming=purpose is Purpose.WARM_UP)
         if purpose in _PLACING:
-            self._placed = frozenset(plan.nodes)
-            self._newcomers.clear()
-            # Other placements are made of all nodes; whether these can be done without is found out after a step.
-            self._needed = self._members.leaving & self._placed if purpose is Purpose.RECONFIGURE else set()
-        if purpose is not Purpose.FINISH_STEP:
-            self._is_warming = purpose is Purpose.WARM_UP
+            # Other placements are made of all nodes; whether those that leave can be done without is found out after
+            # a step.
+            is_tried = purpose is Purpose.RECONFIGURE
+            self._standing.place(plan.nodes, self._members.leaving.keys() if is_tried else frozenset())
         message = PlanMessage(
             plan=plan,
             step=self.step,
@@ -417,25 +372,16 @@ class Coordinator:
         commands += [Send(worker, message) for worker in plan.workers]
         if purpose is Purpose.GO_ON:
             return commands
-        self._estimated_s, self._longest_s = proposal.step_time_s, proposal.longest_s
+        self.timing.take(proposal)
         return [
             *measured,
             *commands,
             Publish(plan_taken(proposal, self.step, purpose.value, self.settings.policy_name)),
         ]
 
-    def _hold_against_estimate(self) -> list[Command]:
-        """What the plan in force took, beside what it was thought to take."""
-        if not self._measured:
-            return []
-        record = PlanMeasured(
-            generation=self.plan.generation,
-            steps=len(self._measured),
-            estimated_step_s=self._estimated_s,
-            measured_step_s=statistics.median(self._measured),
-        )
-        self._measured.clear()
-        return [Publish(record)]
+    def _close_timing(self) -> list[Command]:
+        record = None if self._plan is None else self.timing.close(self.plan.generation)
+        return [] if record is None else [Publish(record)]
 
     def _reconfigure(self, holders: Mapping[WorkerId, tuple[int, ...]]) -> list[Command]:
         """A new placement for a step that nobody has begun, or the end when too few nodes are left for one."""
@@ -478,10 +424,10 @@ class Coordinator:
             target = self._placement(holders, at_once=False)
         except PlanError:
             target = None  # more nodes than the job can use
-        self._newcomers.clear()
         if target is None or target.plan.pipelines == self.plan.pipelines:
-            self._needed = set(self._members.leaving)
+            self._standing.keep(self._members.leaving.keys())
             return self._same_again()
+        self._standing.newcomers.clear()
         warming = self.policy.warm_up(self.plan, target, self._next_generation()) if target.plan.transfers else None
         if warming is None:
             return self._reconfigure(holders)
@@ -491,14 +437,15 @@ class Coordinator:
     def _release(self) -> list[Command]:
         """Let go of the nodes that gave notice and that the plan does without."""
         commands: list[Command] = []
-        for node in sorted(self._members.leaving - set(self.plan.nodes)):
+        for node in sorted(self._members.leaving.keys() - set(self.plan.nodes)):
+            noticed_at = self._members.leaving[node]
             workers = self._members.lose(node)
             commands += [Send(worker, Stop(reason="its work is handed over")) for worker in workers]
             released = NodeReleased(
                 node=node,
                 step=self.step,
                 live_nodes=len(self._members.nodes),
-                seconds=self._now - self._noticed_at.pop(node),
+                seconds=self._now - noticed_at,
             )
             commands += [Release(node), Publish(released)]
         return commands
@@ -511,9 +458,8 @@ class Coordinator:
     def _node_notice(self, event: NodeNotice) -> list[Command]:
         if event.node not in self._members.nodes or event.node in self._members.leaving:
             return []
-        self._members.leaving.add(event.node)
-        self._newcomers.discard(event.node)
-        self._noticed_at[event.node] = self._now
+        self._members.leaving[event.node] = self._now
+        self._standing.newcomers.discard(event.node)
         leaving = NodeLeaving(node=event.node, step=self.step, grace_s=event.grace_s, cause=event.cause)
         return [Publish(leaving)]
 
@@ -546,7 +492,7 @@ class Coordinator:
         """Some group has no replica left: back to the last checkpoint, or to the start if nothing was committed."""
         layers = sorted({layer for group in without for layer in self.plan.groups[group].layers})
         lost = f"no replica of layer{'s' if len(layers) > 1 else ''} {', '.join(map(str, layers))} is left"
-        checkpoint = self.last_checkpoint
+        checkpoint = self.checkpoints.last
         if checkpoint is None and self.step > self.settings.first_step:
             remedy = "Set run.checkpoint_every, or a higher resilience.fault_tolerance."
             return self._end(RunStatus.FAILED, f"{lost} and there is no checkpoint. {remedy}")
@@ -559,7 +505,7 @@ class Coordinator:
                 return self._end(RunStatus.EXHAUSTED, reason)
             self._waiting = reason
             return self._wait()
-        self._saving = None
+        self.checkpoints.under_way = None
         committed = self.step - 1
         self.step = 1 + (checkpoint.step if checkpoint else 0)
         self.skipped_steps = {step for step in self.skipped_steps if step < self.step}
@@ -621,7 +567,7 @@ class Coordinator:
             generation=generation, step=committed, clip_factor=factor, exponents=self._exponents, hold=hold
         )
         commands: list[Command] = [JournalCommit(committed, generation, loss, factor, self._exponents)]
-        parts = self._save_beside(committed) if self._checkpoint_due(committed) else {}
+        parts = self._save_beside(committed) if committed < self.settings.train.steps else {}
         for worker in self._ballot.voters:
             save = parts.get(worker)
             commands.append(Send(worker, msgspec.structs.replace(message, save=save) if save else message))
@@ -635,7 +581,7 @@ class Coordinator:
         )
         commands.append(Publish(record))
         if self._recovery is None:
-            self._measured.append(record.duration_s)
+            self.timing.committed(record.duration_s)
         self.step += 1
         self._step_began = self._now
         self._ballot = Ballot(self.plan)
@@ -648,13 +594,7 @@ class Coordinator:
         return done or self._stopping or not self._plan_stands()
 
     def _plan_stands(self) -> bool:
-        """Whether the placement in force can go on: its nodes are there and stay, and no others came."""
-        there = self._members.staying | self._needed.intersection(self._members.nodes)
-        return self._placed <= there and not self._newcomers and not self._is_warming
-
-    def _checkpoint_due(self, committed: int) -> bool:
-        every = self.settings.checkpoint_every
-        return every > 0 and committed % every == 0 and committed < self.settings.train.steps
+        return self._standing.stands(frozenset(self._members.nodes), self._members.staying)
 
     def _after_boundary(self, committed: int) -> list[Command]:
         """Everybody holds after the commit: end or go on."""
@@ -671,7 +611,7 @@ class Coordinator:
         holders = self._holders()
         if without := self._without_replica(holders):
             return self._restore(without)
-        if self._placed <= set(self._members.nodes) and not self._is_warming:
+        if self._standing.has_lost_nobody(frozenset(self._members.nodes)):
             return [*self._hand_over(holders), *self._close_recovery()]
         return [*self._reconfigure(holders), *self._close_recovery()]
 
@@ -702,61 +642,52 @@ class Coordinator:
 
     def _save(self) -> list[Command]:
         """Ask for the state after the last committed step, every group from one of its holders, and wait for it."""
-        if self.last_checkpoint is not None and self.last_checkpoint.step == self.step - 1:
+        last, under_way = self.checkpoints.last, self.checkpoints.under_way
+        if last is not None and last.step == self.step - 1:
             return self._after_saving()
         self.phase = Phase.SAVING
-        if self._saving is None or self._saving.step != self.step - 1:
-            self._saving = self._new_saving(self.step - 1)
+        if under_way is None or under_way.step != self.step - 1:
+            self.checkpoints.begin(self.step - 1, len(self.plan.groups), self._exponents, self._now)
         return self._ask_to_save()
-
-    def _new_saving(self, step: int) -> Saving:
-        self._orders += 1
-        return Saving(
-            len(self.plan.groups),
-            step=step,
-            serial=self._orders,
-            folder=f"{self.settings.checkpoint_root}/step-{step:08d}",
-            exponents=self._exponents,
-            began=self._now,
-        )
 
     def _save_beside(self, committed: int) -> dict[WorkerId, Save]:
         """What each voter writes of the committed step while training goes on; nothing while an earlier is written."""
         assert self._ballot is not None
-        if self._saving is not None:
+        if not self.checkpoints.is_due(committed) or self.checkpoints.under_way is not None:
             return {}
-        self._saving = self._new_saving(committed)
+        saving = self.checkpoints.begin(committed, len(self.plan.groups), self._exponents, self._now)
         try:
-            return self._saving.assign({worker: self.plan.groups_of[worker] for worker in self._ballot.voters})
+            return saving.assign({worker: self.plan.groups_of[worker] for worker in self._ballot.voters})
         except NobodyHolds:
-            self._saving = None
+            self.checkpoints.under_way = None
             return {}
 
     def _ask_to_save(self) -> list[Command]:
-        assert self._saving is not None
+        assert self.checkpoints.under_way is not None
         try:
-            parts = self._saving.assign(self._holders())
+            parts = self.checkpoints.under_way.assign(self._holders())
         except NobodyHolds as lost:
             return self._could_not_save(f"no replica of parameter group {lost.group} is left")
         return [Send(worker, save) for worker, save in parts.items()]
 
-    def _look_after_saving(self) -> list[Command]:
-        """A node is lost: what it was to write beside training, nobody else has any more."""
-        if self._saving is None:
+    def _lose_writers(self, node: NodeId) -> list[Command]:
+        """The node's processes are gone: what they were to write beside training, nobody else has any more."""
+        saving = self.checkpoints.under_way
+        if saving is None:
             return []
-        self._saving.forget(self._members.addresses)
-        return self._give_up_saving("a node was lost that wrote it") if self._saving.has_orphans else []
+        saving.forget(self._members.workers_of(node))
+        return self._give_up_saving("a node was lost that wrote it") if saving.has_orphans else []
 
     def _give_up_saving(self, why: str) -> list[Command]:
         """Training goes on, and the last whole checkpoint stays the last."""
-        if self._saving is None or self.phase is Phase.SAVING:
+        saving = self.checkpoints.under_way
+        if saving is None or self.phase is Phase.SAVING:
             return []
-        text = f"the checkpoint of step {self._saving.step} is given up: {why}"
-        self._saving = None
-        return [Publish(Note(level="warning", text=text))]
+        self.checkpoints.under_way = None
+        return [Publish(Note(level="warning", text=f"the checkpoint of step {saving.step} is given up: {why}"))]
 
     def _could_not_save(self, why: str) -> list[Command]:
-        lost, self._saving = f"step {self.step - 1} could not be saved: {why}", None
+        lost, self.checkpoints.under_way = f"step {self.step - 1} could not be saved: {why}", None
         without = self._without_replica(self._holders())
         if self._ending is None and without:
             return self._restore(without)
@@ -767,9 +698,10 @@ class Coordinator:
         return self._end(status, f"{message}; {lost}".removeprefix("; "))
 
     def _saved(self, event: Received) -> list[Command]:
-        message, saving = event.message, self._saving
+        message = event.message
         assert isinstance(message, Saved)
-        if saving is None or not saving.is_answered_by(message):
+        saving = self.checkpoints.answered_by(message)
+        if saving is None:
             return []
         saving.written(message.groups)
         if not saving.is_whole:
@@ -779,9 +711,7 @@ class Coordinator:
     def _not_saved(self, event: Received) -> list[Command]:
         message = event.message
         assert isinstance(message, NotSaved)
-        if self._saving is None or not self._saving.is_answered_by(message):
-            return []
-        return self._saving_failed(message.text)
+        return [] if self.checkpoints.answered_by(message) is None else self._saving_failed(message.text)
 
     def _manifest_failed(self, event: ManifestFailed) -> list[Command]:
         return self._saving_failed(event.text)
@@ -790,9 +720,7 @@ class Coordinator:
         return self._could_not_save(why) if self.phase is Phase.SAVING else self._give_up_saving(why)
 
     def _manifest_written(self, event: ManifestWritten) -> list[Command]:
-        saving, self._saving = self._saving, None
-        assert saving is not None
-        self.last_checkpoint = CheckpointRef(step=event.step, folder=event.folder, exponents=saving.exponents)
+        saving = self.checkpoints.complete()
         record = CheckpointSaved(step=event.step, folder=event.folder, seconds=self._now - saving.began)
         return [Publish(record), *(self._after_saving() if self.phase is Phase.SAVING else [])]
 
@@ -800,8 +728,8 @@ class Coordinator:
         is_exhausted = self._waiting is not None or (
             self._ending is not None and self._ending[0] is RunStatus.EXHAUSTED
         )
-        if is_exhausted and self._newcomers:
-            self._newcomers.clear()  # who joined while the state was saved may be enough
+        if is_exhausted and self._standing.newcomers:
+            self._standing.newcomers.clear()  # who joined while the state was saved may be enough
             self._ending = self._waiting = None
             return self._try_again()
         if self._ending is not None:
@@ -841,7 +769,7 @@ class Coordinator:
         return [
             *stops,
             *self._close_recovery(),
-            *self._hold_against_estimate(),
+            *self._close_timing(),
             Publish(ended),
             Finish(status, message),
         ]

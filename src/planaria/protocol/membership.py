@@ -13,7 +13,7 @@ class Membership:
     Attributes:
         addresses: of the live workers.
         gone: nodes that were lost or released; they never come back under the same number.
-        leaving: live nodes that gave notice.
+        leaving: live nodes that gave notice, and when (monotonic seconds).
     """
 
     def __init__(self, num_nodes: int, devices_per_node: int) -> None:
@@ -21,11 +21,16 @@ class Membership:
         self._devices_per_node = devices_per_node
         self.addresses: dict[WorkerId, str] = {}
         self.gone: set[NodeId] = set()
-        self.leaving: set[NodeId] = set()
+        self.leaving: dict[NodeId, float] = {}
         self._faults: dict[NodeId, float] = {}
 
     def node_of(self, worker: WorkerId) -> NodeId:
         return NodeId(worker // self._devices_per_node)
+
+    def workers_of(self, node: NodeId) -> tuple[WorkerId, ...]:
+        """Of any node, whether it lives or not."""
+        first = node * self._devices_per_node
+        return tuple(WorkerId(first + device) for device in range(self._devices_per_node))
 
     @property
     def workers(self) -> tuple[WorkerId, ...]:
@@ -40,7 +45,7 @@ class Membership:
     @property
     def staying(self) -> frozenset[NodeId]:
         """Of them, those that gave no notice."""
-        return frozenset(self.nodes) - self.leaving
+        return frozenset(self.nodes) - self.leaving.keys()
 
     @property
     def is_gathered(self) -> bool:
@@ -56,8 +61,8 @@ class Membership:
     def lose(self, node: NodeId) -> tuple[WorkerId, ...]:
         """Forget a node; returns the workers that lived on it."""
         self.gone.add(node)
-        self.leaving.discard(node)
-        lost = tuple(worker for worker in self.workers if self.node_of(worker) == node)
+        self.leaving.pop(node, None)
+        lost = tuple(worker for worker in self.workers_of(node) if worker in self.addresses)
         for worker in lost:
             del self.addresses[worker]
         return lost

@@ -1,4 +1,4 @@
-"""A checkpoint under way: which worker writes which groups, and what is written."""
+"""Checkpoints: the last whole one, and the one under way: which worker writes which groups, and what is written."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 
 from planaria.plan.plan import WorkerId
 from planaria.protocol.messages import NotSaved, Save, Saved, SavedGroup
+from planaria.protocol.settings import CheckpointRef
 
 
 class NobodyHolds(Exception):
@@ -47,7 +48,8 @@ class Saving:
         """
         load = dict.fromkeys(holders, 0)
         for worker in self._writer.values():
-            load[worker] += 1
+            if worker in load:  # else it was released, and finishes what it was given
+                load[worker] += 1
         parts: dict[WorkerId, list[int]] = {}
         for group in range(self._num_groups):
             if group in self._written or group in self._writer:
@@ -72,9 +74,9 @@ class Saving:
         """Some group is neither written nor being written."""
         return len(self._written.keys() | self._writer.keys()) < self._num_groups
 
-    def forget(self, live: Collection[WorkerId]) -> None:
+    def forget(self, lost: Collection[WorkerId]) -> None:
         """Take back what lost workers were to write."""
-        self._writer = {group: worker for group, worker in self._writer.items() if worker in live}
+        self._writer = {group: worker for group, worker in self._writer.items() if worker not in lost}
 
     def written(self, groups: Collection[SavedGroup]) -> None:
         for saved in groups:
@@ -87,3 +89,48 @@ class Saving:
     @property
     def groups(self) -> tuple[SavedGroup, ...]:
         return tuple(self._written[group] for group in sorted(self._written))
+
+
+class Checkpoints:
+    """A run's.
+
+    Args:
+        root: folder under which they are written.
+        every: steps between them; 0: none is ever due.
+        resume: the one that the run began with.
+
+    Attributes:
+        last: the newest whole one.
+        under_way: beside training, or while everybody waits for it.
+    """
+
+    def __init__(self, root: str, every: int, resume: CheckpointRef | None) -> None:
+        self._root = root
+        self._every = every
+        self._orders = 0
+        self.last = resume
+        self.under_way: Saving | None = None
+
+    def is_due(self, committed: int) -> bool:
+        return self._every > 0 and committed % self._every == 0
+
+    def begin(self, step: int, num_groups: int, exponents: tuple[int, ...], now: float) -> Saving:
+        """Order one of the state after `step`. What was under way is given up."""
+        self._orders += 1
+        folder = f"{self._root}/step-{step:08d}"
+        self.under_way = Saving(
+            num_groups, step=step, serial=self._orders, folder=folder, exponents=exponents, began=now
+        )
+        return self.under_way
+
+    def answered_by(self, message: Saved | NotSaved) -> Saving | None:
+        """The one under way, if the message is about it."""
+        saving = self.under_way
+        return saving if saving is not None and saving.is_answered_by(message) else None
+
+    def complete(self) -> Saving:
+        """The one under way is whole on disk."""
+        assert self.under_way is not None, "no checkpoint is under way"
+        saving, self.under_way = self.under_way, None
+        self.last = CheckpointRef(step=saving.step, folder=saving.folder, exponents=saving.exponents)
+        return saving

@@ -1,0 +1,74 @@
+"""How long steps take under the plan in force, beside what was estimated; and what may therefore be expected of it."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from dataclasses import dataclass
+
+from planaria.policy.proposal import Proposal
+from planaria.protocol.records import PlanMeasured
+
+MEASURED_STEPS = 64
+"""Of a plan's steps, how many of the last are held against its estimate."""
+
+UNMEASURED_S = 10.0
+"""What an instruction may take before anything was measured, beside its estimate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expectation:
+    """How long the longest instruction of the plan in force and a step should take, in seconds.
+
+    Estimated, and made longer as the run's steps show that this machine needs longer.
+    """
+
+    instruction_s: float
+    step_s: float
+
+
+class Timing:
+    """Estimates and measurements of one plan after another."""
+
+    def __init__(self) -> None:
+        self._measured: deque[float] = deque(maxlen=MEASURED_STEPS)
+        self._step_s = 0.0
+        self._instruction_s = 0.0
+        self._stretch = 0.0
+        """How many times longer than estimated steps took under the plans before; 0: not known."""
+
+    def take(self, proposal: Proposal) -> None:
+        """This plan is in force now."""
+        self._step_s, self._instruction_s = proposal.step_time_s, proposal.longest_s
+
+    def committed(self, duration_s: float) -> None:
+        """A step in which no node was lost."""
+        self._measured.append(duration_s)
+
+    def close(self, generation: int) -> PlanMeasured | None:
+        """What the plan in force took, beside what it was thought to take; its measurements end here."""
+        if not self._measured:
+            return None
+        self._stretch = self._current_stretch
+        record = PlanMeasured(
+            generation=generation,
+            steps=len(self._measured),
+            estimated_step_s=self._step_s,
+            measured_step_s=statistics.median(self._measured),
+        )
+        self._measured.clear()
+        return record
+
+    @property
+    def expectation(self) -> Expectation:
+        stretch = self._current_stretch
+        if not stretch:
+            # Nothing is known of this machine yet, and first times are slow.
+            return Expectation(instruction_s=UNMEASURED_S + self._instruction_s, step_s=UNMEASURED_S + self._step_s)
+        return Expectation(instruction_s=self._instruction_s * stretch, step_s=self._step_s * stretch)
+
+    @property
+    def _current_stretch(self) -> float:
+        if not self._measured or self._step_s <= 0:
+            return self._stretch
+        return max(1.0, statistics.median(self._measured) / self._step_s)

@@ -1,0 +1,69 @@
+"""The last whole checkpoint, and the one under way."""
+
+from __future__ import annotations
+
+import pytest
+
+from planaria.plan.plan import WorkerId
+from planaria.protocol.messages import NotSaved, Saved, SavedGroup
+from planaria.protocol.saving import Checkpoints, NobodyHolds, Saving
+
+ONE, TWO, THREE = (WorkerId(n) for n in (1, 2, 3))
+
+
+def begun(checkpoints: Checkpoints | None = None, step: int = 4) -> Saving:
+    """Of three groups."""
+    return (checkpoints or Checkpoints("root", 2, None)).begin(step, 3, (0, 0, 0), now=1.0)
+
+
+def saved(*groups: int) -> list[SavedGroup]:
+    return [SavedGroup(group=group, file=f"{group}", size_bytes=1, sha256="x") for group in groups]
+
+
+def test_each_group_is_given_to_the_least_busy_holder_once() -> None:
+    saving = begun()
+    parts = saving.assign({ONE: (0, 1, 2), TWO: (1, 2)})
+    assert {worker: save.groups for worker, save in parts.items()} == {ONE: (0, 2), TWO: (1,)}
+    assert saving.assign({ONE: (0, 1, 2), TWO: (1, 2)}) == {}
+
+
+def test_what_a_lost_writer_had_to_write_goes_to_another_holder() -> None:
+    saving = begun()
+    saving.assign({ONE: (0, 1, 2), TWO: (1, 2)})
+    saving.written(saved(0))
+    assert not saving.has_orphans
+    saving.forget([ONE])
+    assert saving.has_orphans
+    assert {w: save.groups for w, save in saving.assign({TWO: (1, 2), THREE: (2,)}).items()} == {THREE: (2,)}
+    saving.written(saved(1, 2))
+    assert saving.is_whole
+    assert [entry.group for entry in saving.groups] == [0, 1, 2]
+
+
+def test_a_writer_that_was_released_finishes_what_it_was_given() -> None:
+    saving = begun()
+    saving.assign({ONE: (0, 1, 2)})
+    assert saving.assign({TWO: (0, 1, 2)}) == {}, "it is a holder no longer, and still a writer"
+
+
+def test_a_group_that_nobody_holds() -> None:
+    with pytest.raises(NobodyHolds) as caught:
+        begun().assign({ONE: (0, 2)})
+    assert caught.value.group == 1
+
+
+def test_answers_to_another_order_do_not_count() -> None:
+    checkpoints = Checkpoints("root", 2, None)
+    first = begun(checkpoints)
+    again = begun(checkpoints)
+    assert checkpoints.answered_by(Saved(step=4, serial=first.serial, groups=())) is None
+    assert checkpoints.answered_by(NotSaved(step=4, serial=again.serial, text="")) is again
+    assert checkpoints.complete() is again
+    assert checkpoints.last is not None
+    assert (checkpoints.last.step, checkpoints.last.folder) == (4, "root/step-00000004")
+    assert checkpoints.answered_by(Saved(step=4, serial=again.serial, groups=())) is None
+
+
+def test_when_one_is_due() -> None:
+    assert [step for step in range(1, 7) if Checkpoints("root", 2, None).is_due(step)] == [2, 4, 6]
+    assert not any(Checkpoints("root", 0, None).is_due(step) for step in range(1, 7))
