@@ -17,7 +17,7 @@ from planaria.plan.plan import PlanError
 from planaria.plan.profile import LinkCost, Links, ModelProfile
 from planaria.plan.settings import Objective, PlannerSettings
 from planaria.plan.split_space import Split
-from planaria.plan.templates import TemplateStage, make_templates, minimum_nodes, stage_chain
+from planaria.plan.templates import TemplateStage, make_templates, stage_chain
 from tests.plan.instances import all_splits, instances
 from tests.plan.profiles import random_jobs, random_profiles, uniform_profile
 
@@ -129,9 +129,9 @@ def test_device_counts_that_cannot_fill_a_node_are_refused() -> None:
 def test_node_specification(job: tuple[ModelProfile, PlannerSettings]) -> None:
     """n0 up to N - f n0 nodes, as far as there are layers (Oobleck, section 4.1.1); M stages a node."""
     profile, planner = job
-    smallest, per_node = minimum_nodes(profile, planner), planner.devices_per_node
-    largest = min(planner.num_nodes - planner.fault_tolerance * smallest, profile.num_layers // per_node)
     templates = make_templates(profile, planner)
+    smallest, per_node = templates[0].num_nodes, planner.devices_per_node
+    largest = min(planner.num_nodes - planner.fault_tolerance * smallest, profile.num_layers // per_node)
     assert [t.num_nodes for t in templates] == list(range(smallest, largest + 1))
     for template in templates:
         assert len(template.stages) == template.num_nodes * per_node
@@ -149,10 +149,13 @@ def test_even_layers_are_split_evenly() -> None:
 def test_memory_sets_the_smallest_pipeline() -> None:
     profile = uniform_profile(8, tied=False)
     one_layer = int(400_000 * 4.0) + 50_000
-    assert minimum_nodes(profile, settings_of(memory_bytes=8 * one_layer)) == 1
-    assert minimum_nodes(profile, settings_of(memory_bytes=8 * one_layer - 1)) == 2
-    assert minimum_nodes(profile, settings_of(memory_bytes=8 * one_layer - 1, devices_per_node=2)) == 1
-    assert minimum_nodes(profile, settings_of(min_nodes=3)) == 3
+    for nodes, settings in (
+        (1, settings_of(memory_bytes=8 * one_layer)),
+        (2, settings_of(memory_bytes=8 * one_layer - 1)),
+        (1, settings_of(memory_bytes=8 * one_layer - 1, devices_per_node=2)),
+        (3, settings_of(min_nodes=3)),
+    ):
+        assert make_templates(profile, settings)[0].num_nodes == nodes
 
 
 def test_a_slow_link_moves_the_cut_to_where_messages_are_small() -> None:

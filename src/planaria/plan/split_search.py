@@ -16,13 +16,12 @@ from itertools import islice
 
 import numpy as np
 
-from planaria.plan.chain import Floats, Ints, charged, times_s
+from planaria.plan.chain import Floats, charged, times_s
 from planaria.plan.compiled import compile_pays
 from planaria.plan.plan import ScheduleKind
 from planaria.plan.split_branches import BranchLook
-from planaria.plan.split_levels import ADVANCE, MAX_COUNTS, RELAX
-from planaria.plan.split_paths import path_weights
-from planaria.plan.split_space import Space, Split, Walls
+from planaria.plan.split_planes import Planes, plain_s
+from planaria.plan.split_space import Space, Split
 from planaria.plan.split_stretches import StretchLook
 
 ENUMERATE = 2_000
@@ -101,7 +100,6 @@ class StepTimeSearch:
         self._space = space
         self._nodes = nodes
         self._num = num_microbatches
-        self._shape = (nodes * space.per_node + 1, space.num_layers + 1)
         self._budget = budget
         self._states = float(nodes * space.per_node * space.num_layers * min(nodes * space.per_node, space.num_layers))
         if compiled is None:
@@ -116,8 +114,7 @@ class StepTimeSearch:
         self._branches = budget >= _STATES_PER_BRANCHES * self._states
         self._enumerate_up_to = enumerate_up_to
         self._times: dict[Split, float] = {}
-        self._advance = ADVANCE.form(compiled=compiled)
-        self._relax = RELAX.form(compiled=compiled)
+        self._planes = Planes(space, nodes, num_microbatches, compiled=compiled)
 
     @property
     def scored(self) -> tuple[Split, ...]:
@@ -177,10 +174,10 @@ class StepTimeSearch:
         hidden = self._space.overlap and self._space.schedule is not ScheduleKind.ONE_F_ONE_B
         low, high = 0.0, self._least_period()
         most = high * self._nodes * self._space.per_node * self._space.num_layers * 4
-        split = self._shortest(high, hidden)
+        split = self._planes.shortest(high, hidden)
         while split is None and high < most:
             low, high = high, high * 1.2
-            split = self._shortest(high, hidden)
+            split = self._planes.shortest(high, hidden)
         for _ in range(3):
             if split is None:
                 break
@@ -189,16 +186,16 @@ class StepTimeSearch:
             if not low < high / 1.01:
                 break
             middle = (low * high) ** 0.5
-            split = self._shortest(middle, hidden)
+            split = self._planes.shortest(middle, hidden)
             if split is None:
-                low, split = middle, self._shortest(high, hidden)
+                low, split = middle, self._planes.shortest(high, hidden)
             else:
                 high = middle
         for wider in (1.08, 1.25, 1.6, 2.5):
-            split = self._shortest(high * wider, hidden)
+            split = self._planes.shortest(high * wider, hidden)
             if split is not None:
                 self._keep(split)
-        if self._space.limited and (split := self._fewest_stages()) is not None:
+        if self._space.limited and (split := self._planes.fewest_stages()) is not None:
             self._score([split])
 
     def _keep(self, split: Split) -> None:
@@ -218,57 +215,13 @@ class StepTimeSearch:
         even = float((layers * counts[:, None]).min(axis=0).sum()) / (self._nodes * self._space.per_node)
         return max(float(layers.min(axis=0).max()), even)
 
-    def _plane(self) -> Floats:
-        plane = np.full(self._shape, np.inf)
-        plane[0, 0] = 0.0
-        return plane
-
-    def _relaxed(
-        self, walls: Walls, *, slope: float = 1.0, constant_s: float = 0.0, share: float = 2.0, charge: float = 0.0,
-        cap_s: float = np.inf, after: int = 0,
-    ) -> tuple[Floats, Ints]:  # fmt: skip
-        plane, parent = self._plane(), np.zeros(self._shape, dtype=np.int64)
-        self._relax(
-            plane, plane, parent, walls.forward_s, walls.backward_s, walls.link_s, walls.limit, self._space.counts,
-            self._space.per_node, slope, constant_s, share, charge, -1.0, cap_s, after, 0,
-        )  # fmt: skip
-        return plane, parent
-
-    def _fewest_stages(self) -> Split | None:
-        """A split that fits, if any does: one with the fewest stages, since what follows a stage only adds to it."""
-        walls = self._space.back
-        plane, parent = self._relaxed(walls, slope=0.0, constant_s=1.0, share=0.0, after=-1)
-        return self._walk_back(parent) if plane[-1, -1] < np.inf else None
-
-    def _shortest(self, cap_s: float, hidden: bool) -> Split | None:
-        """The split with the shortest path under a period bound; of memory it knows only what stages always need."""
-        plane, parent = self._relaxed(self._space.ahead, charge=0.0 if hidden else 1.0, cap_s=cap_s)
-        if plane[-1, -1] == np.inf:
-            return None
-        stages = []
-        used, end = self._shape[0] - 1, self._shape[1] - 1
-        while used:
-            start, place = divmod(int(parent[used, end]) // 2, MAX_COUNTS)
-            stages.append((end, int(self._space.counts[place])))
-            used, end = used - stages[-1][1], start
-        return tuple(reversed(stages))
-
-    def _walk_back(self, parent: Ints) -> Split:
-        stages = []
-        used, end = self._shape[0] - 1, self._shape[1] - 1
-        while used:
-            start, place = divmod(int(parent[used, end]) // 2, MAX_COUNTS)
-            stages.append((self._space.num_layers - start, int(self._space.counts[place])))
-            used, end = used - stages[-1][1], start
-        return tuple(stages)
-
     # The bound
 
     def _descend(self) -> float:
         """Try step times below the best until no split has one; returns the largest that is known to have none."""
         cap = self._best() / self._num * (1 + _SLACK)
-        self._before = self._ways(self._space.ahead, cap)
-        self._behind = self._ways(self._space.back, cap)
+        self._before = self._planes.ways(self._space.ahead, cap)
+        self._behind = self._planes.ways(self._space.back, cap)
         low = max(float(self._before[-1, -1]), self._num * self._least_period()) * (1 - _SLACK)
         low = self._branch(self._planes_descend(low))
         return self._stretches(low) if self._stretched else low
@@ -318,8 +271,8 @@ class StepTimeSearch:
         """The shortest ways to each state of splits that may have a step time of at most `target_s`, if some may."""
         budget = target_s * (1 + _SLACK)
         whole = self._before + self._behind[::-1, ::-1] <= budget
-        behind = self._behind_planes(budget, [np.where(whole, self._before, np.inf)])
-        before, split = self._before_planes(budget, behind)
+        behind = self._planes.behind(budget, [np.where(whole, self._before, np.inf)])
+        before, split = self._planes.before(budget, behind)
         return None if split is None else before
 
     def _planes_descend(self, low: float) -> float:
@@ -347,15 +300,6 @@ class StepTimeSearch:
                 low = middle
         return low
 
-    def _ways(self, walls: Walls, cap_s: float) -> Floats:
-        """The shortest ways to each state, of any number of stages that take at most `cap_s`."""
-        plane, _ = self._relaxed(walls, cap_s=cap_s)
-        if not self._space.overlap:
-            # Of the two messages over a state's boundary, one is charged to the stage on its other side.
-            within = (np.arange(len(plane)) % self._space.per_node != 0).astype(np.int64)
-            plane = plane - walls.link_s[within]
-        return plane
-
     def _try(self, target_s: float, rounds: int, *, look: bool = False) -> bool:
         """Whether a split may have a step time of at most `target_s`; scores one that passes."""
         budget = target_s * (1 + _SLACK)
@@ -363,8 +307,8 @@ class StepTimeSearch:
         before = [np.where(whole, self._before, np.inf)]
         split: Split | None = None
         for _ in range(rounds):
-            behind = self._behind_planes(budget, before)
-            before, split = self._before_planes(budget, behind)
+            behind = self._planes.behind(budget, before)
+            before, split = self._planes.before(budget, behind)
             if split is None:
                 return False
         assert split is not None
@@ -379,65 +323,13 @@ class StepTimeSearch:
             self._score([split])
         return passes
 
-    def _behind_planes(self, budget_s: float, before: list[Floats]) -> list[Floats]:
-        """For each number of stages to go, the shortest ways from a state to the end, seen from the end.
-
-        Args:
-            budget_s: that no path through a stage passes.
-            before: the shortest ways to each state, by the number of stages to go; or one for any number.
-        """
-        planes = [self._plane()]
-        parent = np.zeros(self._shape, dtype=np.int64)
-        most = min(self._shape[0] - 1, self._space.num_layers) if len(before) == 1 else len(before) - 1
-        for after in range(most):
-            weights = path_weights(self._space.schedule, self._num, after, self._stages)
-            plane = np.full(self._shape, np.inf)
-            other = np.ascontiguousarray(before[-1 if len(before) == 1 else after + 1][::-1, ::-1])
-            self._step(planes[-1], plane, parent, other, self._space.back, weights, after, True, budget_s)
-            if not (plane < np.inf).any():
-                break
-            planes.append(plane)
-        return planes
-
-    def _before_planes(self, budget_s: float, behind: list[Floats]) -> tuple[list[Floats], Split | None]:
-        """The counterpart of `_behind_planes`, and the way that passes with the shortest path, if one does."""
-        planes, parents = [np.full(self._shape, np.inf)], []
-        for after in range(len(behind) - 2, -1, -1):
-            if behind[after + 1][-1, -1] < np.inf:
-                planes[-1][0, 0] = 0.0
-            weights = path_weights(self._space.schedule, self._num, after, self._stages)
-            plane, parent = np.full(self._shape, np.inf), np.zeros(self._shape, dtype=np.int64)
-            other = np.ascontiguousarray(behind[after][::-1, ::-1])
-            self._step(planes[-1], plane, parent, other, self._space.ahead, weights, after, False, budget_s)
-            planes.append(plane)
-            parents.append(parent)
-        if planes[-1][-1, -1] == np.inf:
-            return planes, None
-        used, end = self._shape[0] - 1, self._shape[1] - 1
-        found = []
-        for parent in reversed(parents):
-            if not used:
-                break
-            start, place = divmod(int(parent[used, end]), MAX_COUNTS)
-            found.append((end, int(self._space.counts[place])))
-            used, end = used - found[-1][1], start
-        return planes[::-1], tuple(reversed(found))
-
-    def _step(
-        self, source: Floats, target: Floats, parent: Ints, other: Floats, walls: Walls, weights: Floats, after: int,
-        back: bool, budget_s: float,
-    ) -> None:  # fmt: skip
-        self._advance(
-            source, target, parent, other, walls.forward_s, walls.backward_s, walls.link_s, walls.limit,
-            self._space.counts, weights, self._space.per_node, after, back, self._space.overlap, budget_s,
-        )  # fmt: skip
-
     # Neighbours
 
     def _improve(self, low: float) -> None:
         """Go on to better neighbours of the best splits, until there is none or the best is close to the bound."""
         done: set[Split] = set()
-        left = int(_NEIGHBOUR_EVENTS / (2 * min(self._shape) * self._num)) + 1
+        smaller = min(self._nodes * self._space.per_node, self._space.num_layers)
+        left = int(_NEIGHBOUR_EVENTS / (2 * (smaller + 1) * self._num)) + 1
         while left > 0 and self._best() > low * self._close:
             best = nsmallest(4, self._times, key=lambda split: (self._times[split], split))
             split = next((split for split in best if split not in done), None)
@@ -448,26 +340,3 @@ class StepTimeSearch:
             near = list(islice(new, min(left, _NEIGHBOURS)))
             self._score(filter(self._space.fits, near) if self._space.limited else near)
             left -= len(near)
-
-
-def fewest_stages(space: Space, nodes: int) -> Floats:
-    """For each number of nodes up to `nodes`, the fewest stages of a split that fits the memory; infinite: none."""
-    plane = np.full((nodes * space.per_node + 1, space.num_layers + 1), np.inf)
-    plane[0, 0] = 0.0
-    compiled = compile_pays(plane.size * space.num_layers * len(space.counts) / _PLAIN_STATES_PER_S)
-    walls, parent = space.back, np.zeros(plane.shape, dtype=np.int64)
-    RELAX.form(compiled=compiled)(
-        plane, plane, parent, walls.forward_s, walls.backward_s, walls.link_s, walls.limit, space.counts,
-        space.per_node, 0.0, 1.0, 0.0, 0.0, -1.0, np.inf, -1, 0,
-    )  # fmt: skip
-    return plane[:: space.per_node, -1]
-
-
-_PLAIN_STATES_PER_S = 2e7
-"""Steps that the plain form of `relax` looks at."""
-
-
-def plain_s(space: Space, nodes: int) -> float:
-    """Rough seconds of a search without numba."""
-    devices = nodes * space.per_node
-    return 1e-4 * devices * min(space.num_layers, devices)

@@ -21,7 +21,8 @@ from planaria.plan.oobleck import OobleckSearch
 from planaria.plan.plan import PlanError
 from planaria.plan.profile import ModelProfile
 from planaria.plan.settings import Objective, PlannerSettings
-from planaria.plan.split_search import BUDGET, Found, StepTimeSearch, fewest_stages, plain_s
+from planaria.plan.split_planes import fewest_stages, plain_s
+from planaria.plan.split_search import BUDGET, Found, StepTimeSearch
 from planaria.plan.split_space import Space, Split, make_space
 
 
@@ -136,17 +137,6 @@ def _make(profile: ModelProfile, settings: PlannerSettings, largest_state: int |
     share = min(1.0, _FULL_BUDGETS / max(len(sizes), 1))
     found = ((nodes, _best(space, settings, nodes, share, compiled)) for nodes in sizes)
     return tuple(_template(profile, settings, nodes, best) for nodes, best in found)
-
-
-def minimum_nodes(profile: ModelProfile, settings: PlannerSettings) -> int:
-    """n0: nodes of the smallest pipeline, from the memory or, if it asks for more, from `settings.min_nodes`.
-
-    Raises:
-        PlanError: the model does not fit on any number of nodes.
-    """
-    if settings.shadows:
-        return make_templates(profile, settings)[0].num_nodes
-    return _node_counts(profile, settings, make_space(profile, settings))[0]
 
 
 def _best(space: Space, settings: PlannerSettings, nodes: int, share: float, compiled: bool) -> Found:
