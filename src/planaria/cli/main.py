@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 
 from planaria import __version__
+from planaria.cli.trace import trace
 from planaria.job.errors import PlanariaError
 
 if TYPE_CHECKING:
@@ -401,6 +402,9 @@ def export(run: Path, target: Path) -> int:
     export_run(run, target)
     click.echo(f"exported {run} to {target}")
     return 0
+
+
+cli.add_command(trace)
 
 
 def main() -> None:

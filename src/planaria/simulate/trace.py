@@ -1,0 +1,199 @@
+"""A trace: which nodes were there when, and what can be said of it. Pure data; it knows no file and no format."""
+
+from __future__ import annotations
+
+import enum
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from planaria.job.errors import UserError
+
+HOUR_S = 3600.0
+
+
+class TraceError(UserError):
+    """A trace that cannot be used, with the line where that is."""
+
+
+class Change(enum.StrEnum):
+    ADD = "add"
+    REMOVE = "remove"
+
+
+class TraceEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """A node comes or goes.
+
+    Attributes:
+        at_s: seconds since the trace's beginning.
+        change: what happens.
+        node: its name; a node that comes back has the same one.
+        zone: where it is; "": not known.
+        notice_s: of a removal, how long before it is announced; 0: not at all.
+    """
+
+    at_s: float
+    change: Change
+    node: str
+    zone: str = ""
+    notice_s: float = 0.0
+
+
+class Trace(msgspec.Struct, frozen=True, kw_only=True):
+    """Availability of a cluster's nodes over time.
+
+    Attributes:
+        name: for people.
+        horizon_s: seconds from its beginning to its end, which is after the last event or with it.
+        events: in the order of time; a node is only added when it is not there, and only removed when it is.
+    """
+
+    name: str
+    horizon_s: float
+    events: tuple[TraceEvent, ...]
+
+    def __post_init__(self) -> None:
+        """Raises TraceError where the events contradict each other; `trace_formats` repairs what can be repaired."""
+        there: set[str] = set()
+        last_s = 0.0
+        for at, event in enumerate(self.events, 1):
+            where = f"trace {self.name}, event {at} ({event.change} {event.node} at {event.at_s:g} s)"
+            if not last_s <= event.at_s <= self.horizon_s:
+                raise TraceError(f"{where}: its time is not between {last_s:g} s and the end at {self.horizon_s:g} s.")
+            if (event.node in there) is (event.change is Change.ADD):
+                raise TraceError(f"{where}: the node is {'already' if event.node in there else 'not'} there.")
+            (there.add if event.change is Change.ADD else there.remove)(event.node)
+            last_s = event.at_s
+
+    @property
+    def initial(self) -> tuple[str, ...]:
+        """The nodes that are there when it begins."""
+        return tuple(event.node for event in self.events if event.at_s == 0 and event.change is Change.ADD)
+
+    def counts(self) -> Iterator[tuple[float, int]]:
+        """(time in seconds, nodes from then on), once for each time at which something happens."""
+        count = 0
+        for at, event in enumerate(self.events):
+            count += 1 if event.change is Change.ADD else -1
+            if at + 1 == len(self.events) or self.events[at + 1].at_s != event.at_s:
+                yield event.at_s, count
+
+    def window(self, start_s: float, length_s: float) -> Trace:
+        """A part of it, with its own beginning: the nodes that are there at `start_s` are added at 0.
+
+        Raises:
+            TraceError: the part is not within the trace.
+        """
+        if start_s < 0 or length_s <= 0 or start_s + length_s > self.horizon_s:
+            raise TraceError(
+                f"trace {self.name}: {length_s:g} s from {start_s:g} s on are not within its {self.horizon_s:g} s."
+            )
+        there: dict[str, str] = {}
+        events: list[TraceEvent] = []
+        for event in self.events:
+            if event.at_s <= start_s:
+                if event.change is Change.ADD:
+                    there[event.node] = event.zone
+                else:
+                    del there[event.node]
+            elif event.at_s <= start_s + length_s:
+                events.append(msgspec.structs.replace(event, at_s=event.at_s - start_s))
+        first = [TraceEvent(at_s=0.0, change=Change.ADD, node=node, zone=zone) for node, zone in there.items()]
+        return Trace(name=self.name, horizon_s=length_s, events=(*first, *events))
+
+    def compressed(self, factor: float) -> Trace:
+        """The same, `factor` times as fast; notices too."""
+        events = (
+            msgspec.structs.replace(event, at_s=event.at_s / factor, notice_s=event.notice_s / factor)
+            for event in self.events
+        )
+        return msgspec.structs.replace(self, horizon_s=self.horizon_s / factor, events=tuple(events))
+
+
+class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What a trace is like. Times in seconds; None where nothing of the kind happens.
+
+    Attributes:
+        horizon_s: its length.
+        initial_nodes: there at its beginning.
+        fewest_nodes, mean_nodes, most_nodes: at any time; the mean is over time.
+        num_added: nodes that came after the beginning.
+        num_removed: nodes that went.
+        num_removals: times at which any went.
+        mean_bulk: nodes that went at one time, on average.
+        largest_bulk: the most that went at one time.
+        interval_s: mean time between two times at which any went.
+        hourly_rate: of the nodes that are there, the share that goes in an hour.
+        lifetime_s: median time from a node's coming to its going, of those that went.
+        zones: nodes that were ever there, by zone.
+        one_zone_share: of the times at which several nodes went, the share at which all were of one zone.
+        with_notice: of the nodes that went, how many were announced.
+    """
+
+    horizon_s: float
+    initial_nodes: int
+    fewest_nodes: int
+    mean_nodes: float
+    most_nodes: int
+    num_added: int
+    num_removed: int
+    num_removals: int
+    mean_bulk: float | None
+    largest_bulk: int
+    interval_s: float | None
+    hourly_rate: float
+    lifetime_s: float | None
+    zones: dict[str, int]
+    one_zone_share: float | None
+    with_notice: int
+
+
+def summarise(trace: Trace) -> TraceSummary:
+    """Figures of a trace."""
+    counts = list(trace.counts())
+    node_s, fewest, most = _over_time(counts, trace.horizon_s)
+    removed = [event for event in trace.events if event.change is Change.REMOVE]
+    bulks: dict[float, list[TraceEvent]] = {}
+    for event in removed:
+        bulks.setdefault(event.at_s, []).append(event)
+    together = [bulk for bulk in bulks.values() if len(bulk) > 1 and all(event.zone for event in bulk)]
+    times = sorted(bulks)
+    zone_of = {event.node: event.zone for event in trace.events if event.change is Change.ADD}
+    lifetimes = list(_lifetimes(trace.events))
+    return TraceSummary(
+        horizon_s=trace.horizon_s,
+        initial_nodes=len(trace.initial),
+        fewest_nodes=fewest,
+        mean_nodes=node_s / trace.horizon_s,
+        most_nodes=most,
+        num_added=sum(event.change is Change.ADD for event in trace.events) - len(trace.initial),
+        num_removed=len(removed),
+        num_removals=len(bulks),
+        mean_bulk=len(removed) / len(bulks) if bulks else None,
+        largest_bulk=max(map(len, bulks.values()), default=0),
+        interval_s=(times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None,
+        hourly_rate=len(removed) / (node_s / HOUR_S) if node_s else 0.0,
+        lifetime_s=statistics.median(lifetimes) if lifetimes else None,
+        zones=dict(sorted(Counter(zone for zone in zone_of.values() if zone).items())),
+        one_zone_share=sum(len({e.zone for e in b}) == 1 for b in together) / len(together) if together else None,
+        with_notice=sum(event.notice_s > 0 for event in removed),
+    )
+
+
+def _over_time(counts: Sequence[tuple[float, int]], horizon_s: float) -> tuple[float, int, int]:
+    """Node-seconds, and the fewest and most nodes that were there for any time."""
+    starts = [(0.0, 0), *counts]
+    ends = [*(at_s for at_s, _ in counts), horizon_s]
+    lasting = [(end - start, count) for (start, count), end in zip(starts, ends, strict=True) if end > start]
+    return sum(s * n for s, n in lasting), min(n for _, n in lasting), max(n for _, n in lasting)
+
+
+def _lifetimes(events: Sequence[TraceEvent]) -> Iterator[float]:
+    came: dict[str, float] = {}
+    for event in events:
+        if event.change is Change.ADD:
+            came[event.node] = event.at_s
+        else:
+            yield event.at_s - came.pop(event.node)
