@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
-from tests.worker.cluster import Kill, Visit, Weather
+from tests.worker.cluster import Crash, Kill, Visit, Weather
 
 from planaria.job.parse import job_from_table, validated
 from planaria.job.settings import Job, WhenExhausted
@@ -30,6 +30,7 @@ class Schedule:
     weather: Weather
     stop_at_s: float | None
     visits: tuple[Visit, ...] = ()
+    crashes: tuple[Crash, ...] = ()
 
     @property
     def needed_nodes(self) -> int:
