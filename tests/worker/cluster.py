@@ -62,7 +62,7 @@ from planaria.protocol.messages import (
     encode,
 )
 from planaria.protocol.past import Past
-from planaria.protocol.records import AnyRecord, Restored, StepCommitted, StepSkipped
+from planaria.protocol.records import AnyRecord, Restored, RunEnded, StepCommitted, StepSkipped
 from planaria.protocol.settings import CheckpointRef, RunSettings
 from planaria.protocol.worker import CoordinatorBack
 from planaria.worker import agent as agent_module
@@ -579,6 +579,8 @@ class Recorder:
     def take(self, record: AnyRecord, *, again: bool) -> bool:
         """Returns whether it is new."""
         if again and record in self.records:
+            return False
+        if isinstance(record, RunEnded) and any(isinstance(other, RunEnded) for other in self.records):
             return False
         if isinstance(record, StepCommitted | StepSkipped):
             if record.step <= self._step:
