@@ -141,3 +141,5 @@ class Finish:
 
 
 Command = Send | JournalCommit | JournalPlan | Evict | Release | WriteManifest | Publish | Finish
+
+JournalEntry = JournalCommit | JournalPlan
