@@ -160,8 +160,7 @@ def _fork(address: str, worker: int) -> int:
 def _work(address: str, worker: WorkerId) -> bytes:
     mailbox = Mailbox()
     control = Control(address, mailbox)
-    control.start()
-    control.send(
+    control.start(
         Hello(version=PROTOCOL_VERSION, token="token", worker=worker, pid=os.getpid(), data_address="127.0.0.1:1")
     )
     times = bytearray()

@@ -11,26 +11,20 @@ import contextlib
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
 
-import msgspec
 import xxhash
 
 from planaria.job.errors import UserError
-from planaria.protocol.events import JournalEntry
+from planaria.protocol.journal import AnyEntry, JournalEntry, decode_entry, encode_entry
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS entries (
-    number INTEGER PRIMARY KEY, run TEXT NOT NULL, kind TEXT NOT NULL, body BLOB NOT NULL, checksum INTEGER NOT NULL
+    number INTEGER PRIMARY KEY, run TEXT NOT NULL, entry BLOB NOT NULL, checksum INTEGER NOT NULL
 );
 CREATE TABLE IF NOT EXISTS job (fingerprint TEXT NOT NULL, checksum INTEGER NOT NULL);
 """
 
-_encoder = msgspec.msgpack.Encoder()
-_KINDS: dict[str, msgspec.msgpack.Decoder[Any]] = {
-    kind.__name__: msgspec.msgpack.Decoder(kind) for kind in get_args(JournalEntry)
-}
-_Row = tuple[int, str, str, bytes, int]
+_Row = tuple[int, str, bytes, int]
 
 
 class Journal:
@@ -65,26 +59,28 @@ class Journal:
         except sqlite3.DatabaseError as error:
             self._keep((), str(error))
 
-    def read(self) -> tuple[JournalEntry, ...]:
+    def read(self) -> list[AnyEntry]:
         """What this run wrote, in order. Of a damaged file, up to the damage; the file is whole again afterwards."""
         rows: list[_Row] = []
+        entries: list[AnyEntry] = []
         try:
             for row in self._whole_rows():
+                entries.append(decode_entry(row[2]))
                 rows.append(row)
             (answer,) = self._need().execute("PRAGMA quick_check(1)").fetchone()
             damage = None if answer == "ok" else str(answer)
-        except (_Damaged, sqlite3.DatabaseError) as error:
+        except (_Damaged, sqlite3.DatabaseError, ValueError) as error:
             damage = str(error)
         if damage is not None:
             self._keep(rows, damage)
-        return tuple(_KINDS[kind].decode(body) for _, _, kind, body, _ in rows)
+        return entries
 
     def write(self, entry: JournalEntry) -> None:
         """Returns when the entry is durable."""
-        kind, body = type(entry).__name__, _encoder.encode(entry)
+        body = encode_entry(entry)
         self._need().execute(
-            "INSERT INTO entries (run, kind, body, checksum) VALUES (?, ?, ?, ?)",
-            (self._run, kind, body, _checksum(self._run, kind, body)),
+            "INSERT INTO entries (run, entry, checksum) VALUES (?, ?, ?)",
+            (self._run, body, _checksum(self._run, body)),
         )
 
     def close(self) -> None:
@@ -122,12 +118,12 @@ class Journal:
     def _whole_rows(self) -> Iterator[_Row]:
         """In order, until one is missing or wrong. Raises _Damaged there."""
         last = 0
-        rows = self._need().execute("SELECT number, run, kind, body, checksum FROM entries ORDER BY number")
+        rows = self._need().execute("SELECT number, run, entry, checksum FROM entries ORDER BY number")
         for row in rows:
-            number, run, kind, body, checksum = row
+            number, run, body, checksum = row
             if number != last + 1:
                 raise _Damaged(f"entry {last + 1} is missing")
-            if kind not in _KINDS or not isinstance(body, bytes) or _checksum(run, kind, body) != checksum:
+            if not isinstance(body, bytes) or _checksum(run, body) != checksum:
                 raise _Damaged(f"the checksum of entry {number} is wrong")
             last = number
             yield row
@@ -142,7 +138,7 @@ class Journal:
         self._database = self._open()
         self._begin_run()
         self._database.execute("BEGIN")
-        self._database.executemany("INSERT INTO entries VALUES (?, ?, ?, ?, ?)", rows)
+        self._database.executemany("INSERT INTO entries VALUES (?, ?, ?, ?)", rows)
         self._database.execute("COMMIT")
         self.complaints.append(
             f"the journal {self._path} is damaged ({damage}): its first {len(rows)} entries are kept, "
@@ -154,7 +150,7 @@ class _Damaged(Exception):
     """An entry is missing, or is not what was written."""
 
 
-def _checksum(run: str, kind: str = "", body: bytes = b"") -> int:
+def _checksum(run: str, body: bytes = b"") -> int:
     """As a signed number, which is what SQLite holds."""
-    digest = xxhash.xxh3_64_intdigest(f"{run}/{kind}/".encode() + body)
+    digest = xxhash.xxh3_64_intdigest(f"{run}/".encode() + body)
     return digest - (1 << 64) if digest >= 1 << 63 else digest

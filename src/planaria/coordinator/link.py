@@ -36,10 +36,11 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 
 class Told(msgspec.Struct, frozen=True, tag="told"):
-    """A record, and when (seconds since 1970)."""
+    """A record, and when (seconds since 1970). `again`: an earlier coordinator may have told it."""
 
     record: AnyRecord
     time_s: float
+    again: bool = False
 
 
 class KillNode(msgspec.Struct, frozen=True, tag="kill"):
@@ -76,7 +77,6 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin"):
         incarnation: counts from 1. From the second on there may be workers with state.
         nodes: that were started, with the pids of their processes on this machine.
         lost: of them, those of which a process ended, each with the cause.
-        num_steps: steps of which this run's supervisor has a record, in the order of their commits.
         is_stopping: the user wants the run to end.
         faults: on the user's order, that have not struck yet.
     """
@@ -84,7 +84,6 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin"):
     incarnation: int
     nodes: dict[NodeId, tuple[int, ...]]
     lost: tuple[tuple[NodeId, str], ...]
-    num_steps: int
     is_stopping: bool
     faults: tuple[Fault, ...]
 

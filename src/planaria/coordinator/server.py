@@ -27,18 +27,18 @@ from planaria.protocol.events import (
     Event,
     Evict,
     Finish,
-    JournalCommit,
-    JournalPlan,
     NodeGone,
     NodeNotice,
     Publish,
     Received,
     Release,
+    Restarted,
     Send,
     StopRequested,
     WorkerJoined,
     WriteManifest,
 )
+from planaria.protocol.journal import JournalEntry
 from planaria.protocol.liveness import Limits, Liveness
 from planaria.protocol.messages import (
     MAX_FRAME_BYTES,
@@ -53,6 +53,7 @@ from planaria.protocol.messages import (
     decode_from_worker,
     encode,
 )
+from planaria.protocol.past import Past
 from planaria.protocol.records import AnyRecord
 from planaria.protocol.requests import Answer, Request, Wish, decode_request
 from planaria.worker.frames import FrameError
@@ -144,6 +145,9 @@ class Server:
         write_manifest: makes a checkpoint whole; called in a thread of its own.
         limits: after which a worker counts as hung.
         add_node: starts the node of this number, which joins when it is ready; None: no node can be started.
+        past: of the machine, when another coordinator died.
+        started: nodes that were started before this server.
+        tell_again: gets records that an earlier coordinator may have published.
         strike: kills this process at the points that the user asked for, see `job.faults.COORDINATOR_POINTS`.
     """
 
@@ -157,6 +161,9 @@ class Server:
         write_manifest: Callable[[WriteManifest], None],
         limits: Limits = Limits(),  # noqa: B008 (frozen)
         add_node: Callable[[NodeId], None] | None = None,
+        past: Past | None = None,
+        started: Sequence[NodeId] = (),
+        tell_again: Observer = lambda record, time_s: None,
         strike: Callable[[str, int], None] = lambda at, step: None,
     ) -> None:
         self._machine = machine
@@ -164,6 +171,7 @@ class Server:
         self._journal = journal
         self._nodes = nodes
         self._observers = tuple(observers)
+        self._tell_again = tell_again
         self._strike = strike
         self._manifests = ManifestWriter(write_manifest, self._wake)
         self._selector = selectors.DefaultSelector()
@@ -174,7 +182,9 @@ class Server:
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wishes: list[str] = []
         self._add_node = add_node
-        self._next_node = machine.settings.num_nodes
+        self._past = past
+        self._started = sorted({*map(NodeId, range(machine.settings.num_nodes)), *started})
+        self._next_node = max([node + 1 for node in (*self._started, *(past.gone if past else ()))])
         self._liveness = Liveness(limits)
         self._judged = time.monotonic()
         self._encoded: tuple[Message, bytes] | None = None
@@ -210,8 +220,12 @@ class Server:
         Args:
             tell_the_end: called when the run is over.
         """
-        for number in range(self._machine.settings.num_nodes):
-            self._await(NodeId(number))
+        if self._past is not None:
+            self._handle(Restarted())
+            for node in self._past.joined:
+                self._await_back(node)
+        for node in self._started:
+            self._await(node)
         self._nodes_told(None)  # of whoever died while the others were started, and was heard of then
         while self._finished is None:
             for key, _ in self._selector.select(timeout=TICK_S):
@@ -396,8 +410,13 @@ class Server:
     def _await(self, node: NodeId) -> None:
         """The node was started; workers that have joined already are not waited for."""
         for worker in self._workers_of(node):
-            if worker not in self._connections and node not in self._evicted:
+            if not self._liveness.knows(worker) and node not in self._evicted:
                 self._liveness.started(worker, time.monotonic())
+
+    def _await_back(self, node: NodeId) -> None:
+        """It was there before: if it is there now, it comes within the time for which anybody may be silent."""
+        for worker in self._workers_of(node):
+            self._liveness.joined(worker, time.monotonic())
 
     def _judge(self) -> None:
         """Lose the nodes whose workers are silent or hang."""
@@ -442,8 +461,10 @@ class Server:
         match command:
             case Send(worker, message):
                 self._send(worker, message)
-            case JournalCommit() | JournalPlan():
+            case JournalEntry():
                 self._journal.write(command)
+            case Publish(record, again=True):
+                self._tell_again(record, time.time())
             case Publish(record):
                 now = time.time()
                 for observer in self._observers:

@@ -32,6 +32,7 @@ from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.events import Finish, WriteManifest
 from planaria.protocol.liveness import Limits
+from planaria.protocol.past import Past
 from planaria.protocol.records import AnyRecord, Note
 from planaria.protocol.settings import CheckpointRef, RunSettings
 
@@ -71,6 +72,7 @@ def run_coordinator(settings: CoordinatorSettings, listener: socket.socket, sock
         sock: to the supervisor.
     """
     link = Link(sock, waits=True)
+    _call_itself("standby")
     job, folder = settings.job, RunFolder(Path(settings.folder))
     given = msgspec.json.decode(folder.profile.read_bytes(), type=ModelProfile)
     try:
@@ -83,8 +85,14 @@ def run_coordinator(settings: CoordinatorSettings, listener: socket.socket, sock
     link.send(Prepared())
     begin = _wait_for_begin(link)
     if begin is not None:
+        _call_itself("coordinator")
         _Coordinating(settings, given, policy, link, begin).serve(listener)
     return 0
+
+
+def _call_itself(name: str) -> None:
+    """For people who look at processes, and tests that kill them."""
+    Path("/proc/self/comm").write_text(name)
 
 
 def _wait_for_begin(link: Link) -> Begin | None:
@@ -111,7 +119,9 @@ class _Coordinating:
         self._begin = begin
         self._layers = tuple(group.layers for group in profile.groups)
         self._journal = Journal(self._folder.journal, settings.run_id, job_fingerprint(settings.job))
-        self._machine = Coordinator(_run_settings(settings, profile), policy)
+        self._journal.start()
+        past = Past.of(self._journal.read()) if begin.incarnation > 1 else None
+        self._machine = Coordinator(_run_settings(settings, profile), policy, past)
         nodes = SupervisedNodes(link, begin, lambda: self._server.request_stop())
         self._server = Server(
             self._machine,
@@ -122,11 +132,13 @@ class _Coordinating:
             self._write_manifest,
             limits=_limits(settings.job),
             add_node=nodes.start,
+            past=past,
+            started=nodes.started,
+            tell_again=lambda record, time_s: link.send(Told(record, time_s, again=True)),
             strike=self._strike,
         )
 
     def serve(self, listener: socket.socket) -> None:
-        self._journal.start()
         for complaint in self._journal.complaints:
             self._observe(Note(level="warning", text=complaint), time.time())
         self._server.start(listener)

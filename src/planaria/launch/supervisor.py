@@ -12,6 +12,7 @@ import selectors
 import signal
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -40,6 +41,9 @@ from planaria.protocol.records import AnyRecord, Note, Restored, StepCommitted, 
 
 MAX_RESTARTS = 5
 """Of coordinators that die one after the other without a commit: then it is no accident."""
+
+RECENT = 4096
+"""Records among which one is looked for that is told again: more than there are between two steps."""
 
 TAIL_BYTES = 4000
 """Of the coordinator's log, for whoever has to find out why."""
@@ -94,8 +98,8 @@ class Supervisor:
         self._deaths = 0
         self._nodes: dict[NodeId, tuple[int, ...]] = {}
         self._lost: list[tuple[NodeId, str]] = []
-        self._num_steps = 0
         self._last_step = 0
+        self._recent: deque[AnyRecord] = deque(maxlen=RECENT)
         self._is_stopping = False
         self._is_aborted = False
         self._finished: Finished | None = None
@@ -187,7 +191,6 @@ class Supervisor:
             incarnation=self._incarnation,
             nodes=self._nodes,
             lost=tuple(self._lost),
-            num_steps=self._num_steps,
             is_stopping=self._is_stopping,
             faults=self._faults,
         )
@@ -241,8 +244,9 @@ class Supervisor:
 
     def _take(self, news: FromCoordinator) -> None:
         match news:
-            case Told(record, time_s):
-                self._record(record, time_s)
+            case Told(record, time_s, again):
+                if not (again and record in self._recent):
+                    self._record(record, time_s)
             case KillNode(node):
                 self._launcher.kill(node)
             case StartNode(node):
@@ -264,13 +268,13 @@ class Supervisor:
                 if step <= self._last_step:
                     return
                 self._last_step = step
-                self._num_steps += 1
                 self._deaths = 0
                 self._stand_by()
             case Restored(to_step=step):
                 self._last_step = step
             case _:
                 pass
+        self._recent.append(record)
         self._observe(record, time_s)
 
     def _start(self, node: NodeId) -> None:
