@@ -13,9 +13,7 @@ import torch
 
 from planaria.plan.plan import WorkerId
 from planaria.protocol.messages import Stop
-from planaria.protocol.worker import CoordinatorGone
 from planaria.worker import transport as transport_module
-from planaria.worker.control import Control
 from planaria.worker.frames import FrameError, control_frame, data_frame
 from planaria.worker.mailbox import Interrupted, Key, Kind, Mailbox
 from planaria.worker.transport import GREETING_LIMIT_BYTES, Transport

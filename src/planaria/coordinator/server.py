@@ -10,6 +10,7 @@ import logging
 import selectors
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -181,6 +182,7 @@ class Server:
         self._finished: Finish | None = None
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wishes: list[str] = []
+        self._held_up: deque[tuple[Connection, Request]] = deque()
         self._add_node = add_node
         self._past = past
         self._started = sorted({*map(NodeId, range(machine.settings.num_nodes)), *started})
@@ -350,12 +352,21 @@ class Server:
         return request
 
     def _answer(self, connection: Connection, request: Request) -> None:
-        """Do what is asked for, answer, and close."""
+        """Do what is asked for, answer, and close; as soon as it is known which workers came back."""
+        if self._machine.awaited and request.wish is not Wish.STATUS:
+            self._held_up.append((connection, request))
+            return
         accepted, text = self._grant(request)
         answer = Answer(accepted=accepted, text=text, state=self._machine.state)
         connection.send(msgspec.msgpack.encode(answer))
         connection.flush()
         self._close(connection)
+
+    def _answer_held_up(self) -> None:
+        while self._held_up and not self._machine.awaited:
+            connection, request = self._held_up.popleft()
+            if not connection.is_closed:
+                self._answer(connection, request)
 
     def _grant(self, request: Request) -> tuple[bool, str]:
         state = self._machine.state
@@ -450,6 +461,7 @@ class Server:
         decided = any(isinstance(c, Send) and isinstance(c.message, PlanMessage) for c in commands)
         if decided and self._finished is None:
             self._machine.handle(DecisionTook(took), time.monotonic())
+        self._answer_held_up()
 
     def _pass(self, thing: Event | Command) -> None:
         """A point at which the user may want this process to die."""

@@ -21,6 +21,7 @@ from planaria.coordinator.journal import Journal
 from planaria.coordinator.link import Begin, Finished, Link, Prepared, Refused, Struck, Told
 from planaria.coordinator.nodes import SupervisedNodes
 from planaria.coordinator.server import Server
+from planaria.job.errors import UserError
 from planaria.job.parse import job_fingerprint
 from planaria.job.settings import Device, Job, WhenExhausted
 from planaria.launch.settings import job_profile, planner_settings
@@ -86,7 +87,11 @@ def run_coordinator(settings: CoordinatorSettings, listener: socket.socket, sock
     begin = _wait_for_begin(link)
     if begin is not None:
         _call_itself("coordinator")
-        _Coordinating(settings, given, policy, link, begin).serve(listener)
+        try:
+            _Coordinating(settings, given, policy, link, begin).serve(listener)
+        except UserError as error:
+            link.send(Refused(str(error)))
+            return 1
     return 0
 
 

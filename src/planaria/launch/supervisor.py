@@ -253,7 +253,8 @@ class Supervisor:
                 self._start(node)
                 self._launcher_told()
             case Struck(fault):
-                self._faults = tuple(other for other in self._faults if other != fault)
+                at = self._faults.index(fault)
+                self._faults = self._faults[:at] + self._faults[at + 1 :]
             case Finished():
                 self._finished = news
             case Prepared():

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from planaria.protocol.messages import ToWorker
-from planaria.protocol.worker import CoordinatorGone
+from planaria.protocol.worker import CoordinatorBack, CoordinatorGone
 
 
 class Interrupted(Exception):
@@ -53,7 +53,7 @@ class Key:
     layer: int
 
 
-ControlEvent = ToWorker | CoordinatorGone
+ControlEvent = ToWorker | CoordinatorGone | CoordinatorBack
 
 
 class Mailbox:
