@@ -77,6 +77,7 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin"):
         incarnation: counts from 1. From the second on there may be workers with state.
         nodes: that were started, with the pids of their processes on this machine.
         lost: of them, those of which a process ended, each with the cause.
+        step_began: monotonic seconds of the last commit that the supervisor heard of; None: there was none.
         is_stopping: the user wants the run to end.
         faults: on the user's order, that have not struck yet.
     """
@@ -84,6 +85,7 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin"):
     incarnation: int
     nodes: dict[NodeId, tuple[int, ...]]
     lost: tuple[tuple[NodeId, str], ...]
+    step_began: float | None
     is_stopping: bool
     faults: tuple[Fault, ...]
 

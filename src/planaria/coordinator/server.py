@@ -148,6 +148,7 @@ class Server:
         add_node: starts the node of this number, which joins when it is ready; None: no node can be started.
         past: of the machine, when another coordinator died.
         started: nodes that were started before this server.
+        step_began: when the step in progress began, as far as anybody knows (monotonic seconds).
         tell_again: gets records that an earlier coordinator may have published.
         strike: kills this process at the points that the user asked for, see `job.faults.COORDINATOR_POINTS`.
     """
@@ -164,6 +165,7 @@ class Server:
         add_node: Callable[[NodeId], None] | None = None,
         past: Past | None = None,
         started: Sequence[NodeId] = (),
+        step_began: float | None = None,
         tell_again: Observer = lambda record, time_s: None,
         strike: Callable[[str, int], None] = lambda at, step: None,
     ) -> None:
@@ -185,6 +187,7 @@ class Server:
         self._held_up: deque[tuple[Connection, Request]] = deque()
         self._add_node = add_node
         self._past = past
+        self._step_began = step_began
         self._started = sorted({*map(NodeId, range(machine.settings.num_nodes)), *started})
         self._next_node = max([node + 1 for node in (*self._started, *(past.gone if past else ()))])
         self._liveness = Liveness(limits)
@@ -223,7 +226,7 @@ class Server:
             tell_the_end: called when the run is over.
         """
         if self._past is not None:
-            self._handle(Restarted())
+            self._handle(Restarted(self._step_began))
             for node in self._past.joined:
                 self._await_back(node)
         for node in self._started:

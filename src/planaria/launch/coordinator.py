@@ -139,6 +139,7 @@ class _Coordinating:
             add_node=nodes.start,
             past=past,
             started=nodes.started,
+            step_began=begin.step_began,
             tell_again=lambda record, time_s: link.send(Told(record, time_s, again=True)),
             strike=self._strike,
         )

@@ -99,6 +99,7 @@ class Supervisor:
         self._nodes: dict[NodeId, tuple[int, ...]] = {}
         self._lost: list[tuple[NodeId, str]] = []
         self._last_step = 0
+        self._step_began: float | None = None
         self._recent: deque[AnyRecord] = deque(maxlen=RECENT)
         self._is_stopping = False
         self._is_aborted = False
@@ -191,6 +192,7 @@ class Supervisor:
             incarnation=self._incarnation,
             nodes=self._nodes,
             lost=tuple(self._lost),
+            step_began=self._step_began,
             is_stopping=self._is_stopping,
             faults=self._faults,
         )
@@ -270,6 +272,7 @@ class Supervisor:
                     return
                 self._last_step = step
                 self._deaths = 0
+                self._step_began = time.monotonic()
                 self._stand_by()
             case Restored(to_step=step):
                 self._last_step = step
