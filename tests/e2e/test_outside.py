@@ -54,12 +54,13 @@ def listening_ports(pid: int) -> list[int]:
 
 
 class Strangers:
-    """At every record, says something wrong to some port of the job, in the thread of the coordinator."""
+    """At every record, says something wrong to every port of the job."""
 
     def __init__(self, pids: Callable[[], list[int]]) -> None:
         self._pids = pids
         self._open: list[socket.socket] = []
         self.spoken = 0
+        self.most_ports = 0
         hello = Hello(version=PROTOCOL_VERSION, token="guess", worker=WorkerId(0), pid=1, data_address="x:1")
         message = b"".join(data_frame(Key(Kind.SUM, 0, 2, 1, 0, 0), (torch.ones(100),)))
         self._words = [
@@ -82,7 +83,7 @@ class Strangers:
                 self._open.append(sock)
                 sock.sendall(words)
         self.spoken += 1
-        assert not isinstance(record, StepCommitted) or len(ports) >= 7, "the coordinator's and six workers'"
+        self.most_ports = max(self.most_ports, len(ports))
 
     def close(self) -> None:
         for sock in self._open:
@@ -99,11 +100,12 @@ def strangers(worker_pids: Callable[[], list[int]]) -> Iterator[Strangers]:
 def test_strangers_on_every_port_disturb_nothing(
     strangers: Strangers, text: Path, run: Run, reference: Reference
 ) -> None:
-    job = make_job(text)
-    outcome = run(job, "kill:node=3,step=3,at=backward", observers=[strangers])
+    job = make_job(text, train__steps=40)
+    outcome = run(job, "kill:node=3,step=20,at=backward", observers=[strangers])
     outcome.assert_same_bits(reference(job))
     assert [event["node"] for event in outcome.events("node_lost")] == [3]
     assert strangers.spoken > 8
+    assert strangers.most_ports >= 7, "the coordinator's and six workers'"
 
 
 class Sniper:

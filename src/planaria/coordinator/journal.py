@@ -1,47 +1,156 @@
 """The journal: what the coordinator decided, durable before anybody acts on it. SQLite in WAL mode.
 
-A commit survives the death of the coordinator's process; `synchronous = NORMAL` leaves the last ones to the mercy of
-a power cut, which a worker's report of what it committed makes up for.
+An entry survives the death of the coordinator's process; `synchronous = NORMAL` leaves the last ones to the mercy of
+a power cut, which a worker's report of what it committed makes up for. Entries have checksums of their own and follow
+each other without gaps: of a damaged file, what comes before the damage is kept, and nothing after it is believed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 
-from planaria.protocol.journal import JournalCommit, JournalEntry, decode_entry, encode_entry
+import xxhash
+
+from planaria.job.errors import UserError
+from planaria.protocol.journal import AnyEntry, JournalEntry, decode_entry, encode_entry
 
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS entries (number INTEGER PRIMARY KEY, entry BLOB);
+CREATE TABLE IF NOT EXISTS entries (
+    number INTEGER PRIMARY KEY, run TEXT NOT NULL, entry BLOB NOT NULL, checksum INTEGER NOT NULL
+);
+CREATE TABLE IF NOT EXISTS job (fingerprint TEXT NOT NULL, checksum INTEGER NOT NULL);
 """
+
+_Row = tuple[int, str, bytes, int]
 
 
 class Journal:
-    """Append-only record of plans and commits."""
+    """Append-only record of one run.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: of the file.
+        run: whose entries are read and written. Those of earlier runs in the same folder are removed: what they
+            decided is over, and none of their workers lives.
+        job: fingerprint of the job.
+
+    Attributes:
+        complaints: what was wrong with the file, and what was kept.
+    """
+
+    def __init__(self, path: Path, run: str = "", job: str = "") -> None:
         self._path = path
+        self._run = run
+        self._job = job
         self._database: sqlite3.Connection | None = None
+        self.complaints: list[str] = []
 
     def start(self) -> None:
-        self._database = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
-        self._database.execute("PRAGMA journal_mode = WAL")
-        self._database.execute("PRAGMA synchronous = NORMAL")
-        self._database.executescript(_SCHEMA)
+        """Open the file, whatever is left of it.
+
+        Raises:
+            UserError: it is another job's.
+        """
+        try:
+            self._database = self._open()
+            self._begin_run()
+        except sqlite3.DatabaseError as error:
+            self._keep((), str(error))
+
+    def read(self) -> list[AnyEntry]:
+        """What this run wrote, in order. Of a damaged file, up to the damage; the file is whole again afterwards."""
+        rows: list[_Row] = []
+        entries: list[AnyEntry] = []
+        try:
+            for row in self._whole_rows():
+                entries.append(decode_entry(row[2]))
+                rows.append(row)
+            (answer,) = self._need().execute("PRAGMA quick_check(1)").fetchone()
+            damage = None if answer == "ok" else str(answer)
+        except (_Damaged, sqlite3.DatabaseError, ValueError) as error:
+            damage = str(error)
+        if damage is not None:
+            self._keep(rows, damage)
+        return entries
 
     def write(self, entry: JournalEntry) -> None:
         """Returns when the entry is durable."""
-        assert self._database is not None
-        self._database.execute("INSERT INTO entries (entry) VALUES (?)", (encode_entry(entry),))
-
-    def last_step(self) -> int | None:
-        """The last committed step; None when there is none."""
-        assert self._database is not None
-        rows = self._database.execute("SELECT entry FROM entries ORDER BY number DESC")
-        entries = (decode_entry(row[0]) for row in rows)
-        return next((entry.step for entry in entries if isinstance(entry, JournalCommit)), None)
+        body = encode_entry(entry)
+        self._need().execute(
+            "INSERT INTO entries (run, entry, checksum) VALUES (?, ?, ?)",
+            (self._run, body, _checksum(self._run, body)),
+        )
 
     def close(self) -> None:
         if self._database is not None:
             self._database.close()
             self._database = None
+
+    def _need(self) -> sqlite3.Connection:
+        assert self._database is not None, "the journal is not open"
+        return self._database
+
+    def _open(self) -> sqlite3.Connection:
+        database = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
+        try:
+            database.execute("PRAGMA journal_mode = WAL")
+            database.execute("PRAGMA synchronous = NORMAL")
+            database.executescript(_SCHEMA)
+        except sqlite3.DatabaseError:
+            database.close()
+            raise
+        return database
+
+    def _begin_run(self) -> None:
+        database = self._need()
+        found = database.execute("SELECT fingerprint, checksum FROM job").fetchone()
+        if found is None:
+            database.execute("INSERT INTO job VALUES (?, ?)", (self._job, _checksum(self._job)))
+        elif found[0] != self._job and _checksum(str(found[0])) == found[1]:
+            raise UserError(
+                f"journal {self._path} belongs to another job: [model], [data] or [train] differ. "
+                "Go on with the same job, or start a new run by --name NAME."
+            )
+        database.execute("DELETE FROM entries WHERE run != ?", (self._run,))
+
+    def _whole_rows(self) -> Iterator[_Row]:
+        """In order, until one is missing or wrong. Raises _Damaged there."""
+        last = 0
+        rows = self._need().execute("SELECT number, run, entry, checksum FROM entries ORDER BY number")
+        for row in rows:
+            number, run, body, checksum = row
+            if number != last + 1:
+                raise _Damaged(f"entry {last + 1} is missing")
+            if not isinstance(body, bytes) or _checksum(run, body) != checksum:
+                raise _Damaged(f"the checksum of entry {number} is wrong")
+            last = number
+            yield row
+
+    def _keep(self, rows: tuple[_Row, ...] | list[_Row], damage: str) -> None:
+        """Move the damaged file aside, and go on with a new one that has these rows."""
+        self.close()
+        aside = self._path.with_name(f"{self._path.name}.damaged")
+        for suffix in ("", "-wal", "-shm"):
+            with contextlib.suppress(FileNotFoundError):
+                self._path.with_name(self._path.name + suffix).replace(aside.with_name(aside.name + suffix))
+        self._database = self._open()
+        self._begin_run()
+        self._database.execute("BEGIN")
+        self._database.executemany("INSERT INTO entries VALUES (?, ?, ?, ?)", rows)
+        self._database.execute("COMMIT")
+        self.complaints.append(
+            f"the journal {self._path} is damaged ({damage}): its first {len(rows)} entries are kept, "
+            f"the damaged file is {aside.name}"
+        )
+
+
+class _Damaged(Exception):
+    """An entry is missing, or is not what was written."""
+
+
+def _checksum(run: str, body: bytes = b"") -> int:
+    """As a signed number, which is what SQLite holds."""
+    digest = xxhash.xxh3_64_intdigest(f"{run}/".encode() + body)
+    return digest - (1 << 64) if digest >= 1 << 63 else digest

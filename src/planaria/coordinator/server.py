@@ -10,6 +10,7 @@ import logging
 import selectors
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -17,6 +18,7 @@ import msgspec
 
 from planaria.coordinator.connection import Connection
 from planaria.coordinator.journal import Journal
+from planaria.coordinator.manifests import ManifestWriter
 from planaria.job.errors import UserError
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.coordinator import Coordinator
@@ -26,13 +28,12 @@ from planaria.protocol.events import (
     Event,
     Evict,
     Finish,
-    ManifestFailed,
-    ManifestWritten,
     NodeGone,
     NodeNotice,
     Publish,
     Received,
     Release,
+    Restarted,
     Send,
     StopRequested,
     WorkerJoined,
@@ -41,6 +42,7 @@ from planaria.protocol.events import (
 from planaria.protocol.journal import JournalEntry
 from planaria.protocol.liveness import Limits, Liveness
 from planaria.protocol.messages import (
+    MAX_FRAME_BYTES,
     PROTOCOL_VERSION,
     Alive,
     CutOff,
@@ -52,6 +54,7 @@ from planaria.protocol.messages import (
     decode_from_worker,
     encode,
 )
+from planaria.protocol.past import Past
 from planaria.protocol.records import AnyRecord
 from planaria.protocol.requests import Answer, Request, Wish, decode_request
 from planaria.worker.frames import FrameError
@@ -60,6 +63,9 @@ log = logging.getLogger(__name__)
 
 MAX_NODES = 1 << 20
 """Node numbers go up to this; a node that joins later takes the next one."""
+
+BACKLOG = 4096
+"""Connections that wait to be accepted: while no coordinator is there, those of all workers."""
 
 MAX_ADDED = 1024
 """Nodes that one request may start."""
@@ -72,6 +78,23 @@ AWAY_S = 0.5
 
 GOODBYE_S = 5.0
 """How long workers may take to end after the run before they are killed."""
+
+POINTS = {
+    "WorkerJoined": "join",
+    "NodeGone": "loss",
+    "Vote": "vote",
+    "Report": "report",
+    "Saved": "save",
+    "Returned": "return",
+    "ManifestWritten": "manifest",
+    "JournalPlan": "plan",
+    "JournalCommit": "commit",
+    "JournalEnd": "end",
+    "PlanMessage": "send",
+    "Commit": "tell",
+}
+"""Where the coordinator may be told to kill itself (`job.faults.COORDINATOR_POINTS`): before an event of this name is
+handled, or after a command of this name, or one that sends a message of it, is carried out."""
 
 Observer = Callable[[AnyRecord, float], None]
 
@@ -96,6 +119,21 @@ class Nodes(Protocol):
     def all_ended(self) -> bool: ...
 
 
+def listen(host: str, port: int) -> socket.socket:
+    """The coordinator's port. Who owns the socket may be another than who serves it.
+
+    Raises:
+        UserError: the port is taken.
+    """
+    try:
+        return socket.create_server((host, port), backlog=BACKLOG)
+    except OSError as error:
+        raise UserError(
+            f"cluster.port = {port}: cannot listen on {host}:{port} ({error.strerror}). "
+            "Choose another port, or 0 for any free one."
+        ) from None
+
+
 class Server:
     """Runs one job's coordinator until it finishes.
 
@@ -105,9 +143,14 @@ class Server:
         journal: open.
         nodes: the launcher's side.
         observers: get every record.
-        write_manifest: makes a checkpoint whole.
+        write_manifest: makes a checkpoint whole; called in a thread of its own.
         limits: after which a worker counts as hung.
         add_node: starts the node of this number, which joins when it is ready; None: no node can be started.
+        past: of the machine, when another coordinator died.
+        started: nodes that were started before this server.
+        step_began: when the step in progress began, as far as anybody knows (monotonic seconds).
+        tell_again: gets records that an earlier coordinator may have published.
+        strike: kills this process at the points that the user asked for, see `job.faults.COORDINATOR_POINTS`.
     """
 
     def __init__(
@@ -120,13 +163,20 @@ class Server:
         write_manifest: Callable[[WriteManifest], None],
         limits: Limits = Limits(),  # noqa: B008 (frozen)
         add_node: Callable[[NodeId], None] | None = None,
+        past: Past | None = None,
+        started: Sequence[NodeId] = (),
+        step_began: float | None = None,
+        tell_again: Observer = lambda record, time_s: None,
+        strike: Callable[[str, int], None] = lambda at, step: None,
     ) -> None:
         self._machine = machine
         self._token = token
         self._journal = journal
         self._nodes = nodes
         self._observers = tuple(observers)
-        self._write_manifest = write_manifest
+        self._tell_again = tell_again
+        self._strike = strike
+        self._manifests = ManifestWriter(write_manifest, self._wake)
         self._selector = selectors.DefaultSelector()
         self._connections: dict[WorkerId, Connection] = {}
         self._evicted: set[NodeId] = set()
@@ -134,28 +184,25 @@ class Server:
         self._finished: Finish | None = None
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wishes: list[str] = []
+        self._held_up: deque[tuple[Connection, Request]] = deque()
         self._add_node = add_node
-        self._next_node = machine.settings.num_nodes
+        self._past = past
+        self._step_began = step_began
+        self._started = sorted({*map(NodeId, range(machine.settings.num_nodes)), *started})
+        self._next_node = max([node + 1 for node in (*self._started, *(past.gone if past else ()))])
         self._liveness = Liveness(limits)
         self._judged = time.monotonic()
         self._encoded: tuple[Message, bytes] | None = None
         self._listener: socket.socket | None = None
 
-    def start(self, host: str, port: int) -> str:
-        """Listen; returns "host:port". Raises UserError when the port is taken."""
-        try:
-            self._listener = socket.create_server((host, port), backlog=256)
-        except OSError as error:
-            raise UserError(
-                f"cluster.port = {port}: cannot listen on {host}:{port} ({error.strerror}). "
-                "Choose another port, or 0 for any free one."
-            ) from None
+    def start(self, listener: socket.socket) -> None:
+        """Serve whoever connects."""
+        self._listener = listener
         self._listener.setblocking(False)
         self._wake_receiver.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self._wake_receiver, selectors.EVENT_READ, self._woken)
         self._selector.register(self._nodes.fileno(), selectors.EVENT_READ, self._nodes_told)
-        return f"{host}:{self._listener.getsockname()[1]}"
 
     def request_stop(self) -> None:
         """Finish the step, save, end. Safe from any thread and from a signal handler."""
@@ -167,12 +214,23 @@ class Server:
 
     def _wish(self, wish: str) -> None:
         self._wishes.append(wish)
+        self._wake()
+
+    def _wake(self) -> None:
         self._wake_sender.send(b"x")
 
-    def run(self) -> Finish | None:
-        """Serve until the run is over; None when it was aborted."""
-        for number in range(self._machine.settings.num_nodes):
-            self._await(NodeId(number))
+    def run(self, tell_the_end: Callable[[Finish], None] = lambda finish: None) -> Finish | None:
+        """Serve until the run is over and the workers are gone; None when it was aborted.
+
+        Args:
+            tell_the_end: called when the run is over.
+        """
+        if self._past is not None:
+            self._handle(Restarted(self._step_began))
+            for node in self._past.joined:
+                self._await_back(node)
+        for node in self._started:
+            self._await(node)
         self._nodes_told(None)  # of whoever died while the others were started, and was heard of then
         while self._finished is None:
             for key, _ in self._selector.select(timeout=TICK_S):
@@ -180,6 +238,7 @@ class Server:
                 if "abort" in self._wishes:
                     return None
             self._judge()
+        tell_the_end(self._finished)
         deadline = time.monotonic() + GOODBYE_S
         while not self._nodes.all_ended() and time.monotonic() < deadline:
             for key, _ in self._selector.select(timeout=0.1):
@@ -204,6 +263,8 @@ class Server:
         if "stop" in self._wishes:
             self._wishes = [wish for wish in self._wishes if wish != "stop"]
             self._handle(StopRequested())
+        while answer := self._manifests.take():
+            self._handle(answer)
 
     def _nodes_told(self, _: object) -> None:
         for node, cause in self._nodes.lost():
@@ -273,6 +334,7 @@ class Server:
             connection.flush()
             raise FrameError(refusal)
         connection.worker = hello.worker
+        connection.limit_bytes = MAX_FRAME_BYTES
         self._connections[hello.worker] = connection
         self._next_node = max(self._next_node, node + 1)
         self._liveness.joined(hello.worker, time.monotonic())
@@ -293,12 +355,21 @@ class Server:
         return request
 
     def _answer(self, connection: Connection, request: Request) -> None:
-        """Do what is asked for, answer, and close."""
+        """Do what is asked for, answer, and close; as soon as it is known which workers came back."""
+        if self._machine.awaited and request.wish is not Wish.STATUS:
+            self._held_up.append((connection, request))
+            return
         accepted, text = self._grant(request)
         answer = Answer(accepted=accepted, text=text, state=self._machine.state)
         connection.send(msgspec.msgpack.encode(answer))
         connection.flush()
         self._close(connection)
+
+    def _answer_held_up(self) -> None:
+        while self._held_up and not self._machine.awaited:
+            connection, request = self._held_up.popleft()
+            if not connection.is_closed:
+                self._answer(connection, request)
 
     def _grant(self, request: Request) -> tuple[bool, str]:
         state = self._machine.state
@@ -353,8 +424,13 @@ class Server:
     def _await(self, node: NodeId) -> None:
         """The node was started; workers that have joined already are not waited for."""
         for worker in self._workers_of(node):
-            if worker not in self._connections and node not in self._evicted:
+            if not self._liveness.knows(worker) and node not in self._evicted:
                 self._liveness.started(worker, time.monotonic())
+
+    def _await_back(self, node: NodeId) -> None:
+        """It was there before: if it is there now, it comes within the time for which anybody may be silent."""
+        for worker in self._workers_of(node):
+            self._liveness.joined(worker, time.monotonic())
 
     def _judge(self) -> None:
         """Lose the nodes whose workers are silent or hang."""
@@ -378,14 +454,23 @@ class Server:
     # Commands
 
     def _handle(self, event: Event) -> None:
+        self._pass(event)
         began = time.monotonic()
         commands = self._machine.handle(event, began)
         took = time.monotonic() - began
         for command in commands:
             self._carry_out(command)
+            self._pass(command)
         decided = any(isinstance(c, Send) and isinstance(c.message, PlanMessage) for c in commands)
         if decided and self._finished is None:
             self._machine.handle(DecisionTook(took), time.monotonic())
+        self._answer_held_up()
+
+    def _pass(self, thing: Event | Command) -> None:
+        """A point at which the user may want this process to die."""
+        what = thing.message if isinstance(thing, Received | Send) else thing
+        if at := POINTS.get(type(what).__name__):
+            self._strike(at, getattr(what, "step", self._machine.step))
 
     def _carry_out(self, command: Command) -> None:
         match command:
@@ -393,6 +478,8 @@ class Server:
                 self._send(worker, message)
             case JournalEntry():
                 self._journal.write(command)
+            case Publish(record, again=True):
+                self._tell_again(record, time.time())
             case Publish(record):
                 now = time.time()
                 for observer in self._observers:
@@ -402,14 +489,8 @@ class Server:
             case Release(node):
                 self._evicted.add(node)
                 self._released.add(node)
-            case WriteManifest(step, folder, _, _):
-                began = time.monotonic()
-                try:
-                    self._write_manifest(command)
-                except OSError as error:
-                    self._handle(ManifestFailed(step, f"{folder}: {error.strerror or error}"))
-                else:
-                    self._handle(ManifestWritten(step, folder, time.monotonic() - began))
+            case WriteManifest():
+                self._manifests.order(command)
             case Finish():
                 self._finished = command
 

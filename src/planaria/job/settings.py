@@ -207,6 +207,8 @@ class ResilienceSection(Section, frozen=True):
         min_nodes_per_pipeline: n0; 0: the fewest that the memory allows.
         heartbeat_timeout_s: seconds without a sign of life after which a node counts as lost. A process that is seen to
             be gone is lost at once; one that is seen to be runnable has ten times as long.
+        coordinator_timeout_s: seconds for which a worker whose coordinator is gone tries to reach the next one, before
+            it ends itself. It goes on computing meanwhile.
         preemption: where notices come from that a node will be taken away, so that it hands over its work before: none,
             aws (EC2 Spot, IMDSv2), google (Compute Engine Spot VMs), or "module:function", which the first worker of
             each node calls about once a second and which returns None or the seconds that the node has left.
@@ -217,6 +219,7 @@ class ResilienceSection(Section, frozen=True):
     when_exhausted: WhenExhausted = WhenExhausted.EXIT
     min_nodes_per_pipeline: int = 0
     heartbeat_timeout_s: float = 1.0
+    coordinator_timeout_s: float = 60.0
     preemption: str = NO_PREEMPTION
 
 

@@ -244,6 +244,7 @@ class Coordinator:
         """Its last decisions are carried out again as far as they may not have been."""
         past = self._past
         self._returning.began = self._now
+        self._step_began = self._now if event.step_began is None else event.step_began
         self._members.leaving = dict.fromkeys(past.leaving, self._now)
         if past.losses:
             self._recovery = OpenRecovery(step=self.step, policy=self.settings.policy_name, began=self._now)
@@ -305,7 +306,6 @@ class Coordinator:
             return [Send(ask, Recall())]
         self._generation = max(0, self._returning.generation)
         self.checkpoints.number_from(self._returning.serial)
-        self._step_began = self._now
         position = self._returning.position()
         if position is not None:
             return self._go_on_from(position)

@@ -43,7 +43,12 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """First event of a machine that was built with a past."""
+    """First event of a machine that was built with a past.
+
+    `step_began`: monotonic seconds, when the driver heard of the last commit; None: it has heard of none.
+    """
+
+    step_began: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

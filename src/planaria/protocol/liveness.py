@@ -89,6 +89,10 @@ class Liveness:
             if now - since > self._limits.join_s:
                 yield worker, now - since
 
+    def knows(self, worker: WorkerId) -> bool:
+        """Whether it has joined, and is not forgotten."""
+        return worker in self._seen
+
     def joined(self, worker: WorkerId, now: float) -> None:
         self._awaited.pop(worker, None)
         self._seen[worker] = _Seen(now, Pulse(activity=Activity.BUSY, progress=0), now)

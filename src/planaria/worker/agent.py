@@ -77,10 +77,6 @@ def run_worker(settings: WorkerSettings) -> int:
         sys.path.insert(0, settings.import_path)
     parts = _emulated_parts if settings.job.cluster.device is Device.EMULATED else _real_parts
     mailbox, control, transport, make_engine = parts(settings)
-    try:
-        control.start()
-    except OSError:
-        return EXIT_STALE
     # The other half of a way that is lost: what is wanted came, and cannot be used.
     mailbox.when_damaged = lambda key: control.send(CutOff(peer=WorkerId(key.sender)))
     hello = Hello(
@@ -90,7 +86,10 @@ def run_worker(settings: WorkerSettings) -> int:
         pid=os.getpid(),
         data_address=transport.start(),
     )
-    control.send(hello)
+    try:
+        control.start(hello)
+    except OSError:
+        return EXIT_STALE
     heartbeat = Heartbeat(control.send)
     heartbeat.start()
     signal.signal(signal.SIGTERM, lambda number, frame: heartbeat.give_notice(SIGTERM_GRACE_S, "SIGTERM"))
@@ -101,9 +100,9 @@ def run_worker(settings: WorkerSettings) -> int:
     except (LayerFailed, ModelError, SourceError) as error:
         cause = error.__cause__ or error
         text = "".join(traceback.format_exception(cause))
-        control.send(Failed(where=str(error), text=text))
+        control.send_last(Failed(where=str(error), text=text))
     except Exception:
-        control.send(Failed(where=f"worker {settings.worker}", text=traceback.format_exc()))
+        control.send_last(Failed(where=f"worker {settings.worker}", text=traceback.format_exc()))
     return 1
 
 
@@ -122,7 +121,7 @@ Parts = tuple[Mailbox, Control, Transport, Callable[[], Engine]]
 def _real_parts(settings: WorkerSettings) -> Parts:
     job, worker = settings.job, settings.worker
     mailbox = Mailbox()
-    control = Control(settings.coordinator, mailbox)
+    control = Control(settings.coordinator, mailbox, settings.job.resilience.coordinator_timeout_s)
     transport = Transport(worker, settings.token, mailbox, cut_off=lambda peer: control.send(CutOff(peer=peer)))
     return mailbox, control, transport, lambda: real_engine(job, Path(settings.data_folder), worker)
 
@@ -132,7 +131,7 @@ def _emulated_parts(settings: WorkerSettings) -> Parts:
     profile = read_costs(Path(settings.profile), job)
     mailbox = EmulatedMailbox()
     pace = mailbox.pace = EmulatedPace(worker, profile, mailbox.wait_until_moment)
-    control = Control(settings.coordinator, mailbox)
+    control = Control(settings.coordinator, mailbox, settings.job.resilience.coordinator_timeout_s)
     transport = EmulatedTransport(
         worker, settings.token, mailbox, pace, cut_off=lambda peer: control.send(CutOff(peer=peer))
     )
