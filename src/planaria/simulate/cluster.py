@@ -15,9 +15,9 @@ from planaria.protocol.coordinator import Coordinator, Phase
 from planaria.protocol.events import Finish, JournalCommit, JournalPlan, NodeNotice, WriteManifest
 from planaria.protocol.messages import PROTOCOL_VERSION, Alive, FromWorker, Hello, Notice
 from planaria.protocol.records import AnyRecord
-from planaria.protocol.settings import RunSettings
+from planaria.protocol.settings import CheckpointRef, RunSettings
 from planaria.simulate.clock import Clock
-from planaria.simulate.disk import Disk
+from planaria.simulate.disk import Disk, SavedState
 from planaria.simulate.faults import Fault, FaultKind
 from planaria.simulate.network import Network, Way
 from planaria.simulate.schedule import Schedule
@@ -33,6 +33,7 @@ WAITING_PATIENCE_S = 8.0
 """The same while the job waits for nodes: then the user ends it."""
 
 MAX_EVENTS = 200_000
+ROOT = "checkpoints"
 OUTSIDER = -2
 """Place of somebody who is neither node nor coordinator."""
 
@@ -70,9 +71,9 @@ class Cluster:
             num_nodes=setup.num_nodes,
             devices_per_node=setup.devices_per_node,
             num_groups=len(self.profile.groups),
-            checkpoint_root="checkpoints",
+            checkpoint_root=ROOT,
             checkpoint_every=setup.checkpoint_every,
-            resume=None,
+            resume=self._earlier_checkpoint(),
             waits=setup.waits,
         )
         self._policy = TemplatesPolicy(self.profile, setup.planner)
@@ -92,6 +93,18 @@ class Cluster:
             self._may_fail.add("is not applied")
         for fault in schedule.faults:
             self._await(fault)
+
+    def _earlier_checkpoint(self) -> CheckpointRef | None:
+        """What an earlier run left."""
+        step = self.schedule.setup.done
+        if not step:
+            return None
+        trained, folder = self.witness.reference.after(step), f"{ROOT}/step-{step:08d}"
+        saved = tuple(
+            self.disk.write(folder, "0-0", SavedState(group, step, state)) for group, state in enumerate(trained.replicas)
+        )
+        self.disk.write_manifest(WriteManifest(step, folder, saved, trained.exponents))
+        return CheckpointRef(step=step, folder=folder, exponents=trained.exponents)
 
     # The run
 

@@ -33,6 +33,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         waits: for nodes, when too few are left.
         bad: microbatches, as (step, microbatch), whose loss is not a number.
         skips: steps that are not finite; else they end the run.
+        done: steps of an earlier run, from whose checkpoint this one begins.
     """
 
     num_layers: int
@@ -49,6 +50,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     waits: bool
     bad: tuple[tuple[int, int], ...] = ()
     skips: bool = False
+    done: int = 0
 
     @property
     def needed_nodes(self) -> int:
@@ -129,11 +131,12 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 INSTRUCTIONS = ("load", "forward", "backward", "send_activation", "recv_activation", "recv_gradient", "sync", "vote")
 ORDERS = ("Adopt", "Apply", "SendReport", "SendVote", "Write", "write")
-HAPPENINGS = (
-    "Ready", "Vote", "NodeGone", "Report", "Saved", "WorkerJoined", "JournalCommit", "JournalPlan", "Send PlanMessage",
-    "Send Commit", "Send Halt", "Send Save", "PlanTaken", "StepCommitted", "NodeLost", "Recovered", "Restored",
-    "CheckpointSaved", "Waiting", "NodeLeaving", "NodeReleased",
+OFTEN = ("Ready", "Vote", "WorkerJoined", "JournalCommit", "Send PlanMessage", "Send Commit", "StepCommitted")
+SELDOM = (
+    "NodeGone", "NodeLost", "Report", "Send Halt", "JournalPlan", "PlanTaken", "Recovered", "Send Save", "Saved",
+    "CheckpointSaved", "ManifestWritten", "Restored", "Waiting", "NodeLeaving", "NodeReleased",
 )  # fmt: skip
+"""What happens at the coordinator in every run, and in some."""
 
 
 def schedule(seed: int) -> Schedule:
@@ -184,6 +187,7 @@ def _setup(draw: Random) -> Setup:
         waits=draw.random() < 0.5,
         bad=bad,
         skips=skips,
+        done=draw.randint(1, steps - 1) if draw.random() < 0.1 else 0,
     )
 
 
@@ -217,7 +221,7 @@ def _holders(draw: Random, setup: Setup) -> list[Fault]:
     """All owners of a group die, or all but one, between the journal's commit and the apply, or about then."""
     spare = draw.choice([0, 0, 1, 1, 1])
     at = draw.choice(["JournalCommit", "JournalCommit", "Send Commit", "Apply", "Vote", "forward", "Adopt", "Report"])
-    often = setup.steps if at == "JournalCommit" else 4 * setup.num_nodes
+    often = setup.steps if at == "JournalCommit" else 2 * setup.num_nodes
     groups = setup.num_layers + setup.is_tied
     faults = []
     for _ in range(draw.choice([1, 1, 2])):
@@ -321,13 +325,15 @@ def _when(
 ) -> Fault:
     """A fault at a random point: of time, of all events, of one node's work, or of the coordinator's."""
     chance = draw.random()
-    at, nth, delay_s = "start", 1, draw.uniform(0.0, 0.3)
+    at, nth, delay_s = "start", 1, draw.uniform(0.0, 0.05 * setup.steps)
     if chance < 0.25:
-        at, nth, delay_s = "event", draw.randint(1, 300 * setup.steps), 0.0
+        at, nth, delay_s = "event", draw.randint(1, 20 * setup.num_nodes * setup.steps), 0.0
+    elif chance < 0.45 and node >= 0:
+        at, nth, delay_s = f"{draw.choice(INSTRUCTIONS)}@{node}", draw.randint(1, 2 * setup.steps), _delay_s(draw)
     elif chance < 0.55 and node >= 0:
-        at = f"{draw.choice((*INSTRUCTIONS, *ORDERS))}@{node}"
-        nth, delay_s = draw.randint(1, 2 * setup.steps + 2), _delay_s(draw)
+        at, nth, delay_s = f"{draw.choice(ORDERS)}@{node}", draw.choice([1, 1, 2]), _delay_s(draw)
+    elif chance < 0.75:
+        at, nth, delay_s = draw.choice(OFTEN), draw.randint(1, setup.num_nodes * setup.steps), _delay_s(draw)
     elif chance < 0.9:
-        at = draw.choice(HAPPENINGS)
-        nth, delay_s = draw.choice([1, 1, 2, 3, draw.randint(1, 20)]), _delay_s(draw)
+        at, nth, delay_s = draw.choice(SELDOM), draw.choice([1, 1, 2, 3]), _delay_s(draw)
     return Fault(kind=kind, nodes=nodes, at=at, nth=nth, delay_s=delay_s, for_s=for_s, factor=factor)

@@ -48,17 +48,18 @@ class Witness:
     Attributes:
         records: that were published.
         committed: the last committed step, as of the journal.
+        reference: one process's numbers.
     """
 
     def __init__(self, setup: Setup, reference: Reference, workers: Mapping[WorkerId, Worker]) -> None:
         self.records: list[AnyRecord] = []
-        self.committed = 0
+        self.committed = setup.done
         self._setup = setup
-        self._reference = reference
+        self.reference = reference
         self._workers = workers
         self._touched: dict[WorkerId, Worker] = {}
         self._commits: dict[tuple[int, int], JournalCommit] = {}
-        self._begun = 0
+        self._begun = setup.done
         self._generation = 0
         self._plan: Plan | None = None
 
@@ -84,7 +85,7 @@ class Witness:
             return
         for worker in self._touched.values():
             for group, replica in worker.holdings.replicas.items():
-                right = self._reference.after(replica.step).replicas[group]
+                right = self.reference.after(replica.step).replicas[group]
                 self.require(
                     replica.state == right,
                     f"worker {worker.number} has a replica of group {group} as of step {replica.step} that is wrong",
@@ -123,7 +124,7 @@ class Witness:
         step = entry.step
         self.require(step == self.committed + 1, f"step {step} is committed after step {self.committed}")
         self.require(entry.generation == self._generation, f"generation {entry.generation} commits step {step}")
-        right = self._reference.after(step)
+        right = self.reference.after(step)
         self.require(
             (entry.loss == right.loss or not right.is_finite)
             and entry.clip_factor == right.clip_factor
@@ -167,7 +168,7 @@ class Witness:
             case StepCommitted() | StepSkipped():
                 self.require(record.step == self.committed, f"step {record.step} is told of, not {self.committed}")
                 is_skipped = isinstance(record, StepSkipped)
-                self.require(is_skipped != self._reference.after(record.step).is_finite, f"step {record.step}")
+                self.require(is_skipped != self.reference.after(record.step).is_finite, f"step {record.step}")
             case Restored(from_step=from_step, to_step=to_step):
                 self.require(from_step == self.committed, f"{record} when {self.committed} steps are committed")
                 self._must_be_lost(machine, record.reason)
@@ -192,7 +193,7 @@ class Witness:
 
     def saved(self, disk: Disk, manifest: WriteManifest) -> None:
         """A checkpoint is whole: any plan may go on from it."""
-        right = self._reference.after(manifest.step)
+        right = self.reference.after(manifest.step)
         for part in manifest.groups:
             state = disk.read(manifest.folder, part.group).state
             self.require(state == right.replicas[part.group], f"{manifest.folder} has a wrong group {part.group}")
@@ -217,7 +218,7 @@ class Witness:
         (ended,) = [record for record in self.records if isinstance(record, RunEnded)]
         status, message, setup = finish.status, finish.message, self._setup
         self.require((ended.skipped_microbatches, ended.duplicated_microbatches) == (0, 0), f"{ended}")
-        skipped = sum(not self._reference.after(step).is_finite for step in range(1, ended.steps + 1))
+        skipped = sum(not self.reference.after(step).is_finite for step in range(setup.done + 1, ended.steps + 1))
         self.require(ended.skipped_steps == skipped, f"{ended.skipped_steps} steps skipped, not {skipped}")
         num_lost = sum(isinstance(record, NodeLost) for record in self.records)
         if num_lost <= setup.fault_tolerance:
