@@ -48,6 +48,7 @@ from planaria.protocol.events import (
     WorkerJoined,
     WriteManifest,
 )
+from planaria.protocol.kept import Kept
 from planaria.protocol.membership import Membership
 from planaria.protocol.messages import (
     Commit,
@@ -145,6 +146,7 @@ class Coordinator:
         self._exponents = self._exponents_of(settings.resume)
         self._members = Membership(settings.num_nodes, settings.devices_per_node)
         self._standing = Standing()
+        self._kept = Kept()
         self._waiting: str | None = None
         self._unready: set[WorkerId] = set()
         self._ballot: Ballot | None = None
@@ -290,7 +292,7 @@ class Coordinator:
         for worker in self._members.workers:
             reported = self._salvage.held(worker)
             holders[worker] = self.plan.groups_of.get(worker, ()) if reported is None else reported
-        return holders
+        return self._kept.added_to(holders, self.step) if self._without_replica(holders) else holders
 
     def _without_replica(self, holders: Mapping[WorkerId, tuple[int, ...]]) -> list[int]:
         held = {group for groups in holders.values() for group in groups}
@@ -345,6 +347,10 @@ class Coordinator:
 
     def _take(self, proposal: Proposal, purpose: Purpose, source: StateSource, folder: str = "") -> list[Command]:
         """Put a plan in force for the step in progress."""
+        if source is StateSource.LIVE:
+            self._kept.note(self.step, self._holders())
+        else:
+            self._kept.forget()
         measured = self._close_timing() if purpose is not Purpose.GO_ON else []
         plan = self._plan = proposal.plan
         self.phase = Phase.TRAINING

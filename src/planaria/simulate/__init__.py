@@ -1,1 +1,1 @@
-"""The protocol in virtual time: clocks, networks, workers and deaths that a seed decides. No clock, no I/O, no torch."""
+"""The protocol in virtual time: clock, network, workers and deaths that a seed decides. No real clock, I/O or torch."""

@@ -1,4 +1,4 @@
-"""A simulated cluster that runs one schedule: nodes, a network, a disk, the coordinator's server, and what befalls them.
+"""A simulated cluster that runs one schedule: nodes, network, disk, the coordinator's server, and what befalls them.
 
 One seed gives one history. Every promise is checked after every event (`planaria.simulate.witness`).
 """
@@ -101,7 +101,8 @@ class Cluster:
             return None
         trained, folder = self.witness.reference.after(step), f"{ROOT}/step-{step:08d}"
         saved = tuple(
-            self.disk.write(folder, "0-0", SavedState(group, step, state)) for group, state in enumerate(trained.replicas)
+            self.disk.write(folder, "0-0", SavedState(group, step, state))
+            for group, state in enumerate(trained.replicas)
         )
         self.disk.write_manifest(WriteManifest(step, folder, saved, trained.exponents))
         return CheckpointRef(step=step, folder=folder, exponents=trained.exponents)
@@ -119,9 +120,7 @@ class Cluster:
             if self.clock.num_events > MAX_EVENTS:
                 raise BrokenPromise(f"no end after {MAX_EVENTS} events")
         assert self.server.finished is not None
-        self.witness.ended(
-            self.server.finished, allowed=self._may_fail, is_stopped=self._is_stopped, disk=self.disk
-        )
+        self.witness.ended(self.server.finished, allowed=self._may_fail, is_stopped=self._is_stopped, disk=self.disk)
         return self.server.finished
 
     def _is_at_its_end(self) -> bool:

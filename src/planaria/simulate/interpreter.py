@@ -1,6 +1,6 @@
 """The interpreter in symbols: what each instruction of a program does to what one worker holds.
 
-It keeps the books that the real one keeps (`Progress`, `Sums`), with the same rules for what a new plan keeps and voids.
+It keeps the books that the real one keeps (`Progress`, `Sums`), with its rules for what a new plan keeps and voids.
 When things happen, how long they take and who waits is the worker's business (`planaria.simulate.worker`).
 """
 
@@ -120,7 +120,7 @@ class Interpreter:
         self.step = step
         self.losses = {}
         for store in (self._loaded, self._activations, self._gradients, self._kept, self._halves):
-            store.clear()  # type: ignore[attr-defined]
+            store.clear()
         self._holdings.begin_step(exponents)
         self.sums.clear()
         self._mail.forget_before(step, self.plan.generation)

@@ -122,6 +122,10 @@ class Server:
         for connection in self._connections.values():
             connection.close()
 
+    @property
+    def _lives(self) -> bool:
+        return not self._is_dead
+
     # Connections
 
     def take(self, connection: Connection, message: FromWorker) -> None:
@@ -213,10 +217,10 @@ class Server:
             cluster.note(f"{before.value} -- {name}{who} --> {self.machine.phase.value}, step {self.machine.step}")
         cluster.happened(name)
         for command in commands:
-            if self._is_dead:
+            if not self._lives:
                 return
             self._carry_out(command)
-        if not self._is_dead and any(isinstance(c, Send) and isinstance(c.message, PlanMessage) for c in commands):
+        if self._lives and any(isinstance(c, Send) and isinstance(c.message, PlanMessage) for c in commands):
             self.machine.handle(DecisionTook(1e-3), self._clock.now)
 
     def _carry_out(self, command: Command) -> None:

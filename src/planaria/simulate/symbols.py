@@ -46,8 +46,7 @@ class Algebra:
         self.num_layers = num_layers
         self.num_groups = len(groups)
         self.groups_of = tuple(
-            tuple(number for number, group in enumerate(groups) if layer in group.layers)
-            for layer in range(num_layers)
+            tuple(number for number, group in enumerate(groups) if layer in group.layers) for layer in range(num_layers)
         )
         self._seed = seed
         self._bad = frozenset(bad)

@@ -241,9 +241,7 @@ class Witness:
     def _num_left(self) -> int:
         live = 0
         for record in self.records:
-            if isinstance(record, NodeJoined):
-                live = record.live_nodes
-            elif isinstance(record, NodeLost):
+            if isinstance(record, (NodeJoined, NodeLost)):
                 live = record.live_nodes
         return live
 

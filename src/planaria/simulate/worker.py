@@ -146,6 +146,10 @@ class Worker:
         self._write_next()
 
     @property
+    def _lives(self) -> bool:
+        return not self.is_over
+
+    @property
     def is_active(self) -> bool:
         return self.is_started and not (self.is_over or self.is_stopped or self.is_frozen)
 
@@ -378,7 +382,9 @@ class Worker:
             key = self._state_key(transfer)
             if not self.interpreter.has_come(key):
                 return self._wait(transfer.source)
-            self._arriving.append(self._mail.take(key))
+            state = self._mail.take(key)
+            assert isinstance(state, Symbol)
+            self._arriving.append(state)
             self._incoming.pop(0)
             if not self._incoming or self._incoming[0].group != transfer.group:
                 parts = set(self._arriving)
@@ -407,14 +413,16 @@ class Worker:
 
     def _write_next(self) -> None:
         if self._writes:
-            self._clock.after(self._clock.vary(3 * self._cluster.weather.compute_s), partial(self._written, self._writes[0]))
+            self._clock.after(
+                self._clock.vary(3 * self._cluster.weather.compute_s), partial(self._written, self._writes[0])
+            )
 
     def _written(self, order: tuple[Save, dict[int, SavedState]]) -> None:
         if self.is_over or self.is_stopped or not self._writes or self._writes[0] is not order:
             return
         save, copies = self._writes.popleft()
         self._cluster.happened("write", self.node)
-        if self.is_over:
+        if not self._lives:
             return
         disk, writer = self._cluster.disk, f"{self.number}-{save.serial}"
         try:
