@@ -71,6 +71,10 @@ class Mail(Generic[Payload]):
         """The message if it is there."""
         return self._arrived.pop(key, None)
 
+    def look(self, key: Key) -> Payload | None:
+        """The message if it is there, which stays."""
+        return self._arrived.get(key)
+
     def came_damaged(self, key: Key) -> bool:
         """Whether the message came, and not as it was sent. Told once."""
         is_damaged = key in self._damaged
