@@ -35,31 +35,36 @@ from planaria.protocol.events import (
     Event,
     Evict,
     Finish,
-    JournalCommit,
-    JournalPlan,
     ManifestWritten,
     NodeGone,
     NodeNotice,
     Publish,
     Received,
     Release,
+    Restarted,
     Send,
     StopRequested,
     WorkerJoined,
     WriteManifest,
 )
+from planaria.protocol.journal import AnyEntry, JournalCommit, JournalEntry, JournalPlan, decode_entry, encode_entry
 from planaria.protocol.messages import (
+    Failed,
     FaultInjected,
     FromWorker,
     Message,
+    Notice,
     Save,
+    Stop,
     ToWorker,
     decode_from_worker,
     decode_to_worker,
     encode,
 )
-from planaria.protocol.records import AnyRecord, StepCommitted
+from planaria.protocol.past import Past
+from planaria.protocol.records import AnyRecord, Restored, RunEnded, StepCommitted, StepSkipped
 from planaria.protocol.settings import CheckpointRef, RunSettings
+from planaria.protocol.worker import CoordinatorBack
 from planaria.worker import agent as agent_module
 from planaria.worker.agent import Agent
 from planaria.worker.engine import real_engine
@@ -114,6 +119,25 @@ class Visit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Crash:
+    """The coordinator is killed, and started again on its journal.
+
+    Attributes:
+        after: an event's or a record's class name, or a command's as "to do NAME".
+        nth: of those happenings.
+        commands: that it still carries out after that: it may die in the middle of a batch.
+        down_s: until it is started again.
+        cut: so many entries at the end of the journal are lost with it (power).
+    """
+
+    after: str
+    nth: int = 1
+    commands: int = 0
+    down_s: float = 1e-3
+    cut: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Weather:
     """How long things take, in virtual seconds."""
 
@@ -139,6 +163,7 @@ class Outcome:
     checkpoint: CheckpointRef | None
     history: list[str]
     weights: str | None
+    restarts: int = 0
     losses: dict[int, float] = field(default_factory=dict)
 
     def of(self, kind: type | tuple[type, ...]) -> list[Any]:
@@ -190,6 +215,7 @@ class Cluster:
         seed: of every delay.
         kills: who dies when.
         visits: who comes or gives notice when.
+        crashes: of the coordinator.
         stop_at_s: when the user presses Ctrl-C.
     """
 
@@ -203,6 +229,7 @@ class Cluster:
         seed: int = 0,
         kills: tuple[Kill, ...] = (),
         visits: tuple[Visit, ...] = (),
+        crashes: tuple[Crash, ...] = (),
         weather: Weather | None = None,
         stop_at_s: float | None = None,
         resume: CheckpointRef | None = None,
@@ -218,8 +245,18 @@ class Cluster:
         self._serial = itertools.count()
         self._kills = list(kills)
         self._visits = visits
+        self._crashes = list(crashes)
+        self._fuses: list[tuple[int, Crash]] = []
+        """Crashes that are due, and when: by the number of commands carried out."""
+        self._carried_out = 0
+        self.incarnation = 0
+        """Of the coordinator; 0 while there is none."""
+        self._incarnations = itertools.count(1)
+        self._unheard: list[Event] = []
+        """What its supervisor tells the next coordinator."""
+        self._journal: list[bytes] = []
         self._happened: dict[str, int] = {}
-        self.records: list[AnyRecord] = []
+        self.recorder = Recorder()
         self.commits: list[JournalCommit] = []
         self.finish: Finish | None = None
         self.error: BaseException | None = None
@@ -237,7 +274,9 @@ class Cluster:
             resume=resume,
             waits=job.resilience.when_exhausted is WhenExhausted.WAIT,
         )
-        self.machine = Coordinator(settings, TemplatesPolicy(profile, planner_settings(job)))
+        self._make = lambda past: Coordinator(settings, TemplatesPolicy(profile, planner_settings(job)), past)
+        self.machine = self._make(None)
+        self.incarnation = next(self._incarnations)
         nodes = max([job.cluster.nodes, *(visit.node + 1 for visit in visits)])
         per_node = job.cluster.devices_per_node
         self.workers = [Worker(self, WorkerId(number)) for number in range(nodes * per_node)]
@@ -271,7 +310,7 @@ class Cluster:
             try:
                 for _ in range(MAX_EVENTS):
                     if not self._heap:
-                        if self.machine.phase not in (Phase.WAITING, Phase.GATHERING):
+                        if self.finish is not None or self.machine.phase not in (Phase.WAITING, Phase.GATHERING):
                             break
                         self.handle(StopRequested())
                         continue
@@ -302,6 +341,7 @@ class Cluster:
             finish=self.finish,
             records=self.records,
             commits=self.commits,
+            restarts=self.incarnation - 1,
             checkpoint=saved,
             history=self.history,
             weights=weights,
@@ -313,7 +353,8 @@ class Cluster:
 
     def describe(self) -> str:
         lines = self.history[-80:]
-        lines.append(f"coordinator: {self.machine.phase.value}, step {self.machine.step}")
+        lines.append(f"coordinator {self.incarnation}: {self.machine.phase.value}, step {self.machine.step}")
+        lines.append(f"awaited: {sorted(self.machine.awaited)}")
         lines += [worker.describe() for worker in self.workers]
         return "\n".join(lines)
 
@@ -321,6 +362,10 @@ class Cluster:
 
     def happened(self, name: str) -> None:
         count = self._happened[name] = self._happened.get(name, 0) + 1
+        for crash in list(self._crashes):
+            if crash.after == name and crash.nth == count:
+                self._crashes.remove(crash)
+                self._fuses.append((self._carried_out + crash.commands, crash))
         for kill in list(self._kills):
             if kill.at == f"after {name}" and kill.nth == count:
                 self.at(kill.delay_s, lambda node=kill.node: self.kill(node))  # type: ignore[misc]
@@ -361,16 +406,92 @@ class Cluster:
             self._closed(worker)
 
     def _closed(self, worker: Worker) -> None:
-        worker.up.send(lambda: self._gone(worker, "connection closed"), self.vary(self.weather.control_s))
-        self.at(self.vary(self.weather.detect_s), lambda: self._gone(worker, "process killed"))
+        incarnation = self.incarnation
+
+        def closed(cause: str) -> None:
+            if self.incarnation == incarnation:
+                self._gone(worker, cause)
+
+        worker.up.send(lambda: closed("connection closed"), self.vary(self.weather.control_s))
+        self.at(self.vary(self.weather.detect_s), lambda: closed("process killed"))
 
     def ended(self, worker: Worker) -> None:
         self._closed(worker)
+
+    # Deaths of the coordinator
+
+    @property
+    def records(self) -> list[AnyRecord]:
+        return self.recorder.records
+
+    def _dies_now(self) -> bool:
+        """Whether the coordinator is killed before it does anything else."""
+        for when, crash in self._fuses:
+            if when <= self._carried_out:
+                self._fuses.remove((when, crash))
+                self._crash(crash)
+                return True
+        return False
+
+    def _crash(self, crash: Crash) -> None:
+        """What was sent to it is lost; of what it sent, the first part arrives. Then its connections close."""
+        if self.finish is not None or not self.incarnation:
+            return
+        self.note(f"the coordinator dies, {self.machine.phase.value}, step {self.machine.step}")
+        self.incarnation = 0
+        for worker in self.workers:
+            worker.is_linked = False
+            worker.down.cut()
+        if crash.cut:
+            lost = [type(decode_entry(entry)).__name__ for entry in self._journal[-crash.cut :]]
+            self.note(f"the journal loses {', '.join(lost)}")
+            del self._journal[-crash.cut :]
+        self.at(crash.down_s, self._start_again)
+
+    def _start_again(self) -> None:
+        entries: list[AnyEntry] = [decode_entry(entry) for entry in self._journal]
+        past = Past.of(entries)
+        self.machine = self._make(past)
+        self.incarnation = next(self._incarnations)
+        self.note(f"coordinator {self.incarnation} begins, past {past.step}")
+        self._evicted, self._released = set(), set()
+        self.connected = {worker.number for worker in self.workers}
+        incarnation = self.incarnation
+        self.handle(Restarted())
+        if self.incarnation != incarnation:
+            return
+        for worker in self.workers:
+            if worker.is_over and worker.node not in self._evicted:
+                self.at(self.vary(self.weather.detect_s), lambda worker=worker: self._gone(worker, "process killed"))
+            elif worker.is_started:
+                self._link(worker)
+        unheard, self._unheard = self._unheard, []
+        for event in unheard:
+            self.handle(event)
+
+    def _link(self, worker: Worker) -> None:
+        """The worker reconnects, some time after it has read the last of what came on its old connection."""
+        incarnation = self.incarnation
+
+        def connect() -> None:
+            if self.incarnation != incarnation or worker.is_over:
+                return
+            worker.is_linked = True
+            worker.up = Channel(self)
+            worker.up.send(lambda: self.joined(worker, incarnation), self.vary(self.weather.control_s))
+            unsent, worker.unsent = worker.unsent, []
+            for data in unsent:
+                worker.say(data)
+            worker.mailbox.put_order(CoordinatorBack())
+
+        worker.down.send(connect, self.vary(self.weather.control_s * 3))
 
     # The server around the coordinator
 
     def _gone(self, worker: Worker, cause: str) -> None:
         node = worker.node
+        if not self.incarnation:
+            return  # whoever comes next is told of every dead process
         if node in self._released and cause == "process killed":
             return  # what it said before is still to be heard
         self.connected.discard(worker.number)
@@ -378,16 +499,24 @@ class Cluster:
         if node not in self._evicted or (node in self._released and is_last):
             self.handle(NodeGone(NodeId(node), cause))
 
-    def received(self, worker: Worker, data: bytes) -> None:
-        if worker.number in self.connected:
+    def received(self, worker: Worker, data: bytes, incarnation: int) -> None:
+        if worker.number in self.connected and incarnation == self.incarnation:
             message: FromWorker = decode_from_worker(data)
             self.handle(Received(worker.number, message))
 
-    def joined(self, worker: Worker) -> None:
-        if worker.number in self.connected and worker.node not in self._evicted:
+    def joined(self, worker: Worker, incarnation: int) -> None:
+        if incarnation != self.incarnation:
+            return
+        if worker.node in self._evicted:
+            worker.tell(Stop(reason="fenced"))
+        elif worker.number in self.connected:
             self.handle(WorkerJoined(worker.number, worker.address))
 
     def handle(self, event: Event) -> None:
+        if not self.incarnation:
+            self._unheard.append(event)
+            return
+        incarnation = self.incarnation
         name = type(event.message).__name__ if isinstance(event, Received) else type(event).__name__
         who = f" of {event.worker}" if isinstance(event, Received) else f" {event}"
         before = self.machine.phase.value
@@ -395,21 +524,28 @@ class Cluster:
         self.note(f"{before} -- {name}{who} --> {self.machine.phase.value}, step {self.machine.step}")
         self.happened(name)
         for command in commands:
+            if self.incarnation != incarnation or self._dies_now():
+                return
             self._carry_out(command)
+            self._carried_out += 1
+        if self.incarnation == incarnation:
+            self._dies_now()
 
     def _carry_out(self, command: Command) -> None:
         match command:
             case Send(worker, message):
-                if worker in self.connected:
+                if worker in self.connected and self.workers[worker].is_linked:
                     self.note(f"    {type(message).__name__} to {worker}")
                     self.workers[worker].tell(message)
-            case JournalCommit():
-                self.commits.append(command)
-            case JournalPlan(generation, step, _):
-                self.note(f"plan {generation} for step {step}")
-            case Publish(record):
-                self.records.append(record)
-                self.happened(type(record).__name__)
+            case JournalEntry():
+                self._journal.append(encode_entry(command))
+                if isinstance(command, JournalCommit):
+                    self.commits.append(command)
+                if isinstance(command, JournalPlan):
+                    self.note(f"plan {command.message.plan.generation} for step {command.message.step}")
+            case Publish(record, again):
+                if self.recorder.take(record, again=again):
+                    self.happened(type(record).__name__)
             case Evict(node):
                 self._evicted.add(node)
                 for worker in self.workers_of(node):
@@ -431,6 +567,29 @@ class Cluster:
             case Finish():
                 self.note(f"finish: {command}")
                 self.finish = command
+
+
+class Recorder:
+    """Keeps what a coordinator publishes, once."""
+
+    def __init__(self) -> None:
+        self.records: list[AnyRecord] = []
+        self._step = 0
+
+    def take(self, record: AnyRecord, *, again: bool) -> bool:
+        """Returns whether it is new."""
+        if again and record in self.records:
+            return False
+        if isinstance(record, RunEnded) and any(isinstance(other, RunEnded) for other in self.records):
+            return False
+        if isinstance(record, StepCommitted | StepSkipped):
+            if record.step <= self._step:
+                return False
+            self._step = record.step
+        elif isinstance(record, Restored):
+            self._step = record.to_step
+        self.records.append(record)
+        return True
 
 
 class Channel:
@@ -482,6 +641,8 @@ class Worker:
         self.peers: set[WorkerId] = set()
         self.is_over = False
         self.doing = "nothing yet"
+        self.is_linked = False
+        self.unsent: list[bytes] = []
         self.agent: Agent | None = None
         self.mailbox = SimulatedMailbox(self)
         self._is_waiting = False
@@ -543,6 +704,14 @@ class Worker:
         head = self.agent._interpreter.next if self.agent else None
         return f"worker {self.number}: {state}, {self.doing}, next {head}, mail {list(self.mailbox._mail)[:6]}"
 
+    def say(self, data: bytes) -> None:
+        """To the coordinator that this worker is connected to."""
+        cluster, incarnation = self.cluster, self.cluster.incarnation
+        if self.is_linked:
+            self.up.send(lambda: cluster.received(self, data, incarnation), cluster.vary(cluster.weather.control_s))
+        elif isinstance(decode_from_worker(data), Notice | Failed):
+            self.unsent.append(data)
+
     # The thread's side
 
     def pause(self) -> None:
@@ -565,7 +734,10 @@ class Worker:
     def _live(self) -> None:
         cluster = self.cluster
         try:
-            self.up.send(lambda: cluster.joined(self), cluster.vary(cluster.weather.control_s))
+            incarnation = cluster.incarnation
+            if incarnation:
+                self.is_linked = True
+                self.up.send(lambda: cluster.joined(self, incarnation), cluster.vary(cluster.weather.control_s))
             self.sleep(cluster.weather.compute_s)
             settings = WorkerSettings(
                 worker=self.number,
@@ -635,9 +807,7 @@ class SimulatedControl:
         self._worker = worker
 
     def send(self, message: Message) -> None:
-        worker, data = self._worker, encode(message)
-        cluster = worker.cluster
-        worker.up.send(lambda: cluster.received(worker, data), cluster.vary(cluster.weather.control_s))
+        self._worker.say(encode(message))
 
     def close(self) -> None:
         pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from tests.worker.cluster import Outcome
 from tests.worker.schedules import Schedule
 
 from planaria.protocol.records import (
+    CoordinatorRestarted,
     NodeJoined,
     NodeLost,
     NodeReleased,
@@ -38,9 +40,12 @@ COMMITTED = (StepCommitted, StepSkipped)
 def check(schedule: Schedule, outcome: Outcome, reference: Reference) -> None:
     """Raises AssertionError for a broken promise."""
     _check_numbers(outcome, reference)
-    _check_commits(outcome)
+    is_dark = any(crash.cut for crash in schedule.crashes)
+    _check_commits(outcome, is_dark=is_dark)
+    _check_restarts(schedule, outcome)
     _check_end(schedule, outcome)
-    _check_recoveries(outcome, schedule.job.cluster.devices_per_node)
+    if not is_dark:  # the account of a recovery is not worth a word to every worker
+        _check_recoveries(outcome, schedule.job.cluster.devices_per_node)
 
 
 def _check_numbers(outcome: Outcome, reference: Reference) -> None:
@@ -53,8 +58,11 @@ def _check_numbers(outcome: Outcome, reference: Reference) -> None:
         assert outcome.weights == reference.weights
 
 
-def _check_commits(outcome: Outcome) -> None:
-    """Each step once, in order; a restore goes back, and says so."""
+def _check_commits(outcome: Outcome, *, is_dark: bool) -> None:
+    """Each step once, in order; a restore goes back, and says so.
+
+    Where the journal's end is lost, a commit that nobody was told of may be made once more: with the same numbers.
+    """
     step = 0
     for record in outcome.records:
         if isinstance(record, COMMITTED):
@@ -63,9 +71,25 @@ def _check_commits(outcome: Outcome) -> None:
         elif isinstance(record, Restored):
             assert record.from_step == step
             step = record.to_step
-    assert [c.step for c in outcome.commits] == [r.step for r in outcome.of(COMMITTED)]
+    decided: dict[int, tuple[object, ...]] = {}
+    for entry in outcome.commits:
+        commit = entry.commit
+        numbers = (commit.clip_factor, commit.exponents, commit.loss if math.isfinite(commit.loss) else None)
+        assert decided.setdefault(commit.step, numbers) == numbers, f"step {commit.step} is committed in two ways"
+    if not is_dark:
+        assert [entry.step for entry in outcome.commits] == [r.step for r in outcome.of(COMMITTED)]
     generations = [record.generation for record in outcome.of(PlanTaken)]
     assert generations == sorted(set(generations))
+
+
+def _check_restarts(schedule: Schedule, outcome: Outcome) -> None:
+    """A coordinator's death alone disturbs nobody."""
+    restarted = outcome.of(CoordinatorRestarted)
+    assert len(restarted) <= outcome.restarts
+    if not any(crash.cut for crash in schedule.crashes):
+        assert all(record.lag == 0 for record in restarted)
+    if not (schedule.kills or schedule.visits or any(crash.cut for crash in schedule.crashes)):
+        assert len(outcome.of(PlanTaken)) <= 1
 
 
 def _check_end(schedule: Schedule, outcome: Outcome) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
-from tests.worker.cluster import Kill, Visit, Weather
+from tests.worker.cluster import Crash, Kill, Visit, Weather
 
 from planaria.job.parse import job_from_table, validated
 from planaria.job.settings import Job, WhenExhausted
@@ -18,6 +18,12 @@ HAPPENINGS = (
     "Ready", "Vote", "NodeGone", "Report", "Saved", "WorkerJoined",
     "PlanTaken", "StepCommitted", "NodeLost", "Recovered", "Restored", "CheckpointSaved",
 )  # fmt: skip
+
+FATAL = (
+    "Vote", "Vote", "Vote", "NodeGone", "Report", "Ready", "WorkerJoined", "Returned", "Restarted", "PlanTaken",
+    "StepCommitted", "Saved", "ManifestWritten", "CheckpointSaved", "NodeLost", "NodeLeaving", "Restored", "RunEnded",
+)  # fmt: skip
+"""Happenings at the coordinator, in or after which it may die."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +36,7 @@ class Schedule:
     weather: Weather
     stop_at_s: float | None
     visits: tuple[Visit, ...] = ()
+    crashes: tuple[Crash, ...] = ()
 
     @property
     def needed_nodes(self) -> int:
@@ -154,6 +161,30 @@ def comings_and_goings(seed: int, source: str) -> Schedule:
         kills=plain.kills[: draw.choice([0, 0, 1, len(plain.kills)])],
         visits=tuple(visits),
         stop_at_s=None,
+    )
+
+
+def restarts(seed: int, source: str) -> Schedule:
+    """The schedule of a seed, in which the coordinator dies too: at any command of any batch, and sometimes its machine
+    with it, so that the end of the journal is lost."""
+    draw = random.Random(~seed)
+    usual = comings_and_goings(seed, source) if draw.random() < 0.5 else schedule(seed, source)
+    if draw.random() < 0.3:
+        usual = replace(usual, kills=(), visits=(), stop_at_s=None)
+    is_dark = draw.random() < 0.3
+    crashes = tuple(_crash(draw, is_dark) for _ in range(draw.choice([1, 1, 1, 2, 2, 3, 5])))
+    return replace(usual, crashes=crashes)
+
+
+def _crash(draw: random.Random, is_dark: bool) -> Crash:
+    after = draw.choice(FATAL)
+    often = after in ("Vote", "Ready", "Returned", "WorkerJoined")
+    return Crash(
+        after=after,
+        nth=draw.randint(1, 12) if often else draw.choice([1, 1, 2, 3]),
+        commands=draw.choice([0, 0, 1, 2, 3, draw.randint(0, 12), draw.randint(0, 60)]),
+        down_s=draw.choice([0.0, 1e-3, 1e-2, draw.uniform(0, 5e-2)]),
+        cut=draw.choice([0, 1, 2, draw.randint(1, 12)]) if is_dark else 0,
     )
 
 

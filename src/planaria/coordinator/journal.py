@@ -9,13 +9,10 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-from planaria.protocol.events import JournalCommit, JournalPlan
+from planaria.protocol.journal import JournalCommit, JournalEntry, decode_entry, encode_entry
 
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS plans (generation INTEGER, step INTEGER, plan BLOB);
-CREATE TABLE IF NOT EXISTS commits (
-    step INTEGER, generation INTEGER, loss REAL, clip_factor REAL, exponents TEXT
-);
+CREATE TABLE IF NOT EXISTS entries (number INTEGER PRIMARY KEY, entry BLOB);
 """
 
 
@@ -32,23 +29,17 @@ class Journal:
         self._database.execute("PRAGMA synchronous = NORMAL")
         self._database.executescript(_SCHEMA)
 
-    def write(self, entry: JournalCommit | JournalPlan) -> None:
+    def write(self, entry: JournalEntry) -> None:
         """Returns when the entry is durable."""
         assert self._database is not None
-        match entry:
-            case JournalCommit(step, generation, loss, clip_factor, exponents):
-                self._database.execute(
-                    "INSERT INTO commits VALUES (?, ?, ?, ?, ?)",
-                    (step, generation, loss, clip_factor, ",".join(map(str, exponents))),
-                )
-            case JournalPlan(generation, step, plan):
-                self._database.execute("INSERT INTO plans VALUES (?, ?, ?)", (generation, step, plan))
+        self._database.execute("INSERT INTO entries (entry) VALUES (?)", (encode_entry(entry),))
 
     def last_step(self) -> int | None:
         """The last committed step; None when there is none."""
         assert self._database is not None
-        row = self._database.execute("SELECT step FROM commits ORDER BY rowid DESC LIMIT 1").fetchone()
-        return None if row is None else int(row[0])
+        rows = self._database.execute("SELECT entry FROM entries ORDER BY number DESC")
+        entries = (decode_entry(row[0]) for row in rows)
+        return next((entry.step for entry in entries if isinstance(entry, JournalCommit)), None)
 
     def close(self) -> None:
         if self._database is not None:

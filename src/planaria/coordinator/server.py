@@ -26,8 +26,6 @@ from planaria.protocol.events import (
     Event,
     Evict,
     Finish,
-    JournalCommit,
-    JournalPlan,
     ManifestFailed,
     ManifestWritten,
     NodeGone,
@@ -40,6 +38,7 @@ from planaria.protocol.events import (
     WorkerJoined,
     WriteManifest,
 )
+from planaria.protocol.journal import JournalEntry
 from planaria.protocol.liveness import Limits, Liveness
 from planaria.protocol.messages import (
     PROTOCOL_VERSION,
@@ -392,7 +391,7 @@ class Server:
         match command:
             case Send(worker, message):
                 self._send(worker, message)
-            case JournalCommit() | JournalPlan():
+            case JournalEntry():
                 self._journal.write(command)
             case Publish(record):
                 now = time.time()

@@ -9,6 +9,7 @@ from planaria.job.settings import Device, Job
 from planaria.protocol.records import (
     AnyRecord,
     CheckpointSaved,
+    CoordinatorRestarted,
     NodeJoined,
     NodeLeaving,
     NodeLost,
@@ -48,6 +49,10 @@ def sentence(record: AnyRecord) -> str | None:
             return f"recovered: {recovery_sentence(record.recovery)}"
         case CheckpointSaved():
             return f"checkpoint of step {record.step} saved in {duration(record.seconds)}: {record.folder}"
+        case CoordinatorRestarted():
+            came = f"{counted(record.returned, 'worker')} came back within {duration(record.seconds)}"
+            lag = f", {counted(record.lag, 'step')} that its journal had lost" if record.lag else ""
+            return f"step {record.step}: the coordinator was started again, {came}{lag}"
         case Restored():
             return f"went back from step {record.from_step} to step {record.to_step}: {record.reason}"
         case Note():

@@ -34,8 +34,6 @@ from planaria.protocol.events import (
     Event,
     Evict,
     Finish,
-    JournalCommit,
-    JournalPlan,
     ManifestFailed,
     ManifestWritten,
     NodeGone,
@@ -43,10 +41,22 @@ from planaria.protocol.events import (
     Publish,
     Received,
     Release,
+    Restarted,
     Send,
     StopRequested,
     WorkerJoined,
     WriteManifest,
+)
+from planaria.protocol.journal import (
+    Fate,
+    JournalCheckpoint,
+    JournalCommit,
+    JournalEnd,
+    JournalNode,
+    JournalPlan,
+    JournalRecovery,
+    JournalRestart,
+    JournalStop,
 )
 from planaria.protocol.kept import Kept
 from planaria.protocol.membership import Membership
@@ -60,14 +70,18 @@ from planaria.protocol.messages import (
     PlanMessage,
     Ready,
     Report,
+    Returned,
     Save,
     Saved,
     StateSource,
     Stop,
     Vote,
 )
+from planaria.protocol.past import Past
 from planaria.protocol.records import (
+    AnyRecord,
     CheckpointSaved,
+    CoordinatorRestarted,
     NodeJoined,
     NodeLeaving,
     NodeLost,
@@ -81,6 +95,7 @@ from planaria.protocol.records import (
 )
 from planaria.protocol.recovery import OpenRecovery
 from planaria.protocol.requests import RunState
+from planaria.protocol.returning import Position, Returning
 from planaria.protocol.salvage import Salvage
 from planaria.protocol.saving import Checkpoints, NobodyHolds
 from planaria.protocol.settings import CheckpointRef, RunSettings
@@ -90,6 +105,8 @@ from planaria.protocol.timing import Timing
 
 
 class Phase(enum.StrEnum):
+    RETURNING = "returning"
+    """Begun on the journal of a coordinator that died; waiting for the workers to come back."""
     GATHERING = "gathering"
     """Waiting for the workers to join."""
     TRAINING = "training"
@@ -121,6 +138,11 @@ class ProtocolError(AssertionError):
 class Coordinator:
     """The machine. Build it, then feed it events; carry out the commands in order.
 
+    Args:
+        settings: of the run.
+        policy: makes the plans.
+        past: what the journal of a coordinator that died says; then the first event must be `Restarted`.
+
     Attributes:
         step: the step in progress; every earlier one is committed.
         plan: in force; None until the workers have joined.
@@ -131,7 +153,7 @@ class Coordinator:
         skipped_steps: that were committed without being applied.
     """
 
-    def __init__(self, settings: RunSettings, policy: Policy) -> None:
+    def __init__(self, settings: RunSettings, policy: Policy, past: Past | None = None) -> None:
         self.settings = settings
         self.policy = policy
         self.phase = Phase.GATHERING
@@ -156,7 +178,20 @@ class Coordinator:
         self._ending: tuple[RunStatus, str] | None = None
         self._now = 0.0
         self._step_began = 0.0
+        self._past = past or Past()
+        self._returning = Returning(self._past, settings.num_nodes, settings.devices_per_node)
+        if past is not None:
+            self._begin_with(past)
         self.history: deque[str] = deque(maxlen=64)
+
+    def _begin_with(self, past: Past) -> None:
+        self.phase = Phase.RETURNING if past.end is None else Phase.ENDED
+        self.step = past.step or self.step
+        self.checkpoints.last = past.checkpoint or self.checkpoints.last
+        self.skipped_steps = set(past.skipped_steps)
+        self._stopping = past.is_stopping
+        self._members.gone = set(past.gone)
+        self._members.leaving = dict.fromkeys(past.leaving, 0.0)
 
     def handle(self, event: Event, now: float) -> tuple[Command, ...]:
         """Take one event at monotonic time `now` (seconds); returns commands to carry out in order.
@@ -189,8 +224,170 @@ class Coordinator:
             generation=plan.generation if plan is not None else 0,
         )
 
+    @property
+    def awaited(self) -> frozenset[WorkerId]:
+        """Workers of an earlier coordinator that have not come back; none unless the phase is `RETURNING`.
+
+        Whoever drives the machine tells it `NodeGone` of those that do not come in time.
+        """
+        if self.phase is not Phase.RETURNING:
+            return frozenset()
+        return self._returning.awaited(self._members.addresses, self._members.gone)
+
     def _ignore(self, event: Event) -> list[Command]:
         return []
+
+    # After a coordinator that died
+
+    def _restarted(self, event: Restarted) -> list[Command]:
+        """Its last decisions are carried out again as far as they may not have been."""
+        past = self._past
+        self._returning.began = self._now
+        self._members.leaving = dict.fromkeys(past.leaving, self._now)
+        if past.losses:
+            self._recovery = OpenRecovery(step=self.step, policy=self.settings.policy_name, began=self._now)
+            for loss in past.losses:
+                self._recovery.add_loss(loss.node, loss.cause, None)
+            self._recovery.resumed = self._now if past.has_resumed else None
+        commands: list[Command] = [JournalRestart()]
+        commands += [Evict(node) for node in sorted(past.lost)]
+        commands += [Release(node) for node in sorted(past.released)]
+        commands += [Publish(record, again=True) for record in past.records]
+        if past.end is not None:
+            (ended,) = past.end.records
+            assert isinstance(ended, RunEnded)
+            self.step = ended.steps + 1
+            return [*commands, Finish(ended.status, ended.message)]
+        return commands + self._go_on_when_returned()
+
+    def _came_back(self, event: WorkerJoined) -> list[Command]:
+        return self._join(event) + self._go_on_when_returned()
+
+    def _returned(self, event: Received) -> list[Command]:
+        assert isinstance(event.message, Returned)
+        if event.worker not in self._members.addresses:
+            return []
+        self._returning.report(event.worker, event.message)
+        return self._go_on_when_returned()
+
+    def _returned_late(self, event: Received) -> list[Command]:
+        """A worker that begins; or one that a lost part of the journal knew, with a plan that nobody has any more."""
+        assert isinstance(event.message, Returned)
+        known = self._generation if self._plan is None else self.plan.generation
+        node = self._members.node_of(event.worker)
+        if event.message.generation <= known or node in self._members.gone:
+            return []
+        lose = TRANSITIONS[self.phase, "NodeGone"]
+        return lose(self, NodeGone(node, "it came back too late"))
+
+    def _lost_while_returning(self, event: NodeGone) -> list[Command]:
+        if event.node in self._members.gone:
+            return []
+        return self._lose(event) + self._go_on_when_returned()
+
+    def _voted_while_returning(self, event: Received) -> list[Command]:
+        assert isinstance(event.message, Vote)
+        self._returning.vote(event.worker, event.message)
+        return []
+
+    def _ready_while_returning(self, event: Received) -> list[Command]:
+        assert isinstance(event.message, Ready)
+        self._returning.ready(event.worker, event.message)
+        return []
+
+    def _go_on_when_returned(self) -> list[Command]:
+        if self.awaited:
+            return []
+        self._generation = self._returning.generation
+        self.checkpoints.number_from(self._returning.serial)
+        self._step_began = self._now
+        position = self._returning.position()
+        if position is not None:
+            return self._go_on_from(position)
+        self.phase = Phase.GATHERING
+        if self._stopping:
+            return self._end(RunStatus.INTERRUPTED, "stopped by the user before the first step")
+        return self._start_when_gathered()
+
+    def _go_on_from(self, position: Position) -> list[Command]:
+        """Everybody who lives is told what he was not told; whoever has nothing to hear goes on undisturbed."""
+        returning = self._returning
+        plan = self._plan = position.message.plan
+        self.phase = Phase.TRAINING
+        self.step = position.step
+        self._exponents = position.exponents
+        commands = self._catch_up_journal(position)
+        stale = {self._members.node_of(worker) for worker in returning.stale(position)}
+        for node in sorted(stale):
+            commands += self._lose(NodeGone(node, "what it holds is older than the job"))
+        self._ballot = Ballot(plan)
+        for worker, vote in returning.votes(position).items():
+            self._ballot.cast(worker, vote)
+        self._salvage = Salvage(returning.earlier(position))
+        self._unready = returning.unready(position)
+        self._stand_as(position)
+        for worker in returning.lacks_commit(position):
+            assert position.commit is not None
+            commands.append(Send(worker, position.commit))
+        # Whoever is lost stays in the addresses: his peers learn of it with the next plan.
+        addresses = {**position.message.addresses, **self._members.addresses}
+        message = msgspec.structs.replace(
+            position.message, addresses={worker: addresses[worker] for worker in plan.workers}
+        )
+        commands += [Send(worker, message) for worker in returning.lacks_plan(position)]
+        record = CoordinatorRestarted(
+            step=self.step,
+            returned=len(self._members.addresses),
+            lag=returning.lag(position),
+            seconds=self._now - returning.began,
+        )
+        return [*commands, Publish(record), *self._go_on_within(position)]
+
+    def _catch_up_journal(self, position: Position) -> list[Command]:
+        """What only workers knew is written down before anything else."""
+        commit = position.commit
+        written = self._past.commit
+        entries: list[Command] = []
+        if commit is not None and (written is None or written.commit != commit) and self._past.step != position.step:
+            if commit.clip_factor == NOT_APPLIED:
+                self.skipped_steps.add(commit.step)
+            record = step_committed(
+                self.settings.train,
+                commit,
+                loss=commit.loss,
+                norm=commit.norm,
+                live_nodes=len(self._members.nodes),
+                duration_s=max(self._now - self._returning.began, 1e-9),
+            )
+            entries += [JournalCommit(commit=commit, records=(record,)), Publish(record, again=True)]
+        if self._returning.stand(position) is None:
+            plan = JournalPlan(message=position.message, stand=Standing.unknown().stand, step_time_s=0.0, longest_s=0.0)
+            is_after = commit is None or commit.generation < position.message.plan.generation
+            entries = [*entries, plan] if is_after else [plan, *entries]
+        return entries
+
+    def _stand_as(self, position: Position) -> None:
+        written = self._returning.stand(position)
+        if written is None:
+            self._standing = Standing.unknown()
+            return
+        live = frozenset(self._members.nodes)
+        came = (self._past.newcomers | (live - self._past.joined)) & live
+        self._standing = Standing.of(written.stand, came - self._members.leaving.keys())
+        self.timing.expect(written.step_time_s, written.longest_s)
+
+    def _go_on_within(self, position: Position) -> list[Command]:
+        """At the boundary after the last commit, or inside the step in progress."""
+        assert self._ballot is not None
+        if position.is_boundary:
+            self._unready = set()
+            return self._after_boundary(position.step - 1)
+        if self._ballot.is_enough(self._members.addresses):
+            return self._commit()
+        is_whole = all(worker in self._members.addresses for worker in self.plan.workers)
+        if is_whole and not self._returning.halted(position):
+            return []
+        return self._begin_salvage()
 
     # Membership
 
@@ -200,20 +397,25 @@ class Coordinator:
         return self._plan
 
     def _joined(self, event: WorkerJoined) -> list[Command]:
-        commands: list[Command] = []
-        if self._members.join(event.worker, event.data_address):
-            node = self._members.node_of(event.worker)
-            commands.append(Publish(NodeJoined(node=node, live_nodes=len(self._members.nodes))))
-        return commands + self._start_when_gathered()
+        return self._join(event) + self._start_when_gathered()
+
+    def _join(self, event: WorkerJoined) -> list[Command]:
+        """A node is there when all of its workers are."""
+        node = self._members.node_of(event.worker)
+        is_complete = self._members.join(event.worker, event.data_address)
+        if not is_complete or node in self._past.joined:
+            return []
+        record = NodeJoined(node=node, live_nodes=len(self._members.nodes))
+        return [JournalNode(node=node, fate=Fate.JOINED, records=(record,)), Publish(record)]
 
     def _joined_running(self, event: WorkerJoined) -> list[Command]:
         """A node that came later: it is considered at the next step boundary."""
-        if not self._members.join(event.worker, event.data_address):
-            return []
+        commands = self._join(event)
         node = self._members.node_of(event.worker)
+        if node not in self._members.nodes:
+            return commands
         self._standing.newcomers.add(node)
-        joined: list[Command] = [Publish(NodeJoined(node=node, live_nodes=len(self._members.nodes)))]
-        return joined + (self._try_again() if self.phase is Phase.WAITING else [])
+        return commands + (self._try_again() if self.phase is Phase.WAITING else [])
 
     def _joined_too_late(self, event: WorkerJoined) -> list[Command]:
         self._members.join(event.worker, event.data_address)
@@ -264,10 +466,12 @@ class Coordinator:
             self._salvage.forget(worker)
             if self._ballot is not None:
                 self._ballot.withdraw(worker)
+        self._returning.forget(self._members.workers_of(event.node))
         given_up = self._lose_writers(event.node)
         fault_at = self._members.fault_of(event.node)
         detect_ms = None if fault_at is None else max(0.0, (self._now - fault_at) * 1e3)
-        if self._recovery is None and self.phase in _AT_WORK and event.node in self.plan.nodes:
+        strikes = self._strikes(event.node)
+        if self._recovery is None and strikes:
             began = self._now if fault_at is None else fault_at
             self._recovery = OpenRecovery(step=self.step, policy=self.settings.policy_name, began=began)
         if self._recovery is not None:
@@ -279,7 +483,15 @@ class Coordinator:
             live_nodes=len(self._members.nodes),
             detect_ms=detect_ms,
         )
-        return [Evict(event.node), Publish(lost), *given_up]
+        entry = JournalNode(node=event.node, fate=Fate.LOST, cause=event.cause, strikes=strikes, records=(lost,))
+        return [entry, Evict(event.node), Publish(lost), *given_up]
+
+    def _strikes(self, node: NodeId) -> bool:
+        """Whether the plan in force needs the node."""
+        if self.phase is Phase.RETURNING:
+            message = self._returning.message
+            return message is not None and node in message.plan.nodes
+        return self.phase in _AT_WORK and node in self.plan.nodes
 
     def _fault_injected(self, event: Received) -> list[Command]:
         assert isinstance(event.message, FaultInjected)
@@ -345,8 +557,15 @@ class Coordinator:
         self._generation += 1
         return self._generation
 
-    def _take(self, proposal: Proposal, purpose: Purpose, source: StateSource, folder: str = "") -> list[Command]:
-        """Put a plan in force for the step in progress."""
+    def _take(
+        self,
+        proposal: Proposal,
+        purpose: Purpose,
+        source: StateSource,
+        folder: str = "",
+        told: tuple[AnyRecord, ...] = (),
+    ) -> list[Command]:
+        """Put a plan in force for the step in progress; `told` are records about what led to it."""
         if source is StateSource.LIVE:
             self._kept.note(self.step, self._holders())
         else:
@@ -374,16 +593,18 @@ class Coordinator:
             source=source,
             folder=folder,
         )
-        commands: list[Command] = [JournalPlan(plan.generation, self.step, plan.to_json())]
-        commands += [Send(worker, message) for worker in plan.workers]
-        if purpose is Purpose.GO_ON:
-            return commands
-        self.timing.take(proposal)
-        return [
-            *measured,
-            *commands,
-            Publish(plan_taken(proposal, self.step, purpose.value, self.settings.policy_name)),
-        ]
+        if purpose is not Purpose.GO_ON:
+            self.timing.expect(proposal.step_time_s, proposal.longest_s)
+            told += (plan_taken(proposal, self.step, purpose.value, self.settings.policy_name),)
+        entry = JournalPlan(
+            message=message,
+            stand=self._standing.stand,
+            step_time_s=self.timing.step_s,
+            longest_s=self.timing.instruction_s,
+            records=told,
+        )
+        sends: list[Command] = [Send(worker, message) for worker in plan.workers]
+        return [*measured, entry, *sends, *map(Publish, told)]
 
     def _close_timing(self) -> list[Command]:
         record = None if self._plan is None else self.timing.close(self.plan.generation)
@@ -446,13 +667,14 @@ class Coordinator:
         for node in sorted(self._members.leaving.keys() - set(self.plan.nodes)):
             noticed_at = self._members.leaving[node]
             workers = self._members.lose(node)
-            commands += [Send(worker, Stop(reason="its work is handed over")) for worker in workers]
             released = NodeReleased(
                 node=node,
                 step=self.step,
                 live_nodes=len(self._members.nodes),
                 seconds=self._now - noticed_at,
             )
+            commands.append(JournalNode(node=node, fate=Fate.RELEASED, records=(released,)))
+            commands += [Send(worker, Stop(reason="its work is handed over")) for worker in workers]
             commands += [Release(node), Publish(released)]
         return commands
 
@@ -462,12 +684,17 @@ class Coordinator:
         return self._node_notice(NodeNotice(node, event.message.grace_s, event.message.cause))
 
     def _node_notice(self, event: NodeNotice) -> list[Command]:
-        if event.node not in self._members.nodes or event.node in self._members.leaving:
+        is_here = event.node in self._members.nodes or (self.phase is Phase.RETURNING and self._is_known(event.node))
+        if not is_here or event.node in self._members.leaving:
             return []
         self._members.leaving[event.node] = self._now
         self._standing.newcomers.discard(event.node)
         leaving = NodeLeaving(node=event.node, step=self.step, grace_s=event.grace_s, cause=event.cause)
-        return [Publish(leaving)]
+        return [JournalNode(node=event.node, fate=Fate.LEAVING, records=(leaving,)), Publish(leaving)]
+
+    def _is_known(self, node: NodeId) -> bool:
+        """It may not have come back yet."""
+        return node not in self._members.gone and (node in self._past.joined or node < self.settings.num_nodes)
 
     # Too few nodes
 
@@ -520,10 +747,8 @@ class Coordinator:
             self._recovery.reason = f"{lost}: back to step {self.step - 1}."
         source = StateSource.CHECKPOINT if checkpoint else StateSource.INITIAL
         record = Restored(from_step=committed, to_step=self.step - 1, reason=lost)
-        return [
-            Publish(record),
-            *self._take(proposal, Purpose.RESTORE, source, checkpoint.folder if checkpoint else ""),
-        ]
+        folder = checkpoint.folder if checkpoint else ""
+        return self._take(proposal, Purpose.RESTORE, source, folder, (record,))
 
     def _exponents_of(self, checkpoint: CheckpointRef | None) -> tuple[int, ...]:
         return checkpoint.exponents if checkpoint else (FIRST_EXPONENT,) * self.settings.num_groups
@@ -570,13 +795,14 @@ class Coordinator:
             return self._save_then_end(RunStatus.FAILED, not_finite(committed, loss, norm))
         hold = self._holds_after(committed)
         message = Commit(
-            generation=generation, step=committed, clip_factor=factor, exponents=self._exponents, hold=hold
+            generation=generation,
+            step=committed,
+            clip_factor=factor,
+            exponents=self._exponents,
+            hold=hold,
+            loss=loss,
+            norm=norm,
         )
-        commands: list[Command] = [JournalCommit(committed, generation, loss, factor, self._exponents)]
-        parts = self._save_beside(committed) if committed < self.settings.train.steps else {}
-        for worker in self._ballot.voters:
-            save = parts.get(worker)
-            commands.append(Send(worker, msgspec.structs.replace(message, save=save) if save else message))
         record = step_committed(
             self.settings.train,
             message,
@@ -585,6 +811,11 @@ class Coordinator:
             live_nodes=len(self._members.nodes),
             duration_s=max(self._now - self._step_began, 1e-9),
         )
+        commands: list[Command] = [JournalCommit(commit=message, records=(record,))]
+        parts = self._save_beside(committed) if committed < self.settings.train.steps else {}
+        for worker in self._ballot.voters:
+            save = parts.get(worker)
+            commands.append(Send(worker, msgspec.structs.replace(message, save=save) if save else message))
         commands.append(Publish(record))
         if self._recovery is None:
             self.timing.committed(record.duration_s)
@@ -638,7 +869,8 @@ class Coordinator:
         if recovery is None or recovery.resumed is None:
             return []
         self._recovery = None
-        return [Publish(Recovered(recovery=recovery.close(self.settings.train.num_microbatches)))]
+        record = Recovered(recovery=recovery.close(self.settings.train.num_microbatches))
+        return [JournalRecovery(records=(record,)), Publish(record)]
 
     # Checkpoints and the end
 
@@ -730,7 +962,9 @@ class Coordinator:
             return []
         saving = self.checkpoints.complete()
         record = CheckpointSaved(step=event.step, folder=event.folder, seconds=self._now - saving.began)
-        return [Publish(record), *(self._after_saving() if self.phase is Phase.SAVING else [])]
+        assert self.checkpoints.last is not None
+        entry = JournalCheckpoint(checkpoint=self.checkpoints.last, records=(record,))
+        return [entry, Publish(record), *(self._after_saving() if self.phase is Phase.SAVING else [])]
 
     def _after_saving(self) -> list[Command]:
         is_exhausted = self._waiting is not None or (
@@ -755,7 +989,7 @@ class Coordinator:
         if self.phase is Phase.SAVING and self._ending is None:
             self._ending = (RunStatus.INTERRUPTED, "stopped by the user")
         text = f"stopping: step {self.step} is finished and saved; interrupt again to end at once"
-        return [Publish(Note(level="info", text=text))]
+        return [JournalStop(), Publish(Note(level="info", text=text))]
 
     def _failed(self, event: Received) -> list[Command]:
         failure = event.message
@@ -775,8 +1009,9 @@ class Coordinator:
         )
         stops: list[Command] = [Send(worker, stop) for worker in self._members.workers]
         return [
-            *stops,
             *self._close_recovery(),
+            JournalEnd(records=(ended,)),
+            *stops,
             *self._close_timing(),
             Publish(ended),
             Finish(status, message),
@@ -790,6 +1025,18 @@ _AT_WORK = (Phase.TRAINING, Phase.SALVAGING, Phase.SAVING)
 _PLACING = (Purpose.START, Purpose.RECONFIGURE, Purpose.RESTORE)
 
 TRANSITIONS: Mapping[tuple[Phase, str], Handler] = {
+    (Phase.RETURNING, "Restarted"): Coordinator._restarted,
+    (Phase.RETURNING, "WorkerJoined"): Coordinator._came_back,
+    (Phase.RETURNING, "Returned"): Coordinator._returned,
+    (Phase.RETURNING, "NodeGone"): Coordinator._lost_while_returning,
+    (Phase.RETURNING, "Vote"): Coordinator._voted_while_returning,
+    (Phase.RETURNING, "Ready"): Coordinator._ready_while_returning,
+    # Answers to the coordinator before.
+    **{(Phase.RETURNING, name): Coordinator._ignore for name in ("Report", "Saved", "NotSaved")},
+    **{
+        (phase, "Returned"): Coordinator._returned_late
+        for phase in (Phase.GATHERING, Phase.TRAINING, Phase.SALVAGING, Phase.SAVING, Phase.WAITING)
+    },
     (Phase.GATHERING, "WorkerJoined"): Coordinator._joined,
     (Phase.GATHERING, "NodeGone"): Coordinator._lost_while_gathering,
     **{(phase, "WorkerJoined"): Coordinator._joined_running for phase in (*_AT_WORK, Phase.WAITING)},
@@ -818,11 +1065,13 @@ TRANSITIONS: Mapping[tuple[Phase, str], Handler] = {
     **{(phase, "FaultInjected"): Coordinator._fault_injected for phase in _ALIVE},
     **{(phase, "DecisionTook"): Coordinator._decision_took for phase in _ALIVE},
     **{(phase, "Failed"): Coordinator._failed for phase in _ALIVE},
+    (Phase.ENDED, "Restarted"): Coordinator._restarted,
     (Phase.ENDED, "WorkerJoined"): Coordinator._joined_too_late,
     **{
         (Phase.ENDED, name): Coordinator._ignore
         for name in (
             "NodeGone",
+            "Returned",
             "Ready",
             "Vote",
             "Report",

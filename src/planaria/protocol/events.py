@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planaria.plan.plan import NodeId, WorkerId
+from planaria.protocol.journal import JournalEntry
 from planaria.protocol.messages import FromWorker, SavedGroup, ToWorker
 from planaria.protocol.records import AnyRecord, RunStatus
 
@@ -41,6 +42,11 @@ class Received:
 
 
 @dataclass(frozen=True, slots=True)
+class Restarted:
+    """First event of a machine that was built with a past."""
+
+
+@dataclass(frozen=True, slots=True)
 class StopRequested:
     """The user wants the run to end at the next step boundary, saved."""
 
@@ -70,7 +76,15 @@ class ManifestFailed:
 
 
 Event = (
-    WorkerJoined | NodeGone | NodeNotice | Received | StopRequested | DecisionTook | ManifestWritten | ManifestFailed
+    Restarted
+    | WorkerJoined
+    | NodeGone
+    | NodeNotice
+    | Received
+    | StopRequested
+    | DecisionTook
+    | ManifestWritten
+    | ManifestFailed
 )
 
 
@@ -78,29 +92,6 @@ Event = (
 class Send:
     worker: WorkerId
     message: ToWorker
-
-
-@dataclass(frozen=True, slots=True)
-class JournalCommit:
-    """Must be durable before any later command of the same batch is carried out.
-
-    A `clip_factor` of 0 (`protocol.commit.NOT_APPLIED`): the step was committed without being applied.
-    """
-
-    step: int
-    generation: int
-    loss: float
-    clip_factor: float
-    exponents: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class JournalPlan:
-    """Keep the plan (JSON) that is about to be sent."""
-
-    generation: int
-    step: int
-    plan: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +120,11 @@ class WriteManifest:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
+    """`again`: of an earlier coordinator's journal. Whoever has this record already drops it; and any step that is
+    there, since a power loss may take a commit that nobody was told of."""
+
     record: AnyRecord
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,4 +135,4 @@ class Finish:
     message: str
 
 
-Command = Send | JournalCommit | JournalPlan | Evict | Release | WriteManifest | Publish | Finish
+Command = Send | JournalEntry | Evict | Release | WriteManifest | Publish | Finish

@@ -7,6 +7,7 @@ when a worker says hello.
 from __future__ import annotations
 
 import enum
+import math
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -15,7 +16,7 @@ from planaria.plan.ledger import Ledger
 from planaria.plan.plan import Plan, WorkerId
 from planaria.protocol.liveness import Pulse
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 """From outside: a number, not below zero, and no infinity."""
@@ -30,6 +31,19 @@ class StateSource(enum.StrEnum):
     INITIAL = "initial"
     CHECKPOINT = "checkpoint"
     LIVE = "live"
+
+
+class WorkerPhase(enum.StrEnum):
+    """Where a worker is in a step."""
+
+    IDLE = "idle"
+    """Waiting for orders: before the first plan, or held at a step boundary."""
+    RUNNING = "running"
+    """Running the program of (generation, step)."""
+    HALTED = "halted"
+    """Stopped inside a step; accumulators are kept."""
+    VOTED = "voted"
+    ENDED = "ended"
 
 
 class SavedGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,7 +152,39 @@ class Failed(Message, frozen=True, kw_only=True, tag="failed"):
     text: str
 
 
-FromWorker = Hello | Ready | Vote | Report | Saved | NotSaved | FaultInjected | CutOff | Alive | Notice | Failed
+class Returned(Message, frozen=True, kw_only=True, tag="returned"):
+    """Where this worker is: sent once when it begins, and to every coordinator that it finds after one was gone.
+
+    It tells all that was under way between the two, so that messages which were lost need not be sent again.
+
+    Attributes:
+        generation: of the plan that it has; -1: none.
+        step: in progress here.
+        phase: in that step.
+        is_settled: the state that the plan gives it has arrived.
+        ledger: what it has counted in the step.
+        held: groups that it holds as of `step - 1`.
+        serial: the highest of any order to save that it was given.
+        commit: the last that it applied.
+        vote: for the generation and step, when that is what it has come to.
+        message: the plan that it has, as it was told.
+    """
+
+    generation: int
+    step: int
+    phase: WorkerPhase
+    is_settled: bool
+    ledger: Ledger
+    held: tuple[int, ...]
+    serial: int
+    commit: Commit | None
+    vote: Vote | None
+    message: PlanMessage | None
+
+
+FromWorker = (
+    Hello | Ready | Vote | Report | Saved | NotSaved | FaultInjected | CutOff | Alive | Notice | Failed | Returned
+)
 
 
 # Coordinator to worker
@@ -187,6 +233,9 @@ class Commit(Message, frozen=True, kw_only=True, tag="commit"):
         clip_factor: what the gradients are multiplied by; 0 (`protocol.commit.NOT_APPLIED`): the step is done, but
             parameters and optimizer state stay as they are.
         exponents: grid exponent of every group for the step after it (exact numerics).
+        loss: mean over the step's microbatches. Workers do not need it, nor the norm; but who was told of a step can
+            tell of it when the journal was lost.
+        norm: global gradient norm.
     """
 
     generation: int
@@ -194,6 +243,8 @@ class Commit(Message, frozen=True, kw_only=True, tag="commit"):
     clip_factor: float
     exponents: tuple[int, ...]
     hold: bool
+    loss: float = math.nan
+    norm: float = math.nan
     save: Save | None = None
 
 

@@ -143,6 +143,22 @@ class CheckpointSaved(Record, frozen=True, kw_only=True, tag="checkpoint_saved")
     seconds: float
 
 
+class CoordinatorRestarted(Record, frozen=True, kw_only=True, tag="coordinator_restarted"):
+    """The coordinator was started again, and the workers that live have come back.
+
+    Attributes:
+        step: in progress.
+        returned: workers that came back.
+        lag: committed steps that the journal had lost and a worker knew of.
+        seconds: from the start of this coordinator until all were back.
+    """
+
+    step: int
+    returned: int
+    lag: int
+    seconds: float
+
+
 class Restored(Record, frozen=True, kw_only=True, tag="restored"):
     """The job went back to a checkpoint: all replicas of a layer were lost."""
 
@@ -180,6 +196,7 @@ AnyRecord = (
     | StepSkipped
     | Recovered
     | CheckpointSaved
+    | CoordinatorRestarted
     | Restored
     | Note
     | RunEnded

@@ -123,6 +123,10 @@ class Checkpoints:
         )
         return self.under_way
 
+    def number_from(self, serial: int) -> None:
+        """Orders up to this one were given by an earlier coordinator, and may still be answered."""
+        self._orders = max(self._orders, serial)
+
     def answered_by(self, message: Saved | NotSaved) -> Saving | None:
         """The one under way, if the message is about it."""
         saving = self.under_way

@@ -12,16 +12,18 @@ from random import Random
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.coordinator import Coordinator, Phase
-from planaria.protocol.events import Finish, JournalCommit, JournalPlan, NodeNotice, WriteManifest
+from planaria.protocol.events import Finish, NodeNotice, WriteManifest
+from planaria.protocol.journal import JournalCommit, JournalEntry, JournalPlan, decode_entry, encode_entry
 from planaria.protocol.messages import PROTOCOL_VERSION, Alive, FromWorker, Hello, Notice
+from planaria.protocol.past import Past
 from planaria.protocol.records import AnyRecord
 from planaria.protocol.settings import CheckpointRef, RunSettings
 from planaria.simulate.clock import Clock
 from planaria.simulate.disk import Disk, SavedState
 from planaria.simulate.faults import Fault, FaultKind
-from planaria.simulate.network import Network, Way
+from planaria.simulate.network import COORDINATOR, Network, Way
 from planaria.simulate.schedule import Schedule
-from planaria.simulate.server import Connection, Entry, Server
+from planaria.simulate.server import Connection, Server
 from planaria.simulate.symbols import Algebra, Reference
 from planaria.simulate.witness import BrokenPromise, Witness
 from planaria.simulate.worker import Worker
@@ -34,6 +36,7 @@ WAITING_PATIENCE_S = 8.0
 
 MAX_EVENTS = 200_000
 ROOT = "checkpoints"
+ASK_AGAIN_S = 0.01
 OUTSIDER = -2
 """Place of somebody who is neither node nor coordinator."""
 
@@ -62,7 +65,7 @@ class Cluster:
         self.profile = setup.profile
         self.algebra = Algebra(self.profile.groups, setup.num_layers, schedule.seed % 97, setup.bad)
         self.workers: dict[WorkerId, Worker] = {}
-        self.journal: list[Entry] = []
+        self.journal: list[bytes] = []
         self.witness = Witness(setup, Reference(self.algebra, setup.train), self.workers)
         self.settings = RunSettings(
             train=setup.train,
@@ -132,7 +135,12 @@ class Cluster:
         if idle_s < WAITING_PATIENCE_S:
             return False
         machine = self.server.machine
-        if finished is None and machine.phase in (Phase.WAITING, Phase.GATHERING) and not self._is_stopped:
+        if (
+            finished is None
+            and not self.server.is_dead
+            and machine.phase in (Phase.WAITING, Phase.GATHERING)
+            and not self._is_stopped
+        ):
             self.witness.waits(machine)
             self._strike(Fault(kind=FaultKind.STOP))
         if idle_s > PATIENCE_S:
@@ -156,22 +164,24 @@ class Cluster:
 
     # What the coordinator does
 
-    def write_journal(self, entry: Entry) -> None:
+    def write_journal(self, entry: JournalEntry) -> None:
         machine = self.server.machine
-        self.journal.append(entry)
+        self.journal.append(encode_entry(entry))
         match entry:
             case JournalCommit():
-                self.note(f"    commit {entry.step} of generation {entry.generation}")
+                self.note(f"    commit {entry.step} of generation {entry.commit.generation}")
                 self.witness.committed_step(machine, entry)
             case JournalPlan():
-                self.note(f"    plan {entry.generation} for step {entry.step}")
+                self.note(f"    plan {entry.message.plan.generation} for step {entry.message.step}")
                 self.witness.planned(machine, entry)
+            case _:
+                pass
         self.happened(type(entry).__name__)
 
-    def publish(self, record: AnyRecord) -> None:
-        self.note(f"    {record}")
-        self.witness.published(self.server.machine, record)
-        self.happened(type(record).__name__)
+    def publish(self, record: AnyRecord, *, again: bool) -> None:
+        if self.witness.published(self.server.machine, record, again=again):
+            self.note(f"    {record}")
+            self.happened(type(record).__name__)
 
     def write_manifest(self, command: WriteManifest) -> None:
         """Raises DiskFull."""
@@ -192,7 +202,10 @@ class Cluster:
         numbers = range(first, first + self.settings.devices_per_node)
         return [self.workers[WorkerId(number)] for number in numbers if number in self.workers]
 
-    def connect(self, worker: Worker) -> Connection:
+    def connect(self, worker: Worker) -> Connection | None:
+        """A new control connection, with a hello on its way; None while there is no coordinator to be reached."""
+        if self.server.is_dead or not self.network.reaches(worker.node, COORDINATOR):
+            return None
         connection = Connection(self.network, worker, worker.node, self.weather.control_s)
         connection.lead_to(self.server)
         hello = Hello(
@@ -228,7 +241,7 @@ class Cluster:
 
     def kill_where_possible(self, node: NodeId) -> None:
         """The coordinator fences a node."""
-        if not self.weather.is_remote and self.network.reaches(node, -1) and node not in self._dark:
+        if not self.weather.is_remote and self.network.reaches(node, COORDINATOR) and node not in self._dark:
             self.kill(node)
 
     def ended(self, worker: Worker) -> None:
@@ -238,7 +251,10 @@ class Cluster:
 
     def _tell_launcher(self, node: NodeId) -> None:
         if not self.weather.is_remote:
-            self.clock.after(self.clock.vary(self.weather.detect_s), partial(self.server.lose, node, "process killed"))
+            self.clock.after(self.clock.vary(self.weather.detect_s), partial(self._process_killed, node))
+
+    def _process_killed(self, node: NodeId) -> None:
+        self.server.lose(node, "process killed")
 
     def is_runnable(self, node: NodeId) -> bool:
         """Whether the node's processes are known to be there, and not stopped."""
@@ -288,7 +304,9 @@ class Cluster:
                 self.clock.after(fault.for_s, self._make_room)
             case FaultKind.STOP:
                 self._is_stopped = True
-                self.clock.after(0.0, self.server.request_stop)
+                self.clock.after(0.0, self._request_stop)
+            case FaultKind.CRASH:
+                self._crash(fault)
             case FaultKind.PARTITION:
                 island = self.network.part(self._victims(fault))
                 self.clock.after(fault.for_s, partial(self._heal, island))
@@ -314,7 +332,7 @@ class Cluster:
                     worker.notice = Notice(grace_s=fault.for_s, cause="preemption")
                 self.clock.after(fault.for_s, partial(self.kill, node))
             case FaultKind.DRAIN:
-                self.clock.after(0.0, partial(self.server.handle, NodeNotice(node, fault.for_s, "drain")))
+                self.clock.after(0.0, partial(self._drain, NodeNotice(node, fault.for_s, "drain")))
             case FaultKind.REPLAY:
                 self._replay(workers)
             case _:
@@ -333,6 +351,39 @@ class Cluster:
             case FaultKind.STUCK:
                 for way in worker.ways.values():
                     way.is_stuck = True
+
+    def _request_stop(self) -> None:
+        if self.server.is_dead:
+            self.clock.after(ASK_AGAIN_S, self._request_stop)
+        else:
+            self.server.request_stop()
+
+    def _drain(self, notice: NodeNotice) -> None:
+        if self.server.is_dead:
+            self.clock.after(ASK_AGAIN_S, partial(self._drain, notice))
+        else:
+            self.server.handle(notice)
+
+    def _crash(self, fault: Fault) -> None:
+        """The coordinator is killed; its supervisor starts it again."""
+        if self.server.is_dead or self.server.finished is not None:
+            return
+        self.server.die()
+        if fault.cut:
+            self.note(f"* the journal loses {[type(decode_entry(e)).__name__ for e in self.journal[-fault.cut :]]}")
+            del self.journal[-fault.cut :]
+        self.clock.after(fault.for_s, partial(self._begin_again, is_cut=fault.cut > 0))
+
+    def _begin_again(self, *, is_cut: bool) -> None:
+        past = Past.of([decode_entry(entry) for entry in self.journal])
+        self.note(f"* the coordinator begins again at step {past.step}")
+        if is_cut:
+            self.witness.forget_after(past)
+        self.server = Server(Coordinator(self.settings, self._policy, past), self)
+        self.server.begin_again()
+        for node in sorted({worker.node for worker in self.workers.values() if worker.is_over} - self._dark):
+            if node not in self.server.evicted:
+                self._tell_launcher(node)
 
     def _join(self) -> None:
         if self.server.finished is None:

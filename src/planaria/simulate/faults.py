@@ -36,6 +36,8 @@ class FaultKind(enum.StrEnum):
     """The disk is full for `for_s`."""
     REPLAY = "replay"
     """Somebody plays the messages again that the node's workers sent on their connections."""
+    CRASH = "crash"
+    """The coordinator is killed, and begins again `for_s` later on its journal, which may have lost its end."""
     STOP = "stop"
     """The user ends the run."""
 
@@ -58,6 +60,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         delay_s: virtual seconds.
         for_s: how long it lasts.
         factor: of a slow node.
+        cut: entries that a journal loses.
     """
 
     kind: FaultKind
@@ -69,3 +72,4 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     delay_s: float = 0.0
     for_s: float = 0.0
     factor: float = 1.0
+    cut: int = 0

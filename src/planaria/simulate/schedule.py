@@ -134,7 +134,7 @@ ORDERS = ("Adopt", "Apply", "SendReport", "SendVote", "Write", "write")
 OFTEN = ("Ready", "Vote", "WorkerJoined", "JournalCommit", "Send PlanMessage", "Send Commit", "StepCommitted")
 SELDOM = (
     "NodeGone", "NodeLost", "Report", "Send Halt", "JournalPlan", "PlanTaken", "Recovered", "Send Save", "Saved",
-    "CheckpointSaved", "ManifestWritten", "Restored", "Waiting", "NodeLeaving", "NodeReleased",
+    "JournalNode", "JournalRestart", "Returned", "CheckpointSaved", "ManifestWritten", "Restored", "Waiting", "NodeLeaving", "NodeReleased",
 )  # fmt: skip
 """What happens at the coordinator in every run, and in some."""
 
@@ -276,6 +276,18 @@ def _partitions(draw: Random, setup: Setup) -> list[Fault]:
     return faults
 
 
+def _crashes(draw: Random, setup: Setup) -> list[Fault]:
+    """The coordinator dies, once or again and again, and nodes with it; now and then its journal loses its end."""
+    faults = []
+    for _ in range(draw.choice([1, 1, 2, 3])):
+        when = _when(draw, setup, -1, kind=FaultKind.CRASH, for_s=draw.choice([0.0, 1e-3, 2e-2, 0.3]))
+        faults.append(msgspec.structs.replace(when, cut=draw.choice([0, 0, 0, 0, 1, 2, 4])))
+    for node in _some_nodes(draw, setup)[: draw.choice([0, 1, 1, 2])]:
+        kind = draw.choice([_death(draw), _death(draw), FaultKind.HANG, FaultKind.NOTICE])
+        faults.append(_when(draw, setup, node, kind=kind, nodes=(node,), for_s=draw.choice([2e-2, 0.3, 2.0])))
+    return faults + _visitors(draw, setup, draw.choice([0, 0, 1]))
+
+
 def _mixture(draw: Random, setup: Setup) -> list[Fault]:
     """A little of everything."""
     faults: list[Fault] = []
@@ -293,8 +305,8 @@ def _mixture(draw: Random, setup: Setup) -> list[Fault]:
 
 
 Manner = Callable[[Random, Setup], list[Fault]]
-_MANNERS: Sequence[Manner] = (_losses, _bursts, _holders, _visits, _hangs, _partitions, _mixture)
-_WEIGHTS = (25, 12, 20, 15, 8, 8, 12)
+_MANNERS: Sequence[Manner] = (_losses, _bursts, _holders, _visits, _hangs, _partitions, _crashes, _mixture)
+_WEIGHTS = (22, 10, 18, 14, 8, 8, 20, 12)
 
 
 def _some_nodes(draw: Random, setup: Setup) -> list[int]:

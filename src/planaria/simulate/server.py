@@ -17,22 +17,21 @@ from planaria.protocol.events import (
     Event,
     Evict,
     Finish,
-    JournalCommit,
-    JournalPlan,
     ManifestFailed,
     ManifestWritten,
     NodeGone,
     Publish,
     Received,
     Release,
+    Restarted,
     Send,
     StopRequested,
     WorkerJoined,
     WriteManifest,
 )
+from planaria.protocol.journal import JournalEntry
 from planaria.protocol.liveness import Limits, Liveness
 from planaria.protocol.messages import Alive, CutOff, FromWorker, Hello, PlanMessage, Stop, ToWorker
-from planaria.protocol.worker import CoordinatorGone
 from planaria.simulate.disk import DiskFull
 from planaria.simulate.network import COORDINATOR, Network, Way
 from planaria.simulate.worker import Worker
@@ -44,8 +43,6 @@ TICK_S = 0.1
 """How often workers are judged."""
 
 LIMITS = Limits(busy_s=10.0, join_s=5.0)
-
-Entry = JournalCommit | JournalPlan
 
 
 class Connection:
@@ -69,6 +66,7 @@ class Connection:
 
     def lead_to(self, server: Server) -> None:
         self._server = server
+        server.accepted.append(self)
 
     @property
     def server(self) -> Server | None:
@@ -93,7 +91,7 @@ class Connection:
             self.is_closed = True
             self.down.cut()
             if self.process is not None:
-                self.down.send(partial(self.process.order, CoordinatorGone()))
+                self.down.send(partial(self.process.lose_connection, self))
 
 
 class Server:
@@ -101,12 +99,14 @@ class Server:
 
     Attributes:
         evicted: nodes that are refused.
+        accepted: every connection that there ever was.
         finished: how the run ended.
     """
 
     def __init__(self, machine: Coordinator, cluster: Cluster) -> None:
         self.machine = machine
         self.evicted: set[NodeId] = set()
+        self.accepted: list[Connection] = []
         self.finished: Finish | None = None
         self._cluster = cluster
         self._clock = cluster.clock
@@ -116,11 +116,22 @@ class Server:
         self._is_dead = False
         self._clock.after(TICK_S, self._judge)
 
+    @property
+    def is_dead(self) -> bool:
+        return self._is_dead
+
+    def begin_again(self) -> None:
+        """After a coordinator that died: its workers are waited for."""
+        self.handle(Restarted())
+        for worker in self.machine.awaited:
+            self._liveness.started(worker, self._clock.now)
+
     def die(self) -> None:
         """SIGKILL: no command is carried out any more, and every connection closes."""
         self._is_dead = True
-        for connection in self._connections.values():
+        for connection in self.accepted:
             connection.close()
+        self._connections.clear()
 
     @property
     def _lives(self) -> bool:
@@ -228,10 +239,10 @@ class Server:
         match command:
             case Send(worker, message):
                 self._send(worker, message)
-            case JournalCommit() | JournalPlan():
+            case JournalEntry():
                 cluster.write_journal(command)
-            case Publish(record):
-                cluster.publish(record)
+            case Publish(record, again):
+                cluster.publish(record, again=again)
             case Evict(node):
                 self._evict(node)
             case Release(node):

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from planaria.plan.plan import Plan
 from planaria.protocol.coordinator import Coordinator
-from planaria.protocol.events import Finish, JournalCommit, JournalPlan, WriteManifest
+from planaria.protocol.events import Finish, WriteManifest
+from planaria.protocol.journal import JournalCommit, JournalPlan
 from planaria.protocol.messages import Commit, ToWorker
 from planaria.protocol.records import (
     AnyRecord,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from planaria.plan.plan import WorkerId
+    from planaria.protocol.past import Past
 
 
 class BrokenPromise(AssertionError):
@@ -62,6 +64,8 @@ class Witness:
         self._begun = setup.done
         self._generation = 0
         self._plan: Plan | None = None
+        self._is_cut = False
+        self._told = setup.done
 
     @property
     def plan(self) -> Plan:
@@ -95,8 +99,9 @@ class Witness:
     def applied(self, worker: Worker, commit: Commit) -> None:
         """A worker applied a step: the journal must have it, as it was told."""
         entry = self._commits.get((commit.step, commit.generation))
+        told = None if entry is None else (entry.commit.clip_factor, entry.commit.exponents, entry.commit.hold)
         self.require(
-            entry is not None and (entry.clip_factor, entry.exponents) == (commit.clip_factor, commit.exponents),
+            told == (commit.clip_factor, commit.exponents, commit.hold),
             f"worker {worker.number} applied step {commit.step} of generation {commit.generation}, which the journal "
             f"has as {entry}",
         )
@@ -109,42 +114,61 @@ class Witness:
 
     def planned(self, machine: Coordinator, entry: JournalPlan) -> None:
         """A plan is taken. One that begins a step keeps f + 1 replicas."""
-        self.require(entry.generation > self._generation, f"generation {entry.generation} after {self._generation}")
-        self.require(
-            entry.step == self.committed + 1, f"a plan for step {entry.step} when {self.committed} steps are committed"
-        )
-        self._generation = entry.generation
-        self._plan = machine.plan
-        self.require(self._plan.generation == entry.generation, "the plan that is written is not in force")
-        if entry.step > self._begun:
-            self._begin(machine, entry.step)
+        plan, step = entry.message.plan, entry.message.step
+        for record in entry.records:
+            if isinstance(record, Restored):
+                self.require(record.from_step == self.committed, f"{record} when {self.committed} steps are committed")
+                self._must_be_lost(machine, record.reason)
+                self.committed = self._begun = record.to_step
+        self.require(plan.generation > self._generation, f"generation {plan.generation} after {self._generation}")
+        self.require(step == self.committed + 1, f"a plan for step {step} when {self.committed} steps are committed")
+        self._generation, self._plan = plan.generation, plan
+        if step > self._begun:
+            self._begin(machine, step)
+
+    def forget_after(self, past: Past) -> None:
+        """A journal lost its last entries: what they said, some worker may know, or nobody."""
+        self.committed = min(self.committed, (past.step or self._setup.done + 1) - 1)
+        self._begun = min(self._begun, self.committed + 1)
+        self._generation, self._plan = -1, None
+        self._is_cut = True
 
     def committed_step(self, machine: Coordinator, entry: JournalCommit) -> None:
         """A step is durable: every step once, in order, with every microbatch in every sum exactly once."""
-        step = entry.step
+        step, commit = entry.step, entry.commit
         self.require(step == self.committed + 1, f"step {step} is committed after step {self.committed}")
-        self.require(entry.generation == self._generation, f"generation {entry.generation} commits step {step}")
+        is_known = self._plan is not None and self._plan.generation == commit.generation
+        self.require(is_known or self._is_cut, f"generation {commit.generation} commits step {step}")
         right = self.reference.after(step)
         self.require(
-            (entry.loss == right.loss or not right.is_finite)
-            and entry.clip_factor == right.clip_factor
-            and entry.exponents == right.exponents,
+            (commit.loss == right.loss or not right.is_finite)
+            and commit.clip_factor == right.clip_factor
+            and commit.exponents == right.exponents,
             f"step {step} is committed with other numbers than one process has: {entry}",
         )
+        if is_known:
+            self._check_sums(machine, step)
+        self._commits[step, commit.generation] = entry
+        self.committed = step
+
+    def _check_sums(self, machine: Coordinator, step: int) -> None:
         plan = self.plan  # the machine's may be the next one already
+        nodes = machine.state.nodes
         for number in plan.workers:
             worker = self._workers[number]
-            if worker.is_over or worker.node not in machine.state.nodes:
+            if worker.is_over or worker.node not in nodes:
                 continue
             for group in plan.groups_of[number]:
                 replica = worker.holdings.replicas.get(group)
+                is_right = replica is not None and (
+                    replica.step >= step
+                    or (replica.step == step - 1 and replica.gradient == self.reference.after(step).totals[group])
+                )
                 self.require(
-                    replica is not None and replica.step == step - 1 and replica.gradient == right.totals[group],
+                    is_right,
                     f"step {step} is committed, and worker {number}'s sum of group {group} does not have every "
                     "microbatch exactly once",
                 )
-        self._commits[step, entry.generation] = entry
-        self.committed = step
 
     def sent(self, machine: Coordinator, message: ToWorker) -> None:
         """A commit after which everybody goes on begins the next step."""
@@ -153,6 +177,8 @@ class Witness:
 
     def _begin(self, machine: Coordinator, step: int) -> None:
         self._begun = step
+        if self._plan is None:
+            return  # the journal lost it
         replicas, nodes = _whole_pipelines(self.plan, machine.state.nodes)
         wanted = self._setup.fault_tolerance + 1
         self.require(replicas >= wanted, f"step {step} is begun with {replicas} of {wanted} replicas")
@@ -162,17 +188,28 @@ class Witness:
 
     # Records and checkpoints
 
-    def published(self, machine: Coordinator, record: AnyRecord) -> None:
+    def published(self, machine: Coordinator, record: AnyRecord, *, again: bool) -> bool:
+        """Returns whether the record is new: a coordinator that is started again tells some once more."""
+        if again and record in self.records:
+            return False
+        if isinstance(record, RunEnded) and any(isinstance(other, RunEnded) for other in self.records):
+            return False
+        if isinstance(record, StepCommitted | StepSkipped):
+            if record.step <= self._told:
+                return False
+            self._told = record.step
+        elif isinstance(record, Restored):
+            self._told = record.to_step
+        self._take_record(machine, record)
+        return True
+
+    def _take_record(self, machine: Coordinator, record: AnyRecord) -> None:
         self.records.append(record)
         match record:
             case StepCommitted() | StepSkipped():
                 self.require(record.step == self.committed, f"step {record.step} is told of, not {self.committed}")
                 is_skipped = isinstance(record, StepSkipped)
                 self.require(is_skipped != self.reference.after(record.step).is_finite, f"step {record.step}")
-            case Restored(from_step=from_step, to_step=to_step):
-                self.require(from_step == self.committed, f"{record} when {self.committed} steps are committed")
-                self._must_be_lost(machine, record.reason)
-                self.committed = self._begun = to_step
             case RunEnded(status=RunStatus.FAILED, message=message) if "there is no checkpoint" in message:
                 self._must_be_lost(machine, message)
             case _:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, Transfer, WorkerId
 from planaria.plan.program import Instruction, Op
 from planaria.protocol.liveness import Activity, Pulse
@@ -25,23 +26,27 @@ from planaria.protocol.messages import (
     PlanMessage,
     Ready,
     Report,
+    Returned,
     Save,
     Saved,
     StateSource,
+    Stop,
     ToWorker,
     Vote,
+    WorkerPhase,
 )
 from planaria.protocol.worker import (
     Adopt,
     Apply,
+    CoordinatorBack,
     CoordinatorGone,
     End,
     ProgramDone,
     SendReport,
+    SendReturned,
     SendVote,
     WorkerCommand,
     WorkerMachine,
-    WorkerPhase,
     Write,
 )
 from planaria.simulate.disk import DiskFull, SavedState
@@ -57,6 +62,11 @@ if TYPE_CHECKING:
 BEAT_S = 0.2
 CUT_OFF_S = 1.0
 """As in `planaria.worker.transport`."""
+
+FIRST_BACKOFF_S = 0.02
+LAST_BACKOFF_S = 0.5
+COORDINATOR_TIMEOUT_S = 20.0
+"""How a worker looks for a coordinator after the last one was gone, and for how long."""
 
 COMPUTES = (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
 
@@ -88,7 +98,10 @@ class Worker:
         self._cluster = cluster
         self._clock = cluster.clock
         self._mail: Mail[Any] = Mail()
-        self._orders: deque[ToWorker | CoordinatorGone] = deque()
+        self._orders: deque[ToWorker | CoordinatorGone | CoordinatorBack] = deque()
+        self._unsent: list[FromWorker] = []
+        self._backoff_s = 0.0
+        self._alone_since_s: float | None = None
         self._agenda: deque[WorkerCommand] = deque()
         self._connection: Connection | None = None
         self._peers: set[WorkerId] = set()
@@ -117,7 +130,7 @@ class Worker:
         if self.is_over:
             return
         self.is_started = True
-        self._connection = self._cluster.connect(self)
+        self._connect()
         self._clock.after(BEAT_S * self._clock.random.random(), self._beat)
         self._sleep(self._cluster.weather.compute_s, lambda: None)
 
@@ -165,7 +178,7 @@ class Worker:
     def _beat(self) -> None:
         if self.is_over:
             return
-        if not self.is_stopped and self._connection is not None:
+        if not self.is_stopped:
             if self.notice is not None:
                 self._tell(self.notice)
                 self.notice = None
@@ -175,10 +188,39 @@ class Worker:
 
     # What reaches it
 
-    def order(self, order: ToWorker | CoordinatorGone) -> None:
+    def order(self, order: ToWorker | CoordinatorGone | CoordinatorBack) -> None:
         if not self.is_over:
             self._orders.append(order)
             self.run()
+
+    def lose_connection(self, connection: Connection) -> None:
+        """The coordinator's end of it closed: look for another one, with growing pauses."""
+        if self.is_over or connection is not self._connection:
+            return
+        self._connection = None
+        if self.end is not None or any(isinstance(order, Stop) for order in self._orders):
+            return  # it was told to end, or is refused
+        self._alone_since_s, self._backoff_s = self._clock.now, FIRST_BACKOFF_S
+        self._clock.after(self._clock.vary(self._backoff_s), self._connect)
+
+    def _connect(self) -> None:
+        if self.is_over:
+            return
+        connection = None if self.is_stopped else self._cluster.connect(self)
+        if connection is not None:
+            self._connection = connection
+            self._alone_since_s = None
+            for message in self._unsent:
+                self._tell(message)
+            self._unsent.clear()
+            self.order(CoordinatorBack())
+        elif self._alone_since_s is not None and self._clock.now - self._alone_since_s > COORDINATOR_TIMEOUT_S:
+            self.order(CoordinatorGone())
+        else:
+            if self._alone_since_s is None:
+                self._alone_since_s = self._clock.now
+            self._backoff_s = min(LAST_BACKOFF_S, max(FIRST_BACKOFF_S, 2 * self._backoff_s))
+            self._clock.after(self._backoff_s * self._clock.random.uniform(0.5, 1.0), self._connect)
 
     def receive(self, key: Key, payload: Any, *, is_damaged: bool) -> None:
         if is_damaged:
@@ -193,6 +235,8 @@ class Worker:
         connection = self._connection
         if connection is not None:
             connection.up.send(partial(self._cluster.received, connection, message))
+        elif isinstance(message, Notice | Failed):
+            self._unsent.append(message)
 
     def _send(self, peer: WorkerId, key: Key, read: Read) -> None:
         assert peer in self._peers, f"worker {self.number} sends to {peer}, which is not in its plan"
@@ -319,17 +363,10 @@ class Worker:
                         held=self.holdings.held_at(step - 1),
                     )
                 )
+            case SendReturned():
+                self._tell(self._returned(command))
             case SendVote(generation, step):
-                interpreter = self.interpreter
-                self._tell(
-                    Vote(
-                        generation=generation,
-                        step=step,
-                        norms=interpreter.sums.norms,
-                        losses=dict(interpreter.losses),
-                        ledger=self.holdings.ledger,
-                    )
-                )
+                self._tell(self._vote(generation, step))
             case Apply(commit, proceed):
                 self.interpreter.apply(commit)
                 self._cluster.witness.applied(self, commit)
@@ -344,6 +381,30 @@ class Worker:
                 if not clean:
                     self._cluster.witness.ended_itself(self, reason)
         self._cluster.witness.touched(self)
+
+    def _vote(self, generation: int, step: int) -> Vote:
+        return Vote(
+            generation=generation,
+            step=step,
+            norms=self.interpreter.sums.norms,
+            losses=dict(self.interpreter.losses),
+            ledger=self.holdings.ledger,
+        )
+
+    def _returned(self, command: SendReturned) -> Returned:
+        phase, ledger = command.phase, self.holdings.ledger
+        return Returned(
+            generation=command.generation,
+            step=command.step,
+            phase=phase,
+            is_settled=not self._announces,
+            ledger=Ledger.empty(len(ledger.masks)) if phase is WorkerPhase.IDLE else ledger,
+            held=self.holdings.held_at(command.step - 1),
+            serial=command.serial,
+            commit=command.commit,
+            vote=self._vote(command.generation, command.step) if phase is WorkerPhase.VOTED else None,
+            message=command.message,
+        )
 
     # State
 

@@ -18,6 +18,7 @@ from planaria.checkpoint.manifest import read_manifest
 from planaria.checkpoint.state import GroupState, read_group
 from planaria.job.settings import Device
 from planaria.model.model import ModelError
+from planaria.plan.ledger import Ledger
 from planaria.plan.plan import Plan, Transfer, WorkerId
 from planaria.protocol.liveness import Activity
 from planaria.protocol.messages import (
@@ -29,19 +30,22 @@ from planaria.protocol.messages import (
     PlanMessage,
     Ready,
     Report,
+    Returned,
     StateSource,
     Vote,
+    WorkerPhase,
 )
 from planaria.protocol.worker import (
     Adopt,
     Apply,
+    CoordinatorBack,
     End,
     ProgramDone,
     SendReport,
+    SendReturned,
     SendVote,
     WorkerCommand,
     WorkerMachine,
-    WorkerPhase,
     Write,
 )
 from planaria.worker.compute import LayerFailed
@@ -172,6 +176,7 @@ class Agent:
 
     def run(self) -> int:
         """The main loop: orders first, then the program."""
+        self._carry_out(self._machine.handle(CoordinatorBack()))
         while self._status is None:
             running = self._machine.phase is WorkerPhase.RUNNING
             with self._heartbeat.during(Activity.IDLE):
@@ -208,16 +213,10 @@ class Agent:
                             held=self._holdings.held_at(step - 1),
                         )
                     )
+                case SendReturned():
+                    self._control.send(self._returned(command))
                 case SendVote(generation, step):
-                    self._control.send(
-                        Vote(
-                            generation=generation,
-                            step=step,
-                            norms=self._interpreter.norms,
-                            losses=self._interpreter.losses,
-                            ledger=self._interpreter.ledger,
-                        )
-                    )
+                    self._control.send(self._vote(generation, step))
                 case Apply(commit, proceed):
                     self._interpreter.apply(commit)
                     if commit.save is not None:
@@ -230,6 +229,33 @@ class Agent:
                     if not clean:
                         print(f"worker {self._settings.worker} ends itself: {reason}", file=sys.stderr)
                     self._status = 0 if clean else EXIT_STALE
+
+    def _vote(self, generation: int, step: int) -> Vote:
+        return Vote(
+            generation=generation,
+            step=step,
+            norms=self._interpreter.norms,
+            losses=self._interpreter.losses,
+            ledger=self._interpreter.ledger,
+        )
+
+    def _returned(self, command: SendReturned) -> Returned:
+        """Orders are carried out between instructions, or where one waits: what is counted is whole."""
+        phase, generation, step = command.phase, command.generation, command.step
+        ledger = self._interpreter.ledger
+        return Returned(
+            generation=generation,
+            step=step,
+            phase=phase,
+            is_settled=not self._announce_ready,
+            # At a boundary, what was counted for the step before it is no news.
+            ledger=Ledger.empty(len(ledger.masks)) if phase is WorkerPhase.IDLE else ledger,
+            held=self._holdings.held_at(step - 1),
+            serial=command.serial,
+            commit=command.commit,
+            vote=self._vote(generation, step) if phase is WorkerPhase.VOTED else None,
+            message=command.message,
+        )
 
     # State
 

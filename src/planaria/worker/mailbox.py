@@ -14,7 +14,7 @@ import torch
 
 from planaria.protocol.mail import Key, Kind, Mail
 from planaria.protocol.messages import ToWorker
-from planaria.protocol.worker import CoordinatorGone
+from planaria.protocol.worker import CoordinatorBack, CoordinatorGone
 
 __all__ = ["Interrupted", "Key", "Kind", "Mailbox"]
 
@@ -23,7 +23,7 @@ class Interrupted(Exception):
     """The coordinator has spoken: what is being done is put down."""
 
 
-ControlEvent = ToWorker | CoordinatorGone
+ControlEvent = ToWorker | CoordinatorGone | CoordinatorBack
 
 
 class Mailbox:
