@@ -701,8 +701,8 @@ class Worker:
             return f"worker {self.number}: over"
         machine = self.agent._machine if self.agent else None
         state = f"{machine.phase.value} generation {machine.generation} step {machine.step}" if machine else "?"
-        head = list(self.agent._interpreter._todo)[:1] if self.agent else []
-        return f"worker {self.number}: {state}, {self.doing}, next {head}, mail {list(self.mailbox._data)[:6]}"
+        head = self.agent._interpreter.next if self.agent else None
+        return f"worker {self.number}: {state}, {self.doing}, next {head}, mail {list(self.mailbox._mail)[:6]}"
 
     def say(self, data: bytes) -> None:
         """To the coordinator that this worker is connected to."""

@@ -58,6 +58,7 @@ from planaria.protocol.journal import (
     JournalRestart,
     JournalStop,
 )
+from planaria.protocol.kept import Kept
 from planaria.protocol.membership import Membership
 from planaria.protocol.messages import (
     Commit,
@@ -168,6 +169,7 @@ class Coordinator:
         self._exponents = self._exponents_of(settings.resume)
         self._members = Membership(settings.num_nodes, settings.devices_per_node)
         self._standing = Standing()
+        self._kept = Kept()
         self._waiting: str | None = None
         self._unready: set[WorkerId] = set()
         self._ballot: Ballot | None = None
@@ -480,7 +482,7 @@ class Coordinator:
         for worker in self._members.workers:
             reported = self._salvage.held(worker)
             holders[worker] = self.plan.groups_of.get(worker, ()) if reported is None else reported
-        return holders
+        return self._kept.added_to(holders, self.step) if self._without_replica(holders) else holders
 
     def _without_replica(self, holders: Mapping[WorkerId, tuple[int, ...]]) -> list[int]:
         held = {group for groups in holders.values() for group in groups}
@@ -542,6 +544,10 @@ class Coordinator:
         told: tuple[AnyRecord, ...] = (),
     ) -> list[Command]:
         """Put a plan in force for the step in progress; `told` are records about what led to it."""
+        if source is StateSource.LIVE:
+            self._kept.note(self.step, self._holders())
+        else:
+            self._kept.forget()
         measured = self._close_timing() if purpose is not Purpose.GO_ON else []
         plan = self._plan = proposal.plan
         self.phase = Phase.TRAINING
@@ -924,12 +930,14 @@ class Coordinator:
         return [] if self.checkpoints.answered_by(message) is None else self._saving_failed(message.text)
 
     def _manifest_failed(self, event: ManifestFailed) -> list[Command]:
-        return self._saving_failed(event.text)
+        return self._saving_failed(event.text) if self.checkpoints.awaits(event.step) else []
 
     def _saving_failed(self, why: str) -> list[Command]:
         return self._could_not_save(why) if self.phase is Phase.SAVING else self._give_up_saving(why)
 
     def _manifest_written(self, event: ManifestWritten) -> list[Command]:
+        if not self.checkpoints.awaits(event.step):
+            return []
         saving = self.checkpoints.complete()
         record = CheckpointSaved(step=event.step, folder=event.folder, seconds=self._now - saving.began)
         assert self.checkpoints.last is not None

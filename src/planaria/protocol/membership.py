@@ -49,8 +49,9 @@ class Membership:
 
     @property
     def is_gathered(self) -> bool:
-        """Every worker of every node that is not gone has joined."""
-        return len(self.addresses) >= (self._num_nodes - len(self.gone)) * self._devices_per_node
+        """Every worker of every node that the job starts on and that is not gone has joined."""
+        awaited = (NodeId(number) for number in range(self._num_nodes) if number not in self.gone)
+        return all(worker in self.addresses for node in awaited for worker in self.workers_of(node))
 
     def join(self, worker: WorkerId, address: str) -> bool:
         """Returns whether the worker's node is complete now."""

@@ -132,6 +132,10 @@ class Checkpoints:
         saving = self.under_way
         return saving if saving is not None and saving.is_answered_by(message) else None
 
+    def awaits(self, step: int) -> bool:
+        """Whether the one of this step is under way; it may have been given up since its manifest was ordered."""
+        return self.under_way is not None and self.under_way.step == step
+
     def complete(self) -> Saving:
         """The one under way is whole on disk."""
         assert self.under_way is not None, "no checkpoint is under way"

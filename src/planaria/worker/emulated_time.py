@@ -186,7 +186,7 @@ class EmulatedMailbox(Mailbox):
     def poll(self, key: Key) -> tuple[torch.Tensor, ...] | None:
         assert self.pace is not None
         with self.condition:
-            found = self._data.get(key)
+            found = self._mail.look(key)
         if found is None:
             return None
         now = self._clock()
@@ -199,15 +199,21 @@ class EmulatedMailbox(Mailbox):
             self._soonest_s = min(self._soonest_s, arrival)
             return None
         with self.condition:
-            del self._data[key]
+            self._mail.take(key)
         del self._arrivals_s[key]
         self.pace.not_before(arrival)
         return found[:-1]
 
-    def _drop(self, unwanted: Callable[[Key], bool]) -> None:
-        super()._drop(unwanted)
-        for key in [key for key in self._arrivals_s if unwanted(key)]:
-            del self._arrivals_s[key]
+    def forget_before(self, step: int, generation: int) -> None:
+        super().forget_before(step, generation)
+        self._forget_arrivals()
+
+    def forget_older_plans(self, generation: int) -> None:
+        super().forget_older_plans(generation)
+        self._forget_arrivals()
+
+    def _forget_arrivals(self) -> None:
+        self._arrivals_s = {key: arrival_s for key, arrival_s in self._arrivals_s.items() if key in self._mail}
 
     def wait_until(self, condition: Callable[[], bool], idle: Callable[[], bool]) -> None:
         self._soonest_s = math.inf

@@ -6,8 +6,7 @@ are done, the losses. It decides nothing: orders come through the mailbox and ra
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Container
+from collections.abc import Callable
 
 from planaria.model.model import Batch, Tensors
 from planaria.plan.ledger import Ledger
@@ -17,6 +16,7 @@ from planaria.plan.schedule import program
 from planaria.protocol.commit import NOT_APPLIED
 from planaria.protocol.liveness import Activity
 from planaria.protocol.messages import Commit, PlanMessage
+from planaria.protocol.progress import Progress
 from planaria.worker.compute import Work
 from planaria.worker.engine import Engine
 from planaria.worker.faults import FaultInjector
@@ -69,10 +69,7 @@ class Interpreter:
         self._plan: Plan | None = None
         self._step = 0
         self._program: Program = ()
-        self._todo: deque[Instruction] = deque()
-        self._done: set[Instruction] = set()
-        self._done_input: set[tuple[Work, int]] = set()
-        self._done_backward: set[tuple[Work, int]] = set()
+        self._done = Progress()
         self._batch: dict[int, Batch] = {}
         self._activations: dict[tuple[Work, int], Tensors] = {}
         self._gradients: dict[tuple[Work, int], Tensors] = {}
@@ -113,7 +110,7 @@ class Interpreter:
         for store in (self._activations, self._gradients):
             for entry in [entry for entry in store if entry[0] not in born]:
                 del store[entry]
-        self._fill()
+        self._done.go_on(self._program)
 
     def begin_next_step(self, commit: Commit) -> None:
         """The same plan, the step after the committed one."""
@@ -123,9 +120,6 @@ class Interpreter:
         assert self._plan is not None
         self._step = step
         self._pace.begin_step()
-        self._done.clear()
-        self._done_input.clear()
-        self._done_backward.clear()
         self._batch.clear()
         self._activations.clear()
         self._gradients.clear()
@@ -134,22 +128,22 @@ class Interpreter:
         self._holdings.begin_step(exponents)
         self._sync.begin_step(self._plan, step)
         self._mailbox.forget_before(step, self._plan.generation)
-        self._fill()
+        self._done.begin(self._program)
 
-    def _fill(self) -> None:
-        self._todo = deque(i for i in self._program if i not in self._done and i.op is not Op.APPLY)
+    @property
+    def next(self) -> Instruction | None:
+        """The instruction under way, or to be done next; None at the program's end."""
+        return self._done.next
 
     def run(self) -> None:
         """Run what is left of the program. Raises Interrupted when there is an order; then `run` may go on later."""
-        while self._todo:
+        while (instruction := self._done.next) is not None:
             if self._mailbox.has_orders:
                 raise Interrupted
-            instruction = self._todo[0]
             with self._heartbeat.during(Activity.COMPUTING):
                 self._faults.check(FAULT_KINDS[instruction.op], self._step)
                 self._run[instruction.op](instruction)
-            self._done.add(instruction)
-            self._todo.popleft()
+            self._done.finish()
 
     def apply(self, commit: Commit) -> None:
         assert self._plan is not None
@@ -196,12 +190,12 @@ class Interpreter:
 
     def _backward(self, instruction: Instruction) -> None:
         """Whole, except where the input's half was done under an earlier plan."""
-        work, layers = self._backward_layers(instruction, self._done_backward)
-        inputs = [layer for layer in layers if (work, layer) not in self._done_input]
+        work, layers = (instruction.microbatch, instruction.born), self._done.backwards_left(instruction)
+        inputs = [layer for layer in layers if not self._done.has_input(work, layer)]
         self._pace.compute(instruction, inputs=inputs, weights=_counted(instruction, layers))
         for layer in layers:
             counted = layer in instruction.counted
-            if (work, layer) in self._done_input:
+            if self._done.has_input(work, layer):
                 self._holdings.compute.backward_weight(work, layer, counted=counted)
             else:
                 given = self._gradients.pop((work, layer + 1), ())
@@ -211,32 +205,23 @@ class Interpreter:
             self._note_backward(work, layer, counted=counted)
 
     def _backward_input(self, instruction: Instruction) -> None:
-        work, layers = self._backward_layers(instruction, self._done_input)
+        work, layers = (instruction.microbatch, instruction.born), self._done.inputs_left(instruction)
         self._pace.compute(instruction, inputs=layers)
         for layer in layers:
             given = self._gradients.pop((work, layer + 1), ())
             self._gradients[work, layer] = self._holdings.compute.backward_input(self._step, work, layer, given)
-            self._done_input.add((work, layer))
+            self._done.note_input(work, layer)
 
     def _backward_weight(self, instruction: Instruction) -> None:
-        work, layers = self._backward_layers(instruction, self._done_backward)
+        work, layers = (instruction.microbatch, instruction.born), self._done.backwards_left(instruction)
         self._pace.compute(instruction, weights=_counted(instruction, layers))
         for layer in layers:
             counted = layer in instruction.counted
             self._holdings.compute.backward_weight(work, layer, counted=counted)
             self._note_backward(work, layer, counted=counted)
 
-    def _backward_layers(
-        self, instruction: Instruction, done: Container[tuple[Work, int]]
-    ) -> tuple[Work, tuple[int, ...]]:
-        """Its layers, top down, without those that were done before, under a plan that cut the backward elsewhere."""
-        work = (instruction.microbatch, instruction.born)
-        layers = reversed(range(instruction.first_layer, instruction.end_layer))
-        return work, tuple(layer for layer in layers if (work, layer) not in done)
-
     def _note_backward(self, work: Work, layer: int, *, counted: bool) -> None:
-        self._done_input.add((work, layer))
-        self._done_backward.add((work, layer))
+        self._done.note_backward(work, layer)
         if counted:
             self._holdings.note_counted(layer, work[0])
 
