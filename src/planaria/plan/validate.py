@@ -19,6 +19,7 @@ def validate(plan: Plan, *, fault_tolerance: int | None = None, already: Ledger 
         PlanError: the first invariant found broken, with its values.
     """
     _check_placement(plan)
+    _check_order(plan)
     _check_groups(plan)
     for route in plan.routes:
         _check_route(plan, route)
@@ -70,6 +71,13 @@ def _check_devices(plan: Plan) -> None:
         for device in range(stage.worker, stage.worker + stage.num_devices):
             other = driver.setdefault(device, stage.worker)
             _require(other == stage.worker, f"{where} takes device {device}, which worker {other} drives")
+
+
+def _check_order(plan: Plan) -> None:
+    _require(plan.spare_in_flight >= 0, f"{plan.spare_in_flight} microbatches are to be kept beyond the schedule's")
+    units = plan.layer_units
+    _require(len(units) in (0, plan.num_layers), f"{len(units)} layers have units, of {plan.num_layers}")
+    _require(all(min(layer) >= 0 for layer in units), "a layer takes less than no time")
 
 
 def _check_groups(plan: Plan) -> None:
