@@ -7,6 +7,7 @@ profile; how long a step then takes is for `planaria.estimate` to say.
 
 from __future__ import annotations
 
+import enum
 import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,22 +23,29 @@ _Key = tuple[float, float, int]
 """Of a microbatch's way: the load of its busiest worker with it, that of all its workers, and its hops."""
 
 
+class Freedom(enum.Enum):
+    """Which ways a microbatch may take."""
+
+    HOME = enum.auto()
+    """Along a pipeline, and to others only over its gaps."""
+    BOTH = enum.auto()
+    """Likewise; or to any owner at any layer where that is less busy."""
+    FREE = enum.auto()
+    """To any owner at any layer."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deal:
     """Who runs what.
 
     Attributes:
-        ways: for each pipeline, the ways of its microbatches in the order in which they set out.
+        ways: for each pipeline (and the freedom to take none), its microbatches' ways in the order in which they set
+            out.
         loads_s: of each worker, the seconds that it computes.
     """
 
     ways: tuple[tuple[Way, ...], ...]
     loads_s: Mapping[WorkerId, float]
-
-    @property
-    def shares(self) -> tuple[int, ...]:
-        """How many microbatches each pipeline has."""
-        return tuple(len(ways) for ways in self.ways)
 
     @property
     def rank(self) -> tuple[float, float]:
@@ -75,10 +83,7 @@ class Detours:
         pipelines: whole or with gaps, at least one.
         costs: of ranges of layers.
         num_layers: of the model.
-        speeds: how fast a worker computes beside the profile's pace; left out: as fast.
-        wander: whether microbatches may leave their pipeline where it has a live worker too: one more way, to any
-            worker at any layer, is offered to each.
-        straight: whether the pipelines' own ways are offered; else only that one.
+        freedom: which of them are taken.
     """
 
     def __init__(
@@ -86,27 +91,29 @@ class Detours:
         pipelines: Sequence[Pipeline],
         costs: StageCosts,
         num_layers: int,
-        speeds: Mapping[WorkerId, float] | None = None,
-        *,
-        straight: bool = True,
-        wander: bool = False,
+        freedom: Freedom = Freedom.HOME,
     ) -> None:
         self._costs = costs
-        self._speeds = speeds or {}
         self._num_layers = num_layers
         self._stages = [stage for pipeline in pipelines for stage in pipeline.stages]
-        self._legs = [self._legs_of(pipeline) for pipeline in pipelines] if straight else []
-        if wander or not straight:
+        self._legs = [] if freedom is Freedom.FREE else [self._legs_of(pipeline) for pipeline in pipelines]
+        if freedom is not Freedom.HOME:
             self._legs.append([_Leg(0, num_layers, None)])
         self._peers: dict[tuple[int, int], tuple[list[Stage], list[int]]] = {}
         self._seconds: dict[tuple[WorkerId, int, int, int], float] = {}
 
-    def deal(self, num_microbatches: int) -> Deal:
+    def deal(self, num_microbatches: int, head: float = 0.0) -> Deal:
         """Every microbatch to the pipeline on which it makes the busiest worker of its way least busy.
 
         Loads only grow, so a pipeline's key is looked at again only when it is the lowest.
+
+        Args:
+            num_microbatches: of the step.
+            head: a worker counts as busy from the beginning for so many times what a microbatch takes to reach it: it
+                waits before its first one, and perhaps after its last.
         """
-        loads = {stage.worker: 0.0 for stage in self._stages}
+        heads = {stage.worker: head * self._costs.forward_s(0, stage.first_layer) for stage in self._stages}
+        loads = dict(heads)
         queue = [(*self._key(self._way(at, loads), loads), at) for at in range(len(self._legs))]
         heapq.heapify(queue)
         dealt: list[list[Way]] = [[] for _ in self._legs]
@@ -120,26 +127,7 @@ class Detours:
                     break
             dealt[at].append(way)
             self._load(way, loads)
-        return Deal(ways=tuple(map(tuple, dealt)), loads_s=loads)
-
-    def deal_shares(self, shares: Sequence[int]) -> Deal:
-        """Likewise, where each pipeline's number of microbatches is given."""
-        loads = {stage.worker: 0.0 for stage in self._stages}
-        dealt: list[list[Way]] = [[] for _ in self._legs]
-        for at, share in sorted(enumerate(shares), key=lambda item: len(self._legs[item[0]])):
-            # Pipelines without gaps have one way; the others then go around what is busy.
-            if all(leg.own is not None for leg in self._legs[at]):
-                dealt[at] = [self._way(at, loads)] * share
-                for way in dealt[at]:
-                    self._load(way, loads)
-        gaps = [at for at in range(len(shares)) if not dealt[at] and shares[at]]
-        for turn in range(max((shares[at] for at in gaps), default=0)):
-            for at in gaps:
-                if turn < shares[at]:
-                    way = self._way(at, loads)
-                    dealt[at].append(way)
-                    self._load(way, loads)
-        return Deal(ways=tuple(map(tuple, dealt)), loads_s=loads)
+        return Deal(ways=tuple(map(tuple, dealt)), loads_s={w: load - heads[w] for w, load in loads.items()})
 
     def _legs_of(self, pipeline: Pipeline) -> list[_Leg]:
         legs: list[_Leg] = []
@@ -223,8 +211,7 @@ class Detours:
         key = (hop.worker, hop.first_layer, hop.end_layer, hop.num_devices)
         found = self._seconds.get(key)
         if found is None:
-            compute_s = self._costs.compute_s(hop.first_layer, hop.end_layer, hop.num_devices)
-            found = self._seconds[key] = compute_s / self._speeds.get(hop.worker, 1.0)
+            found = self._seconds[key] = self._costs.compute_s(hop.first_layer, hop.end_layer, hop.num_devices)
         return found
 
 

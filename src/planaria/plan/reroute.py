@@ -88,18 +88,32 @@ def layer_units(profile: ModelProfile) -> tuple[tuple[int, int, int], ...]:
     )
 
 
-def carriers(plan: Plan) -> dict[WorkerId, int]:
-    """The workers that run microbatches of another pipeline than their own, and how many.
-
-    A microbatch is of the pipeline that has most of its way.
-    """
-    home = {stage.worker: at for at, pipeline in enumerate(plan.pipelines) for stage in pipeline.stages}
-    carried: dict[WorkerId, int] = {}
+def homes(plan: Plan) -> tuple[int, ...]:
+    """Of each route, the pipeline that it is counted with: the one that has most of its layers."""
+    pipeline_of = {stage.worker: at for at, pipeline in enumerate(plan.pipelines) for stage in pipeline.stages}
+    result = []
     for route in plan.routes:
         length: dict[int, int] = {}
         for hop in route.hops:
-            length[home[hop.worker]] = length.get(home[hop.worker], 0) + len(hop.layers)
-        own = min(length, key=lambda at: (-length[at], at))
-        for worker in {hop.worker for hop in route.hops if home[hop.worker] != own}:
+            at = pipeline_of[hop.worker]
+            length[at] = length.get(at, 0) + len(hop.layers)
+        result.append(min(length, key=lambda at: (-length[at], at)))
+    return tuple(result)
+
+
+def shares(plan: Plan) -> tuple[int, ...]:
+    """How many microbatches are counted with each pipeline."""
+    counts = [0] * len(plan.pipelines)
+    for route, home in zip(plan.routes, homes(plan), strict=True):
+        counts[home] += len(route.microbatches)
+    return tuple(counts)
+
+
+def carriers(plan: Plan) -> dict[WorkerId, int]:
+    """The workers that run microbatches of another pipeline than their own, and how many."""
+    pipeline_of = {stage.worker: at for at, pipeline in enumerate(plan.pipelines) for stage in pipeline.stages}
+    carried: dict[WorkerId, int] = {}
+    for route, home in zip(plan.routes, homes(plan), strict=True):
+        for worker in {hop.worker for hop in route.hops if pipeline_of[hop.worker] != home}:
             carried[worker] = carried.get(worker, 0) + len(route.microbatches)
     return dict(sorted(carried.items()))
