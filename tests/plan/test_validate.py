@@ -104,9 +104,9 @@ def with_twice(worker: WorkerId) -> Plan:
                 pipelines=PLAN.pipelines[:1],
                 routes=(replace(PLAN.routes[0], microbatches=tuple(range(6))),),
             ),
-            "1 whole pipelines; fault_tolerance = 1 needs 2",
+            "layer 0 has 1 replica on different nodes; fault_tolerance = 1 needs 2",
         ),
-        (replace(PLAN, devices_per_node=4), "node 0 is in whole pipelines 0 and 1"),
+        (replace(PLAN, devices_per_node=4), "layer 0 has 1 replica on different nodes"),
     ],
 )
 def test_each_fault_is_found(plan: Plan, message: str) -> None:

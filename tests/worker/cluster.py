@@ -28,7 +28,7 @@ from planaria.launch.settings import planner_settings
 from planaria.model.load import load_model
 from planaria.plan.plan import Group, NodeId, WorkerId
 from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
-from planaria.policy.templates import TemplatesPolicy
+from planaria.policy.choice import make_policy
 from planaria.protocol.coordinator import Coordinator, Phase
 from planaria.protocol.events import (
     Command,
@@ -227,7 +227,7 @@ class Cluster:
         self._layers = tuple(group.layers for group in profile.groups)
         settings = RunSettings(
             train=job.train,
-            policy_name="templates",
+            policy_name=job.resilience.policy.value,
             fault_tolerance=job.resilience.fault_tolerance,
             num_nodes=job.cluster.nodes,
             devices_per_node=job.cluster.devices_per_node,
@@ -237,7 +237,7 @@ class Cluster:
             resume=resume,
             waits=job.resilience.when_exhausted is WhenExhausted.WAIT,
         )
-        self.machine = Coordinator(settings, TemplatesPolicy(profile, planner_settings(job)))
+        self.machine = Coordinator(settings, make_policy(job.resilience.policy, profile, planner_settings(job)))
         nodes = max([job.cluster.nodes, *(visit.node + 1 for visit in visits)])
         per_node = job.cluster.devices_per_node
         self.workers = [Worker(self, WorkerId(number)) for number in range(nodes * per_node)]

@@ -64,6 +64,7 @@ def job_of(
     skip: float = 0.0,
     bad: float = 0.0,
     when_exhausted: str = "exit",
+    policy: str = "templates",
     **train: Any,
 ) -> Job:
     """A job with the tiny model."""
@@ -88,6 +89,7 @@ def job_of(
                     "fault_tolerance": fault_tolerance,
                     "min_nodes_per_pipeline": smallest,
                     "when_exhausted": when_exhausted,
+                    "policy": policy,
                 },
                 "run": {"checkpoint_every": checkpoint_every, "keep_checkpoints": 100},
             }

@@ -32,7 +32,8 @@ from planaria.observe.recorder import Recorder, write_atomically
 from planaria.observe.run_folder import RunFolder
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.plan.profile import ModelProfile
-from planaria.policy.templates import TemplatesPolicy
+from planaria.policy.choice import make_policy
+from planaria.policy.proposal import Policy
 from planaria.profile import ERROR_SUFFIX
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.events import WriteManifest
@@ -81,7 +82,7 @@ def train_job(
             prepare_tokens(job.data, folder.data)
             given = _measure(job, nodes, folder.data, folder.profile, import_path)
         profile = job_profile(job, given)
-        policy = TemplatesPolicy(profile, planner_settings(job))
+        policy = make_policy(job.resilience.policy, profile, planner_settings(job))
         policy.initial(
             [NodeId(node) for node in range(job.cluster.nodes)], 1
         )  # a job that cannot be planned is refused here
@@ -207,7 +208,7 @@ class _Run:
     def train(
         self,
         nodes: LocalNodes,
-        policy: TemplatesPolicy,
+        policy: Policy,
         profile: ModelProfile,
         checkpoint: CheckpointRef | None,
     ) -> TrainResult:

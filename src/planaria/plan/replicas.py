@@ -9,8 +9,19 @@ from planaria.plan.plan import Plan
 
 
 def num_replicas(plan: Plan) -> tuple[int, ...]:
-    """Of each parameter group, the nodes that hold it."""
-    return tuple(len({plan.node_of(owner) for owner in owners}) for owners in plan.owners_of)
+    """Of each parameter group, the nodes that hold it. A shadow whose state is under way does not hold it yet."""
+    coming = {(move.group, move.target) for move in plan.transfers}
+    nodes = []
+    for number, (group, owners) in enumerate(zip(plan.groups, plan.owners_of, strict=True)):
+        layers = set(group.layers)
+        nodes.append(
+            {
+                plan.node_of(worker)
+                for worker in owners
+                if (number, worker) not in coming or not layers.isdisjoint(plan.layers_of.get(worker, ()))
+            }
+        )
+    return tuple(map(len, nodes))
 
 
 def lacking(plan: Plan, fault_tolerance: int) -> dict[int, int]:

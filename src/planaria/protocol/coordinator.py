@@ -84,7 +84,7 @@ from planaria.protocol.salvage import Salvage
 from planaria.protocol.saving import Checkpoints, NobodyHolds
 from planaria.protocol.settings import CheckpointRef, RunSettings
 from planaria.protocol.standing import Standing
-from planaria.protocol.telling import not_finite, plan_taken, shapes, step_committed
+from planaria.protocol.telling import not_finite, plan_taken, replicas_note, shapes, step_committed
 from planaria.protocol.timing import Timing
 
 
@@ -150,6 +150,7 @@ class Coordinator:
         self._ballot: Ballot | None = None
         self._salvage = Salvage()
         self._recovery: OpenRecovery | None = None
+        self._is_degraded = False
         self._stopping = False
         self._ending: tuple[RunStatus, str] | None = None
         self._now = 0.0
@@ -377,7 +378,14 @@ class Coordinator:
             *measured,
             *commands,
             Publish(plan_taken(proposal, self.step, purpose.value, self.settings.policy_name)),
+            *(self._tell_of_replicas(proposal) if purpose in _PLACING else []),
         ]
+
+    def _tell_of_replicas(self, proposal: Proposal) -> list[Command]:
+        """When a policy goes on with fewer than f + 1 replicas, and when there are enough again."""
+        before, self._is_degraded = self._is_degraded, proposal.is_degraded
+        note = replicas_note(proposal, self.settings.fault_tolerance, was_degraded=before)
+        return [] if note is None else [Publish(note)]
 
     def _close_timing(self) -> list[Command]:
         record = None if self._plan is None else self.timing.close(self.plan.generation)
@@ -415,8 +423,12 @@ class Coordinator:
             proposal = self.policy.reconfigure(
                 self.plan, lost=gone, holders=holders, generation=self._next_generation()
             )
-        validate(proposal.plan, fault_tolerance=self.settings.fault_tolerance)
+        self._check(proposal)
         return proposal
+
+    def _check(self, proposal: Proposal) -> None:
+        """What is not f + 1 replicas of every layer is refused, unless the policy means it and says so."""
+        validate(proposal.plan, fault_tolerance=None if proposal.is_degraded else self.settings.fault_tolerance)
 
     def _hand_over(self, holders: Mapping[WorkerId, tuple[int, ...]]) -> list[Command]:
         """Nobody is lost; nodes came or will go. The next placement gets its state beside a step."""
@@ -431,7 +443,7 @@ class Coordinator:
         warming = self.policy.warm_up(self.plan, target, self._next_generation()) if target.plan.transfers else None
         if warming is None:
             return self._reconfigure(holders)
-        validate(warming.plan, fault_tolerance=self.settings.fault_tolerance)
+        self._check(warming)
         return self._take(warming, Purpose.WARM_UP, StateSource.LIVE)
 
     def _release(self) -> list[Command]:
