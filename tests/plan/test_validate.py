@@ -73,7 +73,6 @@ def with_twice(worker: WorkerId) -> Plan:
         (replace(with_stage(num_devices=2), devices_per_node=4), r"takes device 1, which worker 0 drives"),
         (with_stage(end_layer=9), r"\[0, 9\) of pipeline 0 is no range of 4 layers"),
         (with_stage(worker=WorkerId(3)), "worker 3 is in pipelines 0 and 1"),
-        (with_twice(HOPS[1].worker), "two stages of whole pipeline 0"),
         (replace(PLAN, sync_epochs=(5,)), "1 sync epochs for 5 groups"),
         (replace(PLAN, sync_epochs=(6, 5, 5, 5, 5)), "group 0 has epoch 6 in generation 5"),
         (with_route(born=6), "born in 6 is in generation 5"),

@@ -52,9 +52,12 @@ def test_a_loss_is_carried_by_all_peers_and_nothing_moves() -> None:
     validate(proposal.plan, fault_tolerance=1)
     assert (proposal.how, proposal.transfer_bytes, proposal.is_degraded) == ("reroute", 0, False)
     assert set(carriers(proposal.plan)) == {1, 9, 13}
-    loads = {w: sum(len(r.microbatches) for r in proposal.plan.routes if w in {h.worker for h in r.hops}) for w in (1, 9, 13)}
+    loads = {
+        w: sum(len(r.microbatches) for r in proposal.plan.routes if w in {h.worker for h in r.hops}) for w in (1, 9, 13)
+    }
     assert sorted(loads.values()) == [21, 21, 22]
-    assert "no state moves" in proposal.reason and "Node 5 is gone" in proposal.reason
+    assert "no state moves" in proposal.reason
+    assert "Node 5 is gone" in proposal.reason
     assert proposal.plan.schedule is ScheduleKind.ZERO_BUBBLE_H1
 
 
@@ -122,7 +125,8 @@ def test_a_node_that_comes_takes_the_lost_place() -> None:
     broken = after(policy, plan, 5).plan
     proposal = after(policy, broken, came=16)
     assert proposal.plan.pipelines[1].stages[1].worker == 16
-    assert proposal.plan.schedule is GRID.schedule and proposal.plan.spare_in_flight == 0
+    assert proposal.plan.schedule is GRID.schedule
+    assert proposal.plan.spare_in_flight == 0
     assert shares(proposal.plan) == (16, 16, 16, 16)
     assert {move.target for move in proposal.plan.transfers} == {16}
     assert proposal.transfer_bytes == sum(PROFILE.groups[g].moved_bytes for g in proposal.plan.groups_of[WorkerId(16)])
@@ -158,7 +162,9 @@ def test_a_degraded_plan_is_left_as_soon_as_nodes_that_come_allow_it() -> None:
     policy, plan = started(settings)
     plan = after(policy, plan, plan.pipelines[0].stages[0].worker).plan
     degraded = after(policy, plan, plan.pipelines[0].stages[0].worker)
-    assert degraded.is_degraded and degraded.how == "reroute" and len(degraded.plan.nodes) == 2
+    assert degraded.is_degraded
+    assert degraded.how == "reroute"
+    assert len(degraded.plan.nodes) == 2
     holders = {**held(degraded.plan), WorkerId(4): (), WorkerId(5): ()}
     full = policy.reconfigure(degraded.plan, [], holders, 9)
     assert not full.is_degraded
@@ -170,11 +176,13 @@ def test_a_node_that_gave_notice_hands_its_state_over_where_that_keeps_the_repli
     settings = PlannerSettings(num_microbatches=8, fault_tolerance=1, num_nodes=5, devices_per_node=1, min_nodes=2)
     policy, plan = started(settings, uniform_profile(6))
     target = policy.reconfigure(plan, [], plan.groups_of, 2, leaving=[NodeId(0)])
-    assert not target.is_degraded and target.plan.transfers
+    assert not target.is_degraded
+    assert target.plan.transfers
     warm = policy.warm_up(plan, target, 3)
     assert warm is not None
     last = policy.reconfigure(warm.plan, [NodeId(0)], warm.plan.groups_of, 4)
-    assert last.plan.pipelines == target.plan.pipelines and not last.plan.transfers
+    assert last.plan.pipelines == target.plan.pipelines
+    assert not last.plan.transfers
     # A loss gives no choice.
     assert after(policy, plan, 0).is_degraded
 

@@ -12,10 +12,10 @@ from planaria.plan.profile import ModelProfile
 def least_rerouted_s(profile: ModelProfile, pipelines: Sequence[Pipeline], num_microbatches: int) -> float:
     """Seconds that a step takes at least on these stages, whatever the routes and the orders of work.
 
-    For each range of layers: the forward of what is below it, and all microbatches' compute on it, in equal parts on all
-    workers that own any of it, on the most devices that one of them has. Where each of these owns all of the range, and
-    no stage begins or ends in it, a microbatch is not cut there: the busiest has a whole number of them. Then the vote.
-    Sums, messages and the optimizer count as nothing, so where these take long the bound is far off.
+    For each range of layers: the forward of what is below it, and all microbatches' compute on it, in equal parts on
+    all workers that own any of it, on the most devices that one of them has. Where no stage begins or ends in the
+    range, a microbatch is not cut there: the busiest has a whole number of them. Then the vote. Sums, messages and the
+    optimizer count as nothing, so where these take long the bound is far off.
     """
     stages = [stage for pipeline in pipelines for stage in pipeline.stages]
     widest = max(stage.num_devices for stage in stages)

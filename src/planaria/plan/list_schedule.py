@@ -34,14 +34,14 @@ def list_schedule(
     """Every worker's order: the order of starts in one simulated run, so a restriction of a global order.
 
     A free worker takes a backward for whose result somebody waits before a forward, and a forward before weight
-    gradients and the last backward of a way, which so fill what would be bubbles; of each, the oldest route's first, and
-    then in turn (`_turns`).
+    gradients and the last backward of a way, which so fill what would be bubbles; of each, the oldest route's first,
+    and then in turn (`_turns`).
 
     It starts no forward while it would keep more layers' activations than the schedule kind keeps on its fullest
     leg, were that a stage of a pipeline of its own (`ScheduleKind.in_flight`), with the spare ones; a worker that runs
-    several legs, or for several pipelines, has no more. What nobody waits for then goes first. Only when nothing else in
-    the whole system can go on is the lowest waiting forward started all the same: the bound can delay work but never
-    block it.
+    several legs, or for several pipelines, has no more. What nobody waits for then goes first. Only when nothing else
+    in the whole system can go on is the lowest waiting forward started all the same: the bound can delay work but
+    never block it.
 
     Measured on ReCycle's reroutes (docs/policies.md): with split backwards and 4 spare microbatches, steps are within
     2% of what the routes allow. Without spare ones a busy stage has no room for microbatches that are held up above it.

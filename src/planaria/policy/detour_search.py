@@ -27,7 +27,7 @@ HEADS = (0.0, 1.0, 2.0)
 """How much of a worker's wait for its first microbatch counts as load; which is best depends on the order of work."""
 
 SPARE = (4, 2, 1, 0, 8, 16, 32)
-"""Spare microbatches in flight, in the order in which they are tried: with 4 most steps are as short as routes allow."""
+"""Spare microbatches in flight, in the order in which they are tried: with 4 most steps are as short as can be."""
 
 BUDGET = 15_000
 """Units of work (a phase of a leg for one microbatch) that are simulated: a tenth of a second at most, but for plans
@@ -163,7 +163,7 @@ class _Search:
         )
 
     def _try(self, deal: Deal, order: _Order, *, instead: bool = False) -> bool:
-        """Take it if it is clearly faster than the best and fits; `instead`: if it is as fast. Returns whether it was."""
+        """Take it if it fits and is clearly faster than the best, or `instead` of it as fast; returns whether."""
         plan = self._plan(deal, order)
         most_s = float("inf") if self._best is None else self._best[0] * (1 + CLOSE if instead else 1 - CLOSE)
         if lower_bound_s(plan, self._profile) > most_s:

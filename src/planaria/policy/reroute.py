@@ -55,7 +55,9 @@ class ReroutePolicy(TemplatesPolicy):
         came = self._came(plan, left, holders, gone)
         whole = all(pipeline.is_whole(plan.num_layers) for pipeline in left)
         has_place = not whole or not gone.isdisjoint(plan.nodes)
-        rerouted = self._rerouted(plan, left, came, holders, generation, gone, leaving) if has_place or not came else None
+        rerouted = (
+            self._rerouted(plan, left, came, holders, generation, gone, leaving) if has_place or not came else None
+        )
         # Who gave notice lives, and is named as lost when its time has come: it can still make the next plan full.
         lives = {plan.node_of(worker) for worker in holders}
         can_be_full = bool(came) or not gone.isdisjoint(lives)
@@ -76,9 +78,7 @@ class ReroutePolicy(TemplatesPolicy):
         short = lacking(proposal.plan, self._settings.fault_tolerance)
         return dataclasses.replace(proposal, is_degraded=bool(short))
 
-    def _came(
-        self, plan: Plan, left: Sequence[Pipeline], holders: Holders, absent: Collection[NodeId]
-    ) -> list[NodeId]:
+    def _came(self, plan: Plan, left: Sequence[Pipeline], holders: Holders, absent: Collection[NodeId]) -> list[NodeId]:
         """The live nodes, all of their workers there, that have no place yet."""
         workers: dict[NodeId, int] = {}
         for worker in holders:
@@ -118,7 +118,7 @@ class ReroutePolicy(TemplatesPolicy):
         pipelines, num_gaps = tuple(left), len(left)
         for node in came:
             now = self._rank(pipelines, 0)
-            ranked = []
+            ranked: list[tuple[_Rank, int, tuple[Pipeline, ...]]] = []
             for place in places(pipelines, self._profile, plan.devices_per_node):
                 if not self._has_room(place):
                     continue
@@ -188,7 +188,9 @@ def _happened(before: Plan, after: Plan, gone: Collection[NodeId]) -> str:
     parts = []
     for nodes, what in ((lost, "gone"), (came, "new")):
         if nodes:
-            parts.append(f"{'nodes' if len(nodes) > 1 else 'node'} {join(nodes)} {'are' if len(nodes) > 1 else 'is'} {what}")
+            parts.append(
+                f"{'nodes' if len(nodes) > 1 else 'node'} {join(nodes)} {'are' if len(nodes) > 1 else 'is'} {what}"
+            )
     text = join(parts) or "the nodes changed"
     return text[:1].upper() + text[1:]
 
@@ -198,7 +200,8 @@ def _detours(plan: Plan, found: Rerouted) -> str:
     if not carried:
         return "the microbatches are dealt out over whole pipelines"
     gap = f" (a step at most {100 * found.gap:.0f}% longer than the best possible)" if found.gap >= 0.005 else ""
-    return f"{count(len(carried), 'peer')} that own{'s' if len(carried) == 1 else ''} the same layers run what is missing{gap}"
+    owns = "owns" if len(carried) == 1 else "own"
+    return f"{count(len(carried), 'peer')} that {owns} the same layers run what is missing{gap}"
 
 
 def _replicas(short: dict[int, int], fault_tolerance: int) -> str:
