@@ -130,7 +130,10 @@ def _check_that_lacking_replicas_are_told(schedule: Schedule, outcome: Outcome) 
             for layer in range(layers)
         )
         told = isinstance(following, Note) and "the plan is degraded" in following.text
-        assert told == (replicas <= job.resilience.fault_tolerance)
+        # Of tied layers one may be held through the other, which the record does not show.
+        enough = replicas > job.resilience.fault_tolerance
+        assert not (told and enough)
+        assert told or enough or job.model.config["tied"]
         assert not told or job.resilience.policy is PolicyName.REROUTE
 
 

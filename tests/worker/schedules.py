@@ -11,7 +11,7 @@ import msgspec
 from tests.worker.cluster import Kill, Visit, Weather
 
 from planaria.job.parse import job_from_table, validated
-from planaria.job.settings import Job, WhenExhausted
+from planaria.job.settings import Job, PolicyName, WhenExhausted
 
 INSTRUCTIONS = ("load", "forward", "backward", "send", "recv", "sync", "vote", "transfer")
 HAPPENINGS = (
@@ -157,6 +157,15 @@ def comings_and_goings(seed: int, source: str) -> Schedule:
         visits=tuple(visits),
         stop_at_s=None,
     )
+
+
+def any_policy(seed: int, source: str) -> Schedule:
+    """The schedule of a seed, with losses alone or with all that comes and goes, under one of the other policies."""
+    draw = random.Random(f"policy {seed}")
+    plain = draw.choice([schedule, comings_and_goings])(seed, source)
+    policy = draw.choice([name for name in PolicyName if name is not PolicyName.TEMPLATES])
+    resilience = msgspec.structs.replace(plain.job.resilience, policy=policy)
+    return replace(plain, job=msgspec.structs.replace(plain.job, resilience=resilience))
 
 
 def _visit(draw: random.Random, node: int, grace_s: float | None) -> Visit:

@@ -64,7 +64,7 @@ def fastest_detours(
 ) -> Rerouted | None:
     """The plan with the shortest step on these stages, which together own every layer; None where none fits the memory.
 
-    Where all pipelines are whole, the job's schedule is kept; else backwards are split where the memory allows for it.
+    Backwards are split where the memory allows for it, but for a plan at full strength: that keeps the job's schedule.
     """
     return _Search(profile, settings, pipelines, generation, budget).run()
 
@@ -89,6 +89,8 @@ class _Search:
         self._costs = StageCosts(profile)
         self._bound_s = least_rerouted_s(profile, pipelines, settings.num_microbatches)
         self._all_whole = all(pipeline.is_whole(profile.num_layers) for pipeline in pipelines)
+        nodes = {stage.worker // settings.devices_per_node for pipeline in pipelines for stage in pipeline.stages}
+        self._is_full = self._all_whole and len(nodes) >= settings.num_nodes
         hops = max(len(pipeline.stages) for pipeline in pipelines)
         self._left = max(2, budget // (3 * hops * settings.num_microbatches))
         """Simulations."""
@@ -125,7 +127,7 @@ class _Search:
     def _orders(self) -> Iterable[_Order]:
         """In the order of preference; the last keeps the fewest activations."""
         own = self._settings.schedule
-        if self._all_whole:
+        if self._is_full:
             return [(own, 0)]
         kinds = dict.fromkeys((ScheduleKind.ZERO_BUBBLE_H1, own, ScheduleKind.ONE_F_ONE_B))
         return [(kind, spare) for kind in kinds for spare in SPARE if spare <= SPARE[0]]
@@ -134,7 +136,7 @@ class _Search:
         """For the best deal: less memory where it costs no time, more where it gains some, the job's own schedule."""
         assert self._best is not None
         _, deal, (kind, spare), _ = self._best
-        if self._all_whole:
+        if self._is_full:
             return
         for less in sorted((other for other in SPARE if other < spare), reverse=True):
             if self._left <= 0 or not self._try(deal, (kind, less), instead=True):

@@ -189,10 +189,17 @@ def _happened(before: Plan, after: Plan, gone: Collection[NodeId]) -> str:
     for nodes, what in ((lost, "gone"), (came, "new")):
         if nodes:
             parts.append(
-                f"{'nodes' if len(nodes) > 1 else 'node'} {join(nodes)} {'are' if len(nodes) > 1 else 'is'} {what}"
+                f"{'nodes' if len(nodes) > 1 else 'node'} {join(nodes)} {_are(nodes)} {what}"
             )
+    broken = [at for at, pipeline in enumerate(after.pipelines) if not pipeline.is_whole(after.num_layers)]
+    if not parts and broken:
+        parts.append(f"{'pipelines' if len(broken) > 1 else 'pipeline'} {join(broken)} {_are(broken)} not whole")
     text = join(parts) or "the nodes changed"
     return text[:1].upper() + text[1:]
+
+
+def _are(things: Sequence[object]) -> str:
+    return "are" if len(things) > 1 else "is"
 
 
 def _detours(plan: Plan, found: Rerouted) -> str:
