@@ -28,7 +28,7 @@ from planaria.launch.settings import planner_settings
 from planaria.model.load import load_model
 from planaria.plan.plan import Group, NodeId, WorkerId
 from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
-from planaria.policy.templates import TemplatesPolicy
+from planaria.policy.choice import make_policy
 from planaria.protocol.coordinator import Coordinator, Phase
 from planaria.protocol.events import (
     Command,
@@ -264,7 +264,7 @@ class Cluster:
         self._layers = tuple(group.layers for group in profile.groups)
         settings = RunSettings(
             train=job.train,
-            policy_name="templates",
+            policy_name=job.resilience.policy.value,
             fault_tolerance=job.resilience.fault_tolerance,
             num_nodes=job.cluster.nodes,
             devices_per_node=job.cluster.devices_per_node,
@@ -274,7 +274,8 @@ class Cluster:
             resume=resume,
             waits=job.resilience.when_exhausted is WhenExhausted.WAIT,
         )
-        self._make = lambda past: Coordinator(settings, TemplatesPolicy(profile, planner_settings(job)), past)
+        policy = make_policy(job.resilience.policy, profile, planner_settings(job))
+        self._make = lambda past: Coordinator(settings, policy, past)
         self.machine = self._make(None)
         self.incarnation = next(self._incarnations)
         nodes = max([job.cluster.nodes, *(visit.node + 1 for visit in visits)])

@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from tests.worker.cluster import Outcome
 from tests.worker.schedules import Schedule
 
+from planaria.job.settings import PolicyName
 from planaria.protocol.records import (
     CoordinatorRestarted,
     NodeJoined,
     NodeLost,
     NodeReleased,
+    Note,
     PlanTaken,
     Recovered,
     Restored,
@@ -111,7 +114,9 @@ def _check_end(schedule: Schedule, outcome: Outcome) -> None:
         assert left < schedule.needed_nodes, outcome.finish.message
     if status is RunStatus.FAILED:
         assert "there is no checkpoint" in outcome.finish.message or "could not be saved" in outcome.finish.message
-    _check_that_too_few_nodes_end_it(schedule, outcome)
+    if schedule.job.resilience.policy is PolicyName.TEMPLATES:
+        _check_that_too_few_nodes_end_it(schedule, outcome)
+    _check_that_lacking_replicas_are_told(schedule, outcome)
 
 
 def _came_late(schedule: Schedule, outcome: Outcome) -> int:
@@ -138,6 +143,26 @@ def _check_that_too_few_nodes_end_it(schedule: Schedule, outcome: Outcome) -> No
             assert commits_since == 1, "training goes on with too few replicas"
         elif isinstance(record, PlanTaken) and record.purpose == "reconfigure":
             assert commits_since is None
+
+
+def _check_that_lacking_replicas_are_told(schedule: Schedule, outcome: Outcome) -> None:
+    """A placement with fewer than f + 1 replicas of some layer is only a policy's that means it, and the user knows."""
+    job = schedule.job
+    for record, following in pairwise(outcome.records):
+        if not isinstance(record, PlanTaken) or record.purpose not in ("start", "reconfigure", "restore"):
+            continue
+        stages = [stage for stages in record.pipelines for stage in stages]
+        layers = max(end for _, _, end in stages)
+        replicas = min(
+            len({worker // job.cluster.devices_per_node for worker, first, end in stages if first <= layer < end})
+            for layer in range(layers)
+        )
+        told = isinstance(following, Note) and "the plan is degraded" in following.text
+        # Of tied layers one may be held through the other, which the record does not show.
+        enough = replicas > job.resilience.fault_tolerance
+        assert not (told and enough)
+        assert told or enough or job.model.config["tied"]
+        assert not told or job.resilience.policy is PolicyName.REROUTE
 
 
 def _check_recoveries(outcome: Outcome, per_node: int) -> None:

@@ -11,7 +11,7 @@ import msgspec
 from tests.worker.cluster import Crash, Kill, Visit, Weather
 
 from planaria.job.parse import job_from_table, validated
-from planaria.job.settings import Job, WhenExhausted
+from planaria.job.settings import Job, PolicyName, WhenExhausted
 
 INSTRUCTIONS = ("load", "forward", "backward", "send", "recv", "sync", "vote", "transfer")
 HAPPENINGS = (
@@ -71,6 +71,7 @@ def job_of(
     skip: float = 0.0,
     bad: float = 0.0,
     when_exhausted: str = "exit",
+    policy: str = "templates",
     **train: Any,
 ) -> Job:
     """A job with the tiny model."""
@@ -95,6 +96,7 @@ def job_of(
                     "fault_tolerance": fault_tolerance,
                     "min_nodes_per_pipeline": smallest,
                     "when_exhausted": when_exhausted,
+                    "policy": policy,
                 },
                 "run": {"checkpoint_every": checkpoint_every, "keep_checkpoints": 100},
             }
@@ -198,6 +200,15 @@ def _crash(draw: random.Random, *, is_dark: bool) -> Crash:
         down_s=draw.choice([0.0, 1e-3, 1e-2, draw.uniform(0, 5e-2)]),
         cut=draw.choice([1, 1, 2, 3, draw.randint(1, 12)]) if is_dark else 0,
     )
+
+
+def any_policy(seed: int, source: str) -> Schedule:
+    """The schedule of a seed, with losses alone or with all that comes and goes, under one of the other policies."""
+    draw = random.Random(f"policy {seed}")
+    plain = draw.choice([schedule, comings_and_goings])(seed, source)
+    policy = draw.choice([name for name in PolicyName if name is not PolicyName.TEMPLATES])
+    resilience = msgspec.structs.replace(plain.job.resilience, policy=policy)
+    return replace(plain, job=msgspec.structs.replace(plain.job, resilience=resilience))
 
 
 def _visit(draw: random.Random, node: int, grace_s: float | None) -> Visit:

@@ -27,6 +27,8 @@ EXIT_INTERRUPTED = 130
 _SCHEDULES = ("eager-1f1b", "1f1b", "gpipe", "zb-h1")
 """Of `planaria.plan.plan.ScheduleKind`, which is not imported for a help page."""
 _OBJECTIVES = ("steptime", "oobleck")
+_POLICIES = ("templates", "reroute")
+"""Of `planaria.job.settings.PolicyName`, likewise."""
 _JOB_FILE = click.Path(path_type=Path)
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -65,6 +67,14 @@ def _is_users_mistake(error: ValueError) -> bool:
 def _fail(message: str, code: int) -> NoReturn:
     click.echo(f"planaria: error: {message}", err=True)
     sys.exit(code)
+
+
+def _nodes_lost(context: click.Context, option: click.Parameter, given: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Each "1,5" as its numbers."""
+    try:
+        return tuple(tuple(int(node) for node in text.split(",")) for text in given)
+    except ValueError:
+        raise click.BadParameter("give numbers of nodes, such as 1 or 1,5.") from None
 
 
 def _set_option(command: _Command) -> _Command:
@@ -176,6 +186,14 @@ def _exit_code(status: str) -> int:
 @click.option("--no-overlap", is_flag=True, help="A message occupies its sender.")
 @click.option("--shadows", is_flag=True, help="Every worker has room for a shadow of its successor's state.")
 @click.option("--thorough", is_flag=True, help="Search templates for seconds, not tenths of one.")
+@click.option(
+    "--policy", type=click.Choice(_POLICIES), default="templates", show_default=True,
+    help="Without JOB: how plans are made after a loss.",
+)  # fmt: skip
+@click.option(
+    "--lose", "losses", multiple=True, metavar="NODES", callback=_nodes_lost,
+    help="Show the plan after the loss of these nodes (1 or 1,5: at once); may be repeated.",
+)  # fmt: skip
 def plan(
     job: Path | None,
     overrides: tuple[str, ...],
@@ -186,7 +204,7 @@ def plan(
     measure: bool,
     **wanted: Any,
 ) -> int:
-    """Show the plan that JOB would start with; nothing is trained.
+    """Show the plan that JOB would start with, or have after losses; nothing is trained.
 
     The layers' costs are measured on this machine once (some seconds) and kept; later plans of the same model and
     shapes are made at once. Without JOB, plans from a profile and the options.

@@ -43,6 +43,7 @@ class DType(enum.StrEnum):
 
 class PolicyName(enum.StrEnum):
     TEMPLATES = "templates"
+    REROUTE = "reroute"
 
 
 class WhenExhausted(enum.StrEnum):
@@ -202,7 +203,8 @@ class ResilienceSection(Section, frozen=True):
 
     Attributes:
         fault_tolerance: f. At least f + 1 pipelines are kept, so any f nodes may be lost at once.
-        policy: how plans are made after a change.
+        policy: how plans are made after a change: templates (new pipelines from templates; state moves) or reroute
+            (peers that own the same layers run what lost nodes did; no state moves, replicas become fewer).
         when_exhausted: what to do when fewer than (f + 1) n0 nodes are left.
         min_nodes_per_pipeline: n0; 0: the fewest that the memory allows.
         heartbeat_timeout_s: seconds without a sign of life after which a node counts as lost. A process that is seen to

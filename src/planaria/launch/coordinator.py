@@ -28,8 +28,8 @@ from planaria.launch.settings import job_profile, planner_settings
 from planaria.observe.run_folder import RunFolder
 from planaria.plan.plan import NodeId, PlanError
 from planaria.plan.profile import ModelProfile
+from planaria.policy.choice import make_policy
 from planaria.policy.proposal import Policy
-from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.events import Finish, WriteManifest
 from planaria.protocol.liveness import Limits
@@ -77,7 +77,7 @@ def run_coordinator(settings: CoordinatorSettings, listener: socket.socket, sock
     job, folder = settings.job, RunFolder(Path(settings.folder))
     given = msgspec.json.decode(folder.profile.read_bytes(), type=ModelProfile)
     try:
-        policy = TemplatesPolicy(job_profile(job, given), planner_settings(job))
+        policy = make_policy(job.resilience.policy, job_profile(job, given), planner_settings(job))
         # a job that cannot be planned is refused here
         policy.initial([NodeId(node) for node in range(job.cluster.nodes)], 1)
     except PlanError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import Plan, PlanError, Route, WorkerId
+from planaria.plan.replicas import lacking
 
 
 def validate(plan: Plan, *, fault_tolerance: int | None = None, already: Ledger | None = None) -> None:
@@ -11,7 +12,7 @@ def validate(plan: Plan, *, fault_tolerance: int | None = None, already: Ledger 
 
     Args:
         plan: to be checked.
-        fault_tolerance: f; given, the plan must have f + 1 whole pipelines on nodes of their own.
+        fault_tolerance: f; given, every layer must have f + 1 replicas, on nodes of their own.
         already: what live accumulators hold beside the routes' work; default: nothing. Together with the
             routes it must count every microbatch exactly once for every layer.
 
@@ -19,6 +20,7 @@ def validate(plan: Plan, *, fault_tolerance: int | None = None, already: Ledger 
         PlanError: the first invariant found broken, with its values.
     """
     _check_placement(plan)
+    _check_order(plan)
     _check_groups(plan)
     for route in plan.routes:
         _check_route(plan, route)
@@ -70,6 +72,13 @@ def _check_devices(plan: Plan) -> None:
         for device in range(stage.worker, stage.worker + stage.num_devices):
             other = driver.setdefault(device, stage.worker)
             _require(other == stage.worker, f"{where} takes device {device}, which worker {other} drives")
+
+
+def _check_order(plan: Plan) -> None:
+    _require(plan.spare_in_flight >= 0, f"{plan.spare_in_flight} microbatches are to be kept beyond the schedule's")
+    units = plan.layer_units
+    _require(len(units) in (0, plan.num_layers), f"{len(units)} layers have units, of {plan.num_layers}")
+    _require(all(min(layer) >= 0 for layer in units), "a layer takes less than no time")
 
 
 def _check_groups(plan: Plan) -> None:
@@ -153,16 +162,8 @@ def _check_transfers(plan: Plan) -> None:
 
 
 def _check_replicas(plan: Plan, fault_tolerance: int) -> None:
-    whole = [p for p in plan.pipelines if p.is_whole(plan.num_layers)]
-    _require(
-        len(whole) >= fault_tolerance + 1,
-        f"{len(whole)} whole pipelines; fault_tolerance = {fault_tolerance} needs {fault_tolerance + 1}",
-    )
-    home: dict[int, int] = {}
-    for at, pipeline in enumerate(whole):
-        distinct = len(set(pipeline.workers)) == len(pipeline.workers)
-        _require(distinct, f"a worker has two stages of whole pipeline {at}")
-        for worker in pipeline.workers:
-            node = plan.node_of(worker)
-            other = home.setdefault(node, at)
-            _require(other == at, f"node {node} is in whole pipelines {other} and {at}")
+    for layer, replicas in lacking(plan, fault_tolerance).items():
+        needs = f"fault_tolerance = {fault_tolerance} needs {fault_tolerance + 1}"
+        _require(
+            False, f"layer {layer} has {replicas} replica{'s' if replicas != 1 else ''} on different nodes; {needs}"
+        )

@@ -23,6 +23,7 @@ class Proposal:
         transfer_bytes: parameters and optimizer state that move before its first step.
         longest_s: estimated seconds of the plan's longest instruction.
         how: of a reconfiguration, how pipelines were made again; "initial" or "finish step" otherwise.
+        is_degraded: the policy means to go on though some layer has fewer than f + 1 replicas.
     """
 
     plan: Plan
@@ -31,6 +32,7 @@ class Proposal:
     transfer_bytes: int
     longest_s: float
     how: str
+    is_degraded: bool = False
 
 
 class Policy(Protocol):

@@ -19,6 +19,9 @@ from planaria.plan.settings import PlannerSettings
 from planaria.plan.templates import make_templates
 from planaria.plan.warm_up import warm_up
 from planaria.policy.proposal import Proposal
+from planaria.policy.wording import count as _count
+from planaria.policy.wording import join as _join
+from planaria.policy.wording import size as _bytes
 
 CLEARLY = 0.95
 """An instantiation that weighs compute alone is left for one that takes so much less, sums of gradients included."""
@@ -237,19 +240,3 @@ def _moved(result: Reconfiguration) -> str:
     layers = {layer for move in result.plan.transfers for layer in result.plan.groups[move.group].layers}
     moves = "move" if len(layers) > 1 else "moves"
     return f"{_count(len(layers), 'layer')} ({_bytes(result.transfer_bytes)}) {moves} from surviving replicas"
-
-
-def _bytes(size: int) -> str:
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= scale:
-            return f"{size / scale:.1f} {unit}"
-    return f"{size} bytes"
-
-
-def _count(number: int, noun: str, plural: str | None = None) -> str:
-    return f"{number} {noun if number == 1 else plural or noun + 's'}"
-
-
-def _join(items: Sequence[object]) -> str:
-    words = [str(item) for item in items]
-    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1] if words else ""

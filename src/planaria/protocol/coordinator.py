@@ -15,6 +15,7 @@ import msgspec
 
 from planaria.job.settings import WhenNotFinite
 from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
+from planaria.plan.replicas import lacking
 from planaria.plan.salvage import to_halt
 from planaria.plan.validate import validate
 from planaria.policy.proposal import Policy, Proposal
@@ -101,7 +102,7 @@ from planaria.protocol.salvage import Salvage
 from planaria.protocol.saving import Checkpoints, NobodyHolds
 from planaria.protocol.settings import CheckpointRef, RunSettings
 from planaria.protocol.standing import Standing
-from planaria.protocol.telling import not_finite, plan_taken, shapes, step_committed
+from planaria.protocol.telling import not_finite, plan_taken, replicas_note, shapes, step_committed
 from planaria.protocol.timing import Timing
 
 
@@ -175,6 +176,7 @@ class Coordinator:
         self._ballot: Ballot | None = None
         self._salvage = Salvage()
         self._recovery: OpenRecovery | None = None
+        self._is_degraded = False
         self._stopping = False
         self._ending: tuple[RunStatus, str] | None = None
         self._now = 0.0
@@ -195,6 +197,7 @@ class Coordinator:
         self._members.leaving = dict.fromkeys(past.leaving, 0.0)
         if past.plan is not None:
             self.timing.expect(past.plan.step_time_s, past.plan.longest_s)
+            self._is_degraded = bool(lacking(past.plan.message.plan, self.settings.fault_tolerance))
 
     def handle(self, event: Event, now: float) -> tuple[Command, ...]:
         """Take one event at monotonic time `now` (seconds); returns commands to carry out in order.
@@ -574,6 +577,8 @@ class Coordinator:
         if purpose is not Purpose.GO_ON:
             self.timing.expect(proposal.step_time_s, proposal.longest_s)
             told += (plan_taken(proposal, self.step, purpose.value, self.settings.policy_name),)
+        if purpose in _PLACING:
+            told += self._replicas_told(proposal)
         entry = JournalPlan(
             message=message,
             stand=self._standing.stand,
@@ -583,6 +588,12 @@ class Coordinator:
         )
         sends: list[Command] = [Send(worker, message) for worker in plan.workers]
         return [*measured, entry, *sends, *map(Publish, told)]
+
+    def _replicas_told(self, proposal: Proposal) -> tuple[AnyRecord, ...]:
+        """When a policy goes on with fewer than f + 1 replicas, and when there are enough again."""
+        before, self._is_degraded = self._is_degraded, proposal.is_degraded
+        note = replicas_note(proposal, self.settings.fault_tolerance, was_degraded=before)
+        return () if note is None else (note,)
 
     def _close_timing(self) -> list[Command]:
         record = None if self._plan is None else self.timing.close(self.plan.generation)
@@ -620,8 +631,12 @@ class Coordinator:
             proposal = self.policy.reconfigure(
                 self.plan, lost=gone, holders=holders, generation=self._next_generation()
             )
-        validate(proposal.plan, fault_tolerance=self.settings.fault_tolerance)
+        self._check(proposal)
         return proposal
+
+    def _check(self, proposal: Proposal) -> None:
+        """What is not f + 1 replicas of every layer is refused, unless the policy means it and says so."""
+        validate(proposal.plan, fault_tolerance=None if proposal.is_degraded else self.settings.fault_tolerance)
 
     def _hand_over(self, holders: Mapping[WorkerId, tuple[int, ...]]) -> list[Command]:
         """Nobody is lost; nodes came or will go. The next placement gets its state beside a step."""
@@ -636,7 +651,7 @@ class Coordinator:
         warming = self.policy.warm_up(self.plan, target, self._next_generation()) if target.plan.transfers else None
         if warming is None:
             return self._reconfigure(holders)
-        validate(warming.plan, fault_tolerance=self.settings.fault_tolerance)
+        self._check(warming)
         return self._take(warming, Purpose.WARM_UP, StateSource.LIVE)
 
     def _release(self) -> list[Command]:
