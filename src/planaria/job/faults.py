@@ -23,13 +23,21 @@ class FaultKind(enum.StrEnum):
 
     `kill`: SIGKILL of every process. `hang`: SIGSTOP of every process, as on a machine that froze. `freeze`: its main
     threads go no further, while its processes still answer. `notice`: it is told that it will be killed in `grace`
-    seconds, as a spot instance is, and then it is.
+    seconds, as a spot instance is, and then it is. `slow`: it computes `factor` times longer, from the step on, to the
+    step `until` or for good.
     """
 
     KILL = "kill"
     HANG = "hang"
     FREEZE = "freeze"
     NOTICE = "notice"
+    SLOW = "slow"
+
+
+_KEYS = {
+    FaultKind.NOTICE: ("node", "step", "at", "grace"),
+    FaultKind.SLOW: ("node", "step", "factor", "until"),
+}
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,9 +46,11 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         node: number of the node, from 0.
         step: counts from 1.
-        at: one of `FAULT_POINTS`.
+        at: one of `FAULT_POINTS`; "" where the kind strikes at none.
         kind: of fault.
         grace_s: of a notice, seconds until the node is killed.
+        factor: of a slow node, how many times longer it computes.
+        until: of a slow node, the first step in which it is fast again; 0: none.
     """
 
     node: int
@@ -48,14 +58,23 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     at: str
     kind: FaultKind = FaultKind.KILL
     grace_s: float = 0.0
+    factor: float = 1.0
+    until: int = 0
+
+    def slows(self, step: int) -> bool:
+        return self.step <= step and (not self.until or step < self.until)
 
     def __str__(self) -> str:
+        if self.kind is FaultKind.SLOW:
+            until = f",until={self.until}" if self.until else ""
+            return f"{self.kind.value}:node={self.node},step={self.step},factor={self.factor:g}{until}"
         grace = f",grace={self.grace_s:g}" if self.kind is FaultKind.NOTICE else ""
         return f"{self.kind.value}:node={self.node},step={self.step},at={self.at}{grace}"
 
 
 def parse_fault(spec: str) -> Fault:
-    """Reads "kill:node=2,step=20,at=backward", or with hang, freeze or notice (and grace=SECONDS) in place of kill.
+    """Reads "kill:node=2,step=20,at=backward", or with hang, freeze or notice (and grace=SECONDS) in place of kill; and
+    "slow:node=2,step=20,factor=2", with until=STEP or for good.
 
     Raises:
         UserError: one line with what is wrong, and an example.
@@ -65,7 +84,7 @@ def parse_fault(spec: str) -> Fault:
     if not colon or name.strip() not in kinds:
         raise UserError(f"--fail {shown(spec)}: the kinds of fault are {', '.join(kinds)}. {_EXAMPLE}")
     kind = FaultKind(name.strip())
-    keys = ("node", "step", "at", "grace") if kind is FaultKind.NOTICE else ("node", "step", "at")
+    keys = _KEYS.get(kind, ("node", "step", "at"))
     given: dict[str, str] = {}
     for part in rest.split(","):
         key, equals, value = (piece.strip() for piece in part.partition("="))
@@ -76,14 +95,16 @@ def parse_fault(spec: str) -> Fault:
             raise UserError(f"--fail {shown(spec)}: {key} is given twice. {_EXAMPLE}")
         given[key] = value
     for key in keys:
-        if key not in given:
+        if key not in given and key != "until":
             raise UserError(f"--fail {shown(spec)}: {key} is missing. {_EXAMPLE}")
     return Fault(
         node=_number(spec, "node", given["node"], least=0),
         step=_number(spec, "step", given["step"], least=1),
-        at=_point(spec, given["at"]),
+        at=_point(spec, given["at"]) if "at" in keys else "",
         kind=kind,
         grace_s=_number(spec, "grace", given.get("grace", "0"), least=0),
+        factor=_factor(spec, given.get("factor", "1")),
+        until=_number(spec, "until", given.get("until", "0"), least=0),
     )
 
 
@@ -105,7 +126,10 @@ def check_faults(faults: Sequence[Fault], job: Job) -> None:
             raise UserError(
                 f"--fail {spec}: the job has no step {fault.step}. Steps count from 1 to {job.train.steps}."
             )
-        _point(spec, fault.at)
+        if fault.kind is not FaultKind.SLOW:
+            _point(spec, fault.at)
+        elif fault.until and fault.until <= fault.step:
+            raise UserError(f"--fail {spec}: until = {fault.until} is not after step {fault.step}.")
         if fault.node in nodes:
             raise UserError(f"--fail {spec}: node {fault.node} is struck by another --fail already. Drop one.")
         nodes.add(fault.node)
@@ -117,6 +141,19 @@ def _number(spec: str, key: str, text: str, *, least: int) -> int:
             f"--fail {shown(spec)}: {key} = {shown(text)} is not a whole number from {least} on. {_EXAMPLE}"
         )
     return int(text)
+
+
+def _factor(spec: str, text: str) -> float:
+    try:
+        factor = float(text)
+    except ValueError:
+        factor = 0.0
+    if not 1.0 <= factor <= 1000.0:
+        raise UserError(
+            f"--fail {shown(spec)}: factor = {shown(text)} is not a number from 1 to 1000. "
+            "Write for instance slow:node=2,step=20,factor=2."
+        )
+    return factor
 
 
 def _point(spec: str, point: str) -> str:

@@ -71,6 +71,7 @@ class Vote(Message, frozen=True, kw_only=True, tag="vote"):
         norms: group -> squared L2 norm of its summed gradient, for the groups whose norm is this worker's to tell.
         losses: microbatch -> its loss, for the microbatches whose last layer ran here.
         ledger: what this worker counted.
+        compute_s: how long its forwards and backwards of the step took; 0: not measured.
     """
 
     generation: int
@@ -78,6 +79,7 @@ class Vote(Message, frozen=True, kw_only=True, tag="vote"):
     norms: dict[int, float]
     losses: dict[int, float]
     ledger: Ledger
+    compute_s: Seconds = 0.0
 
 
 class Report(Message, frozen=True, kw_only=True, tag="report"):

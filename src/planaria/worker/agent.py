@@ -216,6 +216,7 @@ class Agent:
                             norms=self._interpreter.norms,
                             losses=self._interpreter.losses,
                             ledger=self._interpreter.ledger,
+                            compute_s=self._interpreter.compute_s,
                         )
                     )
                 case Apply(commit, proceed):
