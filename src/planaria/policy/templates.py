@@ -116,9 +116,10 @@ class TemplatesPolicy:
             NoReplica: a group has no live holder.
         """
         result = self._reconfiguration(plan, lost, holders, generation, leaving)
-        gone = {*lost, *leaving}
-        slow = {node: speed for node, speed in (self._speeds or {}).items() if speed != 1 and node not in gone}
-        reason = _why(plan, lost, result) if self._speeds is None else _why_at_speeds(plan, lost, result, slow)
+        if self._speeds is None:
+            reason = _why(plan, lost, result)
+        else:
+            reason = _why_at_speeds(plan, lost, result, self._speeds)
         return self._proposal(result.plan, reason, result.transfer_bytes, result.how.value, result.transfer_s)
 
     def _initial_plan(self, nodes: Sequence[NodeId], generation: int) -> Plan:
@@ -289,19 +290,23 @@ def _why(plan: Plan, lost: Collection[NodeId], result: Reconfiguration) -> str:
     return f"{_losses(plan, lost) or 'The nodes changed'}; {_remedy(result)}; {_moved(result)}."
 
 
-def _why_at_speeds(plan: Plan, lost: Collection[NodeId], result: Reconfiguration, slow: Speeds) -> str:
-    """The sentence for a plan that knows of speeds."""
-    by_speed = {speed: sorted(node for node in slow if slow[node] == speed) for speed in slow.values()}
+def _why_at_speeds(plan: Plan, lost: Collection[NodeId], result: Reconfiguration, speeds: Speeds) -> str:
+    """The sentence for a plan that knows of speeds. Slow nodes that it does without live, and rest."""
+    slow = {node: speed for node, speed in speeds.items() if speed != 1}
     told = [
-        f"node{'s' if len(nodes) > 1 else ''} {_join(nodes)} at {speed:g}" for speed, nodes in sorted(by_speed.items())
+        f"node{'s' if len(nodes) > 1 else ''} {_join(nodes)} at {speed:g}"
+        for speed in sorted(set(slow.values()))
+        if (nodes := sorted(node for node in slow if slow[node] == speed and node in result.plan.nodes))
     ]
-    speeds = f"{_join(told)} of the others' speed" if told else "all nodes at one speed"
+    parts = [_losses(plan, [node for node in lost if node not in slow]) or "The nodes or their speeds changed"]
+    if resting := sorted(node for node in slow if node not in result.plan.nodes):
+        parts.append(f"slow node{'s' if len(resting) > 1 else ''} {_join(resting)} can be done without")
+    with_whom = f"with {_join(told)} of the others' speed" if told else "with nodes of one speed"
     shares = Counter[tuple[tuple[int, int, int], ...]]()
     for route in result.plan.routes:
         shares[route.key] += len(route.microbatches)
     dealt = _join(list(shares.values()))
-    happened = _losses(plan, lost) or "The nodes or their speeds changed"
-    return f"{happened}; with {speeds}, the pipelines run {dealt} microbatches; {_moved(result)}."
+    return f"{'; '.join(parts)}; {with_whom}, the pipelines run {dealt} microbatches; {_moved(result)}."
 
 
 def _remedy(result: Reconfiguration) -> str:

@@ -481,8 +481,9 @@ class Coordinator:
 
     def _forget_speed(self, node: NodeId) -> None:
         """It is gone. What is made of the others is not what was chosen: that is looked at again."""
-        self._speeds.forget(node)
         self._pacing.forget(node)
+        if self._speeds.forget(node):
+            self.policy = self.policy.with_speeds(self._speeds.known)
         if self._speeds.known:
             self._pacing.look_again(self.step + 1)
 

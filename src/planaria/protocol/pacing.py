@@ -14,8 +14,12 @@ from planaria.plan.plan import NodeId, Plan, PlanError
 from planaria.policy.proposal import Proposal
 from planaria.protocol.speeds import STEPS
 
-WORTH = 0.95
-"""A plan is left for one whose step takes so much less."""
+WORTH = 0.98
+"""A plan is left for one whose step takes so much less. Both are estimates of one kind, so what is off in one is off in
+the other."""
+
+WORTH_RESTING = 0.95
+"""A node is left out where a step then takes so much less: a node that rests is one less to lose."""
 
 STEPS_AHEAD = 500
 """A plan is not trusted to last for longer."""
@@ -120,8 +124,7 @@ class Pacing:
             raise error
         best = found[0]
         for other in found[1:]:
-            # A node that rests is one less to lose: it must be worth it.
-            if other[0].step_time_s < WORTH * best[0].step_time_s:
+            if other[0].step_time_s < WORTH_RESTING * best[0].step_time_s:
                 best = other
         return best
 

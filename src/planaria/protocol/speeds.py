@@ -24,21 +24,34 @@ MOST_STEPS = 24
 
 MEMORY_STEPS = 100
 
-FACTOR = 1.3
-"""By how much a speed must differ from the known one. The profiles' errors are within it: `benchmarks/fidelity.py`."""
+FACTOR = 1.4
+"""By how much a speed must differ from the known one. Profiles' errors and the noise of shared cores are within it: on
+nodes of one speed, single steps show speeds down to 0.75, and now and then one of any kind."""
 
 LEAST_S = 0.005
 """A step in which nobody computes for so long says nothing: at that scale the interpreter is what is measured."""
 
+HARM = 0.8
+"""A node is not called slower unless it computes for so much of the longest compute of any other: else nobody waits for
+it, and it may only have so little to do that the interpreter is what is measured."""
+
 GRAIN = 0.05
 """Speeds are multiples of it. Finer ones would be chance, and nodes of one speed are planned for together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Measured:
+    """Of one node in one step: its speed, and whether others may have to wait for it."""
+
+    speed: float
+    harms: bool
 
 
 @dataclass(slots=True)
 class _Seen:
     """Of one node: its speeds in the last steps, and the steps in which its known speed changed."""
 
-    recent: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_STEPS))
+    recent: deque[_Measured] = field(default_factory=lambda: deque(maxlen=MOST_STEPS))
     changed: deque[int] = field(default_factory=lambda: deque(maxlen=8))
 
     def needed(self, step: int) -> int:
@@ -71,40 +84,50 @@ class Speeds:
                 self._expected_s.setdefault(plan.node_of(worker), {})[worker] = seconds
         self._is_first = True
 
-    def forget(self, node: NodeId) -> None:
-        """It is gone."""
+    def forget(self, node: NodeId) -> bool:
+        """It is gone. Returns whether it was known to be slow."""
         self._seen.pop(node, None)
-        self.known.pop(node, None)
+        return self.known.pop(node, None) is not None
 
     def committed(self, step: int, compute_s: Mapping[WorkerId, float]) -> list[NodeSpeed]:
         """A step in which no node was lost, and how long each worker computed; returns what is new."""
         speeds = {} if self._is_first else self._measured(compute_s)
         self._is_first = False
-        return [news for node, speed in sorted(speeds.items()) if (news := self._judge(step, node, speed)) is not None]
+        return [news for node, found in sorted(speeds.items()) if (news := self._judge(step, node, found)) is not None]
 
-    def _measured(self, compute_s: Mapping[WorkerId, float]) -> dict[NodeId, float]:
-        """Each node's speed in a step, by the slowest of its workers; none where somebody did not measure."""
-        took: dict[NodeId, float] = {}
+    def _measured(self, compute_s: Mapping[WorkerId, float]) -> dict[NodeId, _Measured]:
+        """Of each node, by the slowest of its workers; of none where somebody did not measure."""
+        slowness: dict[NodeId, float] = {}
+        longest_s: dict[NodeId, float] = {}
         for node, expected in self._expected_s.items():
-            took[node] = max(compute_s.get(worker, 0.0) / seconds for worker, seconds in expected.items())
-            if any(compute_s.get(worker, 0.0) <= 0 for worker in expected):
+            took = {worker: compute_s.get(worker, 0.0) for worker in expected}
+            if min(took.values()) <= 0:
                 return {}
-        if len(took) < 2 or max(compute_s.values()) < LEAST_S:
+            slowness[node] = max(seconds / expected[worker] for worker, seconds in took.items())
+            longest_s[node] = max(took.values())
+        if len(slowness) < 2 or max(longest_s.values()) < LEAST_S:
             return {}
-        usual = statistics.median_low(took.values())
-        return {node: min(1.0, usual / slowness) for node, slowness in took.items()}
+        usual = statistics.median_low(slowness.values())
+        second_s, first_s = sorted(longest_s.values())[-2:]
+        return {
+            node: _Measured(
+                speed=min(1.0, usual / slowness[node]),
+                harms=took_s >= HARM * (second_s if took_s == first_s else first_s),
+            )
+            for node, took_s in longest_s.items()
+        }
 
-    def _judge(self, step: int, node: NodeId, speed: float) -> NodeSpeed | None:
+    def _judge(self, step: int, node: NodeId, found: _Measured) -> NodeSpeed | None:
         seen = self._seen.setdefault(node, _Seen())
-        seen.recent.append(speed)
+        seen.recent.append(found)
         needed = seen.needed(step)
         last = list(seen.recent)[-needed:]
         before = self.known.get(node, 1.0)
-        is_slower = max(last) < before / FACTOR
-        is_faster = min(last) > min(before * FACTOR, (1.0 + before) / 2)
+        is_slower = all(one.harms and one.speed < before / FACTOR for one in last)
+        is_faster = all(one.speed > min(before * FACTOR, (1.0 + before) / 2) for one in last)
         if len(last) < needed or not (is_slower or is_faster):
             return None
-        now = _rounded(statistics.median(last))
+        now = _rounded(statistics.median(one.speed for one in last))
         if now == before:
             return None
         self.known[node] = now

@@ -157,7 +157,7 @@ class Interpreter:
                 self._run[instruction.op](instruction)
                 if instruction.op in _COMPUTING:
                     self._pace.slow_down(self._pace.stopwatch() - began)
-                    self.compute_s += self._pace.stopwatch() - began
+                    self.compute_s += max(0.0, self._pace.stopwatch() - began)
             self._done.add(instruction)
             self._todo.popleft()
 

@@ -80,7 +80,7 @@ class OwnPace:
 
     def slow_down(self, took_s: float) -> None:
         if self.slowness > 1.0:
-            time.sleep(took_s * (self.slowness - 1.0))
+            time.sleep(max(0.0, took_s) * (self.slowness - 1.0))
 
     def adopt(self, plan: Plan) -> None:
         pass

@@ -53,5 +53,12 @@ class _Crowded:
             return time.thread_time()
         if self._file is None:
             self._file = os.open(_SCHEDULE, os.O_RDONLY | os.O_CLOEXEC)  # stays that of the thread which opens it
-        waited_ns = int(os.pread(self._file, 64, 0).split()[1])
-        return time.monotonic() - waited_ns * 1e-9
+        while True:
+            waited_ns = self._waited_ns()
+            now = time.monotonic()
+            if self._waited_ns() == waited_ns:  # else the wait fell between the two clocks
+                return now - waited_ns * 1e-9
+
+    def _waited_ns(self) -> int:
+        assert self._file is not None
+        return int(os.pread(self._file, 64, 0).split()[1])
