@@ -16,9 +16,10 @@ from planaria.plan.reconfigure import full
 from planaria.plan.recut import recut
 
 
-def candidates(change: Change) -> Iterator[Reconfiguration]:
+def candidates(change: Change) -> list[Reconfiguration]:
     """Plans worth an estimate: the pipelines of now, and the best ones of all templates and of those without the
-    smallest (see `planaria.plan.reconfigure.full`); each as it is, and cut for the speeds.
+    smallest (see `planaria.plan.reconfigure.full`); each as it is, and cut for the speeds. Of them, those with the most
+    nodes: to do without one is a question that the caller asks.
 
     Raises:
         TooFewNodes: fewer than (f + 1) n0 nodes are left.
@@ -26,16 +27,17 @@ def candidates(change: Change) -> Iterator[Reconfiguration]:
         PlanError: fewer microbatches than pipelines needed; a speed that is none.
     """
     left = Aftermath(change)
-    yield from _both(left, change, left.build_from(change.plan.pipelines))
-    yield from _both(left, change, full(change))
+    found = [*_both(left, change, left.build_from(change.plan.pipelines)), *_both(left, change, full(change))]
     smallest = 1
     while smallest < len(change.templates):
         try:
-            found = full(dataclasses.replace(change, templates=change.templates[smallest:]))
+            larger = full(dataclasses.replace(change, templates=change.templates[smallest:]))
         except PlanError:
-            return  # too few nodes for f + 1 pipelines of that size
-        yield from _both(left, change, found)
+            break  # too few nodes for f + 1 pipelines of that size
+        found += _both(left, change, larger)
         smallest *= 2
+    most = max(len(result.plan.nodes) for result in found)
+    return [result for result in found if len(result.plan.nodes) == most]
 
 
 def _both(left: Aftermath, change: Change, found: Reconfiguration | None) -> Iterator[Reconfiguration]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import Self
 
 from planaria.estimate.conditions import AS_PROFILED, Conditions
@@ -178,7 +178,7 @@ class TemplatesPolicy:
         )
         best: Reconfiguration | None = None
         least_s = float("inf")
-        for found in _as_many_as_can_be(candidates(change)):
+        for found in candidates(change):
             seconds = STEPS_AHEAD * step_time_s(found.plan, self._profile, self._conditions) + found.transfer_s
             if (best is None or seconds < least_s) and self._fits(found.plan):
                 best, least_s = found, seconds
@@ -245,15 +245,6 @@ class TemplatesPolicy:
                 for worker, seconds in timeline.compute_s.items()
             },
         )
-
-
-def _as_many_as_can_be(found: Iterator[Reconfiguration]) -> Iterator[Reconfiguration]:
-    """Raises PlanError where not even the first can be made."""
-    yield next(found)
-    try:
-        yield from found
-    except PlanError:
-        return
 
 
 def _changes(before: Plan, after: Plan) -> str:

@@ -32,8 +32,8 @@ LEAST_S = 0.005
 """A step in which nobody computes for so long says nothing: at that scale the interpreter is what is measured."""
 
 HARM = 0.8
-"""A node is not called slower unless it computes for so much of the longest compute of any other: else nobody waits for
-it, and it may only have so little to do that the interpreter is what is measured."""
+"""A node is not called slower unless it computes for so much of the time of most: else nobody waits for it, and it may
+only have so little to do that the interpreter is what is measured."""
 
 GRAIN = 0.05
 """Speeds are multiples of it. Finer ones would be chance, and nodes of one speed are planned for together."""
@@ -108,12 +108,9 @@ class Speeds:
         if len(slowness) < 2 or max(longest_s.values()) < LEAST_S:
             return {}
         usual = statistics.median_low(slowness.values())
-        second_s, first_s = sorted(longest_s.values())[-2:]
+        most_s = HARM * statistics.median_low(longest_s.values())
         return {
-            node: _Measured(
-                speed=min(1.0, usual / slowness[node]),
-                harms=took_s >= HARM * (second_s if took_s == first_s else first_s),
-            )
+            node: _Measured(speed=min(1.0, usual / slowness[node]), harms=took_s >= most_s)
             for node, took_s in longest_s.items()
         }
 
