@@ -1,4 +1,4 @@
-"""Slow nodes with real processes: found within a few steps, told, given less to do, restored; the same bits in all of it.
+"""Slow nodes with real processes: found within a few steps, told, given less to do, restored; and always the same bits.
 
 What a step takes afterwards is measured by `benchmarks/slow_nodes.py`.
 """
@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from planaria.job.settings import Job
+from planaria.plan.profile import LayerTimes
 from planaria.protocol.speeds import STEPS
 from tests.e2e.conftest import Run
 from tests.e2e.jobs import Outcome, make_job
@@ -30,6 +31,9 @@ def profile_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("profile") / "profile.json"
     path.write_bytes(msgspec.json.encode(profile()))
     return path
+
+
+SLOW_LAYER = LayerTimes(forward_s=0.05, backward_input_s=0.15, backward_weight_s=0.15)
 
 
 def told(outcome: Outcome) -> list[tuple[int, int, float]]:
@@ -63,6 +67,18 @@ def test_a_node_of_a_fifth_of_the_speed_is_left_out(profile_file: Path, run: Run
     assert used[1] == {0, 1, 2, 4}
     assert used[-1] == {0, 1, 2, 3}
     assert [lost["node"] for lost in outcome.events("node_lost")] == [4]
+
+
+def test_a_slow_node_is_not_thought_to_hang(tmp_path: Path, run: Run) -> None:
+    """Backwards of half a second take five times as long, where a hang is told after three times as long."""
+    costs = profile(2)
+    second = tuple(msgspec.structs.replace(layer, times=(SLOW_LAYER,)) for layer in costs.layers)
+    path = tmp_path / "profile.json"
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(costs, layers=second)))
+    changes = {"cluster__nodes": 2, "resilience__min_nodes_per_pipeline": 1, "train__global_batch": 2}
+    outcome = run(make_emulated_job(path, train__steps=2, **changes), "slow:node=1,step=2,factor=5")
+    assert not outcome.events("node_lost")
+    assert outcome.summary["status"] == "completed"
 
 
 def test_a_slow_node_among_others_that_really_compute(text: Path, run: Run, reference: Reference) -> None:

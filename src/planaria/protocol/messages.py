@@ -121,9 +121,15 @@ class CutOff(Message, frozen=True, kw_only=True, tag="cut_off"):
 
 
 class Alive(Message, frozen=True, kw_only=True, tag="alive"):
-    """A heartbeat. The server judges it; the machine hears of a lost node, or of nothing."""
+    """A heartbeat. The server judges it; the machine hears of a lost node, or of nothing.
+
+    Attributes:
+        pulse: what the main thread does.
+        worked_s: for how long it has worked, in all: who works may be slow, and is not stuck.
+    """
 
     pulse: Pulse
+    worked_s: Seconds = 0.0
 
 
 class Notice(Message, frozen=True, kw_only=True, tag="notice"):

@@ -56,6 +56,7 @@ class EmulatedPace:
         self.free_at = clock()
         self.slowness = 1.0
         self._computed_s = 0.0
+        self._work: tuple[float, float | None] = (0.0, None)
         self._worker = worker
         self._profile = profile
         self._wait_until = wait_until
@@ -71,6 +72,11 @@ class EmulatedPace:
     def stopwatch(self) -> float:
         """What the forwards and backwards took on the device: nothing of its host is in it."""
         return self._computed_s
+
+    def worked(self) -> float:
+        """For how long the device has computed, up to now; for other threads."""
+        worked_s, since = self._work
+        return worked_s + (0.0 if since is None else self._clock() - since)
 
     def slow_down(self, took_s: float) -> None:
         """It was launched as that long."""
@@ -112,7 +118,12 @@ class EmulatedPace:
             seconds += sum(self._times(layer).backward_weight_s for layer in weights)
             self._computed_s += seconds * self.slowness
             end = self._launched[instruction] = self._launch(seconds)
-        self._wait_until(end)
+        worked_s, _ = self._work
+        self._work = worked_s, (since := self._clock())
+        try:
+            self._wait_until(end)
+        finally:
+            self._work = worked_s + self._clock() - since, None
         del self._launched[instruction]
 
     def _times(self, layer: int) -> LayerTimes:

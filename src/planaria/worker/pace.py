@@ -13,6 +13,9 @@ from planaria.plan.plan import Plan
 from planaria.plan.program import Instruction
 from planaria.worker.stopwatch import Stopwatch
 
+NAP_S = 1e-3
+"""A worker that is slow on order sleeps in naps: it takes some processor time, and so is not thought to hang."""
+
 
 class Pace(Protocol):
     """Told of everything that takes a device's time, before it counts as done.
@@ -79,8 +82,9 @@ class OwnPace:
         return self._stopwatch()
 
     def slow_down(self, took_s: float) -> None:
-        if self.slowness > 1.0:
-            time.sleep(max(0.0, took_s) * (self.slowness - 1.0))
+        end = time.monotonic() + took_s * (self.slowness - 1.0)
+        while (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, NAP_S))
 
     def adopt(self, plan: Plan) -> None:
         pass
