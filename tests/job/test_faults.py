@@ -37,6 +37,15 @@ def test_the_coordinator_may_be_killed_at_every_point(point: str) -> None:
     assert parse_fault(f"coordinator:step=20,at={point}") == parse_fault(str(fault)) == fault
 
 
+def test_a_slow_node_has_a_factor_and_may_have_an_end() -> None:
+    fault = Fault(node=2, step=20, at="", kind=FaultKind.SLOW, factor=2.5, until=30)
+    assert parse_fault("slow:node=2,step=20,factor=2.5,until=30") == parse_fault(str(fault)) == fault
+    assert [step for step in range(18, 33) if fault.slows(step)] == list(range(20, 30))
+    for_good = parse_fault("slow:node=2,step=20,factor=2.5")
+    assert parse_fault(str(for_good)) == for_good
+    assert for_good.slows(1000)
+
+
 def test_order_and_spaces_do_not_matter() -> None:
     assert parse_fault(" kill : at = sync , node = 0 , step = 1 ") == Fault(node=0, step=1, at="sync")
 
@@ -44,11 +53,16 @@ def test_order_and_spaces_do_not_matter() -> None:
 @pytest.mark.parametrize(
     ("spec", "part"),
     [
-        ("", "kinds of fault are kill, hang, freeze, notice"),
+        ("", "kinds of fault are kill, hang, freeze, notice, slow"),
         ("burn:node=1,step=1,at=sync", "kinds of fault are"),
         ("notice:node=1,step=1,at=sync", "grace is missing"),
         ("notice:node=1,step=1,at=sync,grace=soon", "grace = 'soon'"),
         ("hang:node=1,step=1,at=sync,grace=3", "'grace=3' is not"),
+        ("slow:node=1,step=1", "factor is missing"),
+        ("slow:node=1,step=1,factor=0.5", "factor = '0.5' is not a number from 1"),
+        ("slow:node=1,step=1,factor=nan", "factor = 'nan' is not a number from 1"),
+        ("slow:node=1,step=1,factor=2,at=vote", "'at=vote' is not"),
+        ("kill:node=1,step=1,factor=2,at=vote", "'factor=2' is not"),
         ("kill:node=1,step=1", "at is missing"),
         ("kill:", "is not node=, step= or at="),
         ("kill:node=1,step=1,at=sync,node=2", "given twice"),
@@ -77,6 +91,8 @@ def test_faults_must_be_able_to_strike() -> None:
         check_faults([Fault(node=3, step=1, at="load")], JOB)
     with pytest.raises(UserError, match="no step 11"):
         check_faults([Fault(node=0, step=11, at="load")], JOB)
+    with pytest.raises(UserError, match="until = 2 is not after step 2"):
+        check_faults([Fault(node=0, step=2, at="", kind=FaultKind.SLOW, factor=2, until=2)], JOB)
     with pytest.raises(UserError, match="already"):
         check_faults([Fault(node=0, step=1, at="load"), Fault(node=0, step=2, at="load")], JOB)
     with pytest.raises(UserError, match="no kind of instruction"):

@@ -13,8 +13,8 @@ import itertools
 import random
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -28,6 +28,7 @@ from planaria.launch.settings import planner_settings
 from planaria.model.load import load_model
 from planaria.plan.plan import Group, NodeId, WorkerId
 from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
+from planaria.plan.program import Instruction
 from planaria.policy.choice import make_policy
 from planaria.protocol.coordinator import Coordinator, Phase
 from planaria.protocol.events import (
@@ -70,6 +71,7 @@ from planaria.worker.agent import Agent
 from planaria.worker.engine import real_engine
 from planaria.worker.heartbeat import Heartbeat
 from planaria.worker.mailbox import Interrupted, Key, Mailbox
+from planaria.worker.pace import OwnPace
 from planaria.worker.settings import WorkerSettings
 from planaria.worker.writer import write
 
@@ -138,6 +140,16 @@ class Crash:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Slow:
+    """A node computes `factor` times longer, from a step on until another (0: for good)."""
+
+    node: int
+    factor: float
+    step: int
+    until: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Weather:
     """How long things take, in virtual seconds."""
 
@@ -149,6 +161,11 @@ class Weather:
     """Times vary from nothing to so many times the mean; now and then much more."""
     slow: int | None = None
     """A worker that computes ten times as long."""
+    slow_nodes: tuple[Slow, ...] = ()
+    """Nodes that compute longer for some steps. Given, compute takes what the profile says and is measured, for the
+    coordinator to judge; else nothing is measured."""
+    measures_noise: bool = False
+    """Whatever passes while a worker computes is measured, so the coordinator makes new plans for no reason."""
     one_host: bool = False
     """Owners of a group read each other's sums in place."""
 
@@ -260,7 +277,7 @@ class Cluster:
         self.commits: list[JournalCommit] = []
         self.finish: Finish | None = None
         self.error: BaseException | None = None
-        profile = profile_of(job, vocab_size)
+        self.profile = profile = profile_of(job, vocab_size)
         self._layers = tuple(group.layers for group in profile.groups)
         settings = RunSettings(
             train=job.train,
@@ -729,7 +746,10 @@ class Worker:
 
     def sleep(self, mean_s: float) -> None:
         slowness = 10 if self.cluster.weather.slow == self.number else 1
-        self.cluster.at(self.cluster.vary(mean_s) * slowness, self._resume)
+        self.sleep_just(self.cluster.vary(mean_s) * slowness)
+
+    def sleep_just(self, seconds: float) -> None:
+        self.cluster.at(seconds, self._resume)
         self.pause()
 
     def _live(self) -> None:
@@ -751,7 +771,7 @@ class Worker:
             _building.append(self)
             control: Any = SimulatedControl(self)
             transport: Any = SimulatedTransport(self)
-            engine = real_engine(cluster.job, cluster.data, self.number)
+            engine = replace(real_engine(cluster.job, cluster.data, self.number), pace=SimulatedPace(self))
             heartbeat, writer = Heartbeat(lambda message: None), SimulatedWriter(self)
             self.agent = Agent(settings, self.mailbox, control, transport, heartbeat, writer, engine)  # type: ignore[arg-type]
             _building.pop()
@@ -767,6 +787,39 @@ class Worker:
         finally:
             self.is_over = True
             self._back.release()
+
+
+class SimulatedPace(OwnPace):
+    """Measures virtual time; and lets it pass as the profile says, where nodes are slow."""
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__()
+        self._worker = worker
+
+    def stopwatch(self) -> float:
+        weather = self._worker.cluster.weather
+        return self._worker.cluster.now if weather.slow_nodes or weather.measures_noise else 0.0
+
+    def slow_down(self, took_s: float) -> None:
+        """It took so long already."""
+
+    def compute(
+        self,
+        instruction: Instruction,
+        *,
+        forwards: Collection[int] = (),
+        inputs: Collection[int] = (),
+        weights: Collection[int] = (),
+    ) -> None:
+        cluster = self._worker.cluster
+        if cluster.weather.slow_nodes:
+            times = [layer.on(1) for layer in cluster.profile.layers]
+            seconds = sum(times[layer].forward_s for layer in forwards)
+            seconds += sum(times[layer].backward_input_s for layer in inputs)
+            seconds += sum(times[layer].backward_weight_s for layer in weights)
+            self._worker.sleep_just(seconds * self.slowness)
+        elif cluster.weather.measures_noise:
+            self._worker.sleep(cluster.weather.compute_s)
 
 
 class SimulatedMailbox(Mailbox):
@@ -872,6 +925,11 @@ class Faults:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
+
+    def slowness(self, step: int) -> float:
+        slow = self._worker.cluster.weather.slow_nodes
+        mine = (one for one in slow if one.node == self._worker.node and one.step <= step)
+        return max((one.factor for one in mine if not one.until or step < one.until), default=1.0)
 
     def check(self, at: str, step: int) -> None:
         worker = self._worker

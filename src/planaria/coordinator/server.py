@@ -310,7 +310,7 @@ class Server:
         elif isinstance(message, Hello):
             raise FrameError("a second hello")
         elif isinstance(message, Alive):
-            self._liveness.felt(connection.worker, message.pulse, time.monotonic())
+            self._liveness.felt(connection.worker, message.pulse, time.monotonic(), message.worked_s)
         elif isinstance(message, CutOff):
             self._cut_off(connection.worker, message.peer)
         elif not connection.is_closed:

@@ -47,6 +47,15 @@ class Timeline:
     spans: Mapping[WorkerId, tuple[Span, ...]]
 
     @property
+    def compute_s(self) -> dict[WorkerId, float]:
+        """Seconds of each worker's forwards and backwards."""
+        computing = (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
+        return {
+            worker: sum(end - start for instruction, start, end in spans if instruction.op in computing)
+            for worker, spans in self.spans.items()
+        }
+
+    @property
     def longest_instruction_s(self) -> float:
         """Seconds of the longest forward, backward or sum."""
         computing = (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT, Op.SYNC)

@@ -32,14 +32,24 @@ class FaultKind(enum.StrEnum):
 
     `kill`: SIGKILL of every process. `hang`: SIGSTOP of every process, as on a machine that froze. `freeze`: its main
     threads go no further, while its processes still answer. `notice`: it is told that it will be killed in `grace`
-    seconds, as a spot instance is, and then it is. `coordinator`: no node, but the coordinator's process is killed.
+    seconds, as a spot instance is, and then it is. `slow`: it computes `factor` times longer, from the step on, to the
+    step `until` or for good. `coordinator`: no node, but the coordinator's process is killed.
     """
 
     KILL = "kill"
     HANG = "hang"
     FREEZE = "freeze"
     NOTICE = "notice"
+    SLOW = "slow"
     COORDINATOR = "coordinator"
+
+
+_KEYS = {
+    FaultKind.NOTICE: ("node", "step", "at", "grace"),
+    FaultKind.SLOW: ("node", "step", "factor", "until"),
+    FaultKind.COORDINATOR: ("step", "at"),
+}
+"""What is said of a fault, where that is not its node, step and place alone."""
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,9 +58,11 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         node: number of the node, from 0; of a fault of the coordinator -1.
         step: counts from 1.
-        at: one of `FAULT_POINTS`; of the coordinator, one of `COORDINATOR_POINTS`.
+        at: one of `FAULT_POINTS`; of the coordinator, one of `COORDINATOR_POINTS`; "" where the kind strikes at none.
         kind: of fault.
         grace_s: of a notice, seconds until the node is killed.
+        factor: of a slow node, how many times longer it computes.
+        until: of a slow node, the first step in which it is fast again; 0: none.
     """
 
     node: int
@@ -58,17 +70,25 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     at: str
     kind: FaultKind = FaultKind.KILL
     grace_s: float = 0.0
+    factor: float = 1.0
+    until: int = 0
+
+    def slows(self, step: int) -> bool:
+        return self.step <= step and (not self.until or step < self.until)
 
     def __str__(self) -> str:
         if self.kind is FaultKind.COORDINATOR:
             return f"{self.kind.value}:step={self.step},at={self.at}"
+        if self.kind is FaultKind.SLOW:
+            until = f",until={self.until}" if self.until else ""
+            return f"{self.kind.value}:node={self.node},step={self.step},factor={self.factor:g}{until}"
         grace = f",grace={self.grace_s:g}" if self.kind is FaultKind.NOTICE else ""
         return f"{self.kind.value}:node={self.node},step={self.step},at={self.at}{grace}"
 
 
 def parse_fault(spec: str) -> Fault:
-    """Reads "kill:node=2,step=20,at=backward", or with hang, freeze or notice (and grace=SECONDS) in place of kill, or
-    "coordinator:step=20,at=commit".
+    """Reads "kill:node=2,step=20,at=backward", or with hang, freeze or notice (and grace=SECONDS) in place of kill;
+    "slow:node=2,step=20,factor=2", with until=STEP or for good; or "coordinator:step=20,at=commit".
 
     Raises:
         UserError: one line with what is wrong, and an example.
@@ -89,19 +109,17 @@ def parse_fault(spec: str) -> Fault:
             raise UserError(f"--fail {shown(spec)}: {key} is given twice. {_EXAMPLE}")
         given[key] = value
     for key in keys:
-        if key not in given:
+        if key not in given and key != "until":
             raise UserError(f"--fail {shown(spec)}: {key} is missing. {_EXAMPLE}")
     return Fault(
         node=_number(spec, "node", given["node"], least=0) if "node" in keys else -1,
         step=_number(spec, "step", given["step"], least=1),
-        at=_point(spec, given["at"], kind),
+        at=_point(spec, given["at"], kind) if "at" in keys else "",
         kind=kind,
         grace_s=_number(spec, "grace", given.get("grace", "0"), least=0),
+        factor=_factor(spec, given.get("factor", "1")),
+        until=_number(spec, "until", given.get("until", "0"), least=0),
     )
-
-
-_KEYS = {FaultKind.NOTICE: ("node", "step", "at", "grace"), FaultKind.COORDINATOR: ("step", "at")}
-"""What is said of a fault, where that is not its node, step and place alone."""
 
 
 def check_faults(faults: Sequence[Fault], job: Job) -> None:
@@ -123,7 +141,10 @@ def check_faults(faults: Sequence[Fault], job: Job) -> None:
             raise UserError(
                 f"--fail {spec}: the job has no step {fault.step}. Steps count from 1 to {job.train.steps}."
             )
-        _point(spec, fault.at, fault.kind)
+        if fault.kind is not FaultKind.SLOW:
+            _point(spec, fault.at, fault.kind)
+        elif fault.until and fault.until <= fault.step:
+            raise UserError(f"--fail {spec}: until = {fault.until} is not after step {fault.step}.")
         if is_of_node and fault.node in nodes:
             raise UserError(f"--fail {spec}: node {fault.node} is struck by another --fail already. Drop one.")
         nodes.add(fault.node)
@@ -135,6 +156,19 @@ def _number(spec: str, key: str, text: str, *, least: int) -> int:
             f"--fail {shown(spec)}: {key} = {shown(text)} is not a whole number from {least} on. {_EXAMPLE}"
         )
     return int(text)
+
+
+def _factor(spec: str, text: str) -> float:
+    try:
+        factor = float(text)
+    except ValueError:
+        factor = 0.0
+    if not 1.0 <= factor <= 1000.0:
+        raise UserError(
+            f"--fail {shown(spec)}: factor = {shown(text)} is not a number from 1 to 1000. "
+            "Write for instance slow:node=2,step=20,factor=2."
+        )
+    return factor
 
 
 def _point(spec: str, point: str, kind: FaultKind) -> str:

@@ -14,6 +14,7 @@ from planaria.protocol.records import (
     NodeLeaving,
     NodeLost,
     NodeReleased,
+    NodeSpeed,
     Note,
     PlanMeasured,
     PlanTaken,
@@ -40,6 +41,8 @@ def sentence(record: AnyRecord) -> str | None:
         case NodeReleased():
             took, live = duration(record.seconds), counted(record.live_nodes, "node")
             return f"node {record.node} has handed over its work and is released after {took}, {live} live"
+        case NodeSpeed():
+            return _speed_sentence(record)
         case Waiting():
             live = counted(record.live_nodes, "node")
             return f"waiting for nodes before step {record.step}, {live} live: {record.reason}"
@@ -61,6 +64,15 @@ def sentence(record: AnyRecord) -> str | None:
             return f"step {record.step} is not applied: {_not_finite(record)}"
         case StepCommitted() | PlanMeasured() | RunEnded():
             return None
+
+
+def _speed_sentence(record: NodeSpeed) -> str:
+    """A node's new speed, in words."""
+    since = f"in the last {record.steps} steps"
+    if record.speed >= 1:
+        return f"step {record.step}: node {record.node} is as fast as the others again {since}"
+    change = "slow" if record.speed < record.before else "faster, and still slow"
+    return f"step {record.step}: node {record.node} is {change}: {record.speed:.0%} of the others' speed {since}"
 
 
 def recovery_sentence(recovery: Recovery) -> str:

@@ -19,12 +19,14 @@ class Tally:
         losses: microbatch -> loss.
         missing: contributions (layer, microbatch) that no vote has; 0 when a worker died after all had its own.
         twice: contributions that more than one vote has.
+        compute_s: how long each worker computed.
     """
 
     norms: dict[int, float]
     losses: dict[int, float]
     missing: int
     twice: int
+    compute_s: dict[WorkerId, float]
 
 
 class Ballot:
@@ -66,9 +68,10 @@ class Ballot:
         for worker in self.voters:
             norms.update(self._votes[worker].norms)
             losses.update(self._votes[worker].losses)
+        took = {worker: self._votes[worker].compute_s for worker in self.voters}
         missing = twice = 0
         if len(self._votes) == len(self._plan.workers):
             union, twice = combine((vote.ledger for vote in self._votes.values()), self._plan.num_layers)
             full = (1 << self._plan.num_microbatches) - 1
             missing = sum((full & ~mask).bit_count() for mask in union.bits())
-        return Tally(norms=norms, losses=losses, missing=missing, twice=twice)
+        return Tally(norms=norms, losses=losses, missing=missing, twice=twice, compute_s=took)

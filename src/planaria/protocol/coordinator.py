@@ -79,6 +79,7 @@ from planaria.protocol.messages import (
     Stop,
     Vote,
 )
+from planaria.protocol.pacing import Pacing, same_work
 from planaria.protocol.past import Past
 from planaria.protocol.records import (
     AnyRecord,
@@ -101,6 +102,7 @@ from planaria.protocol.returning import Position, Returning
 from planaria.protocol.salvage import Salvage
 from planaria.protocol.saving import Checkpoints, NobodyHolds
 from planaria.protocol.settings import CheckpointRef, RunSettings
+from planaria.protocol.speeds import Speeds
 from planaria.protocol.standing import Standing
 from planaria.protocol.telling import not_finite, plan_taken, replicas_note, shapes, step_committed
 from planaria.protocol.timing import Timing
@@ -171,6 +173,8 @@ class Coordinator:
         self._members = Membership(settings.num_nodes, settings.devices_per_node)
         self._standing = Standing()
         self._kept = Kept()
+        self._speeds = Speeds()
+        self._pacing = Pacing()
         self._waiting: str | None = None
         self._unready: set[WorkerId] = set()
         self._ballot: Ballot | None = None
@@ -228,6 +232,8 @@ class Coordinator:
             leaving=tuple(sorted(self._members.leaving)),
             pipelines=shapes(plan) if plan is not None else (),
             generation=plan.generation if plan is not None else 0,
+            speeds={int(node): speed for node, speed in sorted(self._speeds.known.items())},
+            resting=tuple(sorted(self._pacing.resting)),
         )
 
     @property
@@ -340,6 +346,9 @@ class Coordinator:
         self._salvage = Salvage(returning.earlier(position))
         self._unready = returning.unready(position)
         self._standing = returning.standing(position, frozenset(self._members.nodes), self._members.leaving.keys())
+        self._speeds.expect(plan, self.policy.estimated(plan).compute_s)
+        if not set(self._members.nodes) <= set(plan.nodes):
+            self._pacing.look_again(self.step + 1)  # one may rest, which nobody knows any more
         for worker in returning.lacks_commit(position):
             assert position.commit is not None
             commands.append(Send(worker, position.commit))
@@ -442,6 +451,7 @@ class Coordinator:
     def _lose(self, event: NodeGone) -> list[Command]:
         """Fence a node and forget its workers."""
         self._standing.lost(event.node)
+        self._forget_speed(event.node)
         for worker in self._members.lose(event.node):
             self._unready.discard(worker)
             self._salvage.forget(worker)
@@ -576,6 +586,7 @@ class Coordinator:
         )
         if purpose is not Purpose.GO_ON:
             self.timing.expect(proposal.step_time_s, proposal.longest_s)
+            self._speeds.expect(plan, proposal.compute_s)
             told += (plan_taken(proposal, self.step, purpose.value, self.settings.policy_name),)
         if purpose in _PLACING:
             told += self._replicas_told(proposal)
@@ -609,28 +620,40 @@ class Coordinator:
             self._recovery.add_reconfiguration(proposal)
         return [*self._take(proposal, Purpose.RECONFIGURE, StateSource.LIVE), *self._release()]
 
-    def _placement(self, holders: Mapping[WorkerId, tuple[int, ...]], *, at_once: bool) -> Proposal:
-        """Without the nodes that gave notice where that is possible, else with them for as long as they live.
+    def _placement(
+        self,
+        holders: Mapping[WorkerId, tuple[int, ...]],
+        *,
+        at_once: bool,
+        at_rest: frozenset[NodeId] | None = None,
+    ) -> Proposal:
+        """Without the nodes that gave notice or rest where that is possible, else with them for as long as they live.
 
         Args:
             holders: of each group.
             at_once: the plan is for the next step, so a node that it does without can send nothing any more.
+            at_rest: the nodes that are to rest; None: those that do, unless they are needed.
         """
-        gone, leaving = tuple(sorted(self._members.gone)), tuple(sorted(self._members.leaving))
-        try:
-            proposal = self.policy.reconfigure(
-                self.plan,
-                lost=(*gone, *leaving) if at_once else gone,
-                holders=holders,
-                generation=self._next_generation(),
-                leaving=() if at_once else leaving,
-            )
-        except PlanError:
-            if not leaving:
-                raise
-            proposal = self.policy.reconfigure(
-                self.plan, lost=gone, holders=holders, generation=self._next_generation()
-            )
+        gone, leaving = tuple(sorted(self._members.gone)), frozenset(self._members.leaving)
+        resting = self._pacing.resting if at_rest is None else at_rest
+        attempts = [leaving | resting, leaving, frozenset()] if at_rest is None else [leaving | resting, resting]
+        for number, without in enumerate(dict.fromkeys(attempts), start=1):
+            absent = tuple(sorted(without))
+            try:
+                proposal = self.policy.reconfigure(
+                    self.plan,
+                    lost=(*gone, *absent) if at_once else gone,
+                    holders=holders,
+                    generation=self._next_generation(),
+                    leaving=() if at_once else absent,
+                )
+            except PlanError:
+                if number == len(set(attempts)):
+                    raise
+            else:
+                break
+        if not resting <= without:
+            self._wake_all()
         self._check(proposal)
         return proposal
 
@@ -639,14 +662,19 @@ class Coordinator:
         validate(proposal.plan, fault_tolerance=None if proposal.is_degraded else self.settings.fault_tolerance)
 
     def _hand_over(self, holders: Mapping[WorkerId, tuple[int, ...]]) -> list[Command]:
-        """Nobody is lost; nodes came or will go. The next placement gets its state beside a step."""
+        """Nobody is lost; nodes came, will go or have other speeds. The next placement gets its state beside a step."""
+        is_due = self._pacing.is_due(self.step)
         try:
-            target = self._placement(holders, at_once=False)
+            target = self._paced(holders) if is_due else self._placement(holders, at_once=False)
         except PlanError:
             target = None  # more nodes than the job can use
-        if target is None or target.plan.pipelines == self.plan.pipelines:
+        if target is None or same_work(target.plan, self.plan):
             self._standing.keep(self._members.leaving.keys())
-            return self._same_again()
+            measured = self._close_timing() if is_due else []
+            if is_due:
+                estimated = self.policy.estimated(self.plan)
+                self.timing.expect(estimated.step_time_s, estimated.longest_s)
+            return [*measured, *self._same_again()]
         self._standing.newcomers.clear()
         warming = self.policy.warm_up(self.plan, target, self._next_generation()) if target.plan.transfers else None
         if warming is None:
@@ -654,12 +682,47 @@ class Coordinator:
         self._check(warming)
         return self._take(warming, Purpose.WARM_UP, StateSource.LIVE)
 
+    def _paced(self, holders: Mapping[WorkerId, tuple[int, ...]]) -> Proposal | None:
+        """The placement for the speeds that are known by now; None where the plan of now is as good."""
+        stands = self._standing.stands(frozenset(self._members.nodes), self._members.staying)
+        return self._pacing.choose(
+            self.step,
+            self._speeds.known,
+            lambda resting: self._placement(holders, at_once=False, at_rest=resting),
+            self.policy.estimated(self.plan) if stands else None,
+            self.settings.train.steps - self.step + 1,
+        )
+
+    def _judge_speeds(self, compute_s: Mapping[WorkerId, float]) -> list[Command]:
+        """What a step in which no node was lost tells of the nodes' speeds; other speeds may be worth another plan."""
+        if self._recovery is not None:
+            return []
+        news = self._speeds.committed(self.step, compute_s)
+        if news:
+            self.policy = self.policy.with_speeds(self._speeds.known)
+            self._pacing.look_again(self.step + 1)
+        return [Publish(record) for record in news]
+
+    def _forget_speed(self, node: NodeId) -> None:
+        """It is gone. What is made of the others is not what was chosen: that is looked at again."""
+        self._pacing.forget(node)
+        if self._speeds.forget(node):
+            self.policy = self.policy.with_speeds(self._speeds.known)
+        if self._speeds.known:
+            self._pacing.look_again(self.step + 1)
+
+    def _wake_all(self) -> None:
+        if self._pacing.resting:
+            self._pacing.wake_all()
+            self._pacing.look_again(self.step + 1)
+
     def _release(self) -> list[Command]:
         """Let go of the nodes that gave notice and that the plan does without."""
         commands: list[Command] = []
         for node in sorted(self._members.leaving.keys() - set(self.plan.nodes)):
             noticed_at = self._members.leaving[node]
             workers = self._members.lose(node)
+            self._forget_speed(node)
             released = NodeReleased(
                 node=node,
                 step=self.step,
@@ -731,6 +794,7 @@ class Coordinator:
                 return self._end(RunStatus.EXHAUSTED, reason)
             self._waiting = reason
             return self._wait()
+        self._wake_all()
         self.checkpoints.under_way = None
         committed = self.step - 1
         self.step = 1 + (checkpoint.step if checkpoint else 0)
@@ -786,6 +850,7 @@ class Coordinator:
             self.skipped_steps.add(committed)
         else:
             return self._save_then_end(RunStatus.FAILED, not_finite(committed, loss, norm))
+        told = self._judge_speeds(tally.compute_s)
         hold = self._holds_after(committed)
         message = Commit(
             generation=generation,
@@ -809,7 +874,7 @@ class Coordinator:
         for worker in self._ballot.voters:
             save = parts.get(worker)
             commands.append(Send(worker, msgspec.structs.replace(message, save=save) if save else message))
-        commands.append(Publish(record))
+        commands += [Publish(record), *told]
         if self._recovery is None:
             self.timing.committed(record.duration_s)
         self.step += 1
@@ -821,10 +886,12 @@ class Coordinator:
 
     def _holds_after(self, committed: int) -> bool:
         done = committed == self.settings.train.steps
-        return done or self._stopping or not self._plan_stands()
+        return done or self._stopping or not self._plan_stands(committed + 1)
 
-    def _plan_stands(self) -> bool:
-        return self._standing.stands(frozenset(self._members.nodes), self._members.staying)
+    def _plan_stands(self, step: int) -> bool:
+        return self._standing.stands(frozenset(self._members.nodes), self._members.staying) and not self._pacing.is_due(
+            step
+        )
 
     def _after_boundary(self, committed: int) -> list[Command]:
         """Everybody holds after the commit: end or go on."""
@@ -836,7 +903,7 @@ class Coordinator:
 
     def _go_on(self) -> list[Command]:
         """Begin the step with the same plan if it still stands, else with a new one."""
-        if self._plan_stands():
+        if self._plan_stands(self.step):
             return [*self._same_again(), *self._close_recovery()]
         holders = self._holders()
         if without := self._without_replica(holders):

@@ -51,6 +51,8 @@ class Limits:
         crowded_silence_s: the same, of a process that is known to be there and runnable.
         least_s: in one instruction, at least.
         factor: and so many times the instruction's expected duration.
+        working_factor: the same, of one whose heartbeats tell that it works: a node of a fifth of the speed is slow,
+            and does not hang.
         busy_s: in something that no estimate is made of.
         join_s: between its start and its first message.
     """
@@ -59,8 +61,13 @@ class Limits:
     crowded_silence_s: float = 10.0
     least_s: float = 1.0
     factor: float = 3.0
+    working_factor: float = 10.0
     busy_s: float = 120.0
     join_s: float = 120.0
+
+
+WORKED_S = 1e-3
+"""So much more work from one heartbeat to the next is work; waiting takes next to none."""
 
 
 @dataclass(slots=True)
@@ -69,6 +76,9 @@ class _Seen:
     pulse: Pulse
     since: float
     """When the pulse last changed."""
+    worked_s: float = 0.0
+    worked_at: float = float("-inf")
+    """When more work was last told of."""
 
 
 class Liveness:
@@ -109,12 +119,14 @@ class Liveness:
         if worker in self._seen:
             self._seen[worker].heard = now
 
-    def felt(self, worker: WorkerId, pulse: Pulse, now: float) -> None:
-        """A heartbeat came."""
+    def felt(self, worker: WorkerId, pulse: Pulse, now: float, worked_s: float = 0.0) -> None:
+        """A heartbeat came; `worked_s` is for how long the worker has worked in all."""
         seen = self._seen.get(worker)
         if seen is None:
             return
         seen.heard = now
+        if worked_s >= seen.worked_s + WORKED_S:
+            seen.worked_s, seen.worked_at = worked_s, now
         if seen.pulse != pulse:
             seen.pulse, seen.since = pulse, now
 
@@ -141,9 +153,11 @@ class Liveness:
             instruction_s: how long the longest instruction of the plan is expected to take.
             step_s: how long a step is.
         """
-        computing_s = max(self._limits.least_s, self._limits.factor * instruction_s)
+        limits = self._limits
         for worker, seen in sorted(self._seen.items()):
             stuck_s = now - seen.since
+            works = now - seen.worked_at <= limits.silence_s
+            computing_s = max(limits.least_s, (limits.working_factor if works else limits.factor) * instruction_s)
             if seen.pulse.activity is Activity.COMPUTING and stuck_s > computing_s:
                 yield worker, f"hung: one instruction for {stuck_s:.1f} s, where {instruction_s:.3f} s is expected"
             elif seen.pulse.activity is Activity.BUSY and stuck_s > self._limits.busy_s:

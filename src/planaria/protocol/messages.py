@@ -85,6 +85,7 @@ class Vote(Message, frozen=True, kw_only=True, tag="vote"):
         norms: group -> squared L2 norm of its summed gradient, for the groups whose norm is this worker's to tell.
         losses: microbatch -> its loss, for the microbatches whose last layer ran here.
         ledger: what this worker counted.
+        compute_s: how long its forwards and backwards of the step took; 0: not measured.
     """
 
     generation: int
@@ -92,6 +93,7 @@ class Vote(Message, frozen=True, kw_only=True, tag="vote"):
     norms: dict[int, float]
     losses: dict[int, float]
     ledger: Ledger
+    compute_s: Seconds = 0.0
 
 
 class Report(Message, frozen=True, kw_only=True, tag="report"):
@@ -133,9 +135,15 @@ class CutOff(Message, frozen=True, kw_only=True, tag="cut_off"):
 
 
 class Alive(Message, frozen=True, kw_only=True, tag="alive"):
-    """A heartbeat. The server judges it; the machine hears of a lost node, or of nothing."""
+    """A heartbeat. The server judges it; the machine hears of a lost node, or of nothing.
+
+    Attributes:
+        pulse: what the main thread does.
+        worked_s: for how long it has worked, in all: who works may be slow, and is not stuck.
+    """
 
     pulse: Pulse
+    worked_s: Seconds = 0.0
 
 
 class Notice(Message, frozen=True, kw_only=True, tag="notice"):

@@ -51,6 +51,19 @@ class NodeReleased(Record, frozen=True, kw_only=True, tag="node_released"):
     seconds: float
 
 
+class NodeSpeed(Record, frozen=True, kw_only=True, tag="node_speed"):
+    """A node became slower than the others, or faster again: `speed` 0.5 takes twice as long, 1 is as fast as they.
+
+    `step` is the last of the `steps` in a row that tell of it; `before` is what was known until then.
+    """
+
+    node: int
+    step: int
+    speed: float
+    before: float
+    steps: int
+
+
 class Waiting(Record, frozen=True, kw_only=True, tag="waiting"):
     """Too few nodes are left. The state after `step` - 1 is kept by the survivors and saved; nodes may join."""
 
@@ -189,6 +202,7 @@ AnyRecord = (
     | NodeLost
     | NodeLeaving
     | NodeReleased
+    | NodeSpeed
     | Waiting
     | PlanTaken
     | PlanMeasured

@@ -54,7 +54,7 @@ from planaria.worker.emulated import emulated_engine, read_costs
 from planaria.worker.emulated_time import EmulatedMailbox, EmulatedPace, EmulatedTransport
 from planaria.worker.engine import Engine, real_engine
 from planaria.worker.faults import FaultInjector
-from planaria.worker.heartbeat import Heartbeat
+from planaria.worker.heartbeat import Heartbeat, processor_time
 from planaria.worker.holdings import Holdings
 from planaria.worker.interpreter import Interpreter
 from planaria.worker.mailbox import Interrupted, Key, Kind, Mailbox
@@ -76,7 +76,7 @@ def run_worker(settings: WorkerSettings) -> int:
     if settings.import_path is not None and settings.import_path not in sys.path:
         sys.path.insert(0, settings.import_path)
     parts = _emulated_parts if settings.job.cluster.device is Device.EMULATED else _real_parts
-    mailbox, control, transport, make_engine = parts(settings)
+    mailbox, control, transport, worked, make_engine = parts(settings)
     # The other half of a way that is lost: what is wanted came, and cannot be used.
     mailbox.when_damaged = lambda key: control.send(CutOff(peer=WorkerId(key.sender)))
     hello = Hello(
@@ -90,7 +90,7 @@ def run_worker(settings: WorkerSettings) -> int:
         control.start(hello)
     except OSError:
         return EXIT_STALE
-    heartbeat = Heartbeat(control.send)
+    heartbeat = Heartbeat(control.send, worked)
     heartbeat.start()
     signal.signal(signal.SIGTERM, lambda number, frame: heartbeat.give_notice(SIGTERM_GRACE_S, "SIGTERM"))
     try:
@@ -115,7 +115,7 @@ def _watch_for_preemption(settings: WorkerSettings, heartbeat: Heartbeat) -> Non
         Watch(source, heartbeat.give_notice).start()
 
 
-Parts = tuple[Mailbox, Control, Transport, Callable[[], Engine]]
+Parts = tuple[Mailbox, Control, Transport, Callable[[], float], Callable[[], Engine]]
 
 
 def _real_parts(settings: WorkerSettings) -> Parts:
@@ -123,7 +123,8 @@ def _real_parts(settings: WorkerSettings) -> Parts:
     mailbox = Mailbox()
     control = Control(settings.coordinator, mailbox, settings.job.resilience.coordinator_timeout_s)
     transport = Transport(worker, settings.token, mailbox, cut_off=lambda peer: control.send(CutOff(peer=peer)))
-    return mailbox, control, transport, lambda: real_engine(job, Path(settings.data_folder), worker)
+    worked = processor_time()
+    return mailbox, control, transport, worked, lambda: real_engine(job, Path(settings.data_folder), worker)
 
 
 def _emulated_parts(settings: WorkerSettings) -> Parts:
@@ -135,7 +136,7 @@ def _emulated_parts(settings: WorkerSettings) -> Parts:
     transport = EmulatedTransport(
         worker, settings.token, mailbox, pace, cut_off=lambda peer: control.send(CutOff(peer=peer))
     )
-    return mailbox, control, transport, lambda: emulated_engine(profile, job, pace)
+    return mailbox, control, transport, pace.worked, lambda: emulated_engine(profile, job, pace)
 
 
 class Agent:
@@ -236,6 +237,7 @@ class Agent:
             norms=self._interpreter.norms,
             losses=self._interpreter.losses,
             ledger=self._interpreter.ledger,
+            compute_s=self._interpreter.compute_s,
         )
 
     def _returned(self, command: SendReturned) -> Returned:

@@ -43,6 +43,7 @@ class EmulatedPace:
 
     Attributes:
         free_at: when the device will have done what it was given.
+        slowness: how many times longer than the profile says it takes for everything.
     """
 
     def __init__(
@@ -53,6 +54,9 @@ class EmulatedPace:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.free_at = clock()
+        self.slowness = 1.0
+        self._computed_s = 0.0
+        self._work: tuple[float, float | None] = (0.0, None)
         self._worker = worker
         self._profile = profile
         self._wait_until = wait_until
@@ -64,6 +68,18 @@ class EmulatedPace:
         self._reader_free_at = 0.0
 
     # The device
+
+    def stopwatch(self) -> float:
+        """What the forwards and backwards took on the device: nothing of its host is in it."""
+        return self._computed_s
+
+    def worked(self) -> float:
+        """For how long the device has computed, up to now; for other threads."""
+        worked_s, since = self._work
+        return worked_s + (0.0 if since is None else self._clock() - since)
+
+    def slow_down(self, took_s: float) -> None:
+        """It was launched as that long."""
 
     def adopt(self, plan: Plan) -> None:
         self._plan = plan
@@ -100,15 +116,21 @@ class EmulatedPace:
             seconds = sum(self._times(layer).forward_s for layer in forwards)
             seconds += sum(self._times(layer).backward_input_s for layer in inputs)
             seconds += sum(self._times(layer).backward_weight_s for layer in weights)
+            self._computed_s += seconds * self.slowness
             end = self._launched[instruction] = self._launch(seconds)
-        self._wait_until(end)
+        worked_s, _ = self._work
+        self._work = worked_s, (since := self._clock())
+        try:
+            self._wait_until(end)
+        finally:
+            self._work = worked_s + self._clock() - since, None
         del self._launched[instruction]
 
     def _times(self, layer: int) -> LayerTimes:
         return self._profile.layers[layer].on(self._devices[layer])
 
     def _launch(self, duration_s: float) -> float:
-        self.free_at = max(self.free_at, self._clock() - AHEAD_S) + duration_s
+        self.free_at = max(self.free_at, self._clock() - AHEAD_S) + duration_s * self.slowness
         return self.free_at
 
     def add_up(self, group: int, num_parts: int) -> None:

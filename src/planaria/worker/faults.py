@@ -27,6 +27,11 @@ class FaultInjector:
         self._announce = announce
         self._give_notice = give_notice
 
+    def slowness(self, step: int) -> float:
+        """How many times longer than it could the node is to compute in this step."""
+        slow = (fault for fault in self._faults if fault.kind is FaultKind.SLOW)
+        return max((fault.factor for fault in slow if fault.slows(step)), default=1.0)
+
     def check(self, at: str, step: int) -> None:
         """Called before every instruction."""
         for fault in self._faults:
@@ -46,6 +51,8 @@ class FaultInjector:
             case FaultKind.FREEZE:
                 self._announce(time.monotonic())
                 threading.Event().wait()
+            case FaultKind.SLOW:
+                pass  # strikes at no instruction, see `slowness`
             case FaultKind.NOTICE:
                 self._give_notice(fault.grace_s)
                 timer = threading.Timer(fault.grace_s, os.killpg, (os.getpgid(0), signal.SIGKILL))

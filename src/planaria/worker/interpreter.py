@@ -42,6 +42,9 @@ FAULT_KINDS = {
 }
 
 
+_COMPUTING = (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
+
+
 class Interpreter:
     """Runs the steps of one worker."""
 
@@ -74,6 +77,7 @@ class Interpreter:
         self._activations: dict[tuple[Work, int], Tensors] = {}
         self._gradients: dict[tuple[Work, int], Tensors] = {}
         self.losses: dict[int, float] = {}
+        self.compute_s = 0.0
         self._run: dict[Op, Callable[[Instruction], None]] = {
             Op.LOAD: self._load,
             Op.FORWARD: self._forward,
@@ -120,6 +124,8 @@ class Interpreter:
         assert self._plan is not None
         self._step = step
         self._pace.begin_step()
+        self._pace.slowness = self._faults.slowness(step)
+        self.compute_s = 0.0
         self._batch.clear()
         self._activations.clear()
         self._gradients.clear()
@@ -142,7 +148,11 @@ class Interpreter:
                 raise Interrupted
             with self._heartbeat.during(Activity.COMPUTING):
                 self._faults.check(FAULT_KINDS[instruction.op], self._step)
+                began = self._pace.stopwatch()
                 self._run[instruction.op](instruction)
+                if instruction.op in _COMPUTING:
+                    self._pace.slow_down(self._pace.stopwatch() - began)
+                    self.compute_s += max(0.0, self._pace.stopwatch() - began)
             self._done.finish()
 
     def apply(self, commit: Commit) -> None:
