@@ -23,13 +23,14 @@ class FaultKind(enum.StrEnum):
 
     `kill`: SIGKILL of every process. `hang`: SIGSTOP of every process, as on a machine that froze. `freeze`: its main
     threads go no further, while its processes still answer. `notice`: it is told that it will be killed in `grace`
-    seconds, as a spot instance is, and then it is.
+    seconds, as a spot instance is, and then it is. `memory`: it gets no more memory.
     """
 
     KILL = "kill"
     HANG = "hang"
     FREEZE = "freeze"
     NOTICE = "notice"
+    MEMORY = "memory"
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +56,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_fault(spec: str) -> Fault:
-    """Reads "kill:node=2,step=20,at=backward", or with hang, freeze or notice (and grace=SECONDS) in place of kill.
+    """Reads "kill:node=2,step=20,at=backward", or another kind in place of kill (with grace=SECONDS for a notice).
 
     Raises:
         UserError: one line with what is wrong, and an example.

@@ -32,6 +32,7 @@ from planaria.observe.recorder import Recorder, write_atomically
 from planaria.observe.run_folder import RunFolder
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.plan.profile import ModelProfile
+from planaria.plan.settings import PlannerSettings
 from planaria.policy.templates import TemplatesPolicy
 from planaria.profile import ERROR_SUFFIX
 from planaria.protocol.coordinator import Coordinator
@@ -39,6 +40,7 @@ from planaria.protocol.events import WriteManifest
 from planaria.protocol.liveness import Limits
 from planaria.protocol.records import AnyRecord, Note, RunEnded, RunStatus, StepCommitted
 from planaria.protocol.settings import CheckpointRef, RunSettings
+from planaria.protocol.shortage import Shortages
 from planaria.worker.settings import WorkerSettings
 
 HOST = "127.0.0.1"
@@ -163,6 +165,13 @@ class ModelFailed(PlanariaError):
         super().__init__(f"{summary}\n\n{trace}")
 
 
+def _planned_within(job: Job, most_bytes: int) -> PlannerSettings:
+    """The job's planner settings with a lower bound of a device's memory."""
+    usual = planner_settings(job)
+    limit = min(most_bytes, usual.memory_bytes) if usual.memory_bytes else most_bytes
+    return dataclasses.replace(usual, memory_bytes=limit)
+
+
 def _limits(job: Job) -> Limits:
     """After what time a worker counts as hung: longer where the workers of this machine share its cores."""
     timeout_s, workers = job.resilience.heartbeat_timeout_s, job.cluster.nodes * job.cluster.devices_per_node
@@ -224,7 +233,8 @@ class _Run:
             resume=checkpoint,
             waits=job.resilience.when_exhausted is WhenExhausted.WAIT,
         )
-        machine = Coordinator(settings, policy)
+        shortages = Shortages(profile, lambda most: TemplatesPolicy(profile, _planned_within(job, most)))
+        machine = Coordinator(settings, policy, shortages)
         journal = Journal(self._folder.journal)
         journal.start()
         token = secrets.token_hex(16)

@@ -41,6 +41,7 @@ from planaria.protocol.events import (
     NodeGone,
     NodeNotice,
     Publish,
+    RanOut,
     Received,
     Release,
     Send,
@@ -56,6 +57,7 @@ from planaria.protocol.messages import (
     Halt,
     Notice,
     NotSaved,
+    OutOfMemory,
     PlanMessage,
     Ready,
     Report,
@@ -83,6 +85,7 @@ from planaria.protocol.requests import RunState
 from planaria.protocol.salvage import Salvage
 from planaria.protocol.saving import Checkpoints, NobodyHolds
 from planaria.protocol.settings import CheckpointRef, RunSettings
+from planaria.protocol.shortage import Shortages, WouldRunOut
 from planaria.protocol.standing import Standing
 from planaria.protocol.telling import not_finite, plan_taken, shapes, step_committed
 from planaria.protocol.timing import Timing
@@ -128,11 +131,13 @@ class Coordinator:
         skipped: contributions that a commit lacked (0, or the machine stopped itself).
         duplicated: contributions that a commit had twice (likewise).
         skipped_steps: that were committed without being applied.
+        shortages: of memory, and what they say of the next plan.
     """
 
-    def __init__(self, settings: RunSettings, policy: Policy) -> None:
+    def __init__(self, settings: RunSettings, policy: Policy, shortages: Shortages | None = None) -> None:
         self.settings = settings
         self.policy = policy
+        self.shortages = shortages or Shortages()
         self.phase = Phase.GATHERING
         self.step = settings.first_step
         self.checkpoints = Checkpoints(settings.checkpoint_root, settings.checkpoint_every, settings.resume)
@@ -149,6 +154,8 @@ class Coordinator:
         self._unready: set[WorkerId] = set()
         self._ballot: Ballot | None = None
         self._salvage = Salvage()
+        self._gives_up_step = False
+        """Nobody can finish what others began of the step in progress: it is begun anew."""
         self._recovery: OpenRecovery | None = None
         self._stopping = False
         self._ending: tuple[RunStatus, str] | None = None
@@ -234,7 +241,10 @@ class Coordinator:
     def _lost_while_gathering(self, event: NodeGone) -> list[Command]:
         if event.node in self._members.gone:
             return []
-        return self._lose(event) + self._start_when_gathered()
+        lost = self._lose(event)
+        if self.shortages.fatal is not None:
+            return lost + self._end(RunStatus.FAILED, self.shortages.fatal)
+        return lost + self._start_when_gathered()
 
     def _lost_in_step(self, event: NodeGone) -> list[Command]:
         if event.node in self._members.gone:
@@ -256,6 +266,8 @@ class Coordinator:
 
     def _lose(self, event: NodeGone) -> list[Command]:
         """Fence a node and forget its workers."""
+        if event.ran_out is not None:
+            event = self.shortages.note(event, self._plan, self.step)
         self._standing.lost(event.node)
         for worker in self._members.lose(event.node):
             self._unready.discard(worker)
@@ -278,6 +290,16 @@ class Coordinator:
             detect_ms=detect_ms,
         )
         return [Evict(event.node), Publish(lost), *given_up]
+
+    def _out_of_memory(self, event: Received) -> list[Command]:
+        """A loss of the worker's node, in whatever phase."""
+        told = event.message
+        assert isinstance(told, OutOfMemory)
+        ran_out = RanOut(
+            worker=event.worker, where=told.where, held_bytes=told.held_bytes, wanted_bytes=told.wanted_bytes
+        )
+        gone = NodeGone(self._members.node_of(event.worker), "out of memory", ran_out)
+        return TRANSITIONS[self.phase, "NodeGone"](self, gone)
 
     def _fault_injected(self, event: Received) -> list[Command]:
         assert isinstance(event.message, FaultInjected)
@@ -302,6 +324,8 @@ class Coordinator:
         """Halt what the loss broke; decide once all of it has reported."""
         self.phase = Phase.SALVAGING
         broken = to_halt(self.plan, self._members.addresses, self._unready)
+        if self._gives_up_step or self.shortages.fatal is not None:
+            broken = frozenset(self.plan.workers) & self._members.addresses.keys()
         halt = Halt(generation=self.plan.generation, step=self.step)
         commands: list[Command] = [Send(worker, halt) for worker in self._salvage.halt(broken)]
         return commands + self._decide_when_reported()
@@ -317,9 +341,13 @@ class Coordinator:
     def _decide_when_reported(self) -> list[Command]:
         if not self._salvage.is_complete:
             return []
+        if self.shortages.fatal is not None:
+            return self._end_short_of_memory()
         holders = self._holders()
         if without := self._without_replica(holders):
             return self._restore(without)
+        if self._gives_up_step:
+            return self._reconfigure(holders)
         computing = [w for w in self.plan.workers if w in self._members.addresses and w not in self._salvage.halted]
         if not computing and self._salvage.is_untouched:
             return self._reconfigure(holders)
@@ -333,6 +361,9 @@ class Coordinator:
             generation=self._next_generation(),
         )
         validate(proposal.plan, already=counted)
+        if not self.shortages.allows(proposal.plan):
+            self._gives_up_step = True
+            return self._begin_salvage()
         if self._recovery is not None:
             self._recovery.add_rerun(proposal.plan)
         return self._take(proposal, Purpose.FINISH_STEP, StateSource.LIVE)
@@ -367,7 +398,9 @@ class Coordinator:
             exponents=self._exponents,
             source=source,
             folder=folder,
+            afresh=self._gives_up_step,
         )
+        self._gives_up_step = False
         commands: list[Command] = [JournalPlan(plan.generation, self.step, plan.to_json())]
         commands += [Send(worker, message) for worker in plan.workers]
         if purpose is Purpose.GO_ON:
@@ -385,15 +418,36 @@ class Coordinator:
 
     def _reconfigure(self, holders: Mapping[WorkerId, tuple[int, ...]]) -> list[Command]:
         """A new placement for a step that nobody has begun, or the end when too few nodes are left for one."""
+        if self.shortages.fatal is not None:
+            return self._end_short_of_memory()
         try:
             proposal = self._placement(holders, at_once=True)
+        except WouldRunOut as error:
+            return self._exhausted(str(error), RunStatus.FAILED)
         except PlanError as error:
             return self._exhausted(str(error))
         if self._recovery is not None:
             self._recovery.add_reconfiguration(proposal)
+            if self._gives_up_step:
+                self._recovery.add_rerun(proposal.plan)
         return [*self._take(proposal, Purpose.RECONFIGURE, StateSource.LIVE), *self._release()]
 
     def _placement(self, holders: Mapping[WorkerId, tuple[int, ...]], *, at_once: bool) -> Proposal:
+        """Within the memory that devices are known to have, see `_any_placement`. Raises PlanError."""
+        proposal = self._any_placement(holders, at_once=at_once)
+        if self.shortages.allows(proposal.plan):
+            return proposal
+        refused = proposal.plan
+        try:
+            self.policy = self.shortages.policy()
+            proposal = self._any_placement(holders, at_once=at_once)
+        except PlanError as error:
+            raise self.shortages.refuse(refused) from error
+        if not self.shortages.allows(proposal.plan):
+            raise self.shortages.refuse(proposal.plan)
+        return proposal
+
+    def _any_placement(self, holders: Mapping[WorkerId, tuple[int, ...]], *, at_once: bool) -> Proposal:
         """Without the nodes that gave notice where that is possible, else with them for as long as they live.
 
         Args:
@@ -429,7 +483,7 @@ class Coordinator:
             return self._same_again()
         self._standing.newcomers.clear()
         warming = self.policy.warm_up(self.plan, target, self._next_generation()) if target.plan.transfers else None
-        if warming is None:
+        if warming is None or not self.shortages.allows(warming.plan):
             return self._reconfigure(holders)
         validate(warming.plan, fault_tolerance=self.settings.fault_tolerance)
         return self._take(warming, Purpose.WARM_UP, StateSource.LIVE)
@@ -465,11 +519,18 @@ class Coordinator:
 
     # Too few nodes
 
-    def _exhausted(self, reason: str) -> list[Command]:
+    def _exhausted(self, reason: str, status: RunStatus = RunStatus.EXHAUSTED) -> list[Command]:
         if not self.settings.waits:
-            return self._save_then_end(RunStatus.EXHAUSTED, reason)
+            return self._save_then_end(status, reason)
         self._waiting = reason
         return self._save()
+
+    def _end_short_of_memory(self) -> list[Command]:
+        """Nobody computes: the state before the step in progress is saved."""
+        assert self.shortages.fatal is not None
+        if self.step == 1:
+            return self._end(RunStatus.FAILED, self.shortages.fatal)  # there is nothing to save
+        return self._save_then_end(RunStatus.FAILED, self.shortages.fatal)
 
     def _wait(self) -> list[Command]:
         assert self._waiting is not None
@@ -493,16 +554,21 @@ class Coordinator:
         layers = sorted({layer for group in without for layer in self.plan.groups[group].layers})
         lost = f"no replica of layer{'s' if len(layers) > 1 else ''} {', '.join(map(str, layers))} is left"
         checkpoint = self.checkpoints.last
+        if self.shortages.fatal is not None:
+            return self._end(RunStatus.FAILED, f"{self.shortages.fatal}; {lost}")
         if checkpoint is None and self.step > self.settings.first_step:
             remedy = "Set run.checkpoint_every, or a higher resilience.fault_tolerance."
             return self._end(RunStatus.FAILED, f"{lost} and there is no checkpoint. {remedy}")
         try:
             proposal = self.policy.initial(self._members.nodes, self._next_generation())
+            if not self.shortages.allows(proposal.plan):
+                raise self.shortages.refuse(proposal.plan)
         except PlanError as error:
             saved = f"Checkpoint: step {checkpoint.step}." if checkpoint else "There is no checkpoint."
             reason = f"{lost}; {error} {saved}"
             if not self.settings.waits:
-                return self._end(RunStatus.EXHAUSTED, reason)
+                status = RunStatus.FAILED if isinstance(error, WouldRunOut) else RunStatus.EXHAUSTED
+                return self._end(status, reason)
             self._waiting = reason
             return self._wait()
         self.checkpoints.under_way = None
@@ -551,6 +617,7 @@ class Coordinator:
                 f"step {self.step}: {tally.missing} contributions missing and {tally.twice} counted twice; "
                 f"recent: {'; '.join(self.history)}"
             )
+        self.shortages.committed(self.plan)
         committed, generation = self.step, self.plan.generation
         norm = gradient_norm(tally.norms)
         factor = clip_factor(norm, self.settings.train.clip_norm)
@@ -808,6 +875,7 @@ TRANSITIONS: Mapping[tuple[Phase, str], Handler] = {
     **{(phase, "NodeNotice"): Coordinator._node_notice for phase in _ALIVE},
     **{(phase, "StopRequested"): Coordinator._stop_requested for phase in _ALIVE},
     **{(phase, "FaultInjected"): Coordinator._fault_injected for phase in _ALIVE},
+    **{(phase, "OutOfMemory"): Coordinator._out_of_memory for phase in _ALIVE},
     **{(phase, "DecisionTook"): Coordinator._decision_took for phase in _ALIVE},
     **{(phase, "Failed"): Coordinator._failed for phase in _ALIVE},
     (Phase.ENDED, "WorkerJoined"): Coordinator._joined_too_late,
@@ -824,6 +892,7 @@ TRANSITIONS: Mapping[tuple[Phase, str], Handler] = {
             "ManifestFailed",
             "StopRequested",
             "FaultInjected",
+            "OutOfMemory",
             "DecisionTook",
             "Failed",
             "Notice",

@@ -17,12 +17,23 @@ class WorkerJoined:
     data_address: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanOut:
+    """A worker ran out of memory. What the kernel killed tells nothing: then no worker is named, and sizes are 0."""
+
+    worker: WorkerId | None = None
+    where: str = ""
+    held_bytes: int = 0
+    wanted_bytes: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class NodeGone:
     """A worker of this node is dead or out of reach, so the node is."""
 
     node: NodeId
     cause: str
+    ran_out: RanOut | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,7 +138,23 @@ class Failed(Message, frozen=True, kw_only=True, tag="failed"):
     text: str
 
 
-FromWorker = Hello | Ready | Vote | Report | Saved | NotSaved | FaultInjected | CutOff | Alive | Notice | Failed
+class OutOfMemory(Message, frozen=True, kw_only=True, tag="out_of_memory"):
+    """This worker cannot get the memory that it needs, and ends. A loss of its node, and a lesson for the next plan.
+
+    Attributes:
+        where: in which instruction or act, for people ("in the forward of microbatch 3, layer 'h.2'").
+        held_bytes: of its device's memory, before it gave up; 0: not known.
+        wanted_bytes: what it asked for in vain; 0: not known.
+    """
+
+    where: str
+    held_bytes: int
+    wanted_bytes: int
+
+
+FromWorker = (
+    Hello | Ready | Vote | Report | Saved | NotSaved | FaultInjected | CutOff | Alive | Notice | OutOfMemory | Failed
+)
 
 
 # Coordinator to worker
@@ -152,6 +168,7 @@ class PlanMessage(Message, frozen=True, kw_only=True, tag="plan"):
         exponents: grid exponent of every group for `step` (exact numerics).
         source: where replicas that the worker lacks come from.
         folder: the checkpoint, when that is the source.
+        afresh: what was done of the step counts no more, and it is begun again.
     """
 
     plan: Plan
@@ -160,6 +177,7 @@ class PlanMessage(Message, frozen=True, kw_only=True, tag="plan"):
     exponents: tuple[int, ...]
     source: StateSource
     folder: str = ""
+    afresh: bool = False
 
 
 class Halt(Message, frozen=True, kw_only=True, tag="halt"):

@@ -132,7 +132,7 @@ class WorkerMachine:
         if message.plan.generation <= self.generation:
             return ()
         in_step = self.step == message.step and self.phase is not WorkerPhase.IDLE
-        continues = in_step and message.source is StateSource.LIVE
+        continues = in_step and message.source is StateSource.LIVE and not message.afresh
         self.generation = message.plan.generation
         self.step = message.step
         self.phase = WorkerPhase.RUNNING

@@ -26,9 +26,12 @@ from planaria.protocol.messages import (
     Failed,
     FaultInjected,
     Hello,
+    Message,
+    NotSaved,
     PlanMessage,
     Ready,
     Report,
+    Save,
     StateSource,
     Vote,
 )
@@ -54,6 +57,7 @@ from planaria.worker.heartbeat import Heartbeat
 from planaria.worker.holdings import Holdings
 from planaria.worker.interpreter import Interpreter
 from planaria.worker.mailbox import Interrupted, Key, Kind, Mailbox
+from planaria.worker.memory import lacks_memory, shortage
 from planaria.worker.preemption import SourceError, Watch, make_source
 from planaria.worker.replica import Replica
 from planaria.worker.settings import WorkerSettings
@@ -90,17 +94,27 @@ def run_worker(settings: WorkerSettings) -> int:
     heartbeat = Heartbeat(control.send)
     heartbeat.start()
     signal.signal(signal.SIGTERM, lambda number, frame: heartbeat.give_notice(SIGTERM_GRACE_S, "SIGTERM"))
+    agent: Agent | None = None
     try:
         _watch_for_preemption(settings, heartbeat)
         writer = Writer(settings.worker, control.send)
-        return Agent(settings, mailbox, control, transport, heartbeat, writer, make_engine()).run()
-    except (LayerFailed, ModelError, SourceError) as error:
-        cause = error.__cause__ or error
-        text = "".join(traceback.format_exception(cause))
-        control.send(Failed(where=str(error), text=text))
-    except Exception:
-        control.send(Failed(where=f"worker {settings.worker}", text=traceback.format_exc()))
+        agent = Agent(settings, mailbox, control, transport, heartbeat, writer, make_engine())
+        return agent.run()
+    except Exception as error:
+        doing = agent.doing if agent is not None else "while the model is loaded"
+        control.send(_last_words(settings.worker, error, doing))
     return 1
+
+
+def _last_words(worker: WorkerId, error: Exception, doing: str) -> Message:
+    """What a worker that fails tells of it. Memory may lack on this node alone; other errors would come again."""
+    lacking = shortage(error, doing)
+    if lacking is not None:
+        traceback.print_exception(error)  # into this worker's log: the job goes on without it
+        return lacking
+    if isinstance(error, LayerFailed | ModelError | SourceError):
+        return Failed(where=str(error), text="".join(traceback.format_exception(error.__cause__ or error)))
+    return Failed(where=f"worker {worker}", text="".join(traceback.format_exception(error)))
 
 
 def _watch_for_preemption(settings: WorkerSettings, heartbeat: Heartbeat) -> None:
@@ -169,6 +183,12 @@ class Agent:
         self._arriving: Replica | None = None
         self._announce_ready = False
         self._status: int | None = None
+        self._act = ""
+
+    @property
+    def doing(self) -> str:
+        """For people."""
+        return self._act or self._interpreter.doing
 
     def run(self) -> int:
         """The main loop: orders first, then the program."""
@@ -187,8 +207,10 @@ class Agent:
         return self._status
 
     def _work(self) -> None:
+        self._act = "while its state arrives"
         try:
             self._settle()
+            self._act = ""
             self._interpreter.run()
         except Interrupted:
             return
@@ -219,13 +241,14 @@ class Agent:
                         )
                     )
                 case Apply(commit, proceed):
+                    self._act = "in the optimizer's step"
                     self._interpreter.apply(commit)
                     if commit.save is not None:
-                        self._writer.write(commit.save, self._copies(commit.save.groups))
+                        self._write(commit.save)
                     if proceed:
                         self._interpreter.begin_next_step(commit)
                 case Write(save):
-                    self._writer.write(save, self._copies(save.groups))
+                    self._write(save)
                 case End(reason, clean):
                     if not clean:
                         print(f"worker {self._settings.worker} ends itself: {reason}", file=sys.stderr)
@@ -236,9 +259,12 @@ class Agent:
     def _adopt(self, message: PlanMessage, *, continues: bool) -> None:
         """Take the plan; state that has to come from peers is awaited in `_settle`, where orders interrupt."""
         plan, own = message.plan, self._settings.worker
+        self._act = "while a plan is taken over"
         self._transport.set_peers({w: a for w, a in message.addresses.items() if w != own})
         if message.source is not StateSource.LIVE:
             self._load_state(message)
+        elif message.afresh:
+            self._mailbox.forget_older_plans(plan.generation)
         outgoing = [t for t in plan.transfers if t.source == own]
         self._incoming = sorted((t for t in plan.transfers if t.target == own), key=lambda t: t.group)
         self._arriving = None
@@ -291,6 +317,18 @@ class Agent:
         self._holdings.own_layers(plan.layers_of.get(self._settings.worker, ()))
         self._announce_ready = False
         self._control.send(Ready(generation=plan.generation))
+
+    def _write(self, save: Save) -> None:
+        """Copy, and have it written. A checkpoint for whose copy there is no memory is worth no node."""
+        try:
+            copies = self._copies(save.groups)
+        except (MemoryError, RuntimeError) as error:
+            if not lacks_memory(error):
+                raise
+            text = f"worker {self._settings.worker} has no memory for the copy that is written"
+            self._control.send(NotSaved(step=save.step, serial=save.serial, text=text))
+        else:
+            self._writer.write(save, copies)
 
     def _copies(self, groups: Iterable[int]) -> dict[int, GroupState]:
         """The groups' state, which the next step will not change."""

@@ -42,6 +42,19 @@ FAULT_KINDS = {
 }
 
 
+WORDS = {
+    Op.LOAD: "load",
+    Op.FORWARD: "forward",
+    Op.BACKWARD: "backward",
+    Op.BACKWARD_INPUT: "backward",
+    Op.BACKWARD_WEIGHT: "backward",
+    Op.SEND_ACTIVATION: "sending",
+    Op.SEND_GRADIENT: "sending",
+    Op.RECV_ACTIVATION: "receipt",
+    Op.RECV_GRADIENT: "receipt",
+}
+
+
 class Interpreter:
     """Runs the steps of one worker."""
 
@@ -150,6 +163,16 @@ class Interpreter:
                 self._run[instruction.op](instruction)
             self._done.add(instruction)
             self._todo.popleft()
+
+    @property
+    def doing(self) -> str:
+        """The instruction under way, for people."""
+        if not self._todo:
+            return "at a step's end"
+        instruction = self._todo[0]
+        if instruction.op in (Op.SYNC, Op.VOTE):
+            return "in the sums of gradients"
+        return f"in the {WORDS[instruction.op]} of microbatch {instruction.microbatch}"
 
     def apply(self, commit: Commit) -> None:
         assert self._plan is not None

@@ -1,0 +1,181 @@
+"""Nodes that run out of memory, layers that raise on one node alone, disks that are full, state that is damaged on its
+way, and kills in phases that no other test strikes: on real processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planaria.job.settings import Job
+from planaria.launch.local import LocalNodes
+from planaria.protocol.records import AnyRecord, StepCommitted
+from planaria.worker.settings import WorkerSettings
+from tests.e2e.conftest import Run
+from tests.e2e.jobs import Outcome, make_job
+from tests.e2e.test_outside import wait_until
+
+Reference = Callable[[Job], Outcome]
+
+MINE = """
+import os
+import torch
+from torch import nn
+
+HERE = os.path.dirname(__file__)
+
+def armed(name):
+    \"\"\"Whether it is to happen here: the first process that finds the file takes it away.\"\"\"
+    try:
+        os.rename(os.path.join(HERE, name), os.path.join(HERE, name + ".taken"))
+    except FileNotFoundError:
+        return os.path.exists(os.path.join(HERE, name + ".all"))
+    return True
+
+class Back(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+    @staticmethod
+    def backward(ctx, gradient):
+        if armed("backward"):
+            raise KeyError("too fragile")
+        if armed("backward-memory"):
+            torch.empty(1 << 60)
+        return gradient
+
+class Fragile(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(16, 16)
+    def __deepcopy__(self, memo):
+        if armed("build"):
+            raise KeyError("too fragile")
+        made = Fragile()
+        made.load_state_dict(self.state_dict())
+        return made
+    def forward(self, x):
+        if armed("forward"):
+            raise KeyError("too fragile")
+        if armed("forward-memory"):
+            torch.empty(1 << 60)
+        if armed("python-memory"):
+            bytearray(1 << 60)
+        return Back.apply(self.inner(x))
+
+def layers():
+    if armed("load"):
+        raise KeyError("too fragile")
+    return [nn.Embedding(259, 16), nn.Linear(16, 16), Fragile(), nn.Linear(16, 16), nn.Linear(16, 259)]
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    """A folder with a model whose third layer fails where a file says so."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / f"mine_{tmp_path.name}.py").write_text(MINE)
+    return folder
+
+
+def job_of(mine: Path, text: Path, **changes: Any) -> Job:
+    (module,) = mine.glob("*.py")
+    return make_job(text, model__type=f"{module.stem}:layers", model__config={}, **changes)
+
+
+def arm(folder: Path, name: str, after: int) -> Callable[[AnyRecord, float], None]:
+    """Makes it happen somewhere once the step `after` is committed."""
+
+    def observe(record: AnyRecord, time_s: float) -> None:
+        if isinstance(record, StepCommitted) and record.step == after:
+            (folder / name).touch()
+
+    return observe
+
+
+# Layers that raise
+
+
+@pytest.mark.parametrize("at", ["forward", "backward", "build", "forward.all", "backward.all"])
+def test_what_a_layer_raises_ends_the_job_with_one_message(
+    at: str, mine: Path, text: Path, run: Run
+) -> None:
+    """On one node or on several at the same moment; a layer is built anew after a loss."""
+    job = job_of(mine, text)
+    faults = ["kill:node=6,step=3,at=forward"] if at == "build" else []
+    outcome = run(job, *faults, observers=[arm(mine, at, after=2)], import_path=mine)
+    assert outcome.result.status.value == "failed"
+    message = outcome.summary["message"]
+    assert message.count("Traceback") == 1, message
+    assert message.count("KeyError: 'too fragile'\n") == 1, message
+    assert message.startswith("layer '2.Fragile': ")
+    assert f"{next(mine.glob('*.py'))}" in message
+    assert len(outcome.events("run_ended")) == 1
+    assert [event["node"] for event in outcome.events("node_lost")] == [6] * len(faults)
+
+
+def test_a_model_that_cannot_be_built_is_told_though_its_workers_end_before_anybody_listens(
+    mine: Path, text: Path, run: Run, nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spawn = nodes.spawn
+
+    def spawn_and_wait(settings: WorkerSettings) -> int:
+        (mine / "load.all").touch()
+        pid = spawn(settings)
+        if settings.worker < 2:
+            wait_until(lambda: not Path(f"/proc/{pid}").exists())
+        return pid
+
+    monkeypatch.setattr(nodes, "spawn", spawn_and_wait)
+    outcome = run(job_of(mine, text), import_path=mine)
+    assert outcome.result.status.value == "failed"
+    message = outcome.summary["message"]
+    assert message.count("KeyError: 'too fragile'\n") == 1, message
+    assert not outcome.events("node_lost")
+
+
+# Memory
+
+
+@pytest.mark.parametrize("at", ["load", "forward", "backward", "recv", "sync", "vote", "apply"])
+def test_a_node_without_memory_is_a_lost_node(at: str, text: Path, run: Run, reference: Reference) -> None:
+    """A step has shown that its load fits elsewhere, so the others go on."""
+    job = make_job(text)
+    outcome = run(job, f"memory:node=0,step=3,at={at}")
+    outcome.assert_same_bits(reference(job))
+    (lost,) = outcome.events("node_lost")
+    assert lost["node"] == 0
+    assert lost["cause"].startswith("out of memory ")
+    assert "1.1 GB more asked for" in lost["cause"]
+    assert " planned)" in lost["cause"]
+
+
+@pytest.mark.parametrize("what", ["forward-memory", "backward-memory", "python-memory"])
+def test_a_layer_that_wants_too_much_on_one_node(
+    what: str, mine: Path, text: Path, run: Run
+) -> None:
+    job = job_of(mine, text)
+    outcome = run(job, observers=[arm(mine, what, after=2)], import_path=mine)
+    assert outcome.result.status.value == "completed"
+    (lost,) = outcome.events("node_lost")
+    assert lost["cause"].startswith(f"out of memory in the {what.partition('-')[0].replace('python', 'forward')} of")
+    assert "layer '2.Fragile'" in lost["cause"]
+    outcome.assert_same_bits(run(job, import_path=mine))
+
+
+def test_a_layer_that_wants_too_much_everywhere_ends_the_job(mine: Path, text: Path, run: Run) -> None:
+    job = job_of(mine, text)
+    outcome = run(job, observers=[arm(mine, "forward-memory.all", after=2)], import_path=mine)
+    assert outcome.result.status.value == "failed"
+    assert "ran out of memory within" in outcome.summary["message"]
+    print(outcome.summary["message"], outcome.events("node_lost"), outcome.events("plan_taken"))
+
+
+def test_the_first_step_does_not_fit(text: Path, run: Run) -> None:
+    outcome = run(make_job(text), "memory:node=0,step=1,at=forward")
+    print(outcome.summary["message"], outcome.events("node_lost"), outcome.events("plan_taken"), outcome.events("note"))
+    assert 0
