@@ -14,7 +14,7 @@ import random
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -60,8 +60,10 @@ from planaria.protocol.messages import (
 )
 from planaria.protocol.records import AnyRecord, StepCommitted
 from planaria.protocol.settings import CheckpointRef, RunSettings
+from planaria.protocol.shortage import Shortages
 from planaria.worker import agent as agent_module
-from planaria.worker.agent import Agent
+from planaria.worker import memory
+from planaria.worker.agent import Agent, last_words
 from planaria.worker.engine import real_engine
 from planaria.worker.heartbeat import Heartbeat
 from planaria.worker.mailbox import Interrupted, Key, Mailbox
@@ -189,6 +191,7 @@ class Cluster:
         folder: for checkpoints.
         seed: of every delay.
         kills: who dies when.
+        shortages: who gets no memory when, at instruction kinds.
         visits: who comes or gives notice when.
         stop_at_s: when the user presses Ctrl-C.
     """
@@ -202,6 +205,7 @@ class Cluster:
         folder: Path,
         seed: int = 0,
         kills: tuple[Kill, ...] = (),
+        shortages: tuple[Kill, ...] = (),
         visits: tuple[Visit, ...] = (),
         weather: Weather | None = None,
         stop_at_s: float | None = None,
@@ -217,6 +221,7 @@ class Cluster:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._serial = itertools.count()
         self._kills = list(kills)
+        self._shortages = list(shortages)
         self._visits = visits
         self._happened: dict[str, int] = {}
         self.records: list[AnyRecord] = []
@@ -237,7 +242,12 @@ class Cluster:
             resume=resume,
             waits=job.resilience.when_exhausted is WhenExhausted.WAIT,
         )
-        self.machine = Coordinator(settings, TemplatesPolicy(profile, planner_settings(job)))
+        planner = planner_settings(job)
+        self.machine = Coordinator(
+            settings,
+            TemplatesPolicy(profile, planner),
+            Shortages(profile, lambda most: TemplatesPolicy(profile, replace(planner, memory_bytes=most))),
+        )
         nodes = max([job.cluster.nodes, *(visit.node + 1 for visit in visits)])
         per_node = job.cluster.devices_per_node
         self.workers = [Worker(self, WorkerId(number)) for number in range(nodes * per_node)]
@@ -267,7 +277,10 @@ class Cluster:
 
     def run(self) -> Outcome:
         """To the end. Raises AssertionError for a hang, and whatever a worker or the coordinator raised."""
-        with mock.patch.object(agent_module, "FaultInjector", _faults_of_the_worker_being_built):
+        with (
+            mock.patch.object(agent_module, "FaultInjector", _faults_of_the_worker_being_built),
+            mock.patch.object(memory, "held_bytes", return_value=0),  # one seed, one history
+        ):
             try:
                 for _ in range(MAX_EVENTS):
                     if not self._heap:
@@ -344,6 +357,13 @@ class Cluster:
                     self._kills.remove(kill)
                     self.at(kill.delay_s, lambda node=kill.node: self.kill(node))  # type: ignore[misc]
                     return False
+                return True
+        return False
+
+    def gets_no_memory(self, node: int, at: str, step: int) -> bool:
+        for which in self._shortages:
+            if which.node == node and which.at == at and step >= which.step:
+                self._shortages.remove(which)
                 return True
         return False
 
@@ -588,6 +608,10 @@ class Worker:
             cluster.ended(self)
         except Killed:
             pass
+        except MemoryError as error:
+            SimulatedControl(self).send(last_words(self.number, error, self.doing))
+            self.is_over = True
+            cluster.ended(self)
         except BaseException as error:
             error.add_note(f"in worker {self.number}")
             cluster.error = error
@@ -709,4 +733,6 @@ class Faults:
             SimulatedControl(worker).send(FaultInjected(at_s=worker.cluster.now))
             worker.cluster.kill(worker.node)
             raise Killed
+        if worker.cluster.gets_no_memory(worker.node, at, step):
+            raise MemoryError("virtual")
         worker.sleep(worker.cluster.weather.compute_s)

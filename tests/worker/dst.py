@@ -27,7 +27,7 @@ from pathlib import Path
 import msgspec
 import torch
 from tests.worker.cluster import Outcome
-from tests.worker.schedules import Case, Schedule, all_holders_die, comings_and_goings, schedule
+from tests.worker.schedules import Case, Schedule, all_holders_die, comings_and_goings, schedule, shortages
 from tests.worker.test_cluster import Laboratory
 
 BATCH = 20
@@ -38,9 +38,11 @@ Make = Callable[[int, Laboratory], Schedule]
 KINDS: dict[str, Make] = {
     "losses": lambda seed, laboratory: schedule(seed, str(laboratory.source)),
     "visits": lambda seed, laboratory: comings_and_goings(seed, str(laboratory.source)),
+    "shortages": lambda seed, laboratory: shortages(seed, str(laboratory.source)),
     "holders": lambda seed, laboratory: all_holders_die(seed, str(laboratory.source), laboratory.holders),
 }
-"""losses: nodes die. visits: they come and give notice too, and jobs wait. holders: all that hold one layer die."""
+"""losses: nodes die. visits: they come and give notice too, and jobs wait. shortages: they run out of memory. holders:
+all that hold one layer die."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,6 +91,7 @@ class Laboratory:
             "seed": schedule.seed,
             "kills": schedule.kills,
             "visits": schedule.visits,
+            "shortages": schedule.shortages,
             "weather": schedule.weather,
             "stop_at_s": schedule.stop_at_s,
             "folder": self.folder / f"run-{self._runs}",
@@ -115,7 +116,7 @@ class Laboratory:
         saved = outcome.checkpoint
         if outcome.finish.status is not RunStatus.COMPLETED and saved is not None:
             if saved.step < schedule.job.train.steps:
-                resumed = self.cluster(schedule, kills=(), visits=(), stop_at_s=None, resume=saved).run()
+                resumed = self.cluster(schedule, kills=(), visits=(), shortages=(), stop_at_s=None, resume=saved).run()
                 assert resumed.finish.status is RunStatus.COMPLETED
                 assert resumed.weights == reference.weights
         return outcome

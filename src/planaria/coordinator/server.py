@@ -33,6 +33,7 @@ from planaria.protocol.events import (
     NodeGone,
     NodeNotice,
     Publish,
+    RanOut,
     Received,
     Release,
     Send,
@@ -70,6 +71,9 @@ TICK_S = 0.1
 
 AWAY_S = 0.5
 """A judge who comes so late was away itself."""
+
+HEARD = 1000
+"""Rounds in which what was said is heard before a loss counts; each accepts one connection."""
 
 GOODBYE_S = 5.0
 """How long workers may take to end after the run before they are killed."""
@@ -109,6 +113,7 @@ class Server:
         write_manifest: makes a checkpoint whole.
         limits: after which a worker counts as hung.
         add_node: starts the node of this number, which joins when it is ready; None: no node can be started.
+        kernel_kills: whether this machine's kernel killed something for lack of memory in the last seconds.
     """
 
     def __init__(
@@ -121,6 +126,7 @@ class Server:
         write_manifest: Callable[[WriteManifest], None],
         limits: Limits = Limits(),  # noqa: B008 (frozen)
         add_node: Callable[[NodeId], None] | None = None,
+        kernel_kills: Callable[[], bool] = lambda: False,
     ) -> None:
         self._machine = machine
         self._token = token
@@ -136,6 +142,7 @@ class Server:
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wishes: list[str] = []
         self._add_node = add_node
+        self._kernel_kills = kernel_kills
         self._next_node = machine.settings.num_nodes
         self._liveness = Liveness(limits)
         self._judged = time.monotonic()
@@ -205,10 +212,24 @@ class Server:
         if "stop" in self._wishes:
             self._wishes = [wish for wish in self._wishes if wish != "stop"]
             self._handle(StopRequested())
+        self._nodes_told(None)
 
     def _nodes_told(self, _: object) -> None:
-        for node, cause in self._nodes.lost():
+        lost = self._nodes.lost()
+        if lost:
+            self._hear_first()
+        for node, cause in lost:
             self._lose(node, cause)
+
+    def _hear_first(self) -> None:
+        """What the dead said with their last breath waits in sockets, some of which nobody has accepted yet."""
+        others = (self._nodes.fileno(), self._wake_receiver.fileno())
+        for _ in range(HEARD):
+            ready = [key for key, _ in self._selector.select(timeout=0) if key.fd not in others]
+            if not ready:
+                return
+            for key in ready:
+                key.data(key.fileobj)
 
     def _accept(self, _: object) -> None:
         assert self._listener is not None
@@ -325,7 +346,7 @@ class Server:
                     self._next_node = node + 1
                     self._add_node(node)
                     self._await(node)
-                self._nodes_told(None)
+                self._wake_sender.send(b"x")  # of whoever died meanwhile, somebody was told
                 return True, f"node{'s' if len(added) > 1 else ''} {', '.join(map(str, added))} started"
 
     def _cut_off(self, worker: WorkerId, peer: WorkerId) -> None:
@@ -349,7 +370,9 @@ class Server:
 
     def _lose(self, node: NodeId, cause: str) -> None:
         if node not in self._evicted:
-            self._handle(NodeGone(node, cause))
+            ran_out = RanOut() if self._kernel_kills() else None
+            cause = cause if ran_out is None else "killed by the kernel for lack of memory"
+            self._handle(NodeGone(node, cause, ran_out))
 
     def _await(self, node: NodeId) -> None:
         """The node was started; workers that have joined already are not waited for."""
@@ -365,6 +388,7 @@ class Server:
         if now - self._judged > AWAY_S:
             self._liveness.excuse(now)
         self._judged = now
+        self._kernel_kills()
         devices = self._machine.settings.devices_per_node
         for worker, silence_s in list(self._liveness.silent(now)):
             node = NodeId(worker // devices)

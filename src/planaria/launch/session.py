@@ -25,6 +25,7 @@ from planaria.job.errors import PlanariaError, UserError
 from planaria.job.faults import Fault
 from planaria.job.parse import EMULATED_MODEL, job_fingerprint
 from planaria.job.settings import Device, Job, WhenExhausted
+from planaria.launch.kernel_kills import KernelKills, counters
 from planaria.launch.local import LauncherError, LocalNodes
 from planaria.launch.result import TrainResult
 from planaria.launch.settings import is_emulated, job_profile, named_profile, planner_settings
@@ -248,6 +249,7 @@ class _Run:
             lambda command: self._write_manifest(command, layers),
             limits=_limits(job),
             add_node=lambda node: self._spawn(nodes, contact, node),
+            kernel_kills=KernelKills(counters()).recently,
         )
         try:
             contact = Contact(address=server.start(HOST, job.cluster.port), token=token)

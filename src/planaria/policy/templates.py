@@ -40,6 +40,11 @@ class TemplatesPolicy:
         self._profile = profile
         self._settings = settings
         self.templates = make_templates(profile, settings)
+        if not self.templates:
+            raise PlanError(
+                f"No split onto {settings.min_nodes} nodes or more fits devices of {_bytes(settings.memory_bytes)}. "
+                "Set a lower resilience.min_nodes_per_pipeline, or use devices with more memory."
+            )
 
     def initial(self, nodes: Sequence[NodeId], generation: int) -> Proposal:
         """A job's first plan, or the first after a restore.

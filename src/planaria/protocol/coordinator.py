@@ -292,13 +292,18 @@ class Coordinator:
         return [Evict(event.node), Publish(lost), *given_up]
 
     def _out_of_memory(self, event: Received) -> list[Command]:
-        """A loss of the worker's node, in whatever phase."""
+        """A loss of the worker's node, in whatever phase; but a job that must end because of it may save from there."""
         told = event.message
         assert isinstance(told, OutOfMemory)
         ran_out = RanOut(
             worker=event.worker, where=told.where, held_bytes=told.held_bytes, wanted_bytes=told.wanted_bytes
         )
         gone = NodeGone(self._members.node_of(event.worker), "out of memory", ran_out)
+        if told.holds and self.phase in (Phase.TRAINING, Phase.SALVAGING) and gone.node in self.plan.nodes:
+            gone = self.shortages.note(gone, self._plan, self.step)
+            if self.shortages.fatal is not None:
+                text = f"node {gone.node} does no more: {gone.cause}"
+                return [Publish(Note(level="warning", text=text)), *self._begin_salvage()]
         return TRANSITIONS[self.phase, "NodeGone"](self, gone)
 
     def _fault_injected(self, event: Received) -> list[Command]:

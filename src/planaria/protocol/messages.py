@@ -139,14 +139,16 @@ class Failed(Message, frozen=True, kw_only=True, tag="failed"):
 
 
 class OutOfMemory(Message, frozen=True, kw_only=True, tag="out_of_memory"):
-    """This worker cannot get the memory that it needs, and ends. A loss of its node, and a lesson for the next plan.
+    """This worker cannot get the memory that it needs: a loss of its node, and a lesson for the next plan.
 
     Attributes:
+        holds: its replicas are whole, and it waits to be killed or to save them; else it ends.
         where: in which instruction or act, for people ("in the forward of microbatch 3, layer 'h.2'").
         held_bytes: of its device's memory, before it gave up; 0: not known.
         wanted_bytes: what it asked for in vain; 0: not known.
     """
 
+    holds: bool
     where: str
     held_bytes: int
     wanted_bytes: int

@@ -74,7 +74,7 @@ class Shortages:
     def note(self, event: NodeGone, plan: Plan | None, step: int) -> NodeGone:
         """A node ran out of memory in this step under this plan (None: before there was one).
 
-        Returns the event, its cause in full.
+        Returns the event as of an ordinary loss, its cause in full.
         """
         assert event.ran_out is not None
         told = event.ran_out
@@ -87,7 +87,7 @@ class Shortages:
             self._short[event.node] = shortage
         if planned:
             self._learn(planned, needed)
-        return replace(event, cause=text)
+        return replace(event, cause=text, ran_out=None)
 
     def _see_a_pattern(self, latest: Shortage) -> None:
         for earlier in self._short.values():

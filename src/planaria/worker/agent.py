@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import msgspec
 import torch
 
 from planaria.checkpoint.manifest import read_manifest
@@ -62,7 +63,7 @@ from planaria.worker.preemption import SourceError, Watch, make_source
 from planaria.worker.replica import Replica
 from planaria.worker.settings import WorkerSettings
 from planaria.worker.transport import Transport
-from planaria.worker.writer import Writer
+from planaria.worker.writer import Writer, write
 
 SIGTERM_GRACE_S = 30.0
 """What a SIGTERM announces, as Kubernetes and most clouds have it by default."""
@@ -102,11 +103,11 @@ def run_worker(settings: WorkerSettings) -> int:
         return agent.run()
     except Exception as error:
         doing = agent.doing if agent is not None else "while the model is loaded"
-        control.send(_last_words(settings.worker, error, doing))
+        control.send(last_words(settings.worker, error, doing))
     return 1
 
 
-def _last_words(worker: WorkerId, error: Exception, doing: str) -> Message:
+def last_words(worker: WorkerId, error: Exception, doing: str) -> Message:
     """What a worker that fails tells of it. Memory may lack on this node alone; other errors would come again."""
     lacking = shortage(error, doing)
     if lacking is not None:
@@ -184,6 +185,7 @@ class Agent:
         self._announce_ready = False
         self._status: int | None = None
         self._act = ""
+        self._gave_up = False
 
     @property
     def doing(self) -> str:
@@ -193,18 +195,31 @@ class Agent:
     def run(self) -> int:
         """The main loop: orders first, then the program."""
         while self._status is None:
-            running = self._machine.phase is WorkerPhase.RUNNING
+            running = self._machine.phase is WorkerPhase.RUNNING and not self._gave_up
             with self._heartbeat.during(Activity.IDLE):
                 order = self._mailbox.next_order(block=not running)
             if order is not None:
                 self._carry_out(self._machine.handle(order))
             elif running:
-                self._work()
+                self._try_to_work()
         self._writer.close()
         self._heartbeat.close()
         self._transport.close()
         self._control.close()
         return self._status
+
+    def _try_to_work(self) -> None:
+        """Without memory for a step there may be enough to save what was before it, should everybody be in need."""
+        try:
+            self._work()
+        except Exception as error:
+            lacking = shortage(error, self.doing)
+            if lacking is None:
+                raise
+            traceback.print_exception(error)  # into this worker's log: the job may go on without it
+            self._gave_up = True
+            self._interpreter.give_up()
+            self._control.send(msgspec.structs.replace(lacking, holds=True))
 
     def _work(self) -> None:
         self._act = "while its state arrives"
@@ -244,7 +259,7 @@ class Agent:
                     self._act = "in the optimizer's step"
                     self._interpreter.apply(commit)
                     if commit.save is not None:
-                        self._write(commit.save)
+                        self._write_beside(commit.save)
                     if proceed:
                         self._interpreter.begin_next_step(commit)
                 case Write(save):
@@ -319,16 +334,24 @@ class Agent:
         self._control.send(Ready(generation=plan.generation))
 
     def _write(self, save: Save) -> None:
-        """Copy, and have it written. A checkpoint for whose copy there is no memory is worth no node."""
+        """Have a copy written; where there is no memory for one, write what is held, while everything waits."""
         try:
-            copies = self._copies(save.groups)
+            self._writer.write(save, self._copies(save.groups))
+        except (MemoryError, RuntimeError) as error:
+            if not lacks_memory(error):
+                raise
+            states = {group: self._holdings.replicas[group].named_state() for group in save.groups}
+            self._control.send(write(save, self._settings.worker, states))
+
+    def _write_beside(self, save: Save) -> None:
+        """Have a copy written while training goes on. A checkpoint that lacks memory for it is worth no node."""
+        try:
+            self._writer.write(save, self._copies(save.groups))
         except (MemoryError, RuntimeError) as error:
             if not lacks_memory(error):
                 raise
             text = f"worker {self._settings.worker} has no memory for the copy that is written"
             self._control.send(NotSaved(step=save.step, serial=save.serial, text=text))
-        else:
-            self._writer.write(save, copies)
 
     def _copies(self, groups: Iterable[int]) -> dict[int, GroupState]:
         """The groups' state, which the next step will not change."""

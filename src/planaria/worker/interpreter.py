@@ -164,6 +164,13 @@ class Interpreter:
             self._done.add(instruction)
             self._todo.popleft()
 
+    def give_up(self) -> None:
+        """Let go of what is kept for the step in progress: it will not be finished here."""
+        self._batch.clear()
+        self._activations.clear()
+        self._gradients.clear()
+        self._holdings.compute.forget(lambda work: False)
+
     @property
     def doing(self) -> str:
         """The instruction under way, for people."""

@@ -12,7 +12,14 @@ import torch
 from planaria.protocol.messages import OutOfMemory
 from planaria.worker.compute import LayerFailed
 
-_TEXTS = ("can't allocate memory", "not enough memory", "Cannot allocate memory", "std::bad_alloc", "ALLOC_FAILED")
+_TEXTS = (
+    "can't allocate memory",
+    "not enough memory",
+    "Cannot allocate memory",
+    "std::bad_alloc",
+    "ALLOC_FAILED",
+    "can't start new thread",
+)
 """Parts of what torch's allocators and the libraries under it say, in errors that have no type of their own."""
 
 _HOST_WANTED = re.compile(r"you tried to allocate (\d+) bytes")
@@ -34,7 +41,7 @@ def shortage(error: BaseException, doing: str) -> OutOfMemory | None:
         return None
     layer = next((link.layer for link in chain if isinstance(link, LayerFailed)), None)
     where = doing if layer is None else f"{doing}, layer {layer!r}"
-    return OutOfMemory(where=where, held_bytes=held_bytes(), wanted_bytes=_wanted_bytes(str(reason)))
+    return OutOfMemory(holds=False, where=where, held_bytes=held_bytes(), wanted_bytes=_wanted_bytes(str(reason)))
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
