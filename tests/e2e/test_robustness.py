@@ -25,7 +25,21 @@ import os
 import torch
 from torch import nn
 
+from planaria.worker import transport
+
 HERE = os.path.dirname(__file__)
+frame = transport.data_frame
+
+def flipped(key, tensors):
+    \"\"\"A bit changes on its way.\"\"\"
+    pieces = frame(key, tensors)
+    if len(pieces) > 1 and armed("flip-" + key.kind):
+        payload = bytearray(pieces[-1])
+        payload[len(payload) // 2] ^= 4
+        pieces[-1] = memoryview(payload)
+    return pieces
+
+transport.data_frame = flipped
 
 def armed(name):
     \"\"\"Whether it is to happen here: the first process that finds the file takes it away.\"\"\"
@@ -139,6 +153,32 @@ def test_a_model_that_cannot_be_built_is_told_though_its_workers_end_before_anyb
     message = outcome.summary["message"]
     assert message.count("KeyError: 'too fragile'\n") == 1, message
     assert not outcome.events("node_lost")
+
+
+# Damage
+
+
+@pytest.mark.parametrize("kind", ["a", "g", "m"])
+def test_what_changes_on_its_way_is_not_used_and_its_step_is_begun_anew(
+    kind: str, mine: Path, text: Path, run: Run
+) -> None:
+    job = job_of(mine, text)
+    outcome = run(job, observers=[arm(mine, f"flip-{kind}", after=2)], import_path=mine)
+    (note,) = outcome.events("note")
+    assert "arrived damaged at worker" in note["text"]
+    assert note["text"].endswith("is begun anew")
+    assert not outcome.events("node_lost")
+    outcome.assert_same_bits(run(job, import_path=mine))
+
+
+def test_state_that_changes_on_its_way_is_sent_again(mine: Path, text: Path, run: Run) -> None:
+    job = job_of(mine, text)
+    outcome = run(job, "kill:node=6,step=3,at=forward", observers=[arm(mine, "flip-t", after=2)], import_path=mine)
+    (note,) = outcome.events("note")
+    assert note["text"].startswith("the state of layer")
+    assert note["text"].endswith("sends it again")
+    assert [event["node"] for event in outcome.events("node_lost")] == [6]
+    outcome.assert_same_bits(run(job, import_path=mine))
 
 
 # Memory

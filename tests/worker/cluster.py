@@ -129,6 +129,10 @@ class Weather:
     """A worker that computes ten times as long."""
     one_host: bool = False
     """Owners of a group read each other's sums in place."""
+    damage: float = 0.0
+    """The part of messages between workers that arrive damaged."""
+    damaged: str = "agmst"
+    """Of these kinds."""
 
 
 @dataclass(slots=True)
@@ -710,7 +714,14 @@ class SimulatedTransport:
         target = cluster.workers[peer]
 
         def arrive() -> None:
-            if not target.is_over:
+            if target.is_over:
+                return
+            weather = cluster.weather
+            if weather.damage and key.kind in weather.damaged and cluster.random.random() < weather.damage:
+                cluster.note(f"damaged: {key} to {peer}")
+                target.mailbox.put_damaged(key)
+                target.wake()
+            else:
                 target.mailbox.put(key, tuple(tensor.detach().clone() for tensor in tensors))
 
         way = worker.ways.setdefault(peer, Channel(cluster))

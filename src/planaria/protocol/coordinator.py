@@ -28,6 +28,7 @@ from planaria.protocol.commit import (
     mean_loss,
     next_exponents,
 )
+from planaria.protocol.damage import Damages, what
 from planaria.protocol.events import (
     Command,
     DecisionTook,
@@ -52,6 +53,7 @@ from planaria.protocol.events import (
 from planaria.protocol.membership import Membership
 from planaria.protocol.messages import (
     Commit,
+    Damaged,
     Failed,
     FaultInjected,
     Halt,
@@ -154,6 +156,7 @@ class Coordinator:
         self._unready: set[WorkerId] = set()
         self._ballot: Ballot | None = None
         self._salvage = Salvage()
+        self._damages = Damages()
         self._gives_up_step = False
         """Nobody can finish what others began of the step in progress: it is begun anew."""
         self._recovery: OpenRecovery | None = None
@@ -305,6 +308,26 @@ class Coordinator:
                 text = f"node {gone.node} does no more: {gone.cause}"
                 return [Publish(Note(level="warning", text=text)), *self._begin_salvage()]
         return TRANSITIONS[self.phase, "NodeGone"](self, gone)
+
+    def _damaged(self, event: Received) -> list[Command]:
+        """State is sent again; what nobody keeps is computed again, with the whole step."""
+        told, target = event.message, event.worker
+        assert isinstance(told, Damaged)
+        if (told.generation, told.step) != (self.plan.generation, self.step) or target not in self._members.addresses:
+            return []
+        text = f"{what(self.plan, told)} arrived damaged at worker {target} from worker {told.source}"
+        is_state = told.kind == "state" and self.phase is Phase.TRAINING
+        again = self._damages.resend(self.plan, target, told, self._members.addresses) if is_state else None
+        if (again is None) if is_state else self._damages.is_too_often(target, told):
+            gone = NodeGone(self._members.node_of(target), f"{text}, again and again")
+            return TRANSITIONS[self.phase, "NodeGone"](self, gone)
+        if again is not None:
+            source = again.transfer.source
+            note = Note(level="warning", text=f"{text}; worker {source} sends it again")
+            return [Publish(note), Send(target, again), Send(source, again)]
+        self._gives_up_step = True
+        note = Note(level="warning", text=f"{text}; step {self.step} is begun anew")
+        return [Publish(note), *self._begin_salvage()]
 
     def _fault_injected(self, event: Received) -> list[Command]:
         assert isinstance(event.message, FaultInjected)
@@ -865,6 +888,10 @@ TRANSITIONS: Mapping[tuple[Phase, str], Handler] = {
     (Phase.SALVAGING, "Ready"): Coordinator._ready,
     (Phase.SAVING, "Ready"): Coordinator._ready,
     (Phase.TRAINING, "Vote"): Coordinator._voted,
+    (Phase.TRAINING, "Damaged"): Coordinator._damaged,
+    (Phase.SALVAGING, "Damaged"): Coordinator._damaged,
+    (Phase.SAVING, "Damaged"): Coordinator._ignore,
+    (Phase.WAITING, "Damaged"): Coordinator._ignore,
     (Phase.SALVAGING, "Report"): Coordinator._reported,
     **{(phase, "Saved"): Coordinator._saved for phase in (*_AT_WORK, Phase.WAITING)},
     **{(phase, "NotSaved"): Coordinator._not_saved for phase in (*_AT_WORK, Phase.WAITING)},
@@ -890,6 +917,7 @@ TRANSITIONS: Mapping[tuple[Phase, str], Handler] = {
             "NodeGone",
             "Ready",
             "Vote",
+            "Damaged",
             "Report",
             "Saved",
             "NotSaved",

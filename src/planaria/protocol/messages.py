@@ -12,7 +12,7 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from planaria.plan.ledger import Ledger
-from planaria.plan.plan import Plan, WorkerId
+from planaria.plan.plan import Plan, Transfer, WorkerId
 from planaria.protocol.liveness import Pulse
 
 PROTOCOL_VERSION = 1
@@ -118,6 +118,23 @@ class CutOff(Message, frozen=True, kw_only=True, tag="cut_off"):
     peer: WorkerId
 
 
+class Damaged(Message, frozen=True, kw_only=True, tag="damaged"):
+    """A message of `source` that is wanted here arrived, and its checksum is another.
+
+    Attributes:
+        kind: "state", "sum", "activation" or "gradient".
+        item: group of a state or sum, else microbatch.
+        part: of a state, the bytes that it moves of the group's parameters; None: all.
+    """
+
+    generation: int
+    step: int
+    source: WorkerId
+    kind: str
+    item: int
+    part: tuple[int, int] | None = None
+
+
 class Alive(Message, frozen=True, kw_only=True, tag="alive"):
     """A heartbeat. The server judges it; the machine hears of a lost node, or of nothing."""
 
@@ -155,7 +172,19 @@ class OutOfMemory(Message, frozen=True, kw_only=True, tag="out_of_memory"):
 
 
 FromWorker = (
-    Hello | Ready | Vote | Report | Saved | NotSaved | FaultInjected | CutOff | Alive | Notice | OutOfMemory | Failed
+    Hello
+    | Ready
+    | Vote
+    | Report
+    | Saved
+    | NotSaved
+    | FaultInjected
+    | CutOff
+    | Damaged
+    | Alive
+    | Notice
+    | OutOfMemory
+    | Failed
 )
 
 
@@ -187,6 +216,18 @@ class Halt(Message, frozen=True, kw_only=True, tag="halt"):
 
     generation: int
     step: int
+
+
+class Resend(Message, frozen=True, kw_only=True, tag="resend"):
+    """A transfer of this generation arrived damaged: its source sends the state (again), its target awaits it.
+
+    `attempt` counts from 1, and tells what is sent from what was sent before.
+    """
+
+    generation: int
+    step: int
+    transfer: Transfer
+    attempt: int
 
 
 class Save(Message, frozen=True, kw_only=True, tag="save"):
@@ -223,7 +264,7 @@ class Stop(Message, frozen=True, kw_only=True, tag="stop"):
     reason: str
 
 
-ToWorker = PlanMessage | Halt | Commit | Save | Stop
+ToWorker = PlanMessage | Halt | Commit | Resend | Save | Stop
 
 # msgpack, not JSON: a loss may be NaN, which JSON cannot say.
 _from_worker = msgspec.msgpack.Decoder(FromWorker)

@@ -10,7 +10,7 @@ import enum
 from collections import deque
 from dataclasses import dataclass
 
-from planaria.protocol.messages import Commit, Halt, PlanMessage, Save, StateSource, Stop, ToWorker
+from planaria.protocol.messages import Commit, Halt, PlanMessage, Resend, Save, StateSource, Stop, ToWorker
 
 
 class WorkerPhase(enum.StrEnum):
@@ -81,6 +81,13 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
+class MoveAgain:
+    """Send a piece of state, or await it from where the order says."""
+
+    order: Resend
+
+
+@dataclass(frozen=True, slots=True)
 class End:
     """End this process. `clean` is False when the worker ends itself because it must not go on."""
 
@@ -88,7 +95,7 @@ class End:
     clean: bool
 
 
-WorkerCommand = Adopt | SendReport | SendVote | Apply | Write | End
+WorkerCommand = Adopt | SendReport | SendVote | Apply | MoveAgain | Write | End
 
 
 class WorkerMachine:
@@ -119,6 +126,9 @@ class WorkerMachine:
                 return self._commit(event)
             case ProgramDone():
                 return self._done(event)
+            case Resend():
+                is_ours = (event.generation, event.step) == (self.generation, self.step)
+                return (MoveAgain(event),) if is_ours else ()
             case Save():
                 return self._save(event)
             case Stop():

@@ -24,6 +24,7 @@ from planaria.protocol.liveness import Activity
 from planaria.protocol.messages import (
     PROTOCOL_VERSION,
     CutOff,
+    Damaged,
     Failed,
     FaultInjected,
     Hello,
@@ -32,6 +33,7 @@ from planaria.protocol.messages import (
     PlanMessage,
     Ready,
     Report,
+    Resend,
     Save,
     StateSource,
     Vote,
@@ -40,6 +42,7 @@ from planaria.protocol.worker import (
     Adopt,
     Apply,
     End,
+    MoveAgain,
     ProgramDone,
     SendReport,
     SendVote,
@@ -82,8 +85,6 @@ def run_worker(settings: WorkerSettings) -> int:
         control.start()
     except OSError:
         return EXIT_STALE
-    # The other half of a way that is lost: what is wanted came, and cannot be used.
-    mailbox.when_damaged = lambda key: control.send(CutOff(peer=WorkerId(key.sender)))
     hello = Hello(
         version=PROTOCOL_VERSION,
         token=settings.token,
@@ -180,7 +181,9 @@ class Agent:
         self._interpreter = Interpreter(
             settings.worker, engine, self._holdings, self._transport, mailbox, self._faults, heartbeat
         )
+        mailbox.when_damaged = self._damaged
         self._incoming: list[Transfer] = []
+        self._attempts: dict[Transfer, int] = {}
         self._arriving: Replica | None = None
         self._announce_ready = False
         self._status: int | None = None
@@ -262,6 +265,8 @@ class Agent:
                         self._write_beside(commit.save)
                     if proceed:
                         self._interpreter.begin_next_step(commit)
+                case MoveAgain(order):
+                    self._move_again(order)
                 case Write(save):
                     self._write(save)
                 case End(reason, clean):
@@ -283,6 +288,7 @@ class Agent:
         outgoing = [t for t in plan.transfers if t.source == own]
         self._incoming = sorted((t for t in plan.transfers if t.target == own), key=lambda t: t.group)
         self._arriving = None
+        self._attempts.clear()
         if outgoing or self._incoming:
             self._faults.check("transfer", message.step)
         for transfer in outgoing:
@@ -308,7 +314,34 @@ class Agent:
             self._holdings.put(group, replica)
 
     def _state_key(self, plan: Plan, transfer: Transfer) -> Key:
-        return Key(Kind.STATE, transfer.source, self._machine.step, plan.generation, transfer.group, 0)
+        attempt = self._attempts.get(transfer, 0)
+        return Key(Kind.STATE, transfer.source, self._machine.step, plan.generation, transfer.group, attempt)
+
+    def _damaged(self, key: Key) -> None:
+        """What is wanted came, and cannot be used. It is waited for until there is an order."""
+        part = self._incoming[0].part if key.kind == Kind.STATE else None
+        self._control.send(
+            Damaged(
+                generation=self._machine.generation,
+                step=self._machine.step,
+                source=WorkerId(key.sender),
+                kind=Kind.NAMES[key.kind],
+                item=key.item,
+                part=part,
+            )
+        )
+
+    def _move_again(self, order: Resend) -> None:
+        transfer, own = order.transfer, self._settings.worker
+        self._attempts[transfer] = order.attempt
+        if transfer.source == own:
+            replica = self._holdings.replicas[transfer.group]
+            key = self._state_key(self._interpreter.plan, transfer)
+            self._transport.send(transfer.target, key, _moving(self._interpreter.plan, transfer, replica))
+        if transfer.target == own:
+            awaited = [(move.group, move.part) for move in self._incoming]
+            if (transfer.group, transfer.part) in awaited:
+                self._incoming[awaited.index((transfer.group, transfer.part))] = transfer
 
     def _settle(self) -> None:
         """Bring in what is still missing, then bind the layers. Raises Interrupted."""

@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
@@ -31,6 +32,9 @@ class Kind:
     """Where a sum lies in the memory of this host, in place of the sum itself."""
     STATE = "t"
 
+    NAMES: Final = {ACTIVATION: "activation", GRADIENT: "gradient", SUM: "sum", SHARED_SUM: "sum", STATE: "state"}
+    """For people."""
+
 
 @dataclass(frozen=True, slots=True)
 class Key:
@@ -42,7 +46,7 @@ class Key:
         step: which it belongs to.
         epoch: a route's birth, a group's sync epoch, or the plan's generation for state. An older one never matches.
         item: microbatch or group.
-        layer: boundary layer of an activation or gradient; 0 otherwise.
+        layer: boundary layer of an activation or gradient; of a state, how often it was sent before; 0 otherwise.
     """
 
     kind: str
