@@ -4,12 +4,17 @@ way, and kills in phases that no other test strikes: on real processes.
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
+import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from planaria.checkpoint.manifest import MANIFEST
 from planaria.job.settings import Job
 from planaria.launch.local import LocalNodes
 from planaria.protocol.records import AnyRecord, StepCommitted
@@ -252,3 +257,70 @@ def test_a_first_step_that_does_not_fit_ends_the_job_before_others_run_out(text:
     assert outcome.result.status.value == "failed"
     assert outcome.summary["message"].startswith("node 0 ran out of memory in step 1: out of memory in the forward")
     assert len(outcome.events("node_lost")) == 1
+
+
+# Disks
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of 4 MB, in which the run's folder is."""
+    folder = tmp_path / "run-0"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(folder)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.decode()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+class Filler:
+    """Between two steps, the disk is full to the last byte."""
+
+    def __init__(self, folder: Path, first: int, last: int) -> None:
+        self._folder = folder
+        self._first, self._last = first, last
+
+    def __call__(self, record: AnyRecord, time_s: float) -> None:
+        if not isinstance(record, StepCommitted):
+            return
+        if record.step == self._first:
+            with (self._folder / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+                while True:
+                    file.write(bytes(512))
+        if record.step == self._last:
+            (self._folder / "filler").unlink()
+
+
+def test_a_disk_that_is_full_for_a_while_stops_nothing_and_is_said(
+    small_disk: Path, text: Path, run: Run, reference: Reference, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Checkpoints, events, metrics and the journal are on it; what had to wait is written when there is room."""
+    job = make_job(text, train__steps=30, run__checkpoint_every=1)
+    outcome = run(job, "kill:node=2,step=9,at=backward", observers=[Filler(small_disk, 5, 20)])
+    outcome.assert_same_bits(reference(job))
+    assert any("No space left on device" in note["text"] for note in outcome.events("note"))
+    assert [event["step"] for event in outcome.events("step_committed")] == list(range(1, 31))
+    assert outcome.events("checkpoint_saved")[-1]["step"] == 30
+    assert Counter(record.name for record in caplog.records) >= Counter(
+        ["planaria.observe.lines", "planaria.coordinator.journal"]
+    )
+    assert not list(small_disk.rglob("*.part"))
+    with sqlite3.connect(small_disk / "journal.sqlite") as journal:
+        assert [step for (step,) in journal.execute("SELECT step FROM commits ORDER BY rowid")] == list(range(1, 31))
+
+
+def test_a_half_written_newest_checkpoint_is_named_and_the_one_before_is_used(
+    text: Path, run: Run, reference: Reference
+) -> None:
+    """As a host leaves it that loses its power: some files, the manifest not yet renamed."""
+    job = make_job(text, train__steps=7, run__checkpoint_every=2, run__keep_checkpoints=2)
+    exhausted = run(job, *(f"kill:node={node},step=5,at=vote" for node in (0, 1, 3, 4)))
+    assert exhausted.summary["status"] == "exhausted"
+    newest = sorted((exhausted.result.folder / "checkpoints").iterdir())[-1]
+    (newest / MANIFEST).rename(newest / (MANIFEST + ".part"))
+    resumed = run(job, resume=exhausted.result.folder)
+    resumed.assert_same_bits(reference(job))
+    (note,) = [event for event in resumed.events("note") if "is given up" not in event["text"]]
+    assert newest.name in note["text"]
+    assert "was not finished" in note["text"]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
+import shutil
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -32,6 +33,7 @@ from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.coordinator import Coordinator, Phase
 from planaria.protocol.events import (
     Command,
+    Discard,
     Event,
     Evict,
     Finish,
@@ -449,6 +451,8 @@ class Cluster:
                     layers=self._layers,
                 )
                 self.handle(ManifestWritten(step, folder, 0.0))
+            case Discard(discarded):
+                shutil.rmtree(discarded, ignore_errors=True)
             case Release(node):
                 self._evicted.add(node)
                 self._released.add(node)

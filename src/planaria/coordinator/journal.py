@@ -6,7 +6,9 @@ a power cut, which a worker's report of what it committed makes up for.
 
 from __future__ import annotations
 
+import logging
 import sqlite3
+from collections import deque
 from pathlib import Path
 
 from planaria.protocol.events import JournalCommit, JournalPlan
@@ -19,11 +21,15 @@ CREATE TABLE IF NOT EXISTS commits (
 """
 
 
+log = logging.getLogger(__name__)
+
+
 class Journal:
     """Append-only record of plans and commits."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._kept: deque[JournalCommit | JournalPlan] = deque()
         self._database: sqlite3.Connection | None = None
 
     def start(self) -> None:
@@ -33,7 +39,21 @@ class Journal:
         self._database.executescript(_SCHEMA)
 
     def write(self, entry: JournalCommit | JournalPlan) -> None:
-        """Returns when the entry is durable."""
+        """Returns when the entry is durable, or kept in memory while the disk has no room: then training goes on, and
+        a coordinator that dies meanwhile leaves its workers ahead of the journal."""
+        was_full = bool(self._kept)
+        self._kept.append(entry)
+        try:
+            while self._kept:
+                self._insert(self._kept[0])
+                self._kept.popleft()
+        except sqlite3.OperationalError as error:
+            if not was_full:
+                log.warning(
+                    "%s: %s. Training goes on, and steps are written there once they can be.", self._path, error
+                )
+
+    def _insert(self, entry: JournalCommit | JournalPlan) -> None:
         assert self._database is not None
         match entry:
             case JournalCommit(step, generation, loss, clip_factor, exponents):

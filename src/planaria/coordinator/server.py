@@ -8,6 +8,7 @@ from __future__ import annotations
 import hmac
 import logging
 import selectors
+import shutil
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.events import (
     Command,
     DecisionTook,
+    Discard,
     Event,
     Evict,
     Finish,
@@ -435,6 +437,8 @@ class Server:
                     self._handle(ManifestFailed(step, f"{folder}: {error.strerror or error}"))
                 else:
                     self._handle(ManifestWritten(step, folder, time.monotonic() - began))
+            case Discard(folder):
+                shutil.rmtree(folder, ignore_errors=True)
             case Finish():
                 self._finished = command
 

@@ -32,6 +32,7 @@ from planaria.protocol.damage import Damages, what
 from planaria.protocol.events import (
     Command,
     DecisionTook,
+    Discard,
     Event,
     Evict,
     Finish,
@@ -779,7 +780,8 @@ class Coordinator:
         if saving is None or self.phase is Phase.SAVING:
             return []
         self.checkpoints.under_way = None
-        return [Publish(Note(level="warning", text=f"the checkpoint of step {saving.step} is given up: {why}"))]
+        note = Note(level="warning", text=f"the checkpoint of step {saving.step} is given up: {why}")
+        return [Discard(saving.folder), Publish(note)]
 
     def _could_not_save(self, why: str) -> list[Command]:
         lost, self.checkpoints.under_way = f"step {self.step - 1} could not be saved: {why}", None

@@ -139,6 +139,13 @@ class WriteManifest:
 
 
 @dataclass(frozen=True, slots=True)
+class Discard:
+    """The checkpoint that was begun in this folder is given up: remove what is there of it."""
+
+    folder: str
+
+
+@dataclass(frozen=True, slots=True)
 class Publish:
     record: AnyRecord
 
@@ -151,4 +158,4 @@ class Finish:
     message: str
 
 
-Command = Send | JournalCommit | JournalPlan | Evict | Release | WriteManifest | Publish | Finish
+Command = Send | JournalCommit | JournalPlan | Evict | Release | WriteManifest | Discard | Publish | Finish
