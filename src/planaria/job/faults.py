@@ -12,8 +12,9 @@ from planaria.job.checks import shown
 from planaria.job.errors import UserError
 from planaria.job.settings import Job
 
-FAULT_POINTS = ("load", "forward", "backward", "send", "recv", "sync", "vote", "apply", "transfer")
-"""Where a fault may strike. `send` and `recv` stand for activations and gradients alike."""
+FAULT_POINTS = ("load", "forward", "backward", "weight", "send", "recv", "sync", "vote", "apply", "transfer")
+"""Where a fault may strike. `send` and `recv` stand for activations and gradients alike; `weight` is the second half of
+a backward in two passes (cluster.schedule = "zb-h1")."""
 
 _EXAMPLE = "Write for instance kill:node=2,step=20,at=backward."
 

@@ -148,7 +148,7 @@ class LocalNodes:
             exited = self._exits.popleft()
             node = self._node_of.pop(exited.pid, None)
             if node is not None:
-                found.append((node, _cause(exited.status)))
+                found.append((node, cause_of(exited.status)))
         return found
 
     def kill(self, node: NodeId) -> None:
@@ -201,7 +201,8 @@ def _state(pid: int) -> str:
         return "Z"
 
 
-def _cause(status: int) -> str:
+def cause_of(status: int) -> str:
+    """What became of a process, for people."""
     if status < 0:
         return f"process killed by {signal.Signals(-status).name}"
     return f"process ended with status {status}"

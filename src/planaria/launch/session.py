@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import secrets
 import signal
@@ -26,7 +27,7 @@ from planaria.job.faults import Fault
 from planaria.job.parse import EMULATED_MODEL, job_fingerprint
 from planaria.job.settings import Device, Job, WhenExhausted
 from planaria.launch.kernel_kills import KernelKills, counters
-from planaria.launch.local import LauncherError, LocalNodes
+from planaria.launch.local import LauncherError, LocalNodes, cause_of
 from planaria.launch.result import TrainResult
 from planaria.launch.settings import is_emulated, job_profile, named_profile, planner_settings
 from planaria.observe.recorder import Recorder, write_atomically
@@ -43,6 +44,8 @@ from planaria.protocol.records import AnyRecord, Note, RunEnded, RunStatus, Step
 from planaria.protocol.settings import CheckpointRef, RunSettings
 from planaria.protocol.shortage import Shortages
 from planaria.worker.settings import WorkerSettings
+
+log = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
 
@@ -149,9 +152,12 @@ def _measure(job: Job, nodes: LocalNodes, data: Path, output: Path, import_path:
     error = output.with_name(output.name + ERROR_SUFFIX)
     error.unlink(missing_ok=True)
     status = nodes.measure(job, data, output, import_path)
+    if status < 0 and not error.exists():
+        log.warning("the process that measures the profile is gone (%s); it is measured again", cause_of(status))
+        status = nodes.measure(job, data, output, import_path)
     if status != 0:
         if not error.exists():
-            raise LauncherError(f"measuring the profile ended with status {status}; see the launcher's log")
+            raise LauncherError(f"measuring the profile: {cause_of(status)}; see the launcher's log")
         text = error.read_text()
         error.unlink()
         first, _, trace = text.partition("\n")

@@ -31,7 +31,7 @@ FAULT_KINDS = {
     Op.FORWARD: "forward",
     Op.BACKWARD: "backward",
     Op.BACKWARD_INPUT: "backward",
-    Op.BACKWARD_WEIGHT: "backward",
+    Op.BACKWARD_WEIGHT: "weight",
     Op.SEND_ACTIVATION: "send",
     Op.SEND_GRADIENT: "send",
     Op.RECV_ACTIVATION: "recv",
