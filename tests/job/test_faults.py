@@ -53,7 +53,7 @@ def test_order_and_spaces_do_not_matter() -> None:
 @pytest.mark.parametrize(
     ("spec", "part"),
     [
-        ("", "kinds of fault are kill, hang, freeze, notice, slow"),
+        ("", "kinds of fault are kill, hang, freeze, notice, memory, slow"),
         ("burn:node=1,step=1,at=sync", "kinds of fault are"),
         ("notice:node=1,step=1,at=sync", "grace is missing"),
         ("notice:node=1,step=1,at=sync,grace=soon", "grace = 'soon'"),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
+import shutil
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
@@ -30,9 +31,11 @@ from planaria.plan.plan import Group, NodeId, WorkerId
 from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
 from planaria.plan.program import Instruction
 from planaria.policy.choice import make_policy
+from planaria.policy.proposal import Policy
 from planaria.protocol.coordinator import Coordinator, Phase
 from planaria.protocol.events import (
     Command,
+    Discard,
     Event,
     Evict,
     Finish,
@@ -65,9 +68,11 @@ from planaria.protocol.messages import (
 from planaria.protocol.past import Past
 from planaria.protocol.records import AnyRecord, Restored, RunEnded, StepCommitted, StepSkipped
 from planaria.protocol.settings import CheckpointRef, RunSettings
+from planaria.protocol.shortage import Shortages
 from planaria.protocol.worker import CoordinatorBack
 from planaria.worker import agent as agent_module
-from planaria.worker.agent import Agent
+from planaria.worker import memory
+from planaria.worker.agent import Agent, last_words
 from planaria.worker.engine import real_engine
 from planaria.worker.heartbeat import Heartbeat
 from planaria.worker.mailbox import Interrupted, Key, Mailbox
@@ -168,6 +173,10 @@ class Weather:
     """Whatever passes while a worker computes is measured, so the coordinator makes new plans for no reason."""
     one_host: bool = False
     """Owners of a group read each other's sums in place."""
+    damage: float = 0.0
+    """The part of messages between workers that arrive damaged."""
+    damaged: str = "agmst"
+    """Of these kinds."""
 
 
 @dataclass(slots=True)
@@ -231,6 +240,7 @@ class Cluster:
         folder: for checkpoints.
         seed: of every delay.
         kills: who dies when.
+        shortages: who gets no memory when, at instruction kinds.
         visits: who comes or gives notice when.
         crashes: of the coordinator.
         stop_at_s: when the user presses Ctrl-C.
@@ -245,6 +255,7 @@ class Cluster:
         folder: Path,
         seed: int = 0,
         kills: tuple[Kill, ...] = (),
+        shortages: tuple[Kill, ...] = (),
         visits: tuple[Visit, ...] = (),
         crashes: tuple[Crash, ...] = (),
         weather: Weather | None = None,
@@ -261,6 +272,7 @@ class Cluster:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._serial = itertools.count()
         self._kills = list(kills)
+        self._shortages = list(shortages)
         self._visits = visits
         self._crashes = list(crashes)
         self._fuses: list[tuple[int, Crash]] = []
@@ -291,8 +303,13 @@ class Cluster:
             resume=resume,
             waits=job.resilience.when_exhausted is WhenExhausted.WAIT,
         )
-        policy = make_policy(job.resilience.policy, profile, planner_settings(job))
-        self._make = lambda past: Coordinator(settings, policy, past)
+        planner = planner_settings(job)
+
+        def policy_within(most_bytes: int) -> Policy:
+            return make_policy(job.resilience.policy, profile, replace(planner, memory_bytes=most_bytes))
+
+        usual = policy_within(planner.memory_bytes)
+        self._make = lambda past: Coordinator(settings, usual, past, Shortages(profile, policy_within))
         self.machine = self._make(None)
         self.incarnation = next(self._incarnations)
         nodes = max([job.cluster.nodes, *(visit.node + 1 for visit in visits)])
@@ -324,7 +341,10 @@ class Cluster:
 
     def run(self) -> Outcome:
         """To the end. Raises AssertionError for a hang, and whatever a worker or the coordinator raised."""
-        with mock.patch.object(agent_module, "FaultInjector", _faults_of_the_worker_being_built):
+        with (
+            mock.patch.object(agent_module, "FaultInjector", _faults_of_the_worker_being_built),
+            mock.patch.object(memory, "held_bytes", return_value=0),  # one seed, one history
+        ):
             try:
                 for _ in range(MAX_EVENTS):
                     if not self._heap:
@@ -407,6 +427,13 @@ class Cluster:
                     self._kills.remove(kill)
                     self.at(kill.delay_s, lambda node=kill.node: self.kill(node))  # type: ignore[misc]
                     return False
+                return True
+        return False
+
+    def gets_no_memory(self, node: int, at: str, step: int) -> bool:
+        for which in self._shortages:
+            if which.node == node and which.at == at and step >= which.step:
+                self._shortages.remove(which)
                 return True
         return False
 
@@ -579,6 +606,8 @@ class Cluster:
                     layers=self._layers,
                 )
                 self.handle(ManifestWritten(step, folder, 0.0))
+            case Discard(discarded):
+                shutil.rmtree(discarded, ignore_errors=True)
             case Release(node):
                 self._evicted.add(node)
                 self._released.add(node)
@@ -781,6 +810,10 @@ class Worker:
             cluster.ended(self)
         except Killed:
             pass
+        except MemoryError as error:
+            SimulatedControl(self).send(last_words(self.number, error, self.doing))
+            self.is_over = True
+            cluster.ended(self)
         except BaseException as error:
             error.add_note(f"in worker {self.number}")
             cluster.error = error
@@ -910,7 +943,14 @@ class SimulatedTransport:
         target = cluster.workers[peer]
 
         def arrive() -> None:
-            if not target.is_over:
+            if target.is_over:
+                return
+            weather = cluster.weather
+            if weather.damage and key.kind in weather.damaged and cluster.random.random() < weather.damage:
+                cluster.note(f"damaged: {key} to {peer}")
+                target.mailbox.put_damaged(key)
+                target.wake()
+            else:
                 target.mailbox.put(key, tuple(tensor.detach().clone() for tensor in tensors))
 
         way = worker.ways.setdefault(peer, Channel(cluster))
@@ -938,4 +978,6 @@ class Faults:
             SimulatedControl(worker).send(FaultInjected(at_s=worker.cluster.now))
             worker.cluster.kill(worker.node)
             raise Killed
+        if worker.cluster.gets_no_memory(worker.node, at, step):
+            raise MemoryError("virtual")
         worker.sleep(worker.cluster.weather.compute_s)

@@ -36,6 +36,7 @@ from tests.worker.schedules import (
     power_losses,
     restarts,
     schedule,
+    shortages,
 )
 from tests.worker.test_cluster import Laboratory
 
@@ -50,11 +51,12 @@ KINDS: dict[str, Make] = {
     "restarts": lambda seed, laboratory: restarts(seed, str(laboratory.source)),
     "power": lambda seed, laboratory: power_losses(seed, str(laboratory.source)),
     "policies": lambda seed, laboratory: any_policy(seed, str(laboratory.source)),
+    "shortages": lambda seed, laboratory: shortages(seed, str(laboratory.source)),
     "holders": lambda seed, laboratory: all_holders_die(seed, str(laboratory.source), laboratory.holders),
 }
 """losses: nodes die. visits: they come and give notice too, and jobs wait. restarts: the coordinator
 dies as well. power: and its journal loses its end. policies: losses or visits under other policies than templates.
-holders: all that hold one layer die."""
+shortages: nodes run out of memory. holders: all that hold one layer die."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

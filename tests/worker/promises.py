@@ -105,6 +105,10 @@ def _check_end(schedule: Schedule, outcome: Outcome) -> None:
     tolerance = schedule.job.resilience.fault_tolerance
     losses = outcome.of(NodeLost)
     status = outcome.finish.status
+    if schedule.shortages and "ran out of memory" in outcome.finish.message:
+        assert status is RunStatus.FAILED
+        assert "--resume" in outcome.finish.message
+        return
     if len(losses) <= tolerance:
         assert not outcome.of(Restored), "no f losses can take the last replica"
         assert status is not RunStatus.FAILED, outcome.finish.message

@@ -37,6 +37,7 @@ class Schedule:
     stop_at_s: float | None
     visits: tuple[Visit, ...] = ()
     crashes: tuple[Crash, ...] = ()
+    shortages: tuple[Kill, ...] = ()
 
     @property
     def needed_nodes(self) -> int:
@@ -215,6 +216,19 @@ def _visit(draw: random.Random, node: int, grace_s: float | None) -> Visit:
     after = draw.choice(["StepCommitted", "StepCommitted", "Vote", "NodeLost", "Ready", "PlanTaken", "Report"])
     nth = draw.choice([1, 1, 2, 3]) if after != "Vote" else draw.randint(1, 12)
     return Visit(node=node, after=after, nth=nth, delay_s=_delay_s(draw), grace_s=grace_s)
+
+
+def shortages(seed: int, source: str) -> Schedule:
+    """The schedule of a seed, in which nodes run out of memory: in place of dying, or beside others that die."""
+    draw = random.Random(seed)
+    plain = schedule(seed, source)
+    steps = draw.choice([3, 16])  # within a few steps of each other, or far from it
+    job = msgspec.structs.replace(plain.job, train=msgspec.structs.replace(plain.job.train, steps=steps))
+    victims = draw.sample(range(job.cluster.nodes), min(job.cluster.nodes, draw.choice([1, 1, 1, 2, 3])))
+    at = draw.choice([*INSTRUCTIONS, "apply"])
+    short = tuple(Kill(node=node, at=draw.choice([at, *INSTRUCTIONS]), step=draw.randint(1, steps)) for node in victims)
+    kills = tuple(kill for kill in plain.kills if kill.node not in victims)[: draw.choice([0, 0, 1])]
+    return replace(plain, job=job, kills=kills, shortages=short, stop_at_s=None)
 
 
 def all_holders_die(seed: int, source: str, holders: Callable[[Job], list[list[int]]]) -> Schedule:

@@ -102,6 +102,7 @@ class Laboratory:
             "kills": schedule.kills,
             "visits": schedule.visits,
             "crashes": schedule.crashes,
+            "shortages": schedule.shortages,
             "weather": schedule.weather,
             "stop_at_s": schedule.stop_at_s,
             "folder": self.folder / f"run-{self._runs}",
@@ -126,7 +127,9 @@ class Laboratory:
         saved = outcome.checkpoint
         if outcome.finish.status is not RunStatus.COMPLETED and saved is not None:
             if saved.step < schedule.job.train.steps:
-                resumed = self.cluster(schedule, kills=(), visits=(), crashes=(), stop_at_s=None, resume=saved).run()
+                resumed = self.cluster(
+                    schedule, kills=(), visits=(), crashes=(), shortages=(), stop_at_s=None, resume=saved
+                ).run()
                 assert resumed.finish.status is RunStatus.COMPLETED
                 assert resumed.weights == reference.weights
         return outcome

@@ -8,7 +8,9 @@ each other without gaps: of a damaged file, what comes before the damage is kept
 from __future__ import annotations
 
 import contextlib
+import logging
 import sqlite3
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +27,9 @@ CREATE TABLE IF NOT EXISTS job (fingerprint TEXT NOT NULL, checksum INTEGER NOT 
 """
 
 _Row = tuple[int, str, bytes, int]
+
+
+log = logging.getLogger(__name__)
 
 
 class Journal:
@@ -44,6 +49,7 @@ class Journal:
         self._path = path
         self._run = run
         self._job = job
+        self._kept: deque[bytes] = deque()
         self._database: sqlite3.Connection | None = None
         self.complaints: list[str] = []
 
@@ -76,8 +82,21 @@ class Journal:
         return entries
 
     def write(self, entry: JournalEntry) -> None:
-        """Returns when the entry is durable."""
-        body = encode_entry(entry)
+        """Returns when the entry is durable, or kept in memory while the disk has no room: then training goes on, and
+        a coordinator that dies meanwhile leaves its workers ahead of the journal."""
+        was_full = bool(self._kept)
+        self._kept.append(encode_entry(entry))
+        try:
+            while self._kept:
+                self._insert(self._kept[0])
+                self._kept.popleft()
+        except sqlite3.OperationalError as error:
+            if not was_full:
+                log.warning(
+                    "%s: %s. Training goes on, and steps are written there once they can be.", self._path, error
+                )
+
+    def _insert(self, body: bytes) -> None:
         self._need().execute(
             "INSERT INTO entries (run, entry, checksum) VALUES (?, ?, ?)",
             (self._run, body, _checksum(self._run, body)),

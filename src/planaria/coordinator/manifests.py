@@ -1,14 +1,15 @@
-"""A thread that makes checkpoints whole: what is slow on a busy disk must not keep votes waiting."""
+"""A thread that makes checkpoints whole, or removes what was given up: a busy disk must not keep votes waiting."""
 
 from __future__ import annotations
 
 import queue
+import shutil
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 
-from planaria.protocol.events import ManifestFailed, ManifestWritten, WriteManifest
+from planaria.protocol.events import Discard, ManifestFailed, ManifestWritten, WriteManifest
 
 
 class ManifestWriter:
@@ -22,11 +23,11 @@ class ManifestWriter:
     def __init__(self, write: Callable[[WriteManifest], None], tell: Callable[[], None]) -> None:
         self._write = write
         self._tell = tell
-        self._orders: queue.SimpleQueue[WriteManifest] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[WriteManifest | Discard] = queue.SimpleQueue()
         self._answers: deque[ManifestWritten | ManifestFailed | BaseException] = deque()
         self._thread: threading.Thread | None = None
 
-    def order(self, command: WriteManifest) -> None:
+    def order(self, command: WriteManifest | Discard) -> None:
         if self._thread is None:  # many runs save once, at their end
             self._thread = threading.Thread(target=self._work, name="manifests", daemon=True)
             self._thread.start()
@@ -42,6 +43,9 @@ class ManifestWriter:
     def _work(self) -> None:
         while True:
             command = self._orders.get()
+            if isinstance(command, Discard):
+                shutil.rmtree(command.folder, ignore_errors=True)
+                continue
             began = time.monotonic()
             try:
                 self._write(command)

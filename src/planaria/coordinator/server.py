@@ -25,12 +25,14 @@ from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.events import (
     Command,
     DecisionTook,
+    Discard,
     Event,
     Evict,
     Finish,
     NodeGone,
     NodeNotice,
     Publish,
+    RanOut,
     Received,
     Release,
     Restarted,
@@ -75,6 +77,9 @@ TICK_S = 0.1
 
 AWAY_S = 0.5
 """A judge who comes so late was away itself."""
+
+HEARD = 1000
+"""Rounds in which what was said is heard before a loss counts; each accepts one connection."""
 
 GOODBYE_S = 5.0
 """How long workers may take to end after the run before they are killed."""
@@ -151,6 +156,7 @@ class Server:
         step_began: when the step in progress began, as far as anybody knows (monotonic seconds).
         tell_again: gets records that an earlier coordinator may have published.
         strike: kills this process at the points that the user asked for, see `job.faults.COORDINATOR_POINTS`.
+        kernel_kills: whether this machine's kernel killed something for lack of memory in the last seconds.
     """
 
     def __init__(
@@ -168,6 +174,7 @@ class Server:
         step_began: float | None = None,
         tell_again: Observer = lambda record, time_s: None,
         strike: Callable[[str, int], None] = lambda at, step: None,
+        kernel_kills: Callable[[], bool] = lambda: False,
     ) -> None:
         self._machine = machine
         self._token = token
@@ -190,6 +197,7 @@ class Server:
         self._step_began = step_began
         self._started = sorted({*map(NodeId, range(machine.settings.num_nodes)), *started})
         self._next_node = max([node + 1 for node in (*self._started, *(past.gone if past else ()))])
+        self._kernel_kills = kernel_kills
         self._liveness = Liveness(limits)
         self._judged = time.monotonic()
         self._encoded: tuple[Message, bytes] | None = None
@@ -265,10 +273,24 @@ class Server:
             self._handle(StopRequested())
         while answer := self._manifests.take():
             self._handle(answer)
+        self._nodes_told(None)
 
     def _nodes_told(self, _: object) -> None:
-        for node, cause in self._nodes.lost():
+        lost = self._nodes.lost()
+        if lost:
+            self._hear_first()
+        for node, cause in lost:
             self._lose(node, cause)
+
+    def _hear_first(self) -> None:
+        """What the dead said with their last breath waits in sockets, some of which nobody has accepted yet."""
+        others = (self._nodes.fileno(), self._wake_receiver.fileno())
+        for _ in range(HEARD):
+            ready = [key for key, _ in self._selector.select(timeout=0) if key.fd not in others]
+            if not ready:
+                return
+            for key in ready:
+                key.data(key.fileobj)
 
     def _accept(self, _: object) -> None:
         assert self._listener is not None
@@ -395,7 +417,7 @@ class Server:
                     self._next_node = node + 1
                     self._add_node(node)
                     self._await(node)
-                self._nodes_told(None)
+                self._wake_sender.send(b"x")  # of whoever died meanwhile, somebody was told
                 return True, f"node{'s' if len(added) > 1 else ''} {', '.join(map(str, added))} started"
 
     def _cut_off(self, worker: WorkerId, peer: WorkerId) -> None:
@@ -419,7 +441,9 @@ class Server:
 
     def _lose(self, node: NodeId, cause: str) -> None:
         if node not in self._evicted:
-            self._handle(NodeGone(node, cause))
+            ran_out = RanOut() if self._kernel_kills() else None
+            cause = cause if ran_out is None else "killed by the kernel for lack of memory"
+            self._handle(NodeGone(node, cause, ran_out))
 
     def _await(self, node: NodeId) -> None:
         """The node was started; workers that have joined already are not waited for."""
@@ -440,6 +464,7 @@ class Server:
         if now - self._judged > AWAY_S:
             self._liveness.excuse(now)
         self._judged = now
+        self._kernel_kills()
         devices = self._machine.settings.devices_per_node
         for worker, silence_s in list(self._liveness.silent(now)):
             node = NodeId(worker // devices)
@@ -489,7 +514,7 @@ class Server:
             case Release(node):
                 self._evicted.add(node)
                 self._released.add(node)
-            case WriteManifest():
+            case WriteManifest() | Discard():
                 self._manifests.order(command)
             case Finish():
                 self._finished = command

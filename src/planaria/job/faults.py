@@ -13,8 +13,9 @@ from planaria.job.checks import shown
 from planaria.job.errors import UserError
 from planaria.job.settings import Job
 
-FAULT_POINTS = ("load", "forward", "backward", "send", "recv", "sync", "vote", "apply", "transfer")
-"""Where a fault may strike. `send` and `recv` stand for activations and gradients alike."""
+FAULT_POINTS = ("load", "forward", "backward", "weight", "send", "recv", "sync", "vote", "apply", "transfer")
+"""Where a fault may strike. `send` and `recv` stand for activations and gradients alike; `weight` is the second half of
+a backward in two passes (cluster.schedule = "zb-h1")."""
 
 COORDINATOR_POINTS = (
     "join", "plan", "send", "vote", "commit", "tell", "loss", "report", "save", "manifest", "return", "end",
@@ -32,14 +33,16 @@ class FaultKind(enum.StrEnum):
 
     `kill`: SIGKILL of every process. `hang`: SIGSTOP of every process, as on a machine that froze. `freeze`: its main
     threads go no further, while its processes still answer. `notice`: it is told that it will be killed in `grace`
-    seconds, as a spot instance is, and then it is. `slow`: it computes `factor` times longer, from the step on, to the
-    step `until` or for good. `coordinator`: no node, but the coordinator's process is killed.
+    seconds, as a spot instance is, and then it is. `memory`: it gets no more memory. `slow`: it computes `factor` times
+    longer, from the step on, to the step `until` or for good. `coordinator`: no node, but the coordinator's process is
+    killed.
     """
 
     KILL = "kill"
     HANG = "hang"
     FREEZE = "freeze"
     NOTICE = "notice"
+    MEMORY = "memory"
     SLOW = "slow"
     COORDINATOR = "coordinator"
 
@@ -87,7 +90,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_fault(spec: str) -> Fault:
-    """Reads "kill:node=2,step=20,at=backward", or with hang, freeze or notice (and grace=SECONDS) in place of kill;
+    """Reads "kill:node=2,step=20,at=backward", or another kind in place of kill (with grace=SECONDS for a notice);
     "slow:node=2,step=20,factor=2", with until=STEP or for good; or "coordinator:step=20,at=commit".
 
     Raises:

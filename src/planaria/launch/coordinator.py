@@ -24,6 +24,7 @@ from planaria.coordinator.server import Server
 from planaria.job.errors import UserError
 from planaria.job.parse import job_fingerprint
 from planaria.job.settings import Device, Job, WhenExhausted
+from planaria.launch.kernel_kills import KernelKills, counters
 from planaria.launch.settings import job_profile, planner_settings
 from planaria.observe.run_folder import RunFolder
 from planaria.plan.plan import NodeId, PlanError
@@ -36,6 +37,7 @@ from planaria.protocol.liveness import Limits
 from planaria.protocol.past import Past
 from planaria.protocol.records import AnyRecord, Note
 from planaria.protocol.settings import CheckpointRef, RunSettings
+from planaria.protocol.shortage import Shortages
 
 CROWDED = 10
 """How many times longer a process of this machine may be silent that is runnable: it may be short of cores."""
@@ -77,7 +79,7 @@ def run_coordinator(settings: CoordinatorSettings, listener: socket.socket, sock
     job, folder = settings.job, RunFolder(Path(settings.folder))
     given = msgspec.json.decode(folder.profile.read_bytes(), type=ModelProfile)
     try:
-        policy = make_policy(job.resilience.policy, job_profile(job, given), planner_settings(job))
+        policy = _policy(job, given)
         # a job that cannot be planned is refused here
         policy.initial([NodeId(node) for node in range(job.cluster.nodes)], 1)
     except PlanError as error:
@@ -126,7 +128,10 @@ class _Coordinating:
         self._journal = Journal(self._folder.journal, settings.run_id, job_fingerprint(settings.job))
         self._journal.start()
         past = Past.of(self._journal.read()) if begin.incarnation > 1 else None
-        self._machine = Coordinator(_run_settings(settings, profile), policy, past)
+        shortages = Shortages(
+            job_profile(settings.job, profile), lambda most_bytes: _policy(settings.job, profile, most_bytes)
+        )
+        self._machine = Coordinator(_run_settings(settings, profile), policy, past, shortages)
         nodes = SupervisedNodes(link, begin, lambda: self._server.request_stop())
         self._server = Server(
             self._machine,
@@ -142,6 +147,7 @@ class _Coordinating:
             step_began=begin.step_began,
             tell_again=lambda record, time_s: link.send(Told(record, time_s, again=True)),
             strike=self._strike,
+            kernel_kills=KernelKills(counters()).recently,
         )
 
     def serve(self, listener: socket.socket) -> None:
@@ -178,6 +184,15 @@ class _Coordinating:
             layers=self._layers,
         )
         retain(self._folder.checkpoints, self._job.run.keep_checkpoints, Path(command.folder))
+
+
+def _policy(job: Job, profile: ModelProfile, most_bytes: int = 0) -> Policy:
+    """The job's policy; `most_bytes`: that a device has of memory, where less is known than the job says."""
+    planner = planner_settings(job)
+    if most_bytes:
+        limit = min(most_bytes, planner.memory_bytes) if planner.memory_bytes else most_bytes
+        planner = dataclasses.replace(planner, memory_bytes=limit)
+    return make_policy(job.resilience.policy, job_profile(job, profile), planner)
 
 
 def _run_settings(settings: CoordinatorSettings, profile: ModelProfile) -> RunSettings:

@@ -178,7 +178,7 @@ class LocalNodes:
             exited = self._exits.popleft()
             node = self._node_of.pop(exited.pid, None)
             if node is not None:
-                found.append((node, cause(exited.status)))
+                found.append((node, cause_of(exited.status)))
             else:
                 self._statuses[exited.pid] = exited.status
         return found
@@ -221,8 +221,8 @@ class LocalNodes:
         self.close()
 
 
-def cause(status: int) -> str:
-    """What an exit status says, in words."""
+def cause_of(status: int) -> str:
+    """What became of a process, for people."""
     if status < 0:
         return f"process killed by {signal.Signals(-status).name}"
     return f"process ended with status {status}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import signal
 import tempfile
@@ -24,7 +25,7 @@ from planaria.job.faults import Fault, FaultKind
 from planaria.job.parse import EMULATED_MODEL, job_fingerprint
 from planaria.job.settings import Job
 from planaria.launch.coordinator import CoordinatorSettings
-from planaria.launch.local import LauncherError, LocalNodes
+from planaria.launch.local import LauncherError, LocalNodes, cause_of
 from planaria.launch.result import TrainResult
 from planaria.launch.settings import is_emulated, named_profile
 from planaria.launch.supervisor import Supervisor
@@ -36,6 +37,8 @@ from planaria.profile import ERROR_SUFFIX
 from planaria.protocol.records import AnyRecord, Note, Restored, RunEnded, RunStatus, StepCommitted, StepSkipped
 from planaria.protocol.settings import CheckpointRef
 from planaria.worker.settings import WorkerSettings
+
+log = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
 
@@ -132,9 +135,12 @@ def _measure(job: Job, nodes: LocalNodes, data: Path, output: Path, import_path:
     error = output.with_name(output.name + ERROR_SUFFIX)
     error.unlink(missing_ok=True)
     status = nodes.measure(job, data, output, import_path)
+    if status < 0 and not error.exists():
+        log.warning("the process that measures the profile is gone (%s); it is measured again", cause_of(status))
+        status = nodes.measure(job, data, output, import_path)
     if status != 0:
         if not error.exists():
-            raise LauncherError(f"measuring the profile ended with status {status}; see the launcher's log")
+            raise LauncherError(f"measuring the profile: {cause_of(status)}; see the launcher's log")
         text = error.read_text()
         error.unlink()
         first, _, trace = text.partition("\n")

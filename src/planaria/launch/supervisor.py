@@ -35,7 +35,7 @@ from planaria.coordinator.server import GOODBYE_S
 from planaria.job.errors import PlanariaError, UserError
 from planaria.job.faults import Fault
 from planaria.launch.coordinator import CoordinatorSettings
-from planaria.launch.local import LocalNodes, cause
+from planaria.launch.local import LocalNodes, cause_of
 from planaria.plan.plan import NodeId
 from planaria.protocol.records import AnyRecord, Note, Restored, StepCommitted, StepSkipped
 
@@ -218,7 +218,7 @@ class Supervisor:
         process, self._serving = self._serving, None
         self._selector.unregister(process.link)
         process.link.close()
-        why = cause(self._launcher.status_of(process.pid))
+        why = cause_of(self._launcher.status_of(process.pid))
         if self._finished is not None:
             return
         self._deaths += 1

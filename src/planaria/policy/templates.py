@@ -50,6 +50,11 @@ class TemplatesPolicy:
         self._speeds: Speeds | None = None
         self._conditions = AS_PROFILED
         self.templates = make_templates(profile, settings)
+        if not self.templates:
+            raise PlanError(
+                f"No split onto {settings.min_nodes} nodes or more fits devices of {_bytes(settings.memory_bytes)}. "
+                "Set a lower resilience.min_nodes_per_pipeline, or use devices with more memory."
+            )
 
     def with_speeds(self, speeds: Speeds) -> Self:
         """The same templates, for nodes that compute so fast.

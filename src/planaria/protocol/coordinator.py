@@ -29,9 +29,11 @@ from planaria.protocol.commit import (
     mean_loss,
     next_exponents,
 )
+from planaria.protocol.damage import Damages, what
 from planaria.protocol.events import (
     Command,
     DecisionTook,
+    Discard,
     Event,
     Evict,
     Finish,
@@ -40,6 +42,7 @@ from planaria.protocol.events import (
     NodeGone,
     NodeNotice,
     Publish,
+    RanOut,
     Received,
     Release,
     Restarted,
@@ -63,11 +66,13 @@ from planaria.protocol.kept import Kept
 from planaria.protocol.membership import Membership
 from planaria.protocol.messages import (
     Commit,
+    Damaged,
     Failed,
     FaultInjected,
     Halt,
     Notice,
     NotSaved,
+    OutOfMemory,
     PlanMessage,
     Ready,
     Recall,
@@ -102,6 +107,7 @@ from planaria.protocol.returning import Position, Returning
 from planaria.protocol.salvage import Salvage
 from planaria.protocol.saving import Checkpoints, NobodyHolds
 from planaria.protocol.settings import CheckpointRef, RunSettings
+from planaria.protocol.shortage import Shortages, WouldRunOut
 from planaria.protocol.speeds import Speeds
 from planaria.protocol.standing import Standing
 from planaria.protocol.telling import not_finite, plan_taken, replicas_note, shapes, step_committed
@@ -155,11 +161,15 @@ class Coordinator:
         skipped: contributions that a commit lacked (0, or the machine stopped itself).
         duplicated: contributions that a commit had twice (likewise).
         skipped_steps: that were committed without being applied.
+        shortages: of memory, and what they say of the next plan.
     """
 
-    def __init__(self, settings: RunSettings, policy: Policy, past: Past | None = None) -> None:
+    def __init__(
+        self, settings: RunSettings, policy: Policy, past: Past | None = None, shortages: Shortages | None = None
+    ) -> None:
         self.settings = settings
         self.policy = policy
+        self.shortages = shortages or Shortages()
         self.phase = Phase.GATHERING
         self.step = settings.first_step
         self.checkpoints = Checkpoints(settings.checkpoint_root, settings.checkpoint_every, settings.resume)
@@ -179,6 +189,9 @@ class Coordinator:
         self._unready: set[WorkerId] = set()
         self._ballot: Ballot | None = None
         self._salvage = Salvage()
+        self._damages = Damages()
+        self._gives_up_step = False
+        """Nobody can finish what others began of the step in progress: it is begun anew."""
         self._recovery: OpenRecovery | None = None
         self._is_degraded = False
         self._stopping = False
@@ -428,7 +441,10 @@ class Coordinator:
     def _lost_while_gathering(self, event: NodeGone) -> list[Command]:
         if event.node in self._members.gone:
             return []
-        return self._lose(event) + self._start_when_gathered()
+        lost = self._lose(event)
+        if self.shortages.fatal is not None:
+            return lost + self._end(RunStatus.FAILED, self.shortages.fatal)
+        return lost + self._start_when_gathered()
 
     def _lost_in_step(self, event: NodeGone) -> list[Command]:
         if event.node in self._members.gone:
@@ -450,6 +466,8 @@ class Coordinator:
 
     def _lose(self, event: NodeGone) -> list[Command]:
         """Fence a node and forget its workers."""
+        if event.ran_out is not None:
+            event = self.shortages.note(event, self._plan, self.step)
         self._standing.lost(event.node)
         self._forget_speed(event.node)
         for worker in self._members.lose(event.node):
@@ -484,6 +502,41 @@ class Coordinator:
             return message is not None and node in message.plan.nodes
         return self.phase in _AT_WORK and node in self.plan.nodes
 
+    def _out_of_memory(self, event: Received) -> list[Command]:
+        """A loss of the worker's node, in whatever phase; but a job that must end because of it may save from there."""
+        told = event.message
+        assert isinstance(told, OutOfMemory)
+        ran_out = RanOut(
+            worker=event.worker, where=told.where, held_bytes=told.held_bytes, wanted_bytes=told.wanted_bytes
+        )
+        gone = NodeGone(self._members.node_of(event.worker), "out of memory", ran_out)
+        if told.holds and self.phase in (Phase.TRAINING, Phase.SALVAGING) and gone.node in self.plan.nodes:
+            gone = self.shortages.note(gone, self._plan, self.step)
+            if self.shortages.fatal is not None:
+                text = f"node {gone.node} does no more: {gone.cause}"
+                return [Publish(Note(level="warning", text=text)), *self._begin_salvage()]
+        return TRANSITIONS[self.phase, "NodeGone"](self, gone)
+
+    def _damaged(self, event: Received) -> list[Command]:
+        """State is sent again; what nobody keeps is computed again, with the whole step."""
+        told, target = event.message, event.worker
+        assert isinstance(told, Damaged)
+        if (told.generation, told.step) != (self.plan.generation, self.step) or target not in self._members.addresses:
+            return []
+        text = f"{what(self.plan, told)} arrived damaged at worker {target} from worker {told.source}"
+        is_state = told.kind == "state" and self.phase is Phase.TRAINING
+        again = self._damages.resend(self.plan, target, told, self._members.addresses) if is_state else None
+        if (again is None) if is_state else self._damages.is_too_often(target, told):
+            gone = NodeGone(self._members.node_of(target), f"{text}, again and again")
+            return TRANSITIONS[self.phase, "NodeGone"](self, gone)
+        if again is not None:
+            source = again.transfer.source
+            note = Note(level="warning", text=f"{text}; worker {source} sends it again")
+            return [Publish(note), Send(target, again), Send(source, again)]
+        self._gives_up_step = True
+        note = Note(level="warning", text=f"{text}; step {self.step} is begun anew")
+        return [Publish(note), *self._begin_salvage()]
+
     def _fault_injected(self, event: Received) -> list[Command]:
         assert isinstance(event.message, FaultInjected)
         self._members.note_fault(event.worker, event.message.at_s)
@@ -507,6 +560,8 @@ class Coordinator:
         """Halt what the loss broke; decide once all of it has reported."""
         self.phase = Phase.SALVAGING
         broken = to_halt(self.plan, self._members.addresses, self._unready)
+        if self._gives_up_step or self.shortages.fatal is not None:
+            broken = frozenset(self.plan.workers) & self._members.addresses.keys()
         halt = Halt(generation=self.plan.generation, step=self.step)
         commands: list[Command] = [Send(worker, halt) for worker in self._salvage.halt(broken)]
         return commands + self._decide_when_reported()
@@ -522,9 +577,13 @@ class Coordinator:
     def _decide_when_reported(self) -> list[Command]:
         if not self._salvage.is_complete:
             return []
+        if self.shortages.fatal is not None:
+            return self._end_short_of_memory()
         holders = self._holders()
         if without := self._without_replica(holders):
             return self._restore(without)
+        if self._gives_up_step:
+            return self._reconfigure(holders)
         computing = [w for w in self.plan.workers if w in self._members.addresses and w not in self._salvage.halted]
         if not computing and self._salvage.is_untouched:
             return self._reconfigure(holders)
@@ -538,6 +597,9 @@ class Coordinator:
             generation=self._next_generation(),
         )
         validate(proposal.plan, already=counted)
+        if not self.shortages.allows(proposal.plan):
+            self._gives_up_step = True
+            return self._begin_salvage()
         if self._recovery is not None:
             self._recovery.add_rerun(proposal.plan)
         return self._take(proposal, Purpose.FINISH_STEP, StateSource.LIVE)
@@ -583,7 +645,9 @@ class Coordinator:
             exponents=self._exponents,
             source=source,
             folder=folder,
+            afresh=self._gives_up_step,
         )
+        self._gives_up_step = False
         if purpose is not Purpose.GO_ON:
             self.timing.expect(proposal.step_time_s, proposal.longest_s)
             self._speeds.expect(plan, proposal.compute_s)
@@ -612,12 +676,18 @@ class Coordinator:
 
     def _reconfigure(self, holders: Mapping[WorkerId, tuple[int, ...]]) -> list[Command]:
         """A new placement for a step that nobody has begun, or the end when too few nodes are left for one."""
+        if self.shortages.fatal is not None:
+            return self._end_short_of_memory()
         try:
             proposal = self._placement(holders, at_once=True)
+        except WouldRunOut as error:
+            return self._exhausted(str(error), RunStatus.FAILED)
         except PlanError as error:
             return self._exhausted(str(error))
         if self._recovery is not None:
             self._recovery.add_reconfiguration(proposal)
+            if self._gives_up_step:
+                self._recovery.add_rerun(proposal.plan)
         return [*self._take(proposal, Purpose.RECONFIGURE, StateSource.LIVE), *self._release()]
 
     def _placement(
@@ -626,6 +696,24 @@ class Coordinator:
         *,
         at_once: bool,
         at_rest: frozenset[NodeId] | None = None,
+    ) -> Proposal:
+        """Within the memory that devices are known to have, see `_any_placement`. Raises PlanError."""
+        proposal = self._any_placement(holders, at_once=at_once, at_rest=at_rest)
+        if self.shortages.allows(proposal.plan):
+            return proposal
+        refused = proposal.plan
+        try:
+            policy = self.shortages.policy()
+            self.policy = policy.with_speeds(self._speeds.known) if self._speeds.known else policy
+            proposal = self._any_placement(holders, at_once=at_once, at_rest=at_rest)
+        except PlanError as error:
+            raise self.shortages.refuse(refused) from error
+        if not self.shortages.allows(proposal.plan):
+            raise self.shortages.refuse(proposal.plan)
+        return proposal
+
+    def _any_placement(
+        self, holders: Mapping[WorkerId, tuple[int, ...]], *, at_once: bool, at_rest: frozenset[NodeId] | None
     ) -> Proposal:
         """Without the nodes that gave notice or rest where that is possible, else with them for as long as they live.
 
@@ -677,7 +765,7 @@ class Coordinator:
             return [*measured, *self._same_again()]
         self._standing.newcomers.clear()
         warming = self.policy.warm_up(self.plan, target, self._next_generation()) if target.plan.transfers else None
-        if warming is None:
+        if warming is None or not self.shortages.allows(warming.plan):
             return self._reconfigure(holders)
         self._check(warming)
         return self._take(warming, Purpose.WARM_UP, StateSource.LIVE)
@@ -754,11 +842,18 @@ class Coordinator:
 
     # Too few nodes
 
-    def _exhausted(self, reason: str) -> list[Command]:
+    def _exhausted(self, reason: str, status: RunStatus = RunStatus.EXHAUSTED) -> list[Command]:
         if not self.settings.waits:
-            return self._save_then_end(RunStatus.EXHAUSTED, reason)
+            return self._save_then_end(status, reason)
         self._waiting = reason
         return self._save()
+
+    def _end_short_of_memory(self) -> list[Command]:
+        """Nobody computes: the state before the step in progress is saved."""
+        assert self.shortages.fatal is not None
+        if self.step == 1:
+            return self._end(RunStatus.FAILED, self.shortages.fatal)  # there is nothing to save
+        return self._save_then_end(RunStatus.FAILED, self.shortages.fatal)
 
     def _wait(self) -> list[Command]:
         assert self._waiting is not None
@@ -782,16 +877,21 @@ class Coordinator:
         layers = sorted({layer for group in without for layer in self.plan.groups[group].layers})
         lost = f"no replica of layer{'s' if len(layers) > 1 else ''} {', '.join(map(str, layers))} is left"
         checkpoint = self.checkpoints.last
+        if self.shortages.fatal is not None:
+            return self._end(RunStatus.FAILED, f"{self.shortages.fatal}; {lost}")
         if checkpoint is None and self.step > self.settings.first_step:
             remedy = "Set run.checkpoint_every, or a higher resilience.fault_tolerance."
             return self._end(RunStatus.FAILED, f"{lost} and there is no checkpoint. {remedy}")
         try:
             proposal = self.policy.initial(self._members.nodes, self._next_generation())
+            if not self.shortages.allows(proposal.plan):
+                raise self.shortages.refuse(proposal.plan)
         except PlanError as error:
             saved = f"Checkpoint: step {checkpoint.step}." if checkpoint else "There is no checkpoint."
             reason = f"{lost}; {error} {saved}"
             if not self.settings.waits:
-                return self._end(RunStatus.EXHAUSTED, reason)
+                status = RunStatus.FAILED if isinstance(error, WouldRunOut) else RunStatus.EXHAUSTED
+                return self._end(status, reason)
             self._waiting = reason
             return self._wait()
         self._wake_all()
@@ -839,6 +939,7 @@ class Coordinator:
                 f"step {self.step}: {tally.missing} contributions missing and {tally.twice} counted twice; "
                 f"recent: {'; '.join(self.history)}"
             )
+        self.shortages.committed(self.plan)
         committed, generation = self.step, self.plan.generation
         norm = gradient_norm(tally.norms)
         factor = clip_factor(norm, self.settings.train.clip_norm)
@@ -982,7 +1083,8 @@ class Coordinator:
         if saving is None or self.phase is Phase.SAVING:
             return []
         self.checkpoints.under_way = None
-        return [Publish(Note(level="warning", text=f"the checkpoint of step {saving.step} is given up: {why}"))]
+        note = Note(level="warning", text=f"the checkpoint of step {saving.step} is given up: {why}")
+        return [Discard(saving.folder), Publish(note)]
 
     def _could_not_save(self, why: str) -> list[Command]:
         lost, self.checkpoints.under_way = f"step {self.step - 1} could not be saved: {why}", None
@@ -1092,7 +1194,7 @@ TRANSITIONS: Mapping[tuple[Phase, str], Handler] = {
     (Phase.RETURNING, "Vote"): Coordinator._voted_while_returning,
     (Phase.RETURNING, "Ready"): Coordinator._ready_while_returning,
     # Answers to the coordinator before.
-    **{(Phase.RETURNING, name): Coordinator._ignore for name in ("Report", "Saved", "NotSaved")},
+    **{(Phase.RETURNING, name): Coordinator._ignore for name in ("Report", "Saved", "NotSaved", "Damaged")},
     **{
         (phase, "Returned"): Coordinator._returned_late
         for phase in (Phase.GATHERING, Phase.TRAINING, Phase.SALVAGING, Phase.SAVING, Phase.WAITING)
@@ -1108,6 +1210,10 @@ TRANSITIONS: Mapping[tuple[Phase, str], Handler] = {
     (Phase.SALVAGING, "Ready"): Coordinator._ready,
     (Phase.SAVING, "Ready"): Coordinator._ready,
     (Phase.TRAINING, "Vote"): Coordinator._voted,
+    (Phase.TRAINING, "Damaged"): Coordinator._damaged,
+    (Phase.SALVAGING, "Damaged"): Coordinator._damaged,
+    (Phase.SAVING, "Damaged"): Coordinator._ignore,
+    (Phase.WAITING, "Damaged"): Coordinator._ignore,
     (Phase.SALVAGING, "Report"): Coordinator._reported,
     **{(phase, "Saved"): Coordinator._saved for phase in (*_AT_WORK, Phase.WAITING)},
     **{(phase, "NotSaved"): Coordinator._not_saved for phase in (*_AT_WORK, Phase.WAITING)},
@@ -1123,6 +1229,7 @@ TRANSITIONS: Mapping[tuple[Phase, str], Handler] = {
     **{(phase, "NodeNotice"): Coordinator._node_notice for phase in _ALIVE},
     **{(phase, "StopRequested"): Coordinator._stop_requested for phase in _ALIVE},
     **{(phase, "FaultInjected"): Coordinator._fault_injected for phase in _ALIVE},
+    **{(phase, "OutOfMemory"): Coordinator._out_of_memory for phase in _ALIVE},
     **{(phase, "DecisionTook"): Coordinator._decision_took for phase in _ALIVE},
     **{(phase, "Failed"): Coordinator._failed for phase in _ALIVE},
     (Phase.ENDED, "Restarted"): Coordinator._restarted,
@@ -1134,6 +1241,7 @@ TRANSITIONS: Mapping[tuple[Phase, str], Handler] = {
             "Returned",
             "Ready",
             "Vote",
+            "Damaged",
             "Report",
             "Saved",
             "NotSaved",
@@ -1141,6 +1249,7 @@ TRANSITIONS: Mapping[tuple[Phase, str], Handler] = {
             "ManifestFailed",
             "StopRequested",
             "FaultInjected",
+            "OutOfMemory",
             "DecisionTook",
             "Failed",
             "Notice",

@@ -18,12 +18,23 @@ class WorkerJoined:
     data_address: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanOut:
+    """A worker ran out of memory. What the kernel killed tells nothing: then no worker is named, and sizes are 0."""
+
+    worker: WorkerId | None = None
+    where: str = ""
+    held_bytes: int = 0
+    wanted_bytes: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class NodeGone:
     """A worker of this node is dead or out of reach, so the node is."""
 
     node: NodeId
     cause: str
+    ran_out: RanOut | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +135,13 @@ class WriteManifest:
 
 
 @dataclass(frozen=True, slots=True)
+class Discard:
+    """The checkpoint that was begun in this folder is given up: remove what is there of it."""
+
+    folder: str
+
+
+@dataclass(frozen=True, slots=True)
 class Publish:
     """`again`: of an earlier coordinator's journal. Whoever has this record already drops it; and any step that is
     there, since a power loss may take a commit that nobody was told of."""
@@ -140,4 +158,4 @@ class Finish:
     message: str
 
 
-Command = Send | JournalEntry | Evict | Release | WriteManifest | Publish | Finish
+Command = Send | JournalEntry | Evict | Release | WriteManifest | Discard | Publish | Finish

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 Payload = TypeVar("Payload")
 
@@ -23,6 +23,9 @@ class Kind:
     """Where a sum lies in the memory of this host, in place of the sum itself."""
     STATE = "t"
 
+    NAMES: Final = {ACTIVATION: "activation", GRADIENT: "gradient", SUM: "sum", SHARED_SUM: "sum", STATE: "state"}
+    """For people."""
+
 
 @dataclass(frozen=True, slots=True)
 class Key:
@@ -34,7 +37,7 @@ class Key:
         step: which it belongs to.
         epoch: a route's birth, a group's sync epoch, or the plan's generation for state. An older one never matches.
         item: microbatch or group.
-        layer: boundary layer of an activation or gradient; 0 otherwise.
+        layer: boundary layer of an activation or gradient; of a state, how often it was sent before; 0 otherwise.
     """
 
     kind: str

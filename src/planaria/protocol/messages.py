@@ -13,7 +13,7 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from planaria.plan.ledger import Ledger
-from planaria.plan.plan import Plan, WorkerId
+from planaria.plan.plan import Plan, Transfer, WorkerId
 from planaria.protocol.liveness import Pulse
 
 PROTOCOL_VERSION = 2
@@ -134,6 +134,23 @@ class CutOff(Message, frozen=True, kw_only=True, tag="cut_off"):
     peer: WorkerId
 
 
+class Damaged(Message, frozen=True, kw_only=True, tag="damaged"):
+    """A message of `source` that is wanted here arrived, and its checksum is another.
+
+    Attributes:
+        kind: "state", "sum", "activation" or "gradient".
+        item: group of a state or sum, else microbatch.
+        part: of a state, the bytes that it moves of the group's parameters; None: all.
+    """
+
+    generation: int
+    step: int
+    source: WorkerId
+    kind: str
+    item: int
+    part: tuple[int, int] | None = None
+
+
 class Alive(Message, frozen=True, kw_only=True, tag="alive"):
     """A heartbeat. The server judges it; the machine hears of a lost node, or of nothing.
 
@@ -191,8 +208,37 @@ class Returned(Message, frozen=True, kw_only=True, tag="returned"):
     message: PlanMessage | None
 
 
+class OutOfMemory(Message, frozen=True, kw_only=True, tag="out_of_memory"):
+    """This worker cannot get the memory that it needs: a loss of its node, and a lesson for the next plan.
+
+    Attributes:
+        holds: its replicas are whole, and it waits to be killed or to save them; else it ends.
+        where: in which instruction or act, for people ("in the forward of microbatch 3, layer 'h.2'").
+        held_bytes: of its device's memory, before it gave up; 0: not known.
+        wanted_bytes: what it asked for in vain; 0: not known.
+    """
+
+    holds: bool
+    where: str
+    held_bytes: int
+    wanted_bytes: int
+
+
 FromWorker = (
-    Hello | Ready | Vote | Report | Saved | NotSaved | FaultInjected | CutOff | Alive | Notice | Failed | Returned
+    Hello
+    | Ready
+    | Vote
+    | Report
+    | Saved
+    | NotSaved
+    | FaultInjected
+    | CutOff
+    | Damaged
+    | Alive
+    | Notice
+    | OutOfMemory
+    | Failed
+    | Returned
 )
 
 
@@ -207,6 +253,7 @@ class PlanMessage(Message, frozen=True, kw_only=True, tag="plan"):
         exponents: grid exponent of every group for `step` (exact numerics).
         source: where replicas that the worker lacks come from.
         folder: the checkpoint, when that is the source.
+        afresh: what was done of the step counts no more, and it is begun again.
     """
 
     plan: Plan
@@ -215,6 +262,7 @@ class PlanMessage(Message, frozen=True, kw_only=True, tag="plan"):
     exponents: tuple[int, ...]
     source: StateSource
     folder: str = ""
+    afresh: bool = False
 
 
 class Halt(Message, frozen=True, kw_only=True, tag="halt"):
@@ -226,6 +274,18 @@ class Halt(Message, frozen=True, kw_only=True, tag="halt"):
 
 class Recall(Message, frozen=True, kw_only=True, tag="recall"):
     """Tell the plan that you have: the coordinator's journal lost it. The answer is a `Returned`."""
+
+
+class Resend(Message, frozen=True, kw_only=True, tag="resend"):
+    """A transfer of this generation arrived damaged: its source sends the state (again), its target awaits it.
+
+    `attempt` counts from 1, and tells what is sent from what was sent before.
+    """
+
+    generation: int
+    step: int
+    transfer: Transfer
+    attempt: int
 
 
 class Save(Message, frozen=True, kw_only=True, tag="save"):
@@ -267,7 +327,7 @@ class Stop(Message, frozen=True, kw_only=True, tag="stop"):
     reason: str
 
 
-ToWorker = PlanMessage | Halt | Commit | Recall | Save | Stop
+ToWorker = PlanMessage | Halt | Commit | Recall | Resend | Save | Stop
 
 # msgpack, not JSON: a loss may be NaN, which JSON cannot say.
 _from_worker = msgspec.msgpack.Decoder(FromWorker)

@@ -11,7 +11,18 @@ from dataclasses import dataclass
 
 import msgspec
 
-from planaria.protocol.messages import Commit, Halt, PlanMessage, Recall, Save, StateSource, Stop, ToWorker, WorkerPhase
+from planaria.protocol.messages import (
+    Commit,
+    Halt,
+    PlanMessage,
+    Recall,
+    Resend,
+    Save,
+    StateSource,
+    Stop,
+    ToWorker,
+    WorkerPhase,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +99,13 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
+class MoveAgain:
+    """Send a piece of state, or await it from where the order says."""
+
+    order: Resend
+
+
+@dataclass(frozen=True, slots=True)
 class End:
     """End this process. `clean` is False when the worker ends itself because it must not go on."""
 
@@ -95,7 +113,7 @@ class End:
     clean: bool
 
 
-WorkerCommand = Adopt | SendReport | SendReturned | SendVote | Apply | Write | End
+WorkerCommand = Adopt | SendReport | SendReturned | SendVote | Apply | MoveAgain | Write | End
 
 
 class WorkerMachine:
@@ -129,6 +147,9 @@ class WorkerMachine:
                 return self._commit(event)
             case ProgramDone():
                 return self._done(event)
+            case Resend():
+                is_ours = (event.generation, event.step) == (self.generation, self.step)
+                return (MoveAgain(event),) if is_ours else ()
             case Save():
                 return self._save(event)
             case Stop():
@@ -156,7 +177,7 @@ class WorkerMachine:
         if message.plan.generation <= self.generation:
             return ()
         in_step = self.step == message.step and self.phase is not WorkerPhase.IDLE
-        continues = in_step and message.source is StateSource.LIVE
+        continues = in_step and message.source is StateSource.LIVE and not message.afresh
         self.generation = message.plan.generation
         self.step = message.step
         self.phase = WorkerPhase.RUNNING

@@ -20,6 +20,7 @@ from planaria.protocol.messages import (
     Message,
     Notice,
     NotSaved,
+    OutOfMemory,
     Ready,
     Report,
     Returned,
@@ -85,7 +86,7 @@ class Control:
                     pass
             self._transmit(message)
 
-    def send_last(self, failure: Failed) -> None:
+    def send_last(self, failure: Failed | OutOfMemory) -> None:
         """Send it, and wait for the order to stop: the coordinator may have to be started again to hear of it."""
         self.send(failure)
         self._ended.wait(self._timeout_s)

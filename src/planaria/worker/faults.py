@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
 
+import torch
+
 from planaria.job.faults import Fault, FaultKind
+
+LACKING_BYTES = 1 << 30
+"""What a node that gets no more memory asks for next."""
 
 
 class FaultInjector:
@@ -51,6 +57,11 @@ class FaultInjector:
             case FaultKind.FREEZE:
                 self._announce(time.monotonic())
                 threading.Event().wait()
+            case FaultKind.MEMORY:
+                self._announce(time.monotonic())
+                _, most = resource.getrlimit(resource.RLIMIT_AS)
+                resource.setrlimit(resource.RLIMIT_AS, (LACKING_BYTES, most))  # below what it has mapped already
+                torch.empty(LACKING_BYTES, dtype=torch.uint8)  # the allocator refuses
             case FaultKind.SLOW:
                 pass  # strikes at no instruction, see `slowness`
             case FaultKind.NOTICE:

@@ -31,7 +31,7 @@ FAULT_KINDS = {
     Op.FORWARD: "forward",
     Op.BACKWARD: "backward",
     Op.BACKWARD_INPUT: "backward",
-    Op.BACKWARD_WEIGHT: "backward",
+    Op.BACKWARD_WEIGHT: "weight",
     Op.SEND_ACTIVATION: "send",
     Op.SEND_GRADIENT: "send",
     Op.RECV_ACTIVATION: "recv",
@@ -43,6 +43,17 @@ FAULT_KINDS = {
 
 
 _COMPUTING = (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
+WORDS = {
+    Op.LOAD: "load",
+    Op.FORWARD: "forward",
+    Op.BACKWARD: "backward",
+    Op.BACKWARD_INPUT: "backward",
+    Op.BACKWARD_WEIGHT: "backward",
+    Op.SEND_ACTIVATION: "sending",
+    Op.SEND_GRADIENT: "sending",
+    Op.RECV_ACTIVATION: "receipt",
+    Op.RECV_GRADIENT: "receipt",
+}
 
 
 class Interpreter:
@@ -154,6 +165,23 @@ class Interpreter:
                     self._pace.slow_down(self._pace.stopwatch() - began)
                     self.compute_s += max(0.0, self._pace.stopwatch() - began)
             self._done.finish()
+
+    def give_up(self) -> None:
+        """Let go of what is kept for the step in progress: it will not be finished here."""
+        self._batch.clear()
+        self._activations.clear()
+        self._gradients.clear()
+        self._holdings.compute.forget(lambda work: False)
+
+    @property
+    def doing(self) -> str:
+        """The instruction under way, for people."""
+        instruction = self._done.next
+        if instruction is None:
+            return "at a step's end"
+        if instruction.op in (Op.SYNC, Op.VOTE):
+            return "in the sums of gradients"
+        return f"in the {WORDS[instruction.op]} of microbatch {instruction.microbatch}"
 
     def apply(self, commit: Commit) -> None:
         assert self._plan is not None
