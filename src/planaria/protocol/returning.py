@@ -238,9 +238,9 @@ class Returning:
 
     def lag(self, position: Position) -> int:
         """Committed steps that the journal lacks."""
-        if self._past.step is None or position.message.source is not StateSource.LIVE:
-            return 0
-        return max(0, position.step - self._past.step)
+        is_known = position.message.source is StateSource.LIVE or self.written_plan(position) is not None
+        known = self._past.step if is_known else None
+        return max(0, position.step - (position.message.step if known is None else known))
 
     def unwritten(self, position: Position, train: TrainSection, num_nodes: int, now: float) -> list[JournalEntry]:
         """What only workers knew of, as the journal should have it.
@@ -253,7 +253,7 @@ class Returning:
         """
         entries: list[JournalEntry] = []
         commit = position.commit
-        if commit is not None and self._past.step != position.step:
+        if commit is not None and not self._is_written(commit):
             record = step_committed(
                 train,
                 commit,
@@ -269,6 +269,13 @@ class Returning:
             is_after = commit is None or commit.generation < position.message.plan.generation
             entries.insert(len(entries) if is_after else 0, plan)
         return entries
+
+    def _is_written(self, commit: Commit) -> bool:
+        """A journal lacks nothing but its end."""
+        plan, last = self._past.plan, self._past.commit
+        if plan is not None and commit.generation < plan.message.plan.generation:
+            return True
+        return last is not None and (commit.generation, commit.step) == (last.commit.generation, last.commit.step)
 
     def written_plan(self, position: Position) -> JournalPlan | None:
         """The plan in force, if the journal has it."""
