@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from planaria.coordinator.journal import Journal
+from planaria.coordinator.journal import COMMITS_KEPT, THINNED_EVERY, Journal
 from planaria.job.errors import UserError
 from planaria.plan.plan import NodeId
+from planaria.protocol.commit import NOT_APPLIED
 from planaria.protocol.journal import AnyEntry, Fate, JournalCommit, JournalNode, JournalRestart
 from planaria.protocol.messages import Commit
+from planaria.protocol.past import Past
 from planaria.protocol.records import NodeJoined, Note
 
 RUN, JOB = "a run", "a job"
@@ -75,6 +77,26 @@ def test_what_was_written_before_a_death_is_read(count: int, path: Path) -> None
         journal.write(entry(count))
     with opened(path) as journal:
         assert journal.read() == [*entries, entry(count)]
+
+
+def test_a_long_runs_journal_stays_short_and_says_the_same(path: Path) -> None:
+    """Commits that later ones made old go; every other entry stays, and every commit that was not applied."""
+    entries: list[AnyEntry] = []
+    for number in range(10_000):
+        if number % 1500 == 7:
+            entries.append(JournalNode(node=NodeId(number), fate=Fate.LOST, cause="killed", strikes=True))
+        factor = NOT_APPLIED if number % 1900 == 5 else 0.5
+        commit = Commit(generation=1, step=number, clip_factor=factor, exponents=(4,), hold=False, loss=1.5, norm=2.5)
+        entries.append(JournalCommit(commit=commit))
+    with opened(path) as journal:
+        journal.read()
+        for one in entries:
+            journal.write(one)
+    with opened(path) as journal:
+        left = journal.read()
+    assert len(left) < THINNED_EVERY
+    assert left[-COMMITS_KEPT:] == entries[-COMMITS_KEPT:]
+    assert Past.of(left) == Past.of(entries)
 
 
 def test_another_jobs_journal_is_refused(path: Path) -> None:

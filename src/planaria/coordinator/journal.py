@@ -17,7 +17,8 @@ from pathlib import Path
 import xxhash
 
 from planaria.job.errors import UserError
-from planaria.protocol.journal import AnyEntry, JournalEntry, decode_entry, encode_entry
+from planaria.protocol.commit import NOT_APPLIED
+from planaria.protocol.journal import AnyEntry, JournalCommit, JournalEntry, decode_entry, encode_entry
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS entries (
@@ -30,10 +31,15 @@ _Row = tuple[int, str, bytes, int]
 
 
 log = logging.getLogger(__name__)
+THINNED_EVERY = 4096
+"""Entries after which commits that later ones made old are removed, so that a long run's journal is read in no time."""
+
+COMMITS_KEPT = 64
+"""Of the newest, for people who look into it."""
 
 
 class Journal:
-    """Append-only record of one run.
+    """What one run decided, in order.
 
     Args:
         path: of the file.
@@ -51,6 +57,7 @@ class Journal:
         self._job = job
         self._kept: deque[bytes] = deque()
         self._database: sqlite3.Connection | None = None
+        self._since_thinned = 0
         self.complaints: list[str] = []
 
     def start(self) -> None:
@@ -79,6 +86,7 @@ class Journal:
             damage = str(error)
         if damage is not None:
             self._keep(rows, damage)
+        self._since_thinned = len(entries)
         return entries
 
     def write(self, entry: JournalEntry) -> None:
@@ -101,6 +109,9 @@ class Journal:
             "INSERT INTO entries (run, entry, checksum) VALUES (?, ?, ?)",
             (self._run, body, _checksum(self._run, body)),
         )
+        self._since_thinned += 1
+        if self._since_thinned >= THINNED_EVERY:
+            self._thin()
 
     def close(self) -> None:
         if self._database is not None:
@@ -147,6 +158,23 @@ class Journal:
             last = number
             yield row
 
+    def _thin(self) -> None:
+        """Of commits in a row, the last says all; but one that was not applied is counted."""
+        database = self._need()
+        database.execute("BEGIN IMMEDIATE")
+        rows = list(database.execute("SELECT run, entry, checksum FROM entries ORDER BY number"))
+        entries = [decode_entry(body) for _, body, _ in rows]
+        are_commits = [isinstance(entry, JournalCommit) for entry in entries]
+        kept = [
+            row
+            for at, row in enumerate(rows)
+            if at >= len(rows) - COMMITS_KEPT or _is_of_use(entries[at]) or not are_commits[at + 1]
+        ]
+        database.execute("DELETE FROM entries")
+        database.executemany("INSERT INTO entries (run, entry, checksum) VALUES (?, ?, ?)", kept)
+        database.execute("COMMIT")
+        self._since_thinned = 0
+
     def _keep(self, rows: tuple[_Row, ...] | list[_Row], damage: str) -> None:
         """Move the damaged file aside, and go on with a new one that has these rows."""
         self.close()
@@ -163,6 +191,11 @@ class Journal:
             f"the journal {self._path} is damaged ({damage}): its first {len(rows)} entries are kept, "
             f"the damaged file is {aside.name}"
         )
+
+
+def _is_of_use(entry: AnyEntry) -> bool:
+    """Even when a commit follows."""
+    return not isinstance(entry, JournalCommit) or entry.commit.clip_factor == NOT_APPLIED
 
 
 class _Damaged(Exception):

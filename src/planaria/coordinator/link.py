@@ -77,6 +77,7 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin"):
         incarnation: counts from 1. From the second on there may be workers with state.
         nodes: that were started, with the pids of their processes on this machine.
         lost: of them, those of which a process ended, each with the cause.
+        are_all_lost: no process of any node is left.
         step_began: monotonic seconds of the last commit that the supervisor heard of; None: there was none.
         is_stopping: the user wants the run to end.
         faults: on the user's order, that have not struck yet.
@@ -85,6 +86,7 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin"):
     incarnation: int
     nodes: dict[NodeId, tuple[int, ...]]
     lost: tuple[tuple[NodeId, str], ...]
+    are_all_lost: bool
     step_began: float | None
     is_stopping: bool
     faults: tuple[Fault, ...]
@@ -96,10 +98,10 @@ class NodeStarted(msgspec.Struct, frozen=True, tag="started"):
 
 
 class NodesLost(msgspec.Struct, frozen=True, tag="lost"):
-    """Processes ended; each with its node and the cause. `is_all`: no process of any node is left."""
+    """Processes ended; each with its node and the cause. `are_all_lost`: no process of any node is left."""
 
     lost: tuple[tuple[NodeId, str], ...]
-    is_all: bool
+    are_all_lost: bool
 
 
 class StopRun(msgspec.Struct, frozen=True, tag="stop"):

@@ -22,7 +22,7 @@ class SupervisedNodes:
         self._stop = stop
         self._pids: dict[NodeId, tuple[int, ...]] = dict(begin.nodes)
         self._lost = list(begin.lost)
-        self._is_all = False
+        self._are_all_lost = begin.are_all_lost
 
     @property
     def started(self) -> list[NodeId]:
@@ -34,7 +34,7 @@ class SupervisedNodes:
 
     def start(self, node: NodeId) -> None:
         self._pids.setdefault(node, ())
-        self._is_all = False
+        self._are_all_lost = False
         self._link.send(StartNode(node))
 
     def lost(self) -> list[tuple[NodeId, str]]:
@@ -43,9 +43,9 @@ class SupervisedNodes:
             match order:
                 case NodeStarted(node, pids):
                     self._pids[node] = pids
-                case NodesLost(lost, is_all):
+                case NodesLost(lost, are_all_lost):
                     self._lost += lost
-                    self._is_all = is_all
+                    self._are_all_lost = are_all_lost
                 case StopRun():
                     self._stop()
                 case Begin():
@@ -61,7 +61,7 @@ class SupervisedNodes:
         return bool(pids) and all(process_state(pid) in "RSD" for pid in pids)
 
     def all_ended(self) -> bool:
-        return self._is_all
+        return self._are_all_lost
 
 
 def process_state(pid: int) -> str:

@@ -118,6 +118,17 @@ class LocalNodes:
                 return self._statuses.pop(pid)
             self._read()
 
+    def end(self, pid: int) -> None:
+        """SIGKILL for a process that is no node's, if it lives, and wait until it is gone."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self._read(socket.MSG_DONTWAIT)
+        known = {exited.pid for exited in self._exits} | self._statuses.keys()
+        if pid not in known:  # else the number may be another's by now
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.status_of(pid)
+
     def measure(self, job: Job, data_folder: Path, output: Path, import_path: Path | None) -> int:
         """Measure a profile in a process of its own; waits, and returns its exit status."""
         path = None if import_path is None else str(import_path)

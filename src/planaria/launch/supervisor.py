@@ -7,9 +7,7 @@ never decides anything about the training.
 from __future__ import annotations
 
 import contextlib
-import os
 import selectors
-import signal
 import socket
 import time
 from collections import deque
@@ -192,6 +190,7 @@ class Supervisor:
             incarnation=self._incarnation,
             nodes=self._nodes,
             lost=tuple(self._lost),
+            are_all_lost=bool(self._nodes) and self._launcher.all_ended(),
             step_began=self._step_began,
             is_stopping=self._is_stopping,
             faults=self._faults,
@@ -231,10 +230,8 @@ class Supervisor:
         self._begin()
 
     def _end(self, process: _Process) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGKILL)
         process.link.close()
-        self._launcher.status_of(process.pid)
+        self._launcher.end(process.pid)
 
     def _tail(self) -> str:
         log: Path = self._settings.log
