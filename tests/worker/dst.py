@@ -27,7 +27,7 @@ from pathlib import Path
 import msgspec
 import torch
 from tests.worker.cluster import Outcome
-from tests.worker.schedules import Case, Schedule, all_holders_die, comings_and_goings, restarts, schedule
+from tests.worker.schedules import Case, Schedule, all_holders_die, comings_and_goings, power_losses, restarts, schedule
 from tests.worker.test_cluster import Laboratory
 
 BATCH = 20
@@ -39,10 +39,11 @@ KINDS: dict[str, Make] = {
     "losses": lambda seed, laboratory: schedule(seed, str(laboratory.source)),
     "visits": lambda seed, laboratory: comings_and_goings(seed, str(laboratory.source)),
     "restarts": lambda seed, laboratory: restarts(seed, str(laboratory.source)),
+    "power": lambda seed, laboratory: power_losses(seed, str(laboratory.source)),
     "holders": lambda seed, laboratory: all_holders_die(seed, str(laboratory.source), laboratory.holders),
 }
 """losses: nodes die. visits: they come and give notice too, and jobs wait. restarts: the coordinator
-dies as well. holders: all that hold one layer die."""
+dies as well. power: and its journal loses its end. holders: all that hold one layer die."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

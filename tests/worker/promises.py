@@ -78,17 +78,21 @@ def _check_commits(outcome: Outcome, *, is_dark: bool) -> None:
         assert decided.setdefault(commit.step, numbers) == numbers, f"step {commit.step} is committed in two ways"
     if not is_dark:
         assert [entry.step for entry in outcome.commits] == [r.step for r in outcome.of(COMMITTED)]
-    generations = [record.generation for record in outcome.of(PlanTaken)]
-    assert generations == sorted(set(generations))
+        generations = [record.generation for record in outcome.of(PlanTaken)]
+        assert generations == sorted(set(generations))
 
 
 def _check_restarts(schedule: Schedule, outcome: Outcome) -> None:
     """A coordinator's death alone disturbs nobody."""
+    is_dark = any(crash.cut for crash in schedule.crashes)
     restarted = outcome.of(CoordinatorRestarted)
     assert len(restarted) <= outcome.restarts
-    if not any(crash.cut for crash in schedule.crashes):
-        assert all(record.lag == 0 for record in restarted)
-    if not (schedule.kills or schedule.visits or any(crash.cut for crash in schedule.crashes)):
+    if is_dark:
+        return
+    assert all(record.lag == 0 for record in restarted)
+    lost = [record.node for record in outcome.of(NodeLost)]
+    assert len(lost) == len(set(lost)), "a node is lost once"
+    if not (schedule.kills or schedule.visits):
         assert len(outcome.of(PlanTaken)) <= 1
 
 

@@ -165,26 +165,38 @@ def comings_and_goings(seed: int, source: str) -> Schedule:
 
 
 def restarts(seed: int, source: str) -> Schedule:
-    """The schedule of a seed, in which the coordinator dies too: at any command of any batch, and sometimes its machine
-    with it, so that the end of the journal is lost."""
+    """The schedule of a seed, in which the coordinator dies too: at any command of any batch."""
+    return _with_crashes(seed, source, is_dark=False)
+
+
+def power_losses(seed: int, source: str) -> Schedule:
+    """The coordinator's machine dies with it, so that the end of the journal is lost."""
+    return _with_crashes(seed, source, is_dark=True)
+
+
+def _with_crashes(seed: int, source: str, *, is_dark: bool) -> Schedule:
     draw = random.Random(~seed)
     usual = comings_and_goings(seed, source) if draw.random() < 0.5 else schedule(seed, source)
     if draw.random() < 0.3:
         usual = replace(usual, kills=(), visits=(), stop_at_s=None)
-    is_dark = draw.random() < 0.3
-    crashes = tuple(_crash(draw, is_dark) for _ in range(draw.choice([1, 1, 1, 2, 2, 3, 5])))
+    elif usual.kills and draw.random() < 0.6:
+        *kills, last = usual.kills
+        at = "after " + draw.choice(["Restarted", "Returned", "CoordinatorRestarted", "CoordinatorRestarted"])
+        nth = draw.randint(1, 6) if at == "after Returned" else 1
+        usual = replace(usual, kills=(*kills, replace(last, at=at, nth=nth, delay_s=_delay_s(draw))))
+    crashes = tuple(_crash(draw, is_dark=is_dark) for _ in range(draw.choice([1, 2, 2, 3, 5])))
     return replace(usual, crashes=crashes)
 
 
-def _crash(draw: random.Random, is_dark: bool) -> Crash:
-    after = draw.choice(FATAL)
+def _crash(draw: random.Random, *, is_dark: bool) -> Crash:
+    after = draw.choice(("StepCommitted", "PlanTaken", "NodeLost", "Vote", "Returned") if is_dark else FATAL)
     often = after in ("Vote", "Ready", "Returned", "WorkerJoined")
     return Crash(
         after=after,
         nth=draw.randint(1, 12) if often else draw.choice([1, 1, 2, 3]),
         commands=draw.choice([0, 0, 1, 2, 3, draw.randint(0, 12), draw.randint(0, 60)]),
         down_s=draw.choice([0.0, 1e-3, 1e-2, draw.uniform(0, 5e-2)]),
-        cut=draw.choice([0, 1, 2, draw.randint(1, 12)]) if is_dark else 0,
+        cut=draw.choice([1, 1, 2, 3, draw.randint(1, 12)]) if is_dark else 0,
     )
 
 

@@ -69,6 +69,7 @@ from planaria.protocol.messages import (
     NotSaved,
     PlanMessage,
     Ready,
+    Recall,
     Report,
     Returned,
     Save,
@@ -192,6 +193,8 @@ class Coordinator:
         self._stopping = past.is_stopping
         self._members.gone = set(past.gone)
         self._members.leaving = dict.fromkeys(past.leaving, 0.0)
+        if past.plan is not None:
+            self.timing.expect(past.plan.step_time_s, past.plan.longest_s)
 
     def handle(self, event: Event, now: float) -> tuple[Command, ...]:
         """Take one event at monotonic time `now` (seconds); returns commands to carry out in order.
@@ -298,7 +301,11 @@ class Coordinator:
     def _go_on_when_returned(self) -> list[Command]:
         if self.awaited:
             return []
-        self._generation = self._returning.generation
+        ask = self._returning.to_ask()
+        if ask is not None:
+            self._returning.ask(ask)
+            return [Send(ask, Recall())]
+        self._generation = max(0, self._returning.generation)
         self.checkpoints.number_from(self._returning.serial)
         self._step_began = self._now
         position = self._returning.position()
@@ -316,7 +323,11 @@ class Coordinator:
         self.phase = Phase.TRAINING
         self.step = position.step
         self._exponents = position.exponents
-        commands = self._catch_up_journal(position)
+        commands: list[Command] = []
+        for entry in returning.unwritten(position, self.settings.train, len(self._members.nodes), self._now):
+            commands += [entry, *(Publish(record, again=True) for record in entry.records)]
+        if position.commit is not None and position.commit.clip_factor == NOT_APPLIED:
+            self.skipped_steps.add(position.commit.step)
         stale = {self._members.node_of(worker) for worker in returning.stale(position)}
         for node in sorted(stale):
             commands += self._lose(NodeGone(node, "what it holds is older than the job"))
@@ -325,7 +336,7 @@ class Coordinator:
             self._ballot.cast(worker, vote)
         self._salvage = Salvage(returning.earlier(position))
         self._unready = returning.unready(position)
-        self._stand_as(position)
+        self._standing = returning.standing(position, frozenset(self._members.nodes), self._members.leaving.keys())
         for worker in returning.lacks_commit(position):
             assert position.commit is not None
             commands.append(Send(worker, position.commit))
@@ -342,39 +353,6 @@ class Coordinator:
             seconds=self._now - returning.began,
         )
         return [*commands, Publish(record), *self._go_on_within(position)]
-
-    def _catch_up_journal(self, position: Position) -> list[Command]:
-        """What only workers knew is written down before anything else."""
-        commit = position.commit
-        written = self._past.commit
-        entries: list[Command] = []
-        if commit is not None and (written is None or written.commit != commit) and self._past.step != position.step:
-            if commit.clip_factor == NOT_APPLIED:
-                self.skipped_steps.add(commit.step)
-            record = step_committed(
-                self.settings.train,
-                commit,
-                loss=commit.loss,
-                norm=commit.norm,
-                live_nodes=len(self._members.nodes),
-                duration_s=max(self._now - self._returning.began, 1e-9),
-            )
-            entries += [JournalCommit(commit=commit, records=(record,)), Publish(record, again=True)]
-        if self._returning.stand(position) is None:
-            plan = JournalPlan(message=position.message, stand=Standing.unknown().stand, step_time_s=0.0, longest_s=0.0)
-            is_after = commit is None or commit.generation < position.message.plan.generation
-            entries = [*entries, plan] if is_after else [plan, *entries]
-        return entries
-
-    def _stand_as(self, position: Position) -> None:
-        written = self._returning.stand(position)
-        if written is None:
-            self._standing = Standing.unknown()
-            return
-        live = frozenset(self._members.nodes)
-        came = (self._past.newcomers | (live - self._past.joined)) & live
-        self._standing = Standing.of(written.stand, came - self._members.leaving.keys())
-        self.timing.expect(written.step_time_s, written.longest_s)
 
     def _go_on_within(self, position: Position) -> list[Command]:
         """At the boundary after the last commit, or inside the step in progress."""

@@ -155,7 +155,8 @@ class Failed(Message, frozen=True, kw_only=True, tag="failed"):
 class Returned(Message, frozen=True, kw_only=True, tag="returned"):
     """Where this worker is: sent once when it begins, and to every coordinator that it finds after one was gone.
 
-    It tells all that was under way between the two, so that messages which were lost need not be sent again.
+    It tells all that was under way between the two, so that messages which were lost need not be sent again. Plans are
+    large: this worker's is told only when it is asked for.
 
     Attributes:
         generation: of the plan that it has; -1: none.
@@ -167,7 +168,7 @@ class Returned(Message, frozen=True, kw_only=True, tag="returned"):
         serial: the highest of any order to save that it was given.
         commit: the last that it applied.
         vote: for the generation and step, when that is what it has come to.
-        message: the plan that it has, as it was told.
+        message: the plan that it has, as it was told; in the answer to `Recall`.
     """
 
     generation: int
@@ -215,6 +216,10 @@ class Halt(Message, frozen=True, kw_only=True, tag="halt"):
     step: int
 
 
+class Recall(Message, frozen=True, kw_only=True, tag="recall"):
+    """Tell the plan that you have: the coordinator's journal lost it. The answer is a `Returned`."""
+
+
 class Save(Message, frozen=True, kw_only=True, tag="save"):
     """Write these groups, as of `step`, into the folder. The answer bears the order's serial number."""
 
@@ -254,7 +259,7 @@ class Stop(Message, frozen=True, kw_only=True, tag="stop"):
     reason: str
 
 
-ToWorker = PlanMessage | Halt | Commit | Save | Stop
+ToWorker = PlanMessage | Halt | Commit | Recall | Save | Stop
 
 # msgpack, not JSON: a loss may be NaN, which JSON cannot say.
 _from_worker = msgspec.msgpack.Decoder(FromWorker)

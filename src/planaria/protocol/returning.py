@@ -7,16 +7,19 @@ back, so that the highest of the journal and all reports is where the job is.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Set
 from dataclasses import dataclass
 
 import msgspec
 
+from planaria.job.settings import TrainSection
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, Plan, WorkerId
-from planaria.protocol.journal import JournalPlan
+from planaria.protocol.journal import JournalCommit, JournalEntry, JournalPlan
 from planaria.protocol.messages import Commit, PlanMessage, Ready, Returned, StateSource, Vote, WorkerPhase
 from planaria.protocol.past import Past
+from planaria.protocol.standing import Standing
+from planaria.protocol.telling import step_committed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,14 +57,17 @@ class Returning:
         began: monotonic seconds.
         generation: the highest that anybody knows of.
         serial: the highest of any order to save.
+        message: the plan in force, as far as it is known; None when nobody has told of one.
         reports: of the live workers that came back.
     """
 
     def __init__(self, past: Past, num_nodes: int, devices_per_node: int) -> None:
         self.began = 0.0
-        self.generation = past.plan.message.plan.generation if past.plan else 0
+        self.message = None if past.plan is None else past.plan.message
+        self.generation = -1 if self.message is None else self.message.plan.generation
         self.serial = 0
         self.reports: dict[WorkerId, Returned] = {}
+        self._asked: set[WorkerId] = set()
         self._past = past
         self._num_nodes = num_nodes
         self._devices_per_node = devices_per_node
@@ -70,6 +76,13 @@ class Returning:
         self.reports[worker] = report
         self.generation = max(self.generation, report.generation)
         self.serial = max(self.serial, report.serial)
+        told = report.message
+        if told is not None and told.plan.generation > self._known:
+            self.message = told
+
+    @property
+    def _known(self) -> int:
+        return -1 if self.message is None else self.message.plan.generation
 
     def vote(self, worker: WorkerId, vote: Vote) -> None:
         """It got so far after it came back. A vote that overtook the report is in the report too."""
@@ -91,13 +104,17 @@ class Returning:
 
     # Who is awaited
 
-    @property
-    def message(self) -> PlanMessage | None:
-        """The plan in force; None when nobody knows of one."""
-        known = [report.message for report in self.reports.values() if report.message is not None]
-        if self._past.plan is not None:
-            known.append(self._past.plan.message)
-        return max(known, key=lambda message: message.plan.generation, default=None)
+    def to_ask(self) -> WorkerId | None:
+        """Whose plan is later than any that is known, and was not asked for yet."""
+        late = self._with_a_later_plan()
+        return min(late - self._asked, default=None)
+
+    def ask(self, worker: WorkerId) -> None:
+        self._asked.add(worker)
+
+    def _with_a_later_plan(self) -> set[WorkerId]:
+        latest = max((report.generation for report in self.reports.values()), default=-1)
+        return {w for w, report in self.reports.items() if report.generation == latest > self._known}
 
     def awaited(self, joined: Collection[WorkerId], gone: Collection[NodeId]) -> frozenset[WorkerId]:
         """Live workers that have not come back.
@@ -112,6 +129,7 @@ class Returning:
             must = set(message.plan.workers)
         known = {WorkerId(node * per_node + device) for node in self._past.joined for device in range(per_node)}
         away = {worker for worker in must if worker not in self.reports} | {w for w in known if w not in joined}
+        away |= self._asked & self._with_a_later_plan()
         return frozenset(worker for worker in away if worker // per_node not in gone)
 
     # What they say together
@@ -220,15 +238,58 @@ class Returning:
 
     def lag(self, position: Position) -> int:
         """Committed steps that the journal lacks."""
-        if self._past.step is None or position.message.source is not StateSource.LIVE:
-            return 0
-        return max(0, position.step - self._past.step)
+        is_known = position.message.source is StateSource.LIVE or self.written_plan(position) is not None
+        known = self._past.step if is_known else None
+        return max(0, position.step - (position.message.step if known is None else known))
 
-    def stand(self, position: Position) -> JournalPlan | None:
-        """What was written down of the placement in force."""
+    def unwritten(self, position: Position, train: TrainSection, num_nodes: int, now: float) -> list[JournalEntry]:
+        """What only workers knew of, as the journal should have it.
+
+        Args:
+            position: where the job is.
+            train: for the record of a step.
+            num_nodes: that live.
+            now: monotonic seconds.
+        """
+        entries: list[JournalEntry] = []
+        commit = position.commit
+        if commit is not None and not self._is_written(commit):
+            record = step_committed(
+                train,
+                commit,
+                loss=commit.loss,
+                norm=commit.norm,
+                live_nodes=num_nodes,
+                duration_s=max(now - self.began, 1e-9),
+            )
+            entries.append(JournalCommit(commit=commit, records=(record,)))
+        if self.written_plan(position) is None:
+            stand = Standing.unknown().stand
+            plan = JournalPlan(message=position.message, stand=stand, step_time_s=0.0, longest_s=0.0)
+            is_after = commit is None or commit.generation < position.message.plan.generation
+            entries.insert(len(entries) if is_after else 0, plan)
+        return entries
+
+    def _is_written(self, commit: Commit) -> bool:
+        """A journal lacks nothing but its end."""
+        plan, last = self._past.plan, self._past.commit
+        if plan is not None and commit.generation < plan.message.plan.generation:
+            return True
+        return last is not None and (commit.generation, commit.step) == (last.commit.generation, last.commit.step)
+
+    def written_plan(self, position: Position) -> JournalPlan | None:
+        """The plan in force, if the journal has it."""
         plan = self._past.plan
         is_it = plan is not None and plan.message.plan.generation == position.message.plan.generation
         return plan if is_it else None
+
+    def standing(self, position: Position, live: frozenset[NodeId], leaving: Set[NodeId]) -> Standing:
+        """Of the placement in force, as far as it was written down."""
+        written = self.written_plan(position)
+        if written is None:
+            return Standing.unknown()
+        came = (self._past.newcomers | (live - self._past.joined)) & live
+        return Standing.of(written.stand, came - leaving)
 
 
 def _needs(plan: Plan, worker: WorkerId) -> set[int]:

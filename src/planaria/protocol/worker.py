@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from planaria.protocol.messages import Commit, Halt, PlanMessage, Save, StateSource, Stop, ToWorker, WorkerPhase
+from planaria.protocol.messages import Commit, Halt, PlanMessage, Recall, Save, StateSource, Stop, ToWorker, WorkerPhase
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,16 +138,18 @@ class WorkerMachine:
                 self.phase = WorkerPhase.ENDED
                 return (End("the coordinator is gone", clean=False),)
             case CoordinatorBack():
-                return (self._returned(),)
+                return (self._returned(None),)
+            case Recall():
+                return (self._returned(self._message),)
 
-    def _returned(self) -> SendReturned:
+    def _returned(self, message: PlanMessage | None) -> SendReturned:
         return SendReturned(
             generation=self.generation,
             step=self.step,
             phase=self.phase,
             serial=self._serial,
             commit=self._applied,
-            message=self._message,
+            message=message,
         )
 
     def _plan(self, message: PlanMessage) -> tuple[WorkerCommand, ...]:
