@@ -46,6 +46,7 @@ class Witness:
         setup: the job.
         reference: its numbers.
         workers: every process there ever was.
+        is_clear: nothing befalls a node after which it may live and be taken for lost.
 
     Attributes:
         records: that were published.
@@ -53,12 +54,15 @@ class Witness:
         reference: one process's numbers.
     """
 
-    def __init__(self, setup: Setup, reference: Reference, workers: Mapping[WorkerId, Worker]) -> None:
+    def __init__(
+        self, setup: Setup, reference: Reference, workers: Mapping[WorkerId, Worker], *, is_clear: bool
+    ) -> None:
         self.records: list[AnyRecord] = []
         self.committed = setup.done
         self._setup = setup
         self.reference = reference
         self._workers = workers
+        self._is_clear = is_clear
         self._touched: dict[WorkerId, Worker] = {}
         self._commits: dict[tuple[int, int], JournalCommit] = {}
         self._begun = setup.done
@@ -211,6 +215,9 @@ class Witness:
     def _take_record(self, machine: Coordinator, record: AnyRecord) -> None:
         self.records.append(record)
         match record:
+            case NodeLost(node=node, cause=cause) if self._is_clear:
+                is_dead = any(worker.is_over for worker in self._workers.values() if worker.node == node)
+                self.require(is_dead, f"node {node} is given up, and nothing is wrong with it: {cause}")
             case StepCommitted() | StepSkipped():
                 self.require(record.step == self.committed, f"step {record.step} is told of, not {self.committed}")
                 is_skipped = isinstance(record, StepSkipped)
