@@ -20,7 +20,7 @@ from planaria.protocol.records import AnyRecord
 from planaria.protocol.settings import CheckpointRef, RunSettings
 from planaria.simulate.clock import Clock
 from planaria.simulate.disk import Disk, SavedState
-from planaria.simulate.faults import Fault, FaultKind
+from planaria.simulate.faults import CLEAR, Fault, FaultKind
 from planaria.simulate.network import COORDINATOR, Network, Way
 from planaria.simulate.schedule import Schedule
 from planaria.simulate.server import Connection, Server
@@ -66,7 +66,8 @@ class Cluster:
         self.algebra = Algebra(self.profile.groups, setup.num_layers, schedule.seed % 97, setup.bad)
         self.workers: dict[WorkerId, Worker] = {}
         self.journal: list[bytes] = []
-        self.witness = Witness(setup, Reference(self.algebra, setup.train), self.workers)
+        is_clear = all(fault.kind in CLEAR and not fault.cut for fault in schedule.faults)
+        self.witness = Witness(setup, Reference(self.algebra, setup.train), self.workers, is_clear=is_clear)
         self.settings = RunSettings(
             train=setup.train,
             policy_name="templates",

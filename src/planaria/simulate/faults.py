@@ -42,6 +42,21 @@ class FaultKind(enum.StrEnum):
     """The user ends the run."""
 
 
+CLEAR = frozenset(
+    {
+        FaultKind.KILL,
+        FaultKind.JOIN,
+        FaultKind.NOTICE,
+        FaultKind.DRAIN,
+        FaultKind.FULL,
+        FaultKind.REPLAY,
+        FaultKind.CRASH,
+        FaultKind.STOP,
+    }
+)
+"""After these nobody who lives may be taken for lost, unless a journal loses entries."""
+
+
 class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One fault.
 

@@ -134,7 +134,8 @@ ORDERS = ("Adopt", "Apply", "SendReport", "SendVote", "Write", "write")
 OFTEN = ("Ready", "Vote", "WorkerJoined", "JournalCommit", "Send PlanMessage", "Send Commit", "StepCommitted")
 SELDOM = (
     "NodeGone", "NodeLost", "Report", "Send Halt", "JournalPlan", "PlanTaken", "Recovered", "Send Save", "Saved",
-    "JournalNode", "JournalRestart", "Returned", "CheckpointSaved", "ManifestWritten", "Restored", "Waiting", "NodeLeaving", "NodeReleased",
+    "JournalNode", "JournalRestart", "Returned", "CheckpointSaved", "ManifestWritten",
+    "Restored", "Waiting", "NodeLeaving", "NodeReleased",
 )  # fmt: skip
 """What happens at the coordinator in every run, and in some."""
 

@@ -46,6 +46,7 @@ class Witness:
         setup: the job.
         reference: its numbers.
         workers: every process there ever was.
+        is_clear: nothing befalls a node after which it may live and be taken for lost.
 
     Attributes:
         records: that were published.
@@ -53,18 +54,22 @@ class Witness:
         reference: one process's numbers.
     """
 
-    def __init__(self, setup: Setup, reference: Reference, workers: Mapping[WorkerId, Worker]) -> None:
+    def __init__(
+        self, setup: Setup, reference: Reference, workers: Mapping[WorkerId, Worker], *, is_clear: bool
+    ) -> None:
         self.records: list[AnyRecord] = []
         self.committed = setup.done
         self._setup = setup
         self.reference = reference
         self._workers = workers
+        self._is_clear = is_clear
         self._touched: dict[WorkerId, Worker] = {}
         self._commits: dict[tuple[int, int], JournalCommit] = {}
         self._begun = setup.done
         self._generation = 0
         self._plan: Plan | None = None
         self._is_cut = False
+        self._highest = setup.done
         self._told = setup.done
 
     @property
@@ -121,7 +126,10 @@ class Witness:
                 self._must_be_lost(machine, record.reason)
                 self.committed = self._begun = record.to_step
         self.require(plan.generation > self._generation, f"generation {plan.generation} after {self._generation}")
-        self.require(step == self.committed + 1, f"a plan for step {step} when {self.committed} steps are committed")
+        self.require(
+            step == self.committed + 1 or (self._is_cut and step <= self._highest + 1),
+            f"a plan for step {step} when {self.committed} steps are committed",
+        )
         self._generation, self._plan = plan.generation, plan
         if step > self._begun:
             self._begin(machine, step)
@@ -129,14 +137,14 @@ class Witness:
     def forget_after(self, past: Past) -> None:
         """A journal lost its last entries: what they said, some worker may know, or nobody."""
         self.committed = min(self.committed, (past.step or self._setup.done + 1) - 1)
-        self._begun = min(self._begun, self.committed + 1)
         self._generation, self._plan = -1, None
         self._is_cut = True
 
     def committed_step(self, machine: Coordinator, entry: JournalCommit) -> None:
         """A step is durable: every step once, in order, with every microbatch in every sum exactly once."""
         step, commit = entry.step, entry.commit
-        self.require(step == self.committed + 1, f"step {step} is committed after step {self.committed}")
+        is_next = step == self.committed + 1 or (self._is_cut and self.committed < step <= self._highest + 1)
+        self.require(is_next, f"step {step} is committed after step {self.committed}")
         is_known = self._plan is not None and self._plan.generation == commit.generation
         self.require(is_known or self._is_cut, f"generation {commit.generation} commits step {step}")
         right = self.reference.after(step)
@@ -150,6 +158,7 @@ class Witness:
             self._check_sums(machine, step)
         self._commits[step, commit.generation] = entry
         self.committed = step
+        self._highest = max(self._highest, step)
 
     def _check_sums(self, machine: Coordinator, step: int) -> None:
         plan = self.plan  # the machine's may be the next one already
@@ -206,6 +215,9 @@ class Witness:
     def _take_record(self, machine: Coordinator, record: AnyRecord) -> None:
         self.records.append(record)
         match record:
+            case NodeLost(node=node, cause=cause) if self._is_clear:
+                is_dead = any(worker.is_over for worker in self._workers.values() if worker.node == node)
+                self.require(is_dead, f"node {node} is given up, and nothing is wrong with it: {cause}")
             case StepCommitted() | StepSkipped():
                 self.require(record.step == self.committed, f"step {record.step} is told of, not {self.committed}")
                 is_skipped = isinstance(record, StepSkipped)

@@ -130,9 +130,9 @@ class Worker:
         if self.is_over:
             return
         self.is_started = True
-        self._connect()
         self._clock.after(BEAT_S * self._clock.random.random(), self._beat)
         self._sleep(self._cluster.weather.compute_s, lambda: None)
+        self._connect()
 
     def die(self, *, silently: bool) -> None:
         """SIGKILL, or a power cut: nothing more is done here. `silently`: no closing packet is sent."""
