@@ -12,13 +12,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from planaria.cli import live
 from planaria.job.settings import Job
 from planaria.plan.profile import LayerTimes
+from planaria.protocol.records import NodeSpeed
 from planaria.protocol.speeds import STEPS
 from tests.e2e.conftest import Run
 from tests.e2e.jobs import Outcome, make_job
 from tests.e2e.test_emulated import make_job as make_emulated_job
 from tests.e2e.test_emulated import profile
+from tests.e2e.test_live import User
 
 Reference = Callable[[Job], Outcome]
 
@@ -57,10 +60,16 @@ def test_a_node_of_half_speed(profile_file: Path, run: Run, reference: Reference
     assert not outcome.events("node_lost")
 
 
-def test_a_node_of_a_fifth_of_the_speed_is_left_out(profile_file: Path, run: Run, reference: Reference) -> None:
+def test_a_node_of_a_fifth_of_the_speed_is_left_out(
+    profile_file: Path, tmp_path: Path, run: Run, reference: Reference
+) -> None:
     """It lives, rests, and is needed when another one dies."""
+    folder = tmp_path / "run-0"
+    user = User(folder, NodeSpeed, lambda run_folder: live.status(run_folder, as_json=False))
     job = make_emulated_job(profile_file, train__steps=12, cluster__nodes=5)
-    outcome = run(job, "slow:node=3,step=2,factor=5", "kill:node=4,step=9,at=backward")
+    outcome = run(job, "slow:node=3,step=2,factor=5", "kill:node=4,step=9,at=backward", observers=[user])
+    assert isinstance(user.answer, str), user.answer
+    assert "slow: node 3 (20% of the others' speed" in user.answer
     outcome.assert_same_bits(reference(job))
     assert told(outcome)[0] == (3, 2 + STEPS - 1, 0.2)
     used = [{worker for stages in plan["pipelines"] for worker, _, _ in stages} for plan in placements(outcome)]

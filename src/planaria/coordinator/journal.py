@@ -98,6 +98,8 @@ class Journal:
             while self._kept:
                 self._insert(self._kept[0])
                 self._kept.popleft()
+            if self._since_thinned >= THINNED_EVERY:
+                self._thin()
         except sqlite3.OperationalError as error:
             if not was_full:
                 log.warning(
@@ -110,8 +112,6 @@ class Journal:
             (self._run, body, _checksum(self._run, body)),
         )
         self._since_thinned += 1
-        if self._since_thinned >= THINNED_EVERY:
-            self._thin()
 
     def close(self) -> None:
         if self._database is not None:

@@ -68,9 +68,9 @@ def sentence(record: AnyRecord) -> str | None:
 
 def _speed_sentence(record: NodeSpeed) -> str:
     """A node's new speed, in words."""
-    since = f"in the last {record.steps} steps"
     if record.speed >= 1:
-        return f"step {record.step}: node {record.node} is as fast as the others again {since}"
+        return f"step {record.step}: node {record.node} is as fast as the others again, for {record.steps} steps"
+    since = f"in the last {record.steps} steps"
     change = "slow" if record.speed < record.before else "faster, and still slow"
     return f"step {record.step}: node {record.node} is {change}: {record.speed:.0%} of the others' speed {since}"
 

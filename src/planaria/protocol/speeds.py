@@ -117,11 +117,14 @@ class Speeds:
     def _judge(self, step: int, node: NodeId, found: _Measured) -> NodeSpeed | None:
         seen = self._seen.setdefault(node, _Seen())
         seen.recent.append(found)
+        before = self.known.get(node, 1.0)
+        low, high = before / FACTOR, min(before * FACTOR, (1.0 + before) / 2)
+        if low <= found.speed <= high or before == 1.0 <= found.speed:
+            return None  # as nearly always, for thousands of nodes
         needed = seen.needed(step)
         last = list(seen.recent)[-needed:]
-        before = self.known.get(node, 1.0)
-        is_slower = all(one.harms and one.speed < before / FACTOR for one in last)
-        is_faster = all(one.speed > min(before * FACTOR, (1.0 + before) / 2) for one in last)
+        is_slower = all(one.harms and one.speed < low for one in last)
+        is_faster = all(one.speed > high for one in last)
         if len(last) < needed or not (is_slower or is_faster):
             return None
         now = _rounded(statistics.median(one.speed for one in last))
