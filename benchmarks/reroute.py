@@ -1,9 +1,10 @@
 """Rerouting (ReCycle) on a grid of 4 pipelines of 4 stages: what a step takes after 1 to 4 failures.
 
-Measured: 16 workers on emulated devices under the policy `reroute`, nodes killed one after the other; each plan's step,
-from the run's own events, beside its estimate. Beside both: the best of many estimates (deals and orders of work that a
-long random search finds), the lower bound over all deals, Odyssey's Eq. 12 and 13, and what the policy `templates` would
-make of the same losses, with the state that it moves. With 16 microbatches in all, and with 16 of each pipeline.
+Measured: 16 workers on emulated devices under the policy `reroute`, nodes killed one after the other; each plan's
+step, from the run's own events, beside its estimate. Beside both: the best of many estimates (deals and orders of work
+that a long random search finds), the lower bound over all deals, Odyssey's Eq. 12 and 13, and what the policy
+`templates` would make of the same losses, with the state that it moves. With 16 microbatches in all, and with 16 of
+each pipeline.
 """
 
 from __future__ import annotations
@@ -120,8 +121,8 @@ def by_templates(profile: ModelProfile, settings: PlannerSettings, lost: Sequenc
         made = plan_for(profile, settings, losses=[[node] for node in lost]).after_losses[-1]
     except PlanError as error:
         return str(error)
-    moved = transfer_time(made.plan, profile.links)
-    return f"{made.step_time_s * 1e3:.0f} ms, {made.transfer_bytes / 1e6:.0f} MB in {moved.time_s * 1e3:.0f} ms before the last"
+    moved_s = transfer_time(made.plan, profile.links).time_s
+    return f"{made.step_time_s * 1e3:.0f} ms after {made.transfer_bytes / 1e6:.0f} MB in {moved_s * 1e3:.0f} ms"
 
 
 def after_each(profile: ModelProfile, settings: PlannerSettings, lost: Sequence[int]) -> tuple[Proposal, ...]:
@@ -212,7 +213,9 @@ def summarise(kind: str, rows: Sequence[Row]) -> None:
         errors = [abs(row.estimated_s / seconds - 1) for row, seconds in real]
         report(f"reroute.{kind}.error-worst", max(errors), "ratio", goal="<= 0.08")
         report(f"reroute.{kind}.error-mean", statistics.mean(errors), "ratio")
-        report(f"reroute.{kind}.measured-over-best", max(s / row.best_s - 1 for row, s in real), "ratio", goal="<= 0.05")
+        report(
+            f"reroute.{kind}.measured-over-best", max(s / row.best_s - 1 for row, s in real), "ratio", goal="<= 0.05"
+        )
         worst = max(seconds / row.closed_s for row, seconds in real if row.failures == 1)
         report(f"reroute.{kind}.measured-one-failure-over-eq12", worst, "ratio", goal="<= 1")
 

@@ -32,7 +32,9 @@ def test_random_schedules(first: int, laboratory: Laboratory) -> None:
             raise
 
 
-def grid(laboratory: Laboratory, kills: tuple[Kill, ...], visits: tuple[Visit, ...] = (), **changes: object) -> Schedule:
+def grid(
+    laboratory: Laboratory, kills: tuple[Kill, ...], visits: tuple[Visit, ...] = (), **changes: object
+) -> Schedule:
     """Three pipelines of two stages."""
     job = job_of(
         nodes=6, depth=2, steps=10, microbatches=9, smallest=2, policy="reroute", source=str(laboratory.source),

@@ -188,9 +188,7 @@ def _happened(before: Plan, after: Plan, gone: Collection[NodeId]) -> str:
     parts = []
     for nodes, what in ((lost, "gone"), (came, "new")):
         if nodes:
-            parts.append(
-                f"{'nodes' if len(nodes) > 1 else 'node'} {join(nodes)} {_are(nodes)} {what}"
-            )
+            parts.append(f"{'nodes' if len(nodes) > 1 else 'node'} {join(nodes)} {_are(nodes)} {what}")
     broken = [at for at, pipeline in enumerate(after.pipelines) if not pipeline.is_whole(after.num_layers)]
     if not parts and broken:
         parts.append(f"{'pipelines' if len(broken) > 1 else 'pipeline'} {join(broken)} {_are(broken)} not whole")
