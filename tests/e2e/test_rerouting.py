@@ -42,6 +42,6 @@ def test_all_owners_of_a_layer_are_lost(text: Path, run: Run, reference: Referen
     outcome = run(job, *(f"kill:node={node},step={step},at=backward" for node, step in ((0, 3), (2, 4), (4, 6))))
     notes = [note["text"] for note in outcome.events("note")]
     assert any("the plan is degraded" in note for note in notes)
-    if outcome.summary["status"] == "completed":
-        outcome.assert_same_bits(reference(job))
+    assert outcome.summary["status"] == "exhausted", outcome.summary
+    assert "no replica of layer" in outcome.summary["message"]
     assert outcome.losses == {step: reference(job).losses[step] for step in outcome.losses}
