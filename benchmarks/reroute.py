@@ -1,9 +1,10 @@
 """Rerouting (ReCycle) on a grid of 4 pipelines of 4 stages: what a step takes after 1 to 4 failures.
 
-Measured: 16 workers on emulated devices under the policy `reroute`, nodes killed one after the other; each plan's step,
-from the run's own events, beside its estimate. Beside both: the best of many estimates (deals and orders of work that a
-long random search finds), the lower bound over all deals, Odyssey's Eq. 12 and 13, and what the policy `templates` would
-make of the same losses, with the state that it moves. With 16 microbatches in all, and with 16 of each pipeline.
+Measured: 16 workers on emulated devices under the policy `reroute`, nodes killed one after the other; each plan's
+step, from the run's own events, beside its estimate. Beside both: the best of many estimates (deals and orders of work
+that a long random search finds), the lower bound over all deals, Odyssey's Eq. 12 and 13, and what the policy
+`templates` would make of the same losses, with the state that it moves. With 16 microbatches in all, and with 16 of
+each pipeline.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from dataclasses import dataclass
 
 import msgspec
 from fidelity import ENVIRONMENT, EVEN, Case, f_n0, measure_vote_s, profile_of
+from fidelity import _own_s as own_s
 from figures import SCRATCH, note, report
+from interleave import QUIET
+from interleave import _machine_s as machine_s
 from sides import make_job, planaria_side
 
 from planaria.api import plan_for
@@ -120,8 +124,8 @@ def by_templates(profile: ModelProfile, settings: PlannerSettings, lost: Sequenc
         made = plan_for(profile, settings, losses=[[node] for node in lost]).after_losses[-1]
     except PlanError as error:
         return str(error)
-    moved = transfer_time(made.plan, profile.links)
-    return f"{made.step_time_s * 1e3:.0f} ms, {made.transfer_bytes / 1e6:.0f} MB in {moved.time_s * 1e3:.0f} ms before the last"
+    moved_s = transfer_time(made.plan, profile.links).time_s
+    return f"{made.step_time_s * 1e3:.0f} ms after {made.transfer_bytes / 1e6:.0f} MB in {moved_s * 1e3:.0f} ms"
 
 
 def after_each(profile: ModelProfile, settings: PlannerSettings, lost: Sequence[int]) -> tuple[Proposal, ...]:
@@ -129,8 +133,28 @@ def after_each(profile: ModelProfile, settings: PlannerSettings, lost: Sequence[
     return plan_for(profile, settings, policy=PolicyName.REROUTE, losses=losses).after_losses
 
 
-def measured(profile: ModelProfile, lost: Sequence[int], num_microbatches: int) -> Iterator[tuple[float, float]]:
-    """Estimate and measured step of each rerouted plan of a run."""
+def measured(
+    profile: ModelProfile, lost: Sequence[int], num_microbatches: int, attempts: int
+) -> list[tuple[float, float]]:
+    """Estimate and measured step of each rerouted plan, of the quietest of some runs: others on the machine spoil what
+    is measured, not what is estimated."""
+    best: tuple[float, list[tuple[float, float]]] | None = None
+    for _ in range(attempts):
+        before, (busy, whole) = own_s(), machine_s()
+        plans = list(_run(profile, lost, num_microbatches))
+        busy_after, whole_after = machine_s()
+        foreign = max(0.0, busy_after - busy - (own_s() - before)) / (whole_after - whole)
+        if best is None or foreign < best[0]:
+            best = foreign, plans
+        if foreign <= QUIET:
+            break
+    assert best is not None
+    if best[0] > QUIET:
+        note(f"others took {best[0]:.0%} of the machine")
+    return best[1]
+
+
+def _run(profile: ModelProfile, lost: Sequence[int], num_microbatches: int) -> Iterator[tuple[float, float]]:
     path = SCRATCH / f"profile-{secrets.token_hex(4)}.json"
     path.write_bytes(msgspec.json.encode(profile))
     text = f"""
@@ -163,7 +187,8 @@ policy = "reroute"
     shutil.rmtree(side.log.parent)
 
 
-def rows_of(script: str, num_microbatches: int, vote_s: float, tries: int, *, run: bool) -> Iterator[Row]:
+def rows_of(script: str, num_microbatches: int, vote_s: float, tries: int, *, attempts: int) -> Iterator[Row]:
+    """Without any attempt nothing is measured."""
     settings = settings_of(num_microbatches)
     grid = Case(name=script, nodes=NODES, layers=EVEN, link_ms=LINK_MS)
     profile = profile_of(grid, vote_s)
@@ -172,7 +197,9 @@ def rows_of(script: str, num_microbatches: int, vote_s: float, tries: int, *, ru
     places = SCRIPTS[script]
     lost = [first.pipelines[p].stages[place].worker for p, place in places]
     proposals = after_each(profile, settings, lost)
-    taken = list(measured(profile, lost, num_microbatches)) if run else [(p.step_time_s, None) for p in proposals]
+    taken: list[tuple[float, float | None]] = [(proposal.step_time_s, None) for proposal in proposals]
+    if attempts:
+        taken = [*measured(profile, lost, num_microbatches, attempts)]
     assert len(taken) == len(places), f"{len(taken)} rerouted plans, {len(places)} losses"
     stage_s = sum(layer.times[0].forward_s + layer.times[0].backward_s for layer in profile.layers) / STAGES
     for at, (proposal, (_, measured_s)) in enumerate(zip(proposals, taken, strict=True)):
@@ -253,6 +280,7 @@ def main() -> None:
     parser.add_argument("--tries", type=int, default=300, help="of the random search for each row (%(default)s)")
     parser.add_argument("--script", choices=SCRIPTS, help="one alone")
     parser.add_argument("--microbatches", type=int, choices=(16, 64), help="in all; one alone")
+    parser.add_argument("--attempts", type=int, default=3, help="runs of a script until one is quiet (%(default)s)")
     parser.add_argument("--estimates", action="store_true", help="run nothing")
     arguments = parser.parse_args()
     SCRATCH.mkdir(parents=True, exist_ok=True)
@@ -261,7 +289,8 @@ def main() -> None:
     for number in (16, 64) if arguments.microbatches is None else (arguments.microbatches,):
         rows: list[Row] = []
         for script in SCRIPTS if arguments.script is None else (arguments.script,):
-            of_script = list(rows_of(script, number, vote_s, arguments.tries, run=not arguments.estimates))
+            attempts = 0 if arguments.estimates else arguments.attempts
+            of_script = list(rows_of(script, number, vote_s, arguments.tries, attempts=attempts))
             show(of_script)
             rows += of_script
         summarise(f"{number}-microbatches", rows)
