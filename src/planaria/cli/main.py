@@ -105,7 +105,7 @@ def cli(context: click.Context) -> None:
 @click.option("--name", metavar="NAME", help="Name of the run, and of its folder.  [default: the job file's]")
 @click.option(
     "--fail", "faults", multiple=True, metavar="SPEC",
-    help="Strike a node when it is about to run that kind of instruction: kill, hang, freeze, notice or memory; make it "
+    help="Strike a node when it is about to run that kind of instruction: kill, hang, freeze, notice, memory; make it "
     "slow for some steps; or kill the coordinator (coordinator:step=20,at=commit). May be given several times.",
 )  # fmt: skip
 @click.option("--resume", is_flag=True, help="Go on from the run's last checkpoint.")
