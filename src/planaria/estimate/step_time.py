@@ -28,6 +28,8 @@ from planaria.plan.program import Instruction, Op, Program
 from planaria.plan.schedule import Path, paths, programs
 from planaria.plan.sync_rounds import colour
 
+COMPUTING = (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
+
 Span = tuple[Instruction, float, float]
 """An instruction, and the seconds from the step's beginning at which it starts and ends."""
 
@@ -49,13 +51,35 @@ class Timeline:
     @property
     def longest_instruction_s(self) -> float:
         """Seconds of the longest forward, backward or sum."""
-        computing = (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT, Op.SYNC)
-        spans = (span for worker in self.spans.values() for span in worker if span[0].op in computing)
+        counted = (*COMPUTING, Op.SYNC)
+        spans = (span for worker in self.spans.values() for span in worker if span[0].op in counted)
         return max((end - start for _, start, end in spans), default=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outline:
+    """What a `Timeline` comes to, in seconds.
+
+    Attributes:
+        step_time_s: from the beginning to the end of the last worker's apply.
+        longest_instruction_s: of the longest forward, backward or sum.
+    """
+
+    step_time_s: float
+    longest_instruction_s: float
 
 
 def step_time_s(plan: Plan, profile: ModelProfile, conditions: Conditions = AS_PROFILED) -> float:
     """Estimated seconds of a step under the plan: `simulate(...).step_time_s`, without the timeline.
+
+    Raises:
+        PlanError: a stage has more or fewer devices than the profile has times for.
+    """
+    return outline(plan, profile, conditions).step_time_s
+
+
+def outline(plan: Plan, profile: ModelProfile, conditions: Conditions = AS_PROFILED) -> Outline:
+    """What `simulate` says of a step, without the timeline.
 
     Pipelines that differ in nothing but their workers' and microbatches' numbers are run once.
 
@@ -64,13 +88,20 @@ def step_time_s(plan: Plan, profile: ModelProfile, conditions: Conditions = AS_P
     """
     durations = Durations(plan, profile, conditions)
     twins = _twins(plan, durations)
-    flow = run(programs(plan, [w for w in plan.workers if w not in twins]), durations, overlap=conditions.overlap)
+    distinct = programs(plan, [w for w in plan.workers if w not in twins])
+    flow = run(distinct, durations, overlap=conditions.overlap)
     for worker, twin in twins.items():
         flow.ends_s[worker] = flow.ends_s[twin]
         flow.compute_s[worker] = flow.compute_s[twin]
         for group in plan.groups_of[worker]:
             flow.due_s[worker, group] = flow.due_s[twin, group]
-    return _Finish(plan, durations, flow, conditions).step_time_s
+    finish = _Finish(plan, durations, flow, conditions)
+    longest_s = max((end - start for start, end in finish.sums.values()), default=0.0)
+    for worker, program in distinct.items():
+        for instruction in program:
+            if instruction.op in COMPUTING:
+                longest_s = max(longest_s, durations.compute_s(worker, instruction))
+    return Outline(step_time_s=finish.step_time_s, longest_instruction_s=longest_s)
 
 
 def simulate(plan: Plan, profile: ModelProfile, conditions: Conditions = AS_PROFILED) -> Timeline:
@@ -130,9 +161,17 @@ class _Finish:
         whole = [max(flow.due_s[owner, g] for owner in owners) for g, owners in enumerate(plan.owners_of)]
         self.sums: dict[tuple[WorkerId, int], tuple[float, float]] = {}
         self.voted_s: dict[WorkerId, float] = {}
+        alike: dict[object, WorkerId] = {}
         for worker, groups in plan.groups_of.items():
             end = flow.ends_s[worker]
-            self.voted_s[worker] = self._sum(worker, groups, whole, 0.0 if conditions.overlap else end, end)
+            like = worker
+            if durations.is_spread:
+                like = alike.setdefault((groups, end, durations.devices[worker], durations.speeds[worker]), worker)
+            if like == worker:
+                self.voted_s[worker] = self._sum(worker, groups, whole, 0.0 if conditions.overlap else end, end)
+            else:
+                self.voted_s[worker] = self.voted_s[like]
+                self.sums.update({(worker, group): self.sums[like, group] for group in groups})
         applies = {worker: durations.apply_s(worker) for worker in plan.workers}
         self.committed_s = max(self.voted_s.values()) + durations.vote_s
         self.applied_s = {worker: self.committed_s + seconds for worker, seconds in applies.items()}

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 
 from planaria.estimate.memory import worker_memory_bytes
-from planaria.estimate.step_time import simulate, step_time_s
+from planaria.estimate.step_time import outline, step_time_s
 from planaria.plan.batch import Undistributable
 from planaria.plan.instantiate import initial_plan
 from planaria.plan.ledger import Ledger
@@ -167,13 +167,13 @@ class TemplatesPolicy:
         return self._proposal(new, f"{happened}; {what}.", 0, "finish step")
 
     def _proposal(self, plan: Plan, reason: str, transfer_bytes: int, how: str) -> Proposal:
-        timeline = simulate(plan, self._profile)
+        step = outline(plan, self._profile)
         return Proposal(
             plan=plan,
             reason=reason,
-            step_time_s=timeline.step_time_s,
+            step_time_s=step.step_time_s,
             transfer_bytes=transfer_bytes,
-            longest_s=timeline.longest_instruction_s,
+            longest_s=step.longest_instruction_s,
             how=how,
         )
 
