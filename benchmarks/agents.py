@@ -1,19 +1,20 @@
 """What a coordinator bears: thousands of connected agents that vote once a second, and losses among them.
 
-The coordinator is the real one: machine, policy, server, sockets, journal and recorder, in this process, on one core.
-The agents are sockets of another process, on another core: each says hello, beats every 0.2 s, takes plans, votes about
+The coordinator is the real one: machine, policy, server, sockets, journal and recorder, in one thread of this process.
+The agents are sockets of another process: each says hello, beats every 0.2 s, takes plans, votes about
 a second after each commit, and answers a halt with its ledger. They compute nothing.
 
 cpu: share of a core that the coordinator's thread takes in steps without a loss.
 commit: from the last vote's leaving to the last agent's having the commit.
 decide: from an agent's closing its socket to the moment at which the plan that finishes the step has been sent to
-everybody; decide.busy is what the coordinator computed and sent meanwhile.
-place: the same for the new placement, from the commit of the step that was finished.
+everybody; decide.cpu is what the coordinator's thread computed and sent for it, on a core of its own.
+place: from the last vote for the step that was finished to the last agent's having the new placement.
 """
 
 from __future__ import annotations
 
 import argparse
+import cProfile
 import heapq
 import json
 import os
@@ -23,6 +24,7 @@ import select
 import shutil
 import socket
 import statistics
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -45,7 +47,7 @@ from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, L
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.coordinator import Coordinator, RunSettings
 from planaria.protocol.events import Event, NodeGone, Received
-from planaria.protocol.liveness import Activity, Pulse
+from planaria.protocol.liveness import Activity, Limits, Pulse
 from planaria.protocol.messages import (
     PROTOCOL_VERSION,
     Alive,
@@ -59,10 +61,10 @@ from planaria.protocol.messages import (
     Save,
     StateSource,
     Vote,
-    decode_to_worker,
     encode,
 )
-from planaria.protocol.records import AnyRecord, StepCommitted
+from planaria.protocol.plan_update import Orders
+from planaria.protocol.records import AnyRecord, NodeLost, StepCommitted
 from planaria.worker.frames import control_frame
 from planaria.worker.heartbeat import INTERVAL_S
 
@@ -85,6 +87,9 @@ NODES_PER_PIPELINE = 16
 MICROBATCHES_A_PIPELINE = 16
 STEP_S = 1.0
 WARM_UP_STEPS = 3
+LONG_TURN_S = 0.02
+PATIENT = Limits(silence_s=60.0, crowded_silence_s=60.0, least_s=600.0)
+"""Thousands of agents share one process here: the first plans alone keep it from beating for seconds."""
 STEPS_A_LOSS = 4
 """The step that is lost in, the one after it, and two between losses."""
 
@@ -136,11 +141,11 @@ class _NoLauncher:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One event that the server took: its kind, and when it was begun and carried out."""
+    """One event that the server took: its kind, when it was begun, and the thread's CPU seconds for it."""
 
     kind: str
     began: float
-    ended: float
+    cpu_s: float
 
 
 class TimedServer(Server):
@@ -149,12 +154,12 @@ class TimedServer(Server):
     turns: list[Turn]
 
     def _handle(self, event: Event) -> None:
-        began = time.monotonic()
+        began, cpu = time.monotonic(), time.thread_time()
         super()._handle(event)
-        ended = time.monotonic()
-        if ended - began > 1e-3 or isinstance(event, NodeGone):
+        cpu = time.thread_time() - cpu
+        if cpu > 1e-3 or isinstance(event, NodeGone):
             kind = type(event.message).__name__ if isinstance(event, Received) else type(event).__name__
-            self.turns.append(Turn(kind, began, ended))
+            self.turns.append(Turn(kind, began, cpu))
 
 
 @dataclass(slots=True)
@@ -166,6 +171,8 @@ class Meter:
     def __call__(self, record: AnyRecord, time_s: float) -> None:
         if isinstance(record, StepCommitted):
             self.at[record.step] = time.monotonic(), time.thread_time()
+        if isinstance(record, NodeLost) and record.cause != "connection closed":
+            note(f"node {record.node} is lost: {record.cause}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +210,9 @@ def measure(agents: int, losses: int, seed: int, profile_to: Path | None) -> Mea
     try:
         with Recorder(folder, job) as recorder:
             machine = Coordinator(_run_settings(job, folder), policy)
-            server = TimedServer(machine, "token", journal, _NoLauncher(), (recorder, meter), lambda command: None)
+            server = TimedServer(
+                machine, "token", journal, _NoLauncher(), (recorder, meter), lambda command: None, PATIENT
+            )
             server.turns = []
             address = server.start("127.0.0.1", 0)
             pid, pipe = _fork(address, agents, losses, seed)
@@ -227,19 +236,12 @@ def measure(agents: int, losses: int, seed: int, profile_to: Path | None) -> Mea
 
 
 def _serve(server: Server, profile_to: Path | None) -> None:
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, cores[:1])
-    try:
-        if profile_to is None:
-            server.run()
-        else:
-            import cProfile
-
-            profiler = cProfile.Profile()
-            profiler.runcall(server.run)
-            profiler.dump_stats(profile_to)
-    finally:
-        os.sched_setaffinity(0, cores)
+    if profile_to is None:
+        server.run()
+        return
+    profiler = cProfile.Profile()
+    profiler.runcall(server.run)
+    profiler.dump_stats(profile_to)
 
 
 def _run_settings(job: Job, folder: RunFolder) -> RunSettings:
@@ -267,7 +269,7 @@ class Seen:
         loss_steps: in which an agent closed its socket.
         halted: from that to the last halt's arrival.
         decided: from that to the last agent's having the plan.
-        placed: from the commit of the step that was finished, at its first agent, to the last one's having the plan.
+        placed: from the last vote for the step that was finished to the last agent's having the new placement.
         commits: of each step without a loss, from the last vote to the last agent's having the commit.
         closed_at: when each socket was closed (monotonic).
         plan_bytes: on the wire, of each plan to one agent.
@@ -291,7 +293,6 @@ def _fork(address: str, agents: int, losses: int, seed: int) -> tuple[int, int]:
         return pid, reading
     try:
         os.close(reading)
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-1:])
         seen = Agents(address, agents, losses, seed).run()
         with os.fdopen(writing, "wb") as file:
             file.write(json.dumps({name: getattr(seen, name) for name in Seen.__slots__}).encode())
@@ -356,11 +357,14 @@ class Agents:
         self._agents: dict[int, _Agent] = {}
         self._due: list[tuple[float, int, _Agent | None]] = []
         self._number = 0
+        self._orders = Orders()
         self._last: tuple[bytes, Any] = (b"", None)
         self._message: PlanMessage | None = None
         self._shares: _Shares | None = None
         self._step = 1
         self._beat = 0
+        self._next_beat = 0.0
+        self._slots: list[list[_Agent]] = []
         self._last_vote = self._first_commit = self._last_commit = 0.0
         self._commits = self._plans = 0
         self._closed = self._last_halt = 0.0
@@ -369,22 +373,31 @@ class Agents:
 
     def run(self) -> Seen:
         self._connect()
-        slots = [list(self._agents.values())[at::20] for at in range(20)]
-        next_beat = time.monotonic()
+        self._slots = [list(self._agents.values())[at::20] for at in range(20)]
+        self._next_beat = time.monotonic()
         while not self._is_over:
-            now = time.monotonic()
-            while self._due and self._due[0][0] <= now:
-                _, _, agent = heapq.heappop(self._due)
-                self._close_one() if agent is None else self._vote(agent)
-            if now >= next_beat:
-                self._heartbeat(slots[self._beat % 20])
-                next_beat += INTERVAL_S / 20
-            wake = min(next_beat, self._due[0][0]) if self._due else next_beat
+            wake = self._do_what_is_due()
             for descriptor, _ in self._epoll.poll(max(0.0, wake - time.monotonic())):
                 self._readable(self._agents[descriptor])
+                self._do_what_is_due()
         return self._seen
 
+    def _do_what_is_due(self) -> float:
+        """Votes and beats; returns when the next is due."""
+        now = time.monotonic()
+        while self._due and self._due[0][0] <= now:
+            _, _, agent = heapq.heappop(self._due)
+            self._close_one() if agent is None else self._vote(agent)
+        if now >= self._next_beat:
+            self._heartbeat(self._slots[self._beat % 20])
+            self._next_beat += INTERVAL_S / 20
+        return min(self._next_beat, self._due[0][0]) if self._due else self._next_beat
+
     def _connect(self) -> None:
+        """All of them; who is connected beats while the others come, for a connect may wait a second."""
+        connected = threading.Event()
+        beats = threading.Thread(target=self._beat_until, args=(connected,))
+        beats.start()
         for number in range(self._count):
             sock = socket.create_connection(self._target, timeout=60.0)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -399,6 +412,12 @@ class Agents:
             sock.sendall(control_frame(encode(hello)))
             self._agents[sock.fileno()] = _Agent(sock, worker)
             self._epoll.register(sock, select.EPOLLIN)
+        connected.set()
+        beats.join()
+
+    def _beat_until(self, connected: threading.Event) -> None:
+        while not connected.wait(INTERVAL_S):
+            self._heartbeat(list(self._agents.values()))
 
     def _heartbeat(self, agents: list[_Agent]) -> None:
         self._beat += 1
@@ -422,7 +441,7 @@ class Agents:
             body = bytes(agent.buffer[4:end])
             del agent.buffer[:end]
             if body != self._last[0]:
-                self._last = body, decode_to_worker(body)
+                self._last = body, self._orders.decode(body)
             self._take(agent, self._last[1], len(body))
 
     def _take(self, agent: _Agent, message: Any, size: int) -> None:
@@ -457,7 +476,7 @@ class Agents:
                 self._seen.decided.append(now - self._closed)
             elif self._is_placing:
                 self._is_placing = False
-                self._seen.placed.append(now - self._first_commit)
+                self._seen.placed.append(now - self._last_vote)
         if message.plan.transfers or message.source is not StateSource.LIVE:
             agent.sock.send(control_frame(encode(Ready(generation=message.plan.generation))))
         self._vote_later(agent, now)
@@ -478,7 +497,7 @@ class Agents:
             generation=message.plan.generation,
             step=self._step,
             norms={group: 1.0 / (group + 3) for group in shares.norms.get(agent.worker, ())},
-            losses={microbatch: 5.0 for microbatch in shares.losses.get(agent.worker, ())},
+            losses=dict.fromkeys(shares.losses.get(agent.worker, ()), 5.0),
             ledger=ledger,
         )
         agent.sock.send(control_frame(encode(vote)))
@@ -499,9 +518,9 @@ class Agents:
             self._is_placing = commit.hold
             self._plan_a_loss()
         self._commits += 1
-        if self._message is not None and self._commits == len(self._message.plan.workers):
-            if self._seen.loss_steps[-1:] != [commit.step] and not commit.hold:
-                self._seen.commits.append(now - self._last_vote)
+        is_last = self._message is not None and self._commits == len(self._message.plan.workers)
+        if is_last and self._seen.loss_steps[-1:] != [commit.step] and not commit.hold:
+            self._seen.commits.append(now - self._last_vote)
         if not commit.hold:
             self._vote_later(agent, now)
 
@@ -525,7 +544,8 @@ class Agents:
     def _halted(self, agent: _Agent) -> None:
         """Half of its microbatches are done."""
         message, shares = self._message, self._shares
-        assert message is not None and shares is not None
+        assert message is not None
+        assert shares is not None
         halves = {layer: _lower_half(mask) for layer, mask in shares.counted.get(agent.worker, {}).items()}
         agent.carried = Ledger.from_bits(halves.get(layer, 0) for layer in range(NUM_LAYERS))
         report = Report(
@@ -555,8 +575,11 @@ def tell(figures: Figures, agents: int, measured: Measured) -> None:
     figures.add_samples(
         f"{name}.decide", [seconds * 1e3 for seconds in seen.decided], "ms", goal="<= 100" if is_full else None
     )
-    busy = [_busy_after(measured.turns, closed, decided) for closed, decided in zip(seen.closed_at, seen.decided)]
-    figures.add_samples(f"{name}.decide.busy", [seconds * 1e3 for seconds in busy], "ms")
+    busy = [
+        _busy_after(measured.turns, closed, decided)
+        for closed, decided in zip(seen.closed_at, seen.decided, strict=False)
+    ]
+    figures.add_samples(f"{name}.decide.cpu", [seconds * 1e3 for seconds in busy], "ms")
     figures.add_samples(f"{name}.place", [seconds * 1e3 for seconds in seen.placed], "ms")
     if seen.plan_bytes:
         figures.add(f"{name}.plan-bytes.first", seen.plan_bytes[0], "bytes")
@@ -565,7 +588,7 @@ def tell(figures: Figures, agents: int, measured: Measured) -> None:
 
 def _busy_after(turns: list[Turn], closed: float, decided_s: float) -> float:
     """Seconds of the server's long turns from a loss to its plan."""
-    return sum(turn.ended - turn.began for turn in turns if closed <= turn.began <= closed + decided_s)
+    return sum(turn.cpu_s for turn in turns if closed <= turn.began <= closed + decided_s)
 
 
 def main() -> None:
@@ -580,7 +603,8 @@ def main() -> None:
     for agents in given.agents:
         measured = measure(agents, given.losses, given.seed, given.profile)
         for turn in measured.turns:
-            note(f"{turn.kind}: {1e3 * (turn.ended - turn.began):.1f} ms")
+            if turn.cpu_s > LONG_TURN_S:
+                note(f"{turn.kind}: {1e3 * turn.cpu_s:.1f} ms of CPU")
         tell(figures, agents, measured)
     figures.finish(given.json)
 

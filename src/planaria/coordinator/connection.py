@@ -6,7 +6,7 @@ import socket
 from collections.abc import Iterator
 
 from planaria.plan.plan import WorkerId
-from planaria.protocol.messages import MAX_FRAME_BYTES
+from planaria.protocol.messages import MAX_FRAME_BYTES, PlanMessage
 from planaria.worker.frames import FrameError, control_frame
 
 HELLO_LIMIT_BYTES = 4096
@@ -20,6 +20,7 @@ class Connection:
         worker: who is at the other end, once it has said hello.
         is_watched_for_room: whether the selector tells when the socket takes more.
         is_closed: nothing may be read or sent any more.
+        plan: the last that was sent here; the next is told as what differs from it.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -27,6 +28,7 @@ class Connection:
         self.worker: WorkerId | None = None
         self.is_watched_for_room = False
         self.is_closed = False
+        self.plan: PlanMessage | None = None
         self._incoming = bytearray()
         self._outgoing = bytearray()
 

@@ -100,7 +100,9 @@ def _check_route(plan: Plan, route: Route) -> None:
     position = 0
     for hop in route.hops:
         follows = hop.first_layer == position < hop.end_layer
-        _require(follows, "" if follows else f"{name}: hop [{hop.first_layer}, {hop.end_layer}) follows {position - 1}")
+        _require(
+            follows, "" if follows else f"{name}: hop [{hop.first_layer}, {hop.end_layer}) follows layer {position - 1}"
+        )
         position = hop.end_layer
         owned = set(hop.layers) <= set(plan.layers_of.get(hop.worker, ()))
         _require(

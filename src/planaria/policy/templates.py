@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 
 from planaria.estimate.memory import worker_memory_bytes
-from planaria.estimate.step_time import outline, step_time_s
+from planaria.estimate.step_time import Known, Outline, outline
 from planaria.plan.batch import Undistributable
 from planaria.plan.instantiate import initial_plan
 from planaria.plan.ledger import Ledger
@@ -39,6 +39,8 @@ class TemplatesPolicy:
         """
         self._profile = profile
         self._settings = settings
+        self._known: Known = {}
+        """Pipelines that were estimated before: most of a plan's are as in the one before."""
         self.templates = make_templates(profile, settings)
 
     def initial(self, nodes: Sequence[NodeId], generation: int) -> Proposal:
@@ -64,14 +66,14 @@ class TemplatesPolicy:
         counts, fewer and larger pipelines are faster.
         """
         best = initial_plan(self._profile, self.templates, self._settings, nodes, generation)
-        least_s = CLEARLY * step_time_s(best, self._profile)
+        least_s = CLEARLY * self._outline(best).step_time_s
         smallest = 1
         while smallest < len(self.templates):
             try:
                 plan = initial_plan(self._profile, self.templates[smallest:], self._settings, nodes, generation)
             except PlanError:
                 break  # too few nodes for f + 1 pipelines of that size
-            seconds = step_time_s(plan, self._profile)
+            seconds = self._outline(plan).step_time_s
             if len(plan.nodes) == len(best.nodes) and seconds < least_s:
                 best, least_s = plan, seconds
             smallest *= 2
@@ -166,8 +168,11 @@ class TemplatesPolicy:
             what = "every microbatch is in a live accumulator or under way, so nothing runs again"
         return self._proposal(new, f"{happened}; {what}.", 0, "finish step")
 
+    def _outline(self, plan: Plan) -> Outline:
+        return outline(plan, self._profile, known=self._known)
+
     def _proposal(self, plan: Plan, reason: str, transfer_bytes: int, how: str) -> Proposal:
-        step = outline(plan, self._profile)
+        step = self._outline(plan)
         return Proposal(
             plan=plan,
             reason=reason,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import socket
 import threading
 
-from planaria.protocol.messages import Message, decode_to_worker, encode
+from planaria.protocol.messages import Message, encode
+from planaria.protocol.plan_update import Orders
 from planaria.protocol.worker import CoordinatorGone
 from planaria.worker.frames import FrameError, control_frame, read_control
 from planaria.worker.mailbox import Mailbox
@@ -38,9 +39,10 @@ class Control:
 
     def _read(self) -> None:
         assert self._socket is not None
+        orders = Orders()
         try:
             while True:
-                self._mailbox.put_order(decode_to_worker(read_control(self._socket)))
+                self._mailbox.put_order(orders.decode(read_control(self._socket)))
         except (EOFError, OSError):
             self._mailbox.put_order(CoordinatorGone())
         except (FrameError, ValueError) as error:
