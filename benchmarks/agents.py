@@ -14,6 +14,7 @@ place: from the last vote for the step that was finished to the last agent's hav
 from __future__ import annotations
 
 import argparse
+import contextlib
 import cProfile
 import heapq
 import json
@@ -63,7 +64,7 @@ from planaria.protocol.messages import (
     Vote,
     encode,
 )
-from planaria.protocol.plan_update import Orders
+from planaria.protocol.plan_update import UpdateError, decode_order
 from planaria.protocol.records import AnyRecord, NodeLost, StepCommitted
 from planaria.worker.frames import control_frame
 from planaria.worker.heartbeat import INTERVAL_S
@@ -357,7 +358,7 @@ class Agents:
         self._agents: dict[int, _Agent] = {}
         self._due: list[tuple[float, int, _Agent | None]] = []
         self._number = 0
-        self._orders = Orders()
+        self._plans_heard: list[PlanMessage | None] = [None]
         self._last: tuple[bytes, Any] = (b"", None)
         self._message: PlanMessage | None = None
         self._shares: _Shares | None = None
@@ -441,8 +442,18 @@ class Agents:
             body = bytes(agent.buffer[4:end])
             del agent.buffer[:end]
             if body != self._last[0]:
-                self._last = body, self._orders.decode(body)
+                self._last = body, self._decoded(body)
             self._take(agent, self._last[1], len(body))
+
+    def _decoded(self, body: bytes) -> Any:
+        """What a message says to every agent that gets it. An update has been made for those with one plan."""
+        for last in reversed(self._plans_heard):
+            with contextlib.suppress(UpdateError):
+                message = decode_order(body, last)
+                if isinstance(message, PlanMessage):
+                    self._plans_heard = [*self._plans_heard[-3:], message]
+                return message
+        raise AssertionError("an update of a plan that was never sent")
 
     def _take(self, agent: _Agent, message: Any, size: int) -> None:
         now = time.monotonic()

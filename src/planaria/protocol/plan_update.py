@@ -158,6 +158,21 @@ def updated(before: PlanMessage, update: PlanUpdate) -> PlanMessage:
 _decoder = msgspec.msgpack.Decoder(ToWorker | PlanUpdate)
 
 
+def decode_order(data: bytes, last: PlanMessage | None) -> ToWorker:
+    """A message of the coordinator, where `last` is the plan that came before it.
+
+    Raises:
+        UpdateError: it is an update of another plan.
+        msgspec.DecodeError: it is not a message of the coordinator.
+    """
+    message: ToWorker | PlanUpdate = decoded(_decoder, data)
+    if not isinstance(message, PlanUpdate):
+        return message
+    if last is None:
+        raise UpdateError(f"an update of plan {message.base} came before any plan")
+    return updated(last, message)
+
+
 class Orders:
     """What one connection brings, with plans made whole."""
 
@@ -166,11 +181,7 @@ class Orders:
 
     def decode(self, data: bytes) -> ToWorker:
         """Raises ValueError for anything that is not a message of the coordinator, or an update without its base."""
-        message: ToWorker | PlanUpdate = decoded(_decoder, data)
-        if isinstance(message, PlanUpdate):
-            if self._last is None:
-                raise UpdateError(f"an update of plan {message.base} came before any plan")
-            message = updated(self._last, message)
+        message = decode_order(data, self._last)
         if isinstance(message, PlanMessage):
             self._last = message
         return message
