@@ -359,7 +359,7 @@ class Agents:
         self._due: list[tuple[float, int, _Agent | None]] = []
         self._number = 0
         self._plans_heard: list[PlanMessage | None] = [None]
-        self._last: tuple[bytes, Any] = (b"", None)
+        self._heard: list[tuple[bytes, Any]] = []
         self._message: PlanMessage | None = None
         self._shares: _Shares | None = None
         self._step = 1
@@ -441,15 +441,17 @@ class Agents:
                 return
             body = bytes(agent.buffer[4:end])
             del agent.buffer[:end]
-            if body != self._last[0]:
-                self._last = body, self._decoded(body)
-            self._take(agent, self._last[1], len(body))
+            self._take(agent, self._decoded(body), len(body))
 
     def _decoded(self, body: bytes) -> Any:
         """What a message says to every agent that gets it. An update has been made for those with one plan."""
+        for known, message in reversed(self._heard):
+            if known == body:
+                return message
         for last in reversed(self._plans_heard):
             with contextlib.suppress(UpdateError):
                 message = decode_order(body, last)
+                self._heard = [*self._heard[-5:], (body, message)]
                 if isinstance(message, PlanMessage):
                     self._plans_heard = [*self._plans_heard[-3:], message]
                 return message
