@@ -57,6 +57,7 @@ def train_job(
     import_path: Path | None = None,
     nodes: LocalNodes | None = None,
     metadata_url: str = "",
+    traces: bool = False,
 ) -> TrainResult:
     """Train, or go on from the folder's last checkpoint.
 
@@ -69,6 +70,7 @@ def train_job(
         import_path: where a model given as "module:function" is looked for.
         nodes: started; their processes are used and then left to the next job. None: own ones.
         metadata_url: of the metadata server that resilience.preemption asks; "": the cloud's own.
+        traces: every worker writes what it did when into the logs, for benchmarks.
 
     Raises:
         UserError (or another ValueError of Planaria's): a mistake in the job, found before anything was recorded.
@@ -85,7 +87,7 @@ def train_job(
         policy.initial(
             [NodeId(node) for node in range(job.cluster.nodes)], 1
         )  # a job that cannot be planned is refused here
-        run = _Run(job, folder, faults, tuple(observers), import_path, metadata_url)
+        run = _Run(job, folder, faults, tuple(observers), import_path, metadata_url, traces)
         for complaint in complaints:
             run.record(Note(level="warning", text=complaint), time.time())
         with run.recorder:
@@ -184,8 +186,10 @@ class _Run:
         observers: tuple[Observer, ...],
         import_path: Path | None,
         metadata_url: str,
+        traces: bool,
     ) -> None:
         self._metadata_url = metadata_url
+        self._traces = traces
         self._job = job
         self._folder = folder
         self._faults = faults
@@ -269,6 +273,7 @@ class _Run:
                     import_path=None if self._import_path is None else str(self._import_path),
                     metadata_url=self._metadata_url,
                     log=str(self._folder.logs / f"worker-{worker}.log"),
+                    trace=str(self._folder.logs / f"trace-{worker}.jsonl") if self._traces else None,
                 )
             )
 

@@ -6,6 +6,7 @@ are done, the losses. It decides nothing: orders come through the mailbox and ra
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Container
 
@@ -24,6 +25,7 @@ from planaria.worker.heartbeat import Heartbeat
 from planaria.worker.holdings import Holdings
 from planaria.worker.mailbox import Interrupted, Key, Kind, Mailbox
 from planaria.worker.sync import Sync
+from planaria.worker.trace import Trace
 from planaria.worker.transport import Transport
 
 FAULT_KINDS = {
@@ -54,6 +56,7 @@ class Interpreter:
         mailbox: Mailbox,
         faults: FaultInjector,
         heartbeat: Heartbeat,
+        trace: Trace | None = None,
     ) -> None:
         self._worker = worker
         self._model = engine.model
@@ -65,6 +68,7 @@ class Interpreter:
         self._device = engine.device
         self._pace = engine.pace
         self._heartbeat = heartbeat
+        self._trace = trace
         self._sync = Sync(worker, holdings, transport, mailbox, engine.pace)
         self._plan: Plan | None = None
         self._step = 0
@@ -122,6 +126,8 @@ class Interpreter:
     def _begin_step(self, step: int, exponents: tuple[int, ...]) -> None:
         assert self._plan is not None
         self._step = step
+        if self._trace is not None:
+            self._trace.flush()
         self._pace.begin_step()
         self._done.clear()
         self._done_input.clear()
@@ -147,7 +153,10 @@ class Interpreter:
             instruction = self._todo[0]
             with self._heartbeat.during(Activity.COMPUTING):
                 self._faults.check(FAULT_KINDS[instruction.op], self._step)
+                began_s = time.monotonic()
                 self._run[instruction.op](instruction)
+            if self._trace is not None:
+                self._trace.note(self._step, instruction, began_s, time.monotonic())
             self._done.add(instruction)
             self._todo.popleft()
 
