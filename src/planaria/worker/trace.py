@@ -1,4 +1,4 @@
-"""A trace of what a worker did when, for benchmarks: one line an instruction. It changes nothing, and decides nothing."""
+"""A trace of what a worker did when, for benchmarks: one line an instruction. It changes nothing."""
 
 from __future__ import annotations
 
