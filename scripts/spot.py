@@ -1,9 +1,9 @@
 """A spot trace against a job: nodes leave and join as the instances of a cloud did, time compressed; then the bits.
 
 `python scripts/spot.py ../shared/traces/p3-trace.csv` replays the 30 minutes of the trace with the most changes on a
-job of emulated devices, sixty times as fast. A line of a trace is `ms,add|remove,instance`. Of the instances that
-go, half are told two minutes before, as clouds promise, and half are not. At the end of the window the job is stopped, and its
-losses and weights are compared with those of one process alone.
+job of emulated devices, sixty times as fast. A line of a trace is `ms,add|remove,instance`. Of the instances that go,
+half are told two minutes before, as clouds promise, and half are not. At the end of the window the job is stopped, and
+its losses and weights are compared with those of one process alone.
 """
 
 from __future__ import annotations
