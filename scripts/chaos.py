@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import enum
 import json
+import math
 import os
 import queue
 import random
@@ -545,7 +546,7 @@ def _short_run(verdict: Verdict, seed: int, scratch: Path, nodes: LocalNodes, al
 def main() -> int:
     """Trains under blows, trains alone, and compares."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=300.0, help="of blows (default: 300)")
+    parser.add_argument("--seconds", type=float, help="of blows (default: 300; with --faults no limit)")
     parser.add_argument("--seed", type=int, default=0, help="of the schedule; of the first run where there are many")
     parser.add_argument("--steps", type=int, default=0, help="of the job (default: two a second)")
     parser.add_argument("--faults", type=int, default=0, help="many short runs, until so many faults were injected")
@@ -554,9 +555,10 @@ def main() -> int:
     console = Console(highlight=False)
     began = time.monotonic()
     if given.faults:
-        verdict = short_runs(given.faults, given.seconds, given.seed, console)
+        limit_s = math.inf if given.seconds is None else given.seconds
+        verdict = short_runs(given.faults, limit_s, given.seed, console)
     else:
-        verdict = long_run(given.seconds, given.seed, given.steps)
+        verdict = long_run(300.0 if given.seconds is None else given.seconds, given.seed, given.steps)
     tell(console, verdict, time.monotonic() - began)
     if given.json is not None:
         given.json.write_text(json.dumps(verdict.as_json(), indent=1) + "\n")
