@@ -6,6 +6,7 @@ import socket
 from collections.abc import Iterator
 
 from planaria.plan.plan import WorkerId
+from planaria.protocol.messages import PlanMessage
 from planaria.worker.frames import FrameError, control_frame
 
 HELLO_LIMIT_BYTES = 4096
@@ -20,6 +21,7 @@ class Connection:
         limit_bytes: longest frame that is read: of a stranger, until somebody trusts it with more.
         is_watched_for_room: whether the selector tells when the socket takes more.
         is_closed: nothing may be read or sent any more.
+        plan: the last that was sent here; the next is told as what differs from it.
     """
 
     def __init__(self, sock: socket.socket, limit_bytes: int = HELLO_LIMIT_BYTES) -> None:
@@ -28,6 +30,7 @@ class Connection:
         self.limit_bytes = limit_bytes
         self.is_watched_for_room = False
         self.is_closed = False
+        self.plan: PlanMessage | None = None
         self._incoming = bytearray()
         self._outgoing = bytearray()
 

@@ -57,6 +57,7 @@ from planaria.protocol.messages import (
     encode,
 )
 from planaria.protocol.past import Past
+from planaria.protocol.plan_update import difference
 from planaria.protocol.records import AnyRecord
 from planaria.protocol.requests import Answer, Request, Wish, decode_request
 from planaria.worker.frames import FrameError
@@ -200,7 +201,7 @@ class Server:
         self._kernel_kills = kernel_kills
         self._liveness = Liveness(limits)
         self._judged = time.monotonic()
-        self._encoded: tuple[Message, bytes] | None = None
+        self._encoded: tuple[Message, PlanMessage | None, bytes] | None = None
         self._listener: socket.socket | None = None
 
     def start(self, listener: socket.socket) -> None:
@@ -523,9 +524,15 @@ class Server:
         connection = self._connections.get(worker)
         if connection is None:
             return
-        if self._encoded is None or self._encoded[0] is not message:
-            self._encoded = (message, encode(message))
-        connection.send(self._encoded[1])
+        before = connection.plan
+        if isinstance(message, PlanMessage):
+            connection.plan = message
+        else:
+            before = None
+        if self._encoded is None or self._encoded[0] is not message or self._encoded[1] is not before:
+            update = difference(before, message) if before and isinstance(message, PlanMessage) else None
+            self._encoded = (message, before, encode(update or message))
+        connection.send(self._encoded[2])
         self._flush(connection)
 
     def _flush(self, connection: Connection) -> None:

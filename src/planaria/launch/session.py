@@ -53,6 +53,7 @@ def train_job(
     import_path: Path | None = None,
     nodes: LocalNodes | None = None,
     metadata_url: str = "",
+    traces: bool = False,
 ) -> TrainResult:
     """Train, or go on from the folder's last checkpoint.
 
@@ -65,6 +66,7 @@ def train_job(
         import_path: where a model given as "module:function" is looked for.
         nodes: started; their processes are used and then left to the next job. None: own ones.
         metadata_url: of the metadata server that resilience.preemption asks; "": the cloud's own.
+        traces: every worker writes what it did when into the logs, for benchmarks.
 
     Raises:
         UserError (or another ValueError of Planaria's): a mistake in the job, found before anything was recorded.
@@ -77,7 +79,7 @@ def train_job(
         if not is_emulated(job):
             prepare_tokens(job.data, folder.data)
             _measure(job, nodes, folder.data, folder.profile, import_path)
-        run = _Run(job, folder, faults, tuple(observers), import_path, metadata_url, checkpoint)
+        run = _Run(job, folder, faults, tuple(observers), import_path, metadata_url, checkpoint, traces)
         with run.recorder:
             return run.train(nodes, complaints)
 
@@ -167,8 +169,10 @@ class _Run:
         import_path: Path | None,
         metadata_url: str,
         checkpoint: CheckpointRef | None,
+        traces: bool,
     ) -> None:
         self._metadata_url = metadata_url
+        self._traces = traces
         self._job = job
         self._folder = folder
         self._faults = faults
@@ -247,6 +251,7 @@ class _Run:
                     import_path=None if self._import_path is None else str(self._import_path),
                     metadata_url=self._metadata_url,
                     log=str(self._folder.logs / f"worker-{worker}.log"),
+                    trace=str(self._folder.logs / f"trace-{worker}.jsonl") if self._traces else None,
                 )
             )
 

@@ -267,7 +267,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def layers_held(self, groups: Collection[int]) -> tuple[int, ...]:
         """The layers whose every parameter group is among `groups`."""
-        lacking = {layer for g, group in enumerate(self.groups) if g not in groups for layer in group.layers}
+        held = frozenset(groups)
+        lacking = {layer for g, group in enumerate(self.groups) if g not in held for layer in group.layers}
         return tuple(layer for layer in range(self.num_layers) if layer not in lacking)
 
     def stages(self) -> Iterator[Stage]:

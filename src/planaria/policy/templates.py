@@ -9,7 +9,7 @@ from typing import Self
 
 from planaria.estimate.conditions import AS_PROFILED, Conditions
 from planaria.estimate.memory import worker_memory_bytes
-from planaria.estimate.step_time import simulate, step_time_s
+from planaria.estimate.step_time import Known, Outline, outline
 from planaria.plan.batch import Undistributable
 from planaria.plan.instantiate import initial_plan
 from planaria.plan.ledger import Ledger
@@ -49,6 +49,8 @@ class TemplatesPolicy:
         self._settings = settings
         self._speeds: Speeds | None = None
         self._conditions = AS_PROFILED
+        self._known: Known = {}
+        """Pipelines that were estimated before: most of a plan's are as in the one before."""
         self.templates = make_templates(profile, settings)
         if not self.templates:
             raise PlanError(
@@ -94,7 +96,7 @@ class TemplatesPolicy:
         counts, fewer and larger pipelines are faster.
         """
         best = initial_plan(self._profile, self.templates, self._settings, nodes, generation, speeds=self._speeds)
-        least_s = CLEARLY * step_time_s(best, self._profile, self._conditions)
+        least_s = CLEARLY * self._outline(best).step_time_s
         smallest = 1
         while smallest < len(self.templates):
             try:
@@ -103,7 +105,7 @@ class TemplatesPolicy:
                 )
             except PlanError:
                 break  # too few nodes for f + 1 pipelines of that size
-            seconds = step_time_s(plan, self._profile, self._conditions)
+            seconds = self._outline(plan).step_time_s
             if len(plan.nodes) == len(best.nodes) and seconds < least_s:
                 best, least_s = plan, seconds
             smallest *= 2
@@ -187,7 +189,7 @@ class TemplatesPolicy:
         best: Reconfiguration | None = None
         least_s = float("inf")
         for found in candidates(change):
-            seconds = STEPS_AHEAD * step_time_s(found.plan, self._profile, self._conditions) + found.transfer_s
+            seconds = STEPS_AHEAD * self._outline(found.plan).step_time_s + found.transfer_s
             if (best is None or seconds < least_s) and self._fits(found.plan):
                 best, least_s = found, seconds
         if best is None:
@@ -238,19 +240,22 @@ class TemplatesPolicy:
             what = "every microbatch is in a live accumulator or under way, so nothing runs again"
         return self._proposal(new, f"{happened}; {what}.", 0, "finish step")
 
+    def _outline(self, plan: Plan) -> Outline:
+        return outline(plan, self._profile, self._conditions, self._known)
+
     def _proposal(self, plan: Plan, reason: str, transfer_bytes: int, how: str, transfer_s: float = 0.0) -> Proposal:
-        timeline = simulate(plan, self._profile, self._conditions)
+        step = self._outline(plan)
         return Proposal(
             plan=plan,
             reason=reason,
-            step_time_s=timeline.step_time_s,
+            step_time_s=step.step_time_s,
             transfer_bytes=transfer_bytes,
-            longest_s=timeline.longest_instruction_s,
+            longest_s=step.longest_instruction_s,
             how=how,
             transfer_s=transfer_s,
             compute_s={
                 worker: seconds * self._conditions.speed(plan.node_of(worker))
-                for worker, seconds in timeline.compute_s.items()
+                for worker, seconds in step.compute_s.items()
             },
         )
 

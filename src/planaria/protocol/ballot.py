@@ -35,6 +35,7 @@ class Ballot:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._votes: dict[WorkerId, Vote] = {}
+        self._withdrawn: set[WorkerId] = set()
 
     def cast(self, worker: WorkerId, vote: Vote) -> None:
         self._votes[worker] = vote
@@ -42,6 +43,7 @@ class Ballot:
     def withdraw(self, worker: WorkerId) -> None:
         """The worker is lost."""
         self._votes.pop(worker, None)
+        self._withdrawn.add(worker)
 
     @property
     def voters(self) -> tuple[WorkerId, ...]:
@@ -53,6 +55,8 @@ class Ballot:
         A worker votes when its sums are whole, so with all survivors' votes in, the step is done even if one of
         its contributors is dead by now; only its norms and losses may be missing.
         """
+        if len(self._votes) + len(self._withdrawn) < len(self._plan.workers):
+            return False  # asked at every vote: nobody need be counted to know
         awaited = [worker for worker in self._plan.workers if worker in live]
         if not awaited or any(worker not in self._votes for worker in awaited):
             return False

@@ -588,12 +588,13 @@ class Coordinator:
         if not computing and self._salvage.is_untouched:
             return self._reconfigure(holders)
         counted = self._salvage.counted(self.plan.num_layers)
+        layers = {groups: self.plan.layers_held(groups) for groups in set(holders.values())}
         proposal = self.policy.finish_step(
             self.plan,
             live=self._members.workers,
             halted=tuple(sorted(self._salvage.halted)),
             counted=counted,
-            holders={worker: self.plan.layers_held(groups) for worker, groups in holders.items()},
+            holders={worker: layers[groups] for worker, groups in holders.items()},
             generation=self._next_generation(),
         )
         validate(proposal.plan, already=counted)

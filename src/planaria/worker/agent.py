@@ -69,6 +69,7 @@ from planaria.worker.memory import lacks_memory, shortage
 from planaria.worker.preemption import SourceError, Watch, make_source
 from planaria.worker.replica import Replica
 from planaria.worker.settings import WorkerSettings
+from planaria.worker.trace import Trace
 from planaria.worker.transport import Transport
 from planaria.worker.writer import Writer, write
 
@@ -182,8 +183,9 @@ class Agent:
             lambda at: control.send(FaultInjected(at_s=at)),
             lambda grace_s: heartbeat.give_notice(grace_s, "preemption notice"),
         )
+        trace = None if settings.trace is None else Trace(Path(settings.trace))
         self._interpreter = Interpreter(
-            settings.worker, engine, self._holdings, self._transport, mailbox, self._faults, heartbeat
+            settings.worker, engine, self._holdings, self._transport, mailbox, self._faults, heartbeat, trace
         )
         mailbox.when_damaged = self._damaged
         self._incoming: list[Transfer] = []

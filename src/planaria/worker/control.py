@@ -27,9 +27,9 @@ from planaria.protocol.messages import (
     Saved,
     Stop,
     Vote,
-    decode_to_worker,
     encode,
 )
+from planaria.protocol.plan_update import Orders
 from planaria.protocol.worker import CoordinatorBack, CoordinatorGone
 from planaria.worker.frames import FrameError, control_frame, read_control
 from planaria.worker.mailbox import Mailbox
@@ -127,11 +127,11 @@ class Control:
 
     def _read(self) -> bool:
         """Until the connection is lost; whether anything came."""
-        sock, heard = self._socket, False
+        sock, heard, orders = self._socket, False, Orders()
         assert sock is not None
         try:
             while True:
-                order = decode_to_worker(read_control(sock))
+                order = orders.decode(read_control(sock))
                 heard = True
                 self._mailbox.put_order(order)
                 if isinstance(order, Stop):

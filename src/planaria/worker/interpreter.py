@@ -6,6 +6,7 @@ are done, the losses. It decides nothing: orders come through the mailbox and ra
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from planaria.model.model import Batch, Tensors
@@ -24,6 +25,7 @@ from planaria.worker.heartbeat import Heartbeat
 from planaria.worker.holdings import Holdings
 from planaria.worker.mailbox import Interrupted, Key, Kind, Mailbox
 from planaria.worker.sync import Sync
+from planaria.worker.trace import Trace
 from planaria.worker.transport import Transport
 
 FAULT_KINDS = {
@@ -68,6 +70,7 @@ class Interpreter:
         mailbox: Mailbox,
         faults: FaultInjector,
         heartbeat: Heartbeat,
+        trace: Trace | None = None,
     ) -> None:
         self._worker = worker
         self._model = engine.model
@@ -79,6 +82,7 @@ class Interpreter:
         self._device = engine.device
         self._pace = engine.pace
         self._heartbeat = heartbeat
+        self._trace = trace
         self._sync = Sync(worker, holdings, transport, mailbox, engine.pace)
         self._plan: Plan | None = None
         self._step = 0
@@ -134,6 +138,8 @@ class Interpreter:
     def _begin_step(self, step: int, exponents: tuple[int, ...]) -> None:
         assert self._plan is not None
         self._step = step
+        if self._trace is not None:
+            self._trace.flush()
         self._pace.begin_step()
         self._pace.slowness = self._faults.slowness(step)
         self.compute_s = 0.0
@@ -159,11 +165,13 @@ class Interpreter:
                 raise Interrupted
             with self._heartbeat.during(Activity.COMPUTING):
                 self._faults.check(FAULT_KINDS[instruction.op], self._step)
-                began = self._pace.stopwatch()
+                began, began_s = self._pace.stopwatch(), time.monotonic()
                 self._run[instruction.op](instruction)
                 if instruction.op in _COMPUTING:
                     self._pace.slow_down(self._pace.stopwatch() - began)
                     self.compute_s += max(0.0, self._pace.stopwatch() - began)
+            if self._trace is not None:
+                self._trace.note(self._step, instruction, began_s, time.monotonic())
             self._done.finish()
 
     def give_up(self) -> None:
