@@ -69,7 +69,7 @@ def _check_commits(outcome: Outcome, *, is_dark: bool) -> None:
             assert record.step == step + 1
             step = record.step
         elif isinstance(record, Restored):
-            assert record.from_step == step
+            assert step - is_dark <= record.from_step <= step
             step = record.to_step
     decided: dict[int, tuple[object, ...]] = {}
     for entry in outcome.commits:
@@ -105,33 +105,29 @@ def _check_end(schedule: Schedule, outcome: Outcome) -> None:
     if len(losses) <= tolerance:
         assert not outcome.of(Restored), "no f losses can take the last replica"
         assert status is not RunStatus.FAILED, outcome.finish.message
-    left = schedule.job.cluster.nodes - len({record.node for record in losses})
-    left += _came_late(schedule, outcome) - len(outcome.of(NodeReleased))
+    left = set(range(schedule.job.cluster.nodes)) | {record.node for record in outcome.of(NodeJoined)}
+    left -= {record.node for record in (*losses, *outcome.of(NodeReleased))}
     if status is RunStatus.EXHAUSTED:
-        assert left < schedule.needed_nodes, outcome.finish.message
+        assert len(left) < schedule.needed_nodes, outcome.finish.message
     if status is RunStatus.FAILED:
         assert "there is no checkpoint" in outcome.finish.message or "could not be saved" in outcome.finish.message
     _check_that_too_few_nodes_end_it(schedule, outcome)
 
 
-def _came_late(schedule: Schedule, outcome: Outcome) -> int:
-    return sum(record.node >= schedule.job.cluster.nodes for record in outcome.of(NodeJoined))
-
-
 def _check_that_too_few_nodes_end_it(schedule: Schedule, outcome: Outcome) -> None:
     """Below (f + 1) n0 nodes, the step in progress is finished and saved, and no other is begun."""
     commits_since: int | None = None
-    left = schedule.job.cluster.nodes
+    left = set(range(schedule.job.cluster.nodes))
     for record in outcome.records:
-        if isinstance(record, NodeJoined) and record.node >= schedule.job.cluster.nodes:
-            left += 1
-            commits_since = commits_since if left < schedule.needed_nodes else None
+        if isinstance(record, NodeJoined):
+            left.add(record.node)
+            commits_since = commits_since if len(left) < schedule.needed_nodes else None
         elif isinstance(record, NodeReleased):
-            left -= 1
-            assert left >= schedule.needed_nodes
+            left.discard(record.node)
+            assert len(left) >= schedule.needed_nodes
         elif isinstance(record, NodeLost):
-            left -= 1
-            if left < schedule.needed_nodes and commits_since is None:
+            left.discard(record.node)
+            if len(left) < schedule.needed_nodes and commits_since is None:
                 commits_since = 0
         elif isinstance(record, COMMITTED) and commits_since is not None:
             commits_since += 1

@@ -339,7 +339,6 @@ MUTATIONS: Mapping[Callable[[Patch], None], str] = {
     a_commit_is_told_again_without_its_hold: "restarts",
     a_commit_that_only_a_worker_knows_is_ignored: "power",
     a_loss_is_not_written_down: "restarts",
-    accumulators_of_before_the_restart_are_forgotten: "restarts",
     a_plan_that_was_written_down_is_not_sent_again: "restarts",
     votes_of_before_the_restart_are_forgotten: "restarts",
     whoever_stopped_before_the_restart_is_taken_to_go_on: "restarts",
@@ -374,6 +373,7 @@ def test_a_broken_protocol_is_found(mutation: Callable[[Patch], None], laborator
     ("mutation", "case"),
     [
         (the_ledger_of_an_earlier_loss_is_forgotten, "a-ledger-forgotten"),
+        (accumulators_of_before_the_restart_are_forgotten, "a-ledger-forgotten-by-a-restart"),
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )
