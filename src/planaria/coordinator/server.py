@@ -424,7 +424,8 @@ class Server:
     def _cut_off(self, worker: WorkerId, peer: WorkerId) -> None:
         """A peer that is lost is no news. One that lives is reached by others: the worker itself is out of reach."""
         devices = self._machine.settings.devices_per_node
-        if NodeId(peer // devices) not in self._evicted:
+        # A peer that is not here yet, or not yet back, is waited for: if anybody is out of reach, it is.
+        if peer in self._connections and NodeId(peer // devices) not in self._evicted:
             self._lose(NodeId(worker // devices), f"cut off from worker {peer}")
 
     def _drop(self, connection: Connection, cause: str) -> None:

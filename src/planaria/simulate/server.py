@@ -182,7 +182,7 @@ class Server:
                 self.handle(NodeGone(node, cause))
 
     def _cut_off(self, worker: WorkerId, peer: WorkerId) -> None:
-        if self._node_of(peer) not in self.evicted:
+        if peer in self._connections and self._node_of(peer) not in self.evicted:
             self.lose(self._node_of(worker), f"cut off from worker {peer}")
 
     def lose(self, node: NodeId, cause: str) -> None:
