@@ -120,7 +120,7 @@ class Assassin:
         self._thread.join()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_deaths_at_random_moments(seed: int, tmp_path: Path, text: Path, run: Run, reference: Reference) -> None:
     job = make_job(text, train__steps=40, run__checkpoint_every=5)
     assassin = Assassin(tmp_path / "run-0", seed, 6, 0.15)
@@ -218,7 +218,7 @@ def cut_back(entries: int) -> Callable[[Path], None]:
     return damage
 
 
-@pytest.mark.parametrize("at", ["vote", "tell", "commit"])
+@pytest.mark.parametrize("at", ["vote", "tell"])
 @pytest.mark.parametrize("entries", [1, 3])
 def test_a_journal_that_lags_behind_its_workers(
     entries: int, at: str, tmp_path: Path, text: Path, run: Run, reference: Reference

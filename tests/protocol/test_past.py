@@ -26,7 +26,7 @@ from planaria.protocol.journal import (
 )
 from planaria.protocol.messages import Commit, PlanMessage, StateSource
 from planaria.protocol.past import Past
-from planaria.protocol.records import AnyRecord, Note
+from planaria.protocol.records import AnyRecord, Note, StepCommitted
 from planaria.protocol.settings import CheckpointRef
 from planaria.protocol.standing import Stand
 
@@ -125,3 +125,21 @@ def test_what_is_written_is_what_is_read(entry: AnyEntry) -> None:
 def test_what_is_no_entry() -> None:
     with pytest.raises(msgspec.DecodeError):
         decode_entry(b"\x81\xa4type\xa4none")
+
+
+def test_how_long_the_last_step_took_is_known() -> None:
+    took = StepCommitted(
+        step=3,
+        loss=1.0,
+        grad_norm=1.0,
+        learning_rate=1e-3,
+        clip_factor=1.0,
+        generation=1,
+        live_nodes=3,
+        duration_s=0.25,
+        tokens_per_s=1e3,
+    )
+    commit = Commit(generation=1, step=3, clip_factor=1.0, exponents=(4,), hold=False)
+    assert Past.of(()).last_step_s is None
+    assert Past.of([JournalCommit(commit=commit)]).last_step_s is None
+    assert Past.of([JournalCommit(commit=commit, records=(took,))]).last_step_s == 0.25

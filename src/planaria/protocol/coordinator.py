@@ -215,6 +215,8 @@ class Coordinator:
         if past.plan is not None:
             self.timing.expect(past.plan.step_time_s, past.plan.longest_s)
             self._is_degraded = bool(lacking(past.plan.message.plan, self.settings.fault_tolerance))
+            if past.last_step_s is not None:
+                self.timing.took_before(past.last_step_s)
 
     def handle(self, event: Event, now: float) -> tuple[Command, ...]:
         """Take one event at monotonic time `now` (seconds); returns commands to carry out in order.

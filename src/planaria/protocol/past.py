@@ -21,7 +21,7 @@ from planaria.protocol.journal import (
     JournalStop,
 )
 from planaria.protocol.messages import StateSource
-from planaria.protocol.records import AnyRecord
+from planaria.protocol.records import AnyRecord, StepCommitted, StepSkipped
 from planaria.protocol.settings import CheckpointRef
 
 
@@ -75,6 +75,12 @@ class Past:
     def gone(self) -> frozenset[NodeId]:
         """They never come back under the same number."""
         return self.lost | self.released
+
+    @property
+    def last_step_s(self) -> float | None:
+        """How long the last committed step took; None when nobody knows."""
+        records = () if self.commit is None else self.commit.records
+        return next((record.duration_s for record in records if isinstance(record, StepCommitted | StepSkipped)), None)
 
     @property
     def step(self) -> int | None:

@@ -45,6 +45,11 @@ class Timing:
         """A plan is in force now whose steps and longest instruction are estimated so."""
         self.step_s, self.instruction_s = step_s, instruction_s
 
+    def took_before(self, duration_s: float) -> None:
+        """So long took the last step that an earlier coordinator saw committed."""
+        if self.step_s > 0:
+            self._stretch = max(1.0, duration_s / self.step_s)
+
     def committed(self, duration_s: float) -> None:
         """A step in which no node was lost."""
         self._measured.append(duration_s)
