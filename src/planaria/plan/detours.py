@@ -84,6 +84,7 @@ class Detours:
         costs: of ranges of layers.
         num_layers: of the model.
         freedom: which of them are taken.
+        speeds: of workers that compute slower or faster than the profile says.
     """
 
     def __init__(
@@ -92,9 +93,11 @@ class Detours:
         costs: StageCosts,
         num_layers: int,
         freedom: Freedom = Freedom.HOME,
+        speeds: Mapping[WorkerId, float] | None = None,
     ) -> None:
         self._costs = costs
         self._num_layers = num_layers
+        self._speeds = speeds or {}
         self._stages = [stage for pipeline in pipelines for stage in pipeline.stages]
         self._legs = [] if freedom is Freedom.FREE else [self._legs_of(pipeline) for pipeline in pipelines]
         if freedom is not Freedom.HOME:
@@ -211,7 +214,8 @@ class Detours:
         key = (hop.worker, hop.first_layer, hop.end_layer, hop.num_devices)
         found = self._seconds.get(key)
         if found is None:
-            found = self._seconds[key] = self._costs.compute_s(hop.first_layer, hop.end_layer, hop.num_devices)
+            seconds = self._costs.compute_s(hop.first_layer, hop.end_layer, hop.num_devices)
+            found = self._seconds[key] = seconds / self._speeds.get(hop.worker, 1.0)
         return found
 
 
