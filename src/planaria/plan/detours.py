@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from planaria.plan.costs import StageCosts
-from planaria.plan.errors import NoReplica
-from planaria.plan.plan import Group, Pipeline, PlanError, Stage, WorkerId
+from planaria.plan.plan import Pipeline, PlanError, Stage, WorkerId
 
 Way = tuple[Stage, ...]
 """Hops in layer order that cover every layer once."""
@@ -57,14 +56,6 @@ def unowned(pipelines: Sequence[Pipeline], num_layers: int) -> tuple[int, ...]:
     """The layers that no stage has."""
     owned = {layer for pipeline in pipelines for stage in pipeline.stages for layer in stage.layers}
     return tuple(layer for layer in range(num_layers) if layer not in owned)
-
-
-def check_owned(pipelines: Sequence[Pipeline], num_layers: int, groups: Sequence[Group]) -> None:
-    """Raises: NoReplica: some layer has no live owner, so no detour leads around its loss."""
-    missing = unowned(pipelines, num_layers)
-    if missing:
-        group = next((g for g, group in enumerate(groups) if missing[0] in group.layers), -1)
-        raise NoReplica(group, missing)
 
 
 @dataclass(frozen=True, slots=True)
