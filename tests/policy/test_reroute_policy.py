@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from planaria.estimate.closed_forms import one_failure_s
+from planaria.estimate.conditions import Conditions
 from planaria.estimate.memory import worker_memory_bytes
 from planaria.estimate.step_time import step_time_s
 from planaria.plan.errors import NoReplica, TooFewNodes
@@ -15,9 +16,10 @@ from planaria.plan.placement import Holders
 from planaria.plan.plan import NodeId, Plan, PlanError, ScheduleKind, WorkerId
 from planaria.plan.profile import LinkCost, ModelProfile
 from planaria.plan.replicas import lacking, num_replicas
-from planaria.plan.reroute import carriers, shares
+from planaria.plan.reroute import carriers, left_over, shares
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.validate import validate
+from planaria.policy.detour_search import fastest_detours
 from planaria.policy.proposal import Proposal
 from planaria.policy.reroute import ReroutePolicy
 from tests.plan.profiles import uniform_profile
@@ -72,7 +74,7 @@ def test_one_failure_costs_less_than_the_closed_form(lost: int) -> None:
 def test_losses_until_some_layer_has_no_owner(seed: int) -> None:
     """One after the other: valid plans that move nothing, estimated and bounded; then new pipelines, or no replica."""
     draw = random.Random(seed)
-    settings = msgspec_settings(draw)
+    settings = random_settings(draw)
     policy, plan = started(settings)
     order = draw.sample(range(settings.num_nodes), settings.num_nodes)
     for node in order:
@@ -95,7 +97,7 @@ def test_losses_until_some_layer_has_no_owner(seed: int) -> None:
         assert sum(shares(plan)) == settings.num_microbatches
 
 
-def msgspec_settings(draw: random.Random) -> PlannerSettings:
+def random_settings(draw: random.Random) -> PlannerSettings:
     smallest = draw.randint(1, 3)
     fault_tolerance = draw.randint(0, 2)
     return PlannerSettings(
@@ -219,3 +221,19 @@ def test_the_same_question_has_the_same_answer() -> None:
     one, two = after(policy, plan, 2, 7), after(policy, plan, 2, 7)
     assert msgspec.json.encode(one.plan) == msgspec.json.encode(two.plan)
     assert one.step_time_s == step_time_s(two.plan, PROFILE)
+
+
+def test_a_slow_peer_carries_less() -> None:
+    _, plan = started()
+    left = left_over(plan, plan.groups_of, [NodeId(5)])
+    slow = Conditions(node_speeds={NodeId(1): 0.5})
+    found = fastest_detours(PROFILE, GRID, left, 2, conditions=slow)
+    assert found is not None
+    assert found.lower_bound_s <= found.step_time_s == step_time_s(found.plan, PROFILE, slow)
+    served = {
+        w: sum(len(r.microbatches) for r in found.plan.routes if w in {h.worker for h in r.hops}) for w in (1, 9, 13)
+    }
+    assert served[WorkerId(1)] < 0.6 * min(served[WorkerId(9)], served[WorkerId(13)])
+    blind = fastest_detours(PROFILE, GRID, left, 2)
+    assert blind is not None
+    assert found.step_time_s < 0.8 * step_time_s(blind.plan, PROFILE, slow)

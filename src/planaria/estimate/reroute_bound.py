@@ -9,13 +9,15 @@ from planaria.plan.plan import Pipeline, Stage
 from planaria.plan.profile import ModelProfile
 
 
-def least_rerouted_s(profile: ModelProfile, pipelines: Sequence[Pipeline], num_microbatches: int) -> float:
+def least_rerouted_s(
+    profile: ModelProfile, pipelines: Sequence[Pipeline], num_microbatches: int, *, highest_speed: float = 1.0
+) -> float:
     """Seconds that a step takes at least on these stages, whatever the routes and the orders of work.
 
     For each range of layers: the forward of what is below it, and all microbatches' compute on it, in equal parts on
     all workers that own any of it, on the most devices that one of them has. Where no stage begins or ends in the
     range, a microbatch is not cut there: the busiest has a whole number of them. Then the vote. Sums, messages and the
-    optimizer count as nothing, so where these take long the bound is far off.
+    optimizer count as nothing, so where these take long the bound is far off; and all workers as fast as the fastest.
     """
     stages = [stage for pipeline in pipelines for stage in pipeline.stages]
     widest = max(stage.num_devices for stage in stages)
@@ -33,7 +35,7 @@ def least_rerouted_s(profile: ModelProfile, pipelines: Sequence[Pipeline], num_m
             if end == cuts[at + 1]:
                 busiest = -(-num_microbatches // owners)
             longest = max(longest, forward[first] + busiest * (compute[end] - compute[first]))
-    return longest + profile.step.vote_s
+    return longest / highest_speed + profile.step.vote_s
 
 
 def _owners(stages: Sequence[Stage], first: int, end: int) -> set[int]:

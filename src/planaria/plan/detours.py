@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from planaria.plan.costs import StageCosts
-from planaria.plan.errors import NoReplica
-from planaria.plan.plan import Group, Pipeline, PlanError, Stage, WorkerId
+from planaria.plan.plan import Pipeline, PlanError, Stage, WorkerId
 
 Way = tuple[Stage, ...]
 """Hops in layer order that cover every layer once."""
@@ -59,14 +58,6 @@ def unowned(pipelines: Sequence[Pipeline], num_layers: int) -> tuple[int, ...]:
     return tuple(layer for layer in range(num_layers) if layer not in owned)
 
 
-def check_owned(pipelines: Sequence[Pipeline], num_layers: int, groups: Sequence[Group]) -> None:
-    """Raises: NoReplica: some layer has no live owner, so no detour leads around its loss."""
-    missing = unowned(pipelines, num_layers)
-    if missing:
-        group = next((g for g, group in enumerate(groups) if missing[0] in group.layers), -1)
-        raise NoReplica(group, missing)
-
-
 @dataclass(frozen=True, slots=True)
 class _Leg:
     """A part of a pipeline's way: its own stage's, or a gap."""
@@ -84,6 +75,7 @@ class Detours:
         costs: of ranges of layers.
         num_layers: of the model.
         freedom: which of them are taken.
+        speeds: of workers that compute slower or faster than the profile says.
     """
 
     def __init__(
@@ -92,9 +84,11 @@ class Detours:
         costs: StageCosts,
         num_layers: int,
         freedom: Freedom = Freedom.HOME,
+        speeds: Mapping[WorkerId, float] | None = None,
     ) -> None:
         self._costs = costs
         self._num_layers = num_layers
+        self._speeds = speeds or {}
         self._stages = [stage for pipeline in pipelines for stage in pipeline.stages]
         self._legs = [] if freedom is Freedom.FREE else [self._legs_of(pipeline) for pipeline in pipelines]
         if freedom is not Freedom.HOME:
@@ -211,7 +205,8 @@ class Detours:
         key = (hop.worker, hop.first_layer, hop.end_layer, hop.num_devices)
         found = self._seconds.get(key)
         if found is None:
-            found = self._seconds[key] = self._costs.compute_s(hop.first_layer, hop.end_layer, hop.num_devices)
+            seconds = self._costs.compute_s(hop.first_layer, hop.end_layer, hop.num_devices)
+            found = self._seconds[key] = seconds / self._speeds.get(hop.worker, 1.0)
         return found
 
 

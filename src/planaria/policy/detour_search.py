@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from planaria.estimate.conditions import AS_PROFILED, Conditions
 from planaria.estimate.lower_bound import lower_bound_s
 from planaria.estimate.memory import worker_memory_bytes
 from planaria.estimate.reroute_bound import least_rerouted_s
 from planaria.estimate.step_time import step_time_s
 from planaria.plan.costs import StageCosts
 from planaria.plan.detours import Deal, Detours, Freedom
-from planaria.plan.plan import Pipeline, Plan, ScheduleKind
+from planaria.plan.plan import NodeId, Pipeline, Plan, ScheduleKind
 from planaria.plan.profile import ModelProfile
 from planaria.plan.reroute import rerouted
 from planaria.plan.settings import PlannerSettings
@@ -60,13 +61,14 @@ def fastest_detours(
     pipelines: Sequence[Pipeline],
     generation: int,
     *,
+    conditions: Conditions = AS_PROFILED,
     budget: int = BUDGET,
 ) -> Rerouted | None:
     """The plan with the shortest step on these stages, which together own every layer; None where none fits the memory.
 
     Backwards are split where the memory allows for it, but for a plan at full strength: that keeps the job's schedule.
     """
-    return _Search(profile, settings, pipelines, generation, budget).run()
+    return _Search(profile, settings, pipelines, generation, conditions, budget).run()
 
 
 _Order = tuple[ScheduleKind, int]
@@ -80,6 +82,7 @@ class _Search:
         settings: PlannerSettings,
         pipelines: Sequence[Pipeline],
         generation: int,
+        conditions: Conditions,
         budget: int,
     ) -> None:
         self._profile = profile
@@ -87,9 +90,14 @@ class _Search:
         self._pipelines = pipelines
         self._generation = generation
         self._costs = StageCosts(profile)
-        self._bound_s = least_rerouted_s(profile, pipelines, settings.num_microbatches)
+        self._conditions = conditions
+        workers = [stage.worker for pipeline in pipelines for stage in pipeline.stages]
+        self._speeds = {w: conditions.speed(NodeId(w // settings.devices_per_node)) for w in workers}
+        self._bound_s = least_rerouted_s(
+            profile, pipelines, settings.num_microbatches, highest_speed=max(self._speeds.values())
+        )
         self._all_whole = all(pipeline.is_whole(profile.num_layers) for pipeline in pipelines)
-        nodes = {stage.worker // settings.devices_per_node for pipeline in pipelines for stage in pipeline.stages}
+        nodes = {worker // settings.devices_per_node for worker in workers}
         self._is_full = self._all_whole and len(nodes) >= settings.num_nodes
         hops = max(len(pipeline.stages) for pipeline in pipelines)
         self._left = max(2, budget // (3 * hops * settings.num_microbatches))
@@ -118,7 +126,7 @@ class _Search:
         freedoms = [Freedom.HOME] if self._all_whole else list(Freedom)
         for head in HEADS:
             for freedom in freedoms:
-                detours = Detours(self._pipelines, self._costs, self._profile.num_layers, freedom)
+                detours = Detours(self._pipelines, self._costs, self._profile.num_layers, freedom, self._speeds)
                 deal = detours.deal(self._settings.num_microbatches, head)
                 if deal.ways not in seen:
                     seen.add(deal.ways)
@@ -168,10 +176,10 @@ class _Search:
         """Take it if it fits and is clearly faster than the best, or `instead` of it as fast; returns whether."""
         plan = self._plan(deal, order)
         most_s = float("inf") if self._best is None else self._best[0] * (1 + CLOSE if instead else 1 - CLOSE)
-        if lower_bound_s(plan, self._profile) > most_s:
+        if lower_bound_s(plan, self._profile, self._conditions) > most_s:
             return False
         self._left -= 1
-        seconds = step_time_s(plan, self._profile)
+        seconds = step_time_s(plan, self._profile, self._conditions)
         if seconds > most_s or not self._fits(plan):
             return False
         self._best = seconds, deal, order, plan
