@@ -20,6 +20,7 @@ class Connection:
         worker: who is at the other end, once it has said hello.
         is_watched_for_room: whether the selector tells when the socket takes more.
         is_closed: nothing may be read or sent any more.
+        is_trusted: the other end is known, though it is no worker.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -27,6 +28,7 @@ class Connection:
         self.worker: WorkerId | None = None
         self.is_watched_for_room = False
         self.is_closed = False
+        self.is_trusted = False
         self._incoming = bytearray()
         self._outgoing = bytearray()
 
@@ -46,7 +48,7 @@ class Connection:
         self._incoming += data
         while len(self._incoming) >= 4:
             size = int.from_bytes(self._incoming[:4], "big")
-            limit = MAX_FRAME_BYTES if self.worker is not None else HELLO_LIMIT_BYTES
+            limit = MAX_FRAME_BYTES if self.worker is not None or self.is_trusted else HELLO_LIMIT_BYTES
             if size > limit:
                 raise FrameError(f"a frame of {size} bytes is over the limit of {limit}")
             if len(self._incoming) < 4 + size:

@@ -15,8 +15,10 @@ from typing import Protocol
 
 import msgspec
 
+from planaria.coordinator.agents import Agents
 from planaria.coordinator.connection import Connection
 from planaria.coordinator.journal import Journal
+from planaria.coordinator.strangers import Strangers
 from planaria.job.errors import UserError
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.coordinator import Coordinator
@@ -40,6 +42,7 @@ from planaria.protocol.events import (
     WorkerJoined,
     WriteManifest,
 )
+from planaria.protocol.isolation import Isolation
 from planaria.protocol.liveness import Limits, Liveness
 from planaria.protocol.messages import (
     PROTOCOL_VERSION,
@@ -53,9 +56,10 @@ from planaria.protocol.messages import (
     decode_from_worker,
     encode,
 )
-from planaria.protocol.records import AnyRecord
+from planaria.protocol.records import AnyRecord, Note
 from planaria.protocol.requests import Answer, Request, Wish, decode_request
 from planaria.worker.frames import FrameError
+from planaria.worker.sockets import watch_over
 
 log = logging.getLogger(__name__)
 
@@ -109,6 +113,9 @@ class Server:
         write_manifest: makes a checkpoint whole.
         limits: after which a worker counts as hung.
         add_node: starts the node of this number, which joins when it is ready; None: no node can be started.
+        agents: who offers nodes, when `nodes` are not started by this machine.
+        patience_s: where agents offer nodes, how long silence is borne when all are silent: the coordinator itself may
+            be the one that is cut off.
     """
 
     def __init__(
@@ -121,6 +128,8 @@ class Server:
         write_manifest: Callable[[WriteManifest], None],
         limits: Limits = Limits(),  # noqa: B008 (frozen)
         add_node: Callable[[NodeId], None] | None = None,
+        agents: Agents | None = None,
+        patience_s: float = 0.0,
     ) -> None:
         self._machine = machine
         self._token = token
@@ -136,7 +145,12 @@ class Server:
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wishes: list[str] = []
         self._add_node = add_node
-        self._next_node = machine.settings.num_nodes
+        self._next_node = machine.settings.num_nodes if agents is None else 0
+        self._agents = agents
+        if agents is not None:
+            agents.open(self)
+        self._isolation = Isolation(patience_s if agents is not None else 0.0, limits.silence_s)
+        self._strangers = Strangers(self._warn)
         self._liveness = Liveness(limits)
         self._judged = time.monotonic()
         self._encoded: tuple[Message, bytes] | None = None
@@ -172,7 +186,7 @@ class Server:
 
     def run(self) -> Finish | None:
         """Serve until the run is over; None when it was aborted."""
-        for number in range(self._machine.settings.num_nodes):
+        for number in range(self._machine.settings.num_nodes if self._agents is None else 0):
             self._await(NodeId(number))
         self._nodes_told(None)  # of whoever died while the others were started, and was heard of then
         while self._finished is None:
@@ -190,9 +204,12 @@ class Server:
         return self._finished
 
     def close(self) -> None:
+        if self._agents is not None:
+            self._agents.dismiss("the run was ended")
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.fileobj, socket.socket):
+                key.fileobj.close()
         self._selector.close()
-        for connection in self._connections.values():
-            connection.socket.close()
         if self._listener is not None:
             self._listener.close()
         self._wake_receiver.close()
@@ -217,9 +234,12 @@ class Server:
         except OSError:
             return
         sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        watch_over(sock)
         connection = Connection(sock)
         self._selector.register(sock, selectors.EVENT_READ, lambda _: self._readable(connection))
+        too_many = self._strangers.came(connection, time.monotonic())
+        if too_many is not None:
+            self._send_away(too_many, "too many connections do not show the job's token")
 
     def _readable(self, connection: Connection) -> None:
         if connection.is_closed:
@@ -232,11 +252,17 @@ class Server:
         except EOFError:
             self._drop(connection, "connection closed")
         except FrameError as error:
-            log.warning("a connection sent what is not a message: %s", error)
+            if connection.worker is not None:
+                log.warning("worker %d sent what is not a message: %s", connection.worker, error)
+            else:
+                self._strangers.refused(str(error))
             self._drop(connection, "it sent what is not a message")
 
     def _take(self, connection: Connection, frame: bytes) -> None:
         """Raises FrameError for what is not a message; what the machine raises is our own mistake, and goes through."""
+        if self._agents is not None and self._agents.take(connection, frame):
+            self._strangers.gone(connection)
+            return
         request = self._request(frame) if connection.worker is None else None
         if request is not None:
             self._answer(connection, request)
@@ -274,6 +300,7 @@ class Server:
             connection.flush()
             raise FrameError(refusal)
         connection.worker = hello.worker
+        self._strangers.gone(connection)
         self._connections[hello.worker] = connection
         self._next_node = max(self._next_node, node + 1)
         self._liveness.joined(hello.worker, time.monotonic())
@@ -338,6 +365,8 @@ class Server:
         if connection.is_closed:
             return
         self._close(connection)
+        if self._agents is not None:
+            self._agents.dropped(connection)
         worker = connection.worker
         if worker is not None and self._connections.get(worker) is connection:
             del self._connections[worker]
@@ -365,6 +394,13 @@ class Server:
         if now - self._judged > AWAY_S:
             self._liveness.excuse(now)
         self._judged = now
+        for stranger in self._strangers.overdue(now):
+            self._send_away(stranger, "it did not show the job's token in time")
+        self._strangers.tell(now)
+        if self._isolation.holds(self._liveness.quiet_s(now)):
+            return
+        if lasted_s := self._isolation.ended():
+            self._liveness.excuse(now + lasted_s)
         devices = self._machine.settings.devices_per_node
         for worker, silence_s in list(self._liveness.silent(now)):
             node = NodeId(worker // devices)
@@ -413,6 +449,8 @@ class Server:
                     self._handle(ManifestWritten(step, folder, time.monotonic() - began))
             case Finish():
                 self._finished = command
+                if self._agents is not None:
+                    self._agents.dismiss("the run is over")
 
     def _send(self, worker: WorkerId, message: Message) -> None:
         connection = self._connections.get(worker)
@@ -443,6 +481,43 @@ class Server:
         devices = self._machine.settings.devices_per_node
         return [WorkerId(node * devices + device) for device in range(devices)]
 
+    def _send_away(self, stranger: Connection, reason: str) -> None:
+        self._strangers.refused(reason)
+        self._drop(stranger, reason)
+
+    def _warn(self, text: str) -> None:
+        for observer in self._observers:
+            observer(Note(level="warning", text=text), time.time())
+
+    # For agents, see `coordinator.agents.Desk`
+
+    def new_node(self) -> NodeId:
+        node = NodeId(self._next_node)
+        self._next_node += 1
+        self._await(node)
+        return node
+
+    def is_fenced(self, node: NodeId) -> bool:
+        return node in self._evicted
+
+    def was_released(self, node: NodeId) -> bool:
+        return node in self._released
+
+    def lost(self, node: NodeId, cause: str) -> None:
+        """All processes of the node ended. Those that joined said why, and their connections end after that."""
+        if self._connections.keys().isdisjoint(self._workers_of(node)):
+            self._lose(node, cause)
+
+    def say(self, connection: Connection, body: bytes) -> None:
+        if not connection.is_closed:
+            connection.send(body)
+            self._flush(connection)
+
+    def hang_up(self, connection: Connection) -> None:
+        if not connection.is_closed:
+            self._close(connection)
+
     def _close(self, connection: Connection) -> None:
+        self._strangers.gone(connection)
         self._selector.unregister(connection.socket)
         connection.close()

@@ -17,6 +17,7 @@ from types import FrameType
 import msgspec
 
 from planaria.checkpoint.manifest import newest, read_manifest, retain, weights_sha256, write_manifest
+from planaria.coordinator.agents import Agents
 from planaria.coordinator.client import Contact
 from planaria.coordinator.journal import Journal
 from planaria.coordinator.server import Observer, Server
@@ -24,7 +25,8 @@ from planaria.data.tokens import prepare_tokens
 from planaria.job.errors import PlanariaError, UserError
 from planaria.job.faults import Fault
 from planaria.job.parse import EMULATED_MODEL, job_fingerprint
-from planaria.job.settings import Device, Job, WhenExhausted
+from planaria.job.settings import Device, Job, Launcher, WhenExhausted
+from planaria.launch.hosts import PATIENCE_S, agents_of, announce, reachable
 from planaria.launch.local import LauncherError, LocalNodes
 from planaria.launch.result import TrainResult
 from planaria.launch.settings import is_emulated, job_profile, named_profile, planner_settings
@@ -41,8 +43,6 @@ from planaria.protocol.records import AnyRecord, Note, RunEnded, RunStatus, Step
 from planaria.protocol.settings import CheckpointRef, RunSettings
 from planaria.worker.settings import WorkerSettings
 
-HOST = "127.0.0.1"
-
 CROWDED = 10
 """How many times longer a process of this machine may be silent that is runnable: it may be short of cores."""
 
@@ -57,6 +57,7 @@ def train_job(
     import_path: Path | None = None,
     nodes: LocalNodes | None = None,
     metadata_url: str = "",
+    token: str = "",
 ) -> TrainResult:
     """Train, or go on from the folder's last checkpoint.
 
@@ -69,10 +70,13 @@ def train_job(
         import_path: where a model given as "module:function" is looked for.
         nodes: started; their processes are used and then left to the next job. None: own ones.
         metadata_url: of the metadata server that resilience.preemption asks; "": the cloud's own.
+        token: of the job; "": a new one.
 
     Raises:
         UserError (or another ValueError of Planaria's): a mistake in the job, found before anything was recorded.
     """
+    if job.cluster.launcher is Launcher.AGENTS:
+        folder = RunFolder(folder.path.resolve())  # nodes have another working folder
     checkpoint, complaints = _checkpoint(job, folder) if resume else (None, [])
     given = _given_profile(job, folder, resume=resume) if is_emulated(job) else None
     own = LocalNodes(folder.logs / "launcher.log", _imported(job)) if nodes is None else nullcontext(nodes)
@@ -85,7 +89,7 @@ def train_job(
         policy.initial(
             [NodeId(node) for node in range(job.cluster.nodes)], 1
         )  # a job that cannot be planned is refused here
-        run = _Run(job, folder, faults, tuple(observers), import_path, metadata_url)
+        run = _Run(job, folder, faults, tuple(observers), import_path, metadata_url, token or secrets.token_hex(16))
         for complaint in complaints:
             run.record(Note(level="warning", text=complaint), time.time())
         with run.recorder:
@@ -167,7 +171,7 @@ def _limits(job: Job) -> Limits:
     """After what time a worker counts as hung: longer where the workers of this machine share its cores."""
     timeout_s, workers = job.resilience.heartbeat_timeout_s, job.cluster.nodes * job.cluster.devices_per_node
     plain = Limits(silence_s=timeout_s, crowded_silence_s=CROWDED * timeout_s)
-    if job.cluster.device is Device.CUDA:
+    if job.cluster.device is Device.CUDA or job.cluster.launcher is Launcher.AGENTS:
         return plain
     share = max(1.0, workers / len(os.sched_getaffinity(0)))
     return dataclasses.replace(plain, least_s=plain.least_s * share, factor=plain.factor * share)
@@ -184,7 +188,9 @@ class _Run:
         observers: tuple[Observer, ...],
         import_path: Path | None,
         metadata_url: str,
+        token: str,
     ) -> None:
+        self._token = token
         self._metadata_url = metadata_url
         self._job = job
         self._folder = folder
@@ -227,22 +233,27 @@ class _Run:
         machine = Coordinator(settings, policy)
         journal = Journal(self._folder.journal)
         journal.start()
-        token = secrets.token_hex(16)
+        agents = agents_of(job, self._folder, self._token, self._faults)
         layers = tuple(group.layers for group in profile.groups)
         server = Server(
             machine,
-            token,
+            self._token,
             journal,
-            nodes,
+            agents or nodes,
             (self.record,),
             lambda command: self._write_manifest(command, layers),
             limits=_limits(job),
-            add_node=lambda node: self._spawn(nodes, contact, node),
+            add_node=None if agents else lambda node: self._spawn(nodes, contact, node),
+            agents=agents,
+            patience_s=PATIENCE_S,
         )
         try:
-            contact = Contact(address=server.start(HOST, job.cluster.port), token=token)
+            address = server.start(job.cluster.host, job.cluster.port)
+            contact = Contact(address=reachable(address), token=self._token)
             contact.write(self._folder.contact)
-            for node in range(job.cluster.nodes):
+            if agents is not None:
+                self.record(announce(job, self._folder, address), time.time())
+            for node in range(0 if agents else job.cluster.nodes):
                 self._spawn(nodes, contact, NodeId(node))
             with _interrupts(server):
                 server.run()
@@ -250,6 +261,8 @@ class _Run:
             self._folder.contact.unlink(missing_ok=True)
             server.close()
             nodes.release()
+            if agents is not None:
+                agents.close()
             journal.close()
         return self._result(machine)
 

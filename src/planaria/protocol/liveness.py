@@ -119,6 +119,10 @@ class Liveness:
         for seen in self._seen.values():
             seen.heard = seen.since = now
 
+    def quiet_s(self, now: float) -> float:
+        """Seconds since the last sign of anybody; 0 where nobody is there."""
+        return min((now - seen.heard for seen in self._seen.values()), default=0.0)
+
     def silent(self, now: float) -> Iterator[tuple[WorkerId, float]]:
         """Workers from whom nothing came for longer than `silence_s`, and for how long."""
         for worker, seen in sorted(self._seen.items()):
