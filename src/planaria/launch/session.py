@@ -17,7 +17,6 @@ from types import FrameType
 import msgspec
 
 from planaria.checkpoint.manifest import newest, read_manifest, retain, weights_sha256, write_manifest
-from planaria.coordinator.agents import Agents
 from planaria.coordinator.client import Contact
 from planaria.coordinator.journal import Journal
 from planaria.coordinator.server import Observer, Server

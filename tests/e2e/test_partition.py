@@ -1,0 +1,177 @@
+"""Hosts that are real network namespaces, and cables that are pulled: found, survived, and joined again, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from planaria.job.parse import load_job
+from planaria.job.settings import Job
+from tests.e2e.jobs import MODELS, Outcome
+from tests.e2e.network import Command, Farm, Host, NoNamespaces, farm
+from tests.e2e.test_emulated import profile
+
+Reference = Callable[[Job], Outcome]
+
+NUM_HOSTS = 7
+"""The coordinator's, and six nodes'."""
+
+EMULATED = """
+[cluster]
+device = "emulated"
+profile = "profile.json"
+"""
+REAL = f"""
+[model]
+{MODELS["gpt2"]}
+[data]
+source = "text.txt"
+"""
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Farm]:
+    try:
+        with farm(NUM_HOSTS, tmp_path_factory.mktemp("farm")) as made:
+            yield made
+    except NoNamespaces as reason:
+        pytest.skip(f"network namespaces cannot be made here: {reason}")
+
+
+class Cluster:
+    """A run with one agent on each node's host."""
+
+    def __init__(self, hosts: Farm, folder: Path, text: Path, sections: str = EMULATED, num_nodes: int = 6) -> None:
+        self._farm = hosts
+        self._folder = folder
+        self.network = hosts.network
+        self.coordinator, *self.nodes = hosts.network.hosts[: num_nodes + 1]
+        (folder / "profile.json").write_bytes(msgspec.json.encode(profile()))
+        (folder / "text.txt").write_bytes(text.read_bytes())
+        cluster = "" if "[cluster]" in sections else "[cluster]\n"
+        (folder / "job.toml").write_text(
+            f"""
+{sections}{cluster}
+nodes = {num_nodes}
+launcher = "agents"
+host = {self.coordinator.address!r}
+port = 29400
+[train]
+steps = 100_000
+global_batch = 9
+microbatch = 1
+sequence_length = 16
+lr_schedule = "constant"
+[resilience]
+min_nodes_per_pipeline = 2
+"""
+        )
+        self.run = folder / "runs" / "job"
+        self.agents: dict[str, Command] = {}
+
+    def start(self) -> Cluster:
+        self.train = self._farm.start(self.coordinator, self._folder, "train", "job.toml")
+        self._farm.wait_until(lambda: "run on each:" in self.train.said)
+        for host in self.nodes:
+            self.start_agent(host)
+        self.wait_for_steps(2)
+        return self
+
+    def start_agent(self, host: Host) -> Command:
+        arguments = ("--coordinator", f"{self.coordinator.address}:29400", "--token-file", "runs/job/token")
+        self.agents[host.name] = self._farm.start(host, self._folder, "agent", *arguments)
+        return self.agents[host.name]
+
+    # What happened
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        lines = (self.run / "events.jsonl").read_text().splitlines(keepends=True)
+        found = [json.loads(line) for line in lines if line.endswith("\n")]
+        return [event for event in found if event["event"] == kind]
+
+    def wait_for(self, kind: str, number: int = 1) -> list[dict[str, Any]]:
+        """All events of a kind, once there are so many."""
+        self._farm.wait_until(lambda: self.is_over() or len(self.events(kind)) >= number)
+        assert len(self.events(kind)) >= number, self.train.said
+        return self.events(kind)
+
+    def wait_for_steps(self, count: int) -> int:
+        """So many more are committed; returns the last."""
+        target = self.last_step + count
+        self._farm.wait_until(lambda: self.is_over() or self.last_step >= target)
+        assert self.last_step >= target, self.train.said
+        return self.last_step
+
+    def is_over(self) -> bool:
+        return self.train.pid in self._farm.statuses
+
+    @property
+    def last_step(self) -> int:
+        committed = self.events("step_committed") if (self.run / "events.jsonl").exists() else []
+        return committed[-1]["step"] if committed else 0
+
+    def nodes_in_plan(self) -> set[int]:
+        (*_, plan) = self.events("plan_taken")
+        return {worker for pipeline in plan["pipelines"] for worker, _, _ in pipeline}
+
+    def host_of(self, node: int) -> Host:
+        """Where a node runs, or ran last."""
+        return next(host for host in self.nodes if f"node {node} starts\n" in self.agents[host.name].said)
+
+    def wait_for_plan_of(self, count: int) -> None:
+        """A plan with so many nodes, and a step with it."""
+        self._farm.wait_until(lambda: self.is_over() or len(self.nodes_in_plan()) == count)
+        assert len(self.nodes_in_plan()) == count, self.train.said
+        self.wait_for_steps(2)
+
+    def end(self) -> dict[str, Any]:
+        """Stop the run after the step in progress; returns its summary. All agents end with it."""
+        self.train.signal(signal.SIGINT)
+        assert self.train.wait() == 130, self.train.said
+        return json.loads((self.run / "summary.json").read_text())
+
+    def assert_same_bits(self, reference: Reference) -> None:
+        """As one process that trains so many steps."""
+        summary = self.end()
+        assert summary["skipped_microbatches"] == summary["duplicated_microbatches"] == 0
+        job = load_job(self._folder / "job.toml", [f"train.steps={summary['steps']}"])
+        if job.cluster.profile is not None:
+            file = str(self._folder / "profile.json")
+            job = msgspec.structs.replace(job, cluster=msgspec.structs.replace(job.cluster, profile=file))
+        else:
+            source = str(self._folder / "text.txt")
+            job = msgspec.structs.replace(job, data=msgspec.structs.replace(job.data, source=source))
+        alone = reference(job)
+        lines = (self.run / "metrics.jsonl").read_text().splitlines()
+        assert {entry["step"]: entry["loss"] for entry in map(json.loads, lines)} == alone.losses
+        assert summary["weights_sha256"] == alone.summary["weights_sha256"]
+
+
+@pytest.fixture
+def cluster(hosts: Farm, tmp_path: Path, text: Path) -> Iterator[Callable[..., Cluster]]:
+    def start(sections: str = EMULATED, num_nodes: int = 6) -> Cluster:
+        return Cluster(hosts, tmp_path, text, sections, num_nodes).start()
+
+    yield start
+    hosts.kill_all()
+    hosts.network.heal()
+
+
+def test_a_host_is_gone_without_a_closing_packet(cluster: Callable[..., Cluster], reference: Reference) -> None:
+    job = cluster()
+    gone = job.host_of(3)
+    job.network.pull(gone)
+    job.agents[gone.name].signal(signal.SIGKILL)
+    (lost,) = job.wait_for("node_lost")
+    assert (lost["node"], lost["cause"][:10]) == (3, "silent for")
+    job.wait_for("recovered")
+    job.wait_for_plan_of(5)
+    job.assert_same_bits(reference)
+    assert len(job.events("node_lost")) == 1
+    assert [job.agents[host.name].wait() for host in job.nodes if host is not gone] == [0] * 5
