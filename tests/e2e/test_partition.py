@@ -95,6 +95,9 @@ min_nodes_per_pipeline = 2
         found = [json.loads(line) for line in lines if line.endswith("\n")]
         return [event for event in found if event["event"] == kind]
 
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        self._farm.wait_until(condition)
+
     def wait_for(self, kind: str, number: int = 1) -> list[dict[str, Any]]:
         """All events of a kind, once there are so many."""
         self._farm.wait_until(lambda: self.is_over() or len(self.events(kind)) >= number)
@@ -175,3 +178,95 @@ def test_a_host_is_gone_without_a_closing_packet(cluster: Callable[..., Cluster]
     job.assert_same_bits(reference)
     assert len(job.events("node_lost")) == 1
     assert [job.agents[host.name].wait() for host in job.nodes if host is not gone] == [0] * 5
+
+
+def test_the_minority_side_never_commits_and_joins_again(cluster: Callable[..., Cluster], reference: Reference) -> None:
+    """A whole pipeline is on the other side of the cut: it could compute steps, if it were allowed to."""
+    job = cluster()
+    (taken,) = job.events("plan_taken")
+    minority = sorted({worker for worker, _, _ in taken["pipelines"][-1]})
+    away = [job.host_of(node) for node in minority]
+    job.network.split_off(*away)
+    lost = job.wait_for("node_lost", len(minority))
+    assert sorted(event["node"] for event in lost) == minority
+    assert all(event["cause"].startswith("silent for") for event in lost)
+    job.wait_for_plan_of(6 - len(minority))
+    assert not job.nodes_in_plan() & set(minority)
+    assert all("has ended" not in job.agents[host.name].said for host in away), "they know of nothing, and wait"
+
+    job.network.heal()
+    job.wait_for_plan_of(6)
+    assert job.nodes_in_plan() & set(minority) == set(), "their numbers do not come back"
+    assert job.nodes_in_plan() >= {6, 7}
+    for host, node in zip(away, minority, strict=True):
+        assert f"node {node} has ended" in job.agents[host.name].said
+    steps = [event["step"] for event in job.events("step_committed")]
+    assert steps == list(range(1, len(steps) + 1)), "each step once, by one side"
+    job.assert_same_bits(reference)
+    assert len(job.events("node_lost")) == len(minority)
+
+
+def test_two_workers_that_do_not_reach_each_other(cluster: Callable[..., Cluster], reference: Reference) -> None:
+    """Both reach the coordinator. One of the two is fenced; it joins again when the way is there again."""
+    job = cluster()
+    (taken,) = job.events("plan_taken")
+    first, second = (worker for worker, _, _ in taken["pipelines"][0])
+    one, other = job.host_of(first), job.host_of(second)
+    job.network.drop(one, other)
+    job.network.drop(other, one)
+    (lost, *_) = job.wait_for("node_lost")
+    assert lost["node"] in (first, second)
+    assert lost["cause"].startswith(("hung:", "cut off from"))
+    job.wait_for("recovered")
+    job.wait_for_steps(2)
+    job.network.heal()
+    job.wait_for_plan_of(6)
+    job.assert_same_bits(reference)
+    assert {event["node"] for event in job.events("node_lost")} <= {first, second, *range(6, 100)}
+
+
+def test_what_is_sent_to_one_worker_vanishes(cluster: Callable[..., Cluster], reference: Reference) -> None:
+    """The coordinator hears the worker, and the worker does not hear the coordinator."""
+    job = cluster()
+    deaf = job.host_of(2)
+    job.network.drop(job.coordinator, deaf)
+    (lost,) = job.wait_for("node_lost")
+    assert lost["node"] == 2
+    job.wait_for_plan_of(5)
+    job.network.heal()
+    job.wait_for_plan_of(6)
+    job.assert_same_bits(reference)
+
+
+def test_the_coordinator_is_cut_off_from_everybody(cluster: Callable[..., Cluster], reference: Reference) -> None:
+    """Nobody is lost: to lose all would be the worst thing to do, and it may be the coordinator that is out of reach."""
+    job = cluster()
+    job.network.pull(job.coordinator)
+    quiet = job.last_step
+    hosts = job.nodes
+    job.wait_until(lambda: all("out of reach" in job.agents[host.name].said for host in hosts))
+    assert job.last_step <= quiet + 1, "nothing is committed without the coordinator"
+    job.network.plug(job.coordinator)
+    job.wait_for_steps(3)
+    job.assert_same_bits(reference)
+    assert not job.events("node_lost")
+    assert {worker for plan in job.events("plan_taken") for p in plan["pipelines"] for worker, _, _ in p} <= set(range(6))
+
+
+def test_a_real_model_on_hosts(cluster: Callable[..., Cluster], reference: Reference) -> None:
+    """State and sums go through the network; one host goes for a while, and one for good after a notice."""
+    job = cluster(REAL)
+    away, leaving = job.host_of(1), job.host_of(2)
+    job.network.pull(away)
+    job.wait_for("node_lost")
+    job.wait_for_steps(2)
+    job.network.plug(away)
+    job.wait_for_plan_of(6)
+    assert 6 in job.nodes_in_plan()
+    job.agents[leaving.name].signal(signal.SIGTERM)
+    assert job.agents[leaving.name].wait() == 0
+    (released,) = job.wait_for("node_released")
+    assert released["node"] == 2
+    job.wait_for_plan_of(5)
+    job.assert_same_bits(reference)
+    assert len(job.events("node_lost")) == 1
