@@ -1,7 +1,7 @@
 """Starts `planaria` commands on hosts that are network namespaces: forked, so that nothing is imported twice.
 
-`python -m tests.e2e.incubator FD` takes orders as JSON lines from the socket FD, and tells of pids and exits. A command's
-zygote is forked as well, in place of a new interpreter; all else is what ships.
+`python -m tests.e2e.incubator FD` takes orders as JSON lines from the socket FD, and tells of pids and exits. A
+command's zygote is forked as well, in place of a new interpreter; all else is what ships.
 """
 
 from __future__ import annotations
@@ -15,10 +15,6 @@ import socket
 import sys
 import traceback
 
-import planaria.launch.agent
-import planaria.launch.session
-import planaria.profile.measure
-import planaria.worker.agent
 from planaria.cli.main import cli
 from planaria.launch import zygote
 from planaria.launch.local import LocalNodes

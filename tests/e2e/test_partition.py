@@ -250,7 +250,9 @@ def test_the_coordinator_is_cut_off_from_everybody(cluster: Callable[..., Cluste
     job.wait_for_steps(3)
     job.assert_same_bits(reference)
     assert not job.events("node_lost")
-    assert {worker for plan in job.events("plan_taken") for p in plan["pipelines"] for worker, _, _ in p} <= set(range(6))
+    assert {worker for plan in job.events("plan_taken") for p in plan["pipelines"] for worker, _, _ in p} <= set(
+        range(6)
+    )
 
 
 def test_a_real_model_on_hosts(cluster: Callable[..., Cluster], reference: Reference) -> None:

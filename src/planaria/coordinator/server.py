@@ -18,9 +18,9 @@ import msgspec
 from planaria.coordinator.agents import Agents
 from planaria.coordinator.connection import Connection
 from planaria.coordinator.journal import Journal
-from planaria.coordinator.strangers import Strangers
 from planaria.job.errors import UserError
 from planaria.plan.plan import NodeId, WorkerId
+from planaria.protocol.accusations import Accusations
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.events import (
     Command,
@@ -60,6 +60,7 @@ from planaria.protocol.records import AnyRecord, Note
 from planaria.protocol.requests import Answer, Request, Wish, decode_request
 from planaria.worker.frames import FrameError
 from planaria.worker.sockets import watch_over
+from planaria.worker.strangers import Strangers
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +75,9 @@ TICK_S = 0.1
 
 AWAY_S = 0.5
 """A judge who comes so late was away itself."""
+
+HELLO_WITHIN_S = 10.0
+"""How long a connection may stay that has not shown the job's token."""
 
 GOODBYE_S = 5.0
 """How long workers may take to end after the run before they are killed."""
@@ -150,8 +154,9 @@ class Server:
         if agents is not None:
             agents.open(self)
         self._isolation = Isolation(patience_s if agents is not None else 0.0, limits.silence_s)
-        self._strangers = Strangers(self._warn)
+        self._strangers: Strangers[Connection] = Strangers(self._warn, HELLO_WITHIN_S)
         self._liveness = Liveness(limits)
+        self._accusations = Accusations()
         self._judged = time.monotonic()
         self._encoded: tuple[Message, bytes] | None = None
         self._listener: socket.socket | None = None
@@ -232,6 +237,9 @@ class Server:
         try:
             sock, _address = self._listener.accept()
         except OSError:
+            oldest = self._strangers.oldest()
+            if oldest is not None:  # too many files are open, most likely: make room
+                self._send_away(oldest, "too many files are open")
             return
         sock.setblocking(False)
         watch_over(sock)
@@ -356,10 +364,12 @@ class Server:
                 return True, f"node{'s' if len(added) > 1 else ''} {', '.join(map(str, added))} started"
 
     def _cut_off(self, worker: WorkerId, peer: WorkerId) -> None:
-        """A peer that is lost is no news. One that lives is reached by others: the worker itself is out of reach."""
+        """A peer that is lost is no news. Of two that live, one has to go."""
         devices = self._machine.settings.devices_per_node
-        if NodeId(peer // devices) not in self._evicted:
-            self._lose(NodeId(worker // devices), f"cut off from worker {peer}")
+        node, other = NodeId(worker // devices), NodeId(peer // devices)
+        if other not in self._evicted:
+            is_other = self._accusations.judge(node, other) == other
+            self._lose(other if is_other else node, f"cut off from worker {worker if is_other else peer}")
 
     def _drop(self, connection: Connection, cause: str) -> None:
         if connection.is_closed:
