@@ -130,8 +130,6 @@ class Agents:
         return True
 
     def _enrol(self, connection: Connection, enrol: Enrol) -> None:
-        if not hmac.compare_digest(enrol.token.encode(), self._token.encode()):
-            raise FrameError("an agent without the job's token")
         refusal = self._refusal(enrol)
         if refusal is not None:
             self.desk.say(connection, encode(Refused(reason=refusal)))
@@ -149,6 +147,8 @@ class Agents:
             self._tell(agent, KillNode(node=node))
 
     def _refusal(self, enrol: Enrol) -> str | None:
+        if not hmac.compare_digest(enrol.token.encode(), self._token.encode()):
+            return "the token is not the job's"
         if enrol.version != PROTOCOL_VERSION:
             return f"the agent speaks protocol version {enrol.version}, the coordinator {PROTOCOL_VERSION}"
         if self._only_boot not in ("", enrol.boot):

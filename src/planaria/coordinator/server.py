@@ -351,6 +351,8 @@ class Server:
                 self._handle(NodeNotice(NodeId(request.node), request.grace_s, "drained by the user"))
                 return True, f"node {request.node} hands over its work and ends after the next steps"
             case Wish.ADD:
+                if self._agents is not None:
+                    return False, "nodes are not started from here. Run planaria agent on one more"
                 if self._add_node is None:
                     return False, "this launcher starts no nodes while a job runs"
                 if not 1 <= request.count <= MAX_ADDED:

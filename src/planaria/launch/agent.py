@@ -51,6 +51,9 @@ SILENCE_S: Final = 3.0
 """A connection on which no ping was answered for so long is given up, and another is tried."""
 
 CONNECT_WITHIN_S: Final = 1.0
+AWAY_S: Final = CONNECT_WITHIN_S + 1.0
+"""Whoever looks at the clock so rarely cannot say that others were silent."""
+
 FIRST_PAUSE_S: Final = 0.25
 LONGEST_PAUSE_S: Final = 30.0
 LONGEST_RETRY_S: Final = 1.0
@@ -108,7 +111,7 @@ class NodeAgent:
         self._node: NodeId | None = None
         self._last = -1
         self._began = 0.0
-        self._heard = self._heard_on_connection = time.monotonic()
+        self._heard = self._heard_on_connection = self._looked = time.monotonic()
         self._pinged = 0.0
         self._retry_at = 0.0
         self._retry_pause_s = FIRST_PAUSE_S
@@ -132,6 +135,7 @@ class NodeAgent:
                 while not self._is_done():
                     if self._connection is None:
                         self._connect()
+                        self._looked = time.monotonic()
                     for key, _ in self._selector.select(timeout=TICK_S):
                         key.data()
                     self._look_at_the_clock()
@@ -301,6 +305,9 @@ class NodeAgent:
 
     def _look_at_the_clock(self) -> None:
         now = time.monotonic()
+        if now - self._looked > AWAY_S:  # it was this process that was away: importing, or stopped
+            self._heard = self._heard_on_connection = now
+        self._looked = now
         silent_s = now - self._heard
         if self._node is not None and self._welcome is not None and silent_s > self._welcome.patience_s:
             self._say(f"nothing was heard from the coordinator for {silent_s:.0f} s")
