@@ -44,7 +44,7 @@ JOB = parse_job(
     origin="test",
 )
 WELCOME = Welcome(job=JOB, run_folder="/runs/x", mark="mark", patience_s=60.0)
-ENROL = Enrol(version=PROTOCOL_VERSION, token=TOKEN, host="10.0.0.1", boot="this kernel")
+ENROL = Enrol(version=PROTOCOL_VERSION, token=TOKEN, identity="", host="10.0.0.1", boot="this kernel")
 
 
 class Offering(Running):
@@ -52,11 +52,15 @@ class Offering(Running):
 
     def __init__(self, folder: Path, limits: Limits = Limits(), only_boot: str = "") -> None:  # noqa: B008 (frozen)
         faults = {NodeId(1): (Fault(node=1, step=2, at="vote"),)}
+        self.num_agents = 0
         self.agents = Agents(WELCOME, TOKEN, faults, only_boot)
         super().__init__(folder, limits, self.agents)
 
     def agent(self, **changes: Any) -> AgentStandIn:
-        return AgentStandIn(self.client(), msgspec.structs.replace(ENROL, **changes))
+        self.num_agents += 1
+        return AgentStandIn(
+            self.client(), msgspec.structs.replace(ENROL, **({"identity": f"agent {self.num_agents}"} | changes))
+        )
 
     def node(self) -> tuple[AgentStandIn, int]:
         """An agent that was told to start a node, and its number."""
@@ -66,10 +70,6 @@ class Offering(Running):
         started = agent.receive()
         assert isinstance(started, StartNode)
         return agent, started.node
-
-    def close(self) -> None:
-        super().close()
-        self.agents.close()
 
 
 class AgentStandIn:
@@ -129,7 +129,7 @@ def test_an_agent_that_was_out_of_reach_learns_that_its_node_is_fenced(offering:
         agent.client.socket.close()
     clients[2].socket.close()
     offering.wait_for(NodeLost)
-    back = [offering.agent(node=node) for node in range(NODES)]
+    back = [offering.agent(node=node, identity=f"agent {node + 1}") for node in range(NODES)]
     assert [agent.receive() for agent in back] == [WELCOME] * NODES
     assert back[1].receive() == KillNode(node=1)
     for agent in (back[0], back[2]):
@@ -137,6 +137,15 @@ def test_an_agent_that_was_out_of_reach_learns_that_its_node_is_fenced(offering:
         assert agent.receive() == Pong(), "that its agent was away is no loss of a node"
     assert agents[2].client.is_closed(), "the connection that it had before is given up"
     assert len(offering.of(NodeLost)) == 1
+
+
+def test_a_number_that_was_given_away_belongs_to_whoever_had_it_first(offering: Offering) -> None:
+    """A coordinator that died between handing it out and the workers' hellos does not know of it."""
+    first = offering.agent(node=5)
+    assert first.receive() == WELCOME
+    other = offering.agent(node=5)
+    assert [other.receive(), other.receive()] == [WELCOME, KillNode(node=5)]
+    assert offering.node()[1] == 6
 
 
 def test_a_node_whose_processes_end_before_they_join_is_lost(offering: Offering) -> None:
@@ -238,7 +247,7 @@ def test_an_agent_that_talks_nonsense_is_hung_up_on(data: bytes, offering: Offer
     offering.join_all()
     agents[0].client.socket.sendall(data)
     assert agents[0].client.is_closed()
-    again = offering.agent(node=0)
+    again = offering.agent(node=0, identity="agent 1")
     assert again.receive() == WELCOME
     again.client.send(Ping())
     assert again.receive() == Pong()

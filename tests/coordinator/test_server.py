@@ -145,7 +145,7 @@ class Running:
             self.machine,
             TOKEN,
             self.journal,
-            agents or self.nodes,
+            self.nodes,
             [self._observe],
             lambda command: None,
             limits,

@@ -1,4 +1,4 @@
-"""Hosts that are real network namespaces, and cables that are pulled: found, survived, and joined again, bit for bit."""
+"""Hosts that are network namespaces, and cables that are pulled: found, survived, and joined again, bit for bit."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ def test_what_is_sent_to_one_worker_vanishes(cluster: Callable[..., Cluster], re
 
 
 def test_the_coordinator_is_cut_off_from_everybody(cluster: Callable[..., Cluster], reference: Reference) -> None:
-    """Nobody is lost: to lose all would be the worst thing to do, and it may be the coordinator that is out of reach."""
+    """Nobody is lost: that would be the worst thing to do, and it may be the coordinator that is out of reach."""
     job = cluster()
     job.network.pull(job.coordinator)
     quiet = job.last_step

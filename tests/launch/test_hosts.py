@@ -80,8 +80,6 @@ def test_only_a_job_that_says_so_waits_for_agents(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "run")
     assert agents_of(make_job('cluster.launcher="local"'), folder, TOKEN, ()) is None
     assert not folder.token.exists()
-    agents = agents_of(make_job(), folder, TOKEN, ())
-    assert agents is not None
-    agents.close()
+    assert agents_of(make_job(), folder, TOKEN, ()) is not None
     assert read_token(folder.token) == TOKEN
     assert folder.identity.read_text()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hmac
 import logging
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -42,7 +41,9 @@ class Desk(Protocol):
         """A number that no node had before. Its workers are expected to join soon."""
         ...
 
-    def is_fenced(self, node: NodeId) -> bool: ...
+    def may_run(self, node: NodeId) -> bool:
+        """An agent says that it runs there: whether it is not fenced. Nobody else gets its number."""
+        ...
 
     def was_released(self, node: NodeId) -> bool:
         """Whether it handed over its work and is not wanted back."""
@@ -60,13 +61,14 @@ class Desk(Protocol):
 @dataclass(slots=True)
 class _Agent:
     connection: Connection
+    identity: str
     host: str
     node: NodeId | None
     """That runs there, as far as is known."""
 
 
 class Agents:
-    """The launcher of a job whose nodes offer themselves; see `coordinator.server.Nodes`.
+    """Those of one job.
 
     Args:
         welcome: what an agent is told first.
@@ -85,8 +87,6 @@ class Agents:
         self._agents: dict[Connection, _Agent] = {}
         self._desk: Desk | None = None
         self._over: str | None = None
-        # Agents speak on the server's own port, so nothing ever comes this way.
-        self._silent, self._other_end = socket.socketpair()
 
     def open(self, desk: Desk) -> None:
         self._desk = desk
@@ -135,15 +135,16 @@ class Agents:
             self.desk.say(connection, encode(Refused(reason=refusal)))
             raise FrameError(refusal)
         node = NodeId(enrol.node) if enrol.node >= 0 else None
-        for other in [other for other in self._agents.values() if node is not None and other.node == node]:
+        for other in [other for other in self._agents.values() if other.identity == enrol.identity]:
             self.dropped(other.connection)
             self.desk.hang_up(other.connection)
-        agent = self._agents[connection] = _Agent(connection, enrol.host, node)
+        taken = node is not None and any(other.node == node for other in self._agents.values())
+        agent = self._agents[connection] = _Agent(connection, enrol.identity, enrol.host, None if taken else node)
         if self._over is not None:
             self._tell(agent, Dismissed(reason=self._over))
             return
         self._tell(agent, self._welcome)
-        if node is not None and self.desk.is_fenced(node):
+        if node is not None and (taken or not self.desk.may_run(node)):
             self._tell(agent, KillNode(node=node))
 
     def _refusal(self, enrol: Enrol) -> str | None:
@@ -179,26 +180,14 @@ class Agents:
     def _tell(self, agent: _Agent, message: Message) -> None:
         self.desk.say(agent.connection, encode(message))
 
-    # The server's side, see `coordinator.server.Nodes`
-
-    def fileno(self) -> int:
-        return self._silent.fileno()
-
-    def lost(self) -> list[tuple[NodeId, str]]:
-        return []
+    # What becomes of nodes
 
     def kill(self, node: NodeId) -> None:
+        """An agent that is out of reach is told when it comes back."""
         for agent in list(self._agents.values()):
             if agent.node == node:
                 self._tell(agent, KillNode(node=node))
 
-    def is_runnable(self, node: NodeId) -> bool:
-        """Nobody here can look at the processes of another host."""
-        return False
-
     def all_ended(self) -> bool:
+        """Of the nodes whose agents are within reach."""
         return all(agent.node is None for agent in self._agents.values())
-
-    def close(self) -> None:
-        self._silent.close()
-        self._other_end.close()

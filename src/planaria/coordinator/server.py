@@ -45,6 +45,7 @@ from planaria.protocol.events import (
 from planaria.protocol.isolation import Isolation
 from planaria.protocol.liveness import Limits, Liveness
 from planaria.protocol.messages import (
+    MAX_FRAME_BYTES,
     PROTOCOL_VERSION,
     Alive,
     CutOff,
@@ -117,7 +118,7 @@ class Server:
         write_manifest: makes a checkpoint whole.
         limits: after which a worker counts as hung.
         add_node: starts the node of this number, which joins when it is ready; None: no node can be started.
-        agents: who offers nodes, when `nodes` are not started by this machine.
+        agents: of nodes on other hosts; None: all nodes are started by this one.
         patience_s: where agents offer nodes, how long silence is borne when all are silent: the coordinator itself may
             be the one that is cut off.
     """
@@ -201,12 +202,15 @@ class Server:
                     return None
             self._judge()
         deadline = time.monotonic() + GOODBYE_S
-        while not self._nodes.all_ended() and time.monotonic() < deadline:
+        while not self._all_ended() and time.monotonic() < deadline:
             for key, _ in self._selector.select(timeout=0.1):
                 key.data(key.fileobj)
                 if "abort" in self._wishes:
                     return None
         return self._finished
+
+    def _all_ended(self) -> bool:
+        return self._nodes.all_ended() if self._agents is None else self._agents.all_ended()
 
     def close(self) -> None:
         if self._agents is not None:
@@ -308,6 +312,7 @@ class Server:
             connection.flush()
             raise FrameError(refusal)
         connection.worker = hello.worker
+        connection.limit_bytes = MAX_FRAME_BYTES
         self._strangers.gone(connection)
         self._connections[hello.worker] = connection
         self._next_node = max(self._next_node, node + 1)
@@ -416,7 +421,8 @@ class Server:
         devices = self._machine.settings.devices_per_node
         for worker, silence_s in list(self._liveness.silent(now)):
             node = NodeId(worker // devices)
-            if self._liveness.is_gone(silence_s, runnable=self._nodes.is_runnable(node)):
+            runnable = self._agents is None and self._nodes.is_runnable(node)
+            if self._liveness.is_gone(silence_s, runnable=runnable):
                 self._lose(node, f"silent for {silence_s:.1f} s")
         for worker, waited_s in list(self._liveness.late(now)):
             self._lose(NodeId(worker // devices), f"did not join within {waited_s:.0f} s")
@@ -484,6 +490,8 @@ class Server:
     def _evict(self, node: NodeId) -> None:
         self._evicted.add(node)
         self._nodes.kill(node)
+        if self._agents is not None:
+            self._agents.kill(node)
         for worker in self._workers_of(node):
             if worker in self._connections:
                 self._close(self._connections.pop(worker))
@@ -509,8 +517,9 @@ class Server:
         self._await(node)
         return node
 
-    def is_fenced(self, node: NodeId) -> bool:
-        return node in self._evicted
+    def may_run(self, node: NodeId) -> bool:
+        self._next_node = max(self._next_node, node + 1)
+        return node not in self._evicted
 
     def was_released(self, node: NodeId) -> bool:
         return node in self._released

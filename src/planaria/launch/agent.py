@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import selectors
 import signal
 import socket
@@ -40,7 +41,7 @@ from planaria.protocol.enrolment import (
     Welcome,
     decode_to_agent,
 )
-from planaria.protocol.messages import PROTOCOL_VERSION, Message, encode
+from planaria.protocol.messages import MAX_FRAME_BYTES, PROTOCOL_VERSION, Message, encode
 from planaria.worker.frames import FrameError
 from planaria.worker.settings import WorkerSettings
 from planaria.worker.sockets import watch_over
@@ -105,6 +106,7 @@ class NodeAgent:
         self._say = say
         self._selector = selectors.DefaultSelector()
         self._connection: Connection | None = None
+        self._identity = secrets.token_hex(8)
         self._address = ""
         self._welcome: Welcome | None = None
         self._nodes: LocalNodes | None = None
@@ -162,14 +164,14 @@ class NodeAgent:
         sock.setblocking(False)
         watch_over(sock)
         self._address = self._settings.host or sock.getsockname()[0]
-        self._connection = connection = Connection(sock)
-        connection.is_trusted = True
+        self._connection = Connection(sock, MAX_FRAME_BYTES)
         self._selector.register(sock, selectors.EVENT_READ, self._readable)
         self._heard_on_connection = time.monotonic()
         self._tell(
             Enrol(
                 version=PROTOCOL_VERSION,
                 token=self._settings.token,
+                identity=self._identity,
                 host=self._address,
                 boot=boot_id(),
                 node=-1 if self._node is None else self._node,

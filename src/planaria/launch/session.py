@@ -238,7 +238,7 @@ class _Run:
             machine,
             self._token,
             journal,
-            agents or nodes,
+            nodes,
             (self.record,),
             lambda command: self._write_manifest(command, layers),
             limits=_limits(job),
@@ -260,8 +260,6 @@ class _Run:
             self._folder.contact.unlink(missing_ok=True)
             server.close()
             nodes.release()
-            if agents is not None:
-                agents.close()
             journal.close()
         return self._result(machine)
 

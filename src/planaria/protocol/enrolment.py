@@ -21,6 +21,7 @@ class Enrol(Message, frozen=True, kw_only=True, tag="enrol"):
     Attributes:
         version: of the protocol.
         token: of the job.
+        identity: of the agent, so that it is known again when its connection was lost.
         host: address at which peers reach this node's workers.
         boot: of the kernel: agents of one machine have the same.
         node: whose workers run here still, after a connection was lost; -1: none do.
@@ -28,6 +29,7 @@ class Enrol(Message, frozen=True, kw_only=True, tag="enrol"):
 
     version: int
     token: str
+    identity: str
     host: str
     boot: str
     node: int = -1
