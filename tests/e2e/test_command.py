@@ -273,7 +273,7 @@ def test_agents_on_this_machine(command: Command, text: Path) -> None:
     command.write_job(text, steps=4)
     with (command.folder / "job.toml").open("a") as file:
         file.write('launcher = "agents"\n')
-    train = command.start("train", "job.toml")
+    train = command.start("train", "job.toml", "--set", "cluster.nodes=2")
     assert train.stderr is not None
     line = next(line for line in train.stderr if "run on each:" in line)
     arguments = shlex.split(line.partition("run on each: planaria ")[2])
@@ -281,7 +281,7 @@ def test_agents_on_this_machine(command: Command, text: Path) -> None:
     wrong.write_text("not the job's token")
     wrong.chmod(0o600)
     guess = command.start(*arguments[:-1], str(wrong))
-    agents = [command.start(*arguments) for _ in range(4)]
+    agents = [command.start(*arguments) for _ in range(2)]
     refusal = guess.communicate(timeout=DEADLINE_S)[1]
     assert guess.returncode == 2
     assert refusal.count("\n") == 1

@@ -70,7 +70,7 @@ sequence_length = 16
 lr_schedule = "constant"
 [resilience]
 min_nodes_per_pipeline = 2
-heartbeat_timeout_s = 1.5
+heartbeat_timeout_s = 2.0
 """
         )
         self.run = folder / "runs" / "job"
