@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -266,35 +265,6 @@ def layers():
     assert "mine.py" in said
     assert "layer '1.Fragile'" in said
     assert summary(command)["status"] == "failed"
-
-
-def test_agents_on_this_machine(command: Command, text: Path) -> None:
-    """The command that is printed is run as it stands; a wrong token is refused in one line."""
-    command.write_job(text, steps=4)
-    with (command.folder / "job.toml").open("a") as file:
-        file.write('launcher = "agents"\n')
-    train = command.start("train", "job.toml", "--set", "cluster.nodes=2")
-    assert train.stderr is not None
-    line = next(line for line in train.stderr if "run on each:" in line)
-    arguments = shlex.split(line.partition("run on each: planaria ")[2])
-    wrong = command.folder / "wrong"
-    wrong.write_text("not the job's token")
-    wrong.chmod(0o600)
-    guess = command.start(*arguments[:-1], str(wrong))
-    agents = [command.start(*arguments) for _ in range(2)]
-    refusal = guess.communicate(timeout=DEADLINE_S)[1]
-    assert guess.returncode == 2
-    assert refusal.count("\n") == 1
-    assert "the token is not the job's" in refusal
-    assert train.communicate(timeout=DEADLINE_S)[1] is not None
-    assert train.returncode == 0
-    for agent in agents:
-        said = agent.communicate(timeout=DEADLINE_S)[1]
-        assert agent.returncode == 0, said
-        assert "the run is over" in said
-    assert summary(command)["status"] == "completed"
-    assert "not the job's token" not in (command.folder / "runs/job/events.jsonl").read_text()
-    assert wait_until(lambda: not descendants(command.folder)), descendants(command.folder)
 
 
 def test_a_model_that_cannot_be_cut(command: Command, text: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -79,15 +80,24 @@ heartbeat_timeout_s = 2.0
     def start(self) -> Cluster:
         self.train = self._farm.start(self.coordinator, self._folder, "train", "job.toml")
         self._farm.wait_until(lambda: "run on each:" in self.train.said)
+        line = next(line for line in self.train.said.splitlines() if "run on each:" in line)
+        self._agent = shlex.split(line.partition("run on each: planaria ")[2])
         for host in self.nodes:
             self.start_agent(host)
         self.wait_for_steps(2)
         return self
 
     def start_agent(self, host: Host) -> Command:
-        arguments = ("--coordinator", f"{self.coordinator.address}:29400", "--token-file", "runs/job/token")
-        self.agents[host.name] = self._farm.start(host, self._folder, "agent", *arguments)
+        """As the user is told to."""
+        self.agents[host.name] = self._farm.start(host, self._folder, *self._agent)
         return self.agents[host.name]
+
+    def start_stranger(self, host: Host) -> Command:
+        """An agent with another token."""
+        file = self._folder / "another token"
+        file.write_text("not the job's token")
+        file.chmod(0o600)
+        return self._farm.start(host, self._folder, *self._agent, "--token-file", str(file))
 
     # What happened
 
@@ -175,6 +185,12 @@ def test_a_host_is_gone_without_a_closing_packet(cluster: Callable[..., Cluster]
     (lost,) = job.wait_for("node_lost")
     assert (lost["node"], lost["cause"][:10]) == (3, "silent for")
     job.wait_for("recovered")
+    stranger = job.start_stranger(job.host_of(0))
+    assert stranger.wait() == 2
+    assert stranger.said.splitlines() == [
+        f"planaria: error: the coordinator at {job.coordinator.address}:29400 refuses this node: "
+        "the token is not the job's."
+    ]
     job.wait_for_plan_of(5)
     job.assert_same_bits(reference)
     assert len(job.events("node_lost")) == 1

@@ -6,18 +6,21 @@ Pure: time comes as an argument.
 
 from __future__ import annotations
 
+from planaria.protocol.liveness import OVERDUE_S
+
 
 class Isolation:
     """Of a coordinator from all of its workers.
 
     Args:
         patience_s: how long it waits; 0: it never does.
-        silence_s: after which one worker counts as lost. Half of it without a sign of anybody is suspicious.
+        silence_s: after which one worker counts as lost. Half of it without a sign of anybody is suspicious, and so is
+            a heartbeat that everybody missed.
     """
 
     def __init__(self, patience_s: float, silence_s: float) -> None:
         self._patience_s = patience_s
-        self._silence_s = silence_s
+        self._suspicious_s = min(silence_s / 2, OVERDUE_S)
         self._quiet_s: float | None = None
 
     def holds(self, quiet_s: float) -> bool:
@@ -26,7 +29,7 @@ class Isolation:
         Args:
             quiet_s: seconds since the last sign of anybody.
         """
-        if not self._silence_s / 2 < quiet_s <= self._patience_s:
+        if not self._suspicious_s < quiet_s <= self._patience_s:
             return False
         self._quiet_s = quiet_s
         return True
