@@ -33,7 +33,7 @@ from planaria.protocol.enrolment import (
     decode_to_agent,
 )
 from planaria.protocol.liveness import Activity, Limits, Pulse
-from planaria.protocol.messages import PROTOCOL_VERSION, Alive, Ready, encode
+from planaria.protocol.messages import PROTOCOL_VERSION, Alive, PlanMessage, Ready, encode
 from planaria.protocol.records import NodeLost, NodeReleased, Note, PlanTaken
 from planaria.protocol.requests import Request, Wish
 from planaria.worker.frames import control_frame, read_control
@@ -58,9 +58,8 @@ class Offering(Running):
 
     def agent(self, **changes: Any) -> AgentStandIn:
         self.num_agents += 1
-        return AgentStandIn(
-            self.client(), msgspec.structs.replace(ENROL, **({"identity": f"agent {self.num_agents}"} | changes))
-        )
+        plain = {"identity": f"agent {self.num_agents}", "mark": "mark"}
+        return AgentStandIn(self.client(), msgspec.structs.replace(ENROL, **(plain | changes)))
 
     def node(self) -> tuple[AgentStandIn, int]:
         """An agent that was told to start a node, and its number."""
@@ -148,11 +147,32 @@ def test_a_number_that_was_given_away_belongs_to_whoever_had_it_first(offering: 
     assert offering.node()[1] == 6
 
 
-def test_a_node_whose_processes_end_before_they_join_is_lost(offering: Offering) -> None:
+def test_a_node_that_ends_before_it_joins_is_waited_for_under_its_next_number(offering: Offering) -> None:
+    """However often: the job does not begin with fewer nodes than it asks for."""
     agent, node = offering.node()
-    agent.client.send(NodeEnded(node=node, cause="process ended with status 1"))
-    lost = offering.wait_for(NodeLost)
-    assert (lost.node, lost.cause) == (0, "process ended with status 1")
+    for _ in range(NODES):
+        agent.client.send(NodeEnded(node=node, cause="process ended with status 1"))
+        agent.client.send(Available(after=node))
+        started = agent.receive()
+        if isinstance(started, KillNode):
+            started = agent.receive()
+        assert isinstance(started, StartNode)
+        node = started.node
+    assert "status 1" in offering.wait_for(Note).text
+    assert node == NODES
+    assert not offering.of(NodeLost)
+    clients = offering.join(*range(NODES * DEVICES, 2 * NODES * DEVICES))
+    assert isinstance(clients[0].receive(), PlanMessage)
+
+
+def test_a_node_of_an_earlier_run_is_nothing_to_this_one(offering: Offering) -> None:
+    agent = offering.agent(node=2, mark="another run's")
+    assert agent.receive() == WELCOME
+    agent.client.send(NodeEnded(node=2, cause="process killed by SIGKILL"))
+    agent.client.send(Available())
+    assert agent.receive() == StartNode(node=0)
+    assert not offering.of(NodeLost)
+    assert not offering.of(Note)
 
 
 def test_what_a_worker_said_counts_before_its_agents_word(offering: Offering) -> None:

@@ -222,6 +222,25 @@ def test_the_node_lives_on_while_the_coordinator_is_away(coordinator: Coordinato
     assert sum("out of reach" in line for line in agent.said) == 1
 
 
+def test_what_belongs_to_an_earlier_run_ends(coordinator: CoordinatorStandIn) -> None:
+    """Another coordinator at the same address, with the same token."""
+    agent = Running(coordinator.address)
+    assert coordinator.accept().mark == ""
+    coordinator.welcome()
+    coordinator.start_node(1)
+    wait_for(lambda: Processes.made and Processes.made[0].spawned)
+    coordinator.hang_up()
+    assert coordinator.accept().mark == "mark"
+    coordinator.folder.identity.write_text("the next run's")
+    coordinator.welcome(mark="the next run's")
+    assert coordinator.receive() == NodeEnded(node=1, cause="process killed by SIGKILL")
+    coordinator.start_node(0)
+    coordinator.send(Dismissed(reason="over"))
+    wait_for(lambda: len(Processes.made[0].spawned) == 2)
+    Processes.made[0].end("process ended with status 0")
+    assert agent.wait() is None
+
+
 def test_workers_do_not_outlive_patience_and_the_agent_gives_up_in_the_end(
     coordinator: CoordinatorStandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,8 +78,8 @@ def test_where_this_machine_finds_the_coordinator() -> None:
 
 def test_only_a_job_that_says_so_waits_for_agents(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "run")
-    assert agents_of(make_job('cluster.launcher="local"'), folder, TOKEN, ()) is None
+    assert agents_of(make_job('cluster.launcher="local"'), folder, TOKEN, "mark", ()) is None
     assert not folder.token.exists()
-    assert agents_of(make_job(), folder, TOKEN, ()) is not None
+    assert agents_of(make_job(), folder, TOKEN, "mark", ()) is not None
     assert read_token(folder.token) == TOKEN
-    assert folder.identity.read_text()
+    assert folder.identity.read_text() == "mark"

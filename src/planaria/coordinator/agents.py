@@ -134,7 +134,8 @@ class Agents:
         if refusal is not None:
             self.desk.say(connection, encode(Refused(reason=refusal)))
             raise FrameError(refusal)
-        node = NodeId(enrol.node) if enrol.node >= 0 else None
+        # What belongs to an earlier run ends when the agent hears of this one.
+        node = NodeId(enrol.node) if enrol.node >= 0 and enrol.mark == self._welcome.mark else None
         for other in [other for other in self._agents.values() if other.identity == enrol.identity]:
             self.dropped(other.connection)
             self.desk.hang_up(other.connection)

@@ -525,9 +525,13 @@ class Server:
         return node in self._released
 
     def lost(self, node: NodeId, cause: str) -> None:
-        """All processes of the node ended. Those that joined said why, and their connections end after that."""
-        if self._connections.keys().isdisjoint(self._workers_of(node)):
-            self._lose(node, cause)
+        """All processes of the node ended. Those that joined said why, and their connections end after that.
+
+        Of a node that never joined the machine does not know: it goes on waiting for so many nodes.
+        """
+        if node not in self._evicted and self._connections.keys().isdisjoint(self._workers_of(node)):
+            self._evict(node)
+            self._warn(f"node {node} ended before it had joined ({cause}). Look into the logs of its workers.")
 
     def say(self, connection: Connection, body: bytes) -> None:
         if not connection.is_closed:

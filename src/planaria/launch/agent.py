@@ -175,6 +175,7 @@ class NodeAgent:
                 host=self._address,
                 boot=boot_id(),
                 node=-1 if self._node is None else self._node,
+                mark="" if self._welcome is None else self._welcome.mark,
             )
         )
 
@@ -242,7 +243,12 @@ class NodeAgent:
         self._retry_pause_s, self._told_out_of_reach = FIRST_PAUSE_S, False
         check_folder(welcome)
         check_address(self._address)
+        is_another_run = self._welcome is not None and self._welcome.mark != welcome.mark
         self._welcome = welcome
+        if is_another_run:
+            self._last = -1
+            if self._node is not None:
+                self._fenced(self._node)
         if self._nodes is None:
             log = RunFolder(Path(welcome.run_folder)).logs / f"agent-{socket.gethostname()}-{os.getpid()}.log"
             self._nodes = LocalNodes(log, imported(welcome.job))

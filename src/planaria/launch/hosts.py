@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shlex
 import socket
 import stat
@@ -78,11 +77,18 @@ def boot_id() -> str:
         return ""
 
 
-def agents_of(job: Job, folder: RunFolder, token: str, faults: Sequence[Fault]) -> Agents | None:
-    """The launcher of a job that waits for agents; None where nodes are started here. `folder.path` is absolute."""
+def agents_of(job: Job, folder: RunFolder, token: str, mark: str, faults: Sequence[Fault]) -> Agents | None:
+    """The agents' side of a job that waits for them; None where nodes are started here.
+
+    Args:
+        job: the whole job.
+        folder: of the run; its path is absolute.
+        token: of the job.
+        mark: of this run, the same for every coordinator that it has.
+        faults: on order.
+    """
     if job.cluster.launcher is not Launcher.AGENTS:
         return None
-    mark = secrets.token_hex(16)
     folder.identity.write_text(mark)
     write_token(folder.token, token)
     welcome = Welcome(job=job, run_folder=str(folder.path), mark=mark, patience_s=PATIENCE_S)

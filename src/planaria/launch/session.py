@@ -232,7 +232,7 @@ class _Run:
         machine = Coordinator(settings, policy)
         journal = Journal(self._folder.journal)
         journal.start()
-        agents = agents_of(job, self._folder, self._token, self._faults)
+        agents = agents_of(job, self._folder, self._token, secrets.token_hex(8), self._faults)
         layers = tuple(group.layers for group in profile.groups)
         server = Server(
             machine,

@@ -25,6 +25,7 @@ class Enrol(Message, frozen=True, kw_only=True, tag="enrol"):
         host: address at which peers reach this node's workers.
         boot: of the kernel: agents of one machine have the same.
         node: whose workers run here still, after a connection was lost; -1: none do.
+        mark: of the run to which that node belongs.
     """
 
     version: int
@@ -33,6 +34,7 @@ class Enrol(Message, frozen=True, kw_only=True, tag="enrol"):
     host: str
     boot: str
     node: int = -1
+    mark: str = ""
 
 
 class Available(Message, frozen=True, kw_only=True, tag="available"):
@@ -64,7 +66,7 @@ class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
     Attributes:
         job: the whole job.
         run_folder: absolute path; the node must see the same folder there.
-        mark: what the folder's identity file says, if it is the same.
+        mark: of this run; the folder's identity file says it, if it is the same folder.
         patience_s: without a word from the coordinator, after which the node's processes end.
     """
 
