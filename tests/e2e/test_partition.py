@@ -92,6 +92,12 @@ heartbeat_timeout_s = 2.0
         self.agents[host.name] = self._farm.start(host, self._folder, *self._agent)
         return self.agents[host.name]
 
+    def ask(self, *arguments: str) -> str:
+        """What a command says that a user gives where the coordinator runs."""
+        command = self._farm.start(self.coordinator, self._folder, *arguments)
+        command.wait()
+        return command.said
+
     def start_stranger(self, host: Host) -> Command:
         """An agent with another token."""
         file = self._folder / "another token"
@@ -154,6 +160,7 @@ heartbeat_timeout_s = 2.0
         """As one process that trains so many steps."""
         summary = self.end()
         assert summary["skipped_microbatches"] == summary["duplicated_microbatches"] == 0
+        assert not [note for note in self.events("note") if "before it had joined" in note["text"]]
         job = load_job(self._folder / "job.toml", [f"train.steps={summary['steps']}"])
         if job.cluster.profile is not None:
             file = str(self._folder / "profile.json")
@@ -287,3 +294,21 @@ def test_a_real_model_on_hosts(cluster: Callable[..., Cluster], reference: Refer
     job.wait_for_plan_of(5)
     job.assert_same_bits(reference)
     assert len(job.events("node_lost")) == 1
+
+
+def test_two_devices_a_node_and_a_drain(cluster: Callable[..., Cluster], reference: Reference) -> None:
+    job = cluster(EMULATED + "devices_per_node = 2\n", 5)
+    assert "5 nodes: 0, 1, 2, 3, 4" in job.ask("status", "runs/job")
+    assert "Run planaria agent on one more" in job.ask("add", "runs/job")
+    away, drained = job.host_of(3), job.host_of(1)
+    job.network.pull(away)
+    job.wait_for("node_lost")
+    job.network.plug(away)
+    job.wait_for("node_joined", 6)
+    assert "hands over its work" in job.ask("drain", "runs/job", "1")
+    assert job.agents[drained.name].wait() == 0, "it is not offered again"
+    (released,) = job.wait_for("node_released")
+    assert released["node"] == 1
+    job.wait_for_steps(2)
+    job.assert_same_bits(reference)
+    assert [event["node"] for event in job.events("node_lost")] == [3]

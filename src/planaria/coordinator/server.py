@@ -529,7 +529,9 @@ class Server:
 
         Of a node that never joined the machine does not know: it goes on waiting for so many nodes.
         """
-        if node not in self._evicted and self._connections.keys().isdisjoint(self._workers_of(node)):
+        if self._finished is not None or node in self._evicted:
+            return
+        if self._connections.keys().isdisjoint(self._workers_of(node)):
             self._evict(node)
             self._warn(f"node {node} ended before it had joined ({cause}). Look into the logs of its workers.")
 
