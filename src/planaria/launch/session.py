@@ -25,7 +25,7 @@ from planaria.job.errors import PlanariaError, UserError
 from planaria.job.faults import Fault
 from planaria.job.parse import EMULATED_MODEL, job_fingerprint
 from planaria.job.settings import Device, Job, Launcher, WhenExhausted
-from planaria.launch.hosts import PATIENCE_S, agents_of, announce, reachable
+from planaria.launch.hosts import PATIENCE_S, agents_of, announce, reachable, share
 from planaria.launch.local import LauncherError, LocalNodes
 from planaria.launch.result import TrainResult
 from planaria.launch.settings import is_emulated, job_profile, named_profile, planner_settings
@@ -232,7 +232,8 @@ class _Run:
         machine = Coordinator(settings, policy)
         journal = Journal(self._folder.journal)
         journal.start()
-        agents = agents_of(job, self._folder, self._token, secrets.token_hex(8), self._faults)
+        mark = secrets.token_hex(8)
+        agents = agents_of(job, self._folder, self._token, mark, self._faults)
         layers = tuple(group.layers for group in profile.groups)
         server = Server(
             machine,
@@ -251,6 +252,7 @@ class _Run:
             contact = Contact(address=reachable(address), token=self._token)
             contact.write(self._folder.contact)
             if agents is not None:
+                share(self._folder, self._token, mark)
                 self.record(announce(job, self._folder, address), time.time())
             for node in range(0 if agents else job.cluster.nodes):
                 self._spawn(nodes, contact, NodeId(node))
