@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -183,9 +183,8 @@ class Farm:
         self.wait_until(lambda: len(self._started) > before)
         return Command(self._started[-1], log, self)
 
-    def wait_until(self, condition: object) -> None:
+    def wait_until(self, condition: Callable[[], bool]) -> None:
         """Wait with a deadline for a condition, hearing of commands that end."""
-        assert callable(condition)
         end = time.monotonic() + DEADLINE_S
         self._ours.settimeout(0.005)
         while not condition():

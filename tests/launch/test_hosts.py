@@ -10,7 +10,7 @@ import pytest
 from planaria.job.errors import UserError
 from planaria.job.parse import parse_job
 from planaria.job.settings import Job
-from planaria.launch.hosts import agents_of, announce, check_token, reachable, read_token, write_token
+from planaria.launch.hosts import agents_of, announce, check_token, reachable, read_token, share, write_token
 from planaria.observe.run_folder import RunFolder
 
 TOKEN = "0123456789abcdef"
@@ -79,7 +79,11 @@ def test_where_this_machine_finds_the_coordinator() -> None:
 def test_only_a_job_that_says_so_waits_for_agents(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "run")
     assert agents_of(make_job('cluster.launcher="local"'), folder, TOKEN, "mark", ()) is None
-    assert not folder.token.exists()
     assert agents_of(make_job(), folder, TOKEN, "mark", ()) is not None
+
+
+def test_what_agents_look_for_in_the_run_folder(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path, "run")
+    share(folder, TOKEN, "mark")
     assert read_token(folder.token) == TOKEN
     assert folder.identity.read_text() == "mark"

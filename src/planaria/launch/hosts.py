@@ -86,14 +86,18 @@ def agents_of(job: Job, folder: RunFolder, token: str, mark: str, faults: Sequen
     """
     if job.cluster.launcher is not Launcher.AGENTS:
         return None
-    folder.identity.write_text(mark)
-    write_token(folder.token, token)
     welcome = Welcome(job=job, run_folder=str(folder.path), mark=mark, patience_s=job.resilience.coordinator_timeout_s)
     by_node: dict[NodeId, tuple[Fault, ...]] = {}
     for fault in faults:
         by_node[NodeId(fault.node)] = (*by_node.get(NodeId(fault.node), ()), fault)
     only_boot = boot_id() if job.cluster.device is Device.EMULATED else ""
     return Agents(welcome, token, by_node, only_boot)
+
+
+def share(folder: RunFolder, token: str, mark: str) -> None:
+    """What agents look for in the run folder; before they are told to come."""
+    folder.identity.write_text(mark)
+    write_token(folder.token, token)
 
 
 def reachable(address: str) -> str:

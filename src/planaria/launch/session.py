@@ -24,7 +24,7 @@ from planaria.job.faults import Fault, FaultKind
 from planaria.job.parse import EMULATED_MODEL, job_fingerprint
 from planaria.job.settings import Job, Launcher
 from planaria.launch.coordinator import CoordinatorSettings
-from planaria.launch.hosts import announce, reachable
+from planaria.launch.hosts import announce, reachable, share
 from planaria.launch.local import LauncherError, LocalNodes
 from planaria.launch.result import TrainResult
 from planaria.launch.settings import is_emulated, named_profile
@@ -226,6 +226,7 @@ class _Run:
                     self.record(Note(level="warning", text=complaint), time.time())
                 contact.write(self._folder.contact)
                 if not is_local:
+                    share(self._folder, self._token, settings.run_id)
                     self.record(announce(job, self._folder, address), time.time())
                 with _interrupts(supervisor):
                     finished = supervisor.run(NodeId(node) for node in range(job.cluster.nodes if is_local else 0))
