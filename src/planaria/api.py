@@ -97,8 +97,11 @@ def train(
     observers: Sequence[Observer] = (),
     progress: bool = False,
     import_path: Path | None = None,
+    token: str = "",
 ) -> TrainResult:
-    """Trains a job on worker processes of this machine; losses of nodes are survived.
+    """Trains a job on worker processes of this machine, or on the nodes whose agents offer them (`cluster.launcher`).
+
+    Losses of nodes are survived.
 
     Args:
         job: what to train.
@@ -108,6 +111,7 @@ def train(
         observers: called with each record of the run.
         progress: show the run's progress on standard error.
         import_path: folder in which a model given as "module:function" is looked for.
+        token: that agents must show; "": a new one, which lies in the run folder.
 
     Returns:
         How the run ended, whatever the end.
@@ -124,7 +128,9 @@ def train(
         _run_folder(job, name or job.run.name or "run", resume=resume) as (job, folder),
         _shown(job, folder, observers, progress=progress) as shown,
     ):
-        return train_job(job, folder, faults=parsed, resume=resume, observers=shown, import_path=import_path)
+        return train_job(
+            job, folder, faults=parsed, resume=resume, observers=shown, import_path=import_path, token=token
+        )
 
 
 def reference(

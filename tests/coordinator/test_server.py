@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from tests.plan.profiles import uniform_profile
 
+from planaria.coordinator.agents import Agents
 from planaria.coordinator.connection import HELLO_LIMIT_BYTES
 from planaria.coordinator.journal import Journal
 from planaria.coordinator.server import Server, listen
@@ -115,7 +116,12 @@ class Client:
 class Running:
     """A server in a thread of its own."""
 
-    def __init__(self, folder: Path, limits: Limits = Limits()) -> None:  # noqa: B008 (frozen)
+    def __init__(
+        self,
+        folder: Path,
+        limits: Limits = Limits(),  # noqa: B008 (frozen)
+        agents: Agents | None = None,
+    ) -> None:
         planner = PlannerSettings(num_microbatches=6, fault_tolerance=1, num_nodes=NODES, devices_per_node=DEVICES)
         profile = uniform_profile(2)
         settings = RunSettings(
@@ -136,7 +142,15 @@ class Running:
         self.journal = Journal(folder / "journal.sqlite")
         self.journal.start()
         self.server = Server(
-            self.machine, TOKEN, self.journal, self.nodes, [self._observe], lambda command: None, limits
+            self.machine,
+            TOKEN,
+            self.journal,
+            self.nodes,
+            [self._observe],
+            lambda command: None,
+            limits,
+            agents=agents,
+            patience_s=60.0,
         )
         self.listener = listen("127.0.0.1", 0)
         self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"

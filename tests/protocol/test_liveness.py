@@ -123,3 +123,16 @@ def test_a_stuck_message(states: tuple[tuple[Activity, int], ...], blamed: list[
         liveness.felt(worker(number), pulse(activity, waits_for=waits_for), 1.0)
     assert hung(liveness, 1.9) == []
     assert hung(liveness, 2.1) == blamed
+
+
+def test_whoever_is_silent_is_not_taken_for_hung_and_nobody_is_blamed_for_it(liveness: Liveness) -> None:
+    """What worker 2 sent to worker 1 may be on its way for good: its silence says why, and is judged first."""
+    for moment in (1.0, 1.4, 1.8, 2.2):
+        liveness.felt(worker(0), pulse(Activity.WAITING, waits_for=1), moment)
+        liveness.felt(worker(1), pulse(Activity.WAITING, waits_for=2), moment)
+    liveness.felt(worker(2), pulse(Activity.COMPUTING), 1.0)
+    assert hung(liveness, 2.3) == []
+    liveness.felt(worker(2), pulse(Activity.IDLE), 1.0)
+    assert hung(liveness, 2.3) == []
+    liveness.felt(worker(2), pulse(Activity.IDLE), 2.2)
+    assert hung(liveness, 2.3) == [1], "it is heard of, and waits for nothing"

@@ -15,8 +15,9 @@ from planaria.plan.plan import WorkerId
 from planaria.protocol.messages import Stop
 from planaria.worker import transport as transport_module
 from planaria.worker.frames import FrameError, control_frame, data_frame
+from planaria.worker.greeter import GREETING_LIMIT_BYTES
 from planaria.worker.mailbox import Interrupted, Key, Kind, Mailbox
-from planaria.worker.transport import GREETING_LIMIT_BYTES, Transport
+from planaria.worker.transport import Transport
 
 TOKEN = "the token"
 DEADLINE_S = 10.0

@@ -16,11 +16,13 @@ from typing import Protocol
 
 import msgspec
 
+from planaria.coordinator.agents import Agents
 from planaria.coordinator.connection import Connection
 from planaria.coordinator.journal import Journal
 from planaria.coordinator.manifests import ManifestWriter
 from planaria.job.errors import UserError
 from planaria.plan.plan import NodeId, WorkerId
+from planaria.protocol.accusations import Accusations
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.events import (
     Command,
@@ -41,6 +43,7 @@ from planaria.protocol.events import (
     WorkerJoined,
     WriteManifest,
 )
+from planaria.protocol.isolation import Isolation
 from planaria.protocol.journal import JournalEntry
 from planaria.protocol.liveness import Limits, Liveness
 from planaria.protocol.messages import (
@@ -58,9 +61,11 @@ from planaria.protocol.messages import (
 )
 from planaria.protocol.past import Past
 from planaria.protocol.plan_update import difference
-from planaria.protocol.records import AnyRecord
+from planaria.protocol.records import AnyRecord, Note
 from planaria.protocol.requests import Answer, Request, Wish, decode_request
 from planaria.worker.frames import FrameError
+from planaria.worker.sockets import watch_over
+from planaria.worker.strangers import Strangers
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +86,9 @@ AWAY_S = 0.5
 
 HEARD = 1000
 """Rounds in which what was said is heard before a loss counts; each accepts one connection."""
+
+HELLO_WITHIN_S = 10.0
+"""How long a connection may stay that has not shown the job's token."""
 
 GOODBYE_S = 5.0
 """How long workers may take to end after the run before they are killed."""
@@ -158,6 +166,9 @@ class Server:
         tell_again: gets records that an earlier coordinator may have published.
         strike: kills this process at the points that the user asked for, see `job.faults.COORDINATOR_POINTS`.
         kernel_kills: whether this machine's kernel killed something for lack of memory in the last seconds.
+        agents: of nodes on other hosts; None: all nodes are started by this one.
+        patience_s: where agents offer nodes, how long silence is borne when all are silent: the coordinator itself may
+            be the one that is cut off.
     """
 
     def __init__(
@@ -176,6 +187,8 @@ class Server:
         tell_again: Observer = lambda record, time_s: None,
         strike: Callable[[str, int], None] = lambda at, step: None,
         kernel_kills: Callable[[], bool] = lambda: False,
+        agents: Agents | None = None,
+        patience_s: float = 0.0,
     ) -> None:
         self._machine = machine
         self._token = token
@@ -196,10 +209,18 @@ class Server:
         self._add_node = add_node
         self._past = past
         self._step_began = step_began
-        self._started = sorted({*map(NodeId, range(machine.settings.num_nodes)), *started})
-        self._next_node = max([node + 1 for node in (*self._started, *(past.gone if past else ()))])
+        own = range(machine.settings.num_nodes) if agents is None else ()
+        self._started = sorted({*map(NodeId, own), *started})
+        numbered = (*self._started, *(past.gone if past else ()), *(past.joined if past else ()))
+        self._next_node = max((node + 1 for node in numbered), default=0)
+        self._agents = agents
+        if agents is not None:
+            agents.open(self)
+        self._isolation = Isolation(patience_s if agents is not None else 0.0, limits.silence_s)
+        self._strangers: Strangers[Connection] = Strangers(self._warn, HELLO_WITHIN_S)
         self._kernel_kills = kernel_kills
         self._liveness = Liveness(limits)
+        self._accusations = Accusations()
         self._judged = time.monotonic()
         self._encoded: tuple[Message, PlanMessage | None, bytes] | None = None
         self._listener: socket.socket | None = None
@@ -249,17 +270,23 @@ class Server:
             self._judge()
         tell_the_end(self._finished)
         deadline = time.monotonic() + GOODBYE_S
-        while not self._nodes.all_ended() and time.monotonic() < deadline:
+        while not self._all_ended() and time.monotonic() < deadline:
             for key, _ in self._selector.select(timeout=0.1):
                 key.data(key.fileobj)
                 if "abort" in self._wishes:
                     return None
         return self._finished
 
+    def _all_ended(self) -> bool:
+        return self._nodes.all_ended() if self._agents is None else self._agents.all_ended()
+
     def close(self) -> None:
+        if self._agents is not None:
+            self._agents.dismiss("the run was ended")
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.fileobj, socket.socket):
+                key.fileobj.close()
         self._selector.close()
-        for connection in self._connections.values():
-            connection.socket.close()
         if self._listener is not None:
             self._listener.close()
         self._wake_receiver.close()
@@ -298,11 +325,17 @@ class Server:
         try:
             sock, _address = self._listener.accept()
         except OSError:
+            oldest = self._strangers.oldest()
+            if oldest is not None:  # too many files are open, most likely: make room
+                self._send_away(oldest, "too many files are open")
             return
         sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        watch_over(sock)
         connection = Connection(sock)
         self._selector.register(sock, selectors.EVENT_READ, lambda _: self._readable(connection))
+        too_many = self._strangers.came(connection, time.monotonic())
+        if too_many is not None:
+            self._send_away(too_many, "too many connections do not show the job's token")
 
     def _readable(self, connection: Connection) -> None:
         if connection.is_closed:
@@ -315,11 +348,17 @@ class Server:
         except EOFError:
             self._drop(connection, "connection closed")
         except FrameError as error:
-            log.warning("a connection sent what is not a message: %s", error)
+            if connection.worker is not None:
+                log.warning("worker %d sent what is not a message: %s", connection.worker, error)
+            else:
+                self._strangers.refused(str(error))
             self._drop(connection, "it sent what is not a message")
 
     def _take(self, connection: Connection, frame: bytes) -> None:
         """Raises FrameError for what is not a message; what the machine raises is our own mistake, and goes through."""
+        if self._agents is not None and self._agents.take(connection, frame):
+            self._strangers.gone(connection)
+            return
         request = self._request(frame) if connection.worker is None else None
         if request is not None:
             self._answer(connection, request)
@@ -358,6 +397,7 @@ class Server:
             raise FrameError(refusal)
         connection.worker = hello.worker
         connection.limit_bytes = MAX_FRAME_BYTES
+        self._strangers.gone(connection)
         self._connections[hello.worker] = connection
         self._next_node = max(self._next_node, node + 1)
         self._liveness.joined(hello.worker, time.monotonic())
@@ -409,6 +449,8 @@ class Server:
                 self._handle(NodeNotice(NodeId(request.node), request.grace_s, "drained by the user"))
                 return True, f"node {request.node} hands over its work and ends after the next steps"
             case Wish.ADD:
+                if self._agents is not None:
+                    return False, "nodes are not started from here. Run planaria agent on one more"
                 if self._add_node is None:
                     return False, "this launcher starts no nodes while a job runs"
                 if not 1 <= request.count <= MAX_ADDED:
@@ -422,16 +464,20 @@ class Server:
                 return True, f"node{'s' if len(added) > 1 else ''} {', '.join(map(str, added))} started"
 
     def _cut_off(self, worker: WorkerId, peer: WorkerId) -> None:
-        """A peer that is lost is no news. One that lives is reached by others: the worker itself is out of reach."""
+        """A peer that is lost is no news. Of two that live, one has to go."""
         devices = self._machine.settings.devices_per_node
+        node, other = NodeId(worker // devices), NodeId(peer // devices)
         # A peer that is not here yet, or not yet back, is waited for: if anybody is out of reach, it is.
-        if peer in self._connections and NodeId(peer // devices) not in self._evicted:
-            self._lose(NodeId(worker // devices), f"cut off from worker {peer}")
+        if peer in self._connections and other not in self._evicted:
+            is_other = self._accusations.judge(node, other) == other
+            self._lose(other if is_other else node, f"cut off from worker {worker if is_other else peer}")
 
     def _drop(self, connection: Connection, cause: str) -> None:
         if connection.is_closed:
             return
         self._close(connection)
+        if self._agents is not None:
+            self._agents.dropped(connection)
         worker = connection.worker
         if worker is not None and self._connections.get(worker) is connection:
             del self._connections[worker]
@@ -467,10 +513,18 @@ class Server:
             self._liveness.excuse(now)
         self._judged = now
         self._kernel_kills()
+        for stranger in self._strangers.overdue(now):
+            self._send_away(stranger, "it did not show the job's token in time")
+        self._strangers.tell(now)
+        if self._isolation.holds(self._liveness.quiet_s(now)):
+            return
+        if lasted_s := self._isolation.ended():
+            self._liveness.excuse(now + lasted_s)
         devices = self._machine.settings.devices_per_node
         for worker, silence_s in list(self._liveness.silent(now)):
             node = NodeId(worker // devices)
-            if self._liveness.is_gone(silence_s, runnable=self._nodes.is_runnable(node)):
+            runnable = self._agents is None and self._nodes.is_runnable(node)
+            if self._liveness.is_gone(silence_s, runnable=runnable):
                 self._lose(node, f"silent for {silence_s:.1f} s")
         for worker, waited_s in list(self._liveness.late(now)):
             self._lose(NodeId(worker // devices), f"did not join within {waited_s:.0f} s")
@@ -520,6 +574,8 @@ class Server:
                 self._manifests.order(command)
             case Finish():
                 self._finished = command
+                if self._agents is not None:
+                    self._agents.dismiss("the run is over")
 
     def _send(self, worker: WorkerId, message: Message) -> None:
         connection = self._connections.get(worker)
@@ -547,6 +603,8 @@ class Server:
     def _evict(self, node: NodeId) -> None:
         self._evicted.add(node)
         self._nodes.kill(node)
+        if self._agents is not None:
+            self._agents.kill(node)
         for worker in self._workers_of(node):
             if worker in self._connections:
                 self._close(self._connections.pop(worker))
@@ -556,6 +614,50 @@ class Server:
         devices = self._machine.settings.devices_per_node
         return [WorkerId(node * devices + device) for device in range(devices)]
 
+    def _send_away(self, stranger: Connection, reason: str) -> None:
+        self._strangers.refused(reason)
+        self._drop(stranger, reason)
+
+    def _warn(self, text: str) -> None:
+        for observer in self._observers:
+            observer(Note(level="warning", text=text), time.time())
+
+    # For agents, see `coordinator.agents.Desk`
+
+    def new_node(self) -> NodeId:
+        node = NodeId(self._next_node)
+        self._next_node += 1
+        self._await(node)
+        return node
+
+    def may_run(self, node: NodeId) -> bool:
+        self._next_node = max(self._next_node, node + 1)
+        return node not in self._evicted
+
+    def was_released(self, node: NodeId) -> bool:
+        return node in self._released
+
+    def lost(self, node: NodeId, cause: str) -> None:
+        """All processes of the node ended. Those that joined said why, and their connections end after that.
+
+        Of a node that never joined the machine does not know: it goes on waiting for so many nodes.
+        """
+        if self._finished is not None or node in self._evicted:
+            return
+        if self._connections.keys().isdisjoint(self._workers_of(node)):
+            self._evict(node)
+            self._warn(f"node {node} ended before it had joined ({cause}). Look into the logs of its workers.")
+
+    def say(self, connection: Connection, body: bytes) -> None:
+        if not connection.is_closed:
+            connection.send(body)
+            self._flush(connection)
+
+    def hang_up(self, connection: Connection) -> None:
+        if not connection.is_closed:
+            self._close(connection)
+
     def _close(self, connection: Connection) -> None:
+        self._strangers.gone(connection)
         self._selector.unregister(connection.socket)
         connection.close()

@@ -41,6 +41,13 @@ class DType(enum.StrEnum):
     BFLOAT16 = "bfloat16"
 
 
+class Launcher(enum.StrEnum):
+    """Who starts nodes. `local`: the command itself, on this machine. `agents`: `planaria agent` on each node."""
+
+    LOCAL = "local"
+    AGENTS = "agents"
+
+
 class PolicyName(enum.StrEnum):
     TEMPLATES = "templates"
     REROUTE = "reroute"
@@ -56,6 +63,8 @@ class WhenExhausted(enum.StrEnum):
     EXIT = "exit"
     WAIT = "wait"
 
+
+LOOPBACK = "127.0.0.1"
 
 NO_PREEMPTION = "none"
 AWS = "aws"
@@ -186,7 +195,9 @@ class ClusterSection(Section, frozen=True):
         profile: file of a model profile; only for an emulated device, which needs it.
         memory_gb: memory of one device in GB (10**9 bytes); 0: as much as there is.
         schedule: order of forwards and backwards in a pipeline: eager-1f1b, 1f1b, gpipe or zb-h1.
-        port: TCP port of the coordinator on loopback; 0: any free one.
+        port: TCP port of the coordinator; 0: any free one.
+        launcher: local: nodes are processes of this machine. agents: nodes are hosts on which `planaria agent` runs.
+        host: IPv4 address, or name, at which the coordinator listens; loopback unless told otherwise. Goes with agents.
     """
 
     nodes: int
@@ -196,6 +207,8 @@ class ClusterSection(Section, frozen=True):
     memory_gb: float = 0.0
     schedule: PipelineSchedule = PipelineSchedule.EAGER_ONE_F_ONE_B
     port: int = 0
+    launcher: Launcher = Launcher.LOCAL
+    host: str = LOOPBACK
 
 
 class ResilienceSection(Section, frozen=True):

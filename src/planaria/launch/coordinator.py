@@ -22,8 +22,10 @@ from planaria.coordinator.link import Begin, Finished, Link, Prepared, Refused, 
 from planaria.coordinator.nodes import SupervisedNodes
 from planaria.coordinator.server import Server
 from planaria.job.errors import UserError
+from planaria.job.faults import Fault
 from planaria.job.parse import job_fingerprint
-from planaria.job.settings import Device, Job, WhenExhausted
+from planaria.job.settings import Device, Job, Launcher, WhenExhausted
+from planaria.launch.hosts import agents_of
 from planaria.launch.kernel_kills import KernelKills, counters
 from planaria.launch.settings import job_profile, planner_settings
 from planaria.observe.run_folder import RunFolder
@@ -52,6 +54,7 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
         run_id: of this run of the job, for the journal.
         token: that workers and users show.
         resume: the checkpoint that the run begins with.
+        faults: on order, of nodes whose workers agents start.
     """
 
     job: Job
@@ -59,6 +62,7 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     token: str
     resume: CheckpointRef | None
+    faults: tuple[Fault, ...] = ()
 
     @property
     def log(self) -> Path:
@@ -133,6 +137,7 @@ class _Coordinating:
         )
         self._machine = Coordinator(_run_settings(settings, profile), policy, past, shortages)
         nodes = SupervisedNodes(link, begin, lambda: self._server.request_stop())
+        agents = agents_of(self._job, self._folder, settings.token, settings.run_id, settings.faults)
         self._server = Server(
             self._machine,
             settings.token,
@@ -141,13 +146,16 @@ class _Coordinating:
             (self._observe,),
             self._write_manifest,
             limits=_limits(settings.job),
-            add_node=nodes.start,
+            add_node=nodes.start if agents is None else None,
+            agents=agents,
+            patience_s=settings.job.resilience.coordinator_timeout_s,
             past=past,
             started=nodes.started,
             step_began=begin.step_began,
             tell_again=lambda record, time_s: link.send(Told(record, time_s, again=True)),
             strike=self._strike,
-            kernel_kills=KernelKills(counters()).recently,
+            # Of other hosts' kernels nothing is known here.
+            kernel_kills=KernelKills(counters() if agents is None else ()).recently,
         )
 
     def serve(self, listener: socket.socket) -> None:
@@ -215,7 +223,7 @@ def _limits(job: Job) -> Limits:
     """After what time a worker counts as hung: longer where the workers of this machine share its cores."""
     timeout_s, workers = job.resilience.heartbeat_timeout_s, job.cluster.nodes * job.cluster.devices_per_node
     plain = Limits(silence_s=timeout_s, crowded_silence_s=CROWDED * timeout_s)
-    if job.cluster.device is Device.CUDA:
+    if job.cluster.device is Device.CUDA or job.cluster.launcher is Launcher.AGENTS:
         return plain
     share = max(1.0, workers / len(os.sched_getaffinity(0)))
     return dataclasses.replace(plain, least_s=plain.least_s * share, factor=plain.factor * share)

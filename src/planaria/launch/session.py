@@ -23,8 +23,9 @@ from planaria.data.tokens import prepare_tokens
 from planaria.job.errors import PlanariaError, UserError
 from planaria.job.faults import Fault, FaultKind
 from planaria.job.parse import EMULATED_MODEL, job_fingerprint
-from planaria.job.settings import Job
+from planaria.job.settings import Job, Launcher
 from planaria.launch.coordinator import CoordinatorSettings
+from planaria.launch.hosts import announce, reachable, share
 from planaria.launch.local import LauncherError, LocalNodes, cause_of
 from planaria.launch.result import TrainResult
 from planaria.launch.settings import is_emulated, named_profile
@@ -40,8 +41,6 @@ from planaria.worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
-HOST = "127.0.0.1"
-
 
 def train_job(
     job: Job,
@@ -53,6 +52,7 @@ def train_job(
     import_path: Path | None = None,
     nodes: LocalNodes | None = None,
     metadata_url: str = "",
+    token: str = "",
     traces: bool = False,
 ) -> TrainResult:
     """Train, or go on from the folder's last checkpoint.
@@ -66,11 +66,14 @@ def train_job(
         import_path: where a model given as "module:function" is looked for.
         nodes: started; their processes are used and then left to the next job. None: own ones.
         metadata_url: of the metadata server that resilience.preemption asks; "": the cloud's own.
+        token: of the job; "": a new one.
         traces: every worker writes what it did when into the logs, for benchmarks.
 
     Raises:
         UserError (or another ValueError of Planaria's): a mistake in the job, found before anything was recorded.
     """
+    if job.cluster.launcher is Launcher.AGENTS:
+        folder = RunFolder(folder.path.resolve())  # nodes have another working folder
     checkpoint, complaints = _checkpoint(job, folder) if resume else (None, [])
     if is_emulated(job):
         _keep_profile(job, folder, resume=resume)
@@ -79,7 +82,8 @@ def train_job(
         if not is_emulated(job):
             prepare_tokens(job.data, folder.data)
             _measure(job, nodes, folder.data, folder.profile, import_path)
-        run = _Run(job, folder, faults, tuple(observers), import_path, metadata_url, checkpoint, traces)
+        token = token or secrets.token_hex(16)
+        run = _Run(job, folder, faults, tuple(observers), import_path, metadata_url, checkpoint, token, traces)
         with run.recorder:
             return run.train(nodes, complaints)
 
@@ -169,8 +173,10 @@ class _Run:
         import_path: Path | None,
         metadata_url: str,
         checkpoint: CheckpointRef | None,
+        token: str,
         traces: bool,
     ) -> None:
+        self._token = token
         self._metadata_url = metadata_url
         self._traces = traces
         self._job = job
@@ -204,15 +210,17 @@ class _Run:
 
     def train(self, nodes: LocalNodes, complaints: Sequence[str]) -> TrainResult:
         job = self._job
-        token = secrets.token_hex(16)
-        with listen(HOST, job.cluster.port) as listener:
-            contact = Contact(address=f"{HOST}:{listener.getsockname()[1]}", token=token)
+        is_local = job.cluster.launcher is Launcher.LOCAL
+        with listen(job.cluster.host, job.cluster.port) as listener:
+            address = f"{job.cluster.host}:{listener.getsockname()[1]}"
+            contact = Contact(address=reachable(address), token=self._token)
             settings = CoordinatorSettings(
                 job=job,
                 folder=str(self._folder.path),
                 run_id=secrets.token_hex(8),
-                token=token,
+                token=self._token,
                 resume=self._checkpoint,
+                faults=() if is_local else tuple(f for f in self._faults if f.kind is not FaultKind.COORDINATOR),
             )
             supervisor = Supervisor(
                 nodes,
@@ -227,8 +235,11 @@ class _Run:
                 for complaint in complaints:
                     self.record(Note(level="warning", text=complaint), time.time())
                 contact.write(self._folder.contact)
+                if not is_local:
+                    share(self._folder, self._token, settings.run_id)
+                    self.record(announce(job, self._folder, address), time.time())
                 with _interrupts(supervisor):
-                    finished = supervisor.run(NodeId(node) for node in range(job.cluster.nodes))
+                    finished = supervisor.run(NodeId(node) for node in range(job.cluster.nodes if is_local else 0))
             finally:
                 self._folder.contact.unlink(missing_ok=True)
                 supervisor.close()

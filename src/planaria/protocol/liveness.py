@@ -42,6 +42,10 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True):
     waits_for: int = -1
 
 
+OVERDUE_S = 0.5
+"""After which a heartbeat is missed; there is one every 0.2 s."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """Seconds after which a worker counts as hung.
@@ -135,6 +139,10 @@ class Liveness:
         for seen in self._seen.values():
             seen.heard = seen.since = now
 
+    def quiet_s(self, now: float) -> float:
+        """Seconds since the last sign of anybody; 0 where nobody is there."""
+        return min((now - seen.heard for seen in self._seen.values()), default=0.0)
+
     def silent(self, now: float) -> Iterator[tuple[WorkerId, float]]:
         """Workers from whom nothing came for longer than `silence_s`, and for how long."""
         for worker, seen in sorted(self._seen.items()):
@@ -154,7 +162,10 @@ class Liveness:
             step_s: how long a step is.
         """
         limits = self._limits
+        quiet = self._quiet()
         for worker, seen in sorted(self._seen.items()):
+            if worker in quiet:
+                continue
             stuck_s = now - seen.since
             works = now - seen.worked_at <= limits.silence_s
             computing_s = max(limits.least_s, (limits.working_factor if works else limits.factor) * instruction_s)
@@ -163,8 +174,13 @@ class Liveness:
             elif seen.pulse.activity is Activity.BUSY and stuck_s > self._limits.busy_s:
                 yield worker, f"hung: no progress for {stuck_s:.0f} s"
         blocked = self._blocked(now, max(self._limits.least_s, self._limits.factor * step_s))
-        if blocked is not None:
+        if blocked is not None and not quiet:
             yield blocked
+
+    def _quiet(self) -> set[WorkerId]:
+        """Whose heartbeats are overdue while others' come: what they do is not known, and their silence is judged."""
+        newest = max((seen.heard for seen in self._seen.values()), default=0.0)
+        return {worker for worker, seen in self._seen.items() if newest - seen.heard > OVERDUE_S}
 
     def _blocked(self, now: float, limit_s: float) -> tuple[WorkerId, str] | None:
         """Where everybody waits and nobody works, a message is stuck: whoever should have it is cut off.

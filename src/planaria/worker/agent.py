@@ -139,7 +139,9 @@ def _real_parts(settings: WorkerSettings) -> Parts:
     job, worker = settings.job, settings.worker
     mailbox = Mailbox()
     control = Control(settings.coordinator, mailbox, settings.job.resilience.coordinator_timeout_s)
-    transport = Transport(worker, settings.token, mailbox, cut_off=lambda peer: control.send(CutOff(peer=peer)))
+    transport = Transport(
+        worker, settings.token, mailbox, settings.host, cut_off=lambda peer: control.send(CutOff(peer=peer))
+    )
     worked = processor_time()
     return mailbox, control, transport, worked, lambda: real_engine(job, Path(settings.data_folder), worker)
 
@@ -151,7 +153,7 @@ def _emulated_parts(settings: WorkerSettings) -> Parts:
     pace = mailbox.pace = EmulatedPace(worker, profile, mailbox.wait_until_moment)
     control = Control(settings.coordinator, mailbox, settings.job.resilience.coordinator_timeout_s)
     transport = EmulatedTransport(
-        worker, settings.token, mailbox, pace, cut_off=lambda peer: control.send(CutOff(peer=peer))
+        worker, settings.token, mailbox, pace, settings.host, lambda peer: control.send(CutOff(peer=peer))
     )
     return mailbox, control, transport, pace.worked, lambda: emulated_engine(profile, job, pace)
 

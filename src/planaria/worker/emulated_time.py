@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection
 
 import torch
 
+from planaria.job.settings import LOOPBACK
 from planaria.plan.plan import Plan, Stage, WorkerId
 from planaria.plan.profile import LayerTimes, LinkCost, ModelProfile
 from planaria.plan.program import Instruction
@@ -274,9 +275,10 @@ class EmulatedTransport(Transport):
         token: str,
         mailbox: Mailbox,
         pace: EmulatedPace,
+        host: str = LOOPBACK,
         cut_off: Callable[[WorkerId], None] = lambda peer: None,
     ) -> None:
-        super().__init__(worker, token, mailbox, cut_off=cut_off)
+        super().__init__(worker, token, mailbox, host, cut_off)
         self._pace = pace
 
     def is_on_this_host(self, peer: WorkerId) -> bool:
