@@ -18,12 +18,12 @@ from planaria.checkpoint.manifest import newest, read_manifest, weights_sha256
 from planaria.coordinator.client import Contact
 from planaria.coordinator.link import Finished
 from planaria.coordinator.server import Observer, listen
+from planaria.coordinator.settings import CoordinatorSettings
 from planaria.data.tokens import prepare_tokens
 from planaria.job.errors import PlanariaError, UserError
 from planaria.job.faults import Fault, FaultKind
 from planaria.job.parse import EMULATED_MODEL, job_fingerprint
 from planaria.job.settings import Job
-from planaria.launch.coordinator import CoordinatorSettings
 from planaria.launch.local import LauncherError, LocalNodes
 from planaria.launch.result import TrainResult
 from planaria.launch.settings import is_emulated, named_profile
@@ -203,6 +203,7 @@ class _Run:
                 run_id=secrets.token_hex(8),
                 token=token,
                 resume=self._checkpoint,
+                log=str(self._folder.logs / "coordinator.log"),
             )
             supervisor = Supervisor(
                 nodes,

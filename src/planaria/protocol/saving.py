@@ -132,6 +132,9 @@ class Checkpoints:
         saving = self.under_way
         return saving if saving is not None and saving.is_answered_by(message) else None
 
+    def is_under_way(self, step: int) -> bool:
+        return self.under_way is not None and self.under_way.step == step
+
     def complete(self) -> Saving:
         """The one under way is whole on disk."""
         assert self.under_way is not None, "no checkpoint is under way"
