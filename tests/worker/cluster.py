@@ -426,7 +426,7 @@ class Cluster:
 
     def _dies_now(self) -> bool:
         """Whether the coordinator is killed before it does anything else."""
-        for when, crash in self._fuses:
+        for when, crash in self._fuses if self.finish is None else ():
             if when <= self._carried_out:
                 self._fuses.remove((when, crash))
                 self._crash(crash)

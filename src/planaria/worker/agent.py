@@ -213,7 +213,9 @@ class Agent:
                         )
                     )
                 case SendReturned():
-                    self._control.send(self._returned(command))
+                    # Where orders of an earlier coordinator are waiting, the truth is told after them.
+                    if not self._mailbox.is_coordinator_news:
+                        self._control.send(self._returned(command))
                 case SendVote(generation, step):
                     self._control.send(self._vote(generation, step))
                 case Apply(commit, proceed):
