@@ -21,8 +21,8 @@ from planaria.coordinator.journal import Journal
 from planaria.coordinator.link import Begin, Finished, Link, Prepared, Refused, Struck, Told
 from planaria.coordinator.nodes import SupervisedNodes
 from planaria.coordinator.server import Server
+from planaria.coordinator.settings import CoordinatorSettings
 from planaria.job.errors import UserError
-from planaria.job.faults import Fault
 from planaria.job.parse import job_fingerprint
 from planaria.job.settings import Device, Job, Launcher, WhenExhausted
 from planaria.launch.hosts import agents_of
@@ -38,36 +38,11 @@ from planaria.protocol.events import Finish, WriteManifest
 from planaria.protocol.liveness import Limits
 from planaria.protocol.past import Past
 from planaria.protocol.records import AnyRecord, Note
-from planaria.protocol.settings import CheckpointRef, RunSettings
+from planaria.protocol.settings import RunSettings
 from planaria.protocol.shortage import Shortages
 
 CROWDED = 10
 """How many times longer a process of this machine may be silent that is runnable: it may be short of cores."""
-
-
-class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Arguments of a coordinator's process.
-
-    Attributes:
-        job: the whole job.
-        folder: of the run.
-        run_id: of this run of the job, for the journal.
-        token: that workers and users show.
-        resume: the checkpoint that the run begins with.
-        faults: on order, of nodes whose workers agents start.
-    """
-
-    job: Job
-    folder: str
-    run_id: str
-    token: str
-    resume: CheckpointRef | None
-    faults: tuple[Fault, ...] = ()
-
-    @property
-    def log(self) -> Path:
-        """What the process prints."""
-        return RunFolder(Path(self.folder)).logs / "coordinator.log"
 
 
 def run_coordinator(settings: CoordinatorSettings, listener: socket.socket, sock: socket.socket) -> int:

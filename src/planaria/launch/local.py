@@ -16,9 +16,9 @@ from pathlib import Path
 
 import msgspec
 
+from planaria.coordinator.settings import CoordinatorSettings
 from planaria.job.errors import PlanariaError
 from planaria.job.settings import Job
-from planaria.launch.coordinator import CoordinatorSettings
 from planaria.launch.zygote import (
     Answer,
     Exited,

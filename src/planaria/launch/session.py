@@ -19,12 +19,12 @@ from planaria.checkpoint.manifest import newest, read_manifest, weights_sha256
 from planaria.coordinator.client import Contact
 from planaria.coordinator.link import Finished
 from planaria.coordinator.server import Observer, listen
+from planaria.coordinator.settings import CoordinatorSettings
 from planaria.data.tokens import prepare_tokens
 from planaria.job.errors import PlanariaError, UserError
 from planaria.job.faults import Fault, FaultKind
 from planaria.job.parse import EMULATED_MODEL, job_fingerprint
 from planaria.job.settings import Job, Launcher
-from planaria.launch.coordinator import CoordinatorSettings
 from planaria.launch.hosts import announce, reachable, share
 from planaria.launch.local import LauncherError, LocalNodes, cause_of
 from planaria.launch.result import TrainResult
@@ -221,6 +221,7 @@ class _Run:
                 token=self._token,
                 resume=self._checkpoint,
                 faults=() if is_local else tuple(f for f in self._faults if f.kind is not FaultKind.COORDINATOR),
+                log=str(self._folder.logs / "coordinator.log"),
             )
             supervisor = Supervisor(
                 nodes,

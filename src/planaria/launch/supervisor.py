@@ -30,9 +30,9 @@ from planaria.coordinator.link import (
     Told,
 )
 from planaria.coordinator.server import GOODBYE_S
+from planaria.coordinator.settings import CoordinatorSettings
 from planaria.job.errors import PlanariaError, UserError
 from planaria.job.faults import Fault
-from planaria.launch.coordinator import CoordinatorSettings
 from planaria.launch.local import LocalNodes, cause_of
 from planaria.plan.plan import NodeId
 from planaria.protocol.records import AnyRecord, Note, Restored, StepCommitted, StepSkipped
@@ -234,7 +234,7 @@ class Supervisor:
         self._launcher.end(process.pid)
 
     def _tail(self) -> str:
-        log: Path = self._settings.log
+        log = Path(self._settings.log)
         with contextlib.suppress(OSError):
             return f"The end of {log}:\n{log.read_bytes()[-TAIL_BYTES:].decode(errors='replace')}"
         return f"See {log}."

@@ -21,9 +21,9 @@ from pathlib import Path
 
 import msgspec
 
+from planaria.coordinator.settings import CoordinatorSettings
 from planaria.job.parse import EMULATED_MODEL
 from planaria.job.settings import Job
-from planaria.launch.coordinator import CoordinatorSettings, run_coordinator
 from planaria.worker.settings import WorkerSettings
 
 _PR_SET_PDEATHSIG = 1
@@ -85,7 +85,11 @@ def main(descriptor: int, model_type: str) -> None:
     buffer = b""
     given: deque[int] = deque()
     while True:
-        for key, _ in selector.select():
+        ready = selector.select(0)
+        if not ready:
+            _import_what_coordinators_need()  # now that nobody waits; a second time this takes no time
+            ready = selector.select()
+        for key, _ in ready:
             if key.fileobj is sock:
                 data, descriptors, _, _ = socket.recv_fds(sock, 1 << 20, MAX_SOCKETS)
                 if not data:
@@ -124,6 +128,10 @@ def _import_what_workers_need(model_type: str) -> None:
 
     if model_type in MODEL_TYPES:
         load_family(model_type)
+
+
+def _import_what_coordinators_need() -> None:
+    import planaria.launch.coordinator  # noqa: F401
 
 
 def _answer(sock: socket.socket, answer: Answer) -> None:
@@ -165,7 +173,9 @@ def _fork(request: Request, sock: socket.socket, sockets: tuple[socket.socket, .
 
 def _child(request: Request, sockets: tuple[socket.socket, ...]) -> int:
     if isinstance(request, SpawnCoordinator):
-        _print_into(str(request.settings.log))
+        _print_into(request.settings.log)
+        from planaria.launch.coordinator import run_coordinator
+
         return run_coordinator(request.settings, *sockets)
     import torch
 

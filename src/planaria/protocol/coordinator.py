@@ -1117,14 +1117,14 @@ class Coordinator:
         return [] if self.checkpoints.answered_by(message) is None else self._saving_failed(message.text)
 
     def _manifest_failed(self, event: ManifestFailed) -> list[Command]:
-        return self._saving_failed(event.text) if self.checkpoints.awaits(event.step) else []
+        return self._saving_failed(event.text) if self.checkpoints.is_under_way(event.step) else []
 
     def _saving_failed(self, why: str) -> list[Command]:
         return self._could_not_save(why) if self.phase is Phase.SAVING else self._give_up_saving(why)
 
     def _manifest_written(self, event: ManifestWritten) -> list[Command]:
-        if not self.checkpoints.awaits(event.step):
-            return []
+        if not self.checkpoints.is_under_way(event.step):
+            return []  # given up while it was made whole: a later one was wanted, or the job went back
         saving = self.checkpoints.complete()
         record = CheckpointSaved(step=event.step, folder=event.folder, seconds=self._now - saving.began)
         assert self.checkpoints.last is not None

@@ -132,8 +132,8 @@ class Checkpoints:
         saving = self.under_way
         return saving if saving is not None and saving.is_answered_by(message) else None
 
-    def awaits(self, step: int) -> bool:
-        """Whether the one of this step is under way; it may have been given up since its manifest was ordered."""
+    def is_under_way(self, step: int) -> bool:
+        """The one of this step; it may have been given up since its manifest was ordered."""
         return self.under_way is not None and self.under_way.step == step
 
     def complete(self) -> Saving:
