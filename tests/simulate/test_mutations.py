@@ -234,7 +234,7 @@ def the_ledger_of_an_earlier_loss_is_forgotten(patch: Patch) -> None:
 
 
 def a_manifest_is_taken_for_that_of_another_step(patch: Patch) -> None:
-    patch.setattr(Checkpoints, "awaits", lambda self, step: self.under_way is not None)
+    patch.setattr(Checkpoints, "is_under_way", lambda self, step: self.under_way is not None)
 
 
 def gathering_counts_workers_of_nodes_that_come_later(patch: Patch) -> None:

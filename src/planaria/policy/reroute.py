@@ -102,7 +102,7 @@ class ReroutePolicy(TemplatesPolicy):
         for pipelines in (filled, left) if filled != left else (left,):
             if not pipelines or unowned(pipelines, plan.num_layers):
                 continue
-            found = fastest_detours(self._profile, self._settings, pipelines, generation)
+            found = fastest_detours(self._profile, self._settings, pipelines, generation, conditions=self._conditions)
             if found is None:
                 continue
             new = found.plan
@@ -141,7 +141,11 @@ class ReroutePolicy(TemplatesPolicy):
         short = sum(max(0, needed - len(on)) for on in nodes)
         if not all(nodes):
             return short, float("inf"), float("inf"), size_bytes
-        detours = Detours(pipelines, StageCosts(self._profile), self._profile.num_layers)
+        workers = (stage.worker for pipeline in pipelines for stage in pipeline.stages)
+        speeds = {
+            worker: self._conditions.speed(NodeId(worker // self._settings.devices_per_node)) for worker in workers
+        }
+        detours = Detours(pipelines, StageCosts(self._profile), self._profile.num_layers, speeds=speeds)
         busiest, uneven = detours.deal(self._settings.num_microbatches).rank
         return short, busiest, uneven, size_bytes
 
