@@ -49,8 +49,8 @@ docs: $(VENV)/.installed-dev ## write the generated parts of docs/ again
 bench: $(VENV)/.installed ## the measurements that docs/benchmarks.md describes; takes a while
 	$(BIN)/python benchmarks/all.py
 
-chaos: $(VENV)/.installed ## random kills, hangs, notices and joins for SECONDS (300), then the bits compared
-	@$(BIN)/python scripts/chaos.py --seconds $(SECONDS) --seed $(SEED)
+chaos: $(VENV)/.installed ## random faults for SECONDS (300), or in many short runs until there were FAULTS; bits compared
+	@$(BIN)/python scripts/chaos.py --seed $(SEED) $(if $(FAULTS),--faults $(FAULTS),--seconds $(SECONDS))
 
 clean: ## remove .venv, caches and build products; run folders stay
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

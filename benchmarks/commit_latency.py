@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from sides import make_job
 
 from planaria.coordinator.journal import Journal
-from planaria.coordinator.server import Server
+from planaria.coordinator.server import Server, listen
 from planaria.job.settings import Job
 from planaria.launch.settings import planner_settings
 from planaria.observe.recorder import Recorder
@@ -82,7 +82,9 @@ def measure_commit(nodes: int, nodes_per_pipeline: int, *, steps: int) -> list[f
         with Recorder(folder, job) as recorder:
             machine = Coordinator(_run_settings(job, folder), TemplatesPolicy(_profile(), planner_settings(job)))
             server = Server(machine, "token", journal, _Forked(), (recorder,), lambda command: None)
-            address = server.start("127.0.0.1", 0)
+            listener = listen("127.0.0.1", 0)
+            server.start(listener)
+            address = f"127.0.0.1:{listener.getsockname()[1]}"
             pipes = [_fork(address, worker) for worker in range(nodes)]
             while machine.step <= steps and not server._finished:
                 for key, _ in server._selector.select():
@@ -158,8 +160,7 @@ def _fork(address: str, worker: int) -> int:
 def _work(address: str, worker: WorkerId) -> bytes:
     mailbox = Mailbox()
     control = Control(address, mailbox)
-    control.start()
-    control.send(
+    control.start(
         Hello(version=PROTOCOL_VERSION, token="token", worker=worker, pid=os.getpid(), data_address="127.0.0.1:1")
     )
     times = bytearray()

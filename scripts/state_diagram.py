@@ -77,7 +77,8 @@ def diagram() -> str:
         for target in targets(handler.__name__, source):
             edges.setdefault((source, target), []).append(event)
     order = list(Phase)
-    lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {order[0].value}"]
+    first = [f"    [*] --> {phase.value}" for phase in (Phase.GATHERING, Phase.RETURNING)]
+    lines = ["```mermaid", "stateDiagram-v2", *first]
     for source, target in sorted(edges, key=lambda edge: (order.index(edge[0]), order.index(edge[1]))):
         events = ", ".join(dict.fromkeys(edges[source, target]))
         lines.append(f"    {source.value} --> {target.value}: {events}")

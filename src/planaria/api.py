@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from planaria.job.errors import UserError as UserError
 from planaria.job.faults import Fault, check_faults, parse_fault
 from planaria.job.parse import changed_numbers, job_from_json, job_json, load_job, validated
 from planaria.job.settings import Job as Job
+from planaria.job.settings import PolicyName
 from planaria.launch.result import TrainResult
 from planaria.observe.progress import Progress
 from planaria.observe.recorder import write_atomically
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from planaria.estimate.step_time import Timeline
     from planaria.plan.settings import PlannerSettings
     from planaria.plan.templates import Template
+    from planaria.policy.proposal import Policy, Proposal
 
 __all__ = [
     "Job",
@@ -69,6 +71,8 @@ class PlanReport:
         timeline: which worker does what when, in one step.
         memory: what each worker's device must hold at most.
         planning_s: how long all this took to compute.
+        after_losses: what the policy proposes after each of the losses that were asked for; the plan, its times and its
+            memory are then those after the last.
     """
 
     templates: tuple[Template, ...]
@@ -81,6 +85,7 @@ class PlanReport:
     timeline: Timeline
     memory: Mapping[WorkerId, MemoryUse]
     planning_s: float
+    after_losses: tuple[Proposal, ...] = ()
 
 
 def train(
@@ -92,8 +97,11 @@ def train(
     observers: Sequence[Observer] = (),
     progress: bool = False,
     import_path: Path | None = None,
+    token: str = "",
 ) -> TrainResult:
-    """Trains a job on worker processes of this machine; losses of nodes are survived.
+    """Trains a job on worker processes of this machine, or on the nodes whose agents offer them (`cluster.launcher`).
+
+    Losses of nodes are survived.
 
     Args:
         job: what to train.
@@ -103,6 +111,7 @@ def train(
         observers: called with each record of the run.
         progress: show the run's progress on standard error.
         import_path: folder in which a model given as "module:function" is looked for.
+        token: that agents must show; "": a new one, which lies in the run folder.
 
     Returns:
         How the run ended, whatever the end.
@@ -119,7 +128,9 @@ def train(
         _run_folder(job, name or job.run.name or "run", resume=resume) as (job, folder),
         _shown(job, folder, observers, progress=progress) as shown,
     ):
-        return train_job(job, folder, faults=parsed, resume=resume, observers=shown, import_path=import_path)
+        return train_job(
+            job, folder, faults=parsed, resume=resume, observers=shown, import_path=import_path, token=token
+        )
 
 
 def reference(
@@ -159,14 +170,16 @@ def plan(
     *,
     import_path: Path | None = None,
     search: Mapping[str, Any] | None = None,
+    losses: Sequence[Collection[int]] = (),
 ) -> PlanReport:
-    """The plan that a job would start with; nothing is trained.
+    """The plan that a job would start with, or have after losses of nodes; nothing is trained.
 
     Args:
         job: what to plan.
         profile: costs of the model's layers; measured here when absent (which needs torch and some seconds).
         import_path: folder in which a model given as "module:function" is looked for.
         search: fields of `PlannerSettings` that the job file does not have, for instance {"thorough": True}.
+        losses: nodes that are lost between two steps, at once or one after the other.
 
     Raises:
         ValueError: the job cannot be planned on its nodes; the message says why and what to do.
@@ -184,16 +197,24 @@ def plan(
             f"{job.train.microbatch}. Set train.microbatch = {profile.microbatch_size}, or give another profile."
         )
     settings = dataclasses.replace(planner_settings(job), **(search or {}))
-    report = plan_for(job_profile(job, profile), settings)
+    report = plan_for(job_profile(job, profile), settings, policy=job.resilience.policy, losses=losses)
     return dataclasses.replace(report, profile=profile)
 
 
-def plan_for(profile: ModelProfile, settings: PlannerSettings) -> PlanReport:
+def plan_for(
+    profile: ModelProfile,
+    settings: PlannerSettings,
+    *,
+    policy: PolicyName = PolicyName.TEMPLATES,
+    losses: Sequence[Collection[int]] = (),
+) -> PlanReport:
     """The plan that a job with these costs and settings would start with. Needs neither a job file nor torch.
 
     Args:
         profile: costs as the job would run, see `ModelProfile.recomputed`.
         settings: what the planner must respect.
+        policy: that plans after losses.
+        losses: nodes that are lost between two steps, at once or one after the other.
 
     Raises:
         PlanError: there is no such plan; the message says why and what to do.
@@ -201,24 +222,45 @@ def plan_for(profile: ModelProfile, settings: PlannerSettings) -> PlanReport:
     from planaria.estimate.lower_bound import lower_bound_s
     from planaria.estimate.memory import memory_use
     from planaria.estimate.step_time import simulate
-    from planaria.policy.templates import TemplatesPolicy
+    from planaria.policy.choice import make_policy
 
     began = time.perf_counter()
-    policy = TemplatesPolicy(profile, settings)
-    proposal = policy.initial([NodeId(node) for node in range(settings.num_nodes)], 1)
+    planner = make_policy(policy, profile, settings)
+    first = planner.initial([NodeId(node) for node in range(settings.num_nodes)], 1)
+    after_losses = _after_losses(planner, first, losses)
     planning_s = time.perf_counter() - began
+    proposal = after_losses[-1] if after_losses else first
     return PlanReport(
-        templates=tuple(policy.templates),
+        templates=tuple(planner.templates),
         plan=proposal.plan,
         profile=profile,
         settings=settings,
         step_time_s=proposal.step_time_s,
         lower_bound_s=lower_bound_s(proposal.plan, profile),
-        reason=proposal.reason,
+        reason=first.reason,
         timeline=simulate(proposal.plan, profile),
         memory={worker: memory_use(proposal.plan, profile, worker) for worker in proposal.plan.workers},
         planning_s=planning_s,
+        after_losses=after_losses,
     )
+
+
+def _after_losses(policy: Policy, first: Proposal, losses: Sequence[Collection[int]]) -> tuple[Proposal, ...]:
+    """What the policy proposes after each loss, between two steps."""
+    proposals: list[Proposal] = []
+    plan, gone = first.plan, set[NodeId]()
+    for generation, loss in enumerate(losses, 2):
+        lost = {NodeId(node) for node in loss}
+        if unknown := sorted(lost - set(first.plan.nodes) | lost & gone):
+            raise UserError(
+                f"Node {unknown[0]} cannot be lost: the plan has nodes {', '.join(map(str, first.plan.nodes))}"
+                f"{', and it is lost already' if unknown[0] in gone else ''}. Name one that lives."
+            )
+        gone |= lost
+        holders = {worker: groups for worker, groups in plan.groups_of.items() if plan.node_of(worker) not in gone}
+        proposals.append(policy.reconfigure(plan, sorted(gone), holders, generation))
+        plan = proposals[-1].plan
+    return tuple(proposals)
 
 
 def read_profile(path: Path) -> ModelProfile:

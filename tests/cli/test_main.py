@@ -90,6 +90,30 @@ def test_help_and_version() -> None:
         assert run(command, "--help").exit_code == 0
 
 
+def test_an_agent_needs_a_token_and_an_address(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PLANARIA_TOKEN", raising=False)
+    assert "PLANARIA_TOKEN" in refused(run("agent", "--coordinator", "host:1"))
+    monkeypatch.setenv("PLANARIA_TOKEN", "too short")
+    assert "openssl" in refused(run("agent", "--coordinator", "host:1"))
+    monkeypatch.setenv("PLANARIA_TOKEN", "0123456789abcdef")
+    assert "HOST:PORT" in refused(run("agent", "--coordinator", "host"))
+    (place / "token").write_text("0123456789abcdef")
+    (place / "token").chmod(0o644)
+    assert "chmod 600" in refused(run("agent", "--coordinator", "host:1", "--token-file", "token"))
+
+
+def test_a_token_for_training(training: Training, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file is stronger than the environment; without either, a new one is made."""
+    monkeypatch.delenv("PLANARIA_TOKEN", raising=False)
+    assert run("train", "mine.toml").exit_code == 0
+    monkeypatch.setenv("PLANARIA_TOKEN", "fedcba9876543210")
+    assert run("train", "mine.toml", "--name", "b").exit_code == 0
+    (place / "token").write_text("0123456789abcdef\n")
+    (place / "token").chmod(0o600)
+    assert run("train", "mine.toml", "--name", "c", "--token-file", "token").exit_code == 0
+    assert [call["token"] for call in training.calls] == ["", "fedcba9876543210", "0123456789abcdef"]
+
+
 def imported_by(statements: str) -> set[str]:
     """The modules that a fresh interpreter holds after the statements."""
     script = f"import sys\n{statements}\nprint(*sys.modules)"

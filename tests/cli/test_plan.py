@@ -183,3 +183,35 @@ def test_what_a_job_file_has_fields_for_is_not_an_option_beside_it(
     refused = run(profile, *arguments)
     assert refused.exit_code == 2
     assert f"--set {field}=" in refused.stderr
+
+
+def test_losses_under_each_policy(profile: Path) -> None:
+    """Peers carry what was lost, or new pipelines are made; and each loss has its sentence."""
+    options = ("--nodes", "6", "--global-batch", "12", "--min-nodes", "2", "--lose", "1", "--lose", "3")
+    rerouted = from_profile(profile, *options, "--policy", "reroute")
+    assert rerouted.exit_code == 0, rerouted.output
+    text = " ".join(rerouted.output.split())
+    assert "Node 1 is gone;" in text
+    assert "no state moves" in text
+    assert "Degraded" in text
+    shown = json.loads(from_profile(profile, *options, "--policy", "reroute", "--json").output)
+    assert [loss["how"] for loss in shown["after_losses"]] == ["reroute", "reroute"]
+    assert len(shown["memory"]) == 4
+    assert shown["step_time_s"] == shown["after_losses"][-1]["step_time_s"]
+    templates = json.loads(from_profile(profile, *options, "--json").output)
+    assert all(loss["transfer_bytes"] for loss in templates["after_losses"])
+
+
+@pytest.mark.parametrize(
+    ("lose", "message"),
+    [
+        (("x",), "give numbers of nodes"),
+        (("9",), "Node 9 cannot be lost: the plan has nodes 0, 1, 2, 3, 4, 5."),
+        (("1", "1"), "it is lost already"),
+    ],
+)
+def test_losses_that_make_no_sense(lose: tuple[str, ...], message: str, profile: Path) -> None:
+    options = [option for node in lose for option in ("--lose", node)]
+    result = from_profile(profile, "--nodes", "6", "--global-batch", "12", "--min-nodes", "2", *options)
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())

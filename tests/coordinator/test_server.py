@@ -14,9 +14,10 @@ import msgspec
 import pytest
 from tests.plan.profiles import uniform_profile
 
+from planaria.coordinator.agents import Agents
 from planaria.coordinator.connection import HELLO_LIMIT_BYTES
 from planaria.coordinator.journal import Journal
-from planaria.coordinator.server import Server
+from planaria.coordinator.server import Server, listen
 from planaria.job.errors import UserError
 from planaria.job.settings import TrainSection
 from planaria.plan.plan import NodeId, WorkerId
@@ -115,7 +116,12 @@ class Client:
 class Running:
     """A server in a thread of its own."""
 
-    def __init__(self, folder: Path, limits: Limits = Limits()) -> None:  # noqa: B008 (frozen)
+    def __init__(
+        self,
+        folder: Path,
+        limits: Limits = Limits(),  # noqa: B008 (frozen)
+        agents: Agents | None = None,
+    ) -> None:
         planner = PlannerSettings(num_microbatches=6, fault_tolerance=1, num_nodes=NODES, devices_per_node=DEVICES)
         profile = uniform_profile(2)
         settings = RunSettings(
@@ -136,9 +142,19 @@ class Running:
         self.journal = Journal(folder / "journal.sqlite")
         self.journal.start()
         self.server = Server(
-            self.machine, TOKEN, self.journal, self.nodes, [self._observe], lambda command: None, limits
+            self.machine,
+            TOKEN,
+            self.journal,
+            self.nodes,
+            [self._observe],
+            lambda command: None,
+            limits,
+            agents=agents,
+            patience_s=60.0,
         )
-        self.address = self.server.start("127.0.0.1", 0)
+        self.listener = listen("127.0.0.1", 0)
+        self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
+        self.server.start(self.listener)
         self.finish: Finish | None = None
         self.error: BaseException | None = None
         self._clients: list[Client] = []
@@ -403,10 +419,8 @@ def test_a_mistake_of_our_own_is_not_taken_for_nonsense(running: Running, monkey
 
 def test_the_port_in_use(running: Running) -> None:
     port = int(running.address.rsplit(":", 1)[1])
-    other = Server(running.machine, TOKEN, running.journal, running.nodes, [], lambda command: None)
     with pytest.raises(UserError, match=f"cluster.port = {port}"):
-        other.start("127.0.0.1", port)
-    other.close()
+        listen("127.0.0.1", port)
 
 
 def test_a_slow_reader_gets_everything_and_holds_nobody_up(running: Running) -> None:

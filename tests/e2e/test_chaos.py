@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from scripts.chaos import Chaos, ordered_faults
+from scripts.chaos import ORDERED, Blow, Chaos, Told, ordered_faults
 
 from planaria.job.settings import Job
 from tests.e2e.conftest import Run
@@ -26,3 +26,21 @@ def test_chaos(seed: int, tmp_path: Path, text: Path, run: Run, reference: Calla
     assert sum(chaos.told.blows.values()) >= 15, chaos.told
     assert len(chaos.told.blows) >= 4
     outcome.assert_same_bits(reference(job))
+
+
+def test_what_counts_as_a_fault() -> None:
+    told = Told(struck=2)
+    for blow in Blow:
+        told.blows[blow.value] += 1
+    assert told.faults == 2 + len(Blow) - 2 + 1, "not a drain, not a join, and a burst is two"
+    whole = Told()
+    whole.add(told)
+    whole.add(told)
+    assert whole.faults == 2 * told.faults
+
+
+def test_every_kind_is_ordered_sometimes() -> None:
+    faults = [fault for seed in range(40) for fault in ordered_faults(seed, 8, 3, 9)]
+    assert {fault.kind.value for fault in faults} == set(ORDERED)
+    assert all(3 <= fault.step <= 9 for fault in faults)
+    assert len({fault.node for fault in ordered_faults(1, 8, 3, 9)}) == 4

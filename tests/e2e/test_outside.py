@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import resource
 import signal
 import socket
 import threading
@@ -27,6 +28,7 @@ from planaria.protocol.records import AnyRecord, CheckpointSaved, NodeLost, Plan
 from planaria.worker.frames import control_frame, data_frame
 from planaria.worker.mailbox import Key, Kind
 from planaria.worker.settings import WorkerSettings
+from planaria.worker.strangers import MAX_STRANGERS
 from tests.e2e.conftest import Run
 from tests.e2e.jobs import Outcome, make_job
 
@@ -54,12 +56,13 @@ def listening_ports(pid: int) -> list[int]:
 
 
 class Strangers:
-    """At every record, says something wrong to some port of the job, in the thread of the coordinator."""
+    """At every record, says something wrong to every port of the job."""
 
     def __init__(self, pids: Callable[[], list[int]]) -> None:
         self._pids = pids
         self._open: list[socket.socket] = []
         self.spoken = 0
+        self.most_ports = 0
         hello = Hello(version=PROTOCOL_VERSION, token="guess", worker=WorkerId(0), pid=1, data_address="x:1")
         message = b"".join(data_frame(Key(Kind.SUM, 0, 2, 1, 0, 0), (torch.ones(100),)))
         self._words = [
@@ -82,7 +85,7 @@ class Strangers:
                 self._open.append(sock)
                 sock.sendall(words)
         self.spoken += 1
-        assert not isinstance(record, StepCommitted) or len(ports) >= 7, "the coordinator's and six workers'"
+        self.most_ports = max(self.most_ports, len(ports))
 
     def close(self) -> None:
         for sock in self._open:
@@ -99,11 +102,91 @@ def strangers(worker_pids: Callable[[], list[int]]) -> Iterator[Strangers]:
 def test_strangers_on_every_port_disturb_nothing(
     strangers: Strangers, text: Path, run: Run, reference: Reference
 ) -> None:
-    job = make_job(text)
-    outcome = run(job, "kill:node=3,step=3,at=backward", observers=[strangers])
+    job = make_job(text, train__steps=40)
+    outcome = run(job, "kill:node=3,step=20,at=backward", observers=[strangers])
     outcome.assert_same_bits(reference(job))
     assert [event["node"] for event in outcome.events("node_lost")] == [3]
     assert strangers.spoken > 8
+    assert strangers.most_ports >= 7, "the coordinator's and six workers'"
+
+
+class Crowd:
+    """At the first step, thousands of connections to the coordinator and to one worker, which say nothing."""
+
+    COORDINATOR, WORKER = 2_000, 1_000
+
+    def __init__(self, pids: Callable[[], list[int]]) -> None:
+        self._pids = pids
+        self._thread = threading.Thread(target=self._connect, daemon=True)
+        self.open: list[socket.socket] = []
+        self.have_come = threading.Event()
+
+    def __call__(self, record: AnyRecord, time_s: float) -> None:
+        if isinstance(record, StepCommitted) and self._thread.ident is None:
+            self._thread.start()
+
+    def _connect(self) -> None:
+        """In a thread: the coordinator that accepts them is in this process too."""
+        (own,), (worker, *_) = listening_ports(os.getpid()), listening_ports(self._pids()[0])
+        for port, count in ((own, self.COORDINATOR), (worker, self.WORKER)):
+            for _ in range(count):
+                self.open.append(socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S))
+        self.have_come.set()
+
+    @property
+    def num_closed(self) -> int:
+        """Those that the other side has closed."""
+        closed = 0
+        for sock in self.open:
+            sock.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                with contextlib.suppress(ConnectionError):
+                    assert sock.recv(1) == b""
+                closed += 1
+        return closed
+
+    def close(self) -> None:
+        self._thread.join(DEADLINE_S)
+        for sock in self.open:
+            sock.close()
+
+
+@pytest.fixture
+def crowd(worker_pids: Callable[[], list[int]]) -> Iterator[Crowd]:
+    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = 2 * Crowd.COORDINATOR + Crowd.WORKER + 1_000
+    if most != resource.RLIM_INFINITY and most < needed:
+        pytest.skip(f"{needed} open files are needed, and ulimit -Hn is {most}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(files, needed), most))
+    made = Crowd(worker_pids)
+    yield made
+    made.close()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
+
+
+def test_thousands_that_say_nothing(crowd: Crowd, text: Path, run: Run, reference: Reference) -> None:
+    """They are sent away but for a few hundred, which is told of in few lines, and nobody is lost."""
+    job = make_job(text, train__steps=100_000, train__lr_schedule="constant")
+    seen: list[int] = []
+    closed: list[int] = []
+
+    def stop_soon(record: AnyRecord, time_s: float) -> None:
+        if isinstance(record, StepCommitted) and crowd.have_come.is_set():
+            seen.append(record.step)
+            if len(seen) == 3:
+                os.kill(os.getpid(), signal.SIGINT)
+                closed.append(crowd.num_closed)
+
+    outcome = run(job, observers=[crowd, stop_soon])
+    assert closed[0] >= Crowd.COORDINATOR + Crowd.WORKER - 2 * MAX_STRANGERS - 10
+    assert not outcome.events("node_lost")
+    notes = [event["text"] for event in outcome.events("note")]
+    assert any("do not show the job's token" in note for note in notes)
+    assert len(notes) < 10, "one line in ten seconds"
+    done = outcome.summary["steps"]
+    alone = reference(make_job(text, train__steps=done, train__lr_schedule="constant"))
+    assert outcome.losses == alone.losses
+    assert outcome.summary["weights_sha256"] == alone.summary["weights_sha256"]
 
 
 class Sniper:

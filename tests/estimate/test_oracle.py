@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 from planaria.estimate.conditions import Conditions
-from planaria.estimate.step_time import simulate, step_time_s
+from planaria.estimate.step_time import Known, outline, simulate, step_time_s
 from planaria.plan.plan import Group, NodeId, Pipeline, Plan, Route, Stage, WorkerId
 from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
 from planaria.plan.validate import validate
@@ -26,6 +26,27 @@ def test_the_estimate_is_the_event_simulations(case: Case) -> None:
     expected = Oracle(plan, profile, conditions).step_time_s()
     assert step_time_s(plan, profile, conditions) == pytest.approx(expected, rel=1e-9, abs=1e-12)
     assert simulate(plan, profile, conditions).step_time_s == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+@settings(max_examples=100, deadline=None)
+@given(case=cases())
+def test_an_outline_is_what_the_timeline_comes_to(case: Case) -> None:
+    """And what was known of a plan's pipelines before changes nothing."""
+    plan, profile, conditions = case
+    timeline = simulate(plan, profile, conditions)
+    known: Known = {}
+    first = outline(plan, profile, conditions, known)
+    later = msgspec.structs.replace(
+        plan,
+        generation=plan.generation + 5,
+        routes=tuple(msgspec.structs.replace(route, born=route.born + 5) for route in plan.routes),
+        sync_epochs=tuple(epoch + 5 for epoch in plan.sync_epochs),
+    )
+    num_known = len(known)
+    assert outline(later, profile, conditions, known) == first
+    assert len(known) == num_known
+    assert first.step_time_s == pytest.approx(timeline.step_time_s)
+    assert first.longest_instruction_s == pytest.approx(timeline.longest_instruction_s)
 
 
 @settings(max_examples=60, deadline=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from planaria.job.errors import UserError
-from planaria.job.faults import FAULT_POINTS, Fault, FaultKind, check_faults, parse_fault
+from planaria.job.faults import COORDINATOR_POINTS, FAULT_POINTS, Fault, FaultKind, check_faults, parse_fault
 from planaria.job.parse import parse_job
 
 JOB = parse_job(
@@ -31,6 +31,21 @@ def test_a_notice_has_a_grace_period() -> None:
     assert parse_fault("notice:node=2,step=20,at=sync,grace=30") == parse_fault(str(fault)) == fault
 
 
+@pytest.mark.parametrize("point", COORDINATOR_POINTS)
+def test_the_coordinator_may_be_killed_at_every_point(point: str) -> None:
+    fault = Fault(node=-1, step=20, at=point, kind=FaultKind.COORDINATOR)
+    assert parse_fault(f"coordinator:step=20,at={point}") == parse_fault(str(fault)) == fault
+
+
+def test_a_slow_node_has_a_factor_and_may_have_an_end() -> None:
+    fault = Fault(node=2, step=20, at="", kind=FaultKind.SLOW, factor=2.5, until=30)
+    assert parse_fault("slow:node=2,step=20,factor=2.5,until=30") == parse_fault(str(fault)) == fault
+    assert [step for step in range(18, 33) if fault.slows(step)] == list(range(20, 30))
+    for_good = parse_fault("slow:node=2,step=20,factor=2.5")
+    assert parse_fault(str(for_good)) == for_good
+    assert for_good.slows(1000)
+
+
 def test_order_and_spaces_do_not_matter() -> None:
     assert parse_fault(" kill : at = sync , node = 0 , step = 1 ") == Fault(node=0, step=1, at="sync")
 
@@ -38,11 +53,16 @@ def test_order_and_spaces_do_not_matter() -> None:
 @pytest.mark.parametrize(
     ("spec", "part"),
     [
-        ("", "kinds of fault are kill, hang, freeze, notice"),
+        ("", "kinds of fault are kill, hang, freeze, notice, memory, slow"),
         ("burn:node=1,step=1,at=sync", "kinds of fault are"),
         ("notice:node=1,step=1,at=sync", "grace is missing"),
         ("notice:node=1,step=1,at=sync,grace=soon", "grace = 'soon'"),
         ("hang:node=1,step=1,at=sync,grace=3", "'grace=3' is not"),
+        ("slow:node=1,step=1", "factor is missing"),
+        ("slow:node=1,step=1,factor=0.5", "factor = '0.5' is not a number from 1"),
+        ("slow:node=1,step=1,factor=nan", "factor = 'nan' is not a number from 1"),
+        ("slow:node=1,step=1,factor=2,at=vote", "'at=vote' is not"),
+        ("kill:node=1,step=1,factor=2,at=vote", "'factor=2' is not"),
         ("kill:node=1,step=1", "at is missing"),
         ("kill:", "is not node=, step= or at="),
         ("kill:node=1,step=1,at=sync,node=2", "given twice"),
@@ -52,6 +72,10 @@ def test_order_and_spaces_do_not_matter() -> None:
         ("kill:node=x,step=1,at=sync", "node = 'x'"),
         ("kill:node=1,step=1,at=backwards", "Did you mean backward?"),
         ("kill:node=1,step=1,at=zzz", "Use one of load, forward"),
+        ("coordinator:node=1,step=1,at=vote", "'node=1' is not step= or at="),
+        ("coordinator:step=1", "at is missing"),
+        ("coordinator:step=1,at=forward", "nothing that the coordinator does. Use one of join, plan"),
+        ("coordinator:step=1,at=votes", "Did you mean vote?"),
     ],
 )
 def test_refuses(spec: str, part: str) -> None:
@@ -67,7 +91,12 @@ def test_faults_must_be_able_to_strike() -> None:
         check_faults([Fault(node=3, step=1, at="load")], JOB)
     with pytest.raises(UserError, match="no step 11"):
         check_faults([Fault(node=0, step=11, at="load")], JOB)
+    with pytest.raises(UserError, match="until = 2 is not after step 2"):
+        check_faults([Fault(node=0, step=2, at="", kind=FaultKind.SLOW, factor=2, until=2)], JOB)
     with pytest.raises(UserError, match="already"):
         check_faults([Fault(node=0, step=1, at="load"), Fault(node=0, step=2, at="load")], JOB)
     with pytest.raises(UserError, match="no kind of instruction"):
         check_faults([Fault(node=0, step=1, at="lunch")], JOB)
+    check_faults([Fault(node=-1, step=3, at="vote", kind=FaultKind.COORDINATOR)] * 2, JOB)
+    with pytest.raises(UserError, match="no step 11"):
+        check_faults([Fault(node=-1, step=11, at="vote", kind=FaultKind.COORDINATOR)], JOB)

@@ -12,7 +12,7 @@ from planaria.job.settings import Device
 from planaria.observe.progress import Progress
 from planaria.observe.run_folder import RunFolder
 from planaria.observe.wording import age, counted, crowding, duration, picture, rate, recovery_sentence, size
-from planaria.protocol.records import AnyRecord, CheckpointSaved, Recovered, RunEnded, RunStatus
+from planaria.protocol.records import AnyRecord, CheckpointSaved, NodeSpeed, Recovered, RunEnded, RunStatus
 from tests.observe.happenings import JOB, RECOVERY, committed, plan_taken, short_run
 
 RECOVERED = (
@@ -53,6 +53,19 @@ def test_a_reference_has_no_nodes_and_no_plan() -> None:
         "step 3/3  loss 0.3000  41.2k tok/s",
         "completed: 3 of 3 steps, loss 0.3000, 0 microbatches skipped, 0 counted twice",
         "run folder: runs/short",
+    ]
+
+
+def test_slow_nodes_are_told_of() -> None:
+    records: list[AnyRecord] = [
+        NodeSpeed(node=2, step=7, speed=0.5, before=1.0, steps=3),
+        NodeSpeed(node=2, step=17, speed=0.8, before=0.5, steps=3),
+        NodeSpeed(node=2, step=27, speed=1.0, before=0.8, steps=6),
+    ]
+    assert plain(records) == [
+        "step 7: node 2 is slow: 50% of the others' speed in the last 3 steps",
+        "step 17: node 2 is faster, and still slow: 80% of the others' speed in the last 3 steps",
+        "step 27: node 2 is as fast as the others again, for 6 steps",
     ]
 
 

@@ -149,13 +149,13 @@ def test_even_layers_are_split_evenly() -> None:
 def test_memory_sets_the_smallest_pipeline() -> None:
     profile = uniform_profile(8, tied=False)
     one_layer = int(400_000 * 4.0) + 50_000
-    for nodes, settings in (
+    for nodes, planner in (
         (1, settings_of(memory_bytes=8 * one_layer)),
         (2, settings_of(memory_bytes=8 * one_layer - 1)),
         (1, settings_of(memory_bytes=8 * one_layer - 1, devices_per_node=2)),
         (3, settings_of(min_nodes=3)),
     ):
-        assert make_templates(profile, settings)[0].num_nodes == nodes
+        assert make_templates(profile, planner)[0].num_nodes == nodes
 
 
 def test_a_slow_link_moves_the_cut_to_where_messages_are_small() -> None:

@@ -52,16 +52,6 @@ def with_transfer(group: int, source: int, target: int, times: int = 1) -> Plan:
 HOPS = PLAN.routes[0].hops
 
 
-def with_twice(worker: WorkerId) -> Plan:
-    """Every stage of pipeline 0 on one worker."""
-    hops = tuple(replace(hop, worker=worker) for hop in HOPS)
-    return replace(
-        PLAN,
-        pipelines=(Pipeline(stages=hops), *PLAN.pipelines[1:]),
-        routes=(replace(PLAN.routes[0], hops=hops), *PLAN.routes[1:]),
-    )
-
-
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
@@ -73,7 +63,9 @@ def with_twice(worker: WorkerId) -> Plan:
         (replace(with_stage(num_devices=2), devices_per_node=4), r"takes device 1, which worker 0 drives"),
         (with_stage(end_layer=9), r"\[0, 9\) of pipeline 0 is no range of 4 layers"),
         (with_stage(worker=WorkerId(3)), "worker 3 is in pipelines 0 and 1"),
-        (with_twice(HOPS[1].worker), "two stages of whole pipeline 0"),
+        (replace(PLAN, spare_in_flight=-1), "-1 microbatches are to be kept beyond"),
+        (replace(PLAN, layer_units=((1, 1, 1),)), "1 layers have units, of 4"),
+        (replace(PLAN, layer_units=((1, 1, -1),) * 4), "a layer takes less than no time"),
         (replace(PLAN, sync_epochs=(5,)), "1 sync epochs for 5 groups"),
         (replace(PLAN, sync_epochs=(6, 5, 5, 5, 5)), "group 0 has epoch 6 in generation 5"),
         (with_route(born=6), "born in 6 is in generation 5"),
@@ -104,9 +96,9 @@ def with_twice(worker: WorkerId) -> Plan:
                 pipelines=PLAN.pipelines[:1],
                 routes=(replace(PLAN.routes[0], microbatches=tuple(range(6))),),
             ),
-            "1 whole pipelines; fault_tolerance = 1 needs 2",
+            "layer 0 has 1 replica on different nodes; fault_tolerance = 1 needs 2",
         ),
-        (replace(PLAN, devices_per_node=4), "node 0 is in whole pipelines 0 and 1"),
+        (replace(PLAN, devices_per_node=4), "layer 0 has 1 replica on different nodes"),
     ],
 )
 def test_each_fault_is_found(plan: Plan, message: str) -> None:

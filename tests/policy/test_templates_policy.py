@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import pytest
+
+from planaria.estimate.memory import worker_memory_bytes
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.plan.settings import PlannerSettings
@@ -53,3 +58,50 @@ def test_a_loss_within_a_step() -> None:
 def test_the_same_question_has_the_same_answer() -> None:
     nodes = [NodeId(n) for n in range(5)]
     assert policy().initial(nodes, 1) == policy().initial(nodes, 1)
+
+
+def test_plans_for_nodes_of_other_speeds() -> None:
+    """A slow node is used with less to do, and as before when it is fast again."""
+    nodes = [NodeId(n) for n in range(6)]
+    settings = PlannerSettings(num_microbatches=24, fault_tolerance=1, num_nodes=6, devices_per_node=1, min_nodes=3)
+    as_profiled = TemplatesPolicy(uniform_profile(12), settings)
+    first = as_profiled.initial(nodes, 1)
+    slow = as_profiled.with_speeds({NodeId(1): 0.5})
+    stay = slow.estimated(first.plan)
+    assert stay.plan == first.plan
+    assert stay.step_time_s > 1.7 * first.step_time_s
+    assert stay.compute_s == pytest.approx(first.compute_s), "of a node as fast as the profile says"
+    assert set(stay.compute_s) == set(first.plan.workers)
+    adapted = slow.reconfigure(first.plan, (), first.plan.groups_of, 2)
+    validate(adapted.plan, fault_tolerance=1)
+    assert adapted.plan.nodes == first.plan.nodes
+    assert adapted.step_time_s < 1.2 * first.step_time_s, "five and a half nodes of six"
+    assert "with node 1 at 0.5 of the others' speed" in adapted.reason
+    restored = as_profiled.with_speeds({}).reconfigure(adapted.plan, (), adapted.plan.groups_of, 3)
+    assert restored.step_time_s <= first.step_time_s
+    assert "nodes of one speed" in restored.reason
+
+
+def test_a_slow_node_that_is_done_without_is_told_of() -> None:
+    slow = policy().with_speeds({NodeId(4): 0.2})
+    plan = slow.initial([NodeId(n) for n in range(5)], 1).plan
+    proposal = slow.reconfigure(plan, (), plan.groups_of, 2, leaving=[NodeId(4)])
+    assert "slow node 4 can be done without; with nodes of one speed" in proposal.reason
+    warming = slow.warm_up(plan, proposal, 3)
+    assert warming is not None
+
+
+def test_what_does_not_fit_into_memory_is_no_plan_for_slow_nodes() -> None:
+    """The fast nodes of a pipeline cannot take over layers for which they have no memory."""
+    nodes = [NodeId(n) for n in range(4)]
+    settings = PlannerSettings(num_microbatches=8, fault_tolerance=1, num_nodes=4, devices_per_node=1, min_nodes=2)
+    roomy = TemplatesPolicy(uniform_profile(6), settings)
+    plan = roomy.initial(nodes, 1).plan
+    limit = max(worker_memory_bytes(plan, uniform_profile(6), worker) for worker in plan.workers)
+    tight = TemplatesPolicy(uniform_profile(6), dataclasses.replace(settings, memory_bytes=limit))
+    speeds = {NodeId(0): 0.4}
+    unlimited, limited = (
+        policy.with_speeds(speeds).reconfigure(plan, (), plan.groups_of, 2).plan for policy in (roomy, tight)
+    )
+    assert all(worker_memory_bytes(limited, uniform_profile(6), worker) <= limit for worker in limited.workers)
+    assert any(worker_memory_bytes(unlimited, uniform_profile(6), worker) > limit for worker in unlimited.workers)

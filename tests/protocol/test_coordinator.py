@@ -20,7 +20,6 @@ from planaria.protocol.coordinator import TRANSITIONS, Coordinator, Phase, Proto
 from planaria.protocol.events import (
     Command,
     Finish,
-    JournalCommit,
     NodeGone,
     Publish,
     Received,
@@ -29,7 +28,9 @@ from planaria.protocol.events import (
     StopRequested,
     WorkerJoined,
 )
+from planaria.protocol.journal import JournalCommit, JournalNode, JournalStop
 from planaria.protocol.messages import Commit, Notice, PlanMessage, Ready, Report, Save, Stop, Vote
+from planaria.protocol.past import Past
 from planaria.protocol.records import RunStatus, StepCommitted, StepSkipped
 from planaria.protocol.settings import RunSettings
 
@@ -37,6 +38,10 @@ from planaria.protocol.settings import RunSettings
 @pytest.fixture
 def machine() -> Coordinator:
     """Three pipelines of one node each, four microbatches, one layer; nobody has joined."""
+    return make_machine()
+
+
+def make_machine(past: Past | None = None) -> Coordinator:
     planner = PlannerSettings(num_microbatches=4, fault_tolerance=1, num_nodes=3, devices_per_node=1)
     profile = uniform_profile(1, tied=False)
     settings = RunSettings(
@@ -50,7 +55,7 @@ def machine() -> Coordinator:
         checkpoint_every=0,
         resume=None,
     )
-    return Coordinator(settings, TemplatesPolicy(profile, planner))
+    return Coordinator(settings, TemplatesPolicy(profile, planner), past)
 
 
 def join_all(machine: Coordinator) -> list[Command]:
@@ -136,7 +141,8 @@ def test_a_step_that_is_not_finite_is_committed_and_not_applied(loss: float, nor
     before = skipping._exponents
     commands = votes(skipping, loss=loss, norm=norm)
     (journalled,) = [command for command in commands if isinstance(command, JournalCommit)]
-    assert (journalled.step, journalled.clip_factor, journalled.exponents) == (1, NOT_APPLIED, before)
+    told = journalled.commit
+    assert (told.step, told.clip_factor, told.exponents) == (1, NOT_APPLIED, before)
     commits = [command.message for command in sent(commands, Commit)]
     assert len(commits) == 3
     for message in commits:
@@ -164,7 +170,8 @@ def test_a_step_that_is_not_finite_ends_the_run_unless_told_otherwise(machine: C
 def test_a_notice_before_the_first_plan_is_kept(machine: Coordinator) -> None:
     machine.handle(WorkerJoined(WorkerId(0), "host:0"), 0.0)
     notice = Received(WorkerId(0), Notice(grace_s=30.0, cause="the cloud"))
-    (leaving,) = machine.handle(notice, 0.0)
+    written, leaving = machine.handle(notice, 0.0)
+    assert isinstance(written, JournalNode)
     assert isinstance(leaving, Publish)
     join_all(machine)
     commands = list(itertools.chain(*(machine.handle(vote(machine, worker), 1.0) for worker in range(3))))
@@ -186,7 +193,8 @@ def test_contributions_counted_twice_stop_the_run(machine: Coordinator) -> None:
 
 def test_the_stop_waits_for_the_step(machine: Coordinator) -> None:
     join_all(machine)
-    (note,) = machine.handle(StopRequested(), 0.5)
+    written, note = machine.handle(StopRequested(), 0.5)
+    assert isinstance(written, JournalStop)
     assert isinstance(note, Publish)
     commands = list(itertools.chain(*(machine.handle(vote(machine, worker), 1.0) for worker in range(3))))
     assert all(command.message.hold for command in sent(commands, Commit) if isinstance(command.message, Commit))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import enum
 import functools
 import itertools
@@ -28,6 +29,7 @@ from planaria.job.errors import UserError
 from planaria.job.parse import job_from_json, job_from_table, job_json, parse_job
 from planaria.job.settings import Job
 from planaria.plan.ledger import Mask
+from planaria.protocol.journal import AnyEntry, decode_entry
 from planaria.protocol.messages import (
     FromWorker,
     SavedGroup,
@@ -47,6 +49,7 @@ DECODERS: dict[str, tuple[Callable[[bytes], Any], Any]] = {
     "to a worker": (decode_to_worker, ToWorker),
     "a request": (decode_request, Request),
     "an answer": (decode_answer, Answer),
+    "a journal entry": (decode_entry, AnyEntry),
 }
 
 
@@ -72,7 +75,7 @@ def anything(expected: Any, draw: random.Random) -> Any:
         return {anything(arguments[0], draw): anything(arguments[1], draw) for _ in range(draw.randrange(4))}
     if isinstance(expected, type) and issubclass(expected, enum.Enum):
         return draw.choice(list(expected))
-    if isinstance(expected, type) and issubclass(expected, msgspec.Struct):
+    if isinstance(expected, type) and (issubclass(expected, msgspec.Struct) or dataclasses.is_dataclass(expected)):
         return expected(**{name: anything(hint, draw) for name, hint in _hints(expected).items()})
     return {
         int: draw.choice([0, 1, -1, 7, 2**63 - 1, -(2**63), draw.getrandbits(40)]),
@@ -84,9 +87,11 @@ def anything(expected: Any, draw: random.Random) -> Any:
 
 
 @functools.cache
-def _hints(expected: type[msgspec.Struct]) -> dict[str, Any]:
+def _hints(expected: type) -> dict[str, Any]:
     hints = typing.get_type_hints(expected, include_extras=True)
-    return {field.name: hints[field.name] for field in msgspec.structs.fields(expected)}
+    is_struct = issubclass(expected, msgspec.Struct)
+    fields = msgspec.structs.fields(expected) if is_struct else dataclasses.fields(expected)
+    return {field.name: hints[field.name] for field in fields}
 
 
 seeds = st.integers(0, 2**32)

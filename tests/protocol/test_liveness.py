@@ -76,6 +76,31 @@ def test_one_instruction_for_too_long(liveness: Liveness) -> None:
     assert hung(liveness, 1.6, instruction_s=0.5) == [], "three times the expectation"
 
 
+@pytest.mark.parametrize(("speed", "lives"), [(0.5, True), (0.2, True), (0.05, False)])
+def test_who_works_may_be_slow(speed: float, lives: bool, liveness: Liveness) -> None:
+    """Instructions of a second; heartbeats tell that the thread works, for ten times as long at most."""
+    liveness.felt(worker(0), pulse(Activity.COMPUTING), 0.0)
+    for beat in range(1, int(5 / speed)):
+        now = beat * 0.2
+        liveness.felt(worker(0), pulse(Activity.COMPUTING), now, worked_s=now * 0.9)
+        if hung(liveness, now, instruction_s=1.0):
+            break
+    else:
+        assert lives
+        return
+    assert not lives
+    assert now == pytest.approx(10.2, abs=0.1)
+
+
+def test_who_stops_working_hangs(liveness: Liveness) -> None:
+    for beat in range(1, 25):
+        now = beat * 0.2
+        liveness.felt(worker(0), pulse(Activity.COMPUTING), now, worked_s=min(now, 2.0) + 1e-5 * beat)
+        if 0 in hung(liveness, now, instruction_s=1.0):
+            break
+    assert now == pytest.approx(3.4, abs=0.01), "three times the expectation since the pulse changed"
+
+
 def test_what_no_estimate_is_made_of_has_a_limit_of_its_own(liveness: Liveness) -> None:
     liveness.felt(worker(0), pulse(Activity.IDLE), 0.1)
     liveness.felt(worker(1), pulse(Activity.IDLE), 0.1)
@@ -98,3 +123,16 @@ def test_a_stuck_message(states: tuple[tuple[Activity, int], ...], blamed: list[
         liveness.felt(worker(number), pulse(activity, waits_for=waits_for), 1.0)
     assert hung(liveness, 1.9) == []
     assert hung(liveness, 2.1) == blamed
+
+
+def test_whoever_is_silent_is_not_taken_for_hung_and_nobody_is_blamed_for_it(liveness: Liveness) -> None:
+    """What worker 2 sent to worker 1 may be on its way for good: its silence says why, and is judged first."""
+    for moment in (1.0, 1.4, 1.8, 2.2):
+        liveness.felt(worker(0), pulse(Activity.WAITING, waits_for=1), moment)
+        liveness.felt(worker(1), pulse(Activity.WAITING, waits_for=2), moment)
+    liveness.felt(worker(2), pulse(Activity.COMPUTING), 1.0)
+    assert hung(liveness, 2.3) == []
+    liveness.felt(worker(2), pulse(Activity.IDLE), 1.0)
+    assert hung(liveness, 2.3) == []
+    liveness.felt(worker(2), pulse(Activity.IDLE), 2.2)
+    assert hung(liveness, 2.3) == [1], "it is heard of, and waits for nothing"

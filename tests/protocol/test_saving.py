@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import pytest
+from tests.plan.profiles import uniform_profile
 
+from planaria.job.settings import TrainSection
 from planaria.plan.plan import WorkerId
+from planaria.plan.settings import PlannerSettings
+from planaria.policy.templates import TemplatesPolicy
+from planaria.protocol.coordinator import Coordinator, Phase
+from planaria.protocol.events import ManifestFailed, ManifestWritten
 from planaria.protocol.messages import NotSaved, Saved, SavedGroup
 from planaria.protocol.saving import Checkpoints, NobodyHolds, Saving
+from planaria.protocol.settings import RunSettings
 
 ONE, TWO, THREE = (WorkerId(n) for n in (1, 2, 3))
 
@@ -67,3 +74,31 @@ def test_answers_to_another_order_do_not_count() -> None:
 def test_when_one_is_due() -> None:
     assert [step for step in range(1, 7) if Checkpoints("root", 2, None).is_due(step)] == [2, 4, 6]
     assert not any(Checkpoints("root", 0, None).is_due(step) for step in range(1, 7))
+
+
+@pytest.mark.parametrize("event", [ManifestWritten(4, "step-4", 0.1), ManifestFailed(4, "disk full")])
+def test_news_of_a_checkpoint_that_a_later_one_replaced_is_not_taken_for_the_later_ones(
+    event: ManifestWritten | ManifestFailed,
+) -> None:
+    """It is made whole beside the machine, which may want the next one meanwhile."""
+    profile = uniform_profile(1)
+    planner = PlannerSettings(num_microbatches=4, fault_tolerance=1, num_nodes=3, devices_per_node=1)
+    settings = RunSettings(
+        train=TrainSection(steps=5, global_batch=4, microbatch=1, sequence_length=8),
+        policy_name="templates",
+        fault_tolerance=1,
+        num_nodes=3,
+        devices_per_node=1,
+        num_groups=len(profile.groups),
+        checkpoint_root="root",
+        checkpoint_every=4,
+        resume=None,
+    )
+    machine = Coordinator(settings, TemplatesPolicy(profile, planner))
+    machine.phase = Phase.SAVING
+    for step in (4, 5):
+        machine.checkpoints.begin(step, len(profile.groups), (4,), 0.0)
+    assert machine.handle(event, 1.0) == ()
+    assert machine.phase is Phase.SAVING
+    assert machine.checkpoints.is_under_way(5)
+    assert machine.checkpoints.last is None

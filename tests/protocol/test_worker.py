@@ -9,17 +9,18 @@ from tests.plan.profiles import uniform_profile
 from planaria.plan.plan import Plan, WorkerId
 from planaria.plan.settings import PlannerSettings
 from planaria.policy.templates import TemplatesPolicy
-from planaria.protocol.messages import Commit, Halt, PlanMessage, Save, StateSource, Stop
+from planaria.protocol.messages import Commit, Halt, PlanMessage, Recall, Save, StateSource, Stop, WorkerPhase
 from planaria.protocol.worker import (
     Adopt,
     Apply,
+    CoordinatorBack,
     CoordinatorGone,
     End,
     ProgramDone,
     SendReport,
+    SendReturned,
     SendVote,
     WorkerMachine,
-    WorkerPhase,
     Write,
 )
 
@@ -37,7 +38,7 @@ def order(generation: int, step: int, source: StateSource = StateSource.LIVE) ->
 
 
 def commit(generation: int, step: int, *, hold: bool = False) -> Commit:
-    return Commit(generation=generation, step=step, clip_factor=1.0, exponents=(), hold=hold)
+    return Commit(generation=generation, step=step, clip_factor=1.0, exponents=(), hold=hold, loss=1.0, norm=1.0)
 
 
 @pytest.fixture
@@ -98,6 +99,24 @@ def test_what_is_illegal_ends_the_worker(machine: WorkerMachine, message: Commit
     assert not end.clean
     assert "is illegal in phase running" in end.reason
     assert machine.handle(Stop(reason="late")) == ()
+
+
+def test_what_is_told_to_the_next_coordinator(machine: WorkerMachine) -> None:
+    """And nothing of what goes on changes by it."""
+    assert machine.handle(CoordinatorBack()) == (
+        SendReturned(generation=1, step=1, phase=WorkerPhase.RUNNING, serial=0, commit=None, message=None),
+    )
+    machine.handle(ProgramDone(1, 1))
+    save = Save(step=1, serial=4, folder="f", groups=(0,))
+    applied = commit(1, 1, hold=True)
+    machine.handle(msgspec.structs.replace(applied, save=save))
+    (told,) = machine.handle(CoordinatorBack())
+    assert told == SendReturned(generation=1, step=2, phase=WorkerPhase.IDLE, serial=4, commit=applied, message=None)
+    machine.handle(msgspec.structs.replace(save, serial=5))
+    (told,) = machine.handle(Recall())
+    assert isinstance(told, SendReturned)
+    assert (told.serial, told.message) == (5, order(1, 1, StateSource.INITIAL))
+    assert machine.phase is WorkerPhase.IDLE
 
 
 def test_without_a_coordinator_it_ends(machine: WorkerMachine) -> None:

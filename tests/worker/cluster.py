@@ -11,10 +11,11 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
+import shutil
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -28,43 +29,54 @@ from planaria.launch.settings import planner_settings
 from planaria.model.load import load_model
 from planaria.plan.plan import Group, NodeId, WorkerId
 from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
-from planaria.policy.templates import TemplatesPolicy
+from planaria.plan.program import Instruction
+from planaria.policy.choice import make_policy
+from planaria.policy.proposal import Policy
 from planaria.protocol.coordinator import Coordinator, Phase
 from planaria.protocol.events import (
     Command,
+    Discard,
     Event,
     Evict,
     Finish,
-    JournalCommit,
-    JournalPlan,
     ManifestWritten,
     NodeGone,
     NodeNotice,
     Publish,
     Received,
     Release,
+    Restarted,
     Send,
     StopRequested,
     WorkerJoined,
     WriteManifest,
 )
+from planaria.protocol.journal import AnyEntry, JournalCommit, JournalEntry, JournalPlan, decode_entry, encode_entry
 from planaria.protocol.messages import (
+    Failed,
     FaultInjected,
     FromWorker,
     Message,
+    Notice,
     Save,
+    Stop,
     ToWorker,
     decode_from_worker,
     decode_to_worker,
     encode,
 )
-from planaria.protocol.records import AnyRecord, StepCommitted
+from planaria.protocol.past import Past
+from planaria.protocol.records import AnyRecord, Restored, RunEnded, StepCommitted, StepSkipped
 from planaria.protocol.settings import CheckpointRef, RunSettings
+from planaria.protocol.shortage import Shortages
+from planaria.protocol.worker import CoordinatorBack
 from planaria.worker import agent as agent_module
-from planaria.worker.agent import Agent
+from planaria.worker import memory
+from planaria.worker.agent import Agent, last_words
 from planaria.worker.engine import real_engine
 from planaria.worker.heartbeat import Heartbeat
 from planaria.worker.mailbox import Interrupted, Key, Mailbox
+from planaria.worker.pace import OwnPace
 from planaria.worker.settings import WorkerSettings
 from planaria.worker.writer import write
 
@@ -114,6 +126,35 @@ class Visit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Crash:
+    """The coordinator is killed, and started again on its journal.
+
+    Attributes:
+        after: an event's or a record's class name, or a command's as "to do NAME".
+        nth: of those happenings.
+        commands: that it still carries out after that: it may die in the middle of a batch.
+        down_s: until it is started again.
+        cut: so many entries at the end of the journal are lost with it (power).
+    """
+
+    after: str
+    nth: int = 1
+    commands: int = 0
+    down_s: float = 1e-3
+    cut: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slow:
+    """A node computes `factor` times longer, from a step on until another (0: for good)."""
+
+    node: int
+    factor: float
+    step: int
+    until: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Weather:
     """How long things take, in virtual seconds."""
 
@@ -125,8 +166,17 @@ class Weather:
     """Times vary from nothing to so many times the mean; now and then much more."""
     slow: int | None = None
     """A worker that computes ten times as long."""
+    slow_nodes: tuple[Slow, ...] = ()
+    """Nodes that compute longer for some steps. Given, compute takes what the profile says and is measured, for the
+    coordinator to judge; else nothing is measured."""
+    measures_noise: bool = False
+    """Whatever passes while a worker computes is measured, so the coordinator makes new plans for no reason."""
     one_host: bool = False
     """Owners of a group read each other's sums in place."""
+    damage: float = 0.0
+    """The part of messages between workers that arrive damaged."""
+    damaged: str = "agmst"
+    """Of these kinds."""
 
 
 @dataclass(slots=True)
@@ -139,6 +189,7 @@ class Outcome:
     checkpoint: CheckpointRef | None
     history: list[str]
     weights: str | None
+    restarts: int = 0
     losses: dict[int, float] = field(default_factory=dict)
 
     def of(self, kind: type | tuple[type, ...]) -> list[Any]:
@@ -189,7 +240,9 @@ class Cluster:
         folder: for checkpoints.
         seed: of every delay.
         kills: who dies when.
+        shortages: who gets no memory when, at instruction kinds.
         visits: who comes or gives notice when.
+        crashes: of the coordinator.
         stop_at_s: when the user presses Ctrl-C.
     """
 
@@ -202,7 +255,9 @@ class Cluster:
         folder: Path,
         seed: int = 0,
         kills: tuple[Kill, ...] = (),
+        shortages: tuple[Kill, ...] = (),
         visits: tuple[Visit, ...] = (),
+        crashes: tuple[Crash, ...] = (),
         weather: Weather | None = None,
         stop_at_s: float | None = None,
         resume: CheckpointRef | None = None,
@@ -217,17 +272,28 @@ class Cluster:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._serial = itertools.count()
         self._kills = list(kills)
+        self._shortages = list(shortages)
         self._visits = visits
+        self._crashes = list(crashes)
+        self._fuses: list[tuple[int, Crash]] = []
+        """Crashes that are due, and when: by the number of commands carried out."""
+        self._carried_out = 0
+        self.incarnation = 0
+        """Of the coordinator; 0 while there is none."""
+        self._incarnations = itertools.count(1)
+        self._unheard: list[Event] = []
+        """What its supervisor tells the next coordinator."""
+        self._journal: list[bytes] = []
         self._happened: dict[str, int] = {}
-        self.records: list[AnyRecord] = []
+        self.recorder = Recorder()
         self.commits: list[JournalCommit] = []
         self.finish: Finish | None = None
         self.error: BaseException | None = None
-        profile = profile_of(job, vocab_size)
+        self.profile = profile = profile_of(job, vocab_size)
         self._layers = tuple(group.layers for group in profile.groups)
         settings = RunSettings(
             train=job.train,
-            policy_name="templates",
+            policy_name=job.resilience.policy.value,
             fault_tolerance=job.resilience.fault_tolerance,
             num_nodes=job.cluster.nodes,
             devices_per_node=job.cluster.devices_per_node,
@@ -237,7 +303,15 @@ class Cluster:
             resume=resume,
             waits=job.resilience.when_exhausted is WhenExhausted.WAIT,
         )
-        self.machine = Coordinator(settings, TemplatesPolicy(profile, planner_settings(job)))
+        planner = planner_settings(job)
+
+        def policy_within(most_bytes: int) -> Policy:
+            return make_policy(job.resilience.policy, profile, replace(planner, memory_bytes=most_bytes))
+
+        usual = policy_within(planner.memory_bytes)
+        self._make = lambda past: Coordinator(settings, usual, past, Shortages(profile, policy_within))
+        self.machine = self._make(None)
+        self.incarnation = next(self._incarnations)
         nodes = max([job.cluster.nodes, *(visit.node + 1 for visit in visits)])
         per_node = job.cluster.devices_per_node
         self.workers = [Worker(self, WorkerId(number)) for number in range(nodes * per_node)]
@@ -267,11 +341,14 @@ class Cluster:
 
     def run(self) -> Outcome:
         """To the end. Raises AssertionError for a hang, and whatever a worker or the coordinator raised."""
-        with mock.patch.object(agent_module, "FaultInjector", _faults_of_the_worker_being_built):
+        with (
+            mock.patch.object(agent_module, "FaultInjector", _faults_of_the_worker_being_built),
+            mock.patch.object(memory, "held_bytes", return_value=0),  # one seed, one history
+        ):
             try:
                 for _ in range(MAX_EVENTS):
                     if not self._heap:
-                        if self.machine.phase not in (Phase.WAITING, Phase.GATHERING):
+                        if self.finish is not None or self.machine.phase not in (Phase.WAITING, Phase.GATHERING):
                             break
                         self.handle(StopRequested())
                         continue
@@ -302,6 +379,7 @@ class Cluster:
             finish=self.finish,
             records=self.records,
             commits=self.commits,
+            restarts=self.incarnation - 1,
             checkpoint=saved,
             history=self.history,
             weights=weights,
@@ -313,7 +391,8 @@ class Cluster:
 
     def describe(self) -> str:
         lines = self.history[-80:]
-        lines.append(f"coordinator: {self.machine.phase.value}, step {self.machine.step}")
+        lines.append(f"coordinator {self.incarnation}: {self.machine.phase.value}, step {self.machine.step}")
+        lines.append(f"awaited: {sorted(self.machine.awaited)}")
         lines += [worker.describe() for worker in self.workers]
         return "\n".join(lines)
 
@@ -321,6 +400,10 @@ class Cluster:
 
     def happened(self, name: str) -> None:
         count = self._happened[name] = self._happened.get(name, 0) + 1
+        for crash in list(self._crashes):
+            if crash.after == name and crash.nth == count:
+                self._crashes.remove(crash)
+                self._fuses.append((self._carried_out + crash.commands, crash))
         for kill in list(self._kills):
             if kill.at == f"after {name}" and kill.nth == count:
                 self.at(kill.delay_s, lambda node=kill.node: self.kill(node))  # type: ignore[misc]
@@ -347,6 +430,13 @@ class Cluster:
                 return True
         return False
 
+    def gets_no_memory(self, node: int, at: str, step: int) -> bool:
+        for which in self._shortages:
+            if which.node == node and which.at == at and step >= which.step:
+                self._shortages.remove(which)
+                return True
+        return False
+
     def workers_of(self, node: int) -> list[Worker]:
         per_node = self.job.cluster.devices_per_node
         return self.workers[node * per_node : (node + 1) * per_node]
@@ -361,16 +451,92 @@ class Cluster:
             self._closed(worker)
 
     def _closed(self, worker: Worker) -> None:
-        worker.up.send(lambda: self._gone(worker, "connection closed"), self.vary(self.weather.control_s))
-        self.at(self.vary(self.weather.detect_s), lambda: self._gone(worker, "process killed"))
+        incarnation = self.incarnation
+
+        def closed(cause: str) -> None:
+            if self.incarnation == incarnation:
+                self._gone(worker, cause)
+
+        worker.up.send(lambda: closed("connection closed"), self.vary(self.weather.control_s))
+        self.at(self.vary(self.weather.detect_s), lambda: closed("process killed"))
 
     def ended(self, worker: Worker) -> None:
         self._closed(worker)
+
+    # Deaths of the coordinator
+
+    @property
+    def records(self) -> list[AnyRecord]:
+        return self.recorder.records
+
+    def _dies_now(self) -> bool:
+        """Whether the coordinator is killed before it does anything else."""
+        for when, crash in self._fuses if self.finish is None else ():
+            if when <= self._carried_out:
+                self._fuses.remove((when, crash))
+                self._crash(crash)
+                return True
+        return False
+
+    def _crash(self, crash: Crash) -> None:
+        """What was sent to it is lost; of what it sent, the first part arrives. Then its connections close."""
+        if self.finish is not None or not self.incarnation:
+            return
+        self.note(f"the coordinator dies, {self.machine.phase.value}, step {self.machine.step}")
+        self.incarnation = 0
+        for worker in self.workers:
+            worker.is_linked = False
+            worker.down.cut()
+        if crash.cut:
+            lost = [type(decode_entry(entry)).__name__ for entry in self._journal[-crash.cut :]]
+            self.note(f"the journal loses {', '.join(lost)}")
+            del self._journal[-crash.cut :]
+        self.at(crash.down_s, self._start_again)
+
+    def _start_again(self) -> None:
+        entries: list[AnyEntry] = [decode_entry(entry) for entry in self._journal]
+        past = Past.of(entries)
+        self.machine = self._make(past)
+        self.incarnation = next(self._incarnations)
+        self.note(f"coordinator {self.incarnation} begins, past {past.step}")
+        self._evicted, self._released = set(), set()
+        self.connected = {worker.number for worker in self.workers}
+        incarnation = self.incarnation
+        self.handle(Restarted())
+        if self.incarnation != incarnation:
+            return
+        for worker in self.workers:
+            if worker.is_over and worker.node not in self._evicted:
+                self.at(self.vary(self.weather.detect_s), lambda worker=worker: self._gone(worker, "process killed"))
+            elif worker.is_started:
+                self._link(worker)
+        unheard, self._unheard = self._unheard, []
+        for event in unheard:
+            self.handle(event)
+
+    def _link(self, worker: Worker) -> None:
+        """The worker reconnects, some time after it has read the last of what came on its old connection."""
+        incarnation = self.incarnation
+
+        def connect() -> None:
+            if self.incarnation != incarnation or worker.is_over:
+                return
+            worker.is_linked = True
+            worker.up = Channel(self)
+            worker.up.send(lambda: self.joined(worker, incarnation), self.vary(self.weather.control_s))
+            unsent, worker.unsent = worker.unsent, []
+            for data in unsent:
+                worker.say(data)
+            worker.mailbox.put_order(CoordinatorBack())
+
+        worker.down.send(connect, self.vary(self.weather.control_s * 3))
 
     # The server around the coordinator
 
     def _gone(self, worker: Worker, cause: str) -> None:
         node = worker.node
+        if not self.incarnation:
+            return  # whoever comes next is told of every dead process
         if node in self._released and cause == "process killed":
             return  # what it said before is still to be heard
         self.connected.discard(worker.number)
@@ -378,16 +544,24 @@ class Cluster:
         if node not in self._evicted or (node in self._released and is_last):
             self.handle(NodeGone(NodeId(node), cause))
 
-    def received(self, worker: Worker, data: bytes) -> None:
-        if worker.number in self.connected:
+    def received(self, worker: Worker, data: bytes, incarnation: int) -> None:
+        if worker.number in self.connected and incarnation == self.incarnation:
             message: FromWorker = decode_from_worker(data)
             self.handle(Received(worker.number, message))
 
-    def joined(self, worker: Worker) -> None:
-        if worker.number in self.connected and worker.node not in self._evicted:
+    def joined(self, worker: Worker, incarnation: int) -> None:
+        if incarnation != self.incarnation:
+            return
+        if worker.node in self._evicted:
+            worker.tell(Stop(reason="fenced"))
+        elif worker.number in self.connected:
             self.handle(WorkerJoined(worker.number, worker.address))
 
     def handle(self, event: Event) -> None:
+        if not self.incarnation:
+            self._unheard.append(event)
+            return
+        incarnation = self.incarnation
         name = type(event.message).__name__ if isinstance(event, Received) else type(event).__name__
         who = f" of {event.worker}" if isinstance(event, Received) else f" {event}"
         before = self.machine.phase.value
@@ -395,21 +569,28 @@ class Cluster:
         self.note(f"{before} -- {name}{who} --> {self.machine.phase.value}, step {self.machine.step}")
         self.happened(name)
         for command in commands:
+            if self.incarnation != incarnation or self._dies_now():
+                return
             self._carry_out(command)
+            self._carried_out += 1
+        if self.incarnation == incarnation:
+            self._dies_now()
 
     def _carry_out(self, command: Command) -> None:
         match command:
             case Send(worker, message):
-                if worker in self.connected:
+                if worker in self.connected and self.workers[worker].is_linked:
                     self.note(f"    {type(message).__name__} to {worker}")
                     self.workers[worker].tell(message)
-            case JournalCommit():
-                self.commits.append(command)
-            case JournalPlan(generation, step, _):
-                self.note(f"plan {generation} for step {step}")
-            case Publish(record):
-                self.records.append(record)
-                self.happened(type(record).__name__)
+            case JournalEntry():
+                self._journal.append(encode_entry(command))
+                if isinstance(command, JournalCommit):
+                    self.commits.append(command)
+                if isinstance(command, JournalPlan):
+                    self.note(f"plan {command.message.plan.generation} for step {command.message.step}")
+            case Publish(record, again):
+                if self.recorder.take(record, again=again):
+                    self.happened(type(record).__name__)
             case Evict(node):
                 self._evicted.add(node)
                 for worker in self.workers_of(node):
@@ -425,12 +606,37 @@ class Cluster:
                     layers=self._layers,
                 )
                 self.handle(ManifestWritten(step, folder, 0.0))
+            case Discard(discarded):
+                shutil.rmtree(discarded, ignore_errors=True)
             case Release(node):
                 self._evicted.add(node)
                 self._released.add(node)
             case Finish():
                 self.note(f"finish: {command}")
                 self.finish = command
+
+
+class Recorder:
+    """Keeps what a coordinator publishes, once."""
+
+    def __init__(self) -> None:
+        self.records: list[AnyRecord] = []
+        self._step = 0
+
+    def take(self, record: AnyRecord, *, again: bool) -> bool:
+        """Returns whether it is new."""
+        if again and record in self.records:
+            return False
+        if isinstance(record, RunEnded) and any(isinstance(other, RunEnded) for other in self.records):
+            return False
+        if isinstance(record, StepCommitted | StepSkipped):
+            if record.step <= self._step:
+                return False
+            self._step = record.step
+        elif isinstance(record, Restored):
+            self._step = record.to_step
+        self.records.append(record)
+        return True
 
 
 class Channel:
@@ -482,6 +688,8 @@ class Worker:
         self.peers: set[WorkerId] = set()
         self.is_over = False
         self.doing = "nothing yet"
+        self.is_linked = False
+        self.unsent: list[bytes] = []
         self.agent: Agent | None = None
         self.mailbox = SimulatedMailbox(self)
         self._is_waiting = False
@@ -540,8 +748,16 @@ class Worker:
             return f"worker {self.number}: over"
         machine = self.agent._machine if self.agent else None
         state = f"{machine.phase.value} generation {machine.generation} step {machine.step}" if machine else "?"
-        head = list(self.agent._interpreter._todo)[:1] if self.agent else []
-        return f"worker {self.number}: {state}, {self.doing}, next {head}, mail {list(self.mailbox._data)[:6]}"
+        head = self.agent._interpreter.next if self.agent else None
+        return f"worker {self.number}: {state}, {self.doing}, next {head}, mail {list(self.mailbox._mail)[:6]}"
+
+    def say(self, data: bytes) -> None:
+        """To the coordinator that this worker is connected to."""
+        cluster, incarnation = self.cluster, self.cluster.incarnation
+        if self.is_linked:
+            self.up.send(lambda: cluster.received(self, data, incarnation), cluster.vary(cluster.weather.control_s))
+        elif isinstance(decode_from_worker(data), Notice | Failed):
+            self.unsent.append(data)
 
     # The thread's side
 
@@ -559,13 +775,19 @@ class Worker:
 
     def sleep(self, mean_s: float) -> None:
         slowness = 10 if self.cluster.weather.slow == self.number else 1
-        self.cluster.at(self.cluster.vary(mean_s) * slowness, self._resume)
+        self.sleep_just(self.cluster.vary(mean_s) * slowness)
+
+    def sleep_just(self, seconds: float) -> None:
+        self.cluster.at(seconds, self._resume)
         self.pause()
 
     def _live(self) -> None:
         cluster = self.cluster
         try:
-            self.up.send(lambda: cluster.joined(self), cluster.vary(cluster.weather.control_s))
+            incarnation = cluster.incarnation
+            if incarnation:
+                self.is_linked = True
+                self.up.send(lambda: cluster.joined(self, incarnation), cluster.vary(cluster.weather.control_s))
             self.sleep(cluster.weather.compute_s)
             settings = WorkerSettings(
                 worker=self.number,
@@ -578,7 +800,7 @@ class Worker:
             _building.append(self)
             control: Any = SimulatedControl(self)
             transport: Any = SimulatedTransport(self)
-            engine = real_engine(cluster.job, cluster.data, self.number)
+            engine = replace(real_engine(cluster.job, cluster.data, self.number), pace=SimulatedPace(self))
             heartbeat, writer = Heartbeat(lambda message: None), SimulatedWriter(self)
             self.agent = Agent(settings, self.mailbox, control, transport, heartbeat, writer, engine)  # type: ignore[arg-type]
             _building.pop()
@@ -588,12 +810,49 @@ class Worker:
             cluster.ended(self)
         except Killed:
             pass
+        except MemoryError as error:
+            SimulatedControl(self).send(last_words(self.number, error, self.doing))
+            self.is_over = True
+            cluster.ended(self)
         except BaseException as error:
             error.add_note(f"in worker {self.number}")
             cluster.error = error
         finally:
             self.is_over = True
             self._back.release()
+
+
+class SimulatedPace(OwnPace):
+    """Measures virtual time; and lets it pass as the profile says, where nodes are slow."""
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__()
+        self._worker = worker
+
+    def stopwatch(self) -> float:
+        weather = self._worker.cluster.weather
+        return self._worker.cluster.now if weather.slow_nodes or weather.measures_noise else 0.0
+
+    def slow_down(self, took_s: float) -> None:
+        """It took so long already."""
+
+    def compute(
+        self,
+        instruction: Instruction,
+        *,
+        forwards: Collection[int] = (),
+        inputs: Collection[int] = (),
+        weights: Collection[int] = (),
+    ) -> None:
+        cluster = self._worker.cluster
+        if cluster.weather.slow_nodes:
+            times = [layer.on(1) for layer in cluster.profile.layers]
+            seconds = sum(times[layer].forward_s for layer in forwards)
+            seconds += sum(times[layer].backward_input_s for layer in inputs)
+            seconds += sum(times[layer].backward_weight_s for layer in weights)
+            self._worker.sleep_just(seconds * self.slowness)
+        elif cluster.weather.measures_noise:
+            self._worker.sleep(cluster.weather.compute_s)
 
 
 class SimulatedMailbox(Mailbox):
@@ -635,9 +894,7 @@ class SimulatedControl:
         self._worker = worker
 
     def send(self, message: Message) -> None:
-        worker, data = self._worker, encode(message)
-        cluster = worker.cluster
-        worker.up.send(lambda: cluster.received(worker, data), cluster.vary(cluster.weather.control_s))
+        self._worker.say(encode(message))
 
     def close(self) -> None:
         pass
@@ -686,7 +943,14 @@ class SimulatedTransport:
         target = cluster.workers[peer]
 
         def arrive() -> None:
-            if not target.is_over:
+            if target.is_over:
+                return
+            weather = cluster.weather
+            if weather.damage and key.kind in weather.damaged and cluster.random.random() < weather.damage:
+                cluster.note(f"damaged: {key} to {peer}")
+                target.mailbox.put_damaged(key)
+                target.wake()
+            else:
                 target.mailbox.put(key, tuple(tensor.detach().clone() for tensor in tensors))
 
         way = worker.ways.setdefault(peer, Channel(cluster))
@@ -702,6 +966,11 @@ class Faults:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
 
+    def slowness(self, step: int) -> float:
+        slow = self._worker.cluster.weather.slow_nodes
+        mine = (one for one in slow if one.node == self._worker.node and one.step <= step)
+        return max((one.factor for one in mine if not one.until or step < one.until), default=1.0)
+
     def check(self, at: str, step: int) -> None:
         worker = self._worker
         worker.doing = f"{at} of step {step}"
@@ -709,4 +978,6 @@ class Faults:
             SimulatedControl(worker).send(FaultInjected(at_s=worker.cluster.now))
             worker.cluster.kill(worker.node)
             raise Killed
+        if worker.cluster.gets_no_memory(worker.node, at, step):
+            raise MemoryError("virtual")
         worker.sleep(worker.cluster.weather.compute_s)

@@ -27,7 +27,17 @@ from pathlib import Path
 import msgspec
 import torch
 from tests.worker.cluster import Outcome
-from tests.worker.schedules import Case, Schedule, all_holders_die, comings_and_goings, schedule
+from tests.worker.schedules import (
+    Case,
+    Schedule,
+    all_holders_die,
+    any_policy,
+    comings_and_goings,
+    power_losses,
+    restarts,
+    schedule,
+    shortages,
+)
 from tests.worker.test_cluster import Laboratory
 
 BATCH = 20
@@ -38,9 +48,15 @@ Make = Callable[[int, Laboratory], Schedule]
 KINDS: dict[str, Make] = {
     "losses": lambda seed, laboratory: schedule(seed, str(laboratory.source)),
     "visits": lambda seed, laboratory: comings_and_goings(seed, str(laboratory.source)),
+    "restarts": lambda seed, laboratory: restarts(seed, str(laboratory.source)),
+    "power": lambda seed, laboratory: power_losses(seed, str(laboratory.source)),
+    "policies": lambda seed, laboratory: any_policy(seed, str(laboratory.source)),
+    "shortages": lambda seed, laboratory: shortages(seed, str(laboratory.source)),
     "holders": lambda seed, laboratory: all_holders_die(seed, str(laboratory.source), laboratory.holders),
 }
-"""losses: nodes die. visits: they come and give notice too, and jobs wait. holders: all that hold one layer die."""
+"""losses: nodes die. visits: they come and give notice too, and jobs wait. restarts: the coordinator
+dies as well. power: and its journal loses its end. policies: losses or visits under other policies than templates.
+shortages: nodes run out of memory. holders: all that hold one layer die."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +119,9 @@ def smaller(which: Schedule, place: Laboratory, error: BaseException) -> Schedul
         which = candidate if fails(candidate) else which
     for visit in which.visits:
         candidate = replace(which, visits=tuple(other for other in which.visits if other is not visit))
+        which = candidate if fails(candidate) else which
+    for crash in which.crashes:
+        candidate = replace(which, crashes=tuple(other for other in which.crashes if other is not crash))
         which = candidate if fails(candidate) else which
     return which
 
@@ -175,7 +194,7 @@ def replay(what: str) -> int:
             which = KINDS[kind](int(seed), place)
         else:
             which = msgspec.json.decode(Path(what).read_bytes(), type=Case).schedule_with(str(place.source))
-        for fault in (*which.kills, *which.visits):
+        for fault in (*which.kills, *which.visits, *which.crashes):
             print(fault)
         cluster = place.cluster(which)
         outcome: Outcome | None = None

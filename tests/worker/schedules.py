@@ -8,16 +8,22 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
-from tests.worker.cluster import Kill, Visit, Weather
+from tests.worker.cluster import Crash, Kill, Visit, Weather
 
 from planaria.job.parse import job_from_table, validated
-from planaria.job.settings import Job, WhenExhausted
+from planaria.job.settings import Job, PolicyName, WhenExhausted
 
 INSTRUCTIONS = ("load", "forward", "backward", "send", "recv", "sync", "vote", "transfer")
 HAPPENINGS = (
     "Ready", "Vote", "NodeGone", "Report", "Saved", "WorkerJoined",
     "PlanTaken", "StepCommitted", "NodeLost", "Recovered", "Restored", "CheckpointSaved",
 )  # fmt: skip
+
+FATAL = (
+    "Vote", "Vote", "Vote", "NodeGone", "Report", "Ready", "WorkerJoined", "Returned", "Restarted", "PlanTaken",
+    "StepCommitted", "Saved", "ManifestWritten", "CheckpointSaved", "NodeLost", "NodeLeaving", "Restored", "RunEnded",
+)  # fmt: skip
+"""Happenings at the coordinator, in or after which it may die."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +36,8 @@ class Schedule:
     weather: Weather
     stop_at_s: float | None
     visits: tuple[Visit, ...] = ()
+    crashes: tuple[Crash, ...] = ()
+    shortages: tuple[Kill, ...] = ()
 
     @property
     def needed_nodes(self) -> int:
@@ -64,6 +72,7 @@ def job_of(
     skip: float = 0.0,
     bad: float = 0.0,
     when_exhausted: str = "exit",
+    policy: str = "templates",
     **train: Any,
 ) -> Job:
     """A job with the tiny model."""
@@ -88,6 +97,7 @@ def job_of(
                     "fault_tolerance": fault_tolerance,
                     "min_nodes_per_pipeline": smallest,
                     "when_exhausted": when_exhausted,
+                    "policy": policy,
                 },
                 "run": {"checkpoint_every": checkpoint_every, "keep_checkpoints": 100},
             }
@@ -157,10 +167,68 @@ def comings_and_goings(seed: int, source: str) -> Schedule:
     )
 
 
+def restarts(seed: int, source: str) -> Schedule:
+    """The schedule of a seed, in which the coordinator dies too: at any command of any batch."""
+    return _with_crashes(seed, source, is_dark=False)
+
+
+def power_losses(seed: int, source: str) -> Schedule:
+    """The coordinator's machine dies with it, so that the end of the journal is lost."""
+    return _with_crashes(seed, source, is_dark=True)
+
+
+def _with_crashes(seed: int, source: str, *, is_dark: bool) -> Schedule:
+    draw = random.Random(~seed)
+    usual = comings_and_goings(seed, source) if draw.random() < 0.5 else schedule(seed, source)
+    if draw.random() < 0.3:
+        usual = replace(usual, kills=(), visits=(), stop_at_s=None)
+    elif usual.kills and draw.random() < 0.6:
+        *kills, last = usual.kills
+        at = "after " + draw.choice(["Restarted", "Returned", "CoordinatorRestarted", "CoordinatorRestarted"])
+        nth = draw.randint(1, 6) if at == "after Returned" else 1
+        usual = replace(usual, kills=(*kills, replace(last, at=at, nth=nth, delay_s=_delay_s(draw))))
+    crashes = tuple(_crash(draw, is_dark=is_dark) for _ in range(draw.choice([1, 2, 2, 3, 5])))
+    return replace(usual, crashes=crashes)
+
+
+def _crash(draw: random.Random, *, is_dark: bool) -> Crash:
+    after = draw.choice(("StepCommitted", "PlanTaken", "NodeLost", "Vote", "Returned") if is_dark else FATAL)
+    often = after in ("Vote", "Ready", "Returned", "WorkerJoined")
+    return Crash(
+        after=after,
+        nth=draw.randint(1, 12) if often else draw.choice([1, 1, 2, 3]),
+        commands=draw.choice([0, 0, 1, 2, 3, draw.randint(0, 12), draw.randint(0, 60)]),
+        down_s=draw.choice([0.0, 1e-3, 1e-2, draw.uniform(0, 5e-2)]),
+        cut=draw.choice([1, 1, 2, 3, draw.randint(1, 12)]) if is_dark else 0,
+    )
+
+
+def any_policy(seed: int, source: str) -> Schedule:
+    """The schedule of a seed, with losses alone or with all that comes and goes, under one of the other policies."""
+    draw = random.Random(f"policy {seed}")
+    plain = draw.choice([schedule, comings_and_goings])(seed, source)
+    policy = draw.choice([name for name in PolicyName if name is not PolicyName.TEMPLATES])
+    resilience = msgspec.structs.replace(plain.job.resilience, policy=policy)
+    return replace(plain, job=msgspec.structs.replace(plain.job, resilience=resilience))
+
+
 def _visit(draw: random.Random, node: int, grace_s: float | None) -> Visit:
     after = draw.choice(["StepCommitted", "StepCommitted", "Vote", "NodeLost", "Ready", "PlanTaken", "Report"])
     nth = draw.choice([1, 1, 2, 3]) if after != "Vote" else draw.randint(1, 12)
     return Visit(node=node, after=after, nth=nth, delay_s=_delay_s(draw), grace_s=grace_s)
+
+
+def shortages(seed: int, source: str) -> Schedule:
+    """The schedule of a seed, in which nodes run out of memory: in place of dying, or beside others that die."""
+    draw = random.Random(seed)
+    plain = schedule(seed, source)
+    steps = draw.choice([3, 16])  # within a few steps of each other, or far from it
+    job = msgspec.structs.replace(plain.job, train=msgspec.structs.replace(plain.job.train, steps=steps))
+    victims = draw.sample(range(job.cluster.nodes), min(job.cluster.nodes, draw.choice([1, 1, 1, 2, 3])))
+    at = draw.choice([*INSTRUCTIONS, "apply"])
+    short = tuple(Kill(node=node, at=draw.choice([at, *INSTRUCTIONS]), step=draw.randint(1, steps)) for node in victims)
+    kills = tuple(kill for kill in plain.kills if kill.node not in victims)[: draw.choice([0, 0, 1])]
+    return replace(plain, job=job, kills=kills, shortages=short, stop_at_s=None)
 
 
 def all_holders_die(seed: int, source: str, holders: Callable[[Job], list[list[int]]]) -> Schedule:

@@ -20,7 +20,16 @@ import pytest
 import torch
 from tests.worker.cluster import Cluster, Kill, Outcome, Visit, Weather
 from tests.worker.promises import Reference, check
-from tests.worker.schedules import Case, Schedule, all_holders_die, comings_and_goings, job_of, schedule
+from tests.worker.schedules import (
+    Case,
+    Schedule,
+    all_holders_die,
+    comings_and_goings,
+    job_of,
+    power_losses,
+    restarts,
+    schedule,
+)
 
 from planaria.data.tokens import TokenSet, prepare_tokens
 from planaria.job.settings import DataSection, Job, WhenNotFinite
@@ -34,6 +43,7 @@ from planaria.plan.sources import Holders
 from planaria.plan.transfers import transfers
 from planaria.protocol.records import (
     CheckpointSaved,
+    CoordinatorRestarted,
     NodeLost,
     NodeReleased,
     Note,
@@ -91,6 +101,8 @@ class Laboratory:
             "seed": schedule.seed,
             "kills": schedule.kills,
             "visits": schedule.visits,
+            "crashes": schedule.crashes,
+            "shortages": schedule.shortages,
             "weather": schedule.weather,
             "stop_at_s": schedule.stop_at_s,
             "folder": self.folder / f"run-{self._runs}",
@@ -115,7 +127,9 @@ class Laboratory:
         saved = outcome.checkpoint
         if outcome.finish.status is not RunStatus.COMPLETED and saved is not None:
             if saved.step < schedule.job.train.steps:
-                resumed = self.cluster(schedule, kills=(), visits=(), stop_at_s=None, resume=saved).run()
+                resumed = self.cluster(
+                    schedule, kills=(), visits=(), crashes=(), shortages=(), stop_at_s=None, resume=saved
+                ).run()
                 assert resumed.finish.status is RunStatus.COMPLETED
                 assert resumed.weights == reference.weights
         return outcome
@@ -161,6 +175,34 @@ def test_comings_and_goings(batch: range, laboratory: Laboratory) -> None:
         except BaseException as error:
             error.add_note(f"seed {seed}")
             raise
+
+
+@pytest.mark.parametrize("batch", [range(at, at + 20) for at in range(3000, 3060, 20)], ids=str)
+def test_restarts_of_the_coordinator(batch: range, laboratory: Laboratory) -> None:
+    """It dies at any command, among deaths, comings and goings: the reference's bits, and no step twice."""
+    returned = 0
+    for seed in batch:
+        try:
+            outcome = laboratory.run(restarts(seed, str(laboratory.source)))
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise
+        returned += len(outcome.of(CoordinatorRestarted))
+    assert returned >= 5
+
+
+@pytest.mark.parametrize("batch", [range(at, at + 20) for at in range(3000, 3040, 20)], ids=str)
+def test_a_journal_that_lags_behind_its_workers(batch: range, laboratory: Laboratory) -> None:
+    """What any worker was told is made up for; what nobody was told is decided anew, in the same way."""
+    lag = 0
+    for seed in batch:
+        try:
+            outcome = laboratory.run(power_losses(seed, str(laboratory.source)))
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise
+        lag += sum(record.lag for record in outcome.of(CoordinatorRestarted))
+    assert lag >= 1
 
 
 @pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.stem)

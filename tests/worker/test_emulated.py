@@ -136,6 +136,22 @@ def test_the_halves_of_a_backward_take_their_own_times(clock: Clock) -> None:
     assert clock.now == 1000 + 12 + 11 + 101
 
 
+def test_a_slow_device_takes_longer_for_everything_and_its_stopwatch_tells(clock: Clock) -> None:
+    pace = pace_of(clock)
+    pace.slowness = 3.0
+    pace.compute(forward(0), forwards=(0, 1))
+    assert clock.now == 1000 + 3 * (1 + 2)
+    assert pace.stopwatch() == 9
+    assert pace.worked() == 9
+    clock.now += 100
+    assert (pace.stopwatch(), pace.worked()) == (9, 9)
+    pace.slow_down(1.0)
+    pace.apply([0, 1])
+    pace.drain()
+    assert clock.now == 1109 + 3 * 80 * 0.5
+    assert pace.stopwatch() == 9, "the optimizer's time is not compared"
+
+
 def test_the_hosts_work_between_instructions_is_hidden_up_to_a_limit(clock: Clock) -> None:
     pace = pace_of(clock)
     pace.compute(forward(0), forwards=(0,))

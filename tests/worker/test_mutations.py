@@ -25,8 +25,10 @@ from planaria.policy import templates
 from planaria.protocol import coordinator
 from planaria.protocol.ballot import Ballot
 from planaria.protocol.coordinator import TRANSITIONS, Coordinator
-from planaria.protocol.events import Command, Received
-from planaria.protocol.messages import Commit, Vote
+from planaria.protocol.events import Command, Received, Send
+from planaria.protocol.journal import JournalNode
+from planaria.protocol.messages import Commit, Returned, Vote
+from planaria.protocol.returning import Position, Returning
 from planaria.protocol.salvage import Salvage
 from planaria.protocol.settings import CheckpointRef
 from planaria.protocol.worker import Adopt, WorkerMachine
@@ -248,6 +250,73 @@ def nodes_that_gave_notice_are_released_at_once(patch: Patch) -> None:
     patch.setattr(Coordinator, "_release", release)
 
 
+def a_commit_is_told_again_with_another_clip_factor(patch: Patch) -> None:
+    """Recomputed, when the norms that it was computed from are gone."""
+    _tell_again(patch, clip_factor=1.0)
+
+
+def a_commit_is_told_again_without_its_hold(patch: Patch) -> None:
+    """Some wait at the boundary, and others go on."""
+    _tell_again(patch, hold=False)
+
+
+def _tell_again(patch: Patch, **others: Any) -> None:
+    begin = Coordinator._go_on_from
+
+    def altered(self: Coordinator, position: Position) -> list[Command]:
+        commands = begin(self, position)
+        return [
+            replace(command, message=msgspec.structs.replace(command.message, **others))
+            if isinstance(command, Send) and isinstance(command.message, Commit) and command.message == position.commit
+            else command
+            for command in commands
+        ]
+
+    patch.setattr(Coordinator, "_go_on_from", altered)
+
+
+def a_commit_that_only_a_worker_knows_is_ignored(patch: Patch) -> None:
+    """The journal is believed, although it lags behind."""
+    report = Returning.report
+
+    def without(self: Returning, worker: WorkerId, told: Returned) -> None:
+        report(self, worker, msgspec.structs.replace(told, commit=None))
+
+    patch.setattr(Returning, "report", without)
+
+
+def a_loss_is_not_written_down(patch: Patch) -> None:
+    """Whoever begins on the journal hears of the node's death as of a new one."""
+    lose = Coordinator._lose
+
+    def quietly(self: Coordinator, event: Any) -> list[Command]:
+        return [command for command in lose(self, event) if not isinstance(command, JournalNode)]
+
+    patch.setattr(Coordinator, "_lose", quietly)
+
+
+def accumulators_of_before_the_restart_are_forgotten(patch: Patch) -> None:
+    """Of routes that an earlier loss broke: what is counted there would run again."""
+    patch.setattr(Returning, "earlier", lambda self, position: {})
+
+
+def a_plan_that_was_written_down_is_not_sent_again(patch: Patch) -> None:
+    patch.setattr(Returning, "lacks_plan", lambda self, position: [])
+
+
+def votes_of_before_the_restart_are_forgotten(patch: Patch) -> None:
+    patch.setattr(Returning, "votes", lambda self, position: {})
+
+
+def whoever_stopped_before_the_restart_is_taken_to_go_on(patch: Patch) -> None:
+    """Nobody is newly lost, so nothing is done for those that a loss halted."""
+
+    def go_on(self: Coordinator, position: Position) -> list[Command]:
+        return self._after_boundary(position.step - 1) if position.is_boundary else []
+
+    patch.setattr(Coordinator, "_go_on_within", go_on)
+
+
 MUTATIONS: Mapping[Callable[[Patch], None], str] = {
     a_commit_without_all_votes: "losses",
     the_ledgers_are_ignored: "losses",
@@ -266,6 +335,13 @@ MUTATIONS: Mapping[Callable[[Patch], None], str] = {
     an_interrupted_step_begins_anew: "losses",
     fault_tolerance_is_quietly_lowered: "losses",
     nodes_that_gave_notice_are_released_at_once: "visits",
+    a_commit_is_told_again_with_another_clip_factor: "restarts",
+    a_commit_is_told_again_without_its_hold: "restarts",
+    a_commit_that_only_a_worker_knows_is_ignored: "power",
+    a_loss_is_not_written_down: "restarts",
+    a_plan_that_was_written_down_is_not_sent_again: "restarts",
+    votes_of_before_the_restart_are_forgotten: "restarts",
+    whoever_stopped_before_the_restart_is_taken_to_go_on: "restarts",
 }
 """And the kind of schedules that should find it."""
 
@@ -297,6 +373,7 @@ def test_a_broken_protocol_is_found(mutation: Callable[[Patch], None], laborator
     ("mutation", "case"),
     [
         (the_ledger_of_an_earlier_loss_is_forgotten, "a-ledger-forgotten"),
+        (accumulators_of_before_the_restart_are_forgotten, "a-ledger-forgotten-by-a-restart"),
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )

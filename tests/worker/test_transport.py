@@ -12,13 +12,12 @@ import pytest
 import torch
 
 from planaria.plan.plan import WorkerId
-from planaria.protocol.messages import Halt, Stop, encode
-from planaria.protocol.worker import CoordinatorGone
+from planaria.protocol.messages import Stop
 from planaria.worker import transport as transport_module
-from planaria.worker.control import Control
 from planaria.worker.frames import FrameError, control_frame, data_frame
+from planaria.worker.greeter import GREETING_LIMIT_BYTES
 from planaria.worker.mailbox import Interrupted, Key, Kind, Mailbox
-from planaria.worker.transport import GREETING_LIMIT_BYTES, Transport
+from planaria.worker.transport import Transport
 
 TOKEN = "the token"
 DEADLINE_S = 10.0
@@ -276,43 +275,3 @@ def test_a_peer_that_the_next_plan_leaves_out_is_not_missed(
     one.transport.set_peers({})
     check()
     assert one.cut_off.empty()
-
-
-# The control connection
-
-
-@pytest.fixture
-def coordinator() -> Iterator[tuple[Mailbox, Control, socket.socket]]:
-    mailbox = Mailbox()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        control = Control(address_of(listener), mailbox)
-        control.start()
-        sock, _ = listener.accept()
-    with sock:
-        yield mailbox, control, sock
-    control.close()
-
-
-Coordinator = tuple[Mailbox, Control, socket.socket]
-
-
-def test_orders_arrive_in_order(coordinator: Coordinator) -> None:
-    mailbox, _, sock = coordinator
-    orders = [Halt(generation=n, step=n) for n in range(20)]
-    sock.sendall(b"".join(control_frame(encode(order)) for order in orders))
-    assert [mailbox.next_order(block=True) for _ in orders] == orders
-
-
-def test_the_coordinators_death_is_an_order_like_another(coordinator: Coordinator) -> None:
-    mailbox, _, sock = coordinator
-    sock.sendall(control_frame(encode(Halt(generation=1, step=1)))[:-1])
-    sock.close()
-    assert mailbox.next_order(block=True) == CoordinatorGone()
-
-
-@pytest.mark.parametrize("data", [b"\xff" * 8, control_frame(b"\xc1"), control_frame(b"\x91" * 9000)])
-def test_a_coordinator_that_talks_nonsense_ends_the_worker_loudly(data: bytes, coordinator: Coordinator) -> None:
-    mailbox, _, sock = coordinator
-    sock.sendall(data)
-    with pytest.raises(ValueError, match=r"."):
-        mailbox.next_order(block=True)

@@ -36,11 +36,15 @@ def write_group(folder: Path, group: int, writer: str, state: GroupState) -> Sav
     data = save(tensors)
     name = f"group-{group:05d}-w{writer}.safetensors"
     partial = folder / (name + ".part")
-    with partial.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.rename(folder / name)
+    try:
+        with partial.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.rename(folder / name)
+    except OSError:
+        partial.unlink(missing_ok=True)  # on a full disk, half a file is in the way of the next one
+        raise
     return SavedGroup(group=group, file=name, size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
 
 

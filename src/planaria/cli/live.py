@@ -23,9 +23,16 @@ def status(run: Path, *, as_json: bool) -> str:
         f"{run}: {state.phase}, step {state.step} of {state.steps}",
         f"{counted(len(state.nodes), 'node')}: {', '.join(map(str, state.nodes))}{leaving}",
     ]
+    if state.speeds:
+        lines.append(f"slow: {', '.join(_slow(node, speed, state.resting) for node, speed in state.speeds.items())}")
     if state.pipelines:
         lines.append(f"plan {state.generation}: {picture(state.pipelines)}")
     return "\n".join(lines)
+
+
+def _slow(node: int, speed: float, resting: tuple[int, ...]) -> str:
+    left_out = ", left out" if node in resting else ""
+    return f"node {node} ({speed:.0%} of the others' speed{left_out})"
 
 
 def add(run: Path, count: int) -> str:

@@ -5,6 +5,7 @@ Nothing heavy is imported before a command needs it.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,6 +28,9 @@ EXIT_INTERRUPTED = 130
 _SCHEDULES = ("eager-1f1b", "1f1b", "gpipe", "zb-h1")
 """Of `planaria.plan.plan.ScheduleKind`, which is not imported for a help page."""
 _OBJECTIVES = ("steptime", "oobleck")
+_POLICIES = ("templates", "reroute")
+"""Of `planaria.job.settings.PolicyName`, likewise."""
+_TOKEN_VARIABLE = "PLANARIA_TOKEN"
 _JOB_FILE = click.Path(path_type=Path)
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -67,6 +71,14 @@ def _fail(message: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
+def _nodes_lost(context: click.Context, option: click.Parameter, given: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Each "1,5" as its numbers."""
+    try:
+        return tuple(tuple(int(node) for node in text.split(",")) for text in given)
+    except ValueError:
+        raise click.BadParameter("give numbers of nodes, such as 1 or 1,5.") from None
+
+
 def _set_option(command: _Command) -> _Command:
     return click.option(
         "--set",
@@ -75,6 +87,14 @@ def _set_option(command: _Command) -> _Command:
         metavar="SECTION.KEY=VALUE",
         help="Change a field of the job file.",
     )(command)
+
+
+def _token_option(command: _Command) -> _Command:
+    return click.option(
+        "--token-file", type=_FILE, metavar="FILE",
+        help=f"The job's token, readable by you alone; or set {_TOKEN_VARIABLE}.  [default of train: a new one, "
+        "in the run folder]",
+    )(command)  # fmt: skip
 
 
 @click.group(cls=_Planaria, invoke_without_command=True, context_settings=_CONTEXT)
@@ -95,13 +115,14 @@ def cli(context: click.Context) -> None:
 @click.option("--name", metavar="NAME", help="Name of the run, and of its folder.  [default: the job file's]")
 @click.option(
     "--fail", "faults", multiple=True, metavar="SPEC",
-    help="Strike a node when it is about to run that kind of instruction: kill, hang, freeze or notice. "
-    "May be given several times.",
+    help="Strike a node when it is about to run that kind of instruction: kill, hang, freeze, notice, memory; make it "
+    "slow for some steps; or kill the coordinator (coordinator:step=20,at=commit). May be given several times.",
 )  # fmt: skip
 @click.option("--resume", is_flag=True, help="Go on from the run's last checkpoint.")
 @click.option(
     "--reference", is_flag=True, help="Train in one process, without any of the machinery: what every run must equal."
 )
+@_token_option
 def train(
     job: Path,
     overrides: tuple[str, ...],
@@ -109,8 +130,9 @@ def train(
     faults: tuple[str, ...],
     resume: bool,
     reference: bool,
+    token_file: Path | None,
 ) -> int:
-    """Train JOB on worker processes of this machine.
+    """Train JOB on worker processes of this machine, or on nodes whose agents come to it (cluster.launcher).
 
     Leaves a run folder with events.jsonl, metrics.jsonl, summary.json and checkpoints. The first Ctrl-C
     finishes the step, saves and ends; the second ends at once.
@@ -135,7 +157,10 @@ def train(
     if reference:
         result = api.reference(parsed, name=name, progress=True, import_path=folder)
     else:
-        result = api.train(parsed, name=name, resume=resume, faults=faults, progress=True, import_path=folder)
+        token = _token(token_file)
+        result = api.train(
+            parsed, name=name, resume=resume, faults=faults, progress=True, import_path=folder, token=token
+        )
     return _exit_code(result.status.value)
 
 
@@ -147,6 +172,63 @@ def _exit_code(status: str) -> int:
         "interrupted": EXIT_INTERRUPTED,
     }
     return codes[status]
+
+
+def _token(file: Path | None) -> str:
+    """The job's token from the file, or the environment; "" where neither has one."""
+    from planaria.launch.hosts import check_token, read_token
+
+    if file is not None:
+        return read_token(file)
+    given = os.environ.get(_TOKEN_VARIABLE, "")
+    return check_token(given, _TOKEN_VARIABLE) if given else ""
+
+
+@cli.command()
+@click.option(
+    "--coordinator", required=True, metavar="HOST:PORT", help="Where `planaria train` listens; it prints this."
+)
+@_token_option
+@click.option(
+    "--host", default="", metavar="ADDRESS",
+    help="Address of this node for other nodes.  [default: the one from which it reaches the coordinator]",
+)  # fmt: skip
+@click.option(
+    "--import-path", type=click.Path(path_type=Path, file_okay=False), default=Path(), metavar="FOLDER",
+    help="Where a model given as module:function is looked for.  [default: the current folder]",
+)  # fmt: skip
+@click.option(
+    "--give-up", "give_up_s", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True,
+    metavar="SECONDS", help="End when nothing was heard from the coordinator for so long.",
+)  # fmt: skip
+def agent(coordinator: str, token_file: Path | None, host: str, import_path: Path, give_up_s: float) -> int:
+    """Offer this node to a job whose cluster.launcher is "agents"; see docs/hosts.md.
+
+    Starts the node's workers, and offers the node again under a new number when it was cut off. The first SIGTERM or
+    Ctrl-C hands over the node's work and ends; the second ends at once.
+
+    \b
+    Example:
+      planaria agent --coordinator 10.0.0.1:29400 --token-file runs/job/token
+
+    \b
+    Exit code:
+      0 the run is over, or the node was handed over    1 the coordinator is gone
+      2 this node cannot take part    130 interrupted
+    """
+    from planaria.launch.agent import AgentSettings, NodeAgent
+
+    token = _token(token_file)
+    if not token:
+        raise click.UsageError(f"An agent needs the job's token. Give --token-file FILE, or set {_TOKEN_VARIABLE}.")
+    settings = AgentSettings(
+        coordinator=coordinator, token=token, host=host, import_path=import_path.resolve(), give_up_s=give_up_s
+    )
+    try:
+        NodeAgent(settings, lambda line: click.echo(line, err=True)).run()
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    return 0
 
 
 @cli.command()
@@ -176,6 +258,14 @@ def _exit_code(status: str) -> int:
 @click.option("--no-overlap", is_flag=True, help="A message occupies its sender.")
 @click.option("--shadows", is_flag=True, help="Every worker has room for a shadow of its successor's state.")
 @click.option("--thorough", is_flag=True, help="Search templates for seconds, not tenths of one.")
+@click.option(
+    "--policy", type=click.Choice(_POLICIES), default="templates", show_default=True,
+    help="Without JOB: how plans are made after a loss.",
+)  # fmt: skip
+@click.option(
+    "--lose", "losses", multiple=True, metavar="NODES", callback=_nodes_lost,
+    help="Show the plan after the loss of these nodes (1 or 1,5: at once); may be repeated.",
+)  # fmt: skip
 def plan(
     job: Path | None,
     overrides: tuple[str, ...],
@@ -186,7 +276,7 @@ def plan(
     measure: bool,
     **wanted: Any,
 ) -> int:
-    """Show the plan that JOB would start with; nothing is trained.
+    """Show the plan that JOB would start with, or have after losses; nothing is trained.
 
     The layers' costs are measured on this machine once (some seconds) and kept; later plans of the same model and
     shapes are made at once. Without JOB, plans from a profile and the options.

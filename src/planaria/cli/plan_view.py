@@ -19,6 +19,7 @@ from planaria.observe.wording import counted, crowding, duration, layer_range, s
 from planaria.plan.cells import CellKind
 from planaria.plan.draw import svg, terminal
 from planaria.plan.program import Op
+from planaria.plan.reroute import shares
 from planaria.plan.schedule import program
 
 if TYPE_CHECKING:
@@ -99,6 +100,8 @@ def show(subject: Subject, report: PlanReport, *, only_templates: bool) -> None:
     console.print()
     console.print(_expectation(subject, report))
     console.print(Text(report.reason, style="dim"))
+    for proposal in report.after_losses:
+        console.print(Text(f"{duration(proposal.step_time_s)} a step: {proposal.reason}", style="dim"))
     console.print()
     # The picture brings its own colours, and must not be wrapped.
     print(
@@ -121,10 +124,14 @@ def as_json(report: PlanReport) -> str:
             "step_time_s": report.step_time_s,
             "lower_bound_s": report.lower_bound_s,
             "reason": report.reason,
+            "after_losses": [
+                {"step_time_s": p.step_time_s, "transfer_bytes": p.transfer_bytes, "how": p.how, "reason": p.reason}
+                for p in report.after_losses
+            ],
             "templates": [_template(template) for template in report.templates],
             "instantiation": [
                 {"num_nodes": len(nodes), "nodes": nodes, "microbatches": share}
-                for nodes, share in zip(_nodes(plan), _shares(plan), strict=True)
+                for nodes, share in zip(_nodes(plan), shares(plan), strict=True)
             ],
             "plan": plan,
             "plan_hash": plan.content_hash,
@@ -149,14 +156,6 @@ def _template(template: Template) -> dict[str, object]:
 def _nodes(plan: Plan) -> list[list[int]]:
     """Each pipeline's nodes."""
     return [sorted({plan.node_of(worker) for worker in pipeline.workers}) for pipeline in plan.pipelines]
-
-
-def _shares(plan: Plan) -> list[int]:
-    """How many microbatches each pipeline runs in a step."""
-    return [
-        sum(len(route.microbatches) for route in plan.routes if route.hops == pipeline.stages)
-        for pipeline in plan.pipelines
-    ]
 
 
 def write_svg(report: PlanReport, path: Path) -> None:
@@ -245,7 +244,7 @@ def _pipelines(report: PlanReport) -> Table:
     table.add_column("layers")
     table.add_column("memory" if not several else "memory each", justify="right")
     table.add_column("", overflow="fold", style="dim")
-    for number, (pipeline, share) in enumerate(zip(plan.pipelines, _shares(plan), strict=True)):
+    for number, (pipeline, share) in enumerate(zip(plan.pipelines, shares(plan), strict=True)):
         for place, stage in enumerate(pipeline.stages):
             first = (str(number), str(share)) if place == 0 else ("", "")
             table.add_row(

@@ -16,6 +16,7 @@ from planaria import api
 from planaria.cli.plan_view import Subject, subject_of, subject_of_profile
 from planaria.cli.profile_cache import ProfileCache, cache_folder
 from planaria.job.errors import UserError
+from planaria.job.settings import PolicyName
 from planaria.observe.wording import age
 from planaria.plan.batch import microbatches_of
 from planaria.plan.plan import ScheduleKind
@@ -23,6 +24,7 @@ from planaria.plan.settings import Objective, PlannerSettings
 
 if TYPE_CHECKING:
     from planaria.job.settings import Job
+    from planaria.plan.profile import ModelProfile
 
 
 _OF_THE_JOB = {
@@ -34,6 +36,7 @@ _OF_THE_JOB = {
     "memory_gb": "cluster.memory_gb",
     "min_nodes": "resilience.min_nodes_per_pipeline",
     "schedule": "cluster.schedule",
+    "policy": "resilience.policy",
     "recompute": "train.activation_checkpointing",
 }
 """Options that a job file has fields for."""
@@ -57,6 +60,8 @@ class Wanted:
     no_overlap: bool
     thorough: bool
     shadows: bool
+    policy: str
+    losses: tuple[tuple[int, ...], ...]
 
     @property
     def search(self) -> dict[str, Any]:
@@ -98,7 +103,8 @@ def from_profile(path: Path | None, wanted: Wanted) -> tuple[Subject, api.PlanRe
         **wanted.search,
     )
     costs = profile.recomputed() if wanted.recompute else profile
-    return subject_of_profile(profile, settings, f"from {path}"), api.plan_for(costs, settings)
+    report = api.plan_for(costs, settings, policy=PolicyName(wanted.policy), losses=wanted.losses)
+    return subject_of_profile(profile, settings, f"from {path}"), report
 
 
 def from_job(
@@ -117,25 +123,29 @@ def from_job(
             f"--set {_OF_THE_JOB[given[0]]}=..."
         )
     job = api.load_job(path, overrides)
-    report, costs = _report(job, path.resolve().parent, profile_file, wanted.search, measure=measure)
+    report, costs = _report(job, path.resolve().parent, profile_file, wanted, measure=measure)
     return subject_of(job, costs), report
 
 
 def _report(
-    job: Job, folder: Path, profile_file: Path | None, search: dict[str, Any], *, measure: bool
+    job: Job, folder: Path, profile_file: Path | None, wanted: Wanted, *, measure: bool
 ) -> tuple[api.PlanReport, str]:
     """The plan, and where the costs behind it come from."""
+
+    def planned(profile: ModelProfile | None) -> api.PlanReport:
+        return api.plan(job, profile, import_path=folder, search=wanted.search, losses=wanted.losses)
+
     if profile_file is None and job.cluster.profile is not None:
         profile_file = Path(job.cluster.profile)
     if profile_file is not None:
-        return api.plan(job, api.read_profile(profile_file), search=search), f"from {profile_file}"
+        return planned(api.read_profile(profile_file)), f"from {profile_file}"
     cache = ProfileCache(cache_folder(os.environ))
     kept = None if measure else cache.find(job)
     if kept is not None:
         costs = f"measured on this machine {age(kept[1])} ago; --measure does it again"
-        return api.plan(job, kept[0], search=search), costs
+        return planned(kept[0]), costs
     with busy(f"measuring the layers of {job.model.type} ..."):
-        report = api.plan(job, import_path=folder, search=search)
+        report = planned(None)
     try:
         cache.keep(job, report.profile)
     except OSError as error:

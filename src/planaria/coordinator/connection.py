@@ -6,7 +6,7 @@ import socket
 from collections.abc import Iterator
 
 from planaria.plan.plan import WorkerId
-from planaria.protocol.messages import MAX_FRAME_BYTES
+from planaria.protocol.messages import PlanMessage
 from planaria.worker.frames import FrameError, control_frame
 
 HELLO_LIMIT_BYTES = 4096
@@ -18,15 +18,19 @@ class Connection:
 
     Attributes:
         worker: who is at the other end, once it has said hello.
+        limit_bytes: longest frame that is read: of a stranger, until somebody trusts it with more.
         is_watched_for_room: whether the selector tells when the socket takes more.
         is_closed: nothing may be read or sent any more.
+        plan: the last that was sent here; the next is told as what differs from it.
     """
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, limit_bytes: int = HELLO_LIMIT_BYTES) -> None:
         self.socket = sock
         self.worker: WorkerId | None = None
+        self.limit_bytes = limit_bytes
         self.is_watched_for_room = False
         self.is_closed = False
+        self.plan: PlanMessage | None = None
         self._incoming = bytearray()
         self._outgoing = bytearray()
 
@@ -46,9 +50,8 @@ class Connection:
         self._incoming += data
         while len(self._incoming) >= 4:
             size = int.from_bytes(self._incoming[:4], "big")
-            limit = MAX_FRAME_BYTES if self.worker is not None else HELLO_LIMIT_BYTES
-            if size > limit:
-                raise FrameError(f"a frame of {size} bytes is over the limit of {limit}")
+            if size > self.limit_bytes:
+                raise FrameError(f"a frame of {size} bytes is over the limit of {self.limit_bytes}")
             if len(self._incoming) < 4 + size:
                 break
             frame = bytes(self._incoming[4 : 4 + size])

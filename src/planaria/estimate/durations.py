@@ -35,6 +35,8 @@ class Durations:
             for owner in owners:
                 on[plan.node_of(owner)] = on.get(plan.node_of(owner), 0) + 1
             self._owners_on.append(on)
+        self.is_spread = all(count == 1 for on in self._owners_on for count in on.values())
+        """No group has two owners on one node, so all of its owners take equally long to read it."""
 
     def _times_on(self, num_devices: int) -> Sequence[LayerTimes]:
         try:

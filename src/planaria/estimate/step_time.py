@@ -15,7 +15,7 @@ What the simulation does not know: switches shared by several links, and compute
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -27,6 +27,8 @@ from planaria.plan.profile import ModelProfile
 from planaria.plan.program import Instruction, Op, Program
 from planaria.plan.schedule import Path, paths, programs
 from planaria.plan.sync_rounds import colour
+
+COMPUTING = (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
 
 Span = tuple[Instruction, float, float]
 """An instruction, and the seconds from the step's beginning at which it starts and ends."""
@@ -47,30 +49,118 @@ class Timeline:
     spans: Mapping[WorkerId, tuple[Span, ...]]
 
     @property
+    def compute_s(self) -> dict[WorkerId, float]:
+        """Seconds of each worker's forwards and backwards."""
+        return {
+            worker: sum(end - start for instruction, start, end in spans if instruction.op in COMPUTING)
+            for worker, spans in self.spans.items()
+        }
+
+    @property
     def longest_instruction_s(self) -> float:
         """Seconds of the longest forward, backward or sum."""
-        computing = (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT, Op.SYNC)
-        spans = (span for worker in self.spans.values() for span in worker if span[0].op in computing)
+        counted = (*COMPUTING, Op.SYNC)
+        spans = (span for worker in self.spans.values() for span in worker if span[0].op in counted)
         return max((end - start for _, start, end in spans), default=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outline:
+    """What a `Timeline` comes to, in seconds.
+
+    Attributes:
+        step_time_s: from the beginning to the end of the last worker's apply.
+        longest_instruction_s: of the longest forward, backward or sum.
+        compute_s: of each worker's forwards and backwards.
+    """
+
+    step_time_s: float
+    longest_instruction_s: float
+    compute_s: Mapping[WorkerId, float]
 
 
 def step_time_s(plan: Plan, profile: ModelProfile, conditions: Conditions = AS_PROFILED) -> float:
     """Estimated seconds of a step under the plan: `simulate(...).step_time_s`, without the timeline.
 
+    Raises:
+        PlanError: a stage has more or fewer devices than the profile has times for.
+    """
+    return outline(plan, profile, conditions).step_time_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one worker of a pipeline comes to: the end of its last compute, its compute, when its gradients of each
+    group are whole, and its longest forward or backward; in seconds."""
+
+    end_s: float
+    compute_s: float
+    due_s: Mapping[int, float]
+    longest_s: float
+
+
+Shape = Hashable
+"""All that the times of a pipeline depend on, beside profile and conditions."""
+
+Known = dict[Shape, tuple[_Part, ...]]
+"""Of pipelines that were run before: their parts, from the first stage to the last."""
+
+MOST_KNOWN = 4096
+
+
+def outline(
+    plan: Plan, profile: ModelProfile, conditions: Conditions = AS_PROFILED, known: Known | None = None
+) -> Outline:
+    """What `simulate` says of a step, without the timeline.
+
     Pipelines that differ in nothing but their workers' and microbatches' numbers are run once.
+
+    Args:
+        plan: whose step it is.
+        profile: costs.
+        conditions: beside the profile.
+        known: pipelines that were run before, with the same profile and conditions; those run now are added.
 
     Raises:
         PlanError: a stage has more or fewer devices than the profile has times for.
     """
     durations = Durations(plan, profile, conditions)
-    twins = _twins(plan, durations)
-    flow = run(programs(plan, [w for w in plan.workers if w not in twins]), durations, overlap=conditions.overlap)
-    for worker, twin in twins.items():
-        flow.ends_s[worker] = flow.ends_s[twin]
-        flow.compute_s[worker] = flow.compute_s[twin]
-        for group in plan.groups_of[worker]:
-            flow.due_s[worker, group] = flow.due_s[twin, group]
-    return _Finish(plan, durations, flow, conditions).step_time_s
+    known = {} if known is None else known
+    shapes = [(_shape(plan, durations, path), path) for path in paths(plan)]
+    new = {shape: path for shape, path in shapes if shape not in known}
+    regular = {hop.worker for _, path in shapes for hop in path.hops}
+    run_now = {hop.worker for path in new.values() for hop in path.hops}
+    run_programs = programs(plan, [w for w in plan.workers if w in run_now or w not in regular])
+    flow = run(run_programs, durations, overlap=conditions.overlap)
+    longest = {worker: _longest_s(worker, program, durations) for worker, program in run_programs.items()}
+    for shape, path in new.items():
+        known[shape] = tuple(
+            _Part(
+                flow.ends_s[hop.worker],
+                flow.compute_s[hop.worker],
+                {group: flow.due_s[hop.worker, group] for group in plan.groups_of[hop.worker]},
+                longest[hop.worker],
+            )
+            for hop in path.hops
+        )
+    longest_s = max((longest[worker] for worker in run_programs if worker not in regular), default=0.0)
+    for shape, path in shapes:
+        for hop, part in zip(path.hops, known[shape], strict=True):
+            flow.ends_s[hop.worker], flow.compute_s[hop.worker] = part.end_s, part.compute_s
+            flow.due_s.update({(hop.worker, group): due for group, due in part.due_s.items()})
+            longest_s = max(longest_s, part.longest_s)
+    while len(known) > MOST_KNOWN:
+        del known[next(iter(known))]
+    finish = _Finish(plan, durations, flow, conditions)
+    longest_s = max([longest_s, *(end - start for start, end in finish.sums.values())])
+    return Outline(
+        step_time_s=finish.step_time_s, longest_instruction_s=longest_s, compute_s=dict(sorted(flow.compute_s.items()))
+    )
+
+
+def _longest_s(worker: WorkerId, program: Program, durations: Durations) -> float:
+    """Of a worker's forwards and backwards."""
+    return max((durations.compute_s(worker, i) for i in program if i.op in COMPUTING), default=0.0)
 
 
 def simulate(plan: Plan, profile: ModelProfile, conditions: Conditions = AS_PROFILED) -> Timeline:
@@ -91,26 +181,20 @@ def simulate(plan: Plan, profile: ModelProfile, conditions: Conditions = AS_PROF
     return Timeline(step_time_s=finish.step_time_s, spans=spans)
 
 
-def _twins(plan: Plan, durations: Durations) -> dict[WorkerId, WorkerId]:
-    """Of each worker whose pipeline is the like of an earlier one, the worker of that in its place."""
-    first: dict[object, Path] = {}
-    twins: dict[WorkerId, WorkerId] = {}
-    for path in paths(plan):
-        born = [(route.born, route.counted, len(route.microbatches)) for route in path.routes]
-        turns = tuple(at for _, _, at in path.travellers) if len(born) > 1 else ()
-        nodes = [plan.node_of(hop.worker) for hop in path.hops]
-        shape = (
-            tuple((hop.first_layer, hop.end_layer) for hop in path.hops),
-            tuple((durations.devices[hop.worker], durations.speeds[hop.worker]) for hop in path.hops),
-            tuple(left == right for left, right in pairwise(nodes)),
-            tuple(plan.groups_of[hop.worker] for hop in path.hops),
-            tuple(born),
-            turns,
-        )
-        twin = first.setdefault(shape, path)
-        if twin is not path:
-            twins.update((mine.worker, its.worker) for mine, its in zip(path.hops, twin.hops, strict=True))
-    return twins
+def _shape(plan: Plan, durations: Durations, path: Path) -> Shape:
+    """Of a pipeline. Of generations, only their order counts."""
+    turn_of = {born: turn for turn, born in enumerate(sorted({route.born for route in path.routes}))}
+    routes = tuple((turn_of[route.born], route.counted, len(route.microbatches)) for route in path.routes)
+    nodes = [plan.node_of(hop.worker) for hop in path.hops]
+    return (
+        plan.schedule,
+        tuple((hop.first_layer, hop.end_layer) for hop in path.hops),
+        tuple((durations.devices[hop.worker], durations.speeds[hop.worker]) for hop in path.hops),
+        tuple(left == right for left, right in pairwise(nodes)),
+        tuple(plan.groups_of[hop.worker] for hop in path.hops),
+        routes,
+        tuple(at for _, _, at in path.travellers) if len(routes) > 1 else (),
+    )
 
 
 class _Finish:
@@ -130,9 +214,17 @@ class _Finish:
         whole = [max(flow.due_s[owner, g] for owner in owners) for g, owners in enumerate(plan.owners_of)]
         self.sums: dict[tuple[WorkerId, int], tuple[float, float]] = {}
         self.voted_s: dict[WorkerId, float] = {}
+        alike: dict[object, WorkerId] = {}
         for worker, groups in plan.groups_of.items():
             end = flow.ends_s[worker]
-            self.voted_s[worker] = self._sum(worker, groups, whole, 0.0 if conditions.overlap else end, end)
+            like = worker
+            if durations.is_spread:
+                like = alike.setdefault((groups, end, durations.devices[worker], durations.speeds[worker]), worker)
+            if like == worker:
+                self.voted_s[worker] = self._sum(worker, groups, whole, 0.0 if conditions.overlap else end, end)
+            else:
+                self.voted_s[worker] = self.voted_s[like]
+                self.sums.update({(worker, group): self.sums[like, group] for group in groups})
         applies = {worker: durations.apply_s(worker) for worker in plan.workers}
         self.committed_s = max(self.voted_s.values()) + durations.vote_s
         self.applied_s = {worker: self.committed_s + seconds for worker, seconds in applies.items()}

@@ -10,11 +10,13 @@ import re
 
 from planaria.job.errors import UserError
 from planaria.job.settings import (
+    LOOPBACK,
     PREEMPTION_SOURCES,
     ClusterSection,
     DataSection,
     Device,
     Job,
+    Launcher,
     ModelSection,
     ResilienceSection,
     RunSection,
@@ -22,6 +24,7 @@ from planaria.job.settings import (
 )
 
 _DOTTED = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 _FUNCTION = re.compile(rf"{_DOTTED}:{_DOTTED}")
 _MAX_SHOWN = 80
 
@@ -157,11 +160,26 @@ def _check_cluster(cluster: ClusterSection) -> None:
             )  # fmt: skip
     if not 0 <= cluster.port <= 65535:
         _refuse("cluster.port", cluster.port, "is not a TCP port", "Set 1 to 65535, or 0 for any free one.")
+    _check_host(cluster)
+
+
+def _check_host(cluster: ClusterSection) -> None:
+    if not _HOST.fullmatch(cluster.host):
+        _refuse(
+            "cluster.host", cluster.host, "is not an IPv4 address or a host's name",
+            'Write for instance "10.0.0.1", or "0.0.0.0" for every interface.',
+        )  # fmt: skip
+    if cluster.launcher is Launcher.LOCAL and cluster.host != LOOPBACK:
+        _refuse(
+            "cluster.host", cluster.host, 'goes with cluster.launcher = "agents" only',
+            "Leave it out: nodes of this machine are reached on loopback.",
+        )  # fmt: skip
 
 
 def _check_resilience(resilience: ResilienceSection) -> None:
     _at_least("resilience.fault_tolerance", resilience.fault_tolerance, 0)
     _at_least("resilience.min_nodes_per_pipeline", resilience.min_nodes_per_pipeline, 0)
+    _positive("resilience.coordinator_timeout_s", resilience.coordinator_timeout_s)
     source = resilience.preemption
     if source not in PREEMPTION_SOURCES and not _FUNCTION.fullmatch(source):
         _refuse(

@@ -1,4 +1,5 @@
-"""Faults that a user asks for (`--fail`): what befalls which node, in which step, at which kind of instruction."""
+"""Faults that a user asks for (`--fail`): what befalls which node, in which step, at which kind of instruction; or when
+the coordinator is killed."""
 
 from __future__ import annotations
 
@@ -12,8 +13,17 @@ from planaria.job.checks import shown
 from planaria.job.errors import UserError
 from planaria.job.settings import Job
 
-FAULT_POINTS = ("load", "forward", "backward", "send", "recv", "sync", "vote", "apply", "transfer")
-"""Where a fault may strike. `send` and `recv` stand for activations and gradients alike."""
+FAULT_POINTS = ("load", "forward", "backward", "weight", "send", "recv", "sync", "vote", "apply", "transfer")
+"""Where a fault may strike. `send` and `recv` stand for activations and gradients alike; `weight` is the second half of
+a backward in two passes (cluster.schedule = "zb-h1")."""
+
+COORDINATOR_POINTS = (
+    "join", "plan", "send", "vote", "commit", "tell", "loss", "report", "save", "manifest", "return", "end",
+)  # fmt: skip
+"""Where the coordinator may be killed. When it has just heard of something: a worker has joined (`join`), voted,
+reported or returned, a node is lost (`loss`), a worker has written its part of a checkpoint (`save`), or all of it is
+on disk (`manifest`). When something is in the journal and nobody knows: a `plan`, a `commit`, the run's `end`. And when
+one worker has been sent a plan (`send`), or told of a commit (`tell`), and no other."""
 
 _EXAMPLE = "Write for instance kill:node=2,step=20,at=backward."
 
@@ -23,24 +33,39 @@ class FaultKind(enum.StrEnum):
 
     `kill`: SIGKILL of every process. `hang`: SIGSTOP of every process, as on a machine that froze. `freeze`: its main
     threads go no further, while its processes still answer. `notice`: it is told that it will be killed in `grace`
-    seconds, as a spot instance is, and then it is.
+    seconds, as a spot instance is, and then it is. `memory`: it gets no more memory. `slow`: it computes `factor` times
+    longer, from the step on, to the step `until` or for good. `coordinator`: no node, but the coordinator's process is
+    killed.
     """
 
     KILL = "kill"
     HANG = "hang"
     FREEZE = "freeze"
     NOTICE = "notice"
+    MEMORY = "memory"
+    SLOW = "slow"
+    COORDINATOR = "coordinator"
+
+
+_KEYS = {
+    FaultKind.NOTICE: ("node", "step", "at", "grace"),
+    FaultKind.SLOW: ("node", "step", "factor", "until"),
+    FaultKind.COORDINATOR: ("step", "at"),
+}
+"""What is said of a fault, where that is not its node, step and place alone."""
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """Strikes a node when it is about to run, or is inside, an instruction.
 
     Attributes:
-        node: number of the node, from 0.
+        node: number of the node, from 0; of a fault of the coordinator -1.
         step: counts from 1.
-        at: one of `FAULT_POINTS`.
+        at: one of `FAULT_POINTS`; of the coordinator, one of `COORDINATOR_POINTS`; "" where the kind strikes at none.
         kind: of fault.
         grace_s: of a notice, seconds until the node is killed.
+        factor: of a slow node, how many times longer it computes.
+        until: of a slow node, the first step in which it is fast again; 0: none.
     """
 
     node: int
@@ -48,14 +73,25 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     at: str
     kind: FaultKind = FaultKind.KILL
     grace_s: float = 0.0
+    factor: float = 1.0
+    until: int = 0
+
+    def slows(self, step: int) -> bool:
+        return self.step <= step and (not self.until or step < self.until)
 
     def __str__(self) -> str:
+        if self.kind is FaultKind.COORDINATOR:
+            return f"{self.kind.value}:step={self.step},at={self.at}"
+        if self.kind is FaultKind.SLOW:
+            until = f",until={self.until}" if self.until else ""
+            return f"{self.kind.value}:node={self.node},step={self.step},factor={self.factor:g}{until}"
         grace = f",grace={self.grace_s:g}" if self.kind is FaultKind.NOTICE else ""
         return f"{self.kind.value}:node={self.node},step={self.step},at={self.at}{grace}"
 
 
 def parse_fault(spec: str) -> Fault:
-    """Reads "kill:node=2,step=20,at=backward", or with hang, freeze or notice (and grace=SECONDS) in place of kill.
+    """Reads "kill:node=2,step=20,at=backward", or another kind in place of kill (with grace=SECONDS for a notice);
+    "slow:node=2,step=20,factor=2", with until=STEP or for good; or "coordinator:step=20,at=commit".
 
     Raises:
         UserError: one line with what is wrong, and an example.
@@ -65,7 +101,7 @@ def parse_fault(spec: str) -> Fault:
     if not colon or name.strip() not in kinds:
         raise UserError(f"--fail {shown(spec)}: the kinds of fault are {', '.join(kinds)}. {_EXAMPLE}")
     kind = FaultKind(name.strip())
-    keys = ("node", "step", "at", "grace") if kind is FaultKind.NOTICE else ("node", "step", "at")
+    keys = _KEYS.get(kind, ("node", "step", "at"))
     given: dict[str, str] = {}
     for part in rest.split(","):
         key, equals, value = (piece.strip() for piece in part.partition("="))
@@ -76,14 +112,16 @@ def parse_fault(spec: str) -> Fault:
             raise UserError(f"--fail {shown(spec)}: {key} is given twice. {_EXAMPLE}")
         given[key] = value
     for key in keys:
-        if key not in given:
+        if key not in given and key != "until":
             raise UserError(f"--fail {shown(spec)}: {key} is missing. {_EXAMPLE}")
     return Fault(
-        node=_number(spec, "node", given["node"], least=0),
+        node=_number(spec, "node", given["node"], least=0) if "node" in keys else -1,
         step=_number(spec, "step", given["step"], least=1),
-        at=_point(spec, given["at"]),
+        at=_point(spec, given["at"], kind) if "at" in keys else "",
         kind=kind,
         grace_s=_number(spec, "grace", given.get("grace", "0"), least=0),
+        factor=_factor(spec, given.get("factor", "1")),
+        until=_number(spec, "until", given.get("until", "0"), least=0),
     )
 
 
@@ -96,7 +134,8 @@ def check_faults(faults: Sequence[Fault], job: Job) -> None:
     nodes: set[int] = set()
     for fault in faults:
         spec = str(fault)
-        if not 0 <= fault.node < job.cluster.nodes:
+        is_of_node = fault.kind is not FaultKind.COORDINATOR
+        if is_of_node and not 0 <= fault.node < job.cluster.nodes:
             raise UserError(
                 f"--fail {spec}: the job has no node {fault.node}. "
                 f"Its {job.cluster.nodes} nodes are numbered 0 to {job.cluster.nodes - 1}."
@@ -105,8 +144,11 @@ def check_faults(faults: Sequence[Fault], job: Job) -> None:
             raise UserError(
                 f"--fail {spec}: the job has no step {fault.step}. Steps count from 1 to {job.train.steps}."
             )
-        _point(spec, fault.at)
-        if fault.node in nodes:
+        if fault.kind is not FaultKind.SLOW:
+            _point(spec, fault.at, fault.kind)
+        elif fault.until and fault.until <= fault.step:
+            raise UserError(f"--fail {spec}: until = {fault.until} is not after step {fault.step}.")
+        if is_of_node and fault.node in nodes:
             raise UserError(f"--fail {spec}: node {fault.node} is struck by another --fail already. Drop one.")
         nodes.add(fault.node)
 
@@ -119,9 +161,24 @@ def _number(spec: str, key: str, text: str, *, least: int) -> int:
     return int(text)
 
 
-def _point(spec: str, point: str) -> str:
-    if point not in FAULT_POINTS:
-        close = difflib.get_close_matches(point, FAULT_POINTS, n=1)
-        remedy = f"Did you mean {close[0]}?" if close else f"Use one of {', '.join(FAULT_POINTS)}."
-        raise UserError(f"--fail {shown(spec)}: at = {shown(point)} is no kind of instruction. {remedy}")
+def _factor(spec: str, text: str) -> float:
+    try:
+        factor = float(text)
+    except ValueError:
+        factor = 0.0
+    if not 1.0 <= factor <= 1000.0:
+        raise UserError(
+            f"--fail {shown(spec)}: factor = {shown(text)} is not a number from 1 to 1000. "
+            "Write for instance slow:node=2,step=20,factor=2."
+        )
+    return factor
+
+
+def _point(spec: str, point: str, kind: FaultKind) -> str:
+    points = COORDINATOR_POINTS if kind is FaultKind.COORDINATOR else FAULT_POINTS
+    if point not in points:
+        what = "nothing that the coordinator does" if kind is FaultKind.COORDINATOR else "no kind of instruction"
+        close = difflib.get_close_matches(point, points, n=1)
+        remedy = f"Did you mean {close[0]}?" if close else f"Use one of {', '.join(points)}."
+        raise UserError(f"--fail {shown(spec)}: at = {shown(point)} is {what}. {remedy}")
     return point

@@ -41,8 +41,16 @@ class DType(enum.StrEnum):
     BFLOAT16 = "bfloat16"
 
 
+class Launcher(enum.StrEnum):
+    """Who starts nodes. `local`: the command itself, on this machine. `agents`: `planaria agent` on each node."""
+
+    LOCAL = "local"
+    AGENTS = "agents"
+
+
 class PolicyName(enum.StrEnum):
     TEMPLATES = "templates"
+    REROUTE = "reroute"
 
 
 class WhenExhausted(enum.StrEnum):
@@ -55,6 +63,8 @@ class WhenExhausted(enum.StrEnum):
     EXIT = "exit"
     WAIT = "wait"
 
+
+LOOPBACK = "127.0.0.1"
 
 NO_PREEMPTION = "none"
 AWS = "aws"
@@ -185,7 +195,9 @@ class ClusterSection(Section, frozen=True):
         profile: file of a model profile; only for an emulated device, which needs it.
         memory_gb: memory of one device in GB (10**9 bytes); 0: as much as there is.
         schedule: order of forwards and backwards in a pipeline: eager-1f1b, 1f1b, gpipe or zb-h1.
-        port: TCP port of the coordinator on loopback; 0: any free one.
+        port: TCP port of the coordinator; 0: any free one.
+        launcher: local: nodes are processes of this machine. agents: nodes are hosts on which `planaria agent` runs.
+        host: IPv4 address, or name, at which the coordinator listens; loopback unless told otherwise. Goes with agents.
     """
 
     nodes: int
@@ -195,6 +207,8 @@ class ClusterSection(Section, frozen=True):
     memory_gb: float = 0.0
     schedule: PipelineSchedule = PipelineSchedule.EAGER_ONE_F_ONE_B
     port: int = 0
+    launcher: Launcher = Launcher.LOCAL
+    host: str = LOOPBACK
 
 
 class ResilienceSection(Section, frozen=True):
@@ -202,11 +216,14 @@ class ResilienceSection(Section, frozen=True):
 
     Attributes:
         fault_tolerance: f. At least f + 1 pipelines are kept, so any f nodes may be lost at once.
-        policy: how plans are made after a change.
+        policy: how plans are made after a change: templates (new pipelines from templates; state moves) or reroute
+            (peers that own the same layers run what lost nodes did; no state moves, replicas become fewer).
         when_exhausted: what to do when fewer than (f + 1) n0 nodes are left.
         min_nodes_per_pipeline: n0; 0: the fewest that the memory allows.
         heartbeat_timeout_s: seconds without a sign of life after which a node counts as lost. A process that is seen to
             be gone is lost at once; one that is seen to be runnable has ten times as long.
+        coordinator_timeout_s: seconds for which a worker whose coordinator is gone tries to reach the next one, before
+            it ends itself. It goes on computing meanwhile.
         preemption: where notices come from that a node will be taken away, so that it hands over its work before: none,
             aws (EC2 Spot, IMDSv2), google (Compute Engine Spot VMs), or "module:function", which the first worker of
             each node calls about once a second and which returns None or the seconds that the node has left.
@@ -217,6 +234,7 @@ class ResilienceSection(Section, frozen=True):
     when_exhausted: WhenExhausted = WhenExhausted.EXIT
     min_nodes_per_pipeline: int = 0
     heartbeat_timeout_s: float = 1.0
+    coordinator_timeout_s: float = 60.0
     preemption: str = NO_PREEMPTION
 
 

@@ -16,9 +16,18 @@ from pathlib import Path
 
 import msgspec
 
+from planaria.coordinator.settings import CoordinatorSettings
 from planaria.job.errors import PlanariaError
 from planaria.job.settings import Job
-from planaria.launch.zygote import Answer, Exited, Request, Spawned, SpawnProfiler, SpawnWorker
+from planaria.launch.zygote import (
+    Answer,
+    Exited,
+    Request,
+    SpawnCoordinator,
+    Spawned,
+    SpawnProfiler,
+    SpawnWorker,
+)
 from planaria.plan.plan import NodeId
 from planaria.worker.settings import WorkerSettings
 
@@ -45,6 +54,7 @@ class LocalNodes:
         self._node_of: dict[int, NodeId] = {}
         self._leaders: dict[NodeId, int] = {}
         self._exits: deque[Exited] = deque()
+        self._statuses: dict[int, int] = {}
 
     def start(self) -> None:
         """Start the zygote. Returns at once; it imports while the caller goes on."""
@@ -88,21 +98,48 @@ class LocalNodes:
         self._leaders.setdefault(node, pid)
         return pid
 
+    def spawn_coordinator(self, settings: CoordinatorSettings, listener: socket.socket, sock: socket.socket) -> int:
+        """Start a coordinator, or one that waits; returns its pid.
+
+        Args:
+            settings: of the run.
+            listener: the port that it serves. Stays the caller's.
+            sock: its end of the link to its supervisor. Stays the caller's, who should close it.
+        """
+        return self._request(SpawnCoordinator(settings), [listener.fileno(), sock.fileno()])
+
+    def status_of(self, pid: int) -> int:
+        """Of a process that is no node's: its exit status, or minus the signal's number. Waits for its end."""
+        while True:
+            for exited in [exited for exited in self._exits if exited.pid == pid]:
+                self._exits.remove(exited)
+                self._statuses[pid] = exited.status
+            if pid in self._statuses:
+                return self._statuses.pop(pid)
+            self._read()
+
+    def end(self, pid: int) -> None:
+        """SIGKILL for a process that is no node's, if it lives, and wait until it is gone."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self._read(socket.MSG_DONTWAIT)
+        known = {exited.pid for exited in self._exits} | self._statuses.keys()
+        if pid not in known:  # else the number may be another's by now
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.status_of(pid)
+
     def measure(self, job: Job, data_folder: Path, output: Path, import_path: Path | None) -> int:
         """Measure a profile in a process of its own; waits, and returns its exit status."""
         path = None if import_path is None else str(import_path)
-        pid = self._request(SpawnProfiler(job, str(data_folder), str(output), path))
-        while True:
-            for exited in list(self._exits):
-                if exited.pid == pid:
-                    self._exits.remove(exited)
-                    return exited.status
-            self._read()
+        return self.status_of(self._request(SpawnProfiler(job, str(data_folder), str(output), path)))
 
-    def _request(self, request: Request) -> int:
+    def _request(self, request: Request, descriptors: list[int] | None = None) -> int:
         assert self._socket is not None
+        line = msgspec.json.encode(request) + b"\n"
         try:
-            self._socket.sendall(msgspec.json.encode(request) + b"\n")
+            sent = socket.send_fds(self._socket, [line], descriptors or [])
+            self._socket.sendall(line[sent:])
         except OSError as error:
             raise LauncherError(self._gone()) from error
         while not self._answers:
@@ -130,13 +167,17 @@ class LocalNodes:
         """Of the workers that are not known to have ended, in the order in which they were started."""
         return list(self._node_of)
 
-    # The server's side
+    def pids_of(self, node: NodeId) -> tuple[int, ...]:
+        return tuple(pid for pid, at in self._node_of.items() if at == node)
+
+    # The supervisor's side
 
     def fileno(self) -> int:
         assert self._socket is not None
         return self._socket.fileno()
 
     def lost(self) -> list[tuple[NodeId, str]]:
+        """Nodes of which a process ended since the last call, each with the cause. Never waits."""
         with contextlib.suppress(BlockingIOError):
             while True:
                 self._read(socket.MSG_DONTWAIT)
@@ -148,7 +189,9 @@ class LocalNodes:
             exited = self._exits.popleft()
             node = self._node_of.pop(exited.pid, None)
             if node is not None:
-                found.append((node, _cause(exited.status)))
+                found.append((node, cause_of(exited.status)))
+            else:
+                self._statuses[exited.pid] = exited.status
         return found
 
     def kill(self, node: NodeId) -> None:
@@ -157,9 +200,6 @@ class LocalNodes:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._leaders[node], signal.SIGKILL)
-
-    def is_runnable(self, node: NodeId) -> bool:
-        return all(_state(pid) in "RSD" for pid, at in self._node_of.items() if at == node)
 
     def all_ended(self) -> bool:
         return not self._node_of
@@ -192,16 +232,8 @@ class LocalNodes:
         self.close()
 
 
-def _state(pid: int) -> str:
-    """The kernel's letter for a process: R, S or D where it can run, T where it is stopped, Z when it has ended."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            return stat.read().rpartition(b")")[2].split()[0].decode()
-    except (OSError, IndexError):
-        return "Z"
-
-
-def _cause(status: int) -> str:
+def cause_of(status: int) -> str:
+    """What became of a process, for people."""
     if status < 0:
         return f"process killed by {signal.Signals(-status).name}"
     return f"process ended with status {status}"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-import os
+import logging
 import secrets
 import signal
 import tempfile
@@ -16,35 +15,31 @@ from types import FrameType
 
 import msgspec
 
-from planaria.checkpoint.manifest import newest, read_manifest, retain, weights_sha256, write_manifest
+from planaria.checkpoint.manifest import newest, read_manifest, weights_sha256
 from planaria.coordinator.client import Contact
-from planaria.coordinator.journal import Journal
-from planaria.coordinator.server import Observer, Server
+from planaria.coordinator.link import Finished
+from planaria.coordinator.server import Observer, listen
+from planaria.coordinator.settings import CoordinatorSettings
 from planaria.data.tokens import prepare_tokens
 from planaria.job.errors import PlanariaError, UserError
-from planaria.job.faults import Fault
+from planaria.job.faults import Fault, FaultKind
 from planaria.job.parse import EMULATED_MODEL, job_fingerprint
-from planaria.job.settings import Device, Job, WhenExhausted
-from planaria.launch.local import LauncherError, LocalNodes
+from planaria.job.settings import Job, Launcher
+from planaria.launch.hosts import announce, reachable, share
+from planaria.launch.local import LauncherError, LocalNodes, cause_of
 from planaria.launch.result import TrainResult
-from planaria.launch.settings import is_emulated, job_profile, named_profile, planner_settings
+from planaria.launch.settings import is_emulated, named_profile
+from planaria.launch.supervisor import Supervisor
 from planaria.observe.recorder import Recorder, write_atomically
 from planaria.observe.run_folder import RunFolder
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.plan.profile import ModelProfile
-from planaria.policy.templates import TemplatesPolicy
 from planaria.profile import ERROR_SUFFIX
-from planaria.protocol.coordinator import Coordinator
-from planaria.protocol.events import WriteManifest
-from planaria.protocol.liveness import Limits
-from planaria.protocol.records import AnyRecord, Note, RunEnded, RunStatus, StepCommitted
-from planaria.protocol.settings import CheckpointRef, RunSettings
+from planaria.protocol.records import AnyRecord, Note, Restored, RunEnded, RunStatus, StepCommitted, StepSkipped
+from planaria.protocol.settings import CheckpointRef
 from planaria.worker.settings import WorkerSettings
 
-HOST = "127.0.0.1"
-
-CROWDED = 10
-"""How many times longer a process of this machine may be silent that is runnable: it may be short of cores."""
+log = logging.getLogger(__name__)
 
 
 def train_job(
@@ -57,6 +52,8 @@ def train_job(
     import_path: Path | None = None,
     nodes: LocalNodes | None = None,
     metadata_url: str = "",
+    token: str = "",
+    traces: bool = False,
 ) -> TrainResult:
     """Train, or go on from the folder's last checkpoint.
 
@@ -69,27 +66,26 @@ def train_job(
         import_path: where a model given as "module:function" is looked for.
         nodes: started; their processes are used and then left to the next job. None: own ones.
         metadata_url: of the metadata server that resilience.preemption asks; "": the cloud's own.
+        token: of the job; "": a new one.
+        traces: every worker writes what it did when into the logs, for benchmarks.
 
     Raises:
         UserError (or another ValueError of Planaria's): a mistake in the job, found before anything was recorded.
     """
+    if job.cluster.launcher is Launcher.AGENTS:
+        folder = RunFolder(folder.path.resolve())  # nodes have another working folder
     checkpoint, complaints = _checkpoint(job, folder) if resume else (None, [])
-    given = _given_profile(job, folder, resume=resume) if is_emulated(job) else None
+    if is_emulated(job):
+        _keep_profile(job, folder, resume=resume)
     own = LocalNodes(folder.logs / "launcher.log", _imported(job)) if nodes is None else nullcontext(nodes)
     with own as nodes:
-        if given is None:
+        if not is_emulated(job):
             prepare_tokens(job.data, folder.data)
-            given = _measure(job, nodes, folder.data, folder.profile, import_path)
-        profile = job_profile(job, given)
-        policy = TemplatesPolicy(profile, planner_settings(job))
-        policy.initial(
-            [NodeId(node) for node in range(job.cluster.nodes)], 1
-        )  # a job that cannot be planned is refused here
-        run = _Run(job, folder, faults, tuple(observers), import_path, metadata_url)
-        for complaint in complaints:
-            run.record(Note(level="warning", text=complaint), time.time())
+            _measure(job, nodes, folder.data, folder.profile, import_path)
+        token = token or secrets.token_hex(16)
+        run = _Run(job, folder, faults, tuple(observers), import_path, metadata_url, checkpoint, token, traces)
         with run.recorder:
-            return run.train(nodes, policy, profile, checkpoint)
+            return run.train(nodes, complaints)
 
 
 def _checkpoint(job: Job, folder: RunFolder) -> tuple[CheckpointRef, list[str]]:
@@ -102,8 +98,8 @@ def _checkpoint(job: Job, folder: RunFolder) -> tuple[CheckpointRef, list[str]]:
     return reference, complaints
 
 
-def _given_profile(job: Job, folder: RunFolder, *, resume: bool) -> ModelProfile:
-    """An emulated job's profile, which is kept in the run folder."""
+def _keep_profile(job: Job, folder: RunFolder, *, resume: bool) -> None:
+    """Put an emulated job's profile into the run folder."""
     profile = named_profile(job)
     if resume and folder.profile.exists():
         before = msgspec.json.decode(folder.profile.read_bytes(), type=ModelProfile)
@@ -113,7 +109,6 @@ def _given_profile(job: Job, folder: RunFolder, *, resume: bool) -> ModelProfile
                 f"which run folder {folder.path} was trained. Give that one, or start a new run by --name NAME."
             )
     write_atomically(folder.profile, msgspec.json.format(msgspec.json.encode(profile), indent=1))
-    return profile
 
 
 def _structure(profile: ModelProfile) -> object:
@@ -146,9 +141,12 @@ def _measure(job: Job, nodes: LocalNodes, data: Path, output: Path, import_path:
     error = output.with_name(output.name + ERROR_SUFFIX)
     error.unlink(missing_ok=True)
     status = nodes.measure(job, data, output, import_path)
+    if status < 0 and not error.exists():
+        log.warning("the process that measures the profile is gone (%s); it is measured again", cause_of(status))
+        status = nodes.measure(job, data, output, import_path)
     if status != 0:
         if not error.exists():
-            raise LauncherError(f"measuring the profile ended with status {status}; see the launcher's log")
+            raise LauncherError(f"measuring the profile: {cause_of(status)}; see the launcher's log")
         text = error.read_text()
         error.unlink()
         first, _, trace = text.partition("\n")
@@ -163,16 +161,6 @@ class ModelFailed(PlanariaError):
         super().__init__(f"{summary}\n\n{trace}")
 
 
-def _limits(job: Job) -> Limits:
-    """After what time a worker counts as hung: longer where the workers of this machine share its cores."""
-    timeout_s, workers = job.resilience.heartbeat_timeout_s, job.cluster.nodes * job.cluster.devices_per_node
-    plain = Limits(silence_s=timeout_s, crowded_silence_s=CROWDED * timeout_s)
-    if job.cluster.device is Device.CUDA:
-        return plain
-    share = max(1.0, workers / len(os.sched_getaffinity(0)))
-    return dataclasses.replace(plain, least_s=plain.least_s * share, factor=plain.factor * share)
-
-
 class _Run:
     """One run: its records, its processes, its end."""
 
@@ -184,74 +172,80 @@ class _Run:
         observers: tuple[Observer, ...],
         import_path: Path | None,
         metadata_url: str,
+        checkpoint: CheckpointRef | None,
+        token: str,
+        traces: bool,
     ) -> None:
+        self._token = token
         self._metadata_url = metadata_url
+        self._traces = traces
         self._job = job
         self._folder = folder
         self._faults = faults
         self._import_path = import_path
+        self._checkpoint = checkpoint
         self.recorder = Recorder(folder, job)
         self._observers: tuple[Observer, ...] = (self.recorder, *observers)
         self._last: StepCommitted | None = None
+        self._last_number = checkpoint.step if checkpoint else 0
+        self._skipped_steps: set[int] = set()
         self._ended: RunEnded | None = None
 
     def record(self, record: AnyRecord, time_s: float) -> None:
-        if isinstance(record, StepCommitted):
-            self._last = record
-        if isinstance(record, RunEnded):
-            self._ended = record
-            return  # the display and the summary get it once the weights' hash is known
+        match record:
+            case StepCommitted(step=step):
+                self._last, self._last_number = record, step
+            case StepSkipped(step=step):
+                self._last_number = step
+                self._skipped_steps.add(step)
+            case Restored(to_step=step):
+                self._last_number = step
+            case RunEnded():
+                self._ended = record
+                return  # the display and the summary get it once the weights' hash is known
+            case _:
+                pass
         for observer in self._observers:
             observer(record, time_s)
 
-    def train(
-        self,
-        nodes: LocalNodes,
-        policy: TemplatesPolicy,
-        profile: ModelProfile,
-        checkpoint: CheckpointRef | None,
-    ) -> TrainResult:
+    def train(self, nodes: LocalNodes, complaints: Sequence[str]) -> TrainResult:
         job = self._job
-        settings = RunSettings(
-            train=job.train,
-            policy_name=job.resilience.policy.value,
-            fault_tolerance=job.resilience.fault_tolerance,
-            num_nodes=job.cluster.nodes,
-            devices_per_node=job.cluster.devices_per_node,
-            num_groups=len(profile.groups),
-            checkpoint_root=str(self._folder.checkpoints),
-            checkpoint_every=job.run.checkpoint_every,
-            resume=checkpoint,
-            waits=job.resilience.when_exhausted is WhenExhausted.WAIT,
-        )
-        machine = Coordinator(settings, policy)
-        journal = Journal(self._folder.journal)
-        journal.start()
-        token = secrets.token_hex(16)
-        layers = tuple(group.layers for group in profile.groups)
-        server = Server(
-            machine,
-            token,
-            journal,
-            nodes,
-            (self.record,),
-            lambda command: self._write_manifest(command, layers),
-            limits=_limits(job),
-            add_node=lambda node: self._spawn(nodes, contact, node),
-        )
-        try:
-            contact = Contact(address=server.start(HOST, job.cluster.port), token=token)
-            contact.write(self._folder.contact)
-            for node in range(job.cluster.nodes):
-                self._spawn(nodes, contact, NodeId(node))
-            with _interrupts(server):
-                server.run()
-        finally:
-            self._folder.contact.unlink(missing_ok=True)
-            server.close()
-            nodes.release()
-            journal.close()
-        return self._result(machine)
+        is_local = job.cluster.launcher is Launcher.LOCAL
+        with listen(job.cluster.host, job.cluster.port) as listener:
+            address = f"{job.cluster.host}:{listener.getsockname()[1]}"
+            contact = Contact(address=reachable(address), token=self._token)
+            settings = CoordinatorSettings(
+                job=job,
+                folder=str(self._folder.path),
+                run_id=secrets.token_hex(8),
+                token=self._token,
+                resume=self._checkpoint,
+                faults=() if is_local else tuple(f for f in self._faults if f.kind is not FaultKind.COORDINATOR),
+                log=str(self._folder.logs / "coordinator.log"),
+            )
+            supervisor = Supervisor(
+                nodes,
+                settings,
+                listener,
+                lambda node: self._spawn(nodes, contact, node),
+                self.record,
+                tuple(fault for fault in self._faults if fault.kind is FaultKind.COORDINATOR),
+            )
+            try:
+                supervisor.prepare()
+                for complaint in complaints:
+                    self.record(Note(level="warning", text=complaint), time.time())
+                contact.write(self._folder.contact)
+                if not is_local:
+                    share(self._folder, self._token, settings.run_id)
+                    self.record(announce(job, self._folder, address), time.time())
+                with _interrupts(supervisor):
+                    finished = supervisor.run(NodeId(node) for node in range(job.cluster.nodes if is_local else 0))
+            finally:
+                self._folder.contact.unlink(missing_ok=True)
+                supervisor.close()
+                nodes.release()
+        return self._result(finished)
 
     def _spawn(self, nodes: LocalNodes, contact: Contact, node: NodeId) -> None:
         for device in range(self._job.cluster.devices_per_node):
@@ -269,30 +263,20 @@ class _Run:
                     import_path=None if self._import_path is None else str(self._import_path),
                     metadata_url=self._metadata_url,
                     log=str(self._folder.logs / f"worker-{worker}.log"),
+                    trace=str(self._folder.logs / f"trace-{worker}.jsonl") if self._traces else None,
                 )
             )
 
-    def _write_manifest(self, command: WriteManifest, layers: tuple[tuple[int, ...], ...]) -> None:
-        write_manifest(
-            Path(command.folder),
-            step=command.step,
-            job_fingerprint=job_fingerprint(self._job),
-            exponents=command.exponents,
-            saved=command.groups,
-            layers=layers,
-        )
-        retain(self._folder.checkpoints, self._job.run.keep_checkpoints, Path(command.folder))
-
-    def _result(self, machine: Coordinator) -> TrainResult:
+    def _result(self, finished: Finished | None) -> TrainResult:
         ended = self._ended or RunEnded(
             status=RunStatus.INTERRUPTED,
-            steps=machine.step - 1,
+            steps=self._last_number,
             message="ended at once by the user; what was not saved is lost",
-            skipped_microbatches=machine.skipped,
-            duplicated_microbatches=machine.duplicated,
-            skipped_steps=len(machine.skipped_steps),
+            skipped_microbatches=0,
+            duplicated_microbatches=0,
+            skipped_steps=len(self._skipped_steps),
         )
-        saved = machine.checkpoints.last
+        saved = finished.checkpoint if finished is not None else None
         digest = None
         if saved is not None and saved.step == ended.steps:
             folder = Path(saved.folder)
@@ -324,7 +308,7 @@ def finish_run(
 
 
 @contextmanager
-def _interrupts(server: Server) -> Iterator[None]:
+def _interrupts(supervisor: Supervisor) -> Iterator[None]:
     """First Ctrl-C: finish the step, save, end. Second: end at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -335,9 +319,9 @@ def _interrupts(server: Server) -> Iterator[None]:
         nonlocal seen
         seen += 1
         if seen == 1:
-            server.request_stop()
+            supervisor.request_stop()
         else:
-            server.abort()
+            supervisor.abort()
 
     previous = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

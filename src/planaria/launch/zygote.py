@@ -16,15 +16,20 @@ import signal
 import socket
 import sys
 import traceback
+from collections import deque
 from pathlib import Path
 
 import msgspec
 
+from planaria.coordinator.settings import CoordinatorSettings
 from planaria.job.parse import EMULATED_MODEL
 from planaria.job.settings import Job
 from planaria.worker.settings import WorkerSettings
 
 _PR_SET_PDEATHSIG = 1
+
+MAX_SOCKETS = 2
+"""That come with one request."""
 
 
 class SpawnWorker(msgspec.Struct, frozen=True, tag="worker"):
@@ -40,7 +45,13 @@ class SpawnProfiler(msgspec.Struct, frozen=True, tag="profiler"):
     import_path: str | None
 
 
-Request = SpawnWorker | SpawnProfiler
+class SpawnCoordinator(msgspec.Struct, frozen=True, tag="coordinator"):
+    """Two sockets come with it: the listening one, and the one to the supervisor."""
+
+    settings: CoordinatorSettings
+
+
+Request = SpawnWorker | SpawnProfiler | SpawnCoordinator
 
 
 class Spawned(msgspec.Struct, frozen=True, tag="spawned"):
@@ -72,16 +83,26 @@ def main(descriptor: int, model_type: str) -> None:
     selector.register(sock, selectors.EVENT_READ)
     children: dict[int, int] = {}
     buffer = b""
+    given: deque[int] = deque()
     while True:
-        for key, _ in selector.select():
+        ready = selector.select(0)
+        if not ready:
+            _import_what_coordinators_need()  # now that nobody waits; a second time this takes no time
+            ready = selector.select()
+        for key, _ in ready:
             if key.fileobj is sock:
-                data = sock.recv(1 << 20)
+                data, descriptors, _, _ = socket.recv_fds(sock, 1 << 20, MAX_SOCKETS)
                 if not data:
                     _kill_all(children)
                     return
+                given += descriptors
                 *lines, buffer = (buffer + data).split(b"\n")
                 for line in lines:
-                    pid, pidfd = _fork(msgspec.json.decode(line, type=Request), sock)
+                    request = msgspec.json.decode(line, type=Request)
+                    sockets = _take_sockets(given) if isinstance(request, SpawnCoordinator) else ()
+                    pid, pidfd = _fork(request, sock, sockets)
+                    for passed in sockets:
+                        passed.close()
                     children[pid] = pidfd
                     selector.register(pidfd, selectors.EVENT_READ, pid)
                     _answer(sock, Spawned(pid))
@@ -91,6 +112,10 @@ def main(descriptor: int, model_type: str) -> None:
                 selector.unregister(key.fileobj)
                 os.close(children.pop(pid))
                 _answer(sock, Exited(pid, os.waitstatus_to_exitcode(status)))
+
+
+def _take_sockets(given: deque[int]) -> tuple[socket.socket, ...]:
+    return tuple(socket.socket(fileno=given.popleft()) for _ in range(MAX_SOCKETS))
 
 
 def _import_what_workers_need(model_type: str) -> None:
@@ -103,6 +128,10 @@ def _import_what_workers_need(model_type: str) -> None:
 
     if model_type in MODEL_TYPES:
         load_family(model_type)
+
+
+def _import_what_coordinators_need() -> None:
+    import planaria.launch.coordinator  # noqa: F401
 
 
 def _answer(sock: socket.socket, answer: Answer) -> None:
@@ -121,7 +150,7 @@ def die_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _fork(request: Request, sock: socket.socket) -> tuple[int, int]:
+def _fork(request: Request, sock: socket.socket, sockets: tuple[socket.socket, ...]) -> tuple[int, int]:
     pid = os.fork()
     if pid:
         if isinstance(request, SpawnWorker):
@@ -133,7 +162,7 @@ def _fork(request: Request, sock: socket.socket) -> tuple[int, int]:
     try:
         sock.close()
         die_with_parent()
-        status = _child(request)
+        status = _child(request, sockets)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -142,7 +171,12 @@ def _fork(request: Request, sock: socket.socket) -> tuple[int, int]:
         os._exit(status)
 
 
-def _child(request: Request) -> int:
+def _child(request: Request, sockets: tuple[socket.socket, ...]) -> int:
+    if isinstance(request, SpawnCoordinator):
+        _print_into(request.settings.log)
+        from planaria.launch.coordinator import run_coordinator
+
+        return run_coordinator(request.settings, *sockets)
     import torch
 
     torch.set_num_threads(1)

@@ -33,6 +33,7 @@ from planaria.protocol.records import (
     NodeJoined,
     NodeLost,
     NodeReleased,
+    NodeSpeed,
     Note,
     PlanTaken,
     Recovered,
@@ -170,6 +171,8 @@ def _style(record: AnyRecord) -> str:
             return "red"
         case Recovered() | NodeJoined() | NodeReleased():
             return "green"
+        case NodeSpeed():
+            return "yellow" if record.speed < record.before else "green"
         case Note(level="warning") | Restored() | StepSkipped():
             return "yellow"
         case _:

@@ -13,12 +13,12 @@ from array import array
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO
 
 import msgspec
 
 from planaria.job.parse import job_fingerprint
 from planaria.job.settings import Job
+from planaria.observe.lines import Lines
 from planaria.observe.run_folder import RunFolder
 from planaria.protocol.records import (
     AnyRecord,
@@ -70,8 +70,8 @@ class Recorder:
         for record, time_s in read_events(folder.events):
             self._note(record, time_s)
         self._ended = None
-        self._events = _open_lines(folder.events)
-        self._metrics = _open_lines(folder.metrics)
+        self._events = Lines(folder.events)
+        self._metrics = Lines(folder.metrics)
 
     @property
     def recoveries(self) -> tuple[Recovery, ...]:
@@ -189,15 +189,6 @@ def write_atomically(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
-
-
-def _open_lines(path: Path) -> IO[bytes]:
-    """Opens for appending, one write a line; drops a line that a crash cut short."""
-    if path.exists():
-        data = path.read_bytes()
-        if not data.endswith(b"\n") and data:
-            os.truncate(path, data.rfind(b"\n") + 1)
-    return path.open("ab", buffering=0)
 
 
 def _metrics_line(step: StepCommitted | StepSkipped) -> bytes:

@@ -115,6 +115,16 @@ class RunFolder:
         return self.path / "coordinator.json"
 
     @property
+    def token(self) -> Path:
+        """What agents show to the coordinator, readable by the user alone."""
+        return self.path / "token"
+
+    @property
+    def identity(self) -> Path:
+        """By this, a node knows that what it sees here is the coordinator's folder."""
+        return self.path / "identity"
+
+    @property
     def logs(self) -> Path:
         """One file a process."""
         return self.path / "logs"

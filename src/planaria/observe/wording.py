@@ -9,10 +9,12 @@ from planaria.job.settings import Device, Job
 from planaria.protocol.records import (
     AnyRecord,
     CheckpointSaved,
+    CoordinatorRestarted,
     NodeJoined,
     NodeLeaving,
     NodeLost,
     NodeReleased,
+    NodeSpeed,
     Note,
     PlanMeasured,
     PlanTaken,
@@ -39,6 +41,8 @@ def sentence(record: AnyRecord) -> str | None:
         case NodeReleased():
             took, live = duration(record.seconds), counted(record.live_nodes, "node")
             return f"node {record.node} has handed over its work and is released after {took}, {live} live"
+        case NodeSpeed():
+            return _speed_sentence(record)
         case Waiting():
             live = counted(record.live_nodes, "node")
             return f"waiting for nodes before step {record.step}, {live} live: {record.reason}"
@@ -48,6 +52,10 @@ def sentence(record: AnyRecord) -> str | None:
             return f"recovered: {recovery_sentence(record.recovery)}"
         case CheckpointSaved():
             return f"checkpoint of step {record.step} saved in {duration(record.seconds)}: {record.folder}"
+        case CoordinatorRestarted():
+            came = f"{counted(record.returned, 'worker')} came back within {duration(record.seconds)}"
+            lag = f", {counted(record.lag, 'step')} that its journal had lost" if record.lag else ""
+            return f"step {record.step}: the coordinator was started again, {came}{lag}"
         case Restored():
             return f"went back from step {record.from_step} to step {record.to_step}: {record.reason}"
         case Note():
@@ -56,6 +64,15 @@ def sentence(record: AnyRecord) -> str | None:
             return f"step {record.step} is not applied: {_not_finite(record)}"
         case StepCommitted() | PlanMeasured() | RunEnded():
             return None
+
+
+def _speed_sentence(record: NodeSpeed) -> str:
+    """A node's new speed, in words."""
+    if record.speed >= 1:
+        return f"step {record.step}: node {record.node} is as fast as the others again, for {record.steps} steps"
+    since = f"in the last {record.steps} steps"
+    change = "slow" if record.speed < record.before else "faster, and still slow"
+    return f"step {record.step}: node {record.node} is {change}: {record.speed:.0%} of the others' speed {since}"
 
 
 def recovery_sentence(recovery: Recovery) -> str:

@@ -17,6 +17,7 @@ from planaria.plan.instantiate import contiguous_routes, instances, instantiate,
 from planaria.plan.placement import assign
 from planaria.plan.plan import NodeId, Pipeline, Plan, Stage, Transfer, WorkerId, runs_of
 from planaria.plan.profile import ModelProfile
+from planaria.plan.recut import pipeline_times
 from planaria.plan.reinstantiate import How, Situation
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.sources import Holders
@@ -176,6 +177,29 @@ class Aftermath:
         chosen = instances(change.profile, change.templates, change.settings, self._live, change.speeds)
         pipelines = [place(one.template, one.nodes, change.settings.devices_per_node) for one in chosen]
         return self._planned(pipelines, [one.times for one in chosen], How.INSTANTIATE)
+
+    def build_from(self, pipelines: Sequence[Pipeline]) -> Reconfiguration | None:
+        """The plan with exactly these pipelines, whatever templates say; None where they cannot be: too few, not whole,
+        on nodes that are gone, or more than there are microbatches."""
+        change = self._change
+        live = set(self._live)
+        if not change.settings.fault_tolerance < len(pipelines) <= change.settings.num_microbatches:
+            return None
+        for pipeline in pipelines:
+            nodes = {change.plan.node_of(worker) for worker in pipeline.workers}
+            if not (pipeline.is_whole(change.profile.num_layers) and nodes <= live):
+                return None
+        times = [
+            pipeline_times(
+                pipeline,
+                change.profile,
+                change.speeds,
+                change.plan.devices_per_node,
+                change.settings.num_microbatches,
+            )
+            for pipeline in pipelines
+        ]
+        return self._planned(pipelines, times, How.INSTANTIATE)
 
     def _planned(self, pipelines: Sequence[Pipeline], times: Sequence[Times], how: How) -> Reconfiguration:
         change, profile = self._change, self._change.profile

@@ -9,6 +9,7 @@ from xml.sax.saxutils import escape
 from planaria.plan.cells import Cell, CellKind, Timeline, cells, label, milliseconds, rows, tick_s
 from planaria.plan.plan import Plan
 from planaria.plan.program import Op
+from planaria.plan.reroute import shares
 
 _FILL = {CellKind.FORWARD: "░", CellKind.BACKWARD: "▓", CellKind.WEIGHT: "▒", CellKind.SYNC: "≈"}
 
@@ -56,8 +57,7 @@ def _shown(timeline: Timeline) -> set[CellKind]:
 
 
 def _share(plan: Plan, number: int) -> str:
-    workers = set(plan.pipelines[number].workers)
-    count = sum(len(r.microbatches) for r in plan.routes if {hop.worker for hop in r.hops} <= workers)
+    count = shares(plan)[number]
     return f": {count} microbatch{'es' if count != 1 else ''}" if count else ""
 
 

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 import msgspec
 
 Mask = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]+$", max_length=1 << 16)]
+
+
+def mask_of(microbatches: Sequence[int]) -> int:
+    """The bit mask of ascending microbatches; quickly where they follow each other, as those of a route do."""
+    if not microbatches:
+        return 0
+    first, last = microbatches[0], microbatches[-1]
+    if last - first + 1 == len(microbatches):
+        return (1 << len(microbatches)) - 1 << first
+    return sum(1 << microbatch for microbatch in microbatches)
 
 
 class Ledger(msgspec.Struct, frozen=True):
@@ -50,7 +60,10 @@ def combine(ledgers: Iterable[Ledger], num_layers: int) -> tuple[Ledger, int]:
     union = [0] * num_layers
     twice = 0
     for ledger in ledgers:
-        for layer, mask in enumerate(ledger.bits()):
+        for layer, text in enumerate(ledger.masks):
+            if text == "0":
+                continue  # of thousands of workers, each counts a few layers
+            mask = int(text, 16)
             twice += (union[layer] & mask).bit_count()
             union[layer] |= mask
     return Ledger.from_bits(union), twice

@@ -1,4 +1,4 @@
-"""Orders for routes that cross each other: a list schedule, in unit costs, deterministic.
+"""Orders for routes that cross each other: a list schedule, in whole units of time, deterministic.
 
 Used after a loss that leaves no pipeline whole, and by rerouting: workers then serve several paths, and no
 textbook schedule applies.
@@ -12,8 +12,11 @@ from collections.abc import Sequence
 from planaria.plan.plan import Route, ScheduleKind, WorkerId
 from planaria.plan.work import Leg, Phase, Unit, legs, merge_hops
 
-_FORWARD, _INPUT, _WEIGHT = 1, 1, 1
-"""Costs of a layer's phases; a whole backward costs both its halves. Only their order of magnitude matters."""
+LayerUnits = tuple[int, int, int]
+"""How long a layer's forward, its input's gradient and its weights' gradients take."""
+
+_ALIKE: LayerUnits = (1, 1, 1)
+"""Of every layer, where a plan does not say."""
 
 _ROUNDS = 3
 """Of settling the turns; more gain nothing."""
@@ -23,29 +26,43 @@ _Waiting = tuple[int, float, int, int]
 
 
 def list_schedule(
-    routes: Sequence[Route], kind: ScheduleKind = ScheduleKind.ONE_F_ONE_B
+    routes: Sequence[Route],
+    kind: ScheduleKind = ScheduleKind.ONE_F_ONE_B,
+    spare_in_flight: int = 0,
+    layer_units: Sequence[LayerUnits] = (),
 ) -> dict[WorkerId, tuple[Unit, ...]]:
     """Every worker's order: the order of starts in one simulated run, so a restriction of a global order.
 
-    A free worker takes a backward before a forward and a forward before weight gradients, which so fill what would be
-    bubbles; of each, the oldest route's first, and then in turn (`_turns`).
+    A free worker takes a backward for whose result somebody waits before a forward, and a forward before weight
+    gradients and the last backward of a way, which so fill what would be bubbles; of each, the oldest route's first,
+    and then in turn (`_turns`).
 
     It starts no forward while it would keep more layers' activations than the schedule kind keeps on its fullest
-    leg, were that a stage of a pipeline of its own (`ScheduleKind.in_flight`); a worker that runs several legs, or
-    for several pipelines, has no more. Weight gradients then go first. Only when nothing else in the whole system
-    can go on is the lowest waiting forward started all the same: the bound can delay work but never block it.
+    leg, were that a stage of a pipeline of its own (`ScheduleKind.in_flight`), with the spare ones; a worker that runs
+    several legs, or for several pipelines, has no more. What nobody waits for then goes first. Only when nothing else
+    in the whole system can go on is the lowest waiting forward started all the same: the bound can delay work but
+    never block it.
 
-    Measured on ReCycle's reroutes against the ideal of the busiest place (docs/estimates.md): gpipe and split backwards
-    reach it, eager 1F1B takes 5% more on average. The memory of 1F1B costs 21%: a stage that is busy all the time then
-    has no room for microbatches that are held up above it.
+    Measured on ReCycle's reroutes (docs/policies.md): with split backwards and 4 spare microbatches, steps are within
+    2% of what the routes allow. Without spare ones a busy stage has no room for microbatches that are held up above it.
+
+    Args:
+        routes: that cross.
+        kind: how backwards are made, and how many microbatches are kept.
+        spare_in_flight: microbatches that a worker may keep beyond these.
+        layer_units: of each layer; none: all layers and phases take the same.
     """
-    return _ListSchedule(routes, kind).run() if routes else {}
+    return _ListSchedule(routes, kind, spare_in_flight, layer_units).run() if routes else {}
 
 
 class _ListSchedule:
-    def __init__(self, routes: Sequence[Route], kind: ScheduleKind) -> None:
+    def __init__(
+        self, routes: Sequence[Route], kind: ScheduleKind, spare_in_flight: int, layer_units: Sequence[LayerUnits]
+    ) -> None:
+        self._layer_units = layer_units
         self._units: list[Unit] = []
         self._costs: list[int] = []
+        self._known: dict[tuple[Phase, int], int] = {}
         self._next: list[tuple[int, ...]] = []
         """Of each unit, those that it makes ready."""
         self._ranks: list[_Waiting] = []
@@ -58,7 +75,7 @@ class _ListSchedule:
                 num_served[worker] = num_served.get(worker, 0) + len(route.microbatches)
         for route, way in zip(routes, ways, strict=True):
             for leg in way:
-                in_flight = kind.in_flight(leg.hops_after, num_served[leg.worker], leg.place)
+                in_flight = kind.in_flight(leg.hops_after, num_served[leg.worker], leg.place) + spare_in_flight
                 bound = max(self._bounds.get(leg.worker, 0), in_flight * leg.num_layers)
                 self._bounds[leg.worker] = bound
             for microbatch in route.microbatches:
@@ -73,7 +90,7 @@ class _ListSchedule:
     def _add(self, way: tuple[Leg, ...], microbatch: int, turn: float) -> None:
         first = len(self._units)
         for place, leg in enumerate(way):
-            self._append(Unit(Phase.FORWARD, leg, microbatch), turn, _FORWARD)
+            self._append(Unit(Phase.FORWARD, leg, microbatch), turn)
             if place > 0:
                 self._next[first + place - 1] = (first + place,)
         below = first + len(way) - 1
@@ -81,19 +98,37 @@ class _ListSchedule:
             if leg.backward is None:
                 break
             at = len(self._units)
-            cost = _INPUT if leg.has_weight else _INPUT + _WEIGHT
-            self._append(Unit(Phase.INPUT_GRADIENT, leg, microbatch), turn, cost)
+            self._append(Unit(Phase.INPUT_GRADIENT, leg, microbatch), turn)
             self._next[below] = (*self._next[below], at)
             if leg.has_weight:
-                self._append(Unit(Phase.WEIGHT_GRADIENTS, leg, microbatch), turn, _WEIGHT)
+                self._append(Unit(Phase.WEIGHT_GRADIENTS, leg, microbatch), turn)
                 self._next[at] = (at + 1,)
             below = at
 
-    def _append(self, unit: Unit, turn: float, cost: int) -> None:
+    def _append(self, unit: Unit, turn: float) -> None:
         self._ranks.append((unit.leg.born, turn, unit.microbatch, len(self._units)))
         self._units.append(unit)
-        self._costs.append(cost * unit.leg.num_layers)
+        self._costs.append(self._cost(unit.phase, unit.leg))
         self._next.append(())
+
+    def _cost(self, phase: Phase, leg: Leg) -> int:
+        key = phase, id(leg)
+        cost = self._known.get(key)
+        if cost is None:
+            cost = self._known[key] = self._uncached_cost(phase, leg)
+        return cost
+
+    def _uncached_cost(self, phase: Phase, leg: Leg) -> int:
+        def units(layer: int) -> LayerUnits:
+            return self._layer_units[layer] if self._layer_units else _ALIKE
+
+        if phase is Phase.FORWARD:
+            return sum(units(layer)[0] for layer in range(leg.first_layer, leg.end_layer))
+        weights = sum(units(layer)[2] for layer in leg.counted)
+        if phase is Phase.WEIGHT_GRADIENTS:
+            return weights
+        inputs = sum(units(layer)[1] for layer in range(leg.low_layer, leg.end_layer))
+        return inputs if leg.has_weight else inputs + weights
 
     def run(self) -> dict[WorkerId, tuple[Unit, ...]]:
         for number, unit in enumerate(self._units):
@@ -114,17 +149,19 @@ class _ListSchedule:
 
     def _make_ready(self, number: int) -> None:
         unit = self._units[number]
-        heapq.heappush(self._ready[unit.leg.worker][unit.phase], self._ranks[number])
+        waited_for = unit.phase is not Phase.INPUT_GRADIENT or unit.leg.gradient_to is not None
+        queue = unit.phase if waited_for else Phase.WEIGHT_GRADIENTS
+        heapq.heappush(self._ready[unit.leg.worker][queue], self._ranks[number])
         self._touched.add(unit.leg.worker)
 
     def _start_next(self, worker: WorkerId, now: int) -> None:
-        forwards, backwards, weights = self._ready[worker]
+        forwards, backwards, others = self._ready[worker]
         if backwards:
             self._start(backwards, now)
         elif forwards and self._has_room(worker, self._units[forwards[0][-1]].leg):
             self._start(forwards, now)
-        elif weights:
-            self._start(weights, now)
+        elif others:
+            self._start(others, now)
 
     def _has_room(self, worker: WorkerId, leg: Leg) -> bool:
         return not leg.keeps or self._kept[worker] + leg.num_layers <= self._bounds[worker]

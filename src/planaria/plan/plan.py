@@ -192,6 +192,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             epoch are void.
         transfers: state that moves before the first step of the plan.
         schedule: order of forwards and backwards.
+        spare_in_flight: microbatches that a worker whose routes cross may keep beyond what the schedule keeps: one that
+            carries others' work waits for more of them.
+        layer_units: of each layer, how long its forward, its input's and its weights' gradients take, in one unit for
+            all: the orders of workers whose routes cross go by them. None: all alike.
     """
 
     generation: int
@@ -205,6 +209,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     shadows: tuple[Stage, ...] = ()
     transfers: tuple[Transfer, ...] = ()
     schedule: ScheduleKind = ScheduleKind.ONE_F_ONE_B
+    spare_in_flight: int = 0
+    layer_units: tuple[tuple[int, int, int], ...] = ()
 
     @cached_property
     def workers(self) -> tuple[WorkerId, ...]:
@@ -261,7 +267,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def layers_held(self, groups: Collection[int]) -> tuple[int, ...]:
         """The layers whose every parameter group is among `groups`."""
-        lacking = {layer for g, group in enumerate(self.groups) if g not in groups for layer in group.layers}
+        held = frozenset(groups)
+        lacking = {layer for g, group in enumerate(self.groups) if g not in held for layer in group.layers}
         return tuple(layer for layer in range(self.num_layers) if layer not in lacking)
 
     def stages(self) -> Iterator[Stage]:

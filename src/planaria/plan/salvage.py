@@ -12,7 +12,7 @@ import msgspec
 
 from planaria.plan.costs import PipelineCost, StageCosts, pipeline_cost
 from planaria.plan.errors import NoReplica
-from planaria.plan.ledger import Ledger
+from planaria.plan.ledger import Ledger, mask_of
 from planaria.plan.plan import Pipeline, Plan, PlanError, Route, Stage, WorkerId, runs_of
 from planaria.plan.profile import ModelProfile
 
@@ -116,7 +116,7 @@ def _missing(plan: Plan, kept: Sequence[Route], counted: Ledger) -> dict[tuple[i
     """For each set of layers, the microbatches that are missing from exactly those."""
     present = list(counted.bits())
     for route in kept:
-        mask = sum(1 << microbatch for microbatch in route.microbatches)
+        mask = mask_of(route.microbatches)
         for layer in route.counted:
             present[layer] |= mask
     missing: dict[tuple[int, ...], list[int]] = {}
@@ -145,13 +145,16 @@ def _along_pipelines(
     profile: ModelProfile,
 ) -> tuple[Route, ...]:
     """New routes over whole pipelines: each microbatch goes to the pipeline that would end first with it."""
-    costs: list[PipelineCost] = [
-        pipeline_cost(profile, ((s.first_layer, s.end_layer) for s in pipeline.stages)) for pipeline in intact
-    ]
-    loads = [
-        sum(len(r.microbatches) for r in kept if {hop.worker for hop in r.hops} <= set(pipeline.workers))
-        for pipeline in intact
-    ]
+    cuts = [tuple((s.first_layer, s.end_layer) for s in pipeline.stages) for pipeline in intact]
+    cost_of = {cut: pipeline_cost(profile, cut) for cut in dict.fromkeys(cuts)}
+    costs: list[PipelineCost] = [cost_of[cut] for cut in cuts]
+    at_of = {worker: at for at, pipeline in enumerate(intact) for worker in pipeline.workers}
+    loads = [0] * len(intact)
+    for route in kept:
+        passed = {at_of.get(hop.worker, -1) for hop in route.hops}
+        at = passed.pop()
+        if not passed and at >= 0:
+            loads[at] += len(route.microbatches)
     routes: list[Route] = []
     for layers, microbatches in missing.items():
         dealt: list[list[int]] = [[] for _ in intact]

@@ -126,7 +126,7 @@ def _layout(plan: Plan) -> _Layout:
         else:
             irregular.extend(routes)
     place_of = {hop.worker: (at, place) for at, path in enumerate(regular) for place, hop in enumerate(path.hops)}
-    orders = list_schedule(irregular, plan.schedule)
+    orders = list_schedule(irregular, plan.schedule, plan.spare_in_flight, plan.layer_units)
     return _Layout(paths=tuple(regular), place_of=place_of, orders=orders, rounds=colour(plan))
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from planaria.plan.ledger import Ledger
+from planaria.plan.ledger import Ledger, mask_of
 from planaria.plan.plan import Plan, PlanError, Route, WorkerId
+from planaria.plan.replicas import lacking
 
 
 def validate(plan: Plan, *, fault_tolerance: int | None = None, already: Ledger | None = None) -> None:
@@ -11,7 +12,7 @@ def validate(plan: Plan, *, fault_tolerance: int | None = None, already: Ledger 
 
     Args:
         plan: to be checked.
-        fault_tolerance: f; given, the plan must have f + 1 whole pipelines on nodes of their own.
+        fault_tolerance: f; given, every layer must have f + 1 replicas, on nodes of their own.
         already: what live accumulators hold beside the routes' work; default: nothing. Together with the
             routes it must count every microbatch exactly once for every layer.
 
@@ -19,6 +20,7 @@ def validate(plan: Plan, *, fault_tolerance: int | None = None, already: Ledger 
         PlanError: the first invariant found broken, with its values.
     """
     _check_placement(plan)
+    _check_order(plan)
     _check_groups(plan)
     for route in plan.routes:
         _check_route(plan, route)
@@ -40,12 +42,14 @@ def _check_placement(plan: Plan) -> None:
     for at, pipeline in enumerate(plan.pipelines):
         _require(bool(pipeline.stages), f"pipeline {at} has no stage")
         for stage in pipeline.stages:
+            inside = 0 <= stage.first_layer < stage.end_layer <= plan.num_layers
+            other = home.setdefault(stage.worker, at)
+            if inside and other == at and stage.worker >= 0 and stage.num_devices >= 1:
+                continue  # of thousands of stages, no sentence need be made
             where = f"stage [{stage.first_layer}, {stage.end_layer}) of pipeline {at}"
             _require(stage.worker >= 0, f"{where} has worker {stage.worker}")
             _require(stage.num_devices >= 1, f"{where} has {stage.num_devices} devices")
-            inside = 0 <= stage.first_layer < stage.end_layer <= plan.num_layers
             _require(inside, f"{where} is no range of {plan.num_layers} layers")
-            other = home.setdefault(stage.worker, at)
             _require(other == at, f"worker {stage.worker} is in pipelines {other} and {at}")
     for shadow in plan.shadows:
         where = f"shadow [{shadow.first_layer}, {shadow.end_layer}) of worker {shadow.worker}"
@@ -60,6 +64,8 @@ def _check_devices(plan: Plan) -> None:
     """A stage takes the devices from its worker's on, all of one node; only stages of one worker may share some."""
     driver: dict[int, WorkerId] = {}
     for stage in plan.stages():
+        if stage.num_devices == 1 and driver.setdefault(stage.worker, stage.worker) == stage.worker:
+            continue
         where = f"stage [{stage.first_layer}, {stage.end_layer}) of worker {stage.worker}"
         last = WorkerId(stage.worker + stage.num_devices - 1)
         _require(
@@ -70,6 +76,13 @@ def _check_devices(plan: Plan) -> None:
         for device in range(stage.worker, stage.worker + stage.num_devices):
             other = driver.setdefault(device, stage.worker)
             _require(other == stage.worker, f"{where} takes device {device}, which worker {other} drives")
+
+
+def _check_order(plan: Plan) -> None:
+    _require(plan.spare_in_flight >= 0, f"{plan.spare_in_flight} microbatches are to be kept beyond the schedule's")
+    units = plan.layer_units
+    _require(len(units) in (0, plan.num_layers), f"{len(units)} layers have units, of {plan.num_layers}")
+    _require(all(min(layer) >= 0 for layer in units), "a layer takes less than no time")
 
 
 def _check_groups(plan: Plan) -> None:
@@ -95,13 +108,16 @@ def _check_route(plan: Plan, route: Route) -> None:
     _require(inside, f"{name} counts layers {route.counted} of {plan.num_layers}")
     position = 0
     for hop in route.hops:
+        follows = hop.first_layer == position < hop.end_layer
         _require(
-            hop.first_layer == position < hop.end_layer,
-            f"{name}: hop [{hop.first_layer}, {hop.end_layer}) follows layer {position - 1}",
+            follows, "" if follows else f"{name}: hop [{hop.first_layer}, {hop.end_layer}) follows layer {position - 1}"
         )
         position = hop.end_layer
         owned = set(hop.layers) <= set(plan.layers_of.get(hop.worker, ()))
-        _require(owned, f"{name}: worker {hop.worker} does not own all of [{hop.first_layer}, {hop.end_layer})")
+        _require(
+            owned,
+            "" if owned else f"{name}: worker {hop.worker} does not own all of [{hop.first_layer}, {hop.end_layer})",
+        )
     _require(position == plan.num_layers, f"{name} ends at layer {position} of {plan.num_layers}")
 
 
@@ -118,7 +134,7 @@ def _check_counts(plan: Plan, already: Ledger | None) -> None:
     bits = list((already or Ledger.empty(plan.num_layers)).bits())
     _require(len(bits) == plan.num_layers, f"the ledger has {len(bits)} layers, the plan {plan.num_layers}")
     for route in plan.routes:
-        mask = sum(1 << microbatch for microbatch in route.microbatches)
+        mask = mask_of(route.microbatches)
         for layer in route.counted:
             twice = bits[layer] & mask
             _require(not twice, f"microbatch {twice.bit_length() - 1} is counted twice for layer {layer}")
@@ -153,16 +169,8 @@ def _check_transfers(plan: Plan) -> None:
 
 
 def _check_replicas(plan: Plan, fault_tolerance: int) -> None:
-    whole = [p for p in plan.pipelines if p.is_whole(plan.num_layers)]
-    _require(
-        len(whole) >= fault_tolerance + 1,
-        f"{len(whole)} whole pipelines; fault_tolerance = {fault_tolerance} needs {fault_tolerance + 1}",
-    )
-    home: dict[int, int] = {}
-    for at, pipeline in enumerate(whole):
-        distinct = len(set(pipeline.workers)) == len(pipeline.workers)
-        _require(distinct, f"a worker has two stages of whole pipeline {at}")
-        for worker in pipeline.workers:
-            node = plan.node_of(worker)
-            other = home.setdefault(node, at)
-            _require(other == at, f"node {node} is in whole pipelines {other} and {at}")
+    for layer, replicas in lacking(plan, fault_tolerance).items():
+        needs = f"fault_tolerance = {fault_tolerance} needs {fault_tolerance + 1}"
+        _require(
+            False, f"layer {layer} has {replicas} replica{'s' if replicas != 1 else ''} on different nodes; {needs}"
+        )

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, Self
 
 from planaria.plan.ledger import Ledger
 from planaria.plan.placement import Holders
 from planaria.plan.plan import NodeId, Plan, WorkerId
 from planaria.plan.salvage import LayerHolders
+from planaria.plan.speeds import Speeds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,9 @@ class Proposal:
         transfer_bytes: parameters and optimizer state that move before its first step.
         longest_s: estimated seconds of the plan's longest instruction.
         how: of a reconfiguration, how pipelines were made again; "initial" or "finish step" otherwise.
+        is_degraded: the policy means to go on though some layer has fewer than f + 1 replicas.
+        transfer_s: estimated seconds until the state has moved, where nothing else is done meanwhile.
+        compute_s: seconds that each worker computes in a step, on a node as fast as the profile says.
     """
 
     plan: Plan
@@ -31,10 +35,19 @@ class Proposal:
     transfer_bytes: int
     longest_s: float
     how: str
+    is_degraded: bool = False
+    transfer_s: float = 0.0
+    compute_s: Mapping[WorkerId, float] = field(default_factory=dict)
 
 
 class Policy(Protocol):
     """Proposes plans after a change, as pure functions; never executes one."""
+
+    def with_speeds(self, speeds: Speeds) -> Self:
+        """The same policy for nodes that compute so fast; all others are as fast as the profile says."""
+
+    def estimated(self, plan: Plan) -> Proposal:
+        """This very plan, with what it is thought to cost."""
 
     def initial(self, nodes: Sequence[NodeId], generation: int) -> Proposal:
         """A first plan for these nodes; raises PlanError when there is none."""

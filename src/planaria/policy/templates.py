@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Collection, Sequence
+from typing import Self
 
+from planaria.estimate.conditions import AS_PROFILED, Conditions
 from planaria.estimate.memory import worker_memory_bytes
-from planaria.estimate.step_time import simulate, step_time_s
+from planaria.estimate.step_time import Known, Outline, outline
 from planaria.plan.batch import Undistributable
 from planaria.plan.instantiate import initial_plan
 from planaria.plan.ledger import Ledger
 from planaria.plan.placement import Holders
 from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError, WorkerId
 from planaria.plan.profile import ModelProfile
-from planaria.plan.reconfigure import How, Reconfiguration, reconfigure
+from planaria.plan.reconfigure import STEPS_AHEAD, Change, How, Reconfiguration, reconfigure
+from planaria.plan.respeed import candidates
 from planaria.plan.salvage import LayerHolders, finish_step
 from planaria.plan.settings import PlannerSettings
+from planaria.plan.speeds import Speeds
 from planaria.plan.templates import make_templates
 from planaria.plan.warm_up import warm_up
 from planaria.policy.proposal import Proposal
+from planaria.policy.wording import count as _count
+from planaria.policy.wording import join as _join
+from planaria.policy.wording import size as _bytes
 
 CLEARLY = 0.95
 """An instantiation that weighs compute alone is left for one that takes so much less, sums of gradients included."""
@@ -39,7 +47,31 @@ class TemplatesPolicy:
         """
         self._profile = profile
         self._settings = settings
+        self._speeds: Speeds | None = None
+        self._conditions = AS_PROFILED
+        self._known: Known = {}
+        """Pipelines that were estimated before: most of a plan's are as in the one before."""
         self.templates = make_templates(profile, settings)
+        if not self.templates:
+            raise PlanError(
+                f"No split onto {settings.min_nodes} nodes or more fits devices of {_bytes(settings.memory_bytes)}. "
+                "Set a lower resilience.min_nodes_per_pipeline, or use devices with more memory."
+            )
+
+    def with_speeds(self, speeds: Speeds) -> Self:
+        """The same templates, for nodes that compute so fast.
+
+        Raises:
+            PlanError: a speed that is none.
+        """
+        policy = copy.copy(self)
+        policy._speeds = dict(speeds)
+        policy._conditions = Conditions(node_speeds=policy._speeds)
+        return policy
+
+    def estimated(self, plan: Plan) -> Proposal:
+        """This very plan, with what it is thought to cost."""
+        return self._proposal(plan, "The plan stays.", 0, "unchanged")
 
     def initial(self, nodes: Sequence[NodeId], generation: int) -> Proposal:
         """A job's first plan, or the first after a restore.
@@ -63,15 +95,17 @@ class TemplatesPolicy:
         An instantiation weighs compute alone. The more pipelines there are, the longer their sums take: where that
         counts, fewer and larger pipelines are faster.
         """
-        best = initial_plan(self._profile, self.templates, self._settings, nodes, generation)
-        least_s = CLEARLY * step_time_s(best, self._profile)
+        best = initial_plan(self._profile, self.templates, self._settings, nodes, generation, speeds=self._speeds)
+        least_s = CLEARLY * self._outline(best).step_time_s
         smallest = 1
         while smallest < len(self.templates):
             try:
-                plan = initial_plan(self._profile, self.templates[smallest:], self._settings, nodes, generation)
+                plan = initial_plan(
+                    self._profile, self.templates[smallest:], self._settings, nodes, generation, speeds=self._speeds
+                )
             except PlanError:
                 break  # too few nodes for f + 1 pipelines of that size
-            seconds = step_time_s(plan, self._profile)
+            seconds = self._outline(plan).step_time_s
             if len(plan.nodes) == len(best.nodes) and seconds < least_s:
                 best, least_s = plan, seconds
             smallest *= 2
@@ -92,7 +126,11 @@ class TemplatesPolicy:
             NoReplica: a group has no live holder.
         """
         result = self._reconfiguration(plan, lost, holders, generation, leaving)
-        return self._proposal(result.plan, _why(plan, lost, result), result.transfer_bytes, result.how.value)
+        if self._speeds is None:
+            reason = _why(plan, lost, result)
+        else:
+            reason = _why_at_speeds(plan, lost, result, self._speeds)
+        return self._proposal(result.plan, reason, result.transfer_bytes, result.how.value, result.transfer_s)
 
     def _initial_plan(self, nodes: Sequence[NodeId], generation: int) -> Plan:
         """Of more nodes than the job began with, as many as a step's microbatches are enough for."""
@@ -114,6 +152,8 @@ class TemplatesPolicy:
         for num_idle in range(max(1, len(order))):
             absent = (*lost, *order[:num_idle])
             try:
+                if self._speeds is not None:
+                    return self._at_speeds(plan, absent, holders, generation, leaving, self._speeds)
                 return reconfigure(
                     self._profile, self.templates, self._settings, plan, absent, holders, generation, leaving
                 )
@@ -125,13 +165,47 @@ class TemplatesPolicy:
                 break
         raise too_many
 
+    def _at_speeds(
+        self,
+        plan: Plan,
+        lost: Collection[NodeId],
+        holders: Holders,
+        generation: int,
+        leaving: Collection[NodeId],
+        speeds: Speeds,
+    ) -> Reconfiguration:
+        """Of the candidates that fit into memory, the one that takes least in the long run, as simulated."""
+        change = Change(
+            profile=self._profile,
+            templates=self.templates,
+            settings=self._settings,
+            plan=plan,
+            lost=lost,
+            holders=holders,
+            generation=generation,
+            leaving=leaving,
+            speeds=speeds,
+        )
+        best: Reconfiguration | None = None
+        least_s = float("inf")
+        for found in candidates(change):
+            seconds = STEPS_AHEAD * self._outline(found.plan).step_time_s + found.transfer_s
+            if (best is None or seconds < least_s) and self._fits(found.plan):
+                best, least_s = found, seconds
+        if best is None:
+            return reconfigure(self._profile, self.templates, self._settings, plan, lost, holders, generation, leaving)
+        return best
+
+    def _fits(self, plan: Plan) -> bool:
+        limit = self._settings.memory_bytes
+        return not limit or all(worker_memory_bytes(plan, self._profile, worker) <= limit for worker in plan.workers)
+
     def warm_up(self, plan: Plan, target: Proposal, generation: int) -> Proposal | None:
         """One more step of `plan`, beside which the workers of `target` get their state; None where that would not fit
         into the devices' memory. See `planaria.plan.warm_up`.
         """
         new = warm_up(plan, target.plan, generation)
-        limit = self._settings.memory_bytes
-        if limit and any(worker_memory_bytes(new, self._profile, worker) > limit for worker in new.workers):
+        if not self._fits(new):
             return None
         reason = f"{_changes(plan, target.plan)} after this step; what has to move moves beside it."
         return self._proposal(new, reason, target.transfer_bytes, "warm up")
@@ -166,15 +240,23 @@ class TemplatesPolicy:
             what = "every microbatch is in a live accumulator or under way, so nothing runs again"
         return self._proposal(new, f"{happened}; {what}.", 0, "finish step")
 
-    def _proposal(self, plan: Plan, reason: str, transfer_bytes: int, how: str) -> Proposal:
-        timeline = simulate(plan, self._profile)
+    def _outline(self, plan: Plan) -> Outline:
+        return outline(plan, self._profile, self._conditions, self._known)
+
+    def _proposal(self, plan: Plan, reason: str, transfer_bytes: int, how: str, transfer_s: float = 0.0) -> Proposal:
+        step = self._outline(plan)
         return Proposal(
             plan=plan,
             reason=reason,
-            step_time_s=timeline.step_time_s,
+            step_time_s=step.step_time_s,
             transfer_bytes=transfer_bytes,
-            longest_s=timeline.longest_instruction_s,
+            longest_s=step.longest_instruction_s,
             how=how,
+            transfer_s=transfer_s,
+            compute_s={
+                worker: seconds * self._conditions.speed(plan.node_of(worker))
+                for worker, seconds in step.compute_s.items()
+            },
         )
 
 
@@ -212,6 +294,25 @@ def _why(plan: Plan, lost: Collection[NodeId], result: Reconfiguration) -> str:
     return f"{_losses(plan, lost) or 'The nodes changed'}; {_remedy(result)}; {_moved(result)}."
 
 
+def _why_at_speeds(plan: Plan, lost: Collection[NodeId], result: Reconfiguration, speeds: Speeds) -> str:
+    """The sentence for a plan that knows of speeds. Slow nodes that it does without live, and rest."""
+    slow = {node: speed for node, speed in speeds.items() if speed != 1}
+    told = [
+        f"node{'s' if len(nodes) > 1 else ''} {_join(nodes)} at {speed:g}"
+        for speed in sorted(set(slow.values()))
+        if (nodes := sorted(node for node in slow if slow[node] == speed and node in result.plan.nodes))
+    ]
+    parts = [_losses(plan, [node for node in lost if node not in slow]) or "The nodes or their speeds changed"]
+    if resting := sorted(node for node in slow if node not in result.plan.nodes):
+        parts.append(f"slow node{'s' if len(resting) > 1 else ''} {_join(resting)} can be done without")
+    with_whom = f"with {_join(told)} of the others' speed" if told else "with nodes of one speed"
+    shares = Counter[tuple[tuple[int, int, int], ...]]()
+    for route in result.plan.routes:
+        shares[route.key] += len(route.microbatches)
+    dealt = _join(list(shares.values()))
+    return f"{'; '.join(parts)}; {with_whom}, the pipelines run {dealt} microbatches; {_moved(result)}."
+
+
 def _remedy(result: Reconfiguration) -> str:
     plan = result.plan
     sizes = _join(sorted({len(_nodes(plan, plan.pipelines[at])) for at in result.rebuilt}))
@@ -237,19 +338,3 @@ def _moved(result: Reconfiguration) -> str:
     layers = {layer for move in result.plan.transfers for layer in result.plan.groups[move.group].layers}
     moves = "move" if len(layers) > 1 else "moves"
     return f"{_count(len(layers), 'layer')} ({_bytes(result.transfer_bytes)}) {moves} from surviving replicas"
-
-
-def _bytes(size: int) -> str:
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= scale:
-            return f"{size / scale:.1f} {unit}"
-    return f"{size} bytes"
-
-
-def _count(number: int, noun: str, plural: str | None = None) -> str:
-    return f"{number} {noun if number == 1 else plural or noun + 's'}"
-
-
-def _join(items: Sequence[object]) -> str:
-    words = [str(item) for item in items]
-    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1] if words else ""

@@ -18,7 +18,8 @@ from planaria.model.model import GroupSpec, ParameterSpec
 from planaria.plan.plan import WorkerId
 from planaria.plan.profile import LinkCost, StepCosts
 from planaria.profile.clock import compute_now
-from planaria.protocol.events import JournalCommit
+from planaria.protocol.journal import JournalCommit
+from planaria.protocol.messages import Commit
 from planaria.worker.accumulator import total_gradient
 from planaria.worker.mailbox import Key, Kind, Mailbox
 from planaria.worker.replica import Replica, apply_adamw
@@ -92,7 +93,9 @@ def _journal_s() -> float:
     with tempfile.TemporaryDirectory() as folder:
         journal = Journal(Path(folder) / "journal.sqlite")
         journal.start()
-        commit = JournalCommit(1, 1, 1.0, 1.0, (0,) * 16)
+        commit = JournalCommit(
+            commit=Commit(generation=1, step=1, clip_factor=1.0, exponents=(0,) * 16, hold=False, loss=1.0, norm=1.0)
+        )
         seconds = _median_s(lambda: journal.write(commit), time.perf_counter)
         journal.close()
     return seconds

@@ -19,12 +19,14 @@ class Tally:
         losses: microbatch -> loss.
         missing: contributions (layer, microbatch) that no vote has; 0 when a worker died after all had its own.
         twice: contributions that more than one vote has.
+        compute_s: how long each worker computed.
     """
 
     norms: dict[int, float]
     losses: dict[int, float]
     missing: int
     twice: int
+    compute_s: dict[WorkerId, float]
 
 
 class Ballot:
@@ -33,6 +35,7 @@ class Ballot:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._votes: dict[WorkerId, Vote] = {}
+        self._withdrawn: set[WorkerId] = set()
 
     def cast(self, worker: WorkerId, vote: Vote) -> None:
         self._votes[worker] = vote
@@ -40,6 +43,7 @@ class Ballot:
     def withdraw(self, worker: WorkerId) -> None:
         """The worker is lost."""
         self._votes.pop(worker, None)
+        self._withdrawn.add(worker)
 
     @property
     def voters(self) -> tuple[WorkerId, ...]:
@@ -51,6 +55,8 @@ class Ballot:
         A worker votes when its sums are whole, so with all survivors' votes in, the step is done even if one of
         its contributors is dead by now; only its norms and losses may be missing.
         """
+        if len(self._votes) + len(self._withdrawn) < len(self._plan.workers):
+            return False  # asked at every vote: nobody need be counted to know
         awaited = [worker for worker in self._plan.workers if worker in live]
         if not awaited or any(worker not in self._votes for worker in awaited):
             return False
@@ -66,9 +72,10 @@ class Ballot:
         for worker in self.voters:
             norms.update(self._votes[worker].norms)
             losses.update(self._votes[worker].losses)
+        took = {worker: self._votes[worker].compute_s for worker in self.voters}
         missing = twice = 0
         if len(self._votes) == len(self._plan.workers):
             union, twice = combine((vote.ledger for vote in self._votes.values()), self._plan.num_layers)
             full = (1 << self._plan.num_microbatches) - 1
             missing = sum((full & ~mask).bit_count() for mask in union.bits())
-        return Tally(norms=norms, losses=losses, missing=missing, twice=twice)
+        return Tally(norms=norms, losses=losses, missing=missing, twice=twice, compute_s=took)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planaria.plan.plan import NodeId, WorkerId
+from planaria.protocol.journal import JournalEntry
 from planaria.protocol.messages import FromWorker, SavedGroup, ToWorker
 from planaria.protocol.records import AnyRecord, RunStatus
 
@@ -17,12 +18,23 @@ class WorkerJoined:
     data_address: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanOut:
+    """A worker ran out of memory. What the kernel killed tells nothing: then no worker is named, and sizes are 0."""
+
+    worker: WorkerId | None = None
+    where: str = ""
+    held_bytes: int = 0
+    wanted_bytes: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class NodeGone:
     """A worker of this node is dead or out of reach, so the node is."""
 
     node: NodeId
     cause: str
+    ran_out: RanOut | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +50,16 @@ class NodeNotice:
 class Received:
     worker: WorkerId
     message: FromWorker
+
+
+@dataclass(frozen=True, slots=True)
+class Restarted:
+    """First event of a machine that was built with a past.
+
+    `step_began`: monotonic seconds, when the driver heard of the last commit; None: it has heard of none.
+    """
+
+    step_began: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +92,15 @@ class ManifestFailed:
 
 
 Event = (
-    WorkerJoined | NodeGone | NodeNotice | Received | StopRequested | DecisionTook | ManifestWritten | ManifestFailed
+    Restarted
+    | WorkerJoined
+    | NodeGone
+    | NodeNotice
+    | Received
+    | StopRequested
+    | DecisionTook
+    | ManifestWritten
+    | ManifestFailed
 )
 
 
@@ -78,29 +108,6 @@ Event = (
 class Send:
     worker: WorkerId
     message: ToWorker
-
-
-@dataclass(frozen=True, slots=True)
-class JournalCommit:
-    """Must be durable before any later command of the same batch is carried out.
-
-    A `clip_factor` of 0 (`protocol.commit.NOT_APPLIED`): the step was committed without being applied.
-    """
-
-    step: int
-    generation: int
-    loss: float
-    clip_factor: float
-    exponents: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class JournalPlan:
-    """Keep the plan (JSON) that is about to be sent."""
-
-    generation: int
-    step: int
-    plan: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +135,19 @@ class WriteManifest:
 
 
 @dataclass(frozen=True, slots=True)
+class Discard:
+    """The checkpoint that was begun in this folder is given up: remove what is there of it."""
+
+    folder: str
+
+
+@dataclass(frozen=True, slots=True)
 class Publish:
+    """`again`: of an earlier coordinator's journal. Whoever has this record already drops it; and any step that is
+    there, since a power loss may take a commit that nobody was told of."""
+
     record: AnyRecord
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,4 +158,4 @@ class Finish:
     message: str
 
 
-Command = Send | JournalCommit | JournalPlan | Evict | Release | WriteManifest | Publish | Finish
+Command = Send | JournalEntry | Evict | Release | WriteManifest | Discard | Publish | Finish

@@ -42,6 +42,10 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True):
     waits_for: int = -1
 
 
+OVERDUE_S = 0.5
+"""After which a heartbeat is missed; there is one every 0.2 s."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """Seconds after which a worker counts as hung.
@@ -51,6 +55,8 @@ class Limits:
         crowded_silence_s: the same, of a process that is known to be there and runnable.
         least_s: in one instruction, at least.
         factor: and so many times the instruction's expected duration.
+        working_factor: the same, of one whose heartbeats tell that it works: a node of a fifth of the speed is slow,
+            and does not hang.
         busy_s: in something that no estimate is made of.
         join_s: between its start and its first message.
     """
@@ -59,8 +65,13 @@ class Limits:
     crowded_silence_s: float = 10.0
     least_s: float = 1.0
     factor: float = 3.0
+    working_factor: float = 10.0
     busy_s: float = 120.0
     join_s: float = 120.0
+
+
+WORKED_S = 1e-3
+"""So much more work from one heartbeat to the next is work; waiting takes next to none."""
 
 
 @dataclass(slots=True)
@@ -69,6 +80,9 @@ class _Seen:
     pulse: Pulse
     since: float
     """When the pulse last changed."""
+    worked_s: float = 0.0
+    worked_at: float = float("-inf")
+    """When more work was last told of."""
 
 
 class Liveness:
@@ -89,6 +103,10 @@ class Liveness:
             if now - since > self._limits.join_s:
                 yield worker, now - since
 
+    def knows(self, worker: WorkerId) -> bool:
+        """Whether it has joined, and is not forgotten."""
+        return worker in self._seen
+
     def joined(self, worker: WorkerId, now: float) -> None:
         self._awaited.pop(worker, None)
         self._seen[worker] = _Seen(now, Pulse(activity=Activity.BUSY, progress=0), now)
@@ -105,12 +123,14 @@ class Liveness:
         if worker in self._seen:
             self._seen[worker].heard = now
 
-    def felt(self, worker: WorkerId, pulse: Pulse, now: float) -> None:
-        """A heartbeat came."""
+    def felt(self, worker: WorkerId, pulse: Pulse, now: float, worked_s: float = 0.0) -> None:
+        """A heartbeat came; `worked_s` is for how long the worker has worked in all."""
         seen = self._seen.get(worker)
         if seen is None:
             return
         seen.heard = now
+        if worked_s >= seen.worked_s + WORKED_S:
+            seen.worked_s, seen.worked_at = worked_s, now
         if seen.pulse != pulse:
             seen.pulse, seen.since = pulse, now
 
@@ -118,6 +138,10 @@ class Liveness:
         """The judge itself was away (its process stopped, its host overloaded): everybody starts anew."""
         for seen in self._seen.values():
             seen.heard = seen.since = now
+
+    def quiet_s(self, now: float) -> float:
+        """Seconds since the last sign of anybody; 0 where nobody is there."""
+        return min((now - seen.heard for seen in self._seen.values()), default=0.0)
 
     def silent(self, now: float) -> Iterator[tuple[WorkerId, float]]:
         """Workers from whom nothing came for longer than `silence_s`, and for how long."""
@@ -137,16 +161,26 @@ class Liveness:
             instruction_s: how long the longest instruction of the plan is expected to take.
             step_s: how long a step is.
         """
-        computing_s = max(self._limits.least_s, self._limits.factor * instruction_s)
+        limits = self._limits
+        quiet = self._quiet()
         for worker, seen in sorted(self._seen.items()):
+            if worker in quiet:
+                continue
             stuck_s = now - seen.since
+            works = now - seen.worked_at <= limits.silence_s
+            computing_s = max(limits.least_s, (limits.working_factor if works else limits.factor) * instruction_s)
             if seen.pulse.activity is Activity.COMPUTING and stuck_s > computing_s:
                 yield worker, f"hung: one instruction for {stuck_s:.1f} s, where {instruction_s:.3f} s is expected"
             elif seen.pulse.activity is Activity.BUSY and stuck_s > self._limits.busy_s:
                 yield worker, f"hung: no progress for {stuck_s:.0f} s"
         blocked = self._blocked(now, max(self._limits.least_s, self._limits.factor * step_s))
-        if blocked is not None:
+        if blocked is not None and not quiet:
             yield blocked
+
+    def _quiet(self) -> set[WorkerId]:
+        """Whose heartbeats are overdue while others' come: what they do is not known, and their silence is judged."""
+        newest = max((seen.heard for seen in self._seen.values()), default=0.0)
+        return {worker for worker, seen in self._seen.items() if newest - seen.heard > OVERDUE_S}
 
     def _blocked(self, now: float, limit_s: float) -> tuple[WorkerId, str] | None:
         """Where everybody waits and nobody works, a message is stuck: whoever should have it is cut off.

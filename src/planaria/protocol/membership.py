@@ -23,6 +23,8 @@ class Membership:
         self.gone: set[NodeId] = set()
         self.leaving: dict[NodeId, float] = {}
         self._faults: dict[NodeId, float] = {}
+        self._joined: Counter[NodeId] = Counter()
+        self._nodes: tuple[NodeId, ...] | None = ()
 
     def node_of(self, worker: WorkerId) -> NodeId:
         return NodeId(worker // self._devices_per_node)
@@ -39,8 +41,10 @@ class Membership:
     @property
     def nodes(self) -> tuple[NodeId, ...]:
         """Live nodes, all of whose workers have joined."""
-        counts = Counter(self.node_of(worker) for worker in self.addresses)
-        return tuple(sorted(node for node, count in counts.items() if count == self._devices_per_node))
+        if self._nodes is None:
+            whole = (node for node, count in self._joined.items() if count == self._devices_per_node)
+            self._nodes = tuple(sorted(whole))
+        return self._nodes
 
     @property
     def staying(self) -> frozenset[NodeId]:
@@ -49,19 +53,24 @@ class Membership:
 
     @property
     def is_gathered(self) -> bool:
-        """Every worker of every node that is not gone has joined."""
-        return len(self.addresses) >= (self._num_nodes - len(self.gone)) * self._devices_per_node
+        """As many nodes have joined as the job starts on, without those that are gone; whatever their numbers are."""
+        return len(self.nodes) >= self._num_nodes - len(self.gone)
 
     def join(self, worker: WorkerId, address: str) -> bool:
         """Returns whether the worker's node is complete now."""
-        self.addresses[worker] = address
         node = self.node_of(worker)
-        return sum(self.node_of(other) == node for other in self.addresses) == self._devices_per_node
+        if worker not in self.addresses:
+            self._joined[node] += 1
+            self._nodes = None
+        self.addresses[worker] = address
+        return self._joined[node] == self._devices_per_node
 
     def lose(self, node: NodeId) -> tuple[WorkerId, ...]:
         """Forget a node; returns the workers that lived on it."""
         self.gone.add(node)
         self.leaving.pop(node, None)
+        self._joined.pop(node, None)
+        self._nodes = None
         lost = tuple(worker for worker in self.workers_of(node) if worker in self.addresses)
         for worker in lost:
             del self.addresses[worker]

@@ -7,15 +7,16 @@ when a worker says hello.
 from __future__ import annotations
 
 import enum
+import math
 from typing import Annotated, TypeVar
 
 import msgspec
 
 from planaria.plan.ledger import Ledger
-from planaria.plan.plan import Plan, WorkerId
+from planaria.plan.plan import Plan, Transfer, WorkerId
 from planaria.protocol.liveness import Pulse
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 """From outside: a number, not below zero, and no infinity."""
@@ -30,6 +31,19 @@ class StateSource(enum.StrEnum):
     INITIAL = "initial"
     CHECKPOINT = "checkpoint"
     LIVE = "live"
+
+
+class WorkerPhase(enum.StrEnum):
+    """Where a worker is in a step."""
+
+    IDLE = "idle"
+    """Waiting for orders: before the first plan, or held at a step boundary."""
+    RUNNING = "running"
+    """Running the program of (generation, step)."""
+    HALTED = "halted"
+    """Stopped inside a step; accumulators are kept."""
+    VOTED = "voted"
+    ENDED = "ended"
 
 
 class SavedGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +85,7 @@ class Vote(Message, frozen=True, kw_only=True, tag="vote"):
         norms: group -> squared L2 norm of its summed gradient, for the groups whose norm is this worker's to tell.
         losses: microbatch -> its loss, for the microbatches whose last layer ran here.
         ledger: what this worker counted.
+        compute_s: how long its forwards and backwards of the step took; 0: not measured.
     """
 
     generation: int
@@ -78,6 +93,7 @@ class Vote(Message, frozen=True, kw_only=True, tag="vote"):
     norms: dict[int, float]
     losses: dict[int, float]
     ledger: Ledger
+    compute_s: Seconds = 0.0
 
 
 class Report(Message, frozen=True, kw_only=True, tag="report"):
@@ -118,10 +134,33 @@ class CutOff(Message, frozen=True, kw_only=True, tag="cut_off"):
     peer: WorkerId
 
 
+class Damaged(Message, frozen=True, kw_only=True, tag="damaged"):
+    """A message of `source` that is wanted here arrived, and its checksum is another.
+
+    Attributes:
+        kind: "state", "sum", "activation" or "gradient".
+        item: group of a state or sum, else microbatch.
+        part: of a state, the bytes that it moves of the group's parameters; None: all.
+    """
+
+    generation: int
+    step: int
+    source: WorkerId
+    kind: str
+    item: int
+    part: tuple[int, int] | None = None
+
+
 class Alive(Message, frozen=True, kw_only=True, tag="alive"):
-    """A heartbeat. The server judges it; the machine hears of a lost node, or of nothing."""
+    """A heartbeat. The server judges it; the machine hears of a lost node, or of nothing.
+
+    Attributes:
+        pulse: what the main thread does.
+        worked_s: for how long it has worked, in all: who works may be slow, and is not stuck.
+    """
 
     pulse: Pulse
+    worked_s: Seconds = 0.0
 
 
 class Notice(Message, frozen=True, kw_only=True, tag="notice"):
@@ -138,7 +177,69 @@ class Failed(Message, frozen=True, kw_only=True, tag="failed"):
     text: str
 
 
-FromWorker = Hello | Ready | Vote | Report | Saved | NotSaved | FaultInjected | CutOff | Alive | Notice | Failed
+class Returned(Message, frozen=True, kw_only=True, tag="returned"):
+    """Where this worker is: sent once when it begins, and to every coordinator that it finds after one was gone.
+
+    It tells all that was under way between the two, so that messages which were lost need not be sent again. Plans are
+    large: this worker's is told only when it is asked for.
+
+    Attributes:
+        generation: of the plan that it has; -1: none.
+        step: in progress here.
+        phase: in that step.
+        is_settled: the state that the plan gives it has arrived.
+        ledger: what it has counted in the step.
+        held: groups that it holds as of `step - 1`.
+        serial: the highest of any order to save that it was given.
+        commit: the last that it applied.
+        vote: for the generation and step, when that is what it has come to.
+        message: the plan that it has, as it was told; in the answer to `Recall`.
+    """
+
+    generation: int
+    step: int
+    phase: WorkerPhase
+    is_settled: bool
+    ledger: Ledger
+    held: tuple[int, ...]
+    serial: int
+    commit: Commit | None
+    vote: Vote | None
+    message: PlanMessage | None
+
+
+class OutOfMemory(Message, frozen=True, kw_only=True, tag="out_of_memory"):
+    """This worker cannot get the memory that it needs: a loss of its node, and a lesson for the next plan.
+
+    Attributes:
+        holds: its replicas are whole, and it waits to be killed or to save them; else it ends.
+        where: in which instruction or act, for people ("in the forward of microbatch 3, layer 'h.2'").
+        held_bytes: of its device's memory, before it gave up; 0: not known.
+        wanted_bytes: what it asked for in vain; 0: not known.
+    """
+
+    holds: bool
+    where: str
+    held_bytes: int
+    wanted_bytes: int
+
+
+FromWorker = (
+    Hello
+    | Ready
+    | Vote
+    | Report
+    | Saved
+    | NotSaved
+    | FaultInjected
+    | CutOff
+    | Damaged
+    | Alive
+    | Notice
+    | OutOfMemory
+    | Failed
+    | Returned
+)
 
 
 # Coordinator to worker
@@ -152,6 +253,7 @@ class PlanMessage(Message, frozen=True, kw_only=True, tag="plan"):
         exponents: grid exponent of every group for `step` (exact numerics).
         source: where replicas that the worker lacks come from.
         folder: the checkpoint, when that is the source.
+        afresh: what was done of the step counts no more, and it is begun again.
     """
 
     plan: Plan
@@ -160,6 +262,7 @@ class PlanMessage(Message, frozen=True, kw_only=True, tag="plan"):
     exponents: tuple[int, ...]
     source: StateSource
     folder: str = ""
+    afresh: bool = False
 
 
 class Halt(Message, frozen=True, kw_only=True, tag="halt"):
@@ -167,6 +270,22 @@ class Halt(Message, frozen=True, kw_only=True, tag="halt"):
 
     generation: int
     step: int
+
+
+class Recall(Message, frozen=True, kw_only=True, tag="recall"):
+    """Tell the plan that you have: the coordinator's journal lost it. The answer is a `Returned`."""
+
+
+class Resend(Message, frozen=True, kw_only=True, tag="resend"):
+    """A transfer of this generation arrived damaged: its source sends the state (again), its target awaits it.
+
+    `attempt` counts from 1, and tells what is sent from what was sent before.
+    """
+
+    generation: int
+    step: int
+    transfer: Transfer
+    attempt: int
 
 
 class Save(Message, frozen=True, kw_only=True, tag="save"):
@@ -187,6 +306,9 @@ class Commit(Message, frozen=True, kw_only=True, tag="commit"):
         clip_factor: what the gradients are multiplied by; 0 (`protocol.commit.NOT_APPLIED`): the step is done, but
             parameters and optimizer state stay as they are.
         exponents: grid exponent of every group for the step after it (exact numerics).
+        loss: mean over the step's microbatches. Workers do not need it, nor the norm; but who was told of a step can
+            tell of it when the journal was lost.
+        norm: global gradient norm.
     """
 
     generation: int
@@ -194,6 +316,8 @@ class Commit(Message, frozen=True, kw_only=True, tag="commit"):
     clip_factor: float
     exponents: tuple[int, ...]
     hold: bool
+    loss: float = math.nan
+    norm: float = math.nan
     save: Save | None = None
 
 
@@ -203,7 +327,7 @@ class Stop(Message, frozen=True, kw_only=True, tag="stop"):
     reason: str
 
 
-ToWorker = PlanMessage | Halt | Commit | Save | Stop
+ToWorker = PlanMessage | Halt | Commit | Recall | Resend | Save | Stop
 
 # msgpack, not JSON: a loss may be NaN, which JSON cannot say.
 _from_worker = msgspec.msgpack.Decoder(FromWorker)

@@ -51,6 +51,19 @@ class NodeReleased(Record, frozen=True, kw_only=True, tag="node_released"):
     seconds: float
 
 
+class NodeSpeed(Record, frozen=True, kw_only=True, tag="node_speed"):
+    """A node became slower than the others, or faster again: `speed` 0.5 takes twice as long, 1 is as fast as they.
+
+    `step` is the last of the `steps` in a row that tell of it; `before` is what was known until then.
+    """
+
+    node: int
+    step: int
+    speed: float
+    before: float
+    steps: int
+
+
 class Waiting(Record, frozen=True, kw_only=True, tag="waiting"):
     """Too few nodes are left. The state after `step` - 1 is kept by the survivors and saved; nodes may join."""
 
@@ -143,6 +156,22 @@ class CheckpointSaved(Record, frozen=True, kw_only=True, tag="checkpoint_saved")
     seconds: float
 
 
+class CoordinatorRestarted(Record, frozen=True, kw_only=True, tag="coordinator_restarted"):
+    """The coordinator was started again, and the workers that live have come back.
+
+    Attributes:
+        step: in progress.
+        returned: workers that came back.
+        lag: committed steps that the journal had lost and a worker knew of.
+        seconds: from the start of this coordinator until all were back.
+    """
+
+    step: int
+    returned: int
+    lag: int
+    seconds: float
+
+
 class Restored(Record, frozen=True, kw_only=True, tag="restored"):
     """The job went back to a checkpoint: all replicas of a layer were lost."""
 
@@ -173,6 +202,7 @@ AnyRecord = (
     | NodeLost
     | NodeLeaving
     | NodeReleased
+    | NodeSpeed
     | Waiting
     | PlanTaken
     | PlanMeasured
@@ -180,6 +210,7 @@ AnyRecord = (
     | StepSkipped
     | Recovered
     | CheckpointSaved
+    | CoordinatorRestarted
     | Restored
     | Note
     | RunEnded

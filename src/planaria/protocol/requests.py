@@ -50,6 +50,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
         leaving: of them, those that gave notice.
         pipelines: for each, its stages as (worker, first layer, end layer).
         generation: of the plan in force; 0 before the first.
+        speeds: of nodes that are slower than the others, as parts of their speed.
+        resting: nodes that the plan does without because they are slow.
     """
 
     phase: str
@@ -59,6 +61,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     leaving: tuple[int, ...]
     pipelines: tuple[tuple[tuple[int, int, int], ...], ...]
     generation: int
+    speeds: dict[int, float] = {}
+    resting: tuple[int, ...] = ()
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer", tag_field="type"):

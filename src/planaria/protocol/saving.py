@@ -123,10 +123,18 @@ class Checkpoints:
         )
         return self.under_way
 
+    def number_from(self, serial: int) -> None:
+        """Orders up to this one were given by an earlier coordinator, and may still be answered."""
+        self._orders = max(self._orders, serial)
+
     def answered_by(self, message: Saved | NotSaved) -> Saving | None:
         """The one under way, if the message is about it."""
         saving = self.under_way
         return saving if saving is not None and saving.is_answered_by(message) else None
+
+    def is_under_way(self, step: int) -> bool:
+        """The one of this step; it may have been given up since its manifest was ordered."""
+        return self.under_way is not None and self.under_way.step == step
 
     def complete(self) -> Saving:
         """The one under way is whole on disk."""

@@ -4,7 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Collection, Set
 
+import msgspec
+
 from planaria.plan.plan import NodeId
+
+
+class Stand(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a placement, to be written down.
+
+    Attributes:
+        placed: nodes that it was made of.
+        needed: of those that gave notice, the ones that it cannot do without.
+        newcomers: nodes that came since.
+        is_warming: the next one gets its state beside the step.
+    """
+
+    placed: tuple[NodeId, ...]
+    needed: tuple[NodeId, ...]
+    newcomers: tuple[NodeId, ...]
+    is_warming: bool
 
 
 class Standing:
@@ -35,6 +53,32 @@ class Standing:
     def warm(self, *, is_warming: bool) -> None:
         """The next placement gets its state beside this step; or no longer."""
         self._is_warming = is_warming
+
+    @property
+    def stand(self) -> Stand:
+        return Stand(
+            placed=tuple(sorted(self._placed)),
+            needed=tuple(sorted(self._needed)),
+            newcomers=tuple(sorted(self.newcomers)),
+            is_warming=self._is_warming,
+        )
+
+    @classmethod
+    def of(cls, stand: Stand, newcomers: Collection[NodeId]) -> Standing:
+        """As it was written down, with those that came by now."""
+        standing = cls()
+        standing._placed = frozenset(stand.placed)
+        standing._needed = frozenset(stand.needed)
+        standing._is_warming = stand.is_warming
+        standing.newcomers = set(newcomers)
+        return standing
+
+    @classmethod
+    def unknown(cls) -> Standing:
+        """Nothing was written down of the placement in force: another is made after the step."""
+        standing = cls()
+        standing._is_warming = True
+        return standing
 
     def lost(self, node: NodeId) -> None:
         self.newcomers.discard(node)

@@ -6,10 +6,12 @@ import math
 
 from planaria.job.settings import TrainSection
 from planaria.plan.plan import Plan
+from planaria.plan.replicas import lacking
+from planaria.plan.reroute import shares
 from planaria.policy.proposal import Proposal
 from planaria.protocol.commit import NOT_APPLIED, learning_rate
 from planaria.protocol.messages import Commit
-from planaria.protocol.records import PlanTaken, StepCommitted, StepSkipped
+from planaria.protocol.records import Note, PlanTaken, StepCommitted, StepSkipped
 
 
 def shapes(plan: Plan) -> tuple[tuple[tuple[int, int, int], ...], ...]:
@@ -23,22 +25,33 @@ def shapes(plan: Plan) -> tuple[tuple[tuple[int, int, int], ...], ...]:
 def plan_taken(proposal: Proposal, step: int, purpose: str, policy_name: str) -> PlanTaken:
     """The plan, pipeline by pipeline, with what each of them carries."""
     plan = proposal.plan
-    share: dict[tuple[tuple[int, int, int], ...], int] = {}
-    for route in plan.routes:
-        share[route.key] = share.get(route.key, 0) + len(route.microbatches)
-    pipelines = shapes(plan)
     return PlanTaken(
         generation=plan.generation,
         step=step,
         purpose=purpose,
         policy=policy_name,
         reason=proposal.reason,
-        pipelines=pipelines,
-        microbatches=tuple(share.get(pipeline, 0) for pipeline in pipelines),
+        pipelines=shapes(plan),
+        microbatches=shares(plan),
         estimated_step_s=proposal.step_time_s,
         transfer_bytes=proposal.transfer_bytes,
         plan_hash=plan.content_hash,
     )
+
+
+def replicas_note(proposal: Proposal, fault_tolerance: int, *, was_degraded: bool) -> Note | None:
+    """That a plan keeps fewer than f + 1 replicas of some layer, or that there are enough again."""
+    if proposal.is_degraded:
+        fewest = min(lacking(proposal.plan, fault_tolerance).values(), default=0)
+        losses = f"{fewest} more loss{'es' if fewest > 1 else ''} may take the last replica of a layer"
+        return Note(
+            level="warning",
+            text=f"the plan is degraded: of {fault_tolerance + 1} replicas some layer has {fewest}, so {losses}; "
+            "add nodes (planaria add)",
+        )
+    if was_degraded:
+        return Note(level="info", text=f"every layer has {fault_tolerance + 1} replicas again")
+    return None
 
 
 def step_committed(

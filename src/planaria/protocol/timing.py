@@ -6,7 +6,6 @@ import statistics
 from collections import deque
 from dataclasses import dataclass
 
-from planaria.policy.proposal import Proposal
 from planaria.protocol.records import PlanMeasured
 
 MEASURED_STEPS = 64
@@ -28,18 +27,28 @@ class Expectation:
 
 
 class Timing:
-    """Estimates and measurements of one plan after another."""
+    """Estimates and measurements of one plan after another.
+
+    Attributes:
+        step_s: estimated seconds of a step of the plan in force.
+        instruction_s: of its longest instruction.
+    """
 
     def __init__(self) -> None:
         self._measured: deque[float] = deque(maxlen=MEASURED_STEPS)
-        self._step_s = 0.0
-        self._instruction_s = 0.0
+        self.step_s = 0.0
+        self.instruction_s = 0.0
         self._stretch = 0.0
         """How many times longer than estimated steps took under the plans before; 0: not known."""
 
-    def take(self, proposal: Proposal) -> None:
-        """This plan is in force now."""
-        self._step_s, self._instruction_s = proposal.step_time_s, proposal.longest_s
+    def expect(self, step_s: float, instruction_s: float) -> None:
+        """A plan is in force now whose steps and longest instruction are estimated so."""
+        self.step_s, self.instruction_s = step_s, instruction_s
+
+    def took_before(self, duration_s: float) -> None:
+        """So long took the last step that an earlier coordinator saw committed."""
+        if self.step_s > 0:
+            self._stretch = max(1.0, duration_s / self.step_s)
 
     def committed(self, duration_s: float) -> None:
         """A step in which no node was lost."""
@@ -53,7 +62,7 @@ class Timing:
         record = PlanMeasured(
             generation=generation,
             steps=len(self._measured),
-            estimated_step_s=self._step_s,
+            estimated_step_s=self.step_s,
             measured_step_s=statistics.median(self._measured),
         )
         self._measured.clear()
@@ -64,11 +73,11 @@ class Timing:
         stretch = self._current_stretch
         if not stretch:
             # Nothing is known of this machine yet, and first times are slow.
-            return Expectation(instruction_s=UNMEASURED_S + self._instruction_s, step_s=UNMEASURED_S + self._step_s)
-        return Expectation(instruction_s=self._instruction_s * stretch, step_s=self._step_s * stretch)
+            return Expectation(instruction_s=UNMEASURED_S + self.instruction_s, step_s=UNMEASURED_S + self.step_s)
+        return Expectation(instruction_s=self.instruction_s * stretch, step_s=self.step_s * stretch)
 
     @property
     def _current_stretch(self) -> float:
-        if not self._measured or self._step_s <= 0:
+        if not self._measured or self.step_s <= 0:
             return self._stretch
-        return max(1.0, statistics.median(self._measured) / self._step_s)
+        return max(1.0, statistics.median(self._measured) / self.step_s)

@@ -6,22 +6,23 @@ the interpreter does that on its commands.
 
 from __future__ import annotations
 
-import enum
 from collections import deque
 from dataclasses import dataclass
 
-from planaria.protocol.messages import Commit, Halt, PlanMessage, Save, StateSource, Stop, ToWorker
+import msgspec
 
-
-class WorkerPhase(enum.StrEnum):
-    IDLE = "idle"
-    """Waiting for orders: before the first plan, or held at a step boundary."""
-    RUNNING = "running"
-    """Running the program of (generation, step)."""
-    HALTED = "halted"
-    """Stopped inside a step; accumulators are kept."""
-    VOTED = "voted"
-    ENDED = "ended"
+from planaria.protocol.messages import (
+    Commit,
+    Halt,
+    PlanMessage,
+    Recall,
+    Resend,
+    Save,
+    StateSource,
+    Stop,
+    ToWorker,
+    WorkerPhase,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +35,15 @@ class ProgramDone:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorGone:
-    """The control connection closed."""
+    """The control connection closed, and no coordinator was found for as long as it is waited for."""
 
 
-WorkerEvent = ToWorker | ProgramDone | CoordinatorGone
+@dataclass(frozen=True, slots=True)
+class CoordinatorBack:
+    """There is a coordinator, this worker has said hello to it, and it knows nothing else of it."""
+
+
+WorkerEvent = ToWorker | ProgramDone | CoordinatorGone | CoordinatorBack
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,18 @@ class SendReport:
 
     generation: int
     step: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendReturned:
+    """Tell where this worker is; what is being computed goes on."""
+
+    generation: int
+    step: int
+    phase: WorkerPhase
+    serial: int
+    commit: Commit | None
+    message: PlanMessage | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +99,13 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
+class MoveAgain:
+    """Send a piece of state, or await it from where the order says."""
+
+    order: Resend
+
+
+@dataclass(frozen=True, slots=True)
 class End:
     """End this process. `clean` is False when the worker ends itself because it must not go on."""
 
@@ -88,7 +113,7 @@ class End:
     clean: bool
 
 
-WorkerCommand = Adopt | SendReport | SendVote | Apply | Write | End
+WorkerCommand = Adopt | SendReport | SendReturned | SendVote | Apply | MoveAgain | Write | End
 
 
 class WorkerMachine:
@@ -98,6 +123,9 @@ class WorkerMachine:
         self.phase = WorkerPhase.IDLE
         self.generation = -1
         self.step = 0
+        self._serial = 0
+        self._applied: Commit | None = None
+        self._message: PlanMessage | None = None
         self.history: deque[str] = deque(maxlen=32)
 
     def handle(self, event: WorkerEvent) -> tuple[WorkerCommand, ...]:
@@ -119,6 +147,9 @@ class WorkerMachine:
                 return self._commit(event)
             case ProgramDone():
                 return self._done(event)
+            case Resend():
+                is_ours = (event.generation, event.step) == (self.generation, self.step)
+                return (MoveAgain(event),) if is_ours else ()
             case Save():
                 return self._save(event)
             case Stop():
@@ -127,15 +158,30 @@ class WorkerMachine:
             case CoordinatorGone():
                 self.phase = WorkerPhase.ENDED
                 return (End("the coordinator is gone", clean=False),)
+            case CoordinatorBack():
+                return (self._returned(None),)
+            case Recall():
+                return (self._returned(self._message),)
+
+    def _returned(self, message: PlanMessage | None) -> SendReturned:
+        return SendReturned(
+            generation=self.generation,
+            step=self.step,
+            phase=self.phase,
+            serial=self._serial,
+            commit=self._applied,
+            message=message,
+        )
 
     def _plan(self, message: PlanMessage) -> tuple[WorkerCommand, ...]:
         if message.plan.generation <= self.generation:
             return ()
         in_step = self.step == message.step and self.phase is not WorkerPhase.IDLE
-        continues = in_step and message.source is StateSource.LIVE
+        continues = in_step and message.source is StateSource.LIVE and not message.afresh
         self.generation = message.plan.generation
         self.step = message.step
         self.phase = WorkerPhase.RUNNING
+        self._message = message
         return (Adopt(message, continues),)
 
     def _halt(self, message: Halt) -> tuple[WorkerCommand, ...]:
@@ -152,6 +198,9 @@ class WorkerMachine:
             return self._violated(message)
         self.step += 1
         self.phase = WorkerPhase.IDLE if message.hold else WorkerPhase.RUNNING
+        self._applied = msgspec.structs.replace(message, save=None)
+        if message.save is not None:
+            self._serial = max(self._serial, message.save.serial)
         return (Apply(message, proceed=not message.hold),)
 
     def _done(self, event: ProgramDone) -> tuple[WorkerCommand, ...]:
@@ -166,6 +215,7 @@ class WorkerMachine:
         is_still = self.phase in (WorkerPhase.IDLE, WorkerPhase.HALTED, WorkerPhase.VOTED)
         if not is_still or message.step != self.step - 1:
             return self._violated(message)
+        self._serial = max(self._serial, message.serial)
         return (Write(message),)
 
     def _violated(self, message: ToWorker) -> tuple[WorkerCommand, ...]:

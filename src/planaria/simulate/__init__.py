@@ -1,1 +1,1 @@
-"""The same protocol in virtual time: traces, clusters, cost. Core: no I/O, no clock, no randomness but from a seed."""
+"""The protocol in virtual time: clock, network, workers and deaths that a seed decides. No real clock, I/O or torch."""

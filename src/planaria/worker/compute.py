@@ -173,8 +173,6 @@ class Compute:
         """What the user's code raises is told with the layer's name."""
         try:
             yield
-        except torch.OutOfMemoryError:
-            raise
         except Exception as error:
             raise LayerFailed(self._model.layer_names[layer], error) from error
 

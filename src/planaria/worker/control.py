@@ -1,51 +1,177 @@
-"""The worker's one connection to the coordinator: a socket, and a thread that puts orders into the mailbox."""
+"""The worker's way to the coordinator: a connection, made anew when it is lost, and a thread that puts orders into the
+mailbox.
+
+A coordinator may die at any moment, and another takes its place at the same address. What was sent and never read
+need not be sent again, as the worker tells each coordinator where it is; but what nobody else can know is: that the
+node will go away, and that the user's code failed.
+"""
 
 from __future__ import annotations
 
+import random
 import socket
 import threading
+import time
 
-from planaria.protocol.messages import Message, decode_to_worker, encode
-from planaria.protocol.worker import CoordinatorGone
+from planaria.protocol.messages import (
+    Failed,
+    FaultInjected,
+    Hello,
+    Message,
+    Notice,
+    NotSaved,
+    OutOfMemory,
+    Ready,
+    Report,
+    Returned,
+    Saved,
+    Stop,
+    Vote,
+    encode,
+)
+from planaria.protocol.plan_update import Orders
+from planaria.protocol.worker import CoordinatorBack, CoordinatorGone
 from planaria.worker.frames import FrameError, control_frame, read_control
 from planaria.worker.mailbox import Mailbox
 
+FIRST_PAUSE_S = 0.02
+LONGEST_PAUSE_S = 0.5
+"""Between two attempts to connect; each pause is twice the one before, less up to half of it at random."""
+
+CONNECT_TIMEOUT_S = 10.0
+
+_OF_A_STEP = (Vote, Ready, Report, Saved, NotSaved, FaultInjected)
+"""Of no use to a coordinator that does not know yet where this worker is; `Returned` says the same."""
+
 
 class Control:
-    """Sends messages to the coordinator; what it says falls into the mailbox."""
+    """Sends messages to the coordinator; what it says falls into the mailbox.
 
-    def __init__(self, address: str, mailbox: Mailbox) -> None:
-        self._address = address
+    Args:
+        address: of the coordinator, "host:port".
+        mailbox: gets the orders; `CoordinatorBack` after each new connection; `CoordinatorGone` when none was made in
+            time.
+        timeout_s: for which another coordinator is looked for.
+    """
+
+    def __init__(self, address: str, mailbox: Mailbox, timeout_s: float = 60.0) -> None:
+        host, port = address.rsplit(":", 1)
+        self._address = (host, int(port))
         self._mailbox = mailbox
+        self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
+        self._hello: Hello | None = None
+        self._lasting: list[Message] = []
+        self._is_known = False
+        self._ended = threading.Event()
 
-    def start(self) -> None:
-        host, port = self._address.rsplit(":", 1)
-        self._socket = socket.create_connection((host, int(port)), timeout=10.0)
-        self._socket.settimeout(None)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        threading.Thread(target=self._read, name="control", daemon=True).start()
+    def start(self, hello: Hello) -> None:
+        """Connect, and say hello. Raises OSError when there is no coordinator."""
+        self._hello = hello
+        self._greet(self._connect(CONNECT_TIMEOUT_S))
+        threading.Thread(target=self._serve, name="control", daemon=True).start()
 
     def send(self, message: Message) -> None:
-        """A coordinator that is gone is learnt from the reading side."""
-        assert self._socket is not None
+        """What cannot be sent now is lost, unless every coordinator has to hear of it."""
         with self._lock:
-            try:
-                self._socket.sendall(control_frame(encode(message)))
-            except OSError:
-                self._mailbox.put_order(CoordinatorGone())
+            match message:
+                case Notice() | Failed():
+                    self._lasting.append(message)
+                case Returned():
+                    self._is_known = True
+                case _ if isinstance(message, _OF_A_STEP) and not self._is_known:
+                    return
+                case _:
+                    pass
+            self._transmit(message)
 
-    def _read(self) -> None:
-        assert self._socket is not None
+    def send_last(self, failure: Failed | OutOfMemory) -> None:
+        """Send it, and wait for the order to stop: the coordinator may have to be started again to hear of it."""
+        self.send(failure)
+        self._ended.wait(self._timeout_s)
+
+    def close(self) -> None:
+        self._ended.set()
+        with self._lock:
+            self._hang_up()
+
+    def _transmit(self, message: Message) -> None:
+        """A coordinator that is gone is learnt from the reading side."""
+        if self._socket is None:
+            return
         try:
-            while True:
-                self._mailbox.put_order(decode_to_worker(read_control(self._socket)))
-        except (EOFError, OSError):
-            self._mailbox.put_order(CoordinatorGone())
+            self._socket.sendall(control_frame(encode(message)))
+        except OSError:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        """Wakes the reading side."""
+        if self._socket is not None:
+            try:
+                self._socket.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                self._socket.close()
+
+    # The reading side
+
+    def _serve(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        try:
+            while not self._ended.is_set():
+                if self._read():
+                    pause_s = FIRST_PAUSE_S
+                pause_s = self._find_another(pause_s)
         except (FrameError, ValueError) as error:
             self._mailbox.put_error(error)
 
-    def close(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
+    def _read(self) -> bool:
+        """Until the connection is lost; whether anything came."""
+        sock, heard, orders = self._socket, False, Orders()
+        assert sock is not None
+        try:
+            while True:
+                order = orders.decode(read_control(sock))
+                heard = True
+                self._mailbox.put_order(order)
+                if isinstance(order, Stop):
+                    self._ended.set()
+        except (EOFError, OSError):
+            with self._lock:
+                self._socket, self._is_known = None, False
+            sock.close()
+            return heard
+
+    def _find_another(self, pause_s: float) -> float:
+        """Connect anew; returns how long to pause if that fails soon. Gives up after the timeout."""
+        gives_up = time.monotonic() + self._timeout_s
+        while not self._ended.wait(pause_s * random.uniform(0.5, 1.0)):
+            left_s = gives_up - time.monotonic()
+            if left_s <= 0:
+                self._ended.set()
+                self._mailbox.put_order(CoordinatorGone())
+                break
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            try:
+                sock = self._connect(min(left_s, CONNECT_TIMEOUT_S))
+            except OSError:
+                continue
+            self._greet(sock)
+            self._mailbox.put_order(CoordinatorBack())
+            break
+        return pause_s
+
+    def _connect(self, timeout_s: float) -> socket.socket:
+        sock = socket.create_connection(self._address, timeout=timeout_s)
+        sock.settimeout(None)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # A coordinator's host that is gone without a word: what nobody acknowledges breaks the connection.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, int(self._timeout_s * 1e3)))
+        return sock
+
+    def _greet(self, sock: socket.socket) -> None:
+        with self._lock:
+            self._socket = sock
+            for message in (self._hello, *self._lasting):
+                assert message is not None
+                self._transmit(message)

@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection
 
 import torch
 
+from planaria.job.settings import LOOPBACK
 from planaria.plan.plan import Plan, Stage, WorkerId
 from planaria.plan.profile import LayerTimes, LinkCost, ModelProfile
 from planaria.plan.program import Instruction
@@ -43,6 +44,7 @@ class EmulatedPace:
 
     Attributes:
         free_at: when the device will have done what it was given.
+        slowness: how many times longer than the profile says it takes for everything.
     """
 
     def __init__(
@@ -53,6 +55,9 @@ class EmulatedPace:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.free_at = clock()
+        self.slowness = 1.0
+        self._computed_s = 0.0
+        self._work: tuple[float, float | None] = (0.0, None)
         self._worker = worker
         self._profile = profile
         self._wait_until = wait_until
@@ -64,6 +69,18 @@ class EmulatedPace:
         self._reader_free_at = 0.0
 
     # The device
+
+    def stopwatch(self) -> float:
+        """What the forwards and backwards took on the device: nothing of its host is in it."""
+        return self._computed_s
+
+    def worked(self) -> float:
+        """For how long the device has computed, up to now; for other threads."""
+        worked_s, since = self._work
+        return worked_s + (0.0 if since is None else self._clock() - since)
+
+    def slow_down(self, took_s: float) -> None:
+        """It was launched as that long."""
 
     def adopt(self, plan: Plan) -> None:
         self._plan = plan
@@ -100,15 +117,21 @@ class EmulatedPace:
             seconds = sum(self._times(layer).forward_s for layer in forwards)
             seconds += sum(self._times(layer).backward_input_s for layer in inputs)
             seconds += sum(self._times(layer).backward_weight_s for layer in weights)
+            self._computed_s += seconds * self.slowness
             end = self._launched[instruction] = self._launch(seconds)
-        self._wait_until(end)
+        worked_s, _ = self._work
+        self._work = worked_s, (since := self._clock())
+        try:
+            self._wait_until(end)
+        finally:
+            self._work = worked_s + self._clock() - since, None
         del self._launched[instruction]
 
     def _times(self, layer: int) -> LayerTimes:
         return self._profile.layers[layer].on(self._devices[layer])
 
     def _launch(self, duration_s: float) -> float:
-        self.free_at = max(self.free_at, self._clock() - AHEAD_S) + duration_s
+        self.free_at = max(self.free_at, self._clock() - AHEAD_S) + duration_s * self.slowness
         return self.free_at
 
     def add_up(self, group: int, num_parts: int) -> None:
@@ -186,7 +209,7 @@ class EmulatedMailbox(Mailbox):
     def poll(self, key: Key) -> tuple[torch.Tensor, ...] | None:
         assert self.pace is not None
         with self.condition:
-            found = self._data.get(key)
+            found = self._mail.look(key)
         if found is None:
             return None
         now = self._clock()
@@ -199,15 +222,21 @@ class EmulatedMailbox(Mailbox):
             self._soonest_s = min(self._soonest_s, arrival)
             return None
         with self.condition:
-            del self._data[key]
+            self._mail.take(key)
         del self._arrivals_s[key]
         self.pace.not_before(arrival)
         return found[:-1]
 
-    def _drop(self, unwanted: Callable[[Key], bool]) -> None:
-        super()._drop(unwanted)
-        for key in [key for key in self._arrivals_s if unwanted(key)]:
-            del self._arrivals_s[key]
+    def forget_before(self, step: int, generation: int) -> None:
+        super().forget_before(step, generation)
+        self._forget_arrivals()
+
+    def forget_older_plans(self, generation: int) -> None:
+        super().forget_older_plans(generation)
+        self._forget_arrivals()
+
+    def _forget_arrivals(self) -> None:
+        self._arrivals_s = {key: arrival_s for key, arrival_s in self._arrivals_s.items() if key in self._mail}
 
     def wait_until(self, condition: Callable[[], bool], idle: Callable[[], bool]) -> None:
         self._soonest_s = math.inf
@@ -246,9 +275,10 @@ class EmulatedTransport(Transport):
         token: str,
         mailbox: Mailbox,
         pace: EmulatedPace,
+        host: str = LOOPBACK,
         cut_off: Callable[[WorkerId], None] = lambda peer: None,
     ) -> None:
-        super().__init__(worker, token, mailbox, cut_off=cut_off)
+        super().__init__(worker, token, mailbox, host, cut_off)
         self._pace = pace
 
     def is_on_this_host(self, peer: WorkerId) -> bool:

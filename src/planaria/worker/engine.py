@@ -17,6 +17,7 @@ from planaria.model.model import Batch, Model
 from planaria.worker.compute import Count, LayerCompute
 from planaria.worker.device import open_device
 from planaria.worker.pace import OwnPace, Pace
+from planaria.worker.stopwatch import stopwatch
 
 
 class Batches(Protocol):
@@ -58,5 +59,5 @@ def real_engine(job: Job, data_folder: Path, worker: int) -> Engine:
         model=model,
         batches=Sampler(tokens, job.train, job.data.mask_probability, model.masked_lm),
         device=device,
-        pace=OwnPace(),
+        pace=OwnPace(stopwatch(device, job.cluster.nodes * job.cluster.devices_per_node)),
     )

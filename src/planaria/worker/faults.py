@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
 
+import torch
+
 from planaria.job.faults import Fault, FaultKind
+
+LACKING_BYTES = 1 << 30
+"""What a node that gets no more memory asks for next."""
 
 
 class FaultInjector:
@@ -26,6 +32,11 @@ class FaultInjector:
         self._faults = list(faults)
         self._announce = announce
         self._give_notice = give_notice
+
+    def slowness(self, step: int) -> float:
+        """How many times longer than it could the node is to compute in this step."""
+        slow = (fault for fault in self._faults if fault.kind is FaultKind.SLOW)
+        return max((fault.factor for fault in slow if fault.slows(step)), default=1.0)
 
     def check(self, at: str, step: int) -> None:
         """Called before every instruction."""
@@ -46,6 +57,13 @@ class FaultInjector:
             case FaultKind.FREEZE:
                 self._announce(time.monotonic())
                 threading.Event().wait()
+            case FaultKind.MEMORY:
+                self._announce(time.monotonic())
+                _, most = resource.getrlimit(resource.RLIMIT_AS)
+                resource.setrlimit(resource.RLIMIT_AS, (LACKING_BYTES, most))  # below what it has mapped already
+                torch.empty(LACKING_BYTES, dtype=torch.uint8)  # the allocator refuses
+            case FaultKind.SLOW:
+                pass  # strikes at no instruction, see `slowness`
             case FaultKind.NOTICE:
                 self._give_notice(fault.grace_s)
                 timer = threading.Timer(fault.grace_s, os.killpg, (os.getpgid(0), signal.SIGKILL))

@@ -2,8 +2,7 @@
 
 Control frame: 4-byte big-endian length, then a message in msgpack. Data frame: 4-byte header length, 8-byte payload
 length, two 8-byte checksums (xxh3_64: of the payload; of all before it and the header), a msgpack header, then the
-tensors' bytes one after the other. Only state has its payload summed (else 0): what is wrong there stays wrong, while
-summing everything costs a good part of the time that large messages take.
+tensors' bytes one after the other.
 """
 
 from __future__ import annotations
@@ -18,16 +17,13 @@ import torch
 import xxhash
 
 from planaria.protocol.messages import MAX_FRAME_BYTES
-from planaria.worker.mailbox import Key, Kind
+from planaria.worker.mailbox import Key
 
 _LENGTH = struct.Struct("!I")
 _DATA = struct.Struct("!IQQ")
 _SUM = struct.Struct("!Q")
 _READ_BYTES = 1 << 20
-"""Of a state, read and summed while it is in the cache, at a time."""
-
-SUMMED_KINDS = frozenset({Kind.STATE})
-"""Kinds of messages whose payload has a checksum."""
+"""Read and summed, while it is in the cache, at a time."""
 
 MAX_HEADER_BYTES = 64 * 1024
 DTYPES = {
@@ -129,7 +125,7 @@ def data_frame(key: Key, tensors: tuple[torch.Tensor, ...]) -> list[memoryview]:
     )
     payload = [view for view in (bytes_of(tensor) for tensor in host) if len(view)]
     size = sum(len(view) for view in payload)
-    lengths = _DATA.pack(len(header), size, _sum(payload) if key.kind in SUMMED_KINDS else 0)
+    lengths = _DATA.pack(len(header), size, _sum(payload))
     return [memoryview(lengths + _SUM.pack(xxhash.xxh3_64_intdigest(lengths + header)) + header), *payload]
 
 
@@ -152,10 +148,7 @@ def read_data(sock: socket.socket, max_payload_bytes: int) -> tuple[Key, tuple[t
         raise FrameError(f"a data frame's header makes no sense: {str(error).partition(chr(10))[0]}") from error
     key = Key(header.kind, header.sender, header.step, header.epoch, header.item, header.layer)
     views = [bytes_of(tensor) for tensor in tensors]
-    if key.kind not in SUMMED_KINDS:
-        for view in views:
-            read_into(sock, view)
-    elif _read_and_sum(sock, views) != payload_sum:
+    if _read_and_sum(sock, views) != payload_sum:
         raise DamagedFrame(key)
     return key, tensors
 

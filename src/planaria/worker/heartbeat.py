@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -17,10 +18,15 @@ class Heartbeat:
     """What the main thread says of itself, and the thread that passes it on.
 
     The main thread writes single attributes and never waits; the heartbeat reads them.
+
+    Args:
+        send: to the coordinator.
+        worked: seconds that the main thread has worked in all; asked by the heartbeat's thread.
     """
 
-    def __init__(self, send: Callable[[Message], None]) -> None:
+    def __init__(self, send: Callable[[Message], None], worked: Callable[[], float] = lambda: 0.0) -> None:
         self._send = send
+        self._worked = worked
         self._notice: Notice | None = None
         self._activity = Activity.BUSY
         self._progress = 0
@@ -62,4 +68,10 @@ class Heartbeat:
             if self._notice is not None:
                 self._send(self._notice)
                 self._notice = None
-            self._send(Alive(pulse=self.pulse))
+            self._send(Alive(pulse=self.pulse, worked_s=self._worked()))
+
+
+def processor_time() -> Callable[[], float]:
+    """Seconds of processor time of the thread that calls this, to be read by any other."""
+    clock = time.pthread_getcpuclockid(threading.get_ident())
+    return lambda: time.clock_gettime(clock)

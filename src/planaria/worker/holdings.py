@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import torch
+from torch import nn
 
 from planaria.job.settings import TrainSection
 from planaria.model.model import Model
 from planaria.plan.ledger import Ledger
 from planaria.protocol.commit import NOT_APPLIED
 from planaria.worker.accumulator import Accumulator, Rounding
-from planaria.worker.compute import Compute, Count, LayerCompute
+from planaria.worker.compute import Compute, Count, LayerCompute, LayerFailed
 from planaria.worker.replica import Replica, apply_adamw
 
 
@@ -76,7 +77,13 @@ class Holdings:
                 self.compute.drop_layer(layer)
         for layer in sorted(layers):
             if layer not in self.compute.layers:
-                self.compute.add_layer(layer, self._model.build_layer(layer), self.views(layer))
+                self.compute.add_layer(layer, self._built(layer), self.views(layer))
+
+    def _built(self, layer: int) -> nn.Module:
+        try:
+            return self._model.build_layer(layer)
+        except Exception as error:  # a user's module may raise anything
+            raise LayerFailed(self._model.layer_names[layer], error) from error
 
     def views(self, layer: int) -> Mapping[str, torch.Tensor]:
         views = {}

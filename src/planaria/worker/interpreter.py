@@ -6,8 +6,8 @@ are done, the losses. It decides nothing: orders come through the mailbox and ra
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Container
+import time
+from collections.abc import Callable
 
 from planaria.model.model import Batch, Tensors
 from planaria.plan.ledger import Ledger
@@ -17,6 +17,7 @@ from planaria.plan.schedule import program
 from planaria.protocol.commit import NOT_APPLIED
 from planaria.protocol.liveness import Activity
 from planaria.protocol.messages import Commit, PlanMessage
+from planaria.protocol.progress import Progress
 from planaria.worker.compute import Work
 from planaria.worker.engine import Engine
 from planaria.worker.faults import FaultInjector
@@ -24,6 +25,7 @@ from planaria.worker.heartbeat import Heartbeat
 from planaria.worker.holdings import Holdings
 from planaria.worker.mailbox import Interrupted, Key, Kind, Mailbox
 from planaria.worker.sync import Sync
+from planaria.worker.trace import Trace
 from planaria.worker.transport import Transport
 
 FAULT_KINDS = {
@@ -31,7 +33,7 @@ FAULT_KINDS = {
     Op.FORWARD: "forward",
     Op.BACKWARD: "backward",
     Op.BACKWARD_INPUT: "backward",
-    Op.BACKWARD_WEIGHT: "backward",
+    Op.BACKWARD_WEIGHT: "weight",
     Op.SEND_ACTIVATION: "send",
     Op.SEND_GRADIENT: "send",
     Op.RECV_ACTIVATION: "recv",
@@ -39,6 +41,20 @@ FAULT_KINDS = {
     Op.SYNC: "sync",
     Op.VOTE: "vote",
     Op.APPLY: "apply",
+}
+
+
+_COMPUTING = (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
+WORDS = {
+    Op.LOAD: "load",
+    Op.FORWARD: "forward",
+    Op.BACKWARD: "backward",
+    Op.BACKWARD_INPUT: "backward",
+    Op.BACKWARD_WEIGHT: "backward",
+    Op.SEND_ACTIVATION: "sending",
+    Op.SEND_GRADIENT: "sending",
+    Op.RECV_ACTIVATION: "receipt",
+    Op.RECV_GRADIENT: "receipt",
 }
 
 
@@ -54,6 +70,7 @@ class Interpreter:
         mailbox: Mailbox,
         faults: FaultInjector,
         heartbeat: Heartbeat,
+        trace: Trace | None = None,
     ) -> None:
         self._worker = worker
         self._model = engine.model
@@ -65,18 +82,17 @@ class Interpreter:
         self._device = engine.device
         self._pace = engine.pace
         self._heartbeat = heartbeat
+        self._trace = trace
         self._sync = Sync(worker, holdings, transport, mailbox, engine.pace)
         self._plan: Plan | None = None
         self._step = 0
         self._program: Program = ()
-        self._todo: deque[Instruction] = deque()
-        self._done: set[Instruction] = set()
-        self._done_input: set[tuple[Work, int]] = set()
-        self._done_backward: set[tuple[Work, int]] = set()
+        self._done = Progress()
         self._batch: dict[int, Batch] = {}
         self._activations: dict[tuple[Work, int], Tensors] = {}
         self._gradients: dict[tuple[Work, int], Tensors] = {}
         self.losses: dict[int, float] = {}
+        self.compute_s = 0.0
         self._run: dict[Op, Callable[[Instruction], None]] = {
             Op.LOAD: self._load,
             Op.FORWARD: self._forward,
@@ -113,7 +129,7 @@ class Interpreter:
         for store in (self._activations, self._gradients):
             for entry in [entry for entry in store if entry[0] not in born]:
                 del store[entry]
-        self._fill()
+        self._done.go_on(self._program)
 
     def begin_next_step(self, commit: Commit) -> None:
         """The same plan, the step after the committed one."""
@@ -122,10 +138,11 @@ class Interpreter:
     def _begin_step(self, step: int, exponents: tuple[int, ...]) -> None:
         assert self._plan is not None
         self._step = step
+        if self._trace is not None:
+            self._trace.flush()
         self._pace.begin_step()
-        self._done.clear()
-        self._done_input.clear()
-        self._done_backward.clear()
+        self._pace.slowness = self._faults.slowness(step)
+        self.compute_s = 0.0
         self._batch.clear()
         self._activations.clear()
         self._gradients.clear()
@@ -134,22 +151,45 @@ class Interpreter:
         self._holdings.begin_step(exponents)
         self._sync.begin_step(self._plan, step)
         self._mailbox.forget_before(step, self._plan.generation)
-        self._fill()
+        self._done.begin(self._program)
 
-    def _fill(self) -> None:
-        self._todo = deque(i for i in self._program if i not in self._done and i.op is not Op.APPLY)
+    @property
+    def next(self) -> Instruction | None:
+        """The instruction under way, or to be done next; None at the program's end."""
+        return self._done.next
 
     def run(self) -> None:
         """Run what is left of the program. Raises Interrupted when there is an order; then `run` may go on later."""
-        while self._todo:
+        while (instruction := self._done.next) is not None:
             if self._mailbox.has_orders:
                 raise Interrupted
-            instruction = self._todo[0]
             with self._heartbeat.during(Activity.COMPUTING):
                 self._faults.check(FAULT_KINDS[instruction.op], self._step)
+                began, began_s = self._pace.stopwatch(), time.monotonic()
                 self._run[instruction.op](instruction)
-            self._done.add(instruction)
-            self._todo.popleft()
+                if instruction.op in _COMPUTING:
+                    self._pace.slow_down(self._pace.stopwatch() - began)
+                    self.compute_s += max(0.0, self._pace.stopwatch() - began)
+            if self._trace is not None:
+                self._trace.note(self._step, instruction, began_s, time.monotonic())
+            self._done.finish()
+
+    def give_up(self) -> None:
+        """Let go of what is kept for the step in progress: it will not be finished here."""
+        self._batch.clear()
+        self._activations.clear()
+        self._gradients.clear()
+        self._holdings.compute.forget(lambda work: False)
+
+    @property
+    def doing(self) -> str:
+        """The instruction under way, for people."""
+        instruction = self._done.next
+        if instruction is None:
+            return "at a step's end"
+        if instruction.op in (Op.SYNC, Op.VOTE):
+            return "in the sums of gradients"
+        return f"in the {WORDS[instruction.op]} of microbatch {instruction.microbatch}"
 
     def apply(self, commit: Commit) -> None:
         assert self._plan is not None
@@ -196,12 +236,12 @@ class Interpreter:
 
     def _backward(self, instruction: Instruction) -> None:
         """Whole, except where the input's half was done under an earlier plan."""
-        work, layers = self._backward_layers(instruction, self._done_backward)
-        inputs = [layer for layer in layers if (work, layer) not in self._done_input]
+        work, layers = (instruction.microbatch, instruction.born), self._done.backwards_left(instruction)
+        inputs = [layer for layer in layers if not self._done.has_input(work, layer)]
         self._pace.compute(instruction, inputs=inputs, weights=_counted(instruction, layers))
         for layer in layers:
             counted = layer in instruction.counted
-            if (work, layer) in self._done_input:
+            if self._done.has_input(work, layer):
                 self._holdings.compute.backward_weight(work, layer, counted=counted)
             else:
                 given = self._gradients.pop((work, layer + 1), ())
@@ -211,32 +251,23 @@ class Interpreter:
             self._note_backward(work, layer, counted=counted)
 
     def _backward_input(self, instruction: Instruction) -> None:
-        work, layers = self._backward_layers(instruction, self._done_input)
+        work, layers = (instruction.microbatch, instruction.born), self._done.inputs_left(instruction)
         self._pace.compute(instruction, inputs=layers)
         for layer in layers:
             given = self._gradients.pop((work, layer + 1), ())
             self._gradients[work, layer] = self._holdings.compute.backward_input(self._step, work, layer, given)
-            self._done_input.add((work, layer))
+            self._done.note_input(work, layer)
 
     def _backward_weight(self, instruction: Instruction) -> None:
-        work, layers = self._backward_layers(instruction, self._done_backward)
+        work, layers = (instruction.microbatch, instruction.born), self._done.backwards_left(instruction)
         self._pace.compute(instruction, weights=_counted(instruction, layers))
         for layer in layers:
             counted = layer in instruction.counted
             self._holdings.compute.backward_weight(work, layer, counted=counted)
             self._note_backward(work, layer, counted=counted)
 
-    def _backward_layers(
-        self, instruction: Instruction, done: Container[tuple[Work, int]]
-    ) -> tuple[Work, tuple[int, ...]]:
-        """Its layers, top down, without those that were done before, under a plan that cut the backward elsewhere."""
-        work = (instruction.microbatch, instruction.born)
-        layers = reversed(range(instruction.first_layer, instruction.end_layer))
-        return work, tuple(layer for layer in layers if (work, layer) not in done)
-
     def _note_backward(self, work: Work, layer: int, *, counted: bool) -> None:
-        self._done_input.add((work, layer))
-        self._done_backward.add((work, layer))
+        self._done.note_backward(work, layer)
         if counted:
             self._holdings.note_counted(layer, work[0])
 

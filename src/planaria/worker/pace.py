@@ -5,15 +5,34 @@ The interpreter tells its pace what the device is about to do; `planaria.worker.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection
 from typing import Protocol
 
 from planaria.plan.plan import Plan
 from planaria.plan.program import Instruction
+from planaria.worker.stopwatch import Stopwatch
+
+NAP_S = 1e-3
+"""A worker that is slow on order sleeps in naps: it takes some processor time, and so is not thought to hang."""
 
 
 class Pace(Protocol):
-    """Told of everything that takes a device's time, before it counts as done."""
+    """Told of everything that takes a device's time, before it counts as done.
+
+    Attributes:
+        slowness: how many times longer than it could the device is to take, by a fault on order; 1: none.
+    """
+
+    slowness: float
+
+    def stopwatch(self) -> float:
+        """Seconds; its differences are how long the device computed."""
+        ...
+
+    def slow_down(self, took_s: float) -> None:
+        """An instruction's compute took so long: it takes `slowness` times as long."""
+        ...
 
     def adopt(self, plan: Plan) -> None:
         """A plan is in force, from now on."""
@@ -49,7 +68,23 @@ class Pace(Protocol):
 
 
 class OwnPace:
-    """A real device's: things take as long as they take."""
+    """A real device's: things take as long as they take.
+
+    Args:
+        stopwatch: of the device.
+    """
+
+    def __init__(self, stopwatch: Stopwatch = time.monotonic) -> None:
+        self.slowness = 1.0
+        self._stopwatch = stopwatch
+
+    def stopwatch(self) -> float:
+        return self._stopwatch()
+
+    def slow_down(self, took_s: float) -> None:
+        end = time.monotonic() + took_s * (self.slowness - 1.0)
+        while (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, NAP_S))
 
     def adopt(self, plan: Plan) -> None:
         pass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from planaria.job.faults import Fault
-from planaria.job.settings import Job
+from planaria.job.settings import LOOPBACK, Job
 from planaria.plan.plan import WorkerId
 
 
@@ -25,6 +25,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         node_leader: pid of the node's first worker, whose process group this one joins; 0: it is the first.
         metadata_url: of the cloud's metadata server; "": where it always is.
         log: file for what it prints.
+        host: address on which its peers reach it.
+        trace: file for what it did when, for benchmarks; None: none.
     """
 
     worker: WorkerId
@@ -39,3 +41,5 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     node_leader: int = 0
     metadata_url: str = ""
     log: str | None = None
+    host: str = LOOPBACK
+    trace: str | None = None

@@ -9,29 +9,16 @@ otherwise wait; sending and receiving go on beside it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import torch
 
 from planaria.plan.plan import Plan, WorkerId
+from planaria.protocol.sums import Sum, Sums
 from planaria.worker.accumulator import Accumulator, total_gradient
 from planaria.worker.holdings import Holdings
 from planaria.worker.mailbox import Key, Kind, Mailbox
 from planaria.worker.pace import Pace
 from planaria.worker.shared_memory import SharedReader
 from planaria.worker.transport import Transport
-
-
-@dataclass(slots=True)
-class _Sum:
-    """One group's sum under way."""
-
-    epoch: int
-    round: int
-    missing: list[WorkerId]
-    parts: dict[WorkerId, torch.Tensor] = field(default_factory=dict)
-    norm: float | None = None
-    done: bool = False
 
 
 class Sync:
@@ -46,7 +33,7 @@ class Sync:
         self._transport = transport
         self._mailbox = mailbox
         self._reader = SharedReader()
-        self._sums: dict[int, _Sum] = {}
+        self._sums: Sums[torch.Tensor] = Sums(worker)
         self._step = 0
         self._plan: Plan | None = None
 
@@ -63,15 +50,14 @@ class Sync:
     def start(self, group: int, epoch: int, round_: int) -> None:
         """This worker's accumulator of the group is whole."""
         assert self._plan is not None
-        if group in self._sums and self._sums[group].epoch == epoch:
+        if self._sums.is_begun(group, epoch):
             return
         owners = self._plan.owners_of[group]
         accumulator = self._holdings.accumulator(group)
-        others = [owner for owner in owners if owner != self._worker]
-        for owner in others:
-            self._send(owner, group, epoch, accumulator)
-        parts = {} if accumulator.is_empty else {self._worker: accumulator.total}
-        self._sums[group] = _Sum(epoch, round_, others, parts)
+        for owner in owners:
+            if owner != self._worker:
+                self._send(owner, group, epoch, accumulator)
+        self._sums.begin(group, epoch, round_, owners, None if accumulator.is_empty else accumulator.total)
 
     def _send(self, owner: WorkerId, group: int, epoch: int, accumulator: Accumulator) -> None:
         kind = Kind.SUM
@@ -84,57 +70,44 @@ class Sync:
 
     def progress(self) -> bool:
         """Do one piece of what can be done without waiting; False when there is nothing."""
-        for group, pending in sorted(self._sums.items(), key=lambda item: (item[1].round, item[0])):
-            if not pending.done and self._collect(group, pending):
-                self._finish(group, pending)
-                return True
-        return False
+        whole = self._sums.collect(self._arrived)
+        if whole is None:
+            return False
+        self._finish(*whole)
+        return True
 
-    def _collect(self, group: int, pending: _Sum) -> bool:
-        for owner in list(pending.missing):
-            part = self._arrived(owner, group, pending.epoch)
-            if part is not None:
-                pending.missing.remove(owner)
-                if part.numel():
-                    pending.parts[owner] = part
-        return not pending.missing
-
-    def _arrived(self, owner: WorkerId, group: int, epoch: int) -> torch.Tensor | None:
-        """The owner's part if it is here; empty when it counted nothing."""
+    def _arrived(self, owner: WorkerId, group: int, epoch: int) -> tuple[torch.Tensor | None] | None:
+        """The owner's part if it is here."""
         sent = self._mailbox.poll(Key(Kind.SUM, owner, self._step, epoch, group, 0))
         if sent is not None:
-            return sent[0] if sent else torch.empty(0)
+            return (sent[0] if sent else None,)
         shared = self._mailbox.poll(Key(Kind.SHARED_SUM, owner, self._step, epoch, group, 0))
         if shared is None:
             return None
-        return self._reader.read(owner, group, shared[0], self._holdings.accumulator(group).total.dtype)
+        return (self._reader.read(owner, group, shared[0], self._holdings.accumulator(group).total.dtype),)
 
-    def _finish(self, group: int, pending: _Sum) -> None:
+    def _finish(self, group: int, pending: Sum[torch.Tensor]) -> None:
         assert self._plan is not None
-        owners = self._plan.owners_of[group]
         replica = self._holdings.replicas[group]
-        tells = owners[group % len(owners)] == self._worker
+        tells = self._sums.tells(self._plan, group)
         device = replica.gradient.device
         parts = [pending.parts[worker].to(device) for worker in sorted(pending.parts)]
         self._pace.add_up(group, len(parts))
         norm = total_gradient(parts, replica.gradient, with_norm=tells)
         pending.norm = norm if tells else None
-        pending.done = True
+        pending.is_done = True
         pending.parts.clear()
 
     def is_whole(self) -> bool:
         """Whether every group that this worker owns is summed for the plan's epochs."""
         assert self._plan is not None
-        return all(
-            (found := self._sums.get(group)) is not None and found.done and found.epoch == self._plan.sync_epochs[group]
-            for group in self._plan.groups_of[self._worker]
-        )
+        return self._sums.is_whole(self._plan)
 
     def awaited(self) -> WorkerId | None:
         """An owner whose part of a sum is not here yet."""
-        return next((owner for pending in self._sums.values() for owner in pending.missing), None)
+        return self._sums.awaited()
 
     @property
     def norms(self) -> dict[int, float]:
         """Squared norms of the groups whose norm is this worker's to tell."""
-        return {group: s.norm for group, s in sorted(self._sums.items()) if s.norm is not None}
+        return self._sums.norms

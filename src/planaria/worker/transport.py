@@ -8,7 +8,6 @@ way is never taken. Sends never block the caller: what the kernel does not take 
 from __future__ import annotations
 
 import contextlib
-import hmac
 import queue
 import socket
 import sys
@@ -19,16 +18,16 @@ from typing import Final
 import torch
 
 from planaria.plan.plan import WorkerId
-from planaria.worker.frames import DamagedFrame, FrameError, control_frame, data_frame, read_control, read_data
+from planaria.worker.frames import DamagedFrame, FrameError, data_frame, read_data
+from planaria.worker.greeter import Greeter, greeting
 from planaria.worker.mailbox import Key, Mailbox
+from planaria.worker.sockets import bound_silence, watch_over
 
-_GREETING: Final = b"planaria-data-1"
 CONNECT_TIMEOUT_S: Final = 5.0
 CUT_OFF_S: Final = 1.0
 """How long a peer to which the way is lost may stay in the plan before the coordinator is told."""
 
 MAX_PAYLOAD_BYTES: Final = 1 << 36
-GREETING_LIMIT_BYTES: Final = 4096
 
 
 class _Peer:
@@ -42,7 +41,7 @@ class _Peer:
     """
 
     def __init__(self, own: WorkerId, peer: WorkerId, address: str, token: str, broken: Callable[[], None]) -> None:
-        self._hello = control_frame(b" ".join([_GREETING, str(own).encode(), token.encode()]))
+        self._hello = greeting(own, token)
         self._address = address
         self._broken = broken
         self._queue: queue.SimpleQueue[list[memoryview] | None] = queue.SimpleQueue()
@@ -109,7 +108,9 @@ class _Peer:
                     raise
                 continue  # the host is busy; whether it is dead is not for us to say
             sock.settimeout(None)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            watch_over(sock)
+            if sock.getpeername()[0] != sock.getsockname()[0]:
+                bound_silence(sock)  # no packet is lost within a host
             sock.sendall(self._hello)
             return sock
 
@@ -148,13 +149,11 @@ class Transport:
         self._cut_off = cut_off
         self._peers: dict[WorkerId, _Peer] = {}
         self._addresses: dict[WorkerId, str] = {}
-        self._listener: socket.socket | None = None
+        self._greeter = Greeter(token, self._greeted)
 
     def start(self) -> str:
         """Begin to listen; returns the address that peers need."""
-        self._listener = socket.create_server((self._host, 0), backlog=128)
-        threading.Thread(target=self._accept, name="accept", daemon=True).start()
-        return f"{self._host}:{self._listener.getsockname()[1]}"
+        return f"{self._host}:{self._greeter.start(self._host)}"
 
     def set_peers(self, addresses: Mapping[WorkerId, str]) -> None:
         """Who is in the plan. Ways to everybody else are closed; ways that stay are not touched."""
@@ -188,21 +187,12 @@ class Transport:
         """Send without waiting. The tensors must not change until the peer has them (a later commit says so)."""
         self.connect(peer).send(data_frame(key, tensors))
 
-    def _accept(self) -> None:
-        assert self._listener is not None
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._receive, args=(sock,), name="receive", daemon=True).start()
+    def _greeted(self, sock: socket.socket, sender: int) -> None:
+        threading.Thread(target=self._receive, args=(sock, sender), name="receive", daemon=True).start()
 
-    def _receive(self, sock: socket.socket) -> None:
-        """Read one peer's messages until it closes. Whoever does not greet with the token is refused."""
+    def _receive(self, sock: socket.socket, sender: int) -> None:
+        """Read one peer's messages until it closes."""
         with sock:
-            sender = self._greeted(sock)
-            if sender is None:
-                return
             try:
                 while True:
                     try:
@@ -228,22 +218,7 @@ class Transport:
         elif sender in self._addresses:
             self._cut_off(sender)
 
-    def _greeted(self, sock: socket.socket) -> int | None:
-        """Who is at the other end; None when it does not show the job's token in time."""
-        try:
-            sock.settimeout(CONNECT_TIMEOUT_S)
-            greeting, _, rest = read_control(sock, GREETING_LIMIT_BYTES).partition(b" ")
-            sender, _, token = rest.partition(b" ")
-            if greeting != _GREETING or not hmac.compare_digest(token, self._token.encode()):
-                return None
-            sock.settimeout(None)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return int(sender)
-        except (EOFError, OSError, ValueError):
-            return None
-
     def close(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
+        self._greeter.close()
         for peer in self._peers.values():
             peer.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -13,13 +14,18 @@ from planaria.protocol.messages import Message, NotSaved, Save, Saved
 
 
 def write(save: Save, worker: WorkerId, states: Mapping[int, GroupState]) -> Saved | NotSaved:
-    """Write the groups that `save` names; a full or broken disk is an answer, not an error."""
+    """Write the groups that `save` names; a full or broken disk is an answer, not an error, and so is whatever else
+    prevents it: training goes on, and the coordinator says why the checkpoint is missing."""
     try:
         groups = tuple(
             write_group(Path(save.folder), group, f"{worker}-{save.serial}", states[group]) for group in save.groups
         )
     except OSError as error:
         return NotSaved(step=save.step, serial=save.serial, text=f"{save.folder}: {error.strerror or error}")
+    except Exception as error:
+        traceback.print_exc()
+        text = f"{save.folder}: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        return NotSaved(step=save.step, serial=save.serial, text=text)
     return Saved(step=save.step, serial=save.serial, groups=groups)
 
 

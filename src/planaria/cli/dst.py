@@ -1,0 +1,153 @@
+"""The command `planaria-dst`: random schedules of faults against the protocol, in virtual time.
+
+It tries seeds on all cores, shows how far it is, keeps the smallest schedule that it finds for each failure as a file,
+and runs one again with its whole history.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from planaria import __version__
+
+if TYPE_CHECKING:
+    from planaria.simulate.schedule import Schedule
+    from planaria.simulate.search import Failure
+
+BATCH = 50
+"""Schedules that one process tries between two reports."""
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="planaria-dst", message="%(prog)s %(version)s")
+@click.option("--seeds", type=click.IntRange(1), default=1000, show_default=True, help="How many schedules to try.")
+@click.option("--first-seed", type=click.IntRange(0), default=0, show_default=True, help="Of them, the first.")
+@click.option("--jobs", type=click.IntRange(1), default=None, help="Processes.  [default: one a core]")
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("dst-failures"),
+    show_default=True,
+    help="Where schedules that failed are kept.",
+)
+@click.option("--replay", metavar="SEED|FILE", help="Run one schedule again, and print its history.")
+def dst(seeds: int, first_seed: int, jobs: int | None, folder: Path, replay: str | None) -> None:
+    """Deterministic simulation: try random schedules of kills, hangs, partitions, joins, notices and full disks against
+    the real protocol, in virtual time. Every promise is checked after every event; one seed gives one history.
+
+    Exit code 0 when every schedule kept every promise, 1 when one did not.
+    """
+    if replay is not None:
+        sys.exit(_replay(_schedule(replay)))
+    sys.exit(_search(range(first_seed, first_seed + seeds), jobs or os.cpu_count() or 1, folder))
+
+
+def main() -> None:
+    """The entry point."""
+    dst()
+
+
+def _schedule(what: str) -> Schedule:
+    """Of a seed, or from a file."""
+    import msgspec
+
+    from planaria.simulate.schedule import Schedule, schedule
+
+    if what.isdigit():
+        return schedule(int(what))
+    try:
+        return msgspec.json.decode(Path(what).read_bytes(), type=Schedule)
+    except FileNotFoundError:
+        raise click.BadParameter(f"{what} is neither a seed nor a file.", param_hint="--replay") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise click.BadParameter(f"{what} is no schedule: {error}", param_hint="--replay") from None
+
+
+def _replay(which: Schedule) -> int:
+    from planaria.simulate.cluster import Cluster
+
+    click.echo(f"{which.setup}\n{which.weather}")
+    for fault in which.faults:
+        click.echo(str(fault))
+    cluster = Cluster(which, is_telling=True)
+    try:
+        finish = cluster.run()
+    except Exception as error:
+        click.echo("\n".join(cluster.history))
+        click.echo(cluster.describe())
+        click.echo("".join(traceback.format_exception(error)), nl=False)
+        return 1
+    click.echo("\n".join(cluster.history))
+    click.echo(f"{finish.status.value}: every promise was kept")
+    return 0
+
+
+def try_seeds(seeds: range) -> list[Failure]:
+    """What failed; in a process of its own."""
+    from planaria.simulate.search import try_seed
+
+    return [failure for seed in seeds if (failure := try_seed(seed)) is not None]
+
+
+def _search(seeds: range, jobs: int, folder: Path) -> int:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    began, failed = time.monotonic(), 0
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[failed]} failed"), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("schedules", total=len(seeds), failed=0)
+        for number, failures in _results(seeds, jobs):
+            for failure in failures:
+                failed += 1
+                progress.console.print(_keep(failure, folder), highlight=False, markup=False, soft_wrap=True)
+            progress.update(task, advance=number, failed=failed)
+    took_s = time.monotonic() - began
+    click.echo(
+        f"{len(seeds)} schedules from seed {seeds.start} on: {failed} failed; "
+        f"{took_s:.1f} s, {len(seeds) / took_s:.0f} a second"
+    )
+    return 1 if failed else 0
+
+
+def _results(seeds: range, jobs: int) -> Iterator[tuple[int, list[Failure]]]:
+    """How many schedules were tried more, and which of them failed."""
+    batches = iter([seeds[at : at + BATCH] for at in range(0, len(seeds), BATCH)])
+    running: dict[Future[list[Failure]], int] = {}
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        while True:
+            while len(running) < jobs and (batch := next(batches, None)) is not None:
+                running[pool.submit(try_seeds, batch)] = len(batch)
+            if not running:
+                return
+            done, _ = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                yield running.pop(future), future.result()
+
+
+def _keep(failure: Failure, folder: Path) -> str:
+    """Write the failure's schedule, and say how it is run again."""
+    import msgspec
+
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{failure.seed}.json"
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(failure.smallest)) + b"\n")
+    return (
+        f"FAILED seed {failure.seed}: {failure.error}\n"
+        f"  again: planaria-dst --replay {failure.seed}\n"
+        f"  made smaller: planaria-dst --replay {path}"
+    )
+
+
+if __name__ == "__main__":
+    main()

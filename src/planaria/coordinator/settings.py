@@ -1,0 +1,31 @@
+"""What a coordinator's process is told when it is started."""
+
+from __future__ import annotations
+
+import msgspec
+
+from planaria.job.faults import Fault
+from planaria.job.settings import Job
+from planaria.protocol.settings import CheckpointRef
+
+
+class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Arguments of a coordinator's process.
+
+    Attributes:
+        job: the whole job.
+        folder: of the run.
+        run_id: of this run of the job, for the journal.
+        token: that workers and users show.
+        resume: the checkpoint that the run begins with.
+        log: file for what it prints.
+        faults: on order, of nodes whose workers agents start.
+    """
+
+    job: Job
+    folder: str
+    run_id: str
+    token: str
+    resume: CheckpointRef | None
+    log: str
+    faults: tuple[Fault, ...] = ()

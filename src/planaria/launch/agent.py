@@ -1,0 +1,400 @@
+"""The agent of a node: offers it to a coordinator, starts its workers, and offers it again when they were fenced.
+
+One thread, one selector. It judges nothing that the coordinator can judge. When the coordinator has been out of reach
+for as long as it waits itself, the node's processes are killed; until then they keep their state, and since no step
+is committed without the coordinator, they can do no harm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import selectors
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+from planaria.coordinator.connection import Connection
+from planaria.job.errors import PlanariaError, UserError
+from planaria.launch.hosts import boot_id, imported
+from planaria.launch.local import LocalNodes
+from planaria.observe.run_folder import RunFolder
+from planaria.plan.plan import NodeId, WorkerId
+from planaria.protocol.enrolment import (
+    Available,
+    Dismissed,
+    Enrol,
+    KillNode,
+    NodeEnded,
+    Ping,
+    Pong,
+    Refused,
+    StartNode,
+    Welcome,
+    decode_to_agent,
+)
+from planaria.protocol.messages import MAX_FRAME_BYTES, PROTOCOL_VERSION, Message, encode
+from planaria.worker.frames import FrameError
+from planaria.worker.settings import WorkerSettings
+from planaria.worker.sockets import watch_over
+
+TICK_S: Final = 0.1
+PING_EVERY_S: Final = 0.5
+SILENCE_S: Final = 3.0
+"""A connection on which no ping was answered for so long is given up, and another is tried."""
+
+CONNECT_WITHIN_S: Final = 1.0
+AWAY_S: Final = CONNECT_WITHIN_S + 1.0
+"""Whoever looks at the clock so rarely cannot say that others were silent."""
+
+FIRST_PAUSE_S: Final = 0.25
+LONGEST_PAUSE_S: Final = 30.0
+LONGEST_RETRY_S: Final = 1.0
+SHORT_LIFE_S: Final = 60.0
+"""A node that lived longer is offered again at once; others after pauses that double."""
+
+GOODBYE_S: Final = 5.0
+"""How long workers may take to end after the run before they are killed."""
+
+
+class CoordinatorLost(PlanariaError):
+    """The coordinator was out of reach for as long as the agent was told to wait."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSettings:
+    """What an agent needs to know.
+
+    Attributes:
+        coordinator: "host:port".
+        token: of the job.
+        host: address at which other nodes reach this one; "": the one from which it reaches the coordinator.
+        import_path: where a model given as "module:function" is looked for.
+        give_up_s: without a word from the coordinator, after which the agent ends.
+    """
+
+    coordinator: str
+    token: str
+    host: str = ""
+    import_path: Path | None = None
+    give_up_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        host, _, port = self.coordinator.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise UserError(f"--coordinator {self.coordinator!r} is not HOST:PORT. `planaria train` prints it.")
+
+
+class NodeAgent:
+    """One node's agent, for one run.
+
+    Args:
+        settings: whose coordinator, and as whom.
+        say: takes lines for people.
+    """
+
+    def __init__(self, settings: AgentSettings, say: Callable[[str], None]) -> None:
+        self._settings = settings
+        self._say = say
+        self._selector = selectors.DefaultSelector()
+        self._connection: Connection | None = None
+        self._identity = secrets.token_hex(8)
+        self._address = ""
+        self._welcome: Welcome | None = None
+        self._nodes: LocalNodes | None = None
+        self._node: NodeId | None = None
+        self._last = -1
+        self._began = 0.0
+        self._heard = self._heard_on_connection = self._looked = time.monotonic()
+        self._pinged = 0.0
+        self._retry_at = 0.0
+        self._retry_pause_s = FIRST_PAUSE_S
+        self._offer_at: float | None = None
+        self._offer_pause_s = FIRST_PAUSE_S
+        self._over: str | None = None
+        self._over_since = 0.0
+        self._notices = 0
+        self._leaving = False
+        self._told_out_of_reach = False
+
+    def run(self) -> None:
+        """Until the run is over, the node was drained, or a SIGTERM or Ctrl-C was heeded.
+
+        Raises:
+            UserError: the node cannot take part.
+            CoordinatorLost: it was out of reach for too long.
+        """
+        try:
+            with self._signals():
+                while not self._is_done():
+                    if self._connection is None:
+                        self._connect()
+                        self._looked = time.monotonic()
+                    for key, _ in self._selector.select(timeout=TICK_S):
+                        key.data()
+                    self._look_at_the_clock()
+        finally:
+            self._close()
+
+    def _is_done(self) -> bool:
+        if self._notices and not self._leaving:
+            self._leave()
+        return self._node is None and (self._over is not None or self._leaving)
+
+    # The connection
+
+    def _connect(self) -> None:
+        now = time.monotonic()
+        if now < self._retry_at:
+            return
+        host, _, port = self._settings.coordinator.rpartition(":")
+        try:
+            sock = socket.create_connection((host, int(port)), timeout=CONNECT_WITHIN_S)
+        except OSError as error:
+            self._retry_later(str(error))
+            return
+        sock.setblocking(False)
+        watch_over(sock)
+        self._address = self._settings.host or sock.getsockname()[0]
+        self._connection = Connection(sock, MAX_FRAME_BYTES)
+        self._selector.register(sock, selectors.EVENT_READ, self._readable)
+        self._heard_on_connection = time.monotonic()
+        self._tell(
+            Enrol(
+                version=PROTOCOL_VERSION,
+                token=self._settings.token,
+                identity=self._identity,
+                host=self._address,
+                boot=boot_id(),
+                node=-1 if self._node is None else self._node,
+                mark="" if self._welcome is None else self._welcome.mark,
+            )
+        )
+
+    def _retry_later(self, reason: str) -> None:
+        if not self._told_out_of_reach:
+            self._say(f"the coordinator at {self._settings.coordinator} is out of reach ({reason}); trying again")
+            self._told_out_of_reach = True
+        self._retry_at = time.monotonic() + self._retry_pause_s
+        self._retry_pause_s = min(LONGEST_RETRY_S, 2 * self._retry_pause_s)
+
+    def _hang_up(self, reason: str) -> None:
+        if self._connection is not None:
+            self._selector.unregister(self._connection.socket)
+            self._connection.close()
+            self._connection = None
+        self._offer_at = None
+        if self._over is None:
+            self._retry_later(reason)
+
+    def _tell(self, message: Message) -> None:
+        """A connection that is gone is learnt from the reading side."""
+        if self._connection is not None:
+            self._connection.send(encode(message))
+            self._connection.flush()
+
+    def _readable(self) -> None:
+        connection = self._connection
+        if connection is None:
+            return
+        try:
+            for frame in connection.receive():
+                self._heard = self._heard_on_connection = time.monotonic()
+                self._take(frame)
+        except EOFError as error:
+            self._hang_up(str(error))
+        except FrameError as error:
+            raise UserError(
+                f"what answers at {self._settings.coordinator} is no coordinator: {error}. Correct --coordinator."
+            ) from None
+
+    def _take(self, frame: bytes) -> None:
+        try:
+            message = decode_to_agent(frame)
+        except (ValueError, RecursionError) as error:
+            raise FrameError(" ".join(str(error).split())) from error
+        match message:
+            case Welcome():
+                self._be_welcome(message)
+            case StartNode(node=node):
+                self._start(NodeId(node), message)
+            case KillNode(node=node):
+                self._fenced(NodeId(node))
+            case Dismissed(reason=reason):
+                if self._over is None:
+                    self._over, self._over_since = reason, time.monotonic()
+                    self._say(f"{reason}: this agent is not needed any more")
+            case Refused(reason=reason):
+                raise UserError(f"the coordinator at {self._settings.coordinator} refuses this node: {reason}.")
+            case Pong():
+                pass
+
+    def _be_welcome(self, welcome: Welcome) -> None:
+        if self._welcome is None or self._told_out_of_reach:
+            self._say(f"enrolled at {self._settings.coordinator} as {self._address}")
+        self._retry_pause_s, self._told_out_of_reach = FIRST_PAUSE_S, False
+        check_folder(welcome)
+        check_address(self._address)
+        is_another_run = self._welcome is not None and self._welcome.mark != welcome.mark
+        self._welcome = welcome
+        if is_another_run:
+            self._last = -1
+            if self._node is not None:
+                self._fenced(self._node)
+        if self._nodes is None:
+            log = RunFolder(Path(welcome.run_folder)).logs / f"agent-{socket.gethostname()}-{os.getpid()}.log"
+            self._nodes = LocalNodes(log, imported(welcome.job))
+            self._nodes.start()
+            self._selector.register(self._nodes.fileno(), selectors.EVENT_READ, self._nodes_told)
+        if self._node is None:
+            self._offer_at = time.monotonic()
+
+    # The node
+
+    def _start(self, node: NodeId, order: StartNode) -> None:
+        assert self._welcome is not None
+        assert self._nodes is not None
+        if self._leaving or self._node is not None:
+            return
+        self._node, self._began = node, time.monotonic()
+        self._say(f"node {node} starts")
+        folder, job = RunFolder(Path(self._welcome.run_folder)), self._welcome.job
+        for device in range(job.cluster.devices_per_node):
+            worker = WorkerId(node * job.cluster.devices_per_node + device)
+            self._nodes.spawn(
+                WorkerSettings(
+                    worker=worker,
+                    node=node,
+                    coordinator=self._settings.coordinator,
+                    token=self._settings.token,
+                    job=job,
+                    data_folder=str(folder.data),
+                    profile=str(folder.profile),
+                    faults=order.faults,
+                    import_path=None if self._settings.import_path is None else str(self._settings.import_path),
+                    log=str(folder.logs / f"worker-{worker}.log"),
+                    host=self._address,
+                )
+            )
+        self._nodes_told()
+
+    def _nodes_told(self) -> None:
+        assert self._nodes is not None
+        for node, cause in self._nodes.lost():
+            if node == self._node and self._nodes.all_ended():
+                self._ended(node, cause)
+
+    def _ended(self, node: NodeId, cause: str) -> None:
+        assert self._nodes is not None
+        self._nodes.release()
+        self._node, self._last = None, node
+        self._say(f"node {node} has ended: {cause}")
+        self._tell(NodeEnded(node=node, cause=cause))
+        now = time.monotonic()
+        if now - self._began > SHORT_LIFE_S:
+            self._offer_pause_s = FIRST_PAUSE_S
+        self._offer_at = now + self._offer_pause_s
+        self._offer_pause_s = min(LONGEST_PAUSE_S, 2 * self._offer_pause_s)
+
+    def _fenced(self, node: NodeId) -> None:
+        if node == self._node and self._nodes is not None:
+            self._say(f"node {node} is fenced: its processes are killed")
+            self._nodes.kill(node)
+
+    # Time, and the end
+
+    def _look_at_the_clock(self) -> None:
+        now = time.monotonic()
+        if now - self._looked > AWAY_S:  # it was this process that was away: importing, or stopped
+            self._heard = self._heard_on_connection = now
+        self._looked = now
+        silent_s = now - self._heard
+        if self._node is not None and self._welcome is not None and silent_s > self._welcome.patience_s:
+            self._say(f"nothing was heard from the coordinator for {silent_s:.0f} s")
+            self._fenced(self._node)
+            self._nodes_told()
+        if self._over is not None and self._node is not None and now - self._over_since > GOODBYE_S:
+            self._fenced(self._node)
+        if silent_s > self._settings.give_up_s and self._over is None:
+            raise CoordinatorLost(
+                f"nothing was heard from the coordinator at {self._settings.coordinator} for {silent_s:.0f} s. "
+                "Look whether it runs; --give-up sets how long an agent waits."
+            )
+        if self._connection is None:
+            return
+        if now - self._heard_on_connection > SILENCE_S:
+            self._hang_up("it does not answer")
+        elif now - self._pinged > PING_EVERY_S:
+            self._pinged = now
+            self._tell(Ping())
+        if self._offer_at is not None and now >= self._offer_at and not self._leaving:
+            self._offer_at = None
+            self._tell(Available(after=self._last))
+
+    def _leave(self) -> None:
+        """The first notice: hand over what runs here."""
+        self._leaving = True
+        if self._node is None or self._nodes is None:
+            return
+        self._say(f"node {self._node} hands over its work")
+        for pid in self._nodes.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """First SIGTERM or Ctrl-C: hand over and end. Second: end at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def notice(signum: int, frame: FrameType | None) -> None:
+            self._notices += 1
+            if self._notices > 1:
+                raise KeyboardInterrupt
+
+        previous = {number: signal.signal(number, notice) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _close(self) -> None:
+        if self._nodes is not None:
+            self._nodes.close()
+        if self._connection is not None:
+            self._connection.close()
+        self._selector.close()
+
+
+def check_folder(welcome: Welcome) -> None:
+    """Raises UserError where this node sees another run folder than the coordinator, or none."""
+    folder = RunFolder(Path(welcome.run_folder))
+    try:
+        found = folder.identity.read_text()
+    except OSError:
+        found = ""
+    if found != welcome.mark:
+        raise UserError(
+            f"this node does not see the coordinator's run folder at {folder.path}, where tokens and checkpoints are. "
+            "Set run.folder to a folder that every node mounts at the same path."
+        )
+
+
+def check_address(host: str) -> None:
+    """Raises UserError where workers could not listen at this address."""
+    try:
+        socket.create_server((host, 0)).close()
+    except OSError as error:
+        raise UserError(
+            f"workers cannot listen at {host} ({error.strerror or error}). Give --host an address of this node."
+        ) from None

@@ -1,0 +1,204 @@
+"""The coordinator as a process of its own: policy, machine, journal and server put together. It may die at any moment.
+
+Its supervisor starts it, twice: one that serves, and one that has made its policy and waits in case the first dies.
+Whatever a successor needs is in the journal, or with the workers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import select
+import signal
+import socket
+import time
+from pathlib import Path
+
+import msgspec
+
+from planaria.checkpoint.manifest import retain, write_manifest
+from planaria.coordinator.journal import Journal
+from planaria.coordinator.link import Begin, Finished, Link, Prepared, Refused, Struck, Told
+from planaria.coordinator.nodes import SupervisedNodes
+from planaria.coordinator.server import Server
+from planaria.coordinator.settings import CoordinatorSettings
+from planaria.job.errors import UserError
+from planaria.job.parse import job_fingerprint
+from planaria.job.settings import Device, Job, Launcher, WhenExhausted
+from planaria.launch.hosts import agents_of
+from planaria.launch.kernel_kills import KernelKills, counters
+from planaria.launch.settings import job_profile, planner_settings
+from planaria.observe.run_folder import RunFolder
+from planaria.plan.plan import NodeId, PlanError
+from planaria.plan.profile import ModelProfile
+from planaria.policy.choice import make_policy
+from planaria.policy.proposal import Policy
+from planaria.protocol.coordinator import Coordinator
+from planaria.protocol.events import Finish, WriteManifest
+from planaria.protocol.liveness import Limits
+from planaria.protocol.past import Past
+from planaria.protocol.records import AnyRecord, Note
+from planaria.protocol.settings import RunSettings
+from planaria.protocol.shortage import Shortages
+
+CROWDED = 10
+"""How many times longer a process of this machine may be silent that is runnable: it may be short of cores."""
+
+
+def run_coordinator(settings: CoordinatorSettings, listener: socket.socket, sock: socket.socket) -> int:
+    """The whole life of the process: prepare, wait for the word, serve. Returns the exit status.
+
+    Args:
+        settings: of the run.
+        listener: the coordinator's port, which the supervisor keeps open.
+        sock: to the supervisor.
+    """
+    link = Link(sock, waits=True)
+    _call_itself("standby")
+    job, folder = settings.job, RunFolder(Path(settings.folder))
+    given = msgspec.json.decode(folder.profile.read_bytes(), type=ModelProfile)
+    try:
+        policy = _policy(job, given)
+        # a job that cannot be planned is refused here
+        policy.initial([NodeId(node) for node in range(job.cluster.nodes)], 1)
+    except PlanError as error:
+        link.send(Refused(str(error)))
+        return 1
+    link.send(Prepared())
+    begin = _wait_for_begin(link)
+    if begin is not None:
+        _call_itself("coordinator")
+        try:
+            _Coordinating(settings, given, policy, link, begin).serve(listener)
+        except UserError as error:
+            link.send(Refused(str(error)))
+            return 1
+    return 0
+
+
+def _call_itself(name: str) -> None:
+    """For people who look at processes, and tests that kill them."""
+    Path("/proc/self/comm").write_text(name)
+
+
+def _wait_for_begin(link: Link) -> Begin | None:
+    """None when there is nothing to begin any more."""
+    try:
+        while True:
+            select.select([link], [], [])
+            for order in link.orders():
+                assert isinstance(order, Begin), order
+                return order
+    except EOFError:
+        return None
+
+
+class _Coordinating:
+    """One incarnation, from its beginning to the end of the run."""
+
+    def __init__(
+        self, settings: CoordinatorSettings, profile: ModelProfile, policy: Policy, link: Link, begin: Begin
+    ) -> None:
+        self._job = settings.job
+        self._folder = RunFolder(Path(settings.folder))
+        self._link = link
+        self._begin = begin
+        self._layers = tuple(group.layers for group in profile.groups)
+        self._journal = Journal(self._folder.journal, settings.run_id, job_fingerprint(settings.job))
+        self._journal.start()
+        past = Past.of(self._journal.read()) if begin.incarnation > 1 else None
+        shortages = Shortages(
+            job_profile(settings.job, profile), lambda most_bytes: _policy(settings.job, profile, most_bytes)
+        )
+        self._machine = Coordinator(_run_settings(settings, profile), policy, past, shortages)
+        nodes = SupervisedNodes(link, begin, lambda: self._server.request_stop())
+        agents = agents_of(self._job, self._folder, settings.token, settings.run_id, settings.faults)
+        self._server = Server(
+            self._machine,
+            settings.token,
+            self._journal,
+            nodes,
+            (self._observe,),
+            self._write_manifest,
+            limits=_limits(settings.job),
+            add_node=nodes.start if agents is None else None,
+            agents=agents,
+            patience_s=settings.job.resilience.coordinator_timeout_s,
+            past=past,
+            started=nodes.started,
+            step_began=begin.step_began,
+            tell_again=lambda record, time_s: link.send(Told(record, time_s, again=True)),
+            strike=self._strike,
+            # Of other hosts' kernels nothing is known here.
+            kernel_kills=KernelKills(counters() if agents is None else ()).recently,
+        )
+
+    def serve(self, listener: socket.socket) -> None:
+        for complaint in self._journal.complaints:
+            self._observe(Note(level="warning", text=complaint), time.time())
+        self._server.start(listener)
+        if self._begin.is_stopping:
+            self._server.request_stop()
+        self._server.run(self._tell_the_end)
+        self._server.close()
+        self._journal.close()
+
+    def _tell_the_end(self, finish: Finish) -> None:
+        last = self._machine.checkpoints.last
+        self._link.send(Finished(status=finish.status, message=finish.message, checkpoint=last))
+
+    def _observe(self, record: AnyRecord, time_s: float) -> None:
+        self._link.send(Told(record, time_s))
+
+    def _strike(self, at: str, step: int) -> None:
+        """Kill this process where the user asked for it."""
+        for fault in self._begin.faults:
+            if fault.at == at and step >= fault.step:
+                self._link.send(Struck(fault))
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def _write_manifest(self, command: WriteManifest) -> None:
+        write_manifest(
+            Path(command.folder),
+            step=command.step,
+            job_fingerprint=job_fingerprint(self._job),
+            exponents=command.exponents,
+            saved=command.groups,
+            layers=self._layers,
+        )
+        retain(self._folder.checkpoints, self._job.run.keep_checkpoints, Path(command.folder))
+
+
+def _policy(job: Job, profile: ModelProfile, most_bytes: int = 0) -> Policy:
+    """The job's policy; `most_bytes`: that a device has of memory, where less is known than the job says."""
+    planner = planner_settings(job)
+    if most_bytes:
+        limit = min(most_bytes, planner.memory_bytes) if planner.memory_bytes else most_bytes
+        planner = dataclasses.replace(planner, memory_bytes=limit)
+    return make_policy(job.resilience.policy, job_profile(job, profile), planner)
+
+
+def _run_settings(settings: CoordinatorSettings, profile: ModelProfile) -> RunSettings:
+    job = settings.job
+    return RunSettings(
+        train=job.train,
+        policy_name=job.resilience.policy.value,
+        fault_tolerance=job.resilience.fault_tolerance,
+        num_nodes=job.cluster.nodes,
+        devices_per_node=job.cluster.devices_per_node,
+        num_groups=len(profile.groups),
+        checkpoint_root=str(RunFolder(Path(settings.folder)).checkpoints),
+        checkpoint_every=job.run.checkpoint_every,
+        resume=settings.resume,
+        waits=job.resilience.when_exhausted is WhenExhausted.WAIT,
+    )
+
+
+def _limits(job: Job) -> Limits:
+    """After what time a worker counts as hung: longer where the workers of this machine share its cores."""
+    timeout_s, workers = job.resilience.heartbeat_timeout_s, job.cluster.nodes * job.cluster.devices_per_node
+    plain = Limits(silence_s=timeout_s, crowded_silence_s=CROWDED * timeout_s)
+    if job.cluster.device is Device.CUDA or job.cluster.launcher is Launcher.AGENTS:
+        return plain
+    share = max(1.0, workers / len(os.sched_getaffinity(0)))
+    return dataclasses.replace(plain, least_s=plain.least_s * share, factor=plain.factor * share)

@@ -1,0 +1,73 @@
+"""Lines appended to a file by a process that a full disk does not stop.
+
+What the disk refuses is kept in memory and written, in order, once there is room again.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections import deque
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+MOST_KEPT = 100_000
+"""Lines; more are dropped, the oldest first, and their number is told."""
+
+
+class Lines:
+    """A file to append to. Opening it drops a line that a crash cut short."""
+
+    def __init__(self, path: Path) -> None:
+        _drop_partial_line(path)
+        self._path = path
+        self._file = path.open("ab", buffering=0)
+        self._kept: deque[bytes] = deque(maxlen=MOST_KEPT)
+        self._num_refused = 0
+
+    def write(self, line: bytes) -> None:
+        """Append a line, or keep it for later. Never raises OSError."""
+        if self._num_refused:
+            self._num_refused += 1
+        self._kept.append(line)
+        try:
+            self._flush()
+        except OSError as error:
+            if not self._num_refused:
+                log.warning(
+                    "%s: %s. Training goes on; what is to be written there is kept until it can be.",
+                    self._path,
+                    error.strerror,
+                )
+                self._num_refused = 1
+        else:
+            if self._num_refused:
+                log.warning("%s can be written again; %d lines waited.", self._path, self._num_refused)
+            self._num_refused = 0
+
+    def _flush(self) -> None:
+        while self._kept:
+            line = self._kept[0]
+            written = self._file.write(line)
+            if not written:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            # A disk takes what it has room for. The rest is written where it belongs, behind its beginning.
+            if written < len(line):
+                self._kept[0] = line[written:]
+            else:
+                self._kept.popleft()
+
+    def close(self) -> None:
+        """What the disk still refuses is lost."""
+        self._file.close()
+
+
+def _drop_partial_line(path: Path) -> None:
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        data = file.read()
+        if data and not data.endswith(b"\n"):
+            file.truncate(data.rfind(b"\n") + 1)

@@ -1,0 +1,216 @@
+"""Detours: ways for a step's microbatches over what is left of pipelines, when no state may move (ReCycle).
+
+A microbatch stays on its pipeline where that has a live worker. Over a gap it hops to workers of other pipelines that
+own the layers, over several where none owns them all. Who takes it follows from loads alone, in the seconds of the
+profile; how long a step then takes is for `planaria.estimate` to say.
+"""
+
+from __future__ import annotations
+
+import enum
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from planaria.plan.costs import StageCosts
+from planaria.plan.plan import Pipeline, PlanError, Stage, WorkerId
+
+Way = tuple[Stage, ...]
+"""Hops in layer order that cover every layer once."""
+
+_Key = tuple[float, float, int]
+"""Of a microbatch's way: the load of its busiest worker with it, that of all its workers, and its hops."""
+
+
+class Freedom(enum.Enum):
+    """Which ways a microbatch may take."""
+
+    HOME = enum.auto()
+    """Along a pipeline, and to others only over its gaps."""
+    BOTH = enum.auto()
+    """Likewise; or to any owner at any layer where that is less busy."""
+    FREE = enum.auto()
+    """To any owner at any layer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deal:
+    """Who runs what.
+
+    Attributes:
+        ways: for each pipeline (and the freedom to take none), its microbatches' ways in the order in which they set
+            out.
+        loads_s: of each worker, the seconds that it computes.
+    """
+
+    ways: tuple[tuple[Way, ...], ...]
+    loads_s: Mapping[WorkerId, float]
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """Of deals of equally many microbatches: the busiest worker's load, then how uneven all loads are."""
+        return max(self.loads_s.values()), sum(load * load for load in self.loads_s.values())
+
+
+def unowned(pipelines: Sequence[Pipeline], num_layers: int) -> tuple[int, ...]:
+    """The layers that no stage has."""
+    owned = {layer for pipeline in pipelines for stage in pipeline.stages for layer in stage.layers}
+    return tuple(layer for layer in range(num_layers) if layer not in owned)
+
+
+@dataclass(frozen=True, slots=True)
+class _Leg:
+    """A part of a pipeline's way: its own stage's, or a gap."""
+
+    first: int
+    end: int
+    own: Stage | None
+
+
+class Detours:
+    """The ways over these pipelines, which together own every layer.
+
+    Args:
+        pipelines: whole or with gaps, at least one.
+        costs: of ranges of layers.
+        num_layers: of the model.
+        freedom: which of them are taken.
+        speeds: of workers that compute slower or faster than the profile says.
+    """
+
+    def __init__(
+        self,
+        pipelines: Sequence[Pipeline],
+        costs: StageCosts,
+        num_layers: int,
+        freedom: Freedom = Freedom.HOME,
+        speeds: Mapping[WorkerId, float] | None = None,
+    ) -> None:
+        self._costs = costs
+        self._num_layers = num_layers
+        self._speeds = speeds or {}
+        self._stages = [stage for pipeline in pipelines for stage in pipeline.stages]
+        self._legs = [] if freedom is Freedom.FREE else [self._legs_of(pipeline) for pipeline in pipelines]
+        if freedom is not Freedom.HOME:
+            self._legs.append([_Leg(0, num_layers, None)])
+        self._peers: dict[tuple[int, int], tuple[list[Stage], list[int]]] = {}
+        self._seconds: dict[tuple[WorkerId, int, int, int], float] = {}
+
+    def deal(self, num_microbatches: int, head: float = 0.0) -> Deal:
+        """Every microbatch to the pipeline on which it makes the busiest worker of its way least busy.
+
+        Loads only grow, so a pipeline's key is looked at again only when it is the lowest.
+
+        Args:
+            num_microbatches: of the step.
+            head: a worker counts as busy from the beginning for so many times what a microbatch takes to reach it: it
+                waits before its first one, and perhaps after its last.
+        """
+        heads = {stage.worker: head * self._costs.forward_s(0, stage.first_layer) for stage in self._stages}
+        loads = dict(heads)
+        queue = [(*self._key(self._way(at, loads), loads), at) for at in range(len(self._legs))]
+        heapq.heapify(queue)
+        dealt: list[list[Way]] = [[] for _ in self._legs]
+        for _ in range(num_microbatches):
+            while True:
+                at = queue[0][-1]
+                way = self._way(at, loads)
+                entry = (*self._key(way, loads), at)
+                heapq.heapreplace(queue, entry)
+                if queue[0] == entry:
+                    break
+            dealt[at].append(way)
+            self._load(way, loads)
+        return Deal(ways=tuple(map(tuple, dealt)), loads_s={w: load - heads[w] for w, load in loads.items()})
+
+    def _legs_of(self, pipeline: Pipeline) -> list[_Leg]:
+        legs: list[_Leg] = []
+        position = 0
+        while position < self._num_layers:
+            here = [stage for stage in pipeline.stages if stage.first_layer <= position < stage.end_layer]
+            if here:
+                own = max(here, key=lambda stage: stage.end_layer)
+                legs.append(_Leg(position, own.end_layer, own))
+            else:
+                later = [stage.first_layer for stage in pipeline.stages if stage.first_layer > position]
+                legs.append(_Leg(position, min(later, default=self._num_layers), None))
+            position = legs[-1].end
+        return legs
+
+    def _way(self, at: int, loads: Mapping[WorkerId, float]) -> Way:
+        hops: list[Stage] = []
+        more: dict[WorkerId, float] = {}
+        for leg in self._legs[at]:
+            if leg.own is not None:
+                hops.append(_part(leg.own, leg.first, leg.end))
+                continue
+            detour = self._around(leg.first, leg.end, loads, more)
+            for hop in detour:
+                more[hop.worker] = more.get(hop.worker, 0.0) + self._s(hop)
+            hops += detour
+        return tuple(hops)
+
+    def _around(self, first: int, end: int, loads: Mapping[WorkerId, float], more: Mapping[WorkerId, float]) -> Way:
+        """Hops over a gap: the least load of the busiest, and of those the shortest messages and the fewest hops.
+
+        By dynamic programming over the places where some peer's stage begins or ends.
+        """
+        stages, cuts = self._peers_of(first, end)
+        best: dict[int, tuple[float, float, int, tuple[WorkerId, ...], Way]] = {first: (0.0, 0.0, 0, (), ())}
+        for start in cuts[:-1]:
+            if start not in best:
+                continue
+            busiest, messages, num_hops, workers, hops = best[start]
+            for stage in stages:
+                if not stage.first_layer <= start < stage.end_layer or (hops and hops[-1].worker == stage.worker):
+                    continue
+                before = loads[stage.worker] + more.get(stage.worker, 0.0)
+                for cut in cuts:
+                    if not start < cut <= stage.end_layer:
+                        continue
+                    hop = _part(stage, start, cut)
+                    way = (
+                        max(busiest, before + self._s(hop)),
+                        messages + self._costs.link_s(cut),
+                        num_hops + 1,
+                        (*workers, stage.worker),
+                        (*hops, hop),
+                    )
+                    if cut not in best or way[:4] < best[cut][:4]:
+                        best[cut] = way
+        if end not in best:
+            raise PlanError(f"No live worker owns all of layers {first} to {end - 1}.")
+        return best[end][-1]
+
+    def _peers_of(self, first: int, end: int) -> tuple[list[Stage], list[int]]:
+        """The stages that own some of a gap, and the places in it where one of them begins or ends."""
+        found = self._peers.get((first, end))
+        if found is None:
+            stages = [stage for stage in self._stages if stage.first_layer < end and stage.end_layer > first]
+            ends = {cut for stage in stages for cut in (stage.first_layer, stage.end_layer) if first < cut < end}
+            found = self._peers[first, end] = stages, sorted({first, end, *ends})
+        return found
+
+    def _key(self, way: Way, loads: Mapping[WorkerId, float]) -> _Key:
+        own: dict[WorkerId, float] = {}
+        for hop in way:
+            own[hop.worker] = own.get(hop.worker, loads[hop.worker]) + self._s(hop)
+        return max(own.values()), sum(own.values()), len(way)
+
+    def _load(self, way: Way, loads: dict[WorkerId, float]) -> None:
+        for hop in way:
+            loads[hop.worker] += self._s(hop)
+
+    def _s(self, hop: Stage) -> float:
+        key = (hop.worker, hop.first_layer, hop.end_layer, hop.num_devices)
+        found = self._seconds.get(key)
+        if found is None:
+            seconds = self._costs.compute_s(hop.first_layer, hop.end_layer, hop.num_devices)
+            found = self._seconds[key] = seconds / self._speeds.get(hop.worker, 1.0)
+        return found
+
+
+def _part(stage: Stage, first: int, end: int) -> Stage:
+    if (stage.first_layer, stage.end_layer) == (first, end):
+        return stage
+    return Stage(worker=stage.worker, first_layer=first, end_layer=end, num_devices=stage.num_devices)

@@ -1,0 +1,119 @@
+"""Rerouting: the plan that runs every microbatch on what is left of a plan, without moving any state (ReCycle).
+
+This module says what is left, and makes plans of dealt ways. Which of them is fastest is the policy's to find out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from planaria.plan.detours import Deal, Way
+from planaria.plan.plan import NodeId, Pipeline, Plan, Route, ScheduleKind, Stage, WorkerId, runs_of
+from planaria.plan.profile import ModelProfile
+from planaria.plan.sources import Holders
+
+
+def left_over(plan: Plan, holders: Holders, absent: Collection[NodeId]) -> tuple[Pipeline, ...]:
+    """What is left of each pipeline: the stages whose workers live, as far as they hold their state, in layer order.
+
+    Args:
+        plan: in force.
+        holders: the groups that each live worker holds up to date.
+        absent: nodes that are lost, or that the next plan must do without.
+    """
+    gone = set(absent)
+    result: list[Pipeline] = []
+    for pipeline in plan.pipelines:
+        stages: list[Stage] = []
+        for stage in pipeline.stages:
+            if plan.node_of(stage.worker) in gone or stage.worker not in holders:
+                continue
+            held = set(plan.layers_held(holders[stage.worker])) if _lacks(plan, stage, holders) else stage.layers
+            stages += runs_of(stage.worker, [layer for layer in stage.layers if layer in held], stage.num_devices)
+        if stages:
+            result.append(Pipeline(stages=tuple(sorted(stages, key=lambda s: (s.first_layer, s.worker)))))
+    return tuple(result)
+
+
+def _lacks(plan: Plan, stage: Stage, holders: Holders) -> bool:
+    return not set(plan.groups_of.get(stage.worker, ())) <= set(holders[stage.worker])
+
+
+def rerouted(
+    profile: ModelProfile,
+    pipelines: Sequence[Pipeline],
+    deal: Deal,
+    *,
+    devices_per_node: int,
+    generation: int,
+    schedule: ScheduleKind,
+    spare_in_flight: int = 0,
+) -> Plan:
+    """The plan in which each pipeline's microbatches take the dealt ways."""
+    ways: dict[Way, list[int]] = {}
+    number = 0
+    for of_pipeline in deal.ways:
+        for way in of_pipeline:
+            ways.setdefault(way, []).append(number)
+            number += 1
+    every_layer = tuple(range(profile.num_layers))
+    return Plan(
+        generation=generation,
+        num_layers=profile.num_layers,
+        num_microbatches=number,
+        devices_per_node=devices_per_node,
+        groups=profile.groups,
+        pipelines=tuple(pipelines),
+        routes=tuple(
+            Route(hops=hops, microbatches=tuple(microbatches), born=generation, counted=every_layer)
+            for hops, microbatches in ways.items()
+        ),
+        sync_epochs=(generation,) * len(profile.groups),
+        schedule=schedule,
+        spare_in_flight=spare_in_flight,
+        layer_units=layer_units(profile),
+    )
+
+
+def layer_units(profile: ModelProfile) -> tuple[tuple[int, int, int], ...]:
+    """The profile's times on its fewest devices, in thousandths of the longest."""
+    times = [layer.times[0] for layer in profile.layers]
+    longest = max(max(t.forward_s, t.backward_input_s, t.backward_weight_s) for t in times)
+    if longest <= 0:
+        return ()
+    scale = 1000 / longest
+    return tuple(
+        (round(scale * t.forward_s), round(scale * t.backward_input_s), round(scale * t.backward_weight_s))
+        for t in times
+    )
+
+
+def homes(plan: Plan) -> tuple[int, ...]:
+    """Of each route, the pipeline that it is counted with: the one that has most of its layers."""
+    pipeline_of = {stage.worker: at for at, pipeline in enumerate(plan.pipelines) for stage in pipeline.stages}
+    result = []
+    for route in plan.routes:
+        length: dict[int, int] = {}
+        for hop in route.hops:
+            at = pipeline_of[hop.worker]
+            length[at] = length.get(at, 0) + len(hop.layers)
+        result.append(min(length, key=lambda at: (-length[at], at)))
+    return tuple(result)
+
+
+def shares(plan: Plan) -> tuple[int, ...]:
+    """How many microbatches are counted with each pipeline."""
+    counts = [0] * len(plan.pipelines)
+    for route, home in zip(plan.routes, homes(plan), strict=True):
+        counts[home] += len(route.microbatches)
+    return tuple(counts)
+
+
+def carriers(plan: Plan) -> dict[WorkerId, int]:
+    """The workers that run microbatches of another pipeline than their own, and how many."""
+    pipeline_of = {stage.worker: at for at, pipeline in enumerate(plan.pipelines) for stage in pipeline.stages}
+    carried: dict[WorkerId, int] = {}
+    for route, home in zip(plan.routes, homes(plan), strict=True):
+        for worker in {hop.worker for hop in route.hops if pipeline_of[hop.worker] != home}:
+            carried[worker] = carried.get(worker, 0) + len(route.microbatches)
+    return dict(sorted(carried.items()))

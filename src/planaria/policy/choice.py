@@ -1,0 +1,22 @@
+"""The choice of a policy by its name in the job file."""
+
+from __future__ import annotations
+
+from planaria.job.settings import PolicyName
+from planaria.plan.profile import ModelProfile
+from planaria.plan.settings import PlannerSettings
+from planaria.policy.reroute import ReroutePolicy
+from planaria.policy.templates import TemplatesPolicy
+
+
+def make_policy(name: PolicyName, profile: ModelProfile, settings: PlannerSettings) -> TemplatesPolicy:
+    """The policy of that name. All of them make a job's first plan from templates.
+
+    Raises:
+        PlanError: the model or f + 1 replicas of it do not fit.
+    """
+    match name:
+        case PolicyName.TEMPLATES:
+            return TemplatesPolicy(profile, settings)
+        case PolicyName.REROUTE:
+            return ReroutePolicy(profile, settings)

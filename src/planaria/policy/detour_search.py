@@ -1,0 +1,190 @@
+"""Which detours are fastest: deals of microbatches, and orders of work, judged by simulated steps.
+
+Deterministic, and bounded by the number of units of work that are simulated, not by a clock: a small plan is tried in
+many ways, a large one in few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from planaria.estimate.conditions import AS_PROFILED, Conditions
+from planaria.estimate.lower_bound import lower_bound_s
+from planaria.estimate.memory import worker_memory_bytes
+from planaria.estimate.reroute_bound import least_rerouted_s
+from planaria.estimate.step_time import step_time_s
+from planaria.plan.costs import StageCosts
+from planaria.plan.detours import Deal, Detours, Freedom
+from planaria.plan.plan import NodeId, Pipeline, Plan, ScheduleKind
+from planaria.plan.profile import ModelProfile
+from planaria.plan.reroute import rerouted
+from planaria.plan.settings import PlannerSettings
+
+CLOSE = 0.002
+"""A step that may be shorter by so little is not looked for; nor is one worth more memory."""
+
+HEADS = (0.0, 1.0, 2.0)
+"""How much of a worker's wait for its first microbatch counts as load; which is best depends on the order of work."""
+
+SPARE = (4, 2, 1, 0, 8, 16, 32)
+"""Spare microbatches in flight, in the order in which they are tried: with 4 most steps are as short as can be."""
+
+BUDGET = 15_000
+"""Units of work (a phase of a leg for one microbatch) that are simulated: a tenth of a second at most, but for plans
+of which two take longer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rerouted:
+    """The best plan found.
+
+    Attributes:
+        plan: it.
+        step_time_s: simulated.
+        lower_bound_s: of every plan on the same stages.
+    """
+
+    plan: Plan
+    step_time_s: float
+    lower_bound_s: float
+
+    @property
+    def gap(self) -> float:
+        """By how much of the bound the step may be longer than the best."""
+        return self.step_time_s / self.lower_bound_s - 1 if self.lower_bound_s > 0 else 0.0
+
+
+def fastest_detours(
+    profile: ModelProfile,
+    settings: PlannerSettings,
+    pipelines: Sequence[Pipeline],
+    generation: int,
+    *,
+    conditions: Conditions = AS_PROFILED,
+    budget: int = BUDGET,
+) -> Rerouted | None:
+    """The plan with the shortest step on these stages, which together own every layer; None where none fits the memory.
+
+    Backwards are split where the memory allows for it, but for a plan at full strength: that keeps the job's schedule.
+    """
+    return _Search(profile, settings, pipelines, generation, conditions, budget).run()
+
+
+_Order = tuple[ScheduleKind, int]
+"""A schedule, and the spare microbatches in flight."""
+
+
+class _Search:
+    def __init__(
+        self,
+        profile: ModelProfile,
+        settings: PlannerSettings,
+        pipelines: Sequence[Pipeline],
+        generation: int,
+        conditions: Conditions,
+        budget: int,
+    ) -> None:
+        self._profile = profile
+        self._settings = settings
+        self._pipelines = pipelines
+        self._generation = generation
+        self._costs = StageCosts(profile)
+        self._conditions = conditions
+        workers = [stage.worker for pipeline in pipelines for stage in pipeline.stages]
+        self._speeds = {w: conditions.speed(NodeId(w // settings.devices_per_node)) for w in workers}
+        self._bound_s = least_rerouted_s(
+            profile, pipelines, settings.num_microbatches, highest_speed=max(self._speeds.values())
+        )
+        self._all_whole = all(pipeline.is_whole(profile.num_layers) for pipeline in pipelines)
+        nodes = {worker // settings.devices_per_node for worker in workers}
+        self._is_full = self._all_whole and len(nodes) >= settings.num_nodes
+        hops = max(len(pipeline.stages) for pipeline in pipelines)
+        self._left = max(2, budget // (3 * hops * settings.num_microbatches))
+        """Simulations."""
+        self._best: tuple[float, Deal, _Order, Plan] | None = None
+
+    def run(self) -> Rerouted | None:
+        deals = self._deals()
+        first = next(deals)
+        order = next((order for order in self._orders() if self._fits(self._plan(first, order))), None)
+        if order is None:
+            return None
+        self._try(first, order)
+        for deal in deals:
+            if self._is_close() or self._left <= 1:
+                break
+            self._try(deal, order)
+        self._other_orders()
+        assert self._best is not None
+        seconds, _, _, plan = self._best
+        return Rerouted(plan=plan, step_time_s=seconds, lower_bound_s=self._bound_s)
+
+    def _deals(self) -> Iterator[Deal]:
+        """Each once, in the order in which they are worth a simulation."""
+        seen = set()
+        freedoms = [Freedom.HOME] if self._all_whole else list(Freedom)
+        for head in HEADS:
+            for freedom in freedoms:
+                detours = Detours(self._pipelines, self._costs, self._profile.num_layers, freedom, self._speeds)
+                deal = detours.deal(self._settings.num_microbatches, head)
+                if deal.ways not in seen:
+                    seen.add(deal.ways)
+                    yield deal
+
+    def _orders(self) -> Iterable[_Order]:
+        """In the order of preference; the last keeps the fewest activations."""
+        own = self._settings.schedule
+        if self._is_full:
+            return [(own, 0)]
+        kinds = dict.fromkeys((ScheduleKind.ZERO_BUBBLE_H1, own, ScheduleKind.ONE_F_ONE_B))
+        return [(kind, spare) for kind in kinds for spare in SPARE if spare <= SPARE[0]]
+
+    def _other_orders(self) -> None:
+        """For the best deal: less memory where it costs no time, more where it gains some, the job's own schedule."""
+        assert self._best is not None
+        _, deal, (kind, spare), _ = self._best
+        if self._is_full:
+            return
+        for less in sorted((other for other in SPARE if other < spare), reverse=True):
+            if self._left <= 0 or not self._try(deal, (kind, less), instead=True):
+                break
+        if spare < SPARE[0]:
+            return  # memory is short
+        for more in sorted(other for other in SPARE if other > spare):
+            if self._is_close() or self._left <= 0 or not self._try(deal, (kind, more)):
+                break
+        if kind is not self._settings.schedule and self._left > 0 and not self._is_close():
+            self._try(deal, (self._settings.schedule, 0))
+
+    def _is_close(self) -> bool:
+        """Nothing much shorter can be found."""
+        return self._best is not None and self._best[0] <= (1 + CLOSE) * self._bound_s
+
+    def _plan(self, deal: Deal, order: _Order) -> Plan:
+        return rerouted(
+            self._profile,
+            self._pipelines,
+            deal,
+            devices_per_node=self._settings.devices_per_node,
+            generation=self._generation,
+            schedule=order[0],
+            spare_in_flight=order[1],
+        )
+
+    def _try(self, deal: Deal, order: _Order, *, instead: bool = False) -> bool:
+        """Take it if it fits and is clearly faster than the best, or `instead` of it as fast; returns whether."""
+        plan = self._plan(deal, order)
+        most_s = float("inf") if self._best is None else self._best[0] * (1 + CLOSE if instead else 1 - CLOSE)
+        if lower_bound_s(plan, self._profile, self._conditions) > most_s:
+            return False
+        self._left -= 1
+        seconds = step_time_s(plan, self._profile, self._conditions)
+        if seconds > most_s or not self._fits(plan):
+            return False
+        self._best = seconds, deal, order, plan
+        return True
+
+    def _fits(self, plan: Plan) -> bool:
+        limit = self._settings.memory_bytes
+        return not limit or all(worker_memory_bytes(plan, self._profile, w) <= limit for w in plan.workers)

@@ -1,0 +1,24 @@
+"""Words for reasons: numbers, sizes and lists, as sentences have them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def size(size_bytes: int) -> str:
+    """In the largest unit that fits."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size_bytes >= scale:
+            return f"{size_bytes / scale:.1f} {unit}"
+    return f"{size_bytes} bytes"
+
+
+def count(number: int, noun: str, plural: str | None = None) -> str:
+    """A number of things."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
+def join(items: Sequence[object]) -> str:
+    """A list with an "and"."""
+    words = [str(item) for item in items]
+    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1] if words else ""

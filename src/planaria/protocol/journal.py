@@ -1,0 +1,124 @@
+"""Journal entries: what the coordinator decided, in the form in which it is written down before anybody acts on it.
+
+A journal is a sequence of them. `planaria.protocol.past` says what a sequence means. An entry bears the records that
+it makes public: a coordinator that is started again publishes those of its last entries once more, because the one
+before may have died between the two.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from planaria.plan.plan import NodeId
+from planaria.protocol.messages import Commit, PlanMessage, decoded
+from planaria.protocol.records import AnyRecord
+from planaria.protocol.settings import CheckpointRef
+from planaria.protocol.standing import Stand
+
+
+class JournalEntry(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+    """Must be durable before any later command of the same batch is carried out.
+
+    Attributes:
+        records: that are published because of it.
+    """
+
+    records: tuple[AnyRecord, ...] = ()
+
+
+class JournalCommit(JournalEntry, frozen=True, kw_only=True, tag="commit"):
+    """The step is done, and this is what every worker that voted for it is told; parts to save are left out."""
+
+    commit: Commit
+
+    @property
+    def step(self) -> int:
+        return self.commit.step
+
+
+class JournalPlan(JournalEntry, frozen=True, kw_only=True, tag="plan"):
+    """The plan that is about to be sent, and what is known of the placement behind it.
+
+    Attributes:
+        message: as it is sent; addresses may change later.
+        stand: of the placement.
+        step_time_s: estimated, of a step.
+        longest_s: estimated, of the longest instruction.
+    """
+
+    message: PlanMessage
+    stand: Stand
+    step_time_s: float
+    longest_s: float
+
+
+class Fate(enum.StrEnum):
+    """What may happen to a node."""
+
+    JOINED = "joined"
+    LEAVING = "leaving"
+    LOST = "lost"
+    RELEASED = "released"
+
+
+class JournalNode(JournalEntry, frozen=True, kw_only=True, tag="node"):
+    """What happened to a node.
+
+    Attributes:
+        cause: of a loss.
+        strikes: it was lost while the plan in force needed it, so that there is something to recover from.
+    """
+
+    node: NodeId
+    fate: Fate
+    cause: str = ""
+    strikes: bool = False
+
+
+class JournalRecovery(JournalEntry, frozen=True, kw_only=True, tag="recovery"):
+    """What was lost up to here is recovered from."""
+
+
+class JournalCheckpoint(JournalEntry, frozen=True, kw_only=True, tag="checkpoint"):
+    """A checkpoint is whole on disk."""
+
+    checkpoint: CheckpointRef
+
+
+class JournalStop(JournalEntry, frozen=True, kw_only=True, tag="stop"):
+    """The user wants the run to end, and was told that it will."""
+
+
+class JournalRestart(JournalEntry, frozen=True, kw_only=True, tag="restart"):
+    """A coordinator begins on this journal."""
+
+
+class JournalEnd(JournalEntry, frozen=True, kw_only=True, tag="end"):
+    """The run is over; its only record is the `RunEnded`."""
+
+
+AnyEntry = (
+    JournalCommit
+    | JournalPlan
+    | JournalNode
+    | JournalRecovery
+    | JournalCheckpoint
+    | JournalStop
+    | JournalRestart
+    | JournalEnd
+)
+
+_entry = msgspec.msgpack.Decoder(AnyEntry)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode_entry(entry: JournalEntry) -> bytes:
+    return _encoder.encode(entry)
+
+
+def decode_entry(data: bytes) -> AnyEntry:
+    """Raises msgspec.DecodeError (a ValueError) for anything that is not an entry."""
+    entry: AnyEntry = decoded(_entry, data)
+    return entry

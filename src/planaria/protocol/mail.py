@@ -1,0 +1,111 @@
+"""Mail: what reached a worker from its peers, by name, until it is asked for; and what of it may be refused.
+
+A message is named by its `Key`, and whoever wants it asks for that name. So what a plan that is no longer in force left
+under way is never taken: it bears another name. Knows no thread and no tensor; the mailbox locks around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+Payload = TypeVar("Payload")
+
+
+class Kind:
+    """Kinds of data messages."""
+
+    ACTIVATION = "a"
+    GRADIENT = "g"
+    SUM = "s"
+    SHARED_SUM = "m"
+    """Where a sum lies in the memory of this host, in place of the sum itself."""
+    STATE = "t"
+
+    NAMES: Final = {ACTIVATION: "activation", GRADIENT: "gradient", SUM: "sum", SHARED_SUM: "sum", STATE: "state"}
+    """For people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """Names one data message between two workers.
+
+    Attributes:
+        kind: of `Kind`.
+        sender: who sends it.
+        step: which it belongs to.
+        epoch: a route's birth, a group's sync epoch, or the plan's generation for state. An older one never matches.
+        item: microbatch or group.
+        layer: boundary layer of an activation or gradient; of a state, how often it was sent before; 0 otherwise.
+    """
+
+    kind: str
+    sender: int
+    step: int
+    epoch: int
+    item: int
+    layer: int
+
+
+class Mail(Generic[Payload]):
+    """Messages that arrived and were not asked for yet."""
+
+    def __init__(self) -> None:
+        self._arrived: dict[Key, Payload] = {}
+        self._damaged: set[Key] = set()
+        self._lowest_step = 0
+        self._generation = -1
+
+    def put(self, key: Key, payload: Payload) -> bool:
+        """Returns whether it was kept: what belongs to a step that is over is not."""
+        # What a newer plan sends may be for an earlier step: the job went back, and the news of it comes later.
+        if key.step < self._lowest_step and key.epoch <= self._generation:
+            return False
+        self._arrived[key] = payload
+        return True
+
+    def put_damaged(self, key: Key) -> None:
+        """A message came, and not as it was sent. That matters only if it is still wanted: what an older plan sent may
+        have changed on its way."""
+        self._damaged.add(key)
+
+    def take(self, key: Key) -> Payload | None:
+        """The message if it is there."""
+        return self._arrived.pop(key, None)
+
+    def look(self, key: Key) -> Payload | None:
+        """The message if it is there, which stays."""
+        return self._arrived.get(key)
+
+    def came_damaged(self, key: Key) -> bool:
+        """Whether the message came, and not as it was sent. Told once."""
+        is_damaged = key in self._damaged
+        self._damaged.discard(key)
+        return is_damaged
+
+    def forget_before(self, step: int, generation: int) -> None:
+        """Drop what arrived, or still arrives, for steps before this one, unless a later plan sent it."""
+        self._lowest_step, self._generation = step, generation
+        self._drop(lambda key: key.step < step and key.epoch <= generation)
+
+    def forget_older_plans(self, generation: int) -> None:
+        """Drop what plans before this generation sent: the job went back to an earlier state.
+
+        What peers send under the new plan may be here already, before this worker has heard of it.
+        """
+        self._drop(lambda key: key.epoch < generation)
+
+    def _drop(self, unwanted: Callable[[Key], bool]) -> None:
+        for key in [key for key in self._arrived if unwanted(key)]:
+            del self._arrived[key]
+        self._damaged = {key for key in self._damaged if not unwanted(key)}
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._arrived
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._arrived)
+
+    def __len__(self) -> int:
+        return len(self._arrived)

@@ -1,0 +1,159 @@
+"""When other speeds of nodes are worth another plan, and which slow nodes the job does better without.
+
+A node that is left out rests: it lives, holds nothing and computes nothing, so nobody can tell how fast it is. After a
+while it is given back what little a node of its speed gets, for a few steps: if it is fast again it stays, else it
+rests twice as long. The estimate decides all else. Pure: proposals come from whoever calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from planaria.plan.plan import NodeId, Plan, PlanError
+from planaria.policy.proposal import Proposal
+from planaria.protocol.speeds import STEPS
+
+WORTH = 0.98
+"""A plan is left for one whose step takes so much less. Both are estimates of one kind, so what is off in one is off in
+the other."""
+
+WORTH_RESTING = 0.95
+"""A node is left out where a step then takes so much less: a node that rests is one less to lose."""
+
+STEPS_AHEAD = 500
+"""A plan is not trusted to last for longer."""
+
+MOST_RESTING = 3
+"""So many slow nodes, the slowest, are tried to do without."""
+
+FIRST_REST_STEPS = 20
+
+TRIAL_STEPS = STEPS + 2
+"""From the plan that gives a node back: a step beside which it gets its state, one that is not judged, and the judged
+ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rest:
+    until: int
+    num_steps: int
+
+
+class Pacing:
+    """Who rests, and whether the plan in force is to be looked at again.
+
+    Attributes:
+        resting: nodes that live and that the placement does without because they are slow.
+    """
+
+    def __init__(self) -> None:
+        self.resting: frozenset[NodeId] = frozenset()
+        self._rests: dict[NodeId, _Rest] = {}
+        self._look_at: int | None = None
+
+    def look_again(self, step: int) -> None:
+        """Something is new: the plan is to be looked at before this step or a later one."""
+        self._look_at = step if self._look_at is None else min(step, self._look_at)
+
+    def is_due(self, step: int) -> bool:
+        """Whether the plan is to be looked at before this step."""
+        return (self._look_at is not None and self._look_at <= step) or bool(self._rested(step))
+
+    def _rested(self, step: int) -> frozenset[NodeId]:
+        return frozenset(node for node in self.resting if self._rests[node].until <= step)
+
+    def forget(self, node: NodeId) -> None:
+        """It is gone."""
+        self.resting -= {node}
+        self._rests.pop(node, None)
+
+    def wake_all(self) -> None:
+        """Every node is needed; whether it is, is looked at after a step."""
+        self.resting = frozenset()
+
+    def choose(
+        self,
+        step: int,
+        speeds: Mapping[NodeId, float],
+        propose: Callable[[frozenset[NodeId]], Proposal],
+        stay: Proposal | None,
+        steps_left: int,
+    ) -> Proposal | None:
+        """The best plan before a step; None where it pays to go on with the plan of now.
+
+        Args:
+            step: about to begin.
+            speeds: of the slow nodes.
+            propose: a plan that does without these nodes.
+            stay: the plan of now; None where it cannot stay.
+            steps_left: of the job.
+
+        Raises:
+            PlanError: no plan can be made.
+        """
+        on_trial = self._rested(step)
+        self._look_at = step + TRIAL_STEPS if on_trial else None
+        for node in on_trial:
+            rest = self._rests[node]
+            self._rests[node] = _Rest(until=step + rest.num_steps, num_steps=rest.num_steps)
+        best, resting = self._best(speeds, propose, on_trial)
+        if stay is not None and not on_trial and not _pays(stay, best, steps_left):
+            return None
+        self._rest(step, resting, speeds)
+        return best
+
+    def _best(
+        self,
+        speeds: Mapping[NodeId, float],
+        propose: Callable[[frozenset[NodeId]], Proposal],
+        on_trial: frozenset[NodeId],
+    ) -> tuple[Proposal, frozenset[NodeId]]:
+        slowest = sorted(speeds, key=lambda node: (speeds[node], node))[:MOST_RESTING]
+        options = [frozenset(slowest[:count]) for count in range(len(slowest) + 1)]
+        found: list[tuple[Proposal, frozenset[NodeId]]] = []
+        error: PlanError | None = None
+        for option in options:
+            if not (option & on_trial):
+                try:
+                    found.append((propose(option), option))
+                except PlanError as caught:
+                    error = caught
+        if not found:
+            assert error is not None
+            raise error
+        best = found[0]
+        for other in found[1:]:
+            if other[0].step_time_s < WORTH_RESTING * best[0].step_time_s:
+                best = other
+        return best
+
+    def _rest(self, step: int, resting: frozenset[NodeId], speeds: Mapping[NodeId, float]) -> None:
+        for node in resting - self.resting:
+            before = self._rests.get(node)
+            num_steps = FIRST_REST_STEPS if before is None else 2 * before.num_steps
+            self._rests[node] = _Rest(until=step + num_steps, num_steps=num_steps)
+        for node in [node for node in self._rests if node not in speeds]:
+            del self._rests[node]
+        self.resting = resting
+
+
+def _pays(stay: Proposal, other: Proposal, steps_left: int) -> bool:
+    """Whether what a plan gains is more than it costs: its transfers, and a step boundary at which everybody waits."""
+    gain_s = stay.step_time_s - other.step_time_s
+    return (
+        other.step_time_s <= WORTH * stay.step_time_s
+        and gain_s * min(steps_left, STEPS_AHEAD) > other.transfer_s + stay.step_time_s
+    )
+
+
+def same_work(one: Plan, other: Plan) -> bool:
+    """Whether the plans have the same pipelines, each with as many microbatches."""
+    return one.pipelines == other.pipelines and _shares(one) == _shares(other)
+
+
+def _shares(plan: Plan) -> dict[object, int]:
+    shares: dict[object, int] = {}
+    for route in plan.routes:
+        shares[route.key] = shares.get(route.key, 0) + len(route.microbatches)
+    return shares

@@ -1,0 +1,141 @@
+"""The past of a run: what a journal says, in the order in which it was written. A fold, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import assert_never
+
+from planaria.plan.plan import NodeId
+from planaria.protocol.commit import NOT_APPLIED
+from planaria.protocol.journal import (
+    AnyEntry,
+    Fate,
+    JournalCheckpoint,
+    JournalCommit,
+    JournalEnd,
+    JournalNode,
+    JournalPlan,
+    JournalRecovery,
+    JournalRestart,
+    JournalStop,
+)
+from planaria.protocol.messages import StateSource
+from planaria.protocol.records import AnyRecord, StepCommitted, StepSkipped
+from planaria.protocol.settings import CheckpointRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """What a coordinator that is started again knows before anybody has come back.
+
+    Attributes:
+        plan: the last one.
+        commit: the last one; None after the job went back to a checkpoint.
+        joined: nodes that did, and are not gone.
+        lost: nodes that are fenced.
+        released: nodes that were let go.
+        leaving: live nodes that gave notice.
+        newcomers: nodes that came since the placement in force was made, or tried in vain.
+        checkpoint: the last whole one of this run; None: there is none.
+        skipped_steps: that were committed without being applied.
+        is_stopping: the user wants it to end.
+        end: of the run.
+        losses: in the order in which they happened, those that no recovery has been told of.
+        has_resumed: a step was committed after the first of them.
+        records: that the last entries made public: the last commit's and all since.
+        restarts: how often a coordinator began on this journal.
+    """
+
+    plan: JournalPlan | None = None
+    commit: JournalCommit | None = None
+    joined: frozenset[NodeId] = frozenset()
+    lost: frozenset[NodeId] = frozenset()
+    released: frozenset[NodeId] = frozenset()
+    leaving: frozenset[NodeId] = frozenset()
+    newcomers: frozenset[NodeId] = frozenset()
+    checkpoint: CheckpointRef | None = None
+    skipped_steps: frozenset[int] = frozenset()
+    is_stopping: bool = False
+    end: JournalEnd | None = None
+    losses: tuple[JournalNode, ...] = ()
+    has_resumed: bool = False
+    records: tuple[AnyRecord, ...] = ()
+    restarts: int = 0
+
+    @classmethod
+    def of(cls, entries: Iterable[AnyEntry]) -> Past:
+        """Of a journal, whole or cut off anywhere."""
+        past = cls()
+        for entry in entries:
+            past = past.after(entry)
+        return past
+
+    @property
+    def gone(self) -> frozenset[NodeId]:
+        """They never come back under the same number."""
+        return self.lost | self.released
+
+    @property
+    def last_step_s(self) -> float | None:
+        """How long the last committed step took; None when nobody knows."""
+        records = () if self.commit is None else self.commit.records
+        return next((record.duration_s for record in records if isinstance(record, StepCommitted | StepSkipped)), None)
+
+    @property
+    def step(self) -> int | None:
+        """In progress, as far as the journal knows; None before the first plan."""
+        if self.commit is not None and (self.plan is None or self.commit.step >= self.plan.message.step):
+            return self.commit.step + 1
+        return None if self.plan is None else self.plan.message.step
+
+    def after(self, entry: AnyEntry) -> Past:
+        """With one entry more."""
+        match entry:
+            case JournalCommit():
+                past = self._committed(entry)
+            case JournalPlan():
+                past = self._planned(entry)
+            case JournalNode():
+                past = self._with_node(entry)
+            case JournalRecovery():
+                past = replace(self, losses=(), has_resumed=False)
+            case JournalCheckpoint():
+                past = replace(self, checkpoint=entry.checkpoint)
+            case JournalStop():
+                past = replace(self, is_stopping=True)
+            case JournalRestart():
+                past = replace(self, restarts=self.restarts + 1)
+            case JournalEnd():
+                past = replace(self, end=entry)
+            case _:
+                assert_never(entry)
+        records = entry.records if isinstance(entry, JournalCommit) else self.records + entry.records
+        return replace(past, records=records)
+
+    def _committed(self, entry: JournalCommit) -> Past:
+        skipped = self.skipped_steps | {entry.step} if entry.commit.clip_factor == NOT_APPLIED else self.skipped_steps
+        return replace(self, commit=entry, skipped_steps=skipped, has_resumed=bool(self.losses))
+
+    def _planned(self, entry: JournalPlan) -> Past:
+        newcomers = frozenset(entry.stand.newcomers)
+        if entry.message.source is StateSource.LIVE:
+            return replace(self, plan=entry, newcomers=newcomers)
+        skipped = frozenset(step for step in self.skipped_steps if step < entry.message.step)
+        return replace(self, plan=entry, newcomers=newcomers, commit=None, skipped_steps=skipped)
+
+    def _with_node(self, entry: JournalNode) -> Past:
+        node = frozenset({entry.node})
+        match entry.fate:
+            case Fate.JOINED:
+                return replace(self, joined=self.joined | node, newcomers=self.newcomers | node)
+            case Fate.LEAVING:
+                return replace(self, leaving=self.leaving | node, newcomers=self.newcomers - node)
+            case Fate.RELEASED:
+                return replace(self._without(node), released=self.released | node)
+            case Fate.LOST:
+                losses = (*self.losses, entry) if self.losses or entry.strikes else self.losses
+                return replace(self._without(node), lost=self.lost | node, losses=losses)
+
+    def _without(self, node: frozenset[NodeId]) -> Past:
+        return replace(self, joined=self.joined - node, leaving=self.leaving - node, newcomers=self.newcomers - node)

@@ -1,0 +1,74 @@
+"""Progress: what of a step's program is done at one worker, what is next, and what stays done when the plan changes.
+
+Bookkeeping alone: it runs nothing and waits for nobody. The interpreter of a real worker and that of a simulated one
+both keep it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Container
+
+from planaria.plan.program import Instruction, Op, Program
+
+Work = tuple[int, int]
+"""(microbatch, born)"""
+
+
+class Progress:
+    """Of one worker in the step in progress."""
+
+    def __init__(self) -> None:
+        self._todo: deque[Instruction] = deque()
+        self._done: set[Instruction] = set()
+        self._done_input: set[tuple[Work, int]] = set()
+        self._done_backward: set[tuple[Work, int]] = set()
+
+    def begin(self, program: Program) -> None:
+        """A step begins: nothing is done."""
+        self._done.clear()
+        self._done_input.clear()
+        self._done_backward.clear()
+        self.go_on(program)
+
+    def go_on(self, program: Program) -> None:
+        """The step goes on with this program: what is done stays done."""
+        self._todo = deque(i for i in program if i not in self._done and i.op is not Op.APPLY)
+
+    @property
+    def next(self) -> Instruction | None:
+        """None: the program is at its end."""
+        return self._todo[0] if self._todo else None
+
+    def finish(self) -> None:
+        """The next instruction is done."""
+        self._done.add(self._todo.popleft())
+
+    # A backward may have been cut into other pieces, or halves, under an earlier plan.
+
+    def inputs_left(self, instruction: Instruction) -> tuple[int, ...]:
+        """Layers, top down, of which the instruction has yet to compute the input's gradient."""
+        return _left(instruction, self._done_input)
+
+    def backwards_left(self, instruction: Instruction) -> tuple[int, ...]:
+        """Layers, top down, whose backward, or its weights' half, the instruction has yet to do."""
+        return _left(instruction, self._done_backward)
+
+    def has_input(self, work: Work, layer: int) -> bool:
+        """Whether the input's half of the layer's backward is done."""
+        return (work, layer) in self._done_input
+
+    def note_input(self, work: Work, layer: int) -> None:
+        """The input's half of the layer's backward is done."""
+        self._done_input.add((work, layer))
+
+    def note_backward(self, work: Work, layer: int) -> None:
+        """The layer's backward is done, both halves of it."""
+        self._done_input.add((work, layer))
+        self._done_backward.add((work, layer))
+
+
+def _left(instruction: Instruction, done: Container[tuple[Work, int]]) -> tuple[int, ...]:
+    work = (instruction.microbatch, instruction.born)
+    layers = reversed(range(instruction.first_layer, instruction.end_layer))
+    return tuple(layer for layer in layers if (work, layer) not in done)

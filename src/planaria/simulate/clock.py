@@ -1,0 +1,50 @@
+"""Virtual time: one heap ordered by (time, sequence), and the one generator of chance."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from random import Random
+
+Action = Callable[[], None]
+
+
+class Clock:
+    """Things happen in the order of their times; of those at one time, in the order in which they were asked for.
+
+    Attributes:
+        now: virtual seconds since the start.
+        random: decides every delay.
+        num_events: that happened so far.
+    """
+
+    def __init__(self, random: Random, spread: float = 4.0) -> None:
+        self.now = 0.0
+        self.random = random
+        self.num_events = 0
+        self._spread = spread
+        self._heap: list[tuple[float, int, Action]] = []
+        self._sequence = 0
+
+    def after(self, delay_s: float, action: Action) -> None:
+        self.at(self.now + delay_s, action)
+
+    def at(self, when_s: float, action: Action) -> None:
+        self._sequence += 1
+        heapq.heappush(self._heap, (when_s, self._sequence, action))
+
+    def vary(self, mean_s: float) -> float:
+        """A delay: from nothing to `spread` times the mean, most often short; now and then much longer."""
+        chance = self.random.random()
+        if chance < 0.02:
+            return mean_s * (5.0 + 1250.0 * chance)
+        return mean_s * chance * chance * self._spread
+
+    def tick(self) -> bool:
+        """Let the next thing happen; False when there is none."""
+        if not self._heap:
+            return False
+        self.now, _, action = heapq.heappop(self._heap)
+        self.num_events += 1
+        action()
+        return True

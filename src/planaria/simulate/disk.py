@@ -1,0 +1,59 @@
+"""The shared disk in memory: files of checkpoints, and manifests that make them whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planaria.protocol.events import WriteManifest
+from planaria.protocol.messages import SavedGroup
+from planaria.simulate.symbols import Symbol
+
+
+class DiskFull(Exception):
+    """Nothing more can be written."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedState:
+    """One group's state in a file."""
+
+    group: int
+    step: int
+    state: Symbol
+
+
+class Disk:
+    """What every node and the coordinator reads and writes.
+
+    Attributes:
+        is_full: writing fails for now.
+    """
+
+    def __init__(self) -> None:
+        self.is_full = False
+        self._files: dict[tuple[str, str], SavedState] = {}
+        self._manifests: dict[str, WriteManifest] = {}
+
+    def write(self, folder: str, writer: str, saved: SavedState) -> SavedGroup:
+        """One group's file. Two writers of one group, by their names, never share a file."""
+        if self.is_full:
+            raise DiskFull
+        name = f"group-{saved.group:05d}-w{writer}"
+        self._files[folder, name] = saved
+        return SavedGroup(group=saved.group, file=name, size_bytes=8, sha256=f"{saved.state & (1 << 64) - 1:064x}")
+
+    def write_manifest(self, manifest: WriteManifest) -> None:
+        """Make a checkpoint whole."""
+        if self.is_full:
+            raise DiskFull
+        for part in manifest.groups:
+            saved = self._files[manifest.folder, part.file]
+            assert (saved.group, saved.step) == (part.group, manifest.step), f"{part.file} holds {saved}"
+        self._manifests[manifest.folder] = manifest
+
+    def manifest(self, folder: str) -> WriteManifest:
+        return self._manifests[folder]
+
+    def read(self, folder: str, group: int) -> SavedState:
+        """A group's state from a whole checkpoint."""
+        return self._files[folder, self._manifests[folder].groups[group].file]

@@ -1,0 +1,90 @@
+"""Faults of a schedule: what befalls which nodes, and when."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class FaultKind(enum.StrEnum):
+    KILL = "kill"
+    """Its processes are killed."""
+    DARK = "dark"
+    """The host is gone without a closing packet."""
+    HANG = "hang"
+    """Its processes are stopped, and go on `for_s` later."""
+    FREEZE = "freeze"
+    """A main thread does nothing more; its heartbeat goes on."""
+    STUCK = "stuck"
+    """What one of its workers sends to its peers from now on does not arrive, on the connections that it has."""
+    DAMAGE = "damage"
+    """Its next message to a peer arrives damaged."""
+    RAISE = "raise"
+    """The user's code fails in its next instruction."""
+    SLOW = "slow"
+    """It computes `factor` times as long for `for_s`."""
+    PARTITION = "partition"
+    """The nodes reach neither the coordinator nor other nodes for `for_s`; who was fenced then joins as a new node."""
+    JOIN = "join"
+    """A new node comes."""
+    NOTICE = "notice"
+    """The node gives notice, and is killed `for_s` later."""
+    DRAIN = "drain"
+    """The user wants it to go; it is not killed."""
+    FULL = "full"
+    """The disk is full for `for_s`."""
+    REPLAY = "replay"
+    """Somebody plays the messages again that the node's workers sent on their connections."""
+    CRASH = "crash"
+    """The coordinator is killed, and begins again `for_s` later on its journal, which may have lost its end."""
+    STOP = "stop"
+    """The user ends the run."""
+
+
+CLEAR = frozenset(
+    {
+        FaultKind.KILL,
+        FaultKind.JOIN,
+        FaultKind.NOTICE,
+        FaultKind.DRAIN,
+        FaultKind.FULL,
+        FaultKind.REPLAY,
+        FaultKind.CRASH,
+        FaultKind.STOP,
+    }
+)
+"""After these nobody who lives may be taken for lost, unless a journal loses entries."""
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One fault.
+
+    It strikes `delay_s` after the n-th time that something happens: "start" (once), "event" (anything at all), an
+    event's, a command's or a record's name at the coordinator ("NodeGone", "Vote", "JournalCommit", "Send Commit",
+    "StepCommitted"), or what workers do, an instruction's or a command's name ("forward", "Apply"), of one node with
+    "@" and its number behind. Without a delay it strikes before anything else is done, be it in the middle of a batch
+    of the coordinator's commands.
+
+    Attributes:
+        kind: what happens.
+        nodes: to whom.
+        group: or to all nodes that hold this parameter group under the plan then in force, but the first `spare`.
+        at: name of what happens before.
+        nth: how often.
+        delay_s: virtual seconds.
+        for_s: how long it lasts.
+        factor: of a slow node.
+        cut: entries that a journal loses.
+    """
+
+    kind: FaultKind
+    nodes: tuple[int, ...] = ()
+    group: int = -1
+    spare: int = 0
+    at: str = "start"
+    nth: int = 1
+    delay_s: float = 0.0
+    for_s: float = 0.0
+    factor: float = 1.0
+    cut: int = 0

@@ -1,0 +1,117 @@
+"""What a simulated worker holds: replicas and accumulators of its groups, and the layers bound to them, in symbols.
+
+It keeps the rules of the real one (`planaria.worker.holdings`): a replica that a plan takes away stays until the next
+commit, layers compute with what they were bound to, an accumulator that is begun anew keeps its old sum until the first
+contribution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from planaria.plan.ledger import Ledger
+from planaria.plan.plan import Group
+from planaria.simulate.symbols import Algebra, Symbol
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """Of one group: its history as a symbol, the last step it has been through, and that step's whole sum."""
+
+    group: int
+    state: Symbol
+    step: int
+    gradient: Symbol | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Accumulator:
+    """What is counted of one group in the step in progress."""
+
+    total: Symbol = 0
+    is_empty: bool = True
+    exponent: int = 0
+
+    def reset(self, exponent: int) -> None:
+        self.is_empty = True
+        self.exponent = exponent
+
+    def add(self, contribution: Symbol) -> None:
+        self.total = contribution if self.is_empty else self.total + contribution
+        self.is_empty = False
+
+
+class Holdings:
+    """Replicas, accumulators and the ledger of one worker."""
+
+    def __init__(self, algebra: Algebra, groups: Sequence[Group]) -> None:
+        self.replicas: dict[int, Replica] = {}
+        self.accumulators: dict[int, Accumulator] = {}
+        self.bound: dict[int, tuple[Replica, ...]] = {}
+        """layer -> the replicas whose memory it computes with"""
+        self.counted: list[int] = [0] * algebra.num_layers
+        self.exponents: tuple[int, ...] = ()
+        self._algebra = algebra
+        self._groups = groups
+
+    def put(self, replica: Replica) -> None:
+        for layer in self._groups[replica.group].layers:
+            self.bound.pop(layer, None)
+        self.replicas[replica.group] = replica
+
+    def held_at(self, step: int) -> tuple[int, ...]:
+        return tuple(group for group in sorted(self.replicas) if self.replicas[group].step == step)
+
+    def own_layers(self, layers: Collection[int]) -> None:
+        """Be able to compute exactly these layers."""
+        for layer in [layer for layer in self.bound if layer not in layers]:
+            del self.bound[layer]
+        for layer in layers:
+            if layer not in self.bound:
+                self.bound[layer] = tuple(self.replicas[group] for group in self._algebra.groups_of[layer])
+
+    def parameters(self, layer: int) -> Symbol:
+        bound = self.bound[layer]
+        return hash(tuple([replica.state for replica in bound]))
+
+    def keep_only(self, groups: Collection[int]) -> None:
+        for group in [group for group in self.replicas if group not in groups]:
+            del self.replicas[group]
+            self.accumulators.pop(group, None)
+
+    def forget_all(self) -> None:
+        self.own_layers(())
+        self.keep_only(())
+
+    def begin_step(self, exponents: Sequence[int]) -> None:
+        self.exponents = tuple(exponents)
+        self.counted = [0] * len(self.counted)
+        for group, accumulator in self.accumulators.items():
+            accumulator.reset(self.exponents[group])
+
+    def accumulator(self, group: int) -> Accumulator:
+        found = self.accumulators.get(group)
+        if found is None:
+            assert group in self.replicas, f"group {group} is counted, and there is no replica of it"
+            found = self.accumulators[group] = Accumulator(exponent=self.exponents[group])
+        return found
+
+    def count(self, layer: int, microbatch: int, given: Symbol, kept: Symbol) -> None:
+        """Add one microbatch's gradients of a layer."""
+        assert not self.counted[layer] >> microbatch & 1, f"microbatch {microbatch} counts twice for layer {layer}"
+        for group in self._algebra.groups_of[layer]:
+            accumulator = self.accumulator(group)
+            accumulator.add(self._algebra.contribution(given, kept, group, accumulator.exponent))
+        self.counted[layer] |= 1 << microbatch
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger.from_bits(self.counted)
+
+    def apply(self, groups: Iterable[int], step: int, factor: float) -> None:
+        for group in groups:
+            replica = self.replicas[group]
+            assert replica.gradient is not None, f"group {group} has no sum of step {step}"
+            replica.state = self._algebra.applied(replica.state, replica.gradient, step, factor)
+            replica.step = step

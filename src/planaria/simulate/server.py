@@ -1,0 +1,293 @@
+"""The simulated server around the real coordinator: connections, fencing, judging and the journal, in virtual time.
+
+It does what `planaria.coordinator.server` does, in the same order, and decides nothing. A server may be killed between
+any two commands; its journal is a list that outlives it, and so do the nodes.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from planaria.plan.plan import NodeId, WorkerId
+from planaria.protocol.coordinator import Coordinator
+from planaria.protocol.events import (
+    Command,
+    DecisionTook,
+    Event,
+    Evict,
+    Finish,
+    ManifestFailed,
+    ManifestWritten,
+    NodeGone,
+    Publish,
+    Received,
+    Release,
+    Restarted,
+    Send,
+    StopRequested,
+    WorkerJoined,
+    WriteManifest,
+)
+from planaria.protocol.journal import JournalEntry
+from planaria.protocol.liveness import Limits, Liveness
+from planaria.protocol.messages import Alive, CutOff, FromWorker, Hello, PlanMessage, Stop, ToWorker
+from planaria.simulate.disk import DiskFull
+from planaria.simulate.network import COORDINATOR, Network, Way
+from planaria.simulate.worker import Worker
+
+if TYPE_CHECKING:
+    from planaria.simulate.cluster import Cluster
+
+TICK_S = 0.1
+"""How often workers are judged."""
+
+LIMITS = Limits(busy_s=10.0, join_s=5.0)
+
+
+class Connection:
+    """One control connection, both ends of it.
+
+    Attributes:
+        process: at the far end; None: somebody who plays old messages again.
+        worker: who said hello on it, and was welcome.
+        up: to the coordinator.
+        down: from it.
+        is_closed: by the coordinator.
+    """
+
+    def __init__(self, network: Network, process: Worker | None, place: int, mean_s: float) -> None:
+        self.process = process
+        self.worker: WorkerId | None = None
+        self.up = Way(network, place, COORDINATOR, mean_s)
+        self.down = Way(network, COORDINATOR, place, mean_s)
+        self.is_closed = False
+        self._server: Server | None = None
+
+    def lead_to(self, server: Server) -> None:
+        self._server = server
+        server.accepted.append(self)
+
+    @property
+    def server(self) -> Server | None:
+        """Whoever is at the coordinator's end; None once that end is closed."""
+        return None if self.is_closed else self._server
+
+    def close_from_worker(self) -> None:
+        """The end comes after all that was sent."""
+        self.up.send(self._ended)
+
+    def _ended(self) -> None:
+        if self.server is not None:
+            self.server.drop(self, "connection closed")
+
+    def send(self, message: ToWorker) -> None:
+        if self.process is not None:
+            self.down.send(partial(self.process.order, message))
+
+    def close(self) -> None:
+        """From the coordinator: what is under way may be lost."""
+        if not self.is_closed:
+            self.is_closed = True
+            self.down.cut()
+            if self.process is not None:
+                self.down.send(partial(self.process.lose_connection, self))
+
+
+class Server:
+    """Runs one job's coordinator until it finishes, or until it is killed.
+
+    Attributes:
+        evicted: nodes that are refused.
+        accepted: every connection that there ever was.
+        finished: how the run ended.
+    """
+
+    def __init__(self, machine: Coordinator, cluster: Cluster) -> None:
+        self.machine = machine
+        self.evicted: set[NodeId] = set()
+        self.accepted: list[Connection] = []
+        self.finished: Finish | None = None
+        self._cluster = cluster
+        self._clock = cluster.clock
+        self._connections: dict[WorkerId, Connection] = {}
+        self._released: set[NodeId] = set()
+        self._liveness = Liveness(LIMITS)
+        self._is_dead = False
+        self._clock.after(TICK_S, self._judge)
+
+    @property
+    def is_dead(self) -> bool:
+        return self._is_dead
+
+    def begin_again(self) -> None:
+        """After a coordinator that died: its workers are waited for."""
+        self.handle(Restarted())
+        for worker in self.machine.awaited:
+            self._liveness.started(worker, self._clock.now)
+
+    def die(self) -> None:
+        """SIGKILL: no command is carried out any more, and every connection closes."""
+        self._is_dead = True
+        for connection in self.accepted:
+            connection.close()
+        self._connections.clear()
+
+    @property
+    def _lives(self) -> bool:
+        return not self._is_dead
+
+    # Connections
+
+    def take(self, connection: Connection, message: FromWorker) -> None:
+        if self._is_dead or connection.is_closed:
+            return
+        if connection.worker is None:
+            self._welcome(connection, message)
+        elif isinstance(message, Hello):
+            self.drop(connection, "it sent what is not a message")
+        elif isinstance(message, Alive):
+            self._liveness.felt(connection.worker, message.pulse, self._clock.now)
+        elif isinstance(message, CutOff):
+            self._cut_off(connection.worker, message.peer)
+        else:
+            self.handle(Received(connection.worker, message))
+
+    def _welcome(self, connection: Connection, hello: FromWorker) -> None:
+        if not isinstance(hello, Hello):
+            connection.close()
+            return
+        node = self._node_of(hello.worker)
+        if node in self.evicted or hello.worker in self._connections:
+            connection.send(Stop(reason=f"node {node} was lost and is fenced"))
+            connection.close()
+            return
+        connection.worker = hello.worker
+        self._connections[hello.worker] = connection
+        self._liveness.joined(hello.worker, self._clock.now)
+        self.handle(WorkerJoined(hello.worker, hello.data_address))
+
+    def drop(self, connection: Connection, cause: str) -> None:
+        """The connection ended."""
+        if self._is_dead or connection.is_closed:
+            return
+        connection.close()
+        worker = connection.worker
+        if worker is not None and self._connections.get(worker) is connection:
+            del self._connections[worker]
+            self._liveness.forget(worker, self._clock.now)
+            node = self._node_of(worker)
+            self.lose(node, cause)
+            if node in self._released and self._connections.keys().isdisjoint(self._workers_of(node)):
+                self.handle(NodeGone(node, cause))
+
+    def _cut_off(self, worker: WorkerId, peer: WorkerId) -> None:
+        if peer in self._connections and self._node_of(peer) not in self.evicted:
+            self.lose(self._node_of(worker), f"cut off from worker {peer}")
+
+    def lose(self, node: NodeId, cause: str) -> None:
+        if node not in self.evicted:
+            self.handle(NodeGone(node, cause))
+
+    def expect(self, node: NodeId) -> None:
+        """The node was started; workers that have joined already are not waited for."""
+        for worker in self._workers_of(node):
+            if worker not in self._connections and node not in self.evicted:
+                self._liveness.started(worker, self._clock.now)
+
+    def _judge(self) -> None:
+        """Lose the nodes whose workers are silent or hang."""
+        if self._is_dead or self.finished is not None:
+            return
+        now = self._clock.now
+        for worker, silence_s in list(self._liveness.silent(now)):
+            node = self._node_of(worker)
+            if self._liveness.is_gone(silence_s, runnable=self._cluster.is_runnable(node)):
+                self.lose(node, f"silent for {silence_s:.1f} s")
+        for worker, waited_s in list(self._liveness.late(now)):
+            self.lose(self._node_of(worker), f"did not join within {waited_s:.0f} s")
+        expected = self.machine.timing.expectation
+        for worker, cause in list(self._liveness.hung(now, expected.instruction_s, expected.step_s)):
+            self.lose(self._node_of(worker), cause)
+        self._clock.after(TICK_S, self._judge)
+
+    # The machine
+
+    def request_stop(self) -> None:
+        self.handle(StopRequested())
+
+    def handle(self, event: Event) -> None:
+        if self._is_dead:
+            return
+        cluster = self._cluster
+        name = type(event.message).__name__ if isinstance(event, Received) else type(event).__name__
+        before = self.machine.phase
+        commands = self.machine.handle(event, self._clock.now)
+        if cluster.is_telling:
+            who = f" of {event.worker}" if isinstance(event, Received) else f" {event}"
+            cluster.note(f"{before.value} -- {name}{who} --> {self.machine.phase.value}, step {self.machine.step}")
+        cluster.happened(name)
+        for command in commands:
+            if not self._lives:
+                return
+            self._carry_out(command)
+        if self._lives and any(isinstance(c, Send) and isinstance(c.message, PlanMessage) for c in commands):
+            self.machine.handle(DecisionTook(1e-3), self._clock.now)
+
+    def _carry_out(self, command: Command) -> None:
+        cluster = self._cluster
+        match command:
+            case Send(worker, message):
+                self._send(worker, message)
+            case JournalEntry():
+                cluster.write_journal(command)
+            case Publish(record, again):
+                cluster.publish(record, again=again)
+            case Evict(node):
+                self._evict(node)
+            case Release(node):
+                self.evicted.add(node)
+                self._released.add(node)
+            case WriteManifest():
+                if cluster.weather.writes_later:
+                    self._clock.after(self._clock.vary(cluster.weather.compute_s), partial(self._manifest, command))
+                else:
+                    self._manifest(command)
+            case Finish():
+                cluster.note(f"finish: {command}")
+                self.finished = command
+
+    def _manifest(self, command: WriteManifest) -> None:
+        if self._is_dead:
+            return
+        try:
+            self._cluster.write_manifest(command)
+        except DiskFull:
+            self.handle(ManifestFailed(command.step, f"{command.folder}: no space left"))
+        else:
+            self.handle(ManifestWritten(command.step, command.folder, 0.0))
+
+    def _send(self, worker: WorkerId, message: ToWorker) -> None:
+        self._cluster.witness.sent(self.machine, message)
+        connection = self._connections.get(worker)
+        if connection is None:
+            return
+        if self._cluster.is_telling:
+            self._cluster.note(f"    {type(message).__name__} to {worker}")
+        connection.send(message)
+        self._cluster.happened(f"Send {type(message).__name__}")
+
+    def _evict(self, node: NodeId) -> None:
+        self.evicted.add(node)
+        self._cluster.kill_where_possible(node)
+        for worker in self._workers_of(node):
+            if worker in self._connections:
+                self._connections.pop(worker).close()
+            self._liveness.forget(worker, self._clock.now)
+
+    def _node_of(self, worker: WorkerId) -> NodeId:
+        return NodeId(worker // self.machine.settings.devices_per_node)
+
+    def _workers_of(self, node: NodeId) -> list[WorkerId]:
+        devices = self.machine.settings.devices_per_node
+        return [WorkerId(node * devices + device) for device in range(devices)]

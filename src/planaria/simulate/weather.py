@@ -1,0 +1,31 @@
+"""Weather: how long things take in a simulated cluster, and what its machines are like."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Weather(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Mean virtual seconds, and habits.
+
+    Attributes:
+        compute_s: of one layer's forward or backward for one microbatch.
+        network_s: of a message between workers.
+        control_s: of a message to or from the coordinator.
+        detect_s: from a process's end to the launcher's news of it.
+        start_s: from a process's start to its hello.
+        spread: times vary from nothing to so many times the mean; now and then much more.
+        is_one_host: workers read each other's sums in place.
+        is_remote: nobody can kill a node, or see whether its processes are runnable.
+        writes_later: a checkpoint's manifest is written beside everything else, not at once.
+    """
+
+    compute_s: float = 1e-3
+    network_s: float = 1e-3
+    control_s: float = 1e-3
+    detect_s: float = 3e-3
+    start_s: float = 1e-2
+    spread: float = 4.0
+    is_one_host: bool = False
+    is_remote: bool = False
+    writes_later: bool = False

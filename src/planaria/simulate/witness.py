@@ -1,0 +1,307 @@
+"""The witness: sees everything that happens in a simulated cluster, and says which promise is broken.
+
+It knows the numbers of one process training alone, and holds every replica, sum, commit and checkpoint against them. It
+changes nothing and decides nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from planaria.plan.plan import Plan
+from planaria.protocol.coordinator import Coordinator
+from planaria.protocol.events import Finish, WriteManifest
+from planaria.protocol.journal import JournalCommit, JournalPlan
+from planaria.protocol.messages import Commit, ToWorker
+from planaria.protocol.records import (
+    AnyRecord,
+    NodeJoined,
+    NodeLost,
+    Restored,
+    RunEnded,
+    RunStatus,
+    StepCommitted,
+    StepSkipped,
+)
+from planaria.simulate.disk import Disk
+from planaria.simulate.schedule import Setup
+from planaria.simulate.symbols import Reference
+from planaria.simulate.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from planaria.plan.plan import WorkerId
+    from planaria.protocol.past import Past
+
+
+class BrokenPromise(AssertionError):
+    """Something that must never happen."""
+
+
+class Witness:
+    """Of one run.
+
+    Args:
+        setup: the job.
+        reference: its numbers.
+        workers: every process there ever was.
+        is_clear: nothing befalls a node after which it may live and be taken for lost.
+
+    Attributes:
+        records: that were published.
+        committed: the last committed step, as of the journal.
+        reference: one process's numbers.
+    """
+
+    def __init__(
+        self, setup: Setup, reference: Reference, workers: Mapping[WorkerId, Worker], *, is_clear: bool
+    ) -> None:
+        self.records: list[AnyRecord] = []
+        self.committed = setup.done
+        self._setup = setup
+        self.reference = reference
+        self._workers = workers
+        self._is_clear = is_clear
+        self._touched: dict[WorkerId, Worker] = {}
+        self._commits: dict[tuple[int, int], JournalCommit] = {}
+        self._begun = setup.done
+        self._generation = 0
+        self._plan: Plan | None = None
+        self._is_cut = False
+        self._highest = setup.done
+        self._told = setup.done
+
+    @property
+    def plan(self) -> Plan:
+        """In force, as of the journal."""
+        assert self._plan is not None, "there is no plan yet"
+        return self._plan
+
+    def require(self, holds: bool, broken: str) -> None:
+        if not holds:
+            raise BrokenPromise(broken)
+
+    # Workers
+
+    def touched(self, worker: Worker) -> None:
+        """What it holds may have changed."""
+        self._touched[worker.number] = worker
+
+    def check(self) -> None:
+        """After every event: whoever has a replica as of a step has the same, and it is what one process would have."""
+        if not self._touched:
+            return
+        for worker in self._touched.values():
+            for group, replica in worker.holdings.replicas.items():
+                right = self.reference.after(replica.step).replicas[group]
+                self.require(
+                    replica.state == right,
+                    f"worker {worker.number} has a replica of group {group} as of step {replica.step} that is wrong",
+                )
+        self._touched.clear()
+
+    def applied(self, worker: Worker, commit: Commit) -> None:
+        """A worker applied a step: the journal must have it, as it was told."""
+        entry = self._commits.get((commit.step, commit.generation))
+        told = None if entry is None else (entry.commit.clip_factor, entry.commit.exponents, entry.commit.hold)
+        self.require(
+            told == (commit.clip_factor, commit.exponents, commit.hold),
+            f"worker {worker.number} applied step {commit.step} of generation {commit.generation}, which the journal "
+            f"has as {entry}",
+        )
+
+    def ended_itself(self, worker: Worker, reason: str) -> None:
+        """A worker must not go on: because it is alone, or because the protocol was violated."""
+        self.require(reason == "the coordinator is gone", f"worker {worker.number} ended itself: {reason}")
+
+    # The journal
+
+    def planned(self, machine: Coordinator, entry: JournalPlan) -> None:
+        """A plan is taken. One that begins a step keeps f + 1 replicas."""
+        plan, step = entry.message.plan, entry.message.step
+        for record in entry.records:
+            if isinstance(record, Restored):
+                self.require(record.from_step == self.committed, f"{record} when {self.committed} steps are committed")
+                self._must_be_lost(machine, record.reason)
+                self.committed = self._begun = record.to_step
+        self.require(plan.generation > self._generation, f"generation {plan.generation} after {self._generation}")
+        self.require(
+            step == self.committed + 1 or (self._is_cut and step <= self._highest + 1),
+            f"a plan for step {step} when {self.committed} steps are committed",
+        )
+        self._generation, self._plan = plan.generation, plan
+        if step > self._begun:
+            self._begin(machine, step)
+
+    def forget_after(self, past: Past) -> None:
+        """A journal lost its last entries: what they said, some worker may know, or nobody."""
+        self.committed = min(self.committed, (past.step or self._setup.done + 1) - 1)
+        self._generation, self._plan = -1, None
+        self._is_cut = True
+
+    def committed_step(self, machine: Coordinator, entry: JournalCommit) -> None:
+        """A step is durable: every step once, in order, with every microbatch in every sum exactly once."""
+        step, commit = entry.step, entry.commit
+        is_next = step == self.committed + 1 or (self._is_cut and self.committed < step <= self._highest + 1)
+        self.require(is_next, f"step {step} is committed after step {self.committed}")
+        is_known = self._plan is not None and self._plan.generation == commit.generation
+        self.require(is_known or self._is_cut, f"generation {commit.generation} commits step {step}")
+        right = self.reference.after(step)
+        self.require(
+            (commit.loss == right.loss or not right.is_finite)
+            and commit.clip_factor == right.clip_factor
+            and commit.exponents == right.exponents,
+            f"step {step} is committed with other numbers than one process has: {entry}",
+        )
+        if is_known:
+            self._check_sums(machine, step)
+        self._commits[step, commit.generation] = entry
+        self.committed = step
+        self._highest = max(self._highest, step)
+
+    def _check_sums(self, machine: Coordinator, step: int) -> None:
+        plan = self.plan  # the machine's may be the next one already
+        nodes = machine.state.nodes
+        for number in plan.workers:
+            worker = self._workers[number]
+            if worker.is_over or worker.node not in nodes:
+                continue
+            for group in plan.groups_of[number]:
+                replica = worker.holdings.replicas.get(group)
+                is_right = replica is not None and (
+                    replica.step >= step
+                    or (replica.step == step - 1 and replica.gradient == self.reference.after(step).totals[group])
+                )
+                self.require(
+                    is_right,
+                    f"step {step} is committed, and worker {number}'s sum of group {group} does not have every "
+                    "microbatch exactly once",
+                )
+
+    def sent(self, machine: Coordinator, message: ToWorker) -> None:
+        """A commit after which everybody goes on begins the next step."""
+        if isinstance(message, Commit) and not message.hold and message.step == self._begun:
+            self._begin(machine, message.step + 1)
+
+    def _begin(self, machine: Coordinator, step: int) -> None:
+        self._begun = step
+        if self._plan is None:
+            return  # the journal lost it
+        replicas, nodes = _whole_pipelines(self.plan, machine.state.nodes)
+        wanted = self._setup.fault_tolerance + 1
+        self.require(replicas >= wanted, f"step {step} is begun with {replicas} of {wanted} replicas")
+        self.require(
+            nodes >= self._setup.needed_nodes, f"step {step} is begun with {nodes} of {self._setup.needed_nodes} nodes"
+        )
+
+    # Records and checkpoints
+
+    def published(self, machine: Coordinator, record: AnyRecord, *, again: bool) -> bool:
+        """Returns whether the record is new: a coordinator that is started again tells some once more."""
+        if again and record in self.records:
+            return False
+        if isinstance(record, RunEnded) and any(isinstance(other, RunEnded) for other in self.records):
+            return False
+        if isinstance(record, StepCommitted | StepSkipped):
+            if record.step <= self._told:
+                return False
+            self._told = record.step
+        elif isinstance(record, Restored):
+            self._told = record.to_step
+        self._take_record(machine, record)
+        return True
+
+    def _take_record(self, machine: Coordinator, record: AnyRecord) -> None:
+        self.records.append(record)
+        match record:
+            case NodeLost(node=node, cause=cause) if self._is_clear:
+                is_dead = any(worker.is_over for worker in self._workers.values() if worker.node == node)
+                self.require(is_dead, f"node {node} is given up, and nothing is wrong with it: {cause}")
+            case StepCommitted() | StepSkipped():
+                self.require(record.step == self.committed, f"step {record.step} is told of, not {self.committed}")
+                is_skipped = isinstance(record, StepSkipped)
+                self.require(is_skipped != self.reference.after(record.step).is_finite, f"step {record.step}")
+            case RunEnded(status=RunStatus.FAILED, message=message) if "there is no checkpoint" in message:
+                self._must_be_lost(machine, message)
+            case _:
+                pass
+
+    def _must_be_lost(self, machine: Coordinator, why: str) -> None:
+        """Some group has no replica left on the nodes that are in the job."""
+        nodes = machine.state.nodes
+        held = {
+            group
+            for worker in self._workers.values()
+            if worker.node in nodes and not worker.is_over
+            for group in worker.holdings.held_at(self.committed)
+        }
+        self.require(
+            len(held) < len(machine.plan.groups), f"{why}: but live workers hold every group as of {self.committed}"
+        )
+
+    def saved(self, disk: Disk, manifest: WriteManifest) -> None:
+        """A checkpoint is whole: any plan may go on from it."""
+        right = self.reference.after(manifest.step)
+        for part in manifest.groups:
+            state = disk.read(manifest.folder, part.group).state
+            self.require(state == right.replicas[part.group], f"{manifest.folder} has a wrong group {part.group}")
+        self.require(manifest.exponents == right.exponents, f"{manifest.folder} has wrong exponents")
+
+    # The end
+
+    def waits(self, machine: Coordinator) -> None:
+        """Nothing happens any more: there must be too few nodes."""
+        live = len(machine.state.nodes)
+        self.require(live < self._setup.needed_nodes, f"the job waits in {machine.phase.value} with {live} nodes")
+
+    def ended(self, finish: Finish, *, allowed: Collection[str], is_stopped: bool, disk: Disk) -> None:
+        """How a run may end.
+
+        Args:
+            finish: how it did.
+            allowed: pieces of messages with which it may fail.
+            is_stopped: the user ended it.
+            disk: with its checkpoints.
+        """
+        (ended,) = [record for record in self.records if isinstance(record, RunEnded)]
+        status, message, setup = finish.status, finish.message, self._setup
+        self.require((ended.skipped_microbatches, ended.duplicated_microbatches) == (0, 0), f"{ended}")
+        skipped = sum(not self.reference.after(step).is_finite for step in range(setup.done + 1, ended.steps + 1))
+        self.require(ended.skipped_steps == skipped, f"{ended.skipped_steps} steps skipped, not {skipped}")
+        num_lost = sum(isinstance(record, NodeLost) for record in self.records)
+        if num_lost <= setup.fault_tolerance:
+            went_back = any(isinstance(record, Restored) for record in self.records)
+            self.require(not went_back, f"{num_lost} losses took the last replica, at f = {setup.fault_tolerance}")
+            is_failed = status is RunStatus.FAILED and "there is no checkpoint" in message
+            self.require(not is_failed, f"{num_lost} losses at f = {setup.fault_tolerance}: {message}")
+        match status:
+            case RunStatus.COMPLETED:
+                self.require(self.committed == setup.steps, f"completed after {self.committed} steps")
+                manifest = disk.manifest(f"checkpoints/step-{setup.steps:08d}")
+                self.require(manifest.step == setup.steps, f"the last checkpoint is of step {manifest.step}")
+            case RunStatus.INTERRUPTED:
+                self.require(is_stopped, "interrupted by nobody")
+            case RunStatus.EXHAUSTED:
+                self.require(self._num_left() < setup.needed_nodes, f"{self._num_left()} nodes are left: {message}")
+            case RunStatus.FAILED:
+                self.require(any(piece in message for piece in allowed), f"failed: {message}")
+
+    def _num_left(self) -> int:
+        live = 0
+        for record in self.records:
+            if isinstance(record, (NodeJoined, NodeLost)):
+                live = record.live_nodes
+        return live
+
+
+def _whole_pipelines(plan: Plan, live: Collection[int]) -> tuple[int, int]:
+    """How many pipelines on live nodes of their own cover every layer, and how many live nodes the plan has."""
+    taken: set[int] = set()
+    number = 0
+    for pipeline in plan.pipelines:
+        nodes = {plan.node_of(worker) for worker in pipeline.workers}
+        if pipeline.is_whole(plan.num_layers) and nodes <= set(live) and taken.isdisjoint(nodes):
+            taken |= nodes
+            number += 1
+    return number, len(taken)

@@ -1,0 +1,64 @@
+"""The stopwatch of a real device: by its seconds a worker's compute is held against that of the other nodes.
+
+Which clock is right depends on who else computes on the host:
+
+- A core for each worker: wall-clock time. It tells of whatever makes a node slow: a slow core, a quota, a neighbour
+  that takes the core away, processes that are stopped now and then.
+- Workers that share cores (all nodes of a job on a laptop, say): wall-clock time less the time for which the thread was
+  ready and waited for a core. That wait is the host's doing, and falls on some node or other by chance. What is left
+  tells of slow cores and of stopped processes still; a quota on one node's processor time is not told from crowding.
+- CUDA: as the first, once the device has done what it was given.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+import torch
+
+Stopwatch = Callable[[], float]
+"""Seconds; only differences mean something. Asked by one thread, the first that asked."""
+
+_SCHEDULE = "/proc/thread-self/schedstat"
+"""Nanoseconds that the thread ran, nanoseconds that it was ready and waited, and how often it ran."""
+
+
+def stopwatch(device: torch.device, num_workers: int) -> Stopwatch:
+    """
+    Args:
+        device: what computes.
+        num_workers: of the job, on this host.
+    """
+    if device.type == "cuda":
+        return lambda: _after_all_kernels_s(device)
+    return time.monotonic if num_workers <= len(os.sched_getaffinity(0)) else _Crowded()
+
+
+def _after_all_kernels_s(device: torch.device) -> float:
+    torch.cuda.synchronize(device)
+    return time.monotonic()
+
+
+class _Crowded:
+    """Wall-clock time less waits for a core; where the system does not count these, processor time."""
+
+    def __init__(self) -> None:
+        self._file: int | None = None
+        self._is_counted = os.path.exists(_SCHEDULE)
+
+    def __call__(self) -> float:
+        if not self._is_counted:
+            return time.thread_time()
+        if self._file is None:
+            self._file = os.open(_SCHEDULE, os.O_RDONLY | os.O_CLOEXEC)  # stays that of the thread which opens it
+        while True:
+            waited_ns = self._waited_ns()
+            now = time.monotonic()
+            if self._waited_ns() == waited_ns:  # else the wait fell between the two clocks
+                return now - waited_ns * 1e-9
+
+    def _waited_ns(self) -> int:
+        assert self._file is not None
+        return int(os.pread(self._file, 64, 0).split()[1])

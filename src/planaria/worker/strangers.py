@@ -1,0 +1,69 @@
+"""Connections that have not shown the job's token: how many may be open, for how long, and what is told of them.
+
+Whoever belongs to the job says so within milliseconds. So those that have been silent longest are the ones that go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from typing import Final, Generic, TypeVar
+
+MAX_STRANGERS: Final = 256
+TELL_EVERY_S: Final = 10.0
+"""A flood of refusals is one line in this time, not thousands."""
+
+Kind = TypeVar("Kind", bound=Hashable)
+
+
+class Strangers(Generic[Kind]):
+    """Those that are connected, oldest first. Times are monotonic seconds.
+
+    Args:
+        tell: takes a line for people.
+        patience_s: how long one may stay without showing the token.
+        most: that may be connected at once.
+    """
+
+    def __init__(self, tell: Callable[[str], None], patience_s: float, most: int = MAX_STRANGERS) -> None:
+        self._tell = tell
+        self._patience_s = patience_s
+        self._most = most
+        self._since: dict[Kind, float] = {}
+        self._refused = 0
+        self._reason = ""
+        self._told = -TELL_EVERY_S
+
+    def __len__(self) -> int:
+        return len(self._since)
+
+    def __iter__(self) -> Iterator[Kind]:
+        return iter(self._since)
+
+    def came(self, connection: Kind, now: float) -> Kind | None:
+        """Returns the connection that has to make room, if one has."""
+        self._since[connection] = now
+        return self.oldest() if len(self._since) > self._most else None
+
+    def oldest(self) -> Kind | None:
+        return next(iter(self._since), None)
+
+    def gone(self, connection: Kind) -> None:
+        """It said who it is, or is closed."""
+        self._since.pop(connection, None)
+
+    def overdue(self, now: float) -> list[Kind]:
+        """Those that have been silent for too long."""
+        return [connection for connection, since in self._since.items() if now - since > self._patience_s]
+
+    def refused(self, reason: str) -> None:
+        """One was sent away."""
+        self._refused += 1
+        self._reason = reason
+
+    def tell(self, now: float) -> None:
+        """Tell of refusals since the last time, not too often."""
+        if not self._refused or now - self._told < TELL_EVERY_S:
+            return
+        count = "a connection was" if self._refused == 1 else f"{self._refused} connections were"
+        self._tell(f"{count} refused, the last because of this: {self._reason}")
+        self._refused, self._told = 0, now

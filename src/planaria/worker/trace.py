@@ -1,0 +1,50 @@
+"""A trace of what a worker did when, for benchmarks: one line an instruction. It changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from planaria.plan.program import Instruction
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """An instruction that ran to its end: step, operation, microbatch, birth of its route, first layer; and when it
+    began and ended (monotonic seconds of this machine)."""
+
+    step: int
+    op: str
+    microbatch: int
+    born: int
+    first_layer: int
+    began_s: float
+    ended_s: float
+
+
+class Trace:
+    """Of one worker. Lines are written when a step is over; those of a worker that is killed may be lacking."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._entries: list[bytes] = []
+
+    def note(self, step: int, instruction: Instruction, began_s: float, ended_s: float) -> None:
+        i = instruction
+        entry = Entry(step, i.op.value, i.microbatch, i.born, i.first_layer, began_s, ended_s)
+        self._entries.append(msgspec.json.encode(entry))
+
+    def flush(self) -> None:
+        if self._entries:
+            with self._path.open("ab") as file:
+                file.write(b"\n".join(self._entries) + b"\n")
+            self._entries.clear()
+
+
+def read_trace(path: Path) -> Iterator[Entry]:
+    """Every whole line."""
+    with path.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                yield msgspec.json.decode(line, type=Entry)

@@ -1,0 +1,47 @@
+"""The policy of rerouting on real processes: the reference's bits, and no state that moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planaria.job.settings import Job
+from tests.e2e.conftest import Run
+from tests.e2e.jobs import Outcome, make_job
+
+Reference = Callable[[Job], Outcome]
+
+
+@pytest.mark.parametrize(
+    ("model", "changes"),
+    [
+        ("gpt2", {}),
+        ("llama", {"train__activation_checkpointing": True}),
+        ("bert", {"cluster__devices_per_node": 2, "cluster__nodes": 5, "resilience__min_nodes_per_pipeline": 1}),
+    ],
+)
+def test_one_loss_after_the_other(
+    model: str, changes: dict[str, Any], text: Path, run: Run, reference: Reference
+) -> None:
+    """The second strikes a step whose routes cross."""
+    job = make_job(text, model, resilience__policy="reroute", **{"cluster__nodes": 8, **changes})
+    outcome = run(job, "kill:node=1,step=2,at=backward", "kill:node=2,step=3,at=recv", "kill:node=4,step=4,at=sync")
+    outcome.assert_same_bits(reference(job))
+    taken = outcome.events("plan_taken")
+    assert {plan["policy"] for plan in taken} == {"reroute"}
+    assert [plan["transfer_bytes"] for plan in taken] == [0] * len(taken)
+    assert len(taken[-1]["pipelines"]) > 1
+
+
+def test_all_owners_of_a_layer_are_lost(text: Path, run: Run, reference: Reference) -> None:
+    """Degraded first, and said; then back to the checkpoint."""
+    job = make_job(text, resilience__policy="reroute", cluster__nodes=6, run__checkpoint_every=1, train__steps=8)
+    outcome = run(job, *(f"kill:node={node},step={step},at=backward" for node, step in ((0, 3), (2, 4), (4, 6))))
+    notes = [note["text"] for note in outcome.events("note")]
+    assert any("the plan is degraded" in note for note in notes)
+    assert outcome.summary["status"] == "exhausted", outcome.summary
+    assert "no replica of layer" in outcome.summary["message"]
+    assert outcome.losses == {step: reference(job).losses[step] for step in outcome.losses}

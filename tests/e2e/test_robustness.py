@@ -1,0 +1,406 @@
+"""Nodes that run out of memory, layers that raise on one node alone, disks that are full, state that is damaged on its
+way, and kills in phases that no other test strikes: on real processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sqlite3
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planaria.checkpoint.manifest import MANIFEST
+from planaria.job.settings import Job
+from planaria.launch.local import LocalNodes
+from planaria.protocol.records import AnyRecord, CheckpointSaved, StepCommitted
+from planaria.worker.settings import WorkerSettings
+from tests.e2e.conftest import Run
+from tests.e2e.jobs import Outcome, make_job
+from tests.e2e.test_outside import wait_until
+
+Reference = Callable[[Job], Outcome]
+
+MINE = """
+import os
+import torch
+from torch import nn
+
+from planaria.worker import sync, transport
+
+HERE = os.path.dirname(__file__)
+frame = transport.data_frame
+
+def flipped(key, tensors):
+    \"\"\"A bit changes on its way.\"\"\"
+    pieces = frame(key, tensors)
+    if len(pieces) > 1 and armed("flip-" + key.kind):
+        payload = bytearray(pieces[-1])
+        payload[len(payload) // 2] ^= 4
+        pieces[-1] = memoryview(payload)
+    return pieces
+
+transport.data_frame = flipped
+start = sync.Sync.start
+
+def killed(self, group, epoch, round_):
+    if armed(f"sync-{round_}"):
+        os.kill(os.getpid(), 9)
+    start(self, group, epoch, round_)
+
+sync.Sync.start = killed
+
+def armed(name):
+    \"\"\"Whether it is to happen here: the first process that finds the file takes it away.\"\"\"
+    try:
+        os.rename(os.path.join(HERE, name), os.path.join(HERE, name + ".taken"))
+    except FileNotFoundError:
+        return os.path.exists(os.path.join(HERE, name + ".all"))
+    return True
+
+class Back(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+    @staticmethod
+    def backward(ctx, gradient):
+        if armed("backward"):
+            raise KeyError("too fragile")
+        if armed("backward-memory"):
+            torch.empty(1 << 60)
+        return gradient
+
+class Fragile(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(16, 16)
+    def __deepcopy__(self, memo):
+        if armed("build"):
+            raise KeyError("too fragile")
+        made = Fragile()
+        made.load_state_dict(self.state_dict())
+        return made
+    def forward(self, x):
+        if armed("kill"):
+            os.kill(os.getpid(), 9)
+        if armed("forward"):
+            raise KeyError("too fragile")
+        if armed("forward-memory"):
+            torch.empty(1 << 60)
+        if armed("kernel-memory"):
+            group = os.path.join(HERE, "group")
+            with open(os.path.join(group, "cgroup.procs"), "w") as procs:
+                procs.write(str(os.getpid()))
+            bytearray(b"x") * (256 << 20)
+        if armed("python-memory"):
+            bytearray(1 << 60)
+        return Back.apply(self.inner(x))
+
+def layers():
+    if armed("load"):
+        raise KeyError("too fragile")
+    return [nn.Embedding(259, 16), nn.Linear(16, 16), Fragile(), nn.Linear(16, 16), nn.Linear(16, 259)]
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    """A folder with a model whose third layer fails where a file says so."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / f"mine_{tmp_path.name}.py").write_text(MINE)
+    return folder
+
+
+def job_of(mine: Path, text: Path, **changes: Any) -> Job:
+    (module,) = mine.glob("*.py")
+    return make_job(text, model__type=f"{module.stem}:layers", model__config={}, **changes)
+
+
+def arm(folder: Path, name: str, after: int) -> Callable[[AnyRecord, float], None]:
+    """Makes it happen somewhere once the step `after` is committed."""
+
+    def observe(record: AnyRecord, time_s: float) -> None:
+        if isinstance(record, StepCommitted) and record.step == after:
+            (folder / name).touch()
+
+    return observe
+
+
+# Layers that raise
+
+
+@pytest.mark.parametrize("at", ["forward", "backward", "build", "forward.all", "backward.all"])
+def test_what_a_layer_raises_ends_the_job_with_one_message(at: str, mine: Path, text: Path, run: Run) -> None:
+    """On one node or on several at the same moment; a layer is built anew after a loss."""
+    job = job_of(mine, text)
+    faults = ["kill:node=6,step=3,at=forward"] if at == "build" else []
+    outcome = run(job, *faults, observers=[arm(mine, at, after=2)], import_path=mine)
+    assert outcome.result.status.value == "failed"
+    message = outcome.summary["message"]
+    assert message.count("Traceback") == 1, message
+    assert message.count("KeyError: 'too fragile'\n") == 1, message
+    assert message.startswith("layer '2.Fragile': ")
+    assert f"{next(mine.glob('*.py'))}" in message
+    assert len(outcome.events("run_ended")) == 1
+    assert [event["node"] for event in outcome.events("node_lost")] == [6] * len(faults)
+
+
+def test_a_model_that_cannot_be_built_is_told_though_its_workers_end_before_anybody_listens(
+    mine: Path, text: Path, run: Run, nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spawn = nodes.spawn
+
+    def spawn_and_wait(settings: WorkerSettings) -> int:
+        (mine / "load.all").touch()
+        pid = spawn(settings)
+        if settings.worker < 2:
+            wait_until(lambda: not Path(f"/proc/{pid}").exists())
+        return pid
+
+    monkeypatch.setattr(nodes, "spawn", spawn_and_wait)
+    outcome = run(job_of(mine, text), import_path=mine)
+    assert outcome.result.status.value == "failed"
+    message = outcome.summary["message"]
+    assert message.count("KeyError: 'too fragile'\n") == 1, message
+    assert not outcome.events("node_lost")
+
+
+# Damage
+
+
+@pytest.mark.parametrize("kind", ["a", "g", "m"])
+def test_what_changes_on_its_way_is_not_used_and_its_step_is_begun_anew(
+    kind: str, mine: Path, text: Path, run: Run
+) -> None:
+    job = job_of(mine, text)
+    outcome = run(job, observers=[arm(mine, f"flip-{kind}", after=2)], import_path=mine)
+    (note,) = outcome.events("note")
+    assert "arrived damaged at worker" in note["text"]
+    assert note["text"].endswith("is begun anew")
+    assert not outcome.events("node_lost")
+    outcome.assert_same_bits(run(job, import_path=mine))
+
+
+def test_state_that_changes_on_its_way_is_sent_again(mine: Path, text: Path, run: Run) -> None:
+    job = job_of(mine, text)
+    outcome = run(job, "kill:node=6,step=3,at=forward", observers=[arm(mine, "flip-t", after=2)], import_path=mine)
+    (note,) = outcome.events("note")
+    assert note["text"].startswith("the state of layer")
+    assert note["text"].endswith("sends it again")
+    assert [event["node"] for event in outcome.events("node_lost")] == [6]
+    outcome.assert_same_bits(run(job, import_path=mine))
+
+
+# Memory
+
+
+@pytest.mark.parametrize("at", ["load", "forward", "backward", "recv", "sync", "vote", "apply"])
+def test_a_node_without_memory_is_a_lost_node(at: str, text: Path, run: Run, reference: Reference) -> None:
+    """A step has shown that its load fits elsewhere, so the others go on."""
+    job = make_job(text)
+    outcome = run(job, f"memory:node=0,step=3,at={at}")
+    outcome.assert_same_bits(reference(job))
+    (lost,) = outcome.events("node_lost")
+    assert lost["node"] == 0
+    assert lost["cause"].startswith("out of memory ")
+    assert "1.1 GB more asked for" in lost["cause"]
+    assert " planned)" in lost["cause"]
+
+
+@pytest.mark.parametrize("what", ["forward-memory", "backward-memory", "python-memory"])
+def test_a_layer_that_wants_too_much_on_one_node(what: str, mine: Path, text: Path, run: Run) -> None:
+    job = job_of(mine, text)
+    outcome = run(job, observers=[arm(mine, what, after=2)], import_path=mine)
+    assert outcome.result.status.value == "completed"
+    (lost,) = outcome.events("node_lost")
+    assert lost["cause"].startswith(f"out of memory in the {what.partition('-')[0].replace('python', 'forward')} of")
+    assert "layer '2.Fragile'" in lost["cause"]
+    outcome.assert_same_bits(run(job, import_path=mine))
+
+
+CGROUP = Path("/sys/fs/cgroup/memory/planaria-test")
+
+
+@pytest.fixture
+def small_cgroup(mine: Path) -> Iterator[Path]:
+    """A group of processes with 64 MB, beyond which the kernel kills."""
+    try:
+        CGROUP.mkdir()
+        (CGROUP / "memory.limit_in_bytes").write_text(str(64 << 20))
+    except OSError as error:
+        pytest.skip(f"no cgroup can be made here: {error}")
+    (mine / "group").symlink_to(CGROUP)
+    yield CGROUP
+    CGROUP.rmdir()
+
+
+@pytest.mark.usefixtures("small_cgroup")
+def test_a_node_that_the_kernel_kills_for_lack_of_memory(mine: Path, text: Path, run: Run) -> None:
+    job = job_of(mine, text)
+    outcome = run(job, observers=[arm(mine, "kernel-memory", after=2)], import_path=mine)
+    (lost,) = outcome.events("node_lost")
+    assert lost["cause"].startswith("killed by the kernel for lack of memory (")
+    outcome.assert_same_bits(run(job, import_path=mine))
+
+
+def test_a_layer_that_wants_too_much_everywhere_ends_the_job(mine: Path, text: Path, run: Run) -> None:
+    job = job_of(mine, text)
+    outcome = run(job, observers=[arm(mine, "forward-memory.all", after=2)], import_path=mine)
+    assert outcome.result.status.value == "failed"
+    message = outcome.summary["message"]
+    assert "ran out of memory within 10 steps" in message
+    assert "Add nodes and go on by --resume" in message
+    assert len(outcome.events("node_lost")) == 1, "there is no cascade"
+    assert outcome.events("checkpoint_saved")[-1]["step"] == 2
+    (mine / "forward-memory.all").unlink()
+    run(job, resume=outcome.result.folder, import_path=mine).assert_same_bits(run(job, import_path=mine))
+
+
+# Disks
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of 4 MB, in which the run's folder is."""
+    folder = tmp_path / "run-0"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(folder)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.decode()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+class Filler:
+    """Between two steps, the disk is full to the last byte."""
+
+    def __init__(self, folder: Path, first: int, last: int) -> None:
+        self._folder = folder
+        self._first, self._last = first, last
+
+    def __call__(self, record: AnyRecord, time_s: float) -> None:
+        if not isinstance(record, StepCommitted):
+            return
+        if record.step == self._first:
+            with (self._folder / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+                while True:
+                    file.write(bytes(512))
+        if record.step == self._last:
+            (self._folder / "filler").unlink()
+
+
+def test_a_disk_that_is_full_for_a_while_stops_nothing_and_is_said(
+    small_disk: Path, text: Path, run: Run, reference: Reference, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Checkpoints, events, metrics and the journal are on it; what had to wait is written when there is room."""
+    job = make_job(text, train__steps=30, run__checkpoint_every=1)
+    outcome = run(job, "kill:node=2,step=9,at=backward", observers=[Filler(small_disk, 5, 20)])
+    outcome.assert_same_bits(reference(job))
+    assert any("No space left on device" in note["text"] for note in outcome.events("note"))
+    assert [event["step"] for event in outcome.events("step_committed")] == list(range(1, 31))
+    assert outcome.events("checkpoint_saved")[-1]["step"] == 30
+    assert Counter(record.name for record in caplog.records) >= Counter(
+        ["planaria.observe.lines", "planaria.coordinator.journal"]
+    )
+    assert not list(small_disk.rglob("*.part"))
+    with sqlite3.connect(small_disk / "journal.sqlite") as journal:
+        assert [step for (step,) in journal.execute("SELECT step FROM commits ORDER BY rowid")] == list(range(1, 31))
+
+
+def test_a_half_written_newest_checkpoint_is_named_and_the_one_before_is_used(
+    text: Path, run: Run, reference: Reference
+) -> None:
+    """As a host leaves it that loses its power: some files, the manifest not yet renamed."""
+    job = make_job(text, train__steps=7, run__checkpoint_every=2, run__keep_checkpoints=2)
+    exhausted = run(job, *(f"kill:node={node},step=5,at=vote" for node in (0, 1, 3, 4)))
+    assert exhausted.summary["status"] == "exhausted"
+    newest = sorted((exhausted.result.folder / "checkpoints").iterdir())[-1]
+    (newest / MANIFEST).rename(newest / (MANIFEST + ".part"))
+    resumed = run(job, resume=exhausted.result.folder)
+    resumed.assert_same_bits(reference(job))
+    (note,) = [event for event in resumed.events("note") if "is given up" not in event["text"]]
+    assert newest.name in note["text"]
+    assert "was not finished" in note["text"]
+
+
+# Kills where no other test strikes
+
+
+@pytest.mark.parametrize("at", ["forward", "backward", "weight", "sync", "apply"])
+def test_a_kill_at_each_instruction_of_backwards_in_two_passes(
+    at: str, text: Path, run: Run, reference: Reference
+) -> None:
+    job = make_job(text, cluster__schedule="zb-h1")
+    outcome = run(job, f"kill:node=6,step=2,at={at}")
+    outcome.assert_same_bits(reference(job))
+    assert len(outcome.result.recoveries) == 1
+
+
+@pytest.mark.parametrize("round_", [0, 1, 2])
+def test_a_kill_in_each_round_of_sums(round_: int, mine: Path, text: Path, run: Run) -> None:
+    job = job_of(mine, text)
+    outcome = run(job, observers=[arm(mine, f"sync-{round_}", after=2)], import_path=mine)
+    assert len(outcome.events("node_lost")) == 1
+    outcome.assert_same_bits(run(job, import_path=mine))
+
+
+def test_a_kill_while_the_profile_is_measured(mine: Path, text: Path, run: Run) -> None:
+    (mine / "kill").touch()
+    outcome = run(job_of(mine, text), import_path=mine)
+    assert not (mine / "kill").exists(), "it was killed"
+    assert outcome.summary["status"] == "completed"
+    assert not outcome.events("node_lost")
+
+
+@pytest.mark.parametrize("at", ["sync", "vote", "apply"])
+def test_all_holders_of_a_layer_but_one_die_around_the_commit(
+    at: str, text: Path, run: Run, reference: Reference
+) -> None:
+    """Some have applied the step and some have not."""
+    job = make_job(text, cluster__nodes=8, resilience__fault_tolerance=1, resilience__min_nodes_per_pipeline=2)
+    first = run(make_job(text, cluster__nodes=8, train__steps=1, train__warmup_steps=0)).events("plan_taken")[0]
+    holders = [stages[0][0] for stages in first["pipelines"]]
+    assert len(holders) >= 3
+    outcome = run(job, *(f"kill:node={node},step=3,at={at}" for node in holders[1:]))
+    outcome.assert_same_bits(reference(job))
+    assert sorted(event["node"] for event in outcome.events("node_lost")) == sorted(holders[1:])
+
+
+def test_all_die_but_one_replica_of_each_layer(text: Path, run: Run, reference: Reference) -> None:
+    changes = {"cluster__nodes": 8, "resilience__fault_tolerance": 0}
+    job = make_job(text, **changes)
+    first = run(make_job(text, train__steps=1, train__warmup_steps=0, **changes)).events("plan_taken")[0]
+    kept = {worker for worker, _, _ in first["pipelines"][0]}
+    dead = sorted(set(range(8)) - kept)
+    outcome = run(job, *(f"kill:node={node},step=3,at=backward" for node in dead))
+    outcome.assert_same_bits(reference(job))
+    assert outcome.summary["live_nodes"] == len(kept)
+
+
+def test_one_recovery_after_another_is_struck(text: Path, run: Run, reference: Reference) -> None:
+    """Each dies while the state moves that the loss before it made necessary."""
+    job = make_job(text, cluster__nodes=9)
+    kills = [f"kill:node={node},step=2,at=transfer" for node in (1, 3, 4, 8)]
+    outcome = run(job, "kill:node=0,step=2,at=forward", *kills)
+    outcome.assert_same_bits(reference(job))
+    assert len(outcome.events("node_lost")) >= 2
+
+
+def test_a_kill_at_the_very_end(
+    text: Path, run: Run, reference: Reference, worker_pids: Callable[[], list[int]]
+) -> None:
+    """The last checkpoint is whole, and the others are told to end."""
+
+    def kill(record: AnyRecord, time_s: float) -> None:
+        if isinstance(record, CheckpointSaved):
+            os.kill(worker_pids()[-1], signal.SIGKILL)
+
+    job = make_job(text)
+    run(job, observers=[kill]).assert_same_bits(reference(job))

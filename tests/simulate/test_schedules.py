@@ -1,0 +1,100 @@
+"""Random schedules of faults keep every promise; the other half is in `test_more_schedules.py`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from planaria.cli import dst
+from planaria.simulate.cluster import Cluster
+from planaria.simulate.schedule import Schedule, schedule
+from planaria.simulate.search import Failure, error_of, first_line
+from tests.simulate.seeds import batches, failures
+
+CORPUS = sorted(Path(__file__).with_name("corpus").glob("*.json"))
+
+HISTORY = """
+import hashlib
+from planaria.simulate.cluster import Cluster
+from planaria.simulate.schedule import schedule
+lines = []
+for seed in range(7, 12):
+    cluster = Cluster(schedule(seed), is_telling=True)
+    cluster.run()
+    lines += cluster.history
+print(hashlib.sha256("\\n".join(lines).encode()).hexdigest(), len(lines))
+"""
+
+
+@pytest.mark.parametrize("seeds", batches(0, 1100), ids=str)
+def test_every_promise_is_kept(seeds: range) -> None:
+    assert not failures(seeds)
+
+
+@pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.stem)
+def test_what_once_failed(path: Path) -> None:
+    error = error_of(msgspec.json.decode(path.read_bytes(), type=Schedule))
+    assert error is None, first_line(error)
+
+
+def test_one_seed_gives_one_history() -> None:
+    """In one process, and in others whose hashes of strings differ."""
+    first, second = Cluster(schedule(7), is_telling=True), Cluster(schedule(7), is_telling=True)
+    first.run()
+    second.run()
+    assert first.history == second.history
+    said = {
+        subprocess.run(
+            [sys.executable, "-c", HISTORY],
+            env={"PYTHONPATH": ":".join(sys.path), "PYTHONHASHSEED": number},
+            capture_output=True,
+            check=True,
+            text=True,
+        ).stdout
+        for number in ("1", "2")
+    }
+    assert len(said) == 1
+
+
+def test_a_schedule_is_the_same_after_a_file(tmp_path: Path) -> None:
+    which = schedule(3)
+    assert msgspec.json.decode(msgspec.json.encode(which), type=Schedule) == which
+
+
+def test_the_command_tries_seeds(tmp_path: Path) -> None:
+    result = CliRunner().invoke(dst.dst, ["--seeds", "4", "--jobs", "1", "--folder", str(tmp_path / "failures")])
+    assert result.exit_code == 0, result.output
+    assert "4 schedules from seed 0 on: 0 failed" in result.output
+    assert not (tmp_path / "failures").exists()
+
+
+def test_the_command_keeps_what_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failure = Failure(seed=5, error="BrokenPromise: a step was lost", smallest=schedule(5))
+    monkeypatch.setattr(dst, "_results", lambda seeds, jobs: iter([(1, [failure])]))
+    result = CliRunner().invoke(dst.dst, ["--seeds", "1", "--folder", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "1 failed" in result.output
+    assert json.loads((tmp_path / "5.json").read_bytes())["seed"] == 5
+
+
+def test_the_command_replays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = CliRunner().invoke(dst.dst, ["--replay", str(CORPUS[0])])
+    assert result.exit_code == 0, result.output
+    assert "every promise was kept" in result.output
+    monkeypatch.setattr("planaria.protocol.coordinator.TRANSITIONS", {})
+    result = CliRunner().invoke(dst.dst, ["--replay", "3"])
+    assert result.exit_code == 1
+    assert "ProtocolError" in result.output
+
+
+@pytest.mark.parametrize("what", ["no-such-file.json", "Makefile"])
+def test_what_cannot_be_replayed(what: str) -> None:
+    result = CliRunner().invoke(dst.dst, ["--replay", what])
+    assert result.exit_code == 2
+    assert what in result.output

@@ -1,0 +1,80 @@
+"""The stopwatch: waiting for a core is the host's doing, being stopped is the node's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from planaria.worker.pace import OwnPace
+from planaria.worker.stopwatch import Stopwatch, stopwatch
+
+CPU = torch.device("cpu")
+MANY = 10_000
+
+
+def test_a_core_for_each_worker_is_timed_by_the_clock_on_the_wall() -> None:
+    assert stopwatch(CPU, 1) is time.monotonic
+
+
+@pytest.fixture
+def crowded() -> Stopwatch:
+    return stopwatch(CPU, MANY)
+
+
+def _work(watch: Stopwatch, processor_s: float) -> tuple[float, float]:
+    """Works for some processor time; returns what the stopwatch and the wall's clock say."""
+    began, began_wall, end = watch(), time.monotonic(), time.thread_time() + processor_s
+    while time.thread_time() < end:
+        pass
+    return watch() - began, time.monotonic() - began_wall
+
+
+def test_waiting_for_a_core_does_not_count(crowded: Stopwatch) -> None:
+    """Where others want the same core, and no more than the work counts."""
+    core = min(os.sched_getaffinity(0))
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    rivals = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
+    try:
+        measured, wall = _work(crowded, 0.15)
+        while wall < 0.3:  # until the rivals have begun
+            measured, wall = _work(crowded, 0.15)
+    finally:
+        for rival in rivals:
+            rival.kill()
+            rival.wait()
+        os.sched_setaffinity(0, before)
+    assert measured < 0.15 + 0.5 * (wall - 0.15)
+    assert measured >= 0.149
+
+
+def test_being_stopped_counts(crowded: Stopwatch) -> None:
+    script = (
+        "import os, signal, sys, time\n"
+        "os.kill(int(sys.argv[1]), signal.SIGSTOP); time.sleep(0.3); os.kill(int(sys.argv[1]), signal.SIGCONT)"
+    )
+    began, began_processor = crowded(), time.thread_time()
+    stopper = subprocess.Popen([sys.executable, "-c", script, str(os.getpid())])
+    stopper.wait()
+    assert crowded() - began >= 0.3
+    assert time.thread_time() - began_processor < 0.3, "processor time would not have told"
+
+
+def test_without_counts_of_waiting_it_is_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os.path, "exists", lambda path: False)
+    assert _work(stopwatch(CPU, MANY), 0.02)[0] == pytest.approx(0.02, abs=0.01)
+
+
+def test_a_device_that_is_slow_on_order() -> None:
+    pace = OwnPace()
+    pace.slowness = 3.0
+    began = time.monotonic()
+    pace.slow_down(0.01)
+    assert time.monotonic() - began >= 0.02
+    pace.slowness = 1.0
+    pace.slow_down(1e9)
