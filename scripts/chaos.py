@@ -105,7 +105,7 @@ def ordered_faults(seed: int, nodes: int, first_step: int, last_step: int) -> tu
             node=node,
             step=draw.randint(first_step, last_step),
             at=draw.choice(FAULT_POINTS),
-            kind=(kind := draw.choice(list(FaultKind))),
+            kind=(kind := draw.choice([of_nodes for of_nodes in FaultKind if of_nodes is not FaultKind.COORDINATOR])),
             grace_s=1.0 if kind is FaultKind.NOTICE else 0.0,
         )
         for node in victims
