@@ -17,7 +17,8 @@ from tests.plan.profiles import uniform_profile
 from planaria.coordinator.agents import Agents
 from planaria.coordinator.connection import HELLO_LIMIT_BYTES
 from planaria.coordinator.journal import Journal
-from planaria.coordinator.server import Server, listen
+from planaria.coordinator.server import Server
+from planaria.coordinator.switchboard import listen
 from planaria.job.errors import UserError
 from planaria.job.settings import TrainSection
 from planaria.plan.plan import NodeId, WorkerId
@@ -56,6 +57,7 @@ class StandInNodes:
         self._near, self._far = socket.socketpair()
         self._near.setblocking(False)
         self._lost: list[tuple[NodeId, str]] = []
+        self.started: list[NodeId] = []
         self.killed: list[NodeId] = []
         self.actions: list[Callable[[], None]] = []
 
@@ -69,6 +71,9 @@ class StandInNodes:
             self.actions.pop()()
         found, self._lost = self._lost, []
         return found
+
+    def start(self, node: NodeId) -> None:
+        self.started.append(node)
 
     def tell(self, *nodes: int) -> None:
         self._lost += [(NodeId(node), "process killed by SIGKILL") for node in nodes]
@@ -427,7 +432,7 @@ def test_a_slow_reader_gets_everything_and_holds_nobody_up(running: Running) -> 
     """More than the socket takes: the rest is sent when there is room."""
     clients = running.join_all()
     reason = "x" * (8 << 20)
-    running.nodes.actions.append(lambda: running.server._send(WorkerId(0), Stop(reason=reason)))
+    running.nodes.actions.append(lambda: running.server._executor.send(WorkerId(0), Stop(reason=reason)))
     running.nodes.tell(2)
     running.wait_for(NodeLost)
     answer = clients[0].receive()

@@ -17,9 +17,10 @@ import msgspec
 
 from planaria.checkpoint.manifest import newest, read_manifest, weights_sha256
 from planaria.coordinator.client import Contact
+from planaria.coordinator.executor import Observer
 from planaria.coordinator.link import Finished
-from planaria.coordinator.server import Observer, listen
 from planaria.coordinator.settings import CoordinatorSettings
+from planaria.coordinator.switchboard import listen
 from planaria.data.tokens import prepare_tokens
 from planaria.job.errors import PlanariaError, UserError
 from planaria.job.faults import Fault, FaultKind
