@@ -105,10 +105,6 @@ class Switchboard:
         """It has shown the job's token."""
         self._strangers.gone(connection)
 
-    @property
-    def num_strangers(self) -> int:
-        return len(self._strangers)
-
     def send_strangers_away(self, now: float) -> None:
         """Those that have been silent for too long."""
         for stranger in self._strangers.overdue(now):
