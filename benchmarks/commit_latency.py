@@ -30,7 +30,7 @@ from planaria.plan.plan import Group, NodeId, Plan, WorkerId
 from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.coordinator import Coordinator, RunSettings
-from planaria.protocol.messages import PROTOCOL_VERSION, Commit, Hello, PlanMessage, Vote
+from planaria.protocol.messages import PROTOCOL_VERSION, Commit, Hello, PlanMessage, Returned, Vote, WorkerPhase
 from planaria.worker.control import Control
 from planaria.worker.mailbox import Mailbox
 
@@ -165,6 +165,20 @@ def _work(address: str, worker: WorkerId) -> bytes:
     control = Control(address, mailbox)
     control.start(
         Hello(version=PROTOCOL_VERSION, token="token", worker=worker, pid=os.getpid(), data_address="127.0.0.1:1")
+    )
+    control.send(
+        Returned(
+            generation=-1,
+            step=0,
+            phase=WorkerPhase.IDLE,
+            is_settled=True,
+            ledger=Ledger.empty(NUM_LAYERS),
+            held=(),
+            serial=0,
+            commit=None,
+            vote=None,
+            message=None,
+        )
     )
     times = bytearray()
     plan: Plan | None = None

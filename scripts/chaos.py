@@ -131,11 +131,18 @@ def chances(seed: int, step_s: float) -> Iterator[Chance]:
 
 Writer = Callable[[random.Random, int, int], str]
 
+POINTS = tuple(point for point in FAULT_POINTS if point != "weight")
+"""Instructions that the job's schedule has."""
+
 ORDERED: Mapping[str, tuple[int, Writer]] = {
-    "kill": (6, lambda draw, node, step: f"kill:node={node},step={step},at={draw.choice(FAULT_POINTS)}"),
-    "hang": (1, lambda draw, node, step: f"hang:node={node},step={step},at={draw.choice(FAULT_POINTS)}"),
-    "freeze": (1, lambda draw, node, step: f"freeze:node={node},step={step},at={draw.choice(FAULT_POINTS)}"),
-    "notice": (2, lambda draw, node, step: f"notice:node={node},step={step},at={draw.choice(FAULT_POINTS)},grace=1"),
+    "kill": (6, lambda draw, node, step: f"kill:node={node},step={step},at={draw.choice(POINTS)}"),
+    "hang": (1, lambda draw, node, step: f"hang:node={node},step={step},at={draw.choice(POINTS)}"),
+    "freeze": (1, lambda draw, node, step: f"freeze:node={node},step={step},at={draw.choice(POINTS)}"),
+    "notice": (2, lambda draw, node, step: f"notice:node={node},step={step},at={draw.choice(POINTS)},grace=1"),
+    "slow": (
+        2,
+        lambda draw, node, step: f"slow:node={node},step={step},factor={draw.choice([2, 5])},until={step + 20}",
+    ),
 }
 """Kinds of faults at instructions: how often one is chosen, and how it is written for `--fail`."""
 

@@ -94,8 +94,9 @@ def test_every_command_is_shown_and_understood(monkeypatch: pytest.MonkeyPatch) 
 def test_commands_without_a_job_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One after the other, in an empty folder: profiles of presets, what is made of them, and plans from them."""
     monkeypatch.chdir(tmp_path)
-    ran = [command[1:] for command in commands() if command[1] in ("profile", "plan") and "--" in command[2][:2]]
-    assert {arguments[0] for arguments in ran} == {"profile", "plan"}
+    ran = [command[1:] for command in commands() if command[1] == "trace" or "--" in command[2][:2]]
+    ran = [arguments for arguments in ran if arguments[0] in ("profile", "plan", "trace")]
+    assert {arguments[0] for arguments in ran} == {"profile", "plan", "trace"}
     for arguments in ran:
         result = CliRunner().invoke(cli, arguments)
         assert result.exit_code == 0, f"{arguments}: {result.output}"
