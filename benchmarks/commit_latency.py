@@ -166,7 +166,7 @@ def _work(address: str, worker: WorkerId) -> bytes:
     control.start(
         Hello(version=PROTOCOL_VERSION, token="token", worker=worker, pid=os.getpid(), data_address="127.0.0.1:1")
     )
-    control.send(
+    control.send_returned(
         Returned(
             generation=-1,
             step=0,
@@ -178,7 +178,8 @@ def _work(address: str, worker: WorkerId) -> bytes:
             commit=None,
             vote=None,
             message=None,
-        )
+        ),
+        connection=1,
     )
     times = bytearray()
     plan: Plan | None = None
