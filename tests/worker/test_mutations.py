@@ -32,7 +32,7 @@ from planaria.protocol.returning import Position, Returning
 from planaria.protocol.salvage import Salvage
 from planaria.protocol.settings import CheckpointRef
 from planaria.protocol.worker import Adopt, WorkerMachine
-from planaria.worker import agent
+from planaria.worker import movement
 from planaria.worker.accumulator import Accumulator
 from planaria.worker.holdings import Holdings
 from planaria.worker.interpreter import Interpreter
@@ -109,7 +109,7 @@ def sums_of_an_older_epoch_go_on(patch: Patch) -> None:
 
 
 def state_is_sent_as_it_was_a_step_ago(patch: Patch) -> None:
-    apply, moving = Holdings.apply, agent._moving
+    apply, moving = Holdings.apply, movement._moving
     earlier: dict[Replica, Replica] = {}
 
     def remember(self: Holdings, groups: Iterable[int], step: int, clip_factor: float) -> None:
@@ -123,7 +123,7 @@ def state_is_sent_as_it_was_a_step_ago(patch: Patch) -> None:
         return moving(plan, transfer, earlier.get(replica, replica))
 
     patch.setattr(Holdings, "apply", remember)
-    patch.setattr(agent, "_moving", old)
+    patch.setattr(movement, "_moving", old)
 
 
 def state_that_must_move_does_not(patch: Patch) -> None:

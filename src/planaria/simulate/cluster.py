@@ -383,7 +383,7 @@ class Cluster:
         self.server = Server(Coordinator(self.settings, self._policy, past), self)
         self.server.begin_again()
         for node in sorted({worker.node for worker in self.workers.values() if worker.is_over} - self._dark):
-            if node not in self.server.evicted:
+            if not self.server.admission.is_fenced(node):
                 self._tell_launcher(node)
 
     def _join(self) -> None:
@@ -401,7 +401,7 @@ class Cluster:
         self.note(f"* {sorted(island)} are back")
         self.network.heal(island)
         for node in sorted(island):
-            if node in self.server.evicted and node not in self._dark:
+            if self.server.admission.is_fenced(NodeId(node)) and node not in self._dark:
                 self._join()
 
     def _resume(self, workers: Sequence[Worker]) -> None:
