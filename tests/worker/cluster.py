@@ -32,7 +32,7 @@ from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, L
 from planaria.plan.program import Instruction
 from planaria.policy.choice import make_policy
 from planaria.policy.proposal import Policy
-from planaria.protocol.coordinator import Coordinator, Phase
+from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.events import (
     Command,
     Discard,
@@ -67,6 +67,7 @@ from planaria.protocol.messages import (
     encode,
 )
 from planaria.protocol.past import Past
+from planaria.protocol.phases import Phase
 from planaria.protocol.records import AnyRecord, Restored, RunEnded, StepCommitted, StepSkipped
 from planaria.protocol.settings import CheckpointRef, RunSettings
 from planaria.protocol.shortage import Shortages

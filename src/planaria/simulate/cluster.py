@@ -11,11 +11,12 @@ from random import Random
 
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.policy.templates import TemplatesPolicy
-from planaria.protocol.coordinator import Coordinator, Phase
+from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.events import Finish, NodeNotice, WriteManifest
 from planaria.protocol.journal import JournalCommit, JournalEntry, JournalPlan, decode_entry, encode_entry
 from planaria.protocol.messages import PROTOCOL_VERSION, Alive, FromWorker, Hello, Notice
 from planaria.protocol.past import Past
+from planaria.protocol.phases import Phase
 from planaria.protocol.records import AnyRecord
 from planaria.protocol.settings import CheckpointRef, RunSettings
 from planaria.simulate.clock import Clock
