@@ -7,7 +7,7 @@ from random import Random
 
 import msgspec
 
-from planaria.job.settings import TrainSection, WhenNotFinite
+from planaria.job.settings import PolicyName, TrainSection, WhenNotFinite
 from planaria.plan.plan import Group, ScheduleKind
 from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
 from planaria.plan.settings import PlannerSettings
@@ -34,6 +34,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         bad: microbatches, as (step, microbatch), whose loss is not a number.
         skips: steps that are not finite; else they end the run.
         done: steps of an earlier run, from whose checkpoint this one begins.
+        policy: that makes the plans.
     """
 
     num_layers: int
@@ -51,6 +52,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     bad: tuple[tuple[int, int], ...] = ()
     skips: bool = False
     done: int = 0
+    policy: PolicyName = PolicyName.TEMPLATES
 
     @property
     def needed_nodes(self) -> int:
@@ -144,6 +146,11 @@ def schedule(seed: int) -> Schedule:
     """The schedule of a seed."""
     draw = Random(seed)
     setup = _setup(draw)
+    manner = draw.choices(_MANNERS, _WEIGHTS)[0]
+    if manner is _slowness:
+        setup = _longer(draw, setup)
+    elif manner is _damages:
+        setup = msgspec.structs.replace(setup, is_large=draw.random() < 0.6)
     weather = Weather(
         compute_s=draw.choice([1e-4, 1e-3, 3e-3]),
         network_s=draw.choice([1e-4, 1e-3, 3e-3]),
@@ -152,9 +159,10 @@ def schedule(seed: int) -> Schedule:
         start_s=draw.choice([1e-3, 1e-2]),
         is_one_host=draw.random() < 0.4,
         is_remote=draw.random() < 0.4,
+        is_as_profiled=manner is _slowness or draw.random() < 0.1,
+        is_wired=draw.random() < 0.3,
         writes_later=draw.random() < 0.5,
     )
-    manner = draw.choices(_MANNERS, _WEIGHTS)[0]
     faults = manner(draw, setup)
     if draw.random() < 0.08:
         faults.append(_when(draw, setup, -1, kind=FaultKind.STOP))
@@ -189,6 +197,27 @@ def _setup(draw: Random) -> Setup:
         bad=bad,
         skips=skips,
         done=draw.randint(1, steps - 1) if draw.random() < 0.1 else 0,
+        policy=draw.choice([*PolicyName]),
+    )
+
+
+def _longer(draw: Random, setup: Setup) -> Setup:
+    """Steps enough for a slow node to be found, and in some for it to rest and come back; few of everything else."""
+    num_layers = min(3, setup.num_layers)
+    min_nodes = min(2, setup.min_nodes)
+    tolerance = min(1, setup.fault_tolerance)
+    num_nodes = max(2, min_nodes * (tolerance + 1) + draw.choice([0, 1, 1, 2]))
+    return msgspec.structs.replace(
+        setup,
+        num_layers=num_layers,
+        devices_per_node=1,
+        fault_tolerance=tolerance,
+        min_nodes=min_nodes,
+        num_nodes=num_nodes,
+        num_microbatches=max(num_nodes, draw.choice([4, 6])),
+        steps=draw.choice([7, 9, 9, 12, 12, 30]),
+        bad=(),
+        done=0,
     )
 
 
@@ -251,6 +280,51 @@ def _visits(draw: Random, setup: Setup) -> list[Fault]:
     return faults
 
 
+def _slowness(draw: Random, setup: Setup) -> list[Fault]:
+    """Nodes of less speed, for a while or for good, and some other trouble beside."""
+    faults = []
+    for node in draw.sample(range(setup.num_nodes), draw.choice([1, 1, 1, 2])):
+        faults.append(
+            Fault(
+                kind=FaultKind.SLOW,
+                nodes=(node,),
+                delay_s=draw.choice([0.0, draw.uniform(0.0, 0.05 * setup.steps)]),
+                for_s=draw.choice([0.4, 1.5, 1.5, 100.0, 100.0]),
+                factor=draw.choice([1.6, 2.0, 3.0, 5.0, 8.0]),
+            )
+        )
+    if draw.random() < 0.6:
+        kind = draw.choice([_death(draw), _death(draw), FaultKind.NOTICE, FaultKind.JOIN, FaultKind.CRASH])
+        node = -1 if kind in (FaultKind.JOIN, FaultKind.CRASH) else draw.randrange(setup.num_nodes)
+        nodes = (node,) if node >= 0 else ()
+        faults.append(_when(draw, setup, node, kind=kind, nodes=nodes, for_s=draw.choice([1e-2, 0.3])))
+    return faults
+
+
+def _damages(draw: Random, setup: Setup) -> list[Fault]:
+    """Messages between workers that arrive other than they were sent, state on its way most of all."""
+    faults = []
+    for node in _some_nodes(draw, setup)[: draw.choice([1, 1, 2])]:
+        times = draw.choice([1, 1, 2, 3, 6])
+        kind, what = FaultKind.DAMAGE, draw.choice(["", "state", "state", "sum", "activation", "gradient"])
+        fault = _when(draw, setup, node, kind=kind, nodes=(node,))
+        faults.append(msgspec.structs.replace(fault, what=what, times=times))
+    for node in _some_nodes(draw, setup)[: draw.choice([0, 1, 1, 2])]:
+        faults.append(_when(draw, setup, node, kind=_death(draw), nodes=(node,)))
+    return faults + _visitors(draw, setup, draw.choice([0, 1, 1, 2]))
+
+
+def _shortages(draw: Random, setup: Setup) -> list[Fault]:
+    """Memory runs out on one node, or on one after the other."""
+    faults = []
+    for node in _some_nodes(draw, setup)[: draw.choice([1, 1, 1, 2, 3])]:
+        faults.append(_when(draw, setup, node, kind=FaultKind.SHORT, nodes=(node,)))
+    for node in _some_nodes(draw, setup)[: draw.choice([0, 0, 1])]:
+        kind = draw.choice([_death(draw), FaultKind.NOTICE, FaultKind.CRASH])
+        faults.append(_when(draw, setup, node, kind=kind, nodes=(node,), for_s=2e-2))
+    return faults + _visitors(draw, setup, draw.choice([0, 0, 1]))
+
+
 def _hangs(draw: Random, setup: Setup) -> list[Fault]:
     """Nodes that live and do nothing, or little."""
     kinds = [FaultKind.HANG, FaultKind.HANG, FaultKind.FREEZE, FaultKind.STUCK, FaultKind.SLOW, FaultKind.DAMAGE]
@@ -306,8 +380,20 @@ def _mixture(draw: Random, setup: Setup) -> list[Fault]:
 
 
 Manner = Callable[[Random, Setup], list[Fault]]
-_MANNERS: Sequence[Manner] = (_losses, _bursts, _holders, _visits, _hangs, _partitions, _crashes, _mixture)
-_WEIGHTS = (22, 10, 18, 14, 8, 8, 20, 12)
+_MANNERS: Sequence[Manner] = (
+    _losses,
+    _bursts,
+    _holders,
+    _visits,
+    _hangs,
+    _partitions,
+    _crashes,
+    _slowness,
+    _damages,
+    _shortages,
+    _mixture,
+)
+_WEIGHTS = (20, 8, 16, 12, 7, 7, 18, 4, 8, 6, 12)
 
 
 def _some_nodes(draw: Random, setup: Setup) -> list[int]:
