@@ -392,6 +392,8 @@ class Coordinator:
         is_whole = all(worker in self._members.addresses for worker in self.plan.workers)
         if is_whole and not self._returning.halted(position):
             return []
+        if is_whole:
+            self._gives_up_step = True  # they were not halted for a loss: something came damaged
         return self._begin_salvage()
 
     # Membership
@@ -591,6 +593,10 @@ class Coordinator:
             return self._reconfigure(holders)
         counted = self._salvage.counted(self.plan.num_layers)
         layers = {groups: self.plan.layers_held(groups) for groups in set(holders.values())}
+        if len(set().union(*layers.values())) < self.plan.num_layers:
+            # Of a layer with two groups, each is with another worker: state was on its way. Nobody can compute it.
+            self._gives_up_step = True
+            return self._begin_salvage()
         proposal = self.policy.finish_step(
             self.plan,
             live=self._members.workers,

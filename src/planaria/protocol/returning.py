@@ -228,12 +228,20 @@ class Returning:
         }
 
     def earlier(self, position: Position) -> dict[WorkerId, Ledger]:
-        """What is in accumulators and is no work of the plan's routes: the rest of routes that a loss broke."""
-        plan = position.message.plan
+        """What is in accumulators and is no work of the plan's routes: the rest of routes that a loss broke.
+
+        Nothing counts of those that the plan left behind, or that are yet to hear that it begins the step anew.
+        """
+        message, plan = position.message, position.message.plan
+        is_anew = message.afresh or message.source is not StateSource.LIVE
+        members = set(plan.workers)
         return {
             worker: without_routes(plan, worker, report.ledger)
             for worker, report in sorted(self.reports.items())
-            if report.step == position.step and report.phase is not WorkerPhase.IDLE
+            if worker in members
+            and report.step == position.step
+            and report.phase is not WorkerPhase.IDLE
+            and not (is_anew and report.generation < plan.generation)
         }
 
     def lag(self, position: Position) -> int:
