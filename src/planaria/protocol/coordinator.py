@@ -111,7 +111,7 @@ from planaria.protocol.shortage import Shortages, WouldRunOut
 from planaria.protocol.speeds import Speeds
 from planaria.protocol.standing import Standing
 from planaria.protocol.telling import not_finite, plan_taken, replicas_note, shapes, step_committed
-from planaria.protocol.timing import Timing
+from planaria.protocol.timing import UNMEASURED_S, Timing
 
 
 class Phase(enum.StrEnum):
@@ -217,6 +217,7 @@ class Coordinator:
             self._is_degraded = bool(lacking(past.plan.message.plan, self.settings.fault_tolerance))
             if past.last_step_s is not None:
                 self.timing.took_before(past.last_step_s)
+            self.timing.patience_s = float("inf")
 
     def handle(self, event: Event, now: float) -> tuple[Command, ...]:
         """Take one event at monotonic time `now` (seconds); returns commands to carry out in order.
@@ -345,6 +346,7 @@ class Coordinator:
         returning = self._returning
         plan = self._plan = position.message.plan
         self.phase = Phase.TRAINING
+        self.timing.patience_s = UNMEASURED_S
         self.step = position.step
         self._exponents = position.exponents
         commands: list[Command] = []

@@ -17,6 +17,7 @@ from planaria.protocol.messages import (
     FromWorker,
     Notice,
     NotSaved,
+    OutOfMemory,
     Ready,
     Report,
     Returned,
@@ -95,7 +96,7 @@ class Control:
 
     def tell(self, message: FromWorker) -> None:
         """What cannot be sent now is lost, unless every coordinator has to hear of it."""
-        if isinstance(message, Notice | Failed):
+        if isinstance(message, Notice | Failed | OutOfMemory):
             self._lasting.append(message)
         elif isinstance(message, Returned):
             self._is_known = True
