@@ -1,7 +1,7 @@
 """A simulated worker's way to the coordinator: a connection, made anew when it is lost, and the heartbeat on it.
 
-It keeps the rules of the real one (`planaria.worker.control`): what is sent while there is no coordinator is lost
-but for what nobody else can know, and what belongs to a step is not told to a coordinator that does not know yet where this
+It keeps the rules of the real one (`planaria.worker.control`): what is sent while there is no coordinator is lost, but
+for what nobody else can know; what belongs to a step is not told to a coordinator that does not know yet where this
 worker is. It decides nothing about what is said.
 """
 

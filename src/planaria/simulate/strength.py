@@ -11,6 +11,7 @@ from collections.abc import Collection
 from planaria.job.settings import PolicyName
 from planaria.plan.plan import Plan
 from planaria.plan.replicas import lacking
+from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.journal import JournalPlan
 from planaria.protocol.records import Note, PlanTaken
 from planaria.simulate.schedule import Setup
@@ -62,6 +63,18 @@ class Strength:
         if nodes < setup.needed_nodes:
             return f"step {step} is begun with {nodes} of {setup.needed_nodes} nodes"
         return None
+
+    def exhausted(self, machine: Coordinator, reason: str) -> str | None:
+        """The job does not go on; returns why it could: rerouting needs one live owner of each layer, and no more."""
+        if self._setup.policy is not PolicyName.REROUTE or "no replica" in reason:
+            return None
+        if machine.shortages.bound_bytes is not None:
+            return None
+        plan, live = machine.plan, set(machine.state.nodes)
+        owned = {layer for stage in plan.stages() if plan.node_of(stage.worker) in live for layer in stage.layers}
+        if len(owned) < plan.num_layers:
+            return None
+        return f"the job does not go on, and live workers own every layer: {reason}"
 
 
 def _whole_pipelines(plan: Plan, live: Collection[int]) -> tuple[int, int]:

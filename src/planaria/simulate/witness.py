@@ -27,6 +27,7 @@ from planaria.protocol.records import (
     RunStatus,
     StepCommitted,
     StepSkipped,
+    Waiting,
 )
 from planaria.simulate.disk import Disk
 from planaria.simulate.schedule import Setup
@@ -251,6 +252,10 @@ class Witness:
                 self.require(is_dead, f"node {node} is given up, and nothing is wrong with it: {cause}")
             case NodeSpeed() if self._weather.is_as_profiled:
                 self._check_speed(record)
+            case Waiting(reason=reason) | RunEnded(status=RunStatus.EXHAUSTED, message=reason) if (
+                machine.state.generation
+            ):
+                self._all_is_well(self._strength.exhausted(machine, reason))
             case StepCommitted() | StepSkipped():
                 self.require(record.step == self.committed, f"step {record.step} is told of, not {self.committed}")
                 is_skipped = isinstance(record, StepSkipped)
