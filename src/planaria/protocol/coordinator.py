@@ -381,7 +381,7 @@ class Coordinator:
             lag=returning.lag(position),
             seconds=self._now - returning.began,
         )
-        return [*commands, Publish(record), *self._go_on_within(position)]
+        return [*commands, Publish(record), *self._go_on_within(position), *self._hear_of_damage()]
 
     def _go_on_within(self, position: Position) -> list[Command]:
         """At the boundary after the last commit, or inside the step in progress."""
@@ -397,6 +397,17 @@ class Coordinator:
         if is_whole:
             self._gives_up_step = True  # they were not halted for a loss: something came damaged
         return self._begin_salvage()
+
+    def _damaged_while_returning(self, event: Received) -> list[Command]:
+        self._returning.complaints.append(event)
+        return []
+
+    def _hear_of_damage(self) -> list[Command]:
+        """Of which workers told while others were awaited."""
+        commands: list[Command] = []
+        for event in self._returning.complaints:
+            commands += TRANSITIONS[self.phase, "Damaged"](self, event)
+        return commands
 
     # Membership
 
@@ -1205,7 +1216,8 @@ TRANSITIONS: Mapping[tuple[Phase, str], Handler] = {
     (Phase.RETURNING, "Vote"): Coordinator._voted_while_returning,
     (Phase.RETURNING, "Ready"): Coordinator._ready_while_returning,
     # Answers to the coordinator before.
-    **{(Phase.RETURNING, name): Coordinator._ignore for name in ("Report", "Saved", "NotSaved", "Damaged")},
+    **{(Phase.RETURNING, name): Coordinator._ignore for name in ("Report", "Saved", "NotSaved")},
+    (Phase.RETURNING, "Damaged"): Coordinator._damaged_while_returning,
     **{
         (phase, "Returned"): Coordinator._returned_late
         for phase in (Phase.GATHERING, Phase.TRAINING, Phase.SALVAGING, Phase.SAVING, Phase.WAITING)

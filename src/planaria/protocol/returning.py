@@ -15,6 +15,7 @@ import msgspec
 from planaria.job.settings import TrainSection
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, Plan, WorkerId
+from planaria.protocol.events import Received
 from planaria.protocol.journal import JournalCommit, JournalEntry, JournalPlan
 from planaria.protocol.messages import Commit, PlanMessage, Ready, Returned, StateSource, Vote, WorkerPhase
 from planaria.protocol.past import Past
@@ -59,6 +60,7 @@ class Returning:
         serial: the highest of any order to save.
         message: the plan in force, as far as it is known; None when nobody has told of one.
         reports: of the live workers that came back.
+        complaints: of messages that came damaged, told meanwhile.
     """
 
     def __init__(self, past: Past, num_nodes: int, devices_per_node: int) -> None:
@@ -67,6 +69,7 @@ class Returning:
         self.generation = -1 if self.message is None else self.message.plan.generation
         self.serial = 0
         self.reports: dict[WorkerId, Returned] = {}
+        self.complaints: list[Received] = []
         self._asked: set[WorkerId] = set()
         self._past = past
         self._num_nodes = num_nodes

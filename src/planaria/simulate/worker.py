@@ -310,6 +310,7 @@ class Worker:
                 # Where orders of an earlier coordinator are waiting, the truth is told after them.
                 if not any(isinstance(order, CoordinatorBack) for order in self._orders):
                     self.control.tell(self._returned(command))
+                    self._mail.tell_damage_again()
             case SendVote(generation, step):
                 self.control.tell(self._vote(generation, step))
             case Apply(commit, proceed):
@@ -363,6 +364,7 @@ class Worker:
         elif message.afresh:
             self._mail.forget_older_plans(message.plan.generation)
         self.moves.begin(message.plan)
+        self._mail.tell_damage_again()
         self.interpreter.adopt(message, continues=continues)
 
     def _load_state(self, message: PlanMessage) -> None:

@@ -261,6 +261,7 @@ class Agent:
                     # Where orders of an earlier coordinator are waiting, the truth is told after them.
                     if not self._mailbox.is_coordinator_news:
                         self._control.send(self._returned(command))
+                        self._mailbox.tell_damage_again()
                 case SendVote(generation, step):
                     self._control.send(self._vote(generation, step))
                 case Apply(commit, proceed):
@@ -322,6 +323,7 @@ class Agent:
         self._incoming = sorted((t for t in plan.transfers if t.target == own), key=lambda t: t.group)
         self._arriving = None
         self._attempts.clear()
+        self._mailbox.tell_damage_again()
         if outgoing or self._incoming:
             self._faults.check("transfer", message.step)
         for transfer in outgoing:
