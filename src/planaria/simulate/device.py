@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from planaria.estimate.memory import worker_memory_bytes
+from planaria.plan.plan import WorkerId
 from planaria.plan.profile import ModelProfile
 from planaria.plan.program import Instruction, Op
 from planaria.protocol.messages import OutOfMemory
 from planaria.simulate.clock import Clock
+from planaria.simulate.interpreter import Interpreter
 from planaria.simulate.weather import Weather
 
 COMPUTES = (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
@@ -54,10 +57,11 @@ class Device:
                 seconds += times.backward_weight_s
         return seconds * self._clock.random.uniform(1 - NOISE, 1 + NOISE)
 
-    def out_of_memory(self, planned_bytes: int, *, holds: bool) -> OutOfMemory:
+    def out_of_memory(self, interpreter: Interpreter, worker: WorkerId, *, holds: bool) -> OutOfMemory:
         """Bytes as they would be: about what the plan puts here, and as much more as a layer may want; or unknown."""
-        random = self._clock.random
-        known = planned_bytes if random.random() < 0.7 else 0
+        random, known = self._clock.random, 0
+        if interpreter.has_plan and worker in interpreter.plan.layers_of and random.random() < 0.7:
+            known = worker_memory_bytes(interpreter.plan, self._profile, worker)
         return OutOfMemory(
             holds=holds,
             where="in the forward of microbatch 1, layer 'layer.0'" if holds else "while a plan is taken over",

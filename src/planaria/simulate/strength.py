@@ -14,7 +14,7 @@ from planaria.plan.replicas import lacking
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.journal import JournalPlan
 from planaria.protocol.records import Note, PlanTaken
-from planaria.simulate.schedule import Setup
+from planaria.simulate.setup import Setup
 
 PLACING = ("start", "reconfigure", "restore")
 """Purposes of plans that say how strong they are. The others go on with a placement, or finish a step."""

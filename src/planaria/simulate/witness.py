@@ -30,7 +30,7 @@ from planaria.protocol.records import (
     Waiting,
 )
 from planaria.simulate.disk import Disk
-from planaria.simulate.schedule import Setup
+from planaria.simulate.setup import Setup
 from planaria.simulate.strength import Strength
 from planaria.simulate.symbols import Reference
 from planaria.simulate.weather import Weather

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from planaria.estimate.memory import worker_memory_bytes
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.plan.program import Instruction, Op
@@ -147,12 +146,12 @@ class Worker:
         return self._activity, self._progress, self._waits_for
 
     @property
-    def _planned_bytes(self) -> int:
-        """What its plan puts on it, by estimate; 0: it has no layers."""
-        plan = self.interpreter.plan if self.interpreter.has_plan else None
-        if plan is None or self.number not in plan.layers_of:
-            return 0
-        return worker_memory_bytes(plan, self._cluster.profile, self.number)
+    def lives(self) -> bool:
+        return not self.is_over
+
+    @property
+    def _is_in_trouble(self) -> bool:
+        return self.freezes or self.fails or self.runs_out
 
     def _exit(self) -> None:
         """The process ends by itself."""
@@ -229,7 +228,7 @@ class Worker:
 
     def _work(self) -> bool:
         """Do something of the program; False when it has to wait."""
-        if self.freezes or self.fails or self.runs_out:
+        if self._is_in_trouble:
             return self._misbehave()
         if not self.moves.is_settled and not self._settle():
             return False
@@ -240,7 +239,7 @@ class Worker:
         self._cluster.happened(instruction.op.value, self.node)
         if not self.is_active:
             return False
-        if self.freezes or self.fails or self.runs_out:
+        if self._is_in_trouble:
             return self._misbehave()
         if instruction.op in (Op.RECV_ACTIVATION, Op.RECV_GRADIENT, Op.VOTE):
             return self._take_or_add_up(instruction)
@@ -267,7 +266,7 @@ class Worker:
         else:
             self.runs_out, self._gave_up = False, True
             self.interpreter.give_up()
-            self.control.tell(self.device.out_of_memory(self._planned_bytes, holds=True))
+            self.control.tell(self.device.out_of_memory(self.interpreter, self.number, holds=True))
             return True
         return False
 
@@ -292,7 +291,7 @@ class Worker:
             return
         if self.runs_out and isinstance(command, Adopt | Apply):
             self.runs_out, self._is_done_for = False, True  # its last words, and then it waits to be told to end
-            self.control.tell(self.device.out_of_memory(self._planned_bytes, holds=False))
+            self.control.tell(self.device.out_of_memory(self.interpreter, self.number, holds=False))
             return
         match command:
             case Adopt(message, continues):

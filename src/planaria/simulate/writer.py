@@ -49,7 +49,7 @@ class Writer:
             return
         save, copies = self._orders.popleft()
         self._cluster.happened("write", worker.node)
-        if worker.is_over:
+        if not worker.lives:
             return
         name = f"{worker.number}-{save.serial}"
         try:
