@@ -117,8 +117,6 @@ class Worker:
 
     def die(self, *, silently: bool) -> None:
         """SIGKILL, or a power cut: nothing more is done here. `silently`: no closing packet is sent."""
-        if self.is_over:
-            return
         self.is_over = True
         self.transport.cut()
         self.control.cut(silently=silently)
@@ -129,11 +127,10 @@ class Worker:
 
     def resume(self) -> None:
         """SIGCONT."""
-        if not self.is_stopped:
-            return
-        self.is_stopped = False
-        self.run()
-        self._writer.go_on()
+        if self.is_stopped:
+            self.is_stopped = False
+            self.run()
+            self._writer.go_on()
 
     @property
     def is_active(self) -> bool:
@@ -228,7 +225,7 @@ class Worker:
 
     def _work(self) -> bool:
         """Do something of the program; False when it has to wait."""
-        if self._is_in_trouble:
+        if self.runs_out:
             return self._misbehave()
         if not self.moves.is_settled and not self._settle():
             return False
