@@ -5,7 +5,6 @@ A schedule that finds a mutation keeps every promise without it.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
@@ -40,7 +39,6 @@ from planaria.protocol.worker import Adopt, Apply, WorkerMachine
 from planaria.simulate import wire
 from planaria.simulate.faults import FaultKind
 from planaria.simulate.interpreter import Interpreter
-from planaria.simulate.moves import Moves
 from planaria.simulate.schedule import Schedule, schedule
 from planaria.simulate.search import error_of, first_line
 from planaria.simulate.server import Server
@@ -256,12 +254,6 @@ def a_step_that_is_to_begin_afresh_goes_on(patch: Patch) -> None:
     patch.setattr(
         WorkerMachine, "_plan", lambda self, message: plan(self, msgspec.structs.replace(message, afresh=False))
     )
-
-
-def state_of_an_earlier_attempt_is_taken(patch: Patch) -> None:
-    """What was sent before and what is sent again have one name, so a piece is taken for another of the same group."""
-    key = Moves._key
-    patch.setattr(Moves, "_key", lambda self, transfer: dataclasses.replace(key(self, transfer), layer=0))
 
 
 def degraded_plans_do_not_say_so(patch: Patch) -> None:
