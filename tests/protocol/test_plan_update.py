@@ -145,3 +145,20 @@ def test_damaged_updates_are_refused_or_are_updates(data: bytes, at: int, cut: i
 
 
 _FIRST, _SECOND = history(3)[:2]
+
+
+def test_the_order_of_rerouted_work_is_told() -> None:
+    """A plan that is rerouted has what others do without: how much more workers may keep, and how long layers take."""
+    before, after = history(1)[:2]
+    units = tuple((1 + layer, 2, 3) for layer in range(after.plan.num_layers))
+    rerouted = msgspec.structs.replace(
+        after, plan=msgspec.structs.replace(after.plan, spare_in_flight=4, layer_units=units)
+    )
+    later = msgspec.structs.replace(rerouted, plan=msgspec.structs.replace(rerouted.plan, generation=99))
+    orders = Orders()
+    orders.decode(encode(before))
+    for one, other in ((before, rerouted), (rerouted, later), (later, after)):
+        update = difference(one, other)
+        assert update is not None
+        assert (update.layer_units is None) == (other is later)
+        assert orders.decode(encode(update)) == other

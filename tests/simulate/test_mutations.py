@@ -16,11 +16,13 @@ import pytest
 
 from planaria.plan import aftermath, salvage
 from planaria.plan.ledger import Ledger
-from planaria.plan.plan import Plan, Transfer, WorkerId
+from planaria.plan.plan import NodeId, Plan, Transfer, WorkerId
 from planaria.plan.sources import Holders
 from planaria.policy import templates
 from planaria.policy.proposal import Proposal
-from planaria.protocol import placing
+from planaria.policy.reroute import ReroutePolicy
+from planaria.policy.templates import TemplatesPolicy
+from planaria.protocol import placing, plan_update
 from planaria.protocol.ballot import Ballot
 from planaria.protocol.commit import FIRST_EXPONENT
 from planaria.protocol.course import boundary, step, take
@@ -31,15 +33,17 @@ from planaria.protocol.kept import Kept
 from planaria.protocol.liveness import Liveness
 from planaria.protocol.mail import Key, Mail
 from planaria.protocol.membership import Membership
-from planaria.protocol.messages import Commit, Vote
+from planaria.protocol.messages import Commit, PlanMessage, Vote
 from planaria.protocol.phases import Phase
 from planaria.protocol.placing import Placing, Situation
 from planaria.protocol.returning import Returning
 from planaria.protocol.salvage import Salvage
 from planaria.protocol.saving import Checkpoints, Saving
 from planaria.protocol.settings import CheckpointRef
+from planaria.protocol.speeds import Speeds
 from planaria.protocol.transitions import TRANSITIONS
 from planaria.protocol.worker import Adopt, Apply, WorkerMachine
+from planaria.simulate import wire
 from planaria.simulate.faults import FaultKind
 from planaria.simulate.interpreter import Interpreter
 from planaria.simulate.schedule import Schedule, schedule
@@ -235,6 +239,56 @@ def a_commit_is_not_told_again_after_a_restart(patch: Patch) -> None:
     patch.setattr(Returning, "lacks_commit", lambda self, position: ())
 
 
+def a_speed_of_one_node_is_applied_to_another(patch: Patch) -> None:
+    with_speeds = TemplatesPolicy.with_speeds
+
+    def shifted(self: TemplatesPolicy, speeds: Mapping[NodeId, float]) -> TemplatesPolicy:
+        return with_speeds(self, {NodeId(node ^ 1): speed for node, speed in speeds.items()})
+
+    patch.setattr(TemplatesPolicy, "with_speeds", shifted)
+
+
+def a_node_is_judged_by_what_another_measured(patch: Patch) -> None:
+    measured = Speeds._measured
+
+    def shifted(self: Speeds, compute_s: Mapping[WorkerId, float]) -> Any:
+        found = measured(self, compute_s)
+        return dict(zip(sorted(found), [found[node] for node in sorted(found, reverse=True)], strict=True))
+
+    patch.setattr(Speeds, "_measured", shifted)
+
+
+def a_step_that_is_to_begin_afresh_goes_on(patch: Patch) -> None:
+    plan = WorkerMachine._plan
+    patch.setattr(
+        WorkerMachine, "_plan", lambda self, message: plan(self, msgspec.structs.replace(message, afresh=False))
+    )
+
+
+def degraded_plans_do_not_say_so(patch: Patch) -> None:
+    sentence = ReroutePolicy._sentence
+    patch.setattr(ReroutePolicy, "_sentence", lambda *args: replace(sentence(*args), is_degraded=False))
+    patch.setattr(placing, "validate", lambda *arguments, **others: None)
+
+
+def degraded_plans_are_refused(patch: Patch) -> None:
+    """The policy forgets that it means them: the job ends where it could go on."""
+    sentence = ReroutePolicy._sentence
+    patch.setattr(ReroutePolicy, "_sentence", lambda *args: replace(sentence(*args), is_degraded=False))
+
+
+def damage_is_not_told(patch: Patch) -> None:
+    patch.setattr(Mail, "came_damaged", lambda self, key: False)
+
+
+def an_update_forgets_how_rerouted_work_is_ordered(patch: Patch) -> None:
+    def forgetful(before: PlanMessage, after: PlanMessage) -> Any:
+        update = plan_update.difference(before, after)
+        return None if update is None else msgspec.structs.replace(update, layer_units=None)
+
+    patch.setattr(wire, "difference", forgetful)
+
+
 # Mistakes that were made once
 
 
@@ -262,6 +316,8 @@ VISITS = frozenset({FaultKind.NOTICE, FaultKind.DRAIN})
 HANGS = frozenset({FaultKind.FREEZE, FaultKind.STUCK, FaultKind.HANG})
 SILENCES = frozenset({FaultKind.DARK})
 CRASHES = frozenset({FaultKind.CRASH})
+SLOWNESS = frozenset({FaultKind.SLOW})
+DAMAGES = frozenset({FaultKind.DAMAGE})
 
 MUTATIONS: Mapping[Callable[[Patch], None], frozenset[FaultKind]] = {
     a_commit_without_all_votes: LOSSES,
@@ -283,6 +339,13 @@ MUTATIONS: Mapping[Callable[[Patch], None], frozenset[FaultKind]] = {
     checkpoints_are_written_by_whoever_was_asked_first: LOSSES,
     votes_of_before_a_restart_are_forgotten: CRASHES,
     a_commit_is_not_told_again_after_a_restart: CRASHES,
+    a_speed_of_one_node_is_applied_to_another: SLOWNESS,
+    a_node_is_judged_by_what_another_measured: SLOWNESS,
+    a_step_that_is_to_begin_afresh_goes_on: DAMAGES,
+    damage_is_not_told: DAMAGES,
+    degraded_plans_do_not_say_so: LOSSES,
+    degraded_plans_are_refused: LOSSES,
+    an_update_forgets_how_rerouted_work_is_ordered: LOSSES,
 }
 """And the kinds of faults of which a schedule that should find it has one at least."""
 

@@ -21,6 +21,7 @@ from planaria.protocol.messages import (
     Halt,
     Hello,
     Notice,
+    OutOfMemory,
     Ready,
     Returned,
     Stop,
@@ -52,6 +53,7 @@ VOTE = Vote(generation=2, step=7, norms={}, losses={}, ledger=Ledger.empty(2))
 ALIVE = Alive(pulse=Pulse(activity=Activity.IDLE, progress=1))
 NOTICE = Notice(grace_s=30.0, cause="SIGTERM")
 FAILED = Failed(where="layer 1", text="Traceback")
+SHORT = OutOfMemory(holds=False, where="while a plan is taken over", held_bytes=0, wanted_bytes=0)
 
 
 class Coordinators:
@@ -186,13 +188,14 @@ def test_what_nobody_else_knows_is_told_to_every_coordinator(coordinators: Coord
     assert [coordinators.heard(), coordinators.heard()] == [HELLO, NOTICE]
 
 
-def test_a_failure_is_told_until_somebody_says_stop(coordinators: Coordinators) -> None:
-    teller = threading.Thread(target=coordinators.control.send_last, args=[FAILED])
+@pytest.mark.parametrize("words", [FAILED, SHORT], ids=["failed", "out of memory"])
+def test_a_failure_is_told_until_somebody_says_stop(coordinators: Coordinators, words: Failed | OutOfMemory) -> None:
+    teller = threading.Thread(target=coordinators.control.send_last, args=[words])
     teller.start()
-    assert coordinators.heard() == FAILED
+    assert coordinators.heard() == words
     coordinators.die()
     coordinators.accept()
-    assert [coordinators.heard(), coordinators.heard()] == [HELLO, FAILED]
+    assert [coordinators.heard(), coordinators.heard()] == [HELLO, words]
     coordinators.say(Stop(reason="failed"))
     teller.join(DEADLINE_S)
     assert not teller.is_alive()

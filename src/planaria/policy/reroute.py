@@ -66,6 +66,8 @@ class ReroutePolicy(TemplatesPolicy):
         try:
             return super().reconfigure(plan, lost, holders, generation, leaving)
         except PlanError:
+            if rerouted is None and came:  # what is left goes on, whole as it is, with too few nodes for more
+                rerouted = self._rerouted(plan, left, came, holders, generation, gone, leaving)
             if rerouted is None:
                 raise
             return rerouted

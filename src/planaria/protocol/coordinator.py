@@ -91,6 +91,11 @@ class Coordinator:
         return self._run.timing
 
     @property
+    def shortages(self) -> Shortages:
+        """Of memory, and what is known of it."""
+        return self._run.shortages
+
+    @property
     def history(self) -> deque[str]:
         """The latest transitions, for people."""
         return self._run.history

@@ -54,6 +54,7 @@ class Mail(Generic[Payload]):
     def __init__(self) -> None:
         self._arrived: dict[Key, Payload] = {}
         self._damaged: set[Key] = set()
+        self._told: set[Key] = set()
         self._lowest_step = 0
         self._generation = -1
 
@@ -79,10 +80,17 @@ class Mail(Generic[Payload]):
         return self._arrived.get(key)
 
     def came_damaged(self, key: Key) -> bool:
-        """Whether the message came, and not as it was sent. Told once."""
+        """Whether the message came, and not as it was sent. Told once, unless it is to be told again."""
         is_damaged = key in self._damaged
-        self._damaged.discard(key)
+        if is_damaged:
+            self._damaged.remove(key)
+            self._told.add(key)
         return is_damaged
+
+    def tell_damage_again(self) -> None:
+        """There is another plan, or another coordinator, and what was told of damage may not have been heard."""
+        self._damaged |= self._told
+        self._told.clear()
 
     def forget_before(self, step: int, generation: int) -> None:
         """Drop what arrived, or still arrives, for steps before this one, unless a later plan sent it."""
@@ -100,6 +108,7 @@ class Mail(Generic[Payload]):
         for key in [key for key in self._arrived if unwanted(key)]:
             del self._arrived[key]
         self._damaged = {key for key in self._damaged if not unwanted(key)}
+        self._told = {key for key in self._told if not unwanted(key)}
 
     def __contains__(self, key: Key) -> bool:
         return key in self._arrived

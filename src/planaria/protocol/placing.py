@@ -117,8 +117,14 @@ class Placing:
         counted: Ledger,
         holders: Holders,
     ) -> Proposal | None:
-        """For what a loss left undone of the step in progress; None where some device cannot hold it."""
+        """For what a loss left undone of the step in progress; None where it cannot be finished.
+
+        Some device has no room for it; or of a layer with two groups each is with another worker, because state was on
+        its way.
+        """
         layers = {groups: plan.layers_held(groups) for groups in set(holders.values())}
+        if len(set().union(*layers.values())) < plan.num_layers:
+            return None
         proposal = self.policy.finish_step(
             plan,
             live=live,

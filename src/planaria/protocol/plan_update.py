@@ -52,6 +52,7 @@ class PlanUpdate(Message, frozen=True, kw_only=True, tag="plan_update"):
         pipelines: each a number of a pipeline there, or its stages.
         routes: each a number of a route there, or the way.
         shadows: all of them.
+        layer_units: the plan's; None: as there.
         addresses: of workers that have none, or another one, there.
     """
 
@@ -63,6 +64,8 @@ class PlanUpdate(Message, frozen=True, kw_only=True, tag="plan_update"):
     sync_epochs: tuple[int, ...]
     shadows: tuple[Cut, ...]
     transfers: tuple[Transfer, ...]
+    spare_in_flight: int
+    layer_units: tuple[tuple[int, int, int], ...] | None
     addresses: dict[WorkerId, str]
     exponents: tuple[int, ...]
     source: StateSource
@@ -101,6 +104,8 @@ def difference(before: PlanMessage, after: PlanMessage) -> PlanUpdate | None:
         sync_epochs=new.sync_epochs,
         shadows=_cuts(new.shadows),
         transfers=new.transfers,
+        spare_in_flight=new.spare_in_flight,
+        layer_units=None if new.layer_units == old.layer_units else new.layer_units,
         addresses={w: a for w, a in after.addresses.items() if before.addresses.get(w) != a},
         exponents=after.exponents,
         source=after.source,
@@ -142,6 +147,8 @@ def updated(before: PlanMessage, update: PlanUpdate) -> PlanMessage:
         sync_epochs=update.sync_epochs,
         shadows=_stages(update.shadows),
         transfers=update.transfers,
+        spare_in_flight=update.spare_in_flight,
+        layer_units=old.layer_units if update.layer_units is None else update.layer_units,
     )
     known = before.addresses | update.addresses
     missing = [worker for worker in plan.workers if worker not in known]

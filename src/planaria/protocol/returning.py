@@ -15,6 +15,7 @@ import msgspec
 from planaria.job.settings import TrainSection
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, Plan, WorkerId
+from planaria.protocol.events import Received
 from planaria.protocol.journal import JournalCommit, JournalEntry, JournalPlan
 from planaria.protocol.messages import Commit, PlanMessage, Ready, Returned, StateSource, Vote, WorkerPhase
 from planaria.protocol.past import Past
@@ -59,6 +60,7 @@ class Returning:
         serial: the highest of any order to save.
         message: the plan in force, as far as it is known; None when nobody has told of one.
         reports: of the live workers that came back.
+        complaints: of messages that came damaged, told meanwhile.
     """
 
     def __init__(self, past: Past, num_nodes: int, devices_per_node: int) -> None:
@@ -67,6 +69,7 @@ class Returning:
         self.generation = -1 if self.message is None else self.message.plan.generation
         self.serial = 0
         self.reports: dict[WorkerId, Returned] = {}
+        self.complaints: list[Received] = []
         self._asked: set[WorkerId] = set()
         self._past = past
         self._num_nodes = num_nodes
@@ -228,12 +231,20 @@ class Returning:
         }
 
     def earlier(self, position: Position) -> dict[WorkerId, Ledger]:
-        """What is in accumulators and is no work of the plan's routes: the rest of routes that a loss broke."""
-        plan = position.message.plan
+        """What is in accumulators and is no work of the plan's routes: the rest of routes that a loss broke.
+
+        Nothing counts of those that the plan left behind, or that are yet to hear that it begins the step anew.
+        """
+        message, plan = position.message, position.message.plan
+        is_anew = message.afresh or message.source is not StateSource.LIVE
+        members = set(plan.workers)
         return {
             worker: without_routes(plan, worker, report.ledger)
             for worker, report in sorted(self.reports.items())
-            if report.step == position.step and report.phase is not WorkerPhase.IDLE
+            if worker in members
+            and report.step == position.step
+            and report.phase is not WorkerPhase.IDLE
+            and not (is_anew and report.generation < plan.generation)
         }
 
     def lag(self, position: Position) -> int:

@@ -32,18 +32,22 @@ class Timing:
     Attributes:
         step_s: estimated seconds of a step of the plan in force.
         instruction_s: of its longest instruction.
+        patience_s: beside what is expected of a step: after a coordinator that died, workers wait for the next one, and
+            nobody is to blame for that.
     """
 
     def __init__(self) -> None:
         self._measured: deque[float] = deque(maxlen=MEASURED_STEPS)
         self.step_s = 0.0
         self.instruction_s = 0.0
+        self.patience_s = 0.0
         self._stretch = 0.0
         """How many times longer than estimated steps took under the plans before; 0: not known."""
 
     def expect(self, step_s: float, instruction_s: float) -> None:
         """A plan is in force now whose steps and longest instruction are estimated so."""
         self.step_s, self.instruction_s = step_s, instruction_s
+        self.patience_s = 0.0
 
     def took_before(self, duration_s: float) -> None:
         """So long took the last step that an earlier coordinator saw committed."""
@@ -52,6 +56,7 @@ class Timing:
 
     def committed(self, duration_s: float) -> None:
         """A step in which no node was lost."""
+        self.patience_s = 0.0
         self._measured.append(duration_s)
 
     def close(self, generation: int) -> PlanMeasured | None:
@@ -73,8 +78,11 @@ class Timing:
         stretch = self._current_stretch
         if not stretch:
             # Nothing is known of this machine yet, and first times are slow.
-            return Expectation(instruction_s=UNMEASURED_S + self.instruction_s, step_s=UNMEASURED_S + self.step_s)
-        return Expectation(instruction_s=self.instruction_s * stretch, step_s=self.step_s * stretch)
+            return Expectation(
+                instruction_s=UNMEASURED_S + self.instruction_s,
+                step_s=UNMEASURED_S + self.step_s + self.patience_s,
+            )
+        return Expectation(instruction_s=self.instruction_s * stretch, step_s=self.step_s * stretch + self.patience_s)
 
     @property
     def _current_stretch(self) -> float:

@@ -6,6 +6,7 @@ out of memory, messages that arrive damaged again and again, a worker that comes
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -73,15 +74,36 @@ def damaged(run: Run, event: Received) -> list[Command]:
     return [Publish(note), *salvage.begin(run)]
 
 
+def damaged_while_returning(run: Run, event: Received) -> list[Command]:
+    """It is heard when all are back."""
+    run.returning.complaints.append(event)
+    return []
+
+
+def _then_hear(handler: Handler) -> Handler:
+    """If all are back after this event, damage that was told while they were awaited is heard."""
+
+    @functools.wraps(handler)
+    def heard(run: Run, event: Any) -> list[Command]:
+        commands = handler(run, event)
+        while run.phase is not Phase.RETURNING and run.returning.complaints:
+            complaint = run.returning.complaints.pop(0)
+            commands += TRANSITIONS[run.phase, "Damaged"](run, complaint)
+        return commands
+
+    return heard
+
+
 TRANSITIONS: Mapping[tuple[Phase, str], Handler] = {
-    (Phase.RETURNING, "Restarted"): restart.restarted,
-    (Phase.RETURNING, "WorkerJoined"): restart.came_back,
-    (Phase.RETURNING, "Returned"): restart.returned,
-    (Phase.RETURNING, "NodeGone"): restart.lost_while_returning,
+    (Phase.RETURNING, "Restarted"): _then_hear(restart.restarted),
+    (Phase.RETURNING, "WorkerJoined"): _then_hear(restart.came_back),
+    (Phase.RETURNING, "Returned"): _then_hear(restart.returned),
+    (Phase.RETURNING, "NodeGone"): _then_hear(restart.lost_while_returning),
     (Phase.RETURNING, "Vote"): restart.voted_while_returning,
     (Phase.RETURNING, "Ready"): restart.ready_while_returning,
     # Answers to the coordinator before.
-    **{(Phase.RETURNING, name): ignore for name in ("Report", "Saved", "NotSaved", "Damaged")},
+    **{(Phase.RETURNING, name): ignore for name in ("Report", "Saved", "NotSaved")},
+    (Phase.RETURNING, "Damaged"): damaged_while_returning,
     **{
         (phase, "Returned"): returned_late
         for phase in (Phase.GATHERING, Phase.TRAINING, Phase.SALVAGING, Phase.SAVING, Phase.WAITING)

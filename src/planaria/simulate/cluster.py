@@ -5,27 +5,30 @@ One seed gives one history. Every promise is checked after every event (`planari
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from random import Random
 
 from planaria.plan.plan import NodeId, WorkerId
-from planaria.policy.templates import TemplatesPolicy
+from planaria.policy.choice import make_policy
 from planaria.protocol.coordinator import Coordinator
-from planaria.protocol.events import Finish, NodeNotice, WriteManifest
+from planaria.protocol.events import Finish, WriteManifest
 from planaria.protocol.journal import JournalCommit, JournalEntry, JournalPlan, decode_entry, encode_entry
-from planaria.protocol.messages import PROTOCOL_VERSION, Alive, FromWorker, Hello, Notice
+from planaria.protocol.messages import PROTOCOL_VERSION, Alive, FromWorker, Hello
 from planaria.protocol.past import Past
 from planaria.protocol.phases import Phase
 from planaria.protocol.records import AnyRecord
 from planaria.protocol.settings import CheckpointRef, RunSettings
+from planaria.protocol.shortage import Shortages
 from planaria.simulate.clock import Clock
 from planaria.simulate.disk import Disk, SavedState
 from planaria.simulate.faults import CLEAR, Fault, FaultKind
+from planaria.simulate.injector import Injector
 from planaria.simulate.network import COORDINATOR, Network, Way
 from planaria.simulate.schedule import Schedule
 from planaria.simulate.server import Connection, Server
 from planaria.simulate.symbols import Algebra, Reference
+from planaria.simulate.wire import Wire
 from planaria.simulate.witness import BrokenPromise, Witness
 from planaria.simulate.worker import Worker
 
@@ -37,9 +40,6 @@ WAITING_PATIENCE_S = 8.0
 
 MAX_EVENTS = 200_000
 ROOT = "checkpoints"
-ASK_AGAIN_S = 0.01
-OUTSIDER = -2
-"""Place of somebody who is neither node nor coordinator."""
 
 
 class Cluster:
@@ -52,6 +52,10 @@ class Cluster:
     Attributes:
         journal: what the coordinator wrote; it outlives the coordinator.
         history: lines for people.
+        dark: nodes whose hosts are gone without a word.
+        sent: messages that were played to the coordinator, where a schedule wants them again.
+        may_fail: pieces of messages with which the run may fail.
+        is_stopped: the user wants the run to end.
     """
 
     def __init__(self, schedule: Schedule, *, is_telling: bool = False) -> None:
@@ -68,10 +72,12 @@ class Cluster:
         self.workers: dict[WorkerId, Worker] = {}
         self.journal: list[bytes] = []
         is_clear = all(fault.kind in CLEAR and not fault.cut for fault in schedule.faults)
-        self.witness = Witness(setup, Reference(self.algebra, setup.train), self.workers, is_clear=is_clear)
+        self.witness = Witness(
+            setup, schedule.weather, Reference(self.algebra, setup.train), self.workers, is_clear=is_clear
+        )
         self.settings = RunSettings(
             train=setup.train,
-            policy_name="templates",
+            policy_name=setup.policy.value,
             fault_tolerance=setup.fault_tolerance,
             num_nodes=setup.num_nodes,
             devices_per_node=setup.devices_per_node,
@@ -81,23 +87,31 @@ class Cluster:
             resume=self._earlier_checkpoint(),
             waits=setup.waits,
         )
-        self._policy = TemplatesPolicy(self.profile, setup.planner)
+        self._policy = make_policy(setup.policy, self.profile, setup.planner)
         self._next_node = setup.num_nodes
-        self._dark: set[NodeId] = set()
+        self.dark: set[NodeId] = set()
         self._noted_s = 0.0
-        self._is_stopped = False
-        self._may_fail = {"there is no checkpoint", "could not be saved"}
-        self._triggers: dict[str, dict[int, list[Fault]]] = {}
-        self._counts: dict[str, int] = {}
-        self._sent: dict[WorkerId, list[FromWorker]] = {}
+        self.is_stopped = False
+        self.may_fail = {"there is no checkpoint", "could not be saved"}
+        self.injector = Injector(self)
+        self.sent: dict[WorkerId, list[FromWorker]] = {}
         self._records_messages = any(fault.kind is FaultKind.REPLAY for fault in schedule.faults)
-        self.server = Server(Coordinator(self.settings, self._policy), self)
+        self.server = self._serve(None)
         for number in range(setup.num_nodes):
             self.start_node(NodeId(number))
         if setup.bad and not setup.skips:
-            self._may_fail.add("is not applied")
+            self.may_fail.add("is not applied")
         for fault in schedule.faults:
-            self._await(fault)
+            self.injector.expect(fault)
+
+    def _serve(self, past: Past | None) -> Server:
+        """A coordinator begins, or begins again."""
+        setup, profile = self.schedule.setup, self.profile
+        shortages = Shortages(
+            profile,
+            lambda most_bytes: make_policy(setup.policy, profile, replace(setup.planner, memory_bytes=most_bytes)),
+        )
+        return Server(Coordinator(self.settings, self._policy, past, shortages), self)
 
     def _earlier_checkpoint(self) -> CheckpointRef | None:
         """What an earlier run left."""
@@ -119,13 +133,13 @@ class Cluster:
         while not self._is_at_its_end():
             if not self.clock.tick():
                 raise BrokenPromise("nothing happens any more")
-            if "event" in self._triggers:
+            if self.injector.counts_events:
                 self.happened("event")
             self.witness.check()
             if self.clock.num_events > MAX_EVENTS:
                 raise BrokenPromise(f"no end after {MAX_EVENTS} events")
         assert self.server.finished is not None
-        self.witness.ended(self.server.finished, allowed=self._may_fail, is_stopped=self._is_stopped, disk=self.disk)
+        self.witness.ended(self.server.finished, allowed=self.may_fail, is_stopped=self.is_stopped, disk=self.disk)
         return self.server.finished
 
     def _is_at_its_end(self) -> bool:
@@ -141,10 +155,10 @@ class Cluster:
             finished is None
             and not self.server.is_dead
             and machine.phase in (Phase.WAITING, Phase.GATHERING)
-            and not self._is_stopped
+            and not self.is_stopped
         ):
             self.witness.waits(machine)
-            self._strike(Fault(kind=FaultKind.STOP))
+            self.injector.strike(Fault(kind=FaultKind.STOP))
         if idle_s > PATIENCE_S:
             left = [w.number for w in self.workers.values() if w.is_started and not w.is_over and not w.is_frozen]
             self.witness.require(finished is not None, f"a hang\n{self.describe()}")
@@ -208,8 +222,7 @@ class Cluster:
         """A new control connection, with a hello on its way; None while there is no coordinator to be reached."""
         if self.server.is_dead or not self.network.reaches(worker.node, COORDINATOR):
             return None
-        connection = Connection(self.network, worker, worker.node, self.weather.control_s)
-        connection.lead_to(self.server)
+        connection = self.new_connection(worker, worker.node)
         hello = Hello(
             version=PROTOCOL_VERSION,
             token="",
@@ -217,13 +230,20 @@ class Cluster:
             pid=worker.number,
             data_address=f"virtual:{worker.number}",
         )
-        connection.up.send(partial(self.received, connection, hello))
+        connection.tell(self, hello)
+        return connection
+
+    def new_connection(self, process: Worker | None, place: int) -> Connection:
+        """To the coordinator, who may not live long enough to hear of it."""
+        wire = Wire() if self.weather.is_wired else None
+        connection = Connection(self.network, process, place, self.weather.control_s, wire)
+        connection.lead_to(self.server)
         return connection
 
     def received(self, connection: Connection, message: FromWorker) -> None:
         """A message reached the coordinator's end of a connection."""
         if self._records_messages and connection.process is not None and not isinstance(message, Alive):
-            self._sent.setdefault(connection.process.number, []).append(message)
+            self.sent.setdefault(connection.process.number, []).append(message)
         if connection.server is not None:
             connection.server.take(connection, message)
 
@@ -233,7 +253,7 @@ class Cluster:
     def kill(self, node: NodeId, *, silently: bool = False) -> None:
         """SIGKILL to every process of a node; or its host loses power."""
         if silently:
-            self._dark.add(node)
+            self.dark.add(node)
         for worker in self.workers_of(node):
             if not worker.is_over:
                 self.note(f"worker {worker.number} dies")
@@ -243,7 +263,7 @@ class Cluster:
 
     def kill_where_possible(self, node: NodeId) -> None:
         """The coordinator fences a node."""
-        if not self.weather.is_remote and self.network.reaches(node, COORDINATOR) and node not in self._dark:
+        if not self.weather.is_remote and self.network.reaches(node, COORDINATOR) and node not in self.dark:
             self.kill(node)
 
     def ended(self, worker: Worker) -> None:
@@ -263,162 +283,24 @@ class Cluster:
         return not self.weather.is_remote and not any(w.is_over or w.is_stopped for w in self.workers_of(node))
 
     def is_dark(self, node: NodeId) -> bool:
-        return node in self._dark
-
-    # Faults
-
-    def _await(self, fault: Fault) -> None:
-        if fault.at == "start":
-            self.clock.after(fault.delay_s, partial(self._strike, fault))
-        else:
-            self._triggers.setdefault(fault.at, {}).setdefault(fault.nth, []).append(fault)
+        return node in self.dark
 
     def happened(self, name: str, node: int = -1) -> None:
-        """Whatever waits for it strikes."""
-        for full in (name, f"{name}@{node}") if node >= 0 else (name,):
-            waiting = self._triggers.get(full)
-            if waiting is None:
-                continue
-            count = self._counts[full] = self._counts.get(full, 0) + 1
-            for fault in waiting.pop(count, ()):
-                if fault.delay_s:
-                    self.clock.after(fault.delay_s, partial(self._strike, fault))
-                else:
-                    self._strike(fault)
+        self.injector.happened(name, node)
 
-    def _victims(self, fault: Fault) -> Sequence[NodeId]:
-        if fault.group < 0:
-            return [NodeId(node) for node in fault.nodes]
-        machine = self.server.machine
-        if not machine.state.generation:
-            return []
-        plan = machine.plan
-        owners = plan.owners_of[fault.group % len(plan.groups)]
-        return sorted({plan.node_of(worker) for worker in owners[fault.spare :]})
-
-    def _strike(self, fault: Fault) -> None:
-        self.note(f"* {fault.kind.value} {list(self._victims(fault))}")
-        match fault.kind:
-            case FaultKind.JOIN:
-                self.clock.after(0.0, self._join)
-            case FaultKind.FULL:
-                self.disk.is_full = True
-                self.clock.after(fault.for_s, self._make_room)
-            case FaultKind.STOP:
-                self._is_stopped = True
-                self.clock.after(0.0, self._request_stop)
-            case FaultKind.CRASH:
-                self._crash(fault)
-            case FaultKind.PARTITION:
-                island = self.network.part(self._victims(fault))
-                self.clock.after(fault.for_s, partial(self._heal, island))
-            case _:
-                for node in self._victims(fault):
-                    self._befall(fault, node)
-
-    def _befall(self, fault: Fault, node: NodeId) -> None:
-        workers = [worker for worker in self.workers_of(node) if not worker.is_over]
-        match fault.kind:
-            case FaultKind.KILL | FaultKind.DARK:
-                self.kill(node, silently=fault.kind is FaultKind.DARK)
-            case FaultKind.HANG:
-                for worker in workers:
-                    worker.stop()
-                self.clock.after(fault.for_s, partial(self._resume, workers))
-            case FaultKind.SLOW:
-                for worker in workers:
-                    worker.slowness = fault.factor
-                self.clock.after(fault.for_s, partial(self._speed_up, workers))
-            case FaultKind.NOTICE:
-                for worker in workers[:1]:
-                    worker.notice = Notice(grace_s=fault.for_s, cause="preemption")
-                self.clock.after(fault.for_s, partial(self.kill, node))
-            case FaultKind.DRAIN:
-                self.clock.after(0.0, partial(self._drain, NodeNotice(node, fault.for_s, "drain")))
-            case FaultKind.REPLAY:
-                self._replay(workers)
-            case _:
-                for worker in workers[:1]:
-                    self._misbehave(fault.kind, worker)
-
-    def _misbehave(self, kind: FaultKind, worker: Worker) -> None:
-        match kind:
-            case FaultKind.FREEZE:
-                worker.freezes = True
-            case FaultKind.RAISE:
-                worker.fails = True
-                self._may_fail.add("layer of worker")
-            case FaultKind.DAMAGE:
-                worker.damages += 1
-            case FaultKind.STUCK:
-                for way in worker.ways.values():
-                    way.is_stuck = True
-
-    def _request_stop(self) -> None:
-        if self.server.is_dead:
-            self.clock.after(ASK_AGAIN_S, self._request_stop)
-        else:
-            self.server.request_stop()
-
-    def _drain(self, notice: NodeNotice) -> None:
-        if self.server.is_dead:
-            self.clock.after(ASK_AGAIN_S, partial(self._drain, notice))
-        else:
-            self.server.handle(notice)
-
-    def _crash(self, fault: Fault) -> None:
-        """The coordinator is killed; its supervisor starts it again."""
-        if self.server.is_dead or self.server.finished is not None:
-            return
-        self.server.die()
-        if fault.cut:
-            self.note(f"* the journal loses {[type(decode_entry(e)).__name__ for e in self.journal[-fault.cut :]]}")
-            del self.journal[-fault.cut :]
-        self.clock.after(fault.for_s, partial(self._begin_again, is_cut=fault.cut > 0))
-
-    def _begin_again(self, *, is_cut: bool) -> None:
+    def begin_again(self, *, is_cut: bool) -> None:
         past = Past.of([decode_entry(entry) for entry in self.journal])
         self.note(f"* the coordinator begins again at step {past.step}")
         if is_cut:
             self.witness.forget_after(past)
-        self.server = Server(Coordinator(self.settings, self._policy, past), self)
+        self.server = self._serve(past)
         self.server.begin_again()
-        for node in sorted({worker.node for worker in self.workers.values() if worker.is_over} - self._dark):
+        for node in sorted({worker.node for worker in self.workers.values() if worker.is_over} - self.dark):
             if not self.server.admission.is_fenced(node):
                 self._tell_launcher(node)
 
-    def _join(self) -> None:
+    def join(self) -> None:
         if self.server.finished is None:
             node = NodeId(self._next_node)
             self._next_node += 1
             self.start_node(node)
-
-    def _make_room(self) -> None:
-        self.note("* room on the disk")
-        self.disk.is_full = False
-
-    def _heal(self, island: frozenset[int]) -> None:
-        """The network is whole again; who was fenced meanwhile comes as a new node."""
-        self.note(f"* {sorted(island)} are back")
-        self.network.heal(island)
-        for node in sorted(island):
-            if self.server.admission.is_fenced(NodeId(node)) and node not in self._dark:
-                self._join()
-
-    def _resume(self, workers: Sequence[Worker]) -> None:
-        self.note(f"* {[worker.number for worker in workers]} go on")
-        for worker in workers:
-            worker.resume()
-
-    def _speed_up(self, workers: Sequence[Worker]) -> None:
-        for worker in workers:
-            worker.slowness = 1.0
-
-    def _replay(self, workers: Sequence[Worker]) -> None:
-        """Whoever listened plays the messages again, on connections of his own."""
-        for worker in workers:
-            connection = Connection(self.network, None, OUTSIDER, self.weather.control_s)
-            connection.lead_to(self.server)
-            for message in list(self._sent.get(worker.number, ())):
-                connection.up.send(partial(self.received, connection, message))
-            connection.close_from_worker()

@@ -19,7 +19,9 @@ class FaultKind(enum.StrEnum):
     STUCK = "stuck"
     """What one of its workers sends to its peers from now on does not arrive, on the connections that it has."""
     DAMAGE = "damage"
-    """Its next message to a peer arrives damaged."""
+    """Its next messages to peers arrive damaged: `times` of them, of one kind or of any."""
+    SHORT = "short"
+    """Its first worker runs out of memory in what it does next."""
     RAISE = "raise"
     """The user's code fails in its next instruction."""
     SLOW = "slow"
@@ -75,6 +77,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         delay_s: virtual seconds.
         for_s: how long it lasts.
         factor: of a slow node.
+        what: kind of message that is damaged ("state", "sum", "activation", "gradient"); "": any.
+        times: how many messages are.
         cut: entries that a journal loses.
     """
 
@@ -87,4 +91,6 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     delay_s: float = 0.0
     for_s: float = 0.0
     factor: float = 1.0
+    what: str = ""
+    times: int = 1
     cut: int = 0

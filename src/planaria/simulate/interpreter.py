@@ -53,6 +53,7 @@ class Interpreter:
         self.progress = Progress()
         self.sums: Sums[Part] = Sums(worker)
         self.losses: dict[int, float] = {}
+        self.compute_s = 0.0
         self.step = 0
         self._worker = worker
         self._algebra = algebra
@@ -119,6 +120,7 @@ class Interpreter:
     def _begin_step(self, step: int, exponents: tuple[int, ...]) -> None:
         self.step = step
         self.losses = {}
+        self.compute_s = 0.0
         for store in (self._loaded, self._activations, self._gradients, self._kept, self._halves):
             store.clear()
         self._holdings.begin_step(exponents)
@@ -130,6 +132,11 @@ class Interpreter:
         groups = self.plan.groups_of[self._worker]
         self._holdings.apply(groups, commit.step, commit.clip_factor)
         self._holdings.keep_only(groups)
+
+    def give_up(self) -> None:
+        """Let go of what is kept for the step in progress: it will not be finished here."""
+        for store in (self._loaded, self._activations, self._gradients, self._kept, self._halves):
+            store.clear()
 
     # Instructions
 

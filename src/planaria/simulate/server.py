@@ -7,6 +7,7 @@ the nodes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,7 @@ from planaria.protocol.liveness import Limits
 from planaria.protocol.messages import Alive, CutOff, FromWorker, Hello, PlanMessage, Stop, ToWorker
 from planaria.simulate.disk import DiskFull
 from planaria.simulate.network import COORDINATOR, Network, Way
+from planaria.simulate.wire import Wire
 from planaria.simulate.worker import Worker
 
 if TYPE_CHECKING:
@@ -56,13 +58,16 @@ class Connection:
         is_closed: by the coordinator.
     """
 
-    def __init__(self, network: Network, process: Worker | None, place: int, mean_s: float) -> None:
+    def __init__(
+        self, network: Network, process: Worker | None, place: int, mean_s: float, wire: Wire | None = None
+    ) -> None:
         self.process = process
         self.worker: WorkerId | None = None
         self.up = Way(network, place, COORDINATOR, mean_s)
         self.down = Way(network, COORDINATOR, place, mean_s)
         self.is_closed = False
         self._server: Server | None = None
+        self._wire = wire
 
     def lead_to(self, server: Server) -> None:
         self._server = server
@@ -82,8 +87,25 @@ class Connection:
             self.server.drop(self, "connection closed")
 
     def send(self, message: ToWorker) -> None:
-        if self.process is not None:
+        if self.process is None:
+            return
+        if self._wire is None:
             self.down.send(partial(self.process.order, message))
+        else:
+            self.down.send(partial(self._arrive, self.process, self._wire.order(message)))
+
+    def _arrive(self, process: Worker, read: Callable[[], ToWorker]) -> None:
+        process.order(read())
+
+    def tell(self, cluster: Cluster, message: FromWorker) -> None:
+        """From the worker."""
+        if self._wire is None:
+            self.up.send(partial(cluster.received, self, message))
+        else:
+            self.up.send(partial(self._hear, cluster, self._wire.news(message)))
+
+    def _hear(self, cluster: Cluster, read: Callable[[], FromWorker]) -> None:
+        cluster.received(self, read())
 
     def close(self) -> None:
         """From the coordinator: what is under way may be lost."""
@@ -144,7 +166,7 @@ class Server:
         elif isinstance(message, Hello):
             self.drop(connection, "it sent what is not a message")
         elif isinstance(message, Alive):
-            self._judge.liveness.felt(connection.worker, message.pulse, self._clock.now)
+            self._judge.liveness.felt(connection.worker, message.pulse, self._clock.now, message.worked_s)
         elif isinstance(message, CutOff):
             verdict = self._judge.cut_off(connection.worker, message.peer)
             if verdict is not None:

@@ -17,6 +17,8 @@ class Weather(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         spread: times vary from nothing to so many times the mean; now and then much more.
         is_one_host: workers read each other's sums in place.
         is_remote: nobody can kill a node, or see whether its processes are runnable.
+        is_as_profiled: computing takes as long as the profile says, but for a few per cent; else `compute_s`.
+        is_wired: control messages travel as bytes, and plans as what differs from the one before.
         writes_later: a checkpoint's manifest is written beside everything else, not at once.
     """
 
@@ -28,4 +30,6 @@ class Weather(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     spread: float = 4.0
     is_one_host: bool = False
     is_remote: bool = False
+    is_as_profiled: bool = False
+    is_wired: bool = False
     writes_later: bool = False

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from planaria.plan.plan import Plan
+from planaria.estimate.conditions import Conditions
+from planaria.estimate.step_time import outline
+from planaria.plan.plan import NodeId, Plan
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.events import Finish, WriteManifest
 from planaria.protocol.journal import JournalCommit, JournalPlan
@@ -17,15 +19,21 @@ from planaria.protocol.records import (
     AnyRecord,
     NodeJoined,
     NodeLost,
+    NodeReleased,
+    NodeSpeed,
+    PlanTaken,
     Restored,
     RunEnded,
     RunStatus,
     StepCommitted,
     StepSkipped,
+    Waiting,
 )
 from planaria.simulate.disk import Disk
-from planaria.simulate.schedule import Setup
+from planaria.simulate.setup import Setup
+from planaria.simulate.strength import Strength
 from planaria.simulate.symbols import Reference
+from planaria.simulate.weather import Weather
 from planaria.simulate.worker import Worker
 
 if TYPE_CHECKING:
@@ -44,6 +52,7 @@ class Witness:
 
     Args:
         setup: the job.
+        weather: what takes how long.
         reference: its numbers.
         workers: every process there ever was.
         is_clear: nothing befalls a node after which it may live and be taken for lost.
@@ -55,11 +64,20 @@ class Witness:
     """
 
     def __init__(
-        self, setup: Setup, reference: Reference, workers: Mapping[WorkerId, Worker], *, is_clear: bool
+        self,
+        setup: Setup,
+        weather: Weather,
+        reference: Reference,
+        workers: Mapping[WorkerId, Worker],
+        *,
+        is_clear: bool,
     ) -> None:
         self.records: list[AnyRecord] = []
         self.committed = setup.done
         self._setup = setup
+        self._weather = weather
+        self._profile = setup.profile
+        self._strength = Strength(setup)
         self.reference = reference
         self._workers = workers
         self._is_clear = is_clear
@@ -80,6 +98,10 @@ class Witness:
 
     def require(self, holds: bool, broken: str) -> None:
         if not holds:
+            raise BrokenPromise(broken)
+
+    def _all_is_well(self, broken: str | None) -> None:
+        if broken is not None:
             raise BrokenPromise(broken)
 
     # Workers
@@ -131,13 +153,28 @@ class Witness:
             f"a plan for step {step} when {self.committed} steps are committed",
         )
         self._generation, self._plan = plan.generation, plan
+        self._all_is_well(self._strength.planned(entry))
+        self._check_estimate(machine, entry)
+        self.require(
+            machine.shortages.allows(plan), f"plan {plan.generation} needs more memory than is known to be there"
+        )
         if step > self._begun:
             self._begin(machine, step)
+
+    def _check_estimate(self, machine: Coordinator, entry: JournalPlan) -> None:
+        """A plan's estimate is for the speeds that are known of the nodes."""
+        speeds = {NodeId(node): speed for node, speed in machine.state.speeds.items()}
+        for record in entry.records:
+            if isinstance(record, PlanTaken) and speeds:
+                right_s = outline(entry.message.plan, self._profile, Conditions(node_speeds=speeds)).step_time_s
+                told_s = record.estimated_step_s
+                self.require(abs(told_s - right_s) < 1e-9, f"a step takes {right_s} s at speeds {speeds}, not {told_s}")
 
     def forget_after(self, past: Past) -> None:
         """A journal lost its last entries: what they said, some worker may know, or nobody."""
         self.committed = min(self.committed, (past.step or self._setup.done + 1) - 1)
         self._generation, self._plan = -1, None
+        self._strength.is_degraded = None
         self._is_cut = True
 
     def committed_step(self, machine: Coordinator, entry: JournalCommit) -> None:
@@ -188,12 +225,7 @@ class Witness:
         self._begun = step
         if self._plan is None:
             return  # the journal lost it
-        replicas, nodes = _whole_pipelines(self.plan, machine.state.nodes)
-        wanted = self._setup.fault_tolerance + 1
-        self.require(replicas >= wanted, f"step {step} is begun with {replicas} of {wanted} replicas")
-        self.require(
-            nodes >= self._setup.needed_nodes, f"step {step} is begun with {nodes} of {self._setup.needed_nodes} nodes"
-        )
+        self._all_is_well(self._strength.begun(self.plan, machine.state.nodes, step))
 
     # Records and checkpoints
 
@@ -218,6 +250,12 @@ class Witness:
             case NodeLost(node=node, cause=cause) if self._is_clear:
                 is_dead = any(worker.is_over for worker in self._workers.values() if worker.node == node)
                 self.require(is_dead, f"node {node} is given up, and nothing is wrong with it: {cause}")
+            case NodeSpeed() if self._weather.is_as_profiled:
+                self._check_speed(record)
+            case Waiting(reason=reason) | RunEnded(status=RunStatus.EXHAUSTED, message=reason) if (
+                machine.state.generation
+            ):
+                self._all_is_well(self._strength.exhausted(machine, reason))
             case StepCommitted() | StepSkipped():
                 self.require(record.step == self.committed, f"step {record.step} is told of, not {self.committed}")
                 is_skipped = isinstance(record, StepSkipped)
@@ -226,6 +264,15 @@ class Witness:
                 self._must_be_lost(machine, message)
             case _:
                 pass
+
+    def _check_speed(self, record: NodeSpeed) -> None:
+        """Who is called slow is slow, or was a moment ago, and not much less so than it is said."""
+        slowest = max(worker.slowest for worker in self._workers.values() if worker.node == record.node)
+        least = 0.8 / slowest
+        self.require(
+            record.speed >= least and (record.speed == 1.0 or slowest > 1.0),
+            f"node {record.node} is called {record.speed} times as fast as others, and never was slower than {slowest}",
+        )
 
     def _must_be_lost(self, machine: Coordinator, why: str) -> None:
         """Some group has no replica left on the nodes that are in the job."""
@@ -252,8 +299,10 @@ class Witness:
 
     def waits(self, machine: Coordinator) -> None:
         """Nothing happens any more: there must be too few nodes."""
-        live = len(machine.state.nodes)
-        self.require(live < self._setup.needed_nodes, f"the job waits in {machine.phase.value} with {live} nodes")
+        live, is_short = len(machine.state.nodes), machine.shortages.bound_bytes is not None
+        self.require(
+            live < self._setup.needed_nodes or is_short, f"the job waits in {machine.phase.value} with {live} nodes"
+        )
 
     def ended(self, finish: Finish, *, allowed: Collection[str], is_stopped: bool, disk: Disk) -> None:
         """How a run may end.
@@ -268,8 +317,12 @@ class Witness:
         status, message, setup = finish.status, finish.message, self._setup
         self.require((ended.skipped_microbatches, ended.duplicated_microbatches) == (0, 0), f"{ended}")
         skipped = sum(not self.reference.after(step).is_finite for step in range(setup.done + 1, ended.steps + 1))
-        self.require(ended.skipped_steps == skipped, f"{ended.skipped_steps} steps skipped, not {skipped}")
+        # Workers know the last commit: of earlier ones that the journal lost, nobody knows whether they were applied.
+        is_told = ended.skipped_steps == skipped or (self._is_cut and ended.skipped_steps < skipped)
+        self.require(is_told, f"{ended.skipped_steps} steps skipped, not {skipped}")
         num_lost = sum(isinstance(record, NodeLost) for record in self.records)
+        if self._strength.ever_degraded:  # who went with notice took replicas along, which was said
+            num_lost += sum(isinstance(record, NodeReleased) for record in self.records)
         if num_lost <= setup.fault_tolerance:
             went_back = any(isinstance(record, Restored) for record in self.records)
             self.require(not went_back, f"{num_lost} losses took the last replica, at f = {setup.fault_tolerance}")
@@ -293,15 +346,3 @@ class Witness:
             if isinstance(record, (NodeJoined, NodeLost)):
                 live = record.live_nodes
         return live
-
-
-def _whole_pipelines(plan: Plan, live: Collection[int]) -> tuple[int, int]:
-    """How many pipelines on live nodes of their own cover every layer, and how many live nodes the plan has."""
-    taken: set[int] = set()
-    number = 0
-    for pipeline in plan.pipelines:
-        nodes = {plan.node_of(worker) for worker in pipeline.workers}
-        if pipeline.is_whole(plan.num_layers) and nodes <= set(live) and taken.isdisjoint(nodes):
-            taken |= nodes
-            number += 1
-    return number, len(taken)

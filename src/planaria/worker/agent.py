@@ -158,6 +158,7 @@ class Agent:
                     self._control.send(self._report(generation, step))
                 case SendReturned():
                     self._control.send_returned(self._returned(command), command.connection)
+                    self._mailbox.tell_damage_again()
                 case SendVote(generation, step):
                     self._control.send(self._vote(generation, step))
                 case Apply(commit, proceed):

@@ -3,7 +3,7 @@ mailbox.
 
 A coordinator may die at any moment, and another takes its place at the same address. What was sent and never read
 need not be sent again, as the worker tells each coordinator where it is; but what nobody else can know is: that the
-node will go away, and that the user's code failed.
+node will go away, that it ran out of memory, and that the user's code failed.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Control:
         """What cannot be sent now is lost, unless every coordinator has to hear of it."""
         with self._lock:
             match message:
-                case Notice() | Failed():
+                case Notice() | Failed() | OutOfMemory():
                     self._lasting.append(message)
                 case _ if isinstance(message, _OF_A_STEP) and self._told != self._number:
                     return

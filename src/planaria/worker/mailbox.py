@@ -116,6 +116,10 @@ class Mailbox:
             self.when_damaged(key)
         return found
 
+    def tell_damage_again(self) -> None:
+        with self.condition:
+            self._mail.tell_damage_again()
+
     def forget_before(self, step: int, generation: int) -> None:
         with self.condition:
             self._mail.forget_before(step, generation)

@@ -84,6 +84,7 @@ class Movement:
         self._incoming = sorted((t for t in plan.transfers if t.target == own), key=lambda t: t.group)
         self._arriving = None
         self._attempts.clear()
+        self._mailbox.tell_damage_again()
         if outgoing or self._incoming:
             self._faults.check("transfer", message.step)
         for transfer in outgoing:

@@ -31,6 +31,7 @@ from planaria.protocol.records import CoordinatorRestarted, RunEnded, RunStatus
 from planaria.protocol.recovery import OpenRecovery
 from planaria.protocol.returning import Position
 from planaria.protocol.salvage import Salvage
+from planaria.protocol.timing import UNMEASURED_S
 
 
 def restarted(run: Run, event: Restarted) -> list[Command]:
@@ -120,6 +121,7 @@ def go_on_from(run: Run, position: Position) -> list[Command]:
     returning = run.returning
     run.current = position.message.plan
     run.phase = Phase.TRAINING
+    run.timing.patience_s = UNMEASURED_S
     run.step = position.step
     run.exponents = position.exponents
     commands: list[Command] = []
@@ -180,4 +182,6 @@ def _go_on_within(run: Run, position: Position) -> list[Command]:
     is_whole = all(worker in run.members.addresses for worker in run.plan.workers)
     if is_whole and not run.returning.halted(position):
         return []
+    if is_whole:
+        run.attempt.is_void = True  # they were not halted for a loss: something came damaged
     return salvage.begin(run)

@@ -154,6 +154,7 @@ class Run:
             self.is_degraded = bool(lacking(past.plan.message.plan, self.settings.fault_tolerance))
             if past.last_step_s is not None:
                 self.timing.took_before(past.last_step_s)
+            self.timing.patience_s = float("inf")
 
     @property
     def plan(self) -> Plan:

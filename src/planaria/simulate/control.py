@@ -1,0 +1,131 @@
+"""A simulated worker's way to the coordinator: a connection, made anew when it is lost, and the heartbeat on it.
+
+It keeps the rules of the real one (`planaria.worker.control`): what is sent while there is no coordinator is lost, but
+for what nobody else can know; what belongs to a step is not told to a coordinator that does not know yet where this
+worker is. It decides nothing about what is said.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from planaria.protocol.liveness import Pulse
+from planaria.protocol.messages import (
+    Alive,
+    Failed,
+    FaultInjected,
+    FromWorker,
+    Notice,
+    NotSaved,
+    OutOfMemory,
+    Ready,
+    Report,
+    Returned,
+    Saved,
+    Vote,
+)
+from planaria.protocol.worker import CoordinatorBack, CoordinatorGone
+
+if TYPE_CHECKING:
+    from planaria.simulate.cluster import Cluster
+    from planaria.simulate.server import Connection
+    from planaria.simulate.worker import Worker
+
+BEAT_S = 0.2
+FIRST_BACKOFF_S = 0.02
+LAST_BACKOFF_S = 0.5
+COORDINATOR_TIMEOUT_S = 20.0
+"""How a worker looks for a coordinator after the last one was gone, and for how long."""
+
+_OF_A_STEP = (Vote, Ready, Report, Saved, NotSaved, FaultInjected)
+"""Of no use to a coordinator that does not know yet where this worker is; `Returned` says the same."""
+
+
+class Control:
+    """Of one worker.
+
+    Attributes:
+        notice: that the node will go away; told with the next beat.
+        is_closed: the worker was told to end, or is refused: no coordinator is looked for any more.
+    """
+
+    def __init__(self, worker: Worker, cluster: Cluster) -> None:
+        self.notice: Notice | None = None
+        self.is_closed = False
+        self._worker = worker
+        self._cluster = cluster
+        self._clock = cluster.clock
+        self._connection: Connection | None = None
+        self._lasting: list[FromWorker] = []
+        self._is_known = False
+        self._backoff_s = 0.0
+        self._alone_since_s: float | None = None
+
+    def start(self) -> None:
+        self._clock.after(BEAT_S * self._clock.random.random(), self._beat)
+
+    def connect(self) -> None:
+        """Say hello to the coordinator; try again later when there is none."""
+        worker = self._worker
+        if worker.is_over:
+            return
+        connection = None if worker.is_stopped else self._cluster.connect(worker)
+        if connection is not None:
+            self._connection = connection
+            self._alone_since_s = None
+            for message in self._lasting:
+                connection.tell(self._cluster, message)
+            worker.order(CoordinatorBack())
+        elif self._alone_since_s is not None and self._clock.now - self._alone_since_s > COORDINATOR_TIMEOUT_S:
+            worker.order(CoordinatorGone())
+        else:
+            if self._alone_since_s is None:
+                self._alone_since_s = self._clock.now
+            self._backoff_s = min(LAST_BACKOFF_S, max(FIRST_BACKOFF_S, 2 * self._backoff_s))
+            self._clock.after(self._backoff_s * self._clock.random.uniform(0.5, 1.0), self.connect)
+
+    def lose(self, connection: Connection) -> None:
+        """The coordinator's end of it closed: look for another one, with growing pauses."""
+        if self._worker.is_over or connection is not self._connection:
+            return
+        self._connection, self._is_known = None, False
+        if self.is_closed:
+            return
+        self._alone_since_s, self._backoff_s = self._clock.now, FIRST_BACKOFF_S
+        self._clock.after(self._clock.vary(self._backoff_s), self.connect)
+
+    def tell(self, message: FromWorker) -> None:
+        """What cannot be sent now is lost, unless every coordinator has to hear of it."""
+        if isinstance(message, Notice | Failed | OutOfMemory):
+            self._lasting.append(message)
+        elif isinstance(message, Returned):
+            self._is_known = True
+        elif isinstance(message, _OF_A_STEP) and not self._is_known:
+            return
+        if self._connection is not None:
+            self._connection.tell(self._cluster, message)
+
+    def cut(self, *, silently: bool) -> None:
+        """The process is killed: what is under way may not arrive. `silently`: nor does a closing packet come."""
+        if self._connection is not None:
+            self._connection.up.cut()
+            if not silently:
+                self._connection.close_from_worker()
+
+    def close(self) -> None:
+        """The process ends."""
+        if self._connection is not None:
+            self._connection.close_from_worker()
+
+    def _beat(self) -> None:
+        worker = self._worker
+        if worker.is_over:
+            return
+        if not worker.is_stopped:
+            if self.notice is not None:
+                self.tell(self.notice)
+                self.notice = None
+            activity, progress, waits_for = worker.doing
+            pulse = Pulse(activity=activity, progress=progress, waits_for=waits_for)
+            self.tell(Alive(pulse=pulse, worked_s=worker.device.worked_s))
+        self._clock.after(BEAT_S, self._beat)

@@ -1,0 +1,70 @@
+"""A simulated worker's device: how long computing takes, how long it has computed, and that memory runs out."""
+
+from __future__ import annotations
+
+from planaria.estimate.memory import worker_memory_bytes
+from planaria.plan.plan import WorkerId
+from planaria.plan.profile import ModelProfile
+from planaria.plan.program import Instruction, Op
+from planaria.protocol.messages import OutOfMemory
+from planaria.simulate.clock import Clock
+from planaria.simulate.interpreter import Interpreter
+from planaria.simulate.weather import Weather
+
+COMPUTES = (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
+
+NOISE = 0.05
+"""By so much, to either side, computing differs from what the profile says, where it is as the profile says at all."""
+
+
+class Device:
+    """Of one worker."""
+
+    def __init__(self, clock: Clock, weather: Weather, profile: ModelProfile) -> None:
+        self._clock = clock
+        self._weather = weather
+        self._profile = profile
+        self._worked_s = 0.0
+        self._since_s = self._for_s = 0.0
+
+    @property
+    def worked_s(self) -> float:
+        """Virtual seconds, in all, what is under way included."""
+        return self._worked_s + min(self._for_s, self._clock.now - self._since_s)
+
+    def begin(self, instruction: Instruction, slowness: float) -> float:
+        """Returns how long it will take."""
+        self._since_s, self._for_s = self._clock.now, self._takes_s(instruction) * slowness
+        return self._for_s
+
+    def finish(self, seconds: float) -> None:
+        self._worked_s += seconds
+        self._for_s = 0.0
+
+    def _takes_s(self, instruction: Instruction) -> float:
+        """On a device that is not slow."""
+        layers = range(instruction.first_layer, instruction.end_layer)
+        if not self._weather.is_as_profiled:
+            return self._clock.vary(self._weather.compute_s * len(layers))
+        seconds = 0.0
+        for layer in layers:
+            times = self._profile.layers[layer].times[0]
+            if instruction.op is Op.FORWARD:
+                seconds += times.forward_s
+            if instruction.op in (Op.BACKWARD, Op.BACKWARD_INPUT):
+                seconds += times.backward_input_s
+            if instruction.op is Op.BACKWARD_WEIGHT or (instruction.op is Op.BACKWARD and layer in instruction.counted):
+                seconds += times.backward_weight_s
+        return seconds * self._clock.random.uniform(1 - NOISE, 1 + NOISE)
+
+    def out_of_memory(self, interpreter: Interpreter, worker: WorkerId, *, holds: bool) -> OutOfMemory:
+        """Bytes as they would be: about what the plan puts here, and as much more as a layer may want; or unknown."""
+        random, known = self._clock.random, 0
+        if interpreter.has_plan and worker in interpreter.plan.layers_of and random.random() < 0.7:
+            known = worker_memory_bytes(interpreter.plan, self._profile, worker)
+        return OutOfMemory(
+            holds=holds,
+            where="in the forward of microbatch 1, layer 'layer.0'" if holds else "while a plan is taken over",
+            held_bytes=int(known * random.uniform(0.7, 1.2)),
+            wanted_bytes=int(known * random.uniform(0.05, 0.4)),
+        )

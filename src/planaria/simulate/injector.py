@@ -1,0 +1,183 @@
+"""Injector: strikes a simulated cluster with the faults of its schedule, each when its moment has come.
+
+It counts what happens and decides nothing: which moment, whom and how, the schedule says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from planaria.plan.plan import NodeId
+from planaria.protocol.events import NodeNotice
+from planaria.protocol.journal import decode_entry
+from planaria.protocol.messages import Notice
+from planaria.simulate.faults import Fault, FaultKind
+
+if TYPE_CHECKING:
+    from planaria.simulate.cluster import Cluster
+    from planaria.simulate.worker import Worker
+
+OUTSIDER = -2
+"""Place of somebody who is neither node nor coordinator."""
+
+ASK_AGAIN_S = 0.01
+"""A user whose order found no coordinator gives it again."""
+
+
+class Injector:
+    """Of one run."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._clock = cluster.clock
+        self._triggers: dict[str, dict[int, list[Fault]]] = {}
+        self._counts: dict[str, int] = {}
+
+    @property
+    def counts_events(self) -> bool:
+        """Whether some fault waits for any event at all."""
+        return "event" in self._triggers
+
+    def expect(self, fault: Fault) -> None:
+        if fault.at == "start":
+            self._clock.after(fault.delay_s, partial(self.strike, fault))
+        else:
+            self._triggers.setdefault(fault.at, {}).setdefault(fault.nth, []).append(fault)
+
+    def happened(self, name: str, node: int = -1) -> None:
+        """Whatever waits for it strikes."""
+        for full in (name, f"{name}@{node}") if node >= 0 else (name,):
+            waiting = self._triggers.get(full)
+            if waiting is None:
+                continue
+            count = self._counts[full] = self._counts.get(full, 0) + 1
+            for fault in waiting.pop(count, ()):
+                if fault.delay_s:
+                    self._clock.after(fault.delay_s, partial(self.strike, fault))
+                else:
+                    self.strike(fault)
+
+    def _victims(self, fault: Fault) -> Sequence[NodeId]:
+        if fault.group < 0:
+            return [NodeId(node) for node in fault.nodes]
+        machine = self._cluster.server.machine
+        if not machine.state.generation:
+            return []
+        plan = machine.plan
+        owners = plan.owners_of[fault.group % len(plan.groups)]
+        return sorted({plan.node_of(worker) for worker in owners[fault.spare :]})
+
+    def strike(self, fault: Fault) -> None:
+        self._cluster.note(f"* {fault.kind.value} {list(self._victims(fault))}")
+        match fault.kind:
+            case FaultKind.JOIN:
+                self._clock.after(0.0, self._cluster.join)
+            case FaultKind.FULL:
+                self._cluster.disk.is_full = True
+                self._clock.after(fault.for_s, self._make_room)
+            case FaultKind.STOP:
+                self._cluster.is_stopped = True
+                self._clock.after(0.0, self._request_stop)
+            case FaultKind.CRASH:
+                self._crash(fault)
+            case FaultKind.PARTITION:
+                island = self._cluster.network.part(self._victims(fault))
+                self._clock.after(fault.for_s, partial(self._heal, island))
+            case _:
+                for node in self._victims(fault):
+                    self._befall(fault, node)
+
+    def _befall(self, fault: Fault, node: NodeId) -> None:
+        workers = [worker for worker in self._cluster.workers_of(node) if not worker.is_over]
+        match fault.kind:
+            case FaultKind.KILL | FaultKind.DARK:
+                self._cluster.kill(node, silently=fault.kind is FaultKind.DARK)
+            case FaultKind.HANG:
+                for worker in workers:
+                    worker.stop()
+                self._clock.after(fault.for_s, partial(self._resume, workers))
+            case FaultKind.SLOW:
+                for worker in workers:
+                    worker.slowness = fault.factor
+                    worker.slowest = max(worker.slowest, fault.factor)
+                self._clock.after(fault.for_s, partial(self._speed_up, workers))
+            case FaultKind.NOTICE:
+                for worker in workers[:1]:
+                    worker.control.notice = Notice(grace_s=fault.for_s, cause="preemption")
+                self._clock.after(fault.for_s, partial(self._cluster.kill, node))
+            case FaultKind.DRAIN:
+                self._clock.after(0.0, partial(self._drain, NodeNotice(node, fault.for_s, "drain")))
+            case FaultKind.REPLAY:
+                self._replay(workers)
+            case _:
+                for worker in workers[:1]:
+                    self._misbehave(fault, worker)
+
+    def _misbehave(self, fault: Fault, worker: Worker) -> None:
+        match fault.kind:
+            case FaultKind.FREEZE:
+                worker.freezes = True
+            case FaultKind.RAISE:
+                worker.fails = True
+                self._cluster.may_fail.add("layer of worker")
+            case FaultKind.DAMAGE:
+                worker.transport.damages[fault.what] += fault.times
+            case FaultKind.STUCK:
+                worker.transport.block()
+            case FaultKind.SHORT:
+                worker.runs_out = True
+                self._cluster.may_fail |= {"ran out of memory", "out of memory"}
+
+    def _request_stop(self) -> None:
+        if self._cluster.server.is_dead:
+            self._clock.after(ASK_AGAIN_S, self._request_stop)
+        else:
+            self._cluster.server.request_stop()
+
+    def _drain(self, notice: NodeNotice) -> None:
+        if self._cluster.server.is_dead:
+            self._clock.after(ASK_AGAIN_S, partial(self._drain, notice))
+        else:
+            self._cluster.server.handle(notice)
+
+    def _crash(self, fault: Fault) -> None:
+        """The coordinator is killed; its supervisor starts it again."""
+        if self._cluster.server.is_dead or self._cluster.server.finished is not None:
+            return
+        self._cluster.server.die()
+        if fault.cut:
+            journal = self._cluster.journal
+            self._cluster.note(f"* the journal loses {[type(decode_entry(e)).__name__ for e in journal[-fault.cut :]]}")
+            del journal[-fault.cut :]
+        self._clock.after(fault.for_s, partial(self._cluster.begin_again, is_cut=fault.cut > 0))
+
+    def _make_room(self) -> None:
+        self._cluster.note("* room on the disk")
+        self._cluster.disk.is_full = False
+
+    def _heal(self, island: frozenset[int]) -> None:
+        """The network is whole again; who was fenced meanwhile comes as a new node."""
+        self._cluster.note(f"* {sorted(island)} are back")
+        self._cluster.network.heal(island)
+        for node in sorted(island):
+            if self._cluster.server.admission.is_fenced(NodeId(node)) and node not in self._cluster.dark:
+                self._cluster.join()
+
+    def _resume(self, workers: Sequence[Worker]) -> None:
+        self._cluster.note(f"* {[worker.number for worker in workers]} go on")
+        for worker in workers:
+            worker.resume()
+
+    def _speed_up(self, workers: Sequence[Worker]) -> None:
+        for worker in workers:
+            worker.slowness = 1.0
+
+    def _replay(self, workers: Sequence[Worker]) -> None:
+        """Whoever listened plays the messages again, on connections of his own."""
+        for worker in workers:
+            connection = self._cluster.new_connection(None, OUTSIDER)
+            for message in list(self._cluster.sent.get(worker.number, ())):
+                connection.tell(self._cluster, message)
+            connection.close_from_worker()

@@ -1,0 +1,113 @@
+"""The job of a schedule, and the cluster that it starts on."""
+
+from __future__ import annotations
+
+from random import Random
+
+import msgspec
+
+from planaria.job.settings import PolicyName, TrainSection, WhenNotFinite
+from planaria.plan.plan import Group, ScheduleKind
+from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
+from planaria.plan.settings import PlannerSettings
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A job and the cluster that it starts on.
+
+    Attributes:
+        num_layers: of the model.
+        is_tied: its first and last layer share a parameter group.
+        is_large: its groups are so large that parts of them are worth moving apart.
+        num_nodes: at the start.
+        devices_per_node: workers on each.
+        fault_tolerance: f.
+        min_nodes: n0.
+        num_microbatches: of a step.
+        steps: of the job.
+        checkpoint_every: steps; 0: only when it ends.
+        order: of forwards and backwards.
+        waits: for nodes, when too few are left.
+        bad: microbatches, as (step, microbatch), whose loss is not a number.
+        skips: steps that are not finite; else they end the run.
+        done: steps of an earlier run, from whose checkpoint this one begins.
+        policy: that makes the plans.
+    """
+
+    num_layers: int
+    is_tied: bool
+    is_large: bool
+    num_nodes: int
+    devices_per_node: int
+    fault_tolerance: int
+    min_nodes: int
+    num_microbatches: int
+    steps: int
+    checkpoint_every: int
+    order: ScheduleKind
+    waits: bool
+    bad: tuple[tuple[int, int], ...] = ()
+    skips: bool = False
+    done: int = 0
+    policy: PolicyName = PolicyName.TEMPLATES
+
+    @property
+    def needed_nodes(self) -> int:
+        return (self.fault_tolerance + 1) * self.min_nodes
+
+    @property
+    def train(self) -> TrainSection:
+        return TrainSection(
+            steps=self.steps,
+            global_batch=self.num_microbatches,
+            microbatch=1,
+            sequence_length=1,
+            clip_norm=1.5,
+            when_not_finite=WhenNotFinite.SKIP if self.skips else WhenNotFinite.STOP,
+        )
+
+    @property
+    def planner(self) -> PlannerSettings:
+        return PlannerSettings(
+            num_microbatches=self.num_microbatches,
+            fault_tolerance=self.fault_tolerance,
+            num_nodes=self.num_nodes,
+            devices_per_node=self.devices_per_node,
+            min_nodes=self.min_nodes,
+            schedule=self.order,
+        )
+
+    @property
+    def profile(self) -> ModelProfile:
+        """Uneven layers."""
+        draw = Random(31 * self.num_layers + self.num_nodes)
+        size_bytes = 3_000_000 if self.is_large else 100
+        layers = tuple(
+            LayerCost(
+                name=f"layer.{number}",
+                times=(
+                    LayerTimes(
+                        forward_s=draw.randint(1, 9) * 1e-3,
+                        backward_input_s=(half := draw.randint(1, 9) * 1e-3),
+                        backward_weight_s=half,
+                    ),
+                ),
+                parameter_bytes=size_bytes,
+                gradient_bytes=size_bytes,
+                optimizer_bytes=2 * size_bytes,
+                activation_bytes=100,
+                recompute_activation_bytes=50,
+                output_bytes=draw.choice([0, 100_000]),
+            )
+            for number in range(self.num_layers)
+        )
+        groups = [Group(layers=(number,), size_bytes=size_bytes) for number in range(self.num_layers)]
+        if self.is_tied:
+            groups.append(Group(layers=(0, self.num_layers - 1), size_bytes=size_bytes))
+        link = LinkCost(latency_s=1e-4, bandwidth_bytes_per_s=1e9)
+        return ModelProfile(
+            layers=layers,
+            groups=tuple(groups),
+            links=Links(within_node=link, between_nodes=link),
+            device=DeviceKind(name="virtual"),
+        )

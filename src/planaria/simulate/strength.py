@@ -1,0 +1,89 @@
+"""Strength: how many replicas a plan keeps on live nodes, what its users were told of it, and whether that is true.
+
+Under `templates` every step begins with f + 1 whole pipelines. Under `reroute` a plan may keep fewer replicas of some
+layer, but only if it says so, at the moment at which it is taken; f itself is never lowered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from planaria.job.settings import PolicyName
+from planaria.plan.plan import Plan
+from planaria.plan.replicas import lacking
+from planaria.protocol.coordinator import Coordinator
+from planaria.protocol.journal import JournalPlan
+from planaria.protocol.records import Note, PlanTaken
+from planaria.simulate.setup import Setup
+
+PLACING = ("start", "reconfigure", "restore")
+"""Purposes of plans that say how strong they are. The others go on with a placement, or finish a step."""
+
+
+class Strength:
+    """Of the placements of one run.
+
+    Attributes:
+        is_degraded: the user was told that the placement in force has fewer than f + 1 replicas of some layer; None: a
+            journal lost its end, and nobody knows.
+        ever_degraded: he was told so of some placement.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        self.is_degraded: bool | None = False
+        self.ever_degraded = False
+        self._setup = setup
+
+    def planned(self, entry: JournalPlan) -> str | None:
+        """A plan is taken; returns what is wrong with what is told of it."""
+        purposes = [record.purpose for record in entry.records if isinstance(record, PlanTaken)]
+        if not purposes or purposes[0] not in PLACING:
+            return None
+        says = any(isinstance(record, Note) and "plan is degraded" in record.text for record in entry.records)
+        self.is_degraded = says
+        self.ever_degraded |= says
+        plan, short = entry.message.plan, lacking(entry.message.plan, self._setup.fault_tolerance)
+        if says and self._setup.policy is not PolicyName.REROUTE:
+            return f"plan {plan.generation} is degraded under {self._setup.policy}"
+        if says != bool(short):
+            return f"plan {plan.generation} lacks replicas of {short}, and says {'that' if says else 'nothing'}"
+        return None
+
+    def begun(self, plan: Plan, live: Collection[int], step: int) -> str | None:
+        """A step is begun under a plan; returns what is wrong with that."""
+        setup = self._setup
+        if setup.policy is PolicyName.REROUTE:
+            fewest = min(len({plan.node_of(w) for w in owners} & set(live)) for owners in plan.owners_of)
+            if fewest > setup.fault_tolerance or self.is_degraded or (self.is_degraded is None and fewest):
+                return None
+            return f"step {step} is begun with {fewest} of {setup.fault_tolerance + 1} replicas, and nobody was told"
+        replicas, nodes = _whole_pipelines(plan, live)
+        if replicas <= setup.fault_tolerance:
+            return f"step {step} is begun with {replicas} of {setup.fault_tolerance + 1} replicas"
+        if nodes < setup.needed_nodes:
+            return f"step {step} is begun with {nodes} of {setup.needed_nodes} nodes"
+        return None
+
+    def exhausted(self, machine: Coordinator, reason: str) -> str | None:
+        """The job does not go on; returns why it could: rerouting needs one live owner of each layer, and no more."""
+        if self._setup.policy is not PolicyName.REROUTE or "no replica" in reason:
+            return None
+        if machine.shortages.bound_bytes is not None:
+            return None
+        plan, live = machine.plan, set(machine.state.nodes)
+        owned = {layer for stage in plan.stages() if plan.node_of(stage.worker) in live for layer in stage.layers}
+        if len(owned) < plan.num_layers:
+            return None
+        return f"the job does not go on, and live workers own every layer: {reason}"
+
+
+def _whole_pipelines(plan: Plan, live: Collection[int]) -> tuple[int, int]:
+    """How many pipelines on live nodes of their own cover every layer, and how many live nodes the plan has."""
+    taken: set[int] = set()
+    number = 0
+    for pipeline in plan.pipelines:
+        nodes = {plan.node_of(worker) for worker in pipeline.workers}
+        if pipeline.is_whole(plan.num_layers) and nodes <= set(live) and taken.isdisjoint(nodes):
+            taken |= nodes
+            number += 1
+    return number, len(taken)

@@ -1,0 +1,44 @@
+"""What is on the wire of one control connection: messages as bytes, and plans as what differs from the one before.
+
+Where a schedule wants it, every message passes through here, in the order in which it arrives. A plan must come out as
+it went in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from planaria.protocol.messages import FromWorker, PlanMessage, ToWorker, decode_from_worker, encode
+from planaria.protocol.plan_update import Orders, difference
+
+
+class ChangedOnTheWire(AssertionError):
+    """A plan is not what was sent."""
+
+
+class Wire:
+    """Both directions of one connection."""
+
+    def __init__(self) -> None:
+        self._orders = Orders()
+        self._last: PlanMessage | None = None
+
+    def order(self, message: ToWorker) -> Callable[[], ToWorker]:
+        """To a worker; returns what reads it when it arrives."""
+        before, update = self._last, None
+        if isinstance(message, PlanMessage):
+            self._last = message
+            update = difference(before, message) if before is not None else None
+        return partial(self._ordered, encode(update or message), message)
+
+    def _ordered(self, data: bytes, sent: ToWorker) -> ToWorker:
+        """Raises ChangedOnTheWire."""
+        message = self._orders.decode(data)
+        if isinstance(sent, PlanMessage) and message != sent:
+            raise ChangedOnTheWire(f"{sent!r:.600} came as {message!r:.600}")
+        return message
+
+    def news(self, message: FromWorker) -> Callable[[], FromWorker]:
+        """From a worker."""
+        return partial(decode_from_worker, encode(message))
