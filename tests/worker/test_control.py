@@ -20,6 +20,7 @@ from planaria.protocol.messages import (
     Halt,
     Hello,
     Notice,
+    OutOfMemory,
     Ready,
     Returned,
     Stop,
@@ -51,6 +52,7 @@ VOTE = Vote(generation=2, step=7, norms={}, losses={}, ledger=Ledger.empty(2))
 ALIVE = Alive(pulse=Pulse(activity=Activity.IDLE, progress=1))
 NOTICE = Notice(grace_s=30.0, cause="SIGTERM")
 FAILED = Failed(where="layer 1", text="Traceback")
+SHORT = OutOfMemory(where="in the forward of layer 1", held_bytes=1000, wanted_bytes=500, holds=True)
 
 
 class Coordinators:
@@ -164,13 +166,16 @@ def test_steps_are_not_told_to_a_coordinator_that_does_not_know_where_the_worker
     assert [coordinators.heard() for _ in range(2)] == [HELLO, RETURNED]
 
 
-def test_what_nobody_else_knows_is_told_to_every_coordinator(coordinators: Coordinators) -> None:
-    coordinators.control.send(NOTICE)
-    assert coordinators.heard() == NOTICE
+@pytest.mark.parametrize("news", [NOTICE, SHORT])
+def test_what_nobody_else_knows_is_told_to_every_coordinator(
+    news: Notice | OutOfMemory, coordinators: Coordinators
+) -> None:
+    coordinators.control.send(news)
+    assert coordinators.heard() == news
     coordinators.die()
     assert order(coordinators) == CoordinatorBack()
     coordinators.accept()
-    assert [coordinators.heard(), coordinators.heard()] == [HELLO, NOTICE]
+    assert [coordinators.heard(), coordinators.heard()] == [HELLO, news]
 
 
 def test_a_failure_is_told_until_somebody_says_stop(coordinators: Coordinators) -> None:

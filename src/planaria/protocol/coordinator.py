@@ -487,11 +487,12 @@ class Coordinator:
             self._recovery = OpenRecovery(step=self.step, policy=self.settings.policy_name, began=began)
         if self._recovery is not None:
             self._recovery.add_loss(event.node, event.cause, detect_ms)
+        away = self._past.joined - self._members.gone if self.phase is Phase.RETURNING else frozenset[NodeId]()
         lost = NodeLost(
             node=event.node,
             step=self.step,
             cause=event.cause,
-            live_nodes=len(self._members.nodes),
+            live_nodes=len(away | frozenset(self._members.nodes)),
             detect_ms=detect_ms,
         )
         entry = JournalNode(node=event.node, fate=Fate.LOST, cause=event.cause, strikes=strikes, records=(lost,))
@@ -1146,13 +1147,15 @@ class Coordinator:
         return self._go_on()
 
     def _stop_requested(self, event: StopRequested) -> list[Command]:
-        self._stopping = True
+        is_known, self._stopping = self._stopping, True
         if self.phase is Phase.GATHERING:
             return self._end(RunStatus.INTERRUPTED, "stopped by the user before the first step")
         if self.phase is Phase.WAITING:
             return self._end(RunStatus.INTERRUPTED, "stopped by the user")
         if self.phase is Phase.SAVING and self._ending is None:
             self._ending = (RunStatus.INTERRUPTED, "stopped by the user")
+        if is_known:  # asked again, or told to a coordinator that read it in the journal
+            return []
         text = f"stopping: step {self.step} is finished and saved; interrupt again to end at once"
         return [JournalStop(), Publish(Note(level="info", text=text))]
 

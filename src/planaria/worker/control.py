@@ -3,7 +3,7 @@ mailbox.
 
 A coordinator may die at any moment, and another takes its place at the same address. What was sent and never read
 need not be sent again, as the worker tells each coordinator where it is; but what nobody else can know is: that the
-node will go away, and that the user's code failed.
+node will go away, that the user's code failed, and that the node has no memory for its part.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Control:
         """What cannot be sent now is lost, unless every coordinator has to hear of it."""
         with self._lock:
             match message:
-                case Notice() | Failed():
+                case Notice() | Failed() | OutOfMemory():
                     self._lasting.append(message)
                 case Returned():
                     self._is_known = True
