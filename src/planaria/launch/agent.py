@@ -135,7 +135,7 @@ class NodeAgent:
         try:
             with self._signals():
                 while not self._is_done():
-                    if self._connection is None:
+                    if self._connection is None and self._over is None:
                         self._connect()
                         self._looked = time.monotonic()
                     for key, _ in self._selector.select(timeout=TICK_S):
