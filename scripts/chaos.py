@@ -238,9 +238,11 @@ class Chaos:
 
     def join(self) -> None:
         """Wait for the end. Raises what went wrong."""
-        self._thread.join(PATIENCE_S)
+        self._thread.join(2 * PATIENCE_S)
         if self.error is not None:
             raise self.error
+        if self._thread.is_alive():
+            raise TimeoutError(f"the run is over, and its chaos is not, after {self.told.log[-5:]}")
 
     def _run(self) -> None:
         try:
@@ -284,8 +286,10 @@ class Chaos:
         return bool(pids)
 
     def _burst(self, victims: set[int]) -> bool:
-        struck = [self._signal(node, signal.SIGKILL) for node in sorted(victims)]
-        return all(struck)
+        struck = sum(self._signal(node, signal.SIGKILL) for node in sorted(victims))
+        if struck == 1:
+            self.told.blows[Blow.KILL.value] += 1  # the other was gone
+        return struck > 1
 
     def _pause(self, node: int) -> bool:
         if not self._signal(node, signal.SIGSTOP):
@@ -413,6 +417,25 @@ def coordinator_of(folder: Path) -> int | None:
     return None
 
 
+def out_of_order(folder: Path) -> str:
+    """What is wrong with the steps that events.jsonl and metrics.jsonl tell of; "" where each comes once, in order."""
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    told, last = [], 0
+    for event in events:
+        if event["event"] == "restored":
+            last = event["to_step"]
+        elif event["event"] in ("step_committed", "step_skipped"):
+            if event["step"] != last + 1:
+                return f"step {event['step']} comes after step {last}"
+            last = event["step"]
+            told.append(last)
+    ends = sum(event["event"] == "run_ended" for event in events)
+    if ends != 1 or events[-1]["event"] != "run_ended":
+        return f"its end is told {ends} times, the last event is {events[-1]['event']}"
+    measured = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return "" if measured == told else "metrics.jsonl has other steps than events.jsonl"
+
+
 def losses(folder: Path) -> dict[int, float]:
     """By step; the text of a loss gives back its very bits."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
@@ -470,8 +493,12 @@ class Verdict:
             self.failures.append((seed, f"{trained.status.value}: {trained.message}"))
         elif losses(trained.folder) != losses(alone.folder):
             self.failures.append((seed, "a step's loss differs"))
-        elif trained.weights_sha256 != alone.weights_sha256:
+        elif trained.weights_sha256 is None or trained.weights_sha256 != alone.weights_sha256:
             self.failures.append((seed, "the final weights differ"))
+        elif wrong := out_of_order(trained.folder):
+            self.failures.append((seed, wrong))
+        elif summary["skipped_microbatches"] or summary["duplicated_microbatches"]:
+            self.failures.append((seed, "microbatches were skipped or counted twice"))
 
     def as_json(self) -> dict[str, object]:
         told = self.told
@@ -579,8 +606,8 @@ def tell(console: Console, verdict: Verdict, took_s: float) -> None:
     table.add_column("what was done")
     table.add_column("times", justify="right")
     table.add_row("struck itself at an instruction", str(told.struck))
-    for kind, count in sorted(told.blows.items()):
-        table.add_row(kind, str(count))
+    for blow in Blow:
+        table.add_row(blow.value, str(told.blows[blow.value]))  # what was never done is seen, too
     console.print(table)
     causes = ", ".join(f"{count} {cause}" for cause, count in sorted(told.lost.items()))
     console.print(

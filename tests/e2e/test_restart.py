@@ -69,6 +69,17 @@ def test_a_node_dies_with_the_coordinator(at: str, text: Path, run: Run, referen
     outcome = run(job, f"coordinator:step=3,at={at}", "kill:node=1,step=3,at=apply", "kill:node=4,step=3,at=vote")
     assert_complete(outcome, reference(job), 1)
     assert {event["node"] for event in outcome.events("node_lost")} == {1, 4}
+    assert [event["live_nodes"] for event in outcome.events("node_lost")] == [6, 5]
+
+
+def test_a_node_without_memory_says_so_to_the_next_coordinator(text: Path, run: Run, reference: Reference) -> None:
+    """Else it would do nothing for ever, and others would be blamed for it."""
+    job = make_job(text)
+    outcome = run(job, "coordinator:step=2,at=tell", "memory:node=0,step=3,at=load")
+    assert_complete(outcome, reference(job), 1)
+    (lost,) = outcome.events("node_lost")
+    assert lost["node"] == 0
+    assert lost["cause"].startswith("out of memory in the load of")
 
 
 def test_several_deaths_in_a_row(text: Path, run: Run, reference: Reference) -> None:
@@ -171,6 +182,7 @@ def test_a_stop_that_was_promised_is_kept(tmp_path: Path, text: Path, run: Run) 
     outcome = run(make_job(text, train__steps=5000), observers=[stop])
     assert outcome.summary["status"] == "interrupted"
     assert outcome.summary["weights_sha256"] is not None
+    assert len([event for event in outcome.events("note") if event["text"].startswith("stopping: ")]) == 1
 
 
 def test_a_death_while_the_job_waits_for_nodes(tmp_path: Path, text: Path, run: Run, reference: Reference) -> None:

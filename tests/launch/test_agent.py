@@ -222,6 +222,22 @@ def test_the_node_lives_on_while_the_coordinator_is_away(coordinator: Coordinato
     assert sum("out of reach" in line for line in agent.said) == 1
 
 
+def test_the_coordinator_of_a_run_that_is_over_is_not_looked_for(
+    coordinator: CoordinatorStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_module, "GOODBYE_S", 0.3)
+    agent = Running(coordinator.address)
+    coordinator.accept()
+    coordinator.welcome()
+    coordinator.start_node(1)
+    coordinator.send(Dismissed(reason="the run is over"))
+    wait_for(lambda: any("not needed" in line for line in agent.said))
+    coordinator.close()
+    assert agent.wait() is None
+    assert Processes.made[0].killed == [1], "it did not end by itself"
+    assert not [line for line in agent.said if "out of reach" in line]
+
+
 def test_what_belongs_to_an_earlier_run_ends(coordinator: CoordinatorStandIn) -> None:
     """Another coordinator at the same address, with the same token."""
     agent = Running(coordinator.address)

@@ -179,13 +179,16 @@ def test_where_a_worker_was_for_one_coordinator_is_not_told_to_the_next(coordina
     assert [coordinators.heard() for _ in range(2)] == [HELLO, later]
 
 
-def test_what_nobody_else_knows_is_told_to_every_coordinator(coordinators: Coordinators) -> None:
-    coordinators.control.send(NOTICE)
-    assert coordinators.heard() == NOTICE
+@pytest.mark.parametrize("news", [NOTICE, SHORT])
+def test_what_nobody_else_knows_is_told_to_every_coordinator(
+    news: Notice | OutOfMemory, coordinators: Coordinators
+) -> None:
+    coordinators.control.send(news)
+    assert coordinators.heard() == news
     coordinators.die()
     assert order(coordinators) == CoordinatorBack(2)
     coordinators.accept()
-    assert [coordinators.heard(), coordinators.heard()] == [HELLO, NOTICE]
+    assert [coordinators.heard(), coordinators.heard()] == [HELLO, news]
 
 
 @pytest.mark.parametrize("words", [FAILED, SHORT], ids=["failed", "out of memory"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
@@ -77,6 +78,37 @@ def test_what_is_mapped_outlives_its_owner(owner: Owner) -> None:
 def test_an_owner_that_died_before_has_nothing(owner: Owner) -> None:
     owner.kill()
     assert SharedReader().read(1, 0, owner.address, torch.float64) is None
+
+
+def test_an_owner_that_nobody_has_buried_yet_has_nothing_either(owner: Owner) -> None:
+    """Of a zombie, whoever is not root may not even look whether there is a file."""
+    os.kill(int(owner.address[0]), signal.SIGKILL)
+    os.waitid(os.P_PID, int(owner.address[0]), os.WEXITED | os.WNOWAIT)
+    child = os.fork()
+    if not child:
+        status = 1
+        with contextlib.suppress(OSError):
+            if not os.getuid():
+                os.setuid(65534)
+            status = SharedReader().read(1, 0, owner.address, torch.float64) is not None
+        os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_file_that_may_not_be_opened_is_an_error_and_not_a_death(owner: Owner) -> None:
+    if os.getuid():
+        pytest.skip("only root can become somebody who may not")
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            os.setuid(65534)
+            SharedReader().read(1, 0, owner.address, torch.float64)
+        except PermissionError:
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_too_many_open_files_is_an_error_and_not_a_death() -> None:

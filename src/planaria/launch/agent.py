@@ -133,7 +133,7 @@ class NodeAgent:
         try:
             with interrupts(self._heed):
                 while not self._is_done():
-                    if self._connection is None:
+                    if self._connection is None and self._over is None:
                         self._connect()
                         self._looked = time.monotonic()
                     for key, _ in self._selector.select(timeout=TICK_S):

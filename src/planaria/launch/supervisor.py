@@ -122,10 +122,12 @@ class Supervisor:
                         self._standby = first
                         return
         except EOFError:
-            raise CoordinatorFailed(f"the coordinator could not be started: {self._tail()}") from None
-        finally:
-            if self._standby is None:
-                self._end(first)
+            first.link.close()
+            why = cause_of(self._launcher.status_of(first.pid))
+            raise CoordinatorFailed(f"the coordinator could not be started: {why}. {self._tail()}") from None
+        except BaseException:
+            self._end(first)
+            raise
 
     def run(self, nodes: Iterable[NodeId]) -> Finished | None:
         """Start the nodes, and supervise until the run is over; None when it was aborted.
@@ -186,6 +188,7 @@ class Supervisor:
         process = self._standby or self._spawn()
         self._serving, self._standby = process, None
         self._incarnation += 1
+        self._lost += self._launcher.lost()  # heard of while the end of the coordinator before was awaited
         begin = Begin(
             incarnation=self._incarnation,
             nodes=self._nodes,
@@ -202,6 +205,7 @@ class Supervisor:
         """Have the next one ready, now that the job is under way and nobody waits for this."""
         if self._standby is None:
             self._standby = self._spawn()
+            self._launcher_told()  # of whoever ended meanwhile, and was heard of then
 
     def _readable(self) -> None:
         assert self._serving is not None

@@ -58,6 +58,10 @@ class SharedReader:
             opened = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
         except (FileNotFoundError, ProcessLookupError):
             return None
+        except PermissionError:
+            if _has_ended(pid):
+                return None
+            raise
         try:
             memory = mmap.mmap(opened, max(1, count * dtype.itemsize))
         finally:
@@ -70,3 +74,12 @@ class SharedReader:
         """Unmap what belongs to workers that are no longer in the plan."""
         for entry in [entry for entry in self._mapped if entry[0] not in peers]:
             del self._mapped[entry]
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether a process is a zombie, or about to be one: whoever is not root may not open the files of these."""
+    try:
+        with open(f"/proc/{pid}/status") as status:
+            return "VmSize:" not in status.read()
+    except (FileNotFoundError, ProcessLookupError):
+        return True

@@ -84,7 +84,9 @@ class Sync:
         shared = self._mailbox.poll(Key(Kind.SHARED_SUM, owner, self._step, epoch, group, 0))
         if shared is None:
             return None
-        return (self._reader.read(owner, group, shared[0], self._holdings.accumulator(group).total.dtype),)
+        part = self._reader.read(owner, group, shared[0], self._holdings.accumulator(group).total.dtype)
+        # An owner that died before its part was mapped has not counted nothing: this sum never becomes whole.
+        return None if part is None else (part,)
 
     def _finish(self, group: int, pending: Sum[torch.Tensor]) -> None:
         assert self._plan is not None

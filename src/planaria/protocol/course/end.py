@@ -12,13 +12,15 @@ from planaria.protocol.records import Note, Recovered, RunEnded, RunStatus
 
 def stop_requested(run: Run, event: StopRequested) -> list[Command]:
     """By the user: after the step in progress, or at once where there is none."""
-    run.intent.is_stopping = True
+    is_known, run.intent.is_stopping = run.intent.is_stopping, True
     if run.phase is Phase.GATHERING:
         return end(run, RunStatus.INTERRUPTED, "stopped by the user before the first step")
     if run.phase is Phase.WAITING:
         return end(run, RunStatus.INTERRUPTED, "stopped by the user")
     if run.phase is Phase.SAVING and run.intent.ending is None:
         run.intent.ending = (RunStatus.INTERRUPTED, "stopped by the user")
+    if is_known:  # asked again, or told to a coordinator that read it in the journal
+        return []
     text = f"stopping: step {run.step} is finished and saved; interrupt again to end at once"
     return [JournalStop(), Publish(Note(level="info", text=text))]
 

@@ -33,7 +33,7 @@ def lose(run: Run, event: NodeGone) -> list[Command]:
         node=event.node,
         step=run.step,
         cause=event.cause,
-        live_nodes=len(run.members.nodes),
+        live_nodes=run.num_live,
         detect_ms=detect_ms,
     )
     entry = JournalNode(node=event.node, fate=Fate.LOST, cause=event.cause, strikes=strikes, records=(lost,))

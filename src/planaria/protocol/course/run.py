@@ -211,6 +211,12 @@ class Run:
         """It is in the job, though it may not have come back yet."""
         return node not in self.members.gone and (node in self.past.joined or node < self.settings.num_nodes)
 
+    @property
+    def num_live(self) -> int:
+        """Live nodes, for people: those too that have not come back yet to a new coordinator."""
+        away = self.past.joined - self.members.gone if self.phase is Phase.RETURNING else frozenset[NodeId]()
+        return len(away | frozenset(self.members.nodes))
+
     def needs(self, node: NodeId) -> bool:
         """Whether the plan in force does, so that the node's loss strikes the job."""
         if self.phase is Phase.RETURNING:
