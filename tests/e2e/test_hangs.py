@@ -24,7 +24,7 @@ def test_a_node_that_is_stopped_is_lost(at: str, text: Path, run: Run, reference
     assert lost["cause"].startswith("silent for")
 
 
-@pytest.mark.parametrize("at", ["forward", "backward"])
+@pytest.mark.parametrize("at", ["forward", "backward", "apply"])
 def test_a_main_thread_that_hangs_is_found_though_its_process_answers(
     at: str, text: Path, run: Run, reference: Reference
 ) -> None:

@@ -58,8 +58,8 @@ class Timeline:
 
     @property
     def longest_instruction_s(self) -> float:
-        """Seconds of the longest forward, backward or sum."""
-        counted = (*COMPUTING, Op.SYNC)
+        """Seconds of the longest forward, backward, sum or optimizer's step."""
+        counted = (*COMPUTING, Op.SYNC, Op.APPLY)
         spans = (span for worker in self.spans.values() for span in worker if span[0].op in counted)
         return max((end - start for _, start, end in spans), default=0.0)
 
@@ -70,7 +70,7 @@ class Outline:
 
     Attributes:
         step_time_s: from the beginning to the end of the last worker's apply.
-        longest_instruction_s: of the longest forward, backward or sum.
+        longest_instruction_s: of the longest forward, backward, sum or optimizer's step.
         compute_s: of each worker's forwards and backwards.
     """
 
@@ -152,7 +152,7 @@ def outline(
     while len(known) > MOST_KNOWN:
         del known[next(iter(known))]
     finish = _Finish(plan, durations, flow, conditions)
-    longest_s = max([longest_s, *(end - start for start, end in finish.sums.values())])
+    longest_s = max([longest_s, finish.longest_apply_s, *(end - start for start, end in finish.sums.values())])
     return Outline(
         step_time_s=finish.step_time_s, longest_instruction_s=longest_s, compute_s=dict(sorted(flow.compute_s.items()))
     )
@@ -205,6 +205,7 @@ class _Finish:
         voted_s: when each worker's sums were all done.
         committed_s: when the commit was at the workers.
         applied_s: when each worker had applied it.
+        longest_apply_s: what that takes the worker with most to apply.
         step_time_s: when all had.
     """
 
@@ -228,6 +229,7 @@ class _Finish:
         applies = {worker: durations.apply_s(worker) for worker in plan.workers}
         self.committed_s = max(self.voted_s.values()) + durations.vote_s
         self.applied_s = {worker: self.committed_s + seconds for worker, seconds in applies.items()}
+        self.longest_apply_s = max(applies.values())
         self.step_time_s = max(self.applied_s.values())
         if conditions.num_cores is not None:
             sums = sum(durations.sum_s(worker, group) for worker, groups in plan.groups_of.items() for group in groups)

@@ -193,11 +193,12 @@ class Interpreter:
 
     def apply(self, commit: Commit) -> None:
         assert self._plan is not None
-        self._faults.check(FAULT_KINDS[Op.APPLY], commit.step)
         groups = self._plan.groups_of[self._worker]
-        if commit.clip_factor != NOT_APPLIED:
-            self._pace.apply(groups)
-        self._holdings.apply(groups, commit.step, commit.clip_factor)
+        with self._heartbeat.during(Activity.COMPUTING):
+            self._faults.check(FAULT_KINDS[Op.APPLY], commit.step)
+            if commit.clip_factor != NOT_APPLIED:
+                self._pace.apply(groups)
+            self._holdings.apply(groups, commit.step, commit.clip_factor)
         self._holdings.keep_only(groups)
 
     @property
