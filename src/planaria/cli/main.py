@@ -28,7 +28,7 @@ EXIT_INTERRUPTED = 130
 _SCHEDULES = ("eager-1f1b", "1f1b", "gpipe", "zb-h1")
 """Of `planaria.plan.plan.ScheduleKind`, which is not imported for a help page."""
 _OBJECTIVES = ("steptime", "oobleck")
-_POLICIES = ("templates", "reroute")
+_POLICIES = ("templates", "reroute", "adaptive")
 """Of `planaria.job.settings.PolicyName`, likewise."""
 _TOKEN_VARIABLE = "PLANARIA_TOKEN"
 _JOB_FILE = click.Path(path_type=Path)

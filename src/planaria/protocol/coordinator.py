@@ -18,6 +18,7 @@ from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
 from planaria.plan.replicas import lacking
 from planaria.plan.salvage import to_halt
 from planaria.plan.validate import validate
+from planaria.policy.outlook import Outlook
 from planaria.policy.proposal import Policy, Proposal
 from planaria.protocol.ballot import Ballot
 from planaria.protocol.commit import (
@@ -51,6 +52,7 @@ from planaria.protocol.events import (
     WorkerJoined,
     WriteManifest,
 )
+from planaria.protocol.failures import Failures
 from planaria.protocol.journal import (
     Fate,
     JournalCheckpoint,
@@ -185,6 +187,7 @@ class Coordinator:
         self._kept = Kept()
         self._speeds = Speeds()
         self._pacing = Pacing()
+        self._failures = Failures(settings.mean_time_between_failures_s)
         self._waiting: str | None = None
         self._unready: set[WorkerId] = set()
         self._ballot: Ballot | None = None
@@ -470,6 +473,7 @@ class Coordinator:
         """Fence a node and forget its workers."""
         if event.ran_out is not None:
             event = self.shortages.note(event, self._plan, self.step)
+        self._failures.lost(self.step)
         self._standing.lost(event.node)
         self._forget_speed(event.node)
         for worker in self._members.lose(event.node):
@@ -628,6 +632,7 @@ class Coordinator:
             self._kept.forget()
         measured = self._close_timing() if purpose is not Purpose.GO_ON else []
         plan = self._plan = proposal.plan
+        self._failures.begin(self._now)
         self.phase = Phase.TRAINING
         self._ballot = Ballot(plan)
         self._salvage = self._salvage.again() if purpose is Purpose.FINISH_STEP else Salvage()
@@ -691,6 +696,10 @@ class Coordinator:
             self._recovery.add_reconfiguration(proposal)
             if self._gives_up_step:
                 self._recovery.add_rerun(proposal.plan)
+        beside = proposal.beside
+        if beside is not None and self.shortages.allows(beside.plan):
+            self._check(beside)
+            return [*self._take(beside, Purpose.WARM_UP, StateSource.LIVE), *self._release()]
         return [*self._take(proposal, Purpose.RECONFIGURE, StateSource.LIVE), *self._release()]
 
     def _placement(
@@ -728,10 +737,11 @@ class Coordinator:
         gone, leaving = tuple(sorted(self._members.gone)), frozenset(self._members.leaving)
         resting = self._pacing.resting if at_rest is None else at_rest
         attempts = [leaving | resting, leaving, frozenset()] if at_rest is None else [leaving | resting, resting]
+        policy = self.policy.with_outlook(self._outlook(at_once=at_once))
         for number, without in enumerate(dict.fromkeys(attempts), start=1):
             absent = tuple(sorted(without))
             try:
-                proposal = self.policy.reconfigure(
+                proposal = policy.reconfigure(
                     self.plan,
                     lost=(*gone, *absent) if at_once else gone,
                     holders=holders,
@@ -747,6 +757,17 @@ class Coordinator:
             self._wake_all()
         self._check(proposal)
         return proposal
+
+    def _outlook(self, *, at_once: bool) -> Outlook:
+        """What is known of the time to come."""
+        last = self.checkpoints.last
+        return Outlook(
+            time_to_failure_s=self._failures.time_to_next_s(self._now),
+            steps_left=self.settings.train.steps - self.step + 1,
+            steps_at_stake=self.step - 1 - (last.step if last is not None else 0),
+            checkpoint_every=self.settings.checkpoint_every,
+            at_once=at_once,
+        )
 
     def _check(self, proposal: Proposal) -> None:
         """What is not f + 1 replicas of every layer is refused, unless the policy means it and says so."""

@@ -59,11 +59,14 @@ class Timing:
         if not self._measured:
             return None
         self._stretch = self._current_stretch
+        usual_s = statistics.median(self._measured)
+        first_s = self._measured[0] if 3 <= len(self._measured) < MEASURED_STEPS else None
         record = PlanMeasured(
             generation=generation,
             steps=len(self._measured),
             estimated_step_s=self.step_s,
-            measured_step_s=statistics.median(self._measured),
+            measured_step_s=usual_s,
+            measured_transition_s=None if first_s is None else max(0.0, first_s - usual_s),
         )
         self._measured.clear()
         return record
