@@ -263,6 +263,10 @@ def agent(coordinator: str, token_file: Path | None, host: str, import_path: Pat
     help="Without JOB: how plans are made after a loss.",
 )  # fmt: skip
 @click.option(
+    "--mean-time-between-failures-s", type=click.FloatRange(min=0, min_open=True), default=10_800.0, show_default=True,
+    help="Without JOB: seconds between losses of nodes, which the policy adaptive expects.",
+)  # fmt: skip
+@click.option(
     "--lose", "losses", multiple=True, metavar="NODES", callback=_nodes_lost,
     help="Show the plan after the loss of these nodes (1 or 1,5: at once); may be repeated.",
 )  # fmt: skip

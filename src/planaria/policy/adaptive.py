@@ -36,11 +36,21 @@ MOST_TOLD = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Option:
-    """A candidate before it is judged: its proposal, and the seconds without gain until its plan runs."""
+    """A candidate before it is judged.
+
+    Attributes:
+        name: see `Candidate`.
+        proposal: of the plan that lasts.
+        moves_s: seconds for which its state is under way.
+        transition_s: see `Candidate`.
+        is_degraded: some layer has fewer than f + 1 replicas under the plan that lasts.
+    """
 
     name: str
     proposal: Proposal
+    moves_s: float
     transition_s: float
+    is_degraded: bool
 
 
 class AdaptivePolicy(ReroutePolicy):
@@ -84,9 +94,10 @@ class AdaptivePolicy(ReroutePolicy):
                 raise
             made = []
         options = list(self._options(rerouted, made, generation))
+        horizon = horizon_s(self._outlook, min(option.proposal.step_time_s for option in options))
         absent = {*lost, *leaving}
         live = [(plan.node_of(w), groups) for w, groups in holders.items() if plan.node_of(w) not in absent]
-        return self._best(self._allowed(options), peril(live, len(plan.groups)))
+        return self._best(self._allowed(options, horizon), peril(live, len(plan.groups)), horizon)
 
     def warm_up(self, plan: Plan, target: Proposal, generation: int) -> Proposal | None:
         """As for the others; what was weighed for the target is told."""
@@ -127,51 +138,55 @@ class AdaptivePolicy(ReroutePolicy):
     def _options(self, rerouted: Proposal | None, made: Sequence[Proposal], generation: int) -> Iterator[_Option]:
         """In the order in which equally good ones are preferred."""
         if rerouted is not None:
-            yield _Option(name=REROUTE, proposal=rerouted, transition_s=self._transition_s(rerouted))
+            yield self._option(REROUTE, rerouted)
         for target in made:
-            name = f"templates ({target.how}, {_shape(target.plan)})"
-            if rerouted is not None and self._outlook.at_once:
-                both = self._both(rerouted, target, generation)
-                if both is not None:
-                    yield dataclasses.replace(both, name=f"one step rerouted, then {name}")
-            yield _Option(name=name, proposal=target, transition_s=self._transition_s(target))
+            option = self._option(f"templates ({target.how}, {_shape(target.plan)})", target)
+            both = self._both(rerouted, option, generation) if rerouted is not None else None
+            if both is not None:
+                yield both
+            yield option
 
-    def _transition_s(self, proposal: Proposal) -> float:
+    def _option(self, name: str, proposal: Proposal) -> _Option:
         moves_s = transfer_time(proposal.plan, self._profile.links).time_s
         if self._outlook.at_once:
-            return CHANGE_S + moves_s
-        return CHANGE_S + (CHANGE_S + max(0.0, moves_s - proposal.step_time_s) if moves_s else 0.0)
+            waits_s = moves_s
+        else:
+            waits_s = CHANGE_S + max(0.0, moves_s - proposal.step_time_s) if moves_s else 0.0
+        return _Option(
+            name=name,
+            proposal=proposal,
+            moves_s=moves_s,
+            transition_s=CHANGE_S + waits_s,
+            is_degraded=bool(lacking(proposal.plan, self._settings.fault_tolerance)),
+        )
 
-    def _both(self, rerouted: Proposal, target: Proposal, generation: int) -> _Option | None:
-        """A rerouted step, beside which the state moves for the target. None where that is no use, or cannot be."""
-        if rerouted.plan.transfers or not target.plan.transfers:
+    def _both(self, rerouted: Proposal, option: _Option, generation: int) -> _Option | None:
+        """A rerouted step, beside which the state moves for the option. None where that is no use, or cannot be."""
+        target = option.proposal
+        if not self._outlook.at_once or rerouted.plan.transfers or not target.plan.transfers:
             return None
         step = self.warm_up(rerouted.plan, target, generation)
         if step is None or not {move.source for move in target.plan.transfers} <= set(step.plan.workers):
             return None
-        first_s = max(step.step_time_s, transfer_time(step.plan, self._profile.links).time_s)
         degraded = " It is degraded until then." if step.is_degraded else ""
         step = dataclasses.replace(
             step, reason=f"The lost nodes' work is rerouted for one step, beside which state moves.{degraded}"
         )
-        return _Option(
-            name="",
+        return dataclasses.replace(
+            option,
+            name=f"one step rerouted, then {option.name}",
             proposal=dataclasses.replace(target, beside=step),
-            transition_s=2 * CHANGE_S + max(0.0, first_s - target.step_time_s),
+            transition_s=2 * CHANGE_S + max(0.0, max(step.step_time_s, option.moves_s) - target.step_time_s),
         )
 
-    def _allowed(self, options: Sequence[_Option]) -> Sequence[_Option]:
-        """A degraded plan only where one with all replicas is not to be had, or has to be waited for."""
-        full = [option for option in options if not self._is_degraded(option.proposal.plan)]
-        has_full = any(not option.proposal.plan.transfers for option in full) or not self._outlook.at_once
-        return full if full and has_full else options
+    def _allowed(self, options: Sequence[_Option], horizon: float) -> Sequence[_Option]:
+        """A degraded plan lasts only where no full one is possible: none at all, or none in time."""
+        full = [option for option in options if not option.is_degraded]
+        in_time = any(option.moves_s < horizon or not self._outlook.at_once for option in full)
+        return full if in_time else options
 
-    def _is_degraded(self, plan: Plan) -> bool:
-        return bool(lacking(plan, self._settings.fault_tolerance))
-
-    def _best(self, options: Sequence[_Option], peril_now: float) -> Proposal:
+    def _best(self, options: Sequence[_Option], peril_now: float, horizon: float) -> Proposal:
         """The option that is worth most; of equals the first."""
-        horizon = horizon_s(self._outlook, min(option.proposal.step_time_s for option in options))
         judged = [self._judged(option, peril_now, horizon) for option in options]
         order = sorted(range(len(options)), key=lambda at: -judged[at].samples_per_s)
         ranked = tuple(judged[at] for at in order)
@@ -198,7 +213,7 @@ class AdaptivePolicy(ReroutePolicy):
             transition_s=option.transition_s,
             transfer_bytes=proposal.transfer_bytes,
             memory_bytes=max(worker_memory_bytes(plan, self._profile, worker) for worker in plan.workers),
-            is_degraded=self._is_degraded(plan),
+            is_degraded=option.is_degraded,
             risk_s=value.risk_s,
             samples_per_s=samples * value.steps_per_s,
         )
