@@ -151,7 +151,7 @@ class AdaptivePolicy(ReroutePolicy):
         if self._outlook.at_once:
             waits_s = moves_s
         else:
-            waits_s = CHANGE_S + max(0.0, moves_s - proposal.step_time_s) if moves_s else 0.0
+            waits_s = self._second_s + max(0.0, moves_s - proposal.step_time_s) if moves_s else 0.0
         return _Option(
             name=name,
             proposal=proposal,
@@ -159,6 +159,11 @@ class AdaptivePolicy(ReroutePolicy):
             transition_s=CHANGE_S + waits_s,
             is_degraded=bool(lacking(proposal.plan, self._settings.fault_tolerance)),
         )
+
+    @property
+    def _second_s(self) -> float:
+        """Of the change after the step beside which state moved: it is decided once more."""
+        return CHANGE_S + self._outlook.decision_s
 
     def _both(self, rerouted: Proposal, option: _Option, generation: int) -> _Option | None:
         """A rerouted step, beside which the state moves for the option. None where that is no use, or cannot be."""
@@ -176,7 +181,9 @@ class AdaptivePolicy(ReroutePolicy):
             option,
             name=f"one step rerouted, then {option.name}",
             proposal=dataclasses.replace(target, beside=step),
-            transition_s=2 * CHANGE_S + max(0.0, max(step.step_time_s, option.moves_s) - target.step_time_s),
+            transition_s=CHANGE_S
+            + self._second_s
+            + max(0.0, max(step.step_time_s, option.moves_s) - target.step_time_s),
         )
 
     def _allowed(self, options: Sequence[_Option], horizon: float) -> Sequence[_Option]:
@@ -186,9 +193,9 @@ class AdaptivePolicy(ReroutePolicy):
         return full if in_time else options
 
     def _best(self, options: Sequence[_Option], peril_now: float, horizon: float) -> Proposal:
-        """The option that is worth most; of equals the first."""
+        """The option that is worth most; of equals that with the shorter transition, then the first."""
         judged = [self._judged(option, peril_now, horizon) for option in options]
-        order = sorted(range(len(options)), key=lambda at: -judged[at].samples_per_s)
+        order = sorted(range(len(options)), key=lambda at: (-judged[at].samples_per_s, judged[at].transition_s))
         ranked = tuple(judged[at] for at in order)
         chosen = options[order[0]].proposal
         told = _comparison(ranked, horizon, self._outlook)

@@ -11,8 +11,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: the policy, and how it would make the plan.
         step_time_s: of a step under the plan.
-        transition_s: that no step gains from until the plan runs: the change of plans, state that is waited for, and
-            by how much longer the step takes beside which state moves.
+        transition_s: that no step gains from until the plan runs, this decision aside: the change of plans, state that
+            is waited for, by how much longer the step takes beside which state moves, and the decision after it.
         transfer_bytes: state that moves.
         memory_bytes: of the device that must hold most.
         is_degraded: some layer has fewer than f + 1 replicas.

@@ -13,9 +13,9 @@ from planaria.plan.plan import NodeId
 from planaria.policy.outlook import Outlook
 
 CHANGE_S = 0.005
-"""From the last vote under one plan to the first instruction under the next, beside what a commit takes: everybody
-waits for the plan. Medians of 2 to 7 ms, 16 workers on emulated devices, 2 cores of an AMD EPYC virtual machine
-(`python benchmarks/adaptive.py`, figures `adaptive.change`)."""
+"""From the last vote under one plan to the first instruction under the next, beside what a commit and the decision
+take: everybody waits for the plan. A guess, of the order of what 6 workers on emulated devices lost on a machine that
+others used too (2 to 90 ms, the decision included); `benchmarks/adaptive.py` measures it (`adaptive.change`)."""
 
 RESTORE_S = 1.0
 """From the loss of a layer's last replica to the first step from a checkpoint, beside the steps that are lost. A guess:

@@ -18,7 +18,7 @@ from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
 from planaria.plan.replicas import lacking
 from planaria.plan.salvage import to_halt
 from planaria.plan.validate import validate
-from planaria.policy.outlook import Outlook
+from planaria.policy.outlook import USUAL_DECISION_S, Outlook
 from planaria.policy.proposal import Policy, Proposal
 from planaria.protocol.ballot import Ballot
 from planaria.protocol.commit import (
@@ -657,7 +657,7 @@ class Coordinator:
         )
         self._gives_up_step = False
         if purpose is not Purpose.GO_ON:
-            self.timing.expect(proposal.step_time_s, proposal.longest_s)
+            self.timing.expect(proposal.step_time_s, proposal.longest_s, is_weighed=bool(proposal.candidates))
             self._speeds.expect(plan, proposal.compute_s)
             told += (plan_taken(proposal, self.step, purpose.value, self.settings.policy_name),)
         if purpose in _PLACING:
@@ -766,6 +766,7 @@ class Coordinator:
             steps_left=self.settings.train.steps - self.step + 1,
             steps_at_stake=self.step - 1 - (last.step if last is not None else 0),
             checkpoint_every=self.settings.checkpoint_every,
+            decision_s=USUAL_DECISION_S if self.timing.decision_s is None else self.timing.decision_s,
             at_once=at_once,
         )
 
@@ -1045,6 +1046,7 @@ class Coordinator:
         return [*self._take(proposal, Purpose.GO_ON, StateSource.LIVE), *self._release()]
 
     def _decision_took(self, event: DecisionTook) -> list[Command]:
+        self.timing.decided(event.seconds)
         if self._recovery is not None:
             self._recovery.decide_s += event.seconds
         return []

@@ -100,8 +100,8 @@ class PlanMeasured(Record, frozen=True, kw_only=True, tag="plan_measured"):
     """How long the steps of a plan took, beside the estimate. Told when the plan is replaced and at the end.
 
     `steps` is how many were measured (the last ones; none in which a node was lost); `measured_step_s` their median.
-    `measured_transition_s`: by how much the plan's first step took longer than that, which is what it waited for the
-    plan and for state; None where the steps were too few, or too many, to say.
+    `measured_transition_s`: by how much the plan's first step took longer than that, the decision aside: what it
+    waited for the plan and for state. None where the steps were too few, or too many, to say.
     """
 
     generation: int

@@ -32,18 +32,30 @@ class Timing:
     Attributes:
         step_s: estimated seconds of a step of the plan in force.
         instruction_s: of its longest instruction.
+        decision_s: that the last decision took of those for which plans were weighed; None: there was none.
     """
 
     def __init__(self) -> None:
         self._measured: deque[float] = deque(maxlen=MEASURED_STEPS)
         self.step_s = 0.0
         self.instruction_s = 0.0
+        self.decision_s: float | None = None
+        self._is_weighed = False
+        self._decided_s = 0.0
         self._stretch = 0.0
         """How many times longer than estimated steps took under the plans before; 0: not known."""
 
-    def expect(self, step_s: float, instruction_s: float) -> None:
-        """A plan is in force now whose steps and longest instruction are estimated so."""
+    def expect(self, step_s: float, instruction_s: float, *, is_weighed: bool = False) -> None:
+        """A plan is in force now whose steps and longest instruction are estimated so; it may be one of several that
+        were weighed."""
+        self._is_weighed = is_weighed
         self.step_s, self.instruction_s = step_s, instruction_s
+
+    def decided(self, seconds: float) -> None:
+        """So long the decision for the plan in force took."""
+        self._decided_s = seconds
+        if self._is_weighed:
+            self.decision_s = seconds
 
     def took_before(self, duration_s: float) -> None:
         """So long took the last step that an earlier coordinator saw committed."""
@@ -66,7 +78,7 @@ class Timing:
             steps=len(self._measured),
             estimated_step_s=self.step_s,
             measured_step_s=usual_s,
-            measured_transition_s=None if first_s is None else max(0.0, first_s - usual_s),
+            measured_transition_s=None if first_s is None else max(0.0, first_s - usual_s - self._decided_s),
         )
         self._measured.clear()
         return record
