@@ -109,6 +109,14 @@ def test_plans_of_other_jobs_are_sent_whole() -> None:
     assert difference(first, partial) is None
 
 
+def test_plans_of_another_order_of_work_are_sent_whole() -> None:
+    """All of a rerouted plan's order is in its schedule, its spare memory and its layers' times."""
+    first = history(1)[0]
+    for change in ({"spare_in_flight": 4}, {"layer_units": ((1, 1, 1),) * first.plan.num_layers}):
+        other = msgspec.structs.replace(first, plan=msgspec.structs.replace(first.plan, **change))
+        assert difference(first, other) is None
+
+
 def test_an_update_without_its_plan_is_refused() -> None:
     plans = history(1)
     update = difference(plans[0], plans[1])
