@@ -44,6 +44,7 @@ class _Option:
         moves_s: seconds for which its state is under way.
         transition_s: see `Candidate`.
         is_degraded: some layer has fewer than f + 1 replicas under the plan that lasts.
+        memory_bytes: of the fullest device under that plan.
     """
 
     name: str
@@ -51,6 +52,7 @@ class _Option:
     moves_s: float
     transition_s: float
     is_degraded: bool
+    memory_bytes: int
 
 
 class AdaptivePolicy(ReroutePolicy):
@@ -147,7 +149,8 @@ class AdaptivePolicy(ReroutePolicy):
             yield option
 
     def _option(self, name: str, proposal: Proposal) -> _Option:
-        moves_s = transfer_time(proposal.plan, self._profile.links).time_s
+        plan = proposal.plan
+        moves_s = transfer_time(plan, self._profile.links).time_s
         if self._outlook.at_once:
             waits_s = moves_s
         else:
@@ -157,7 +160,8 @@ class AdaptivePolicy(ReroutePolicy):
             proposal=proposal,
             moves_s=moves_s,
             transition_s=CHANGE_S + waits_s,
-            is_degraded=bool(lacking(proposal.plan, self._settings.fault_tolerance)),
+            is_degraded=bool(lacking(plan, self._settings.fault_tolerance)),
+            memory_bytes=max(worker_memory_bytes(plan, self._profile, worker) for worker in plan.workers),
         )
 
     @property
@@ -219,7 +223,7 @@ class AdaptivePolicy(ReroutePolicy):
             step_time_s=proposal.step_time_s,
             transition_s=option.transition_s,
             transfer_bytes=proposal.transfer_bytes,
-            memory_bytes=max(worker_memory_bytes(plan, self._profile, worker) for worker in plan.workers),
+            memory_bytes=option.memory_bytes,
             is_degraded=option.is_degraded,
             risk_s=value.risk_s,
             samples_per_s=samples * value.steps_per_s,
