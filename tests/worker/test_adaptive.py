@@ -66,6 +66,17 @@ def grid(laboratory: Laboratory, kills: tuple[Kill, ...]) -> Schedule:
     return Schedule(seed=1, job=job, kills=kills, weather=Weather(), stop_at_s=None)
 
 
+@pytest.mark.parametrize(("mean_time_s", "until"), [(1e6, "to the end"), (1e-9, "to the next loss")])
+def test_the_horizon_is_what_is_expected_and_seen(mean_time_s: float, until: str, laboratory: Laboratory) -> None:
+    """A loss in the second of ten steps: where none was expected for long, the job ends first."""
+    plain = grid(laboratory, (Kill(node=1, at="backward", step=2),))
+    resilience = msgspec.structs.replace(plain.job.resilience, mean_time_between_failures_s=mean_time_s)
+    outcome = laboratory.run(replace(plain, job=msgspec.structs.replace(plain.job, resilience=resilience)))
+    reasons = [plan.reason for plan in outcome.of(PlanTaken) if plan.candidates]
+    assert reasons
+    assert until in reasons[0]
+
+
 def favouring(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The candidates whose name begins so are the best."""
     original = AdaptivePolicy._judged
