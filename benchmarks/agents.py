@@ -38,6 +38,7 @@ from sides import make_job
 
 from planaria.coordinator.journal import Journal
 from planaria.coordinator.server import Server
+from planaria.coordinator.switchboard import listen
 from planaria.job.settings import Job
 from planaria.launch.settings import planner_settings
 from planaria.observe.recorder import Recorder
@@ -130,6 +131,9 @@ class _NoLauncher:
     def lost(self) -> list[tuple[NodeId, str]]:
         return []
 
+    def start(self, node: NodeId) -> None:
+        return
+
     def kill(self, node: NodeId) -> None:
         return
 
@@ -215,8 +219,9 @@ def measure(agents: int, losses: int, seed: int, profile_to: Path | None) -> Mea
                 machine, "token", journal, _NoLauncher(), (recorder, meter), lambda command: None, PATIENT
             )
             server.turns = []
-            address = server.start("127.0.0.1", 0)
-            pid, pipe = _fork(address, agents, losses, seed)
+            listener = listen("127.0.0.1", 0)
+            server.start(listener)
+            pid, pipe = _fork(f"127.0.0.1:{listener.getsockname()[1]}", agents, losses, seed)
             _serve(server, profile_to)
             server.close()
             with os.fdopen(pipe, "rb") as file:

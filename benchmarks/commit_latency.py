@@ -19,7 +19,8 @@ from collections.abc import Sequence
 from sides import make_job
 
 from planaria.coordinator.journal import Journal
-from planaria.coordinator.server import Server, listen
+from planaria.coordinator.server import Server
+from planaria.coordinator.switchboard import listen
 from planaria.job.settings import Job
 from planaria.launch.settings import planner_settings
 from planaria.observe.recorder import Recorder
@@ -63,6 +64,9 @@ class _Forked:
     def lost(self) -> list[tuple[NodeId, str]]:
         return []
 
+    def start(self, node: NodeId) -> None:
+        return
+
     def kill(self, node: NodeId) -> None:
         return
 
@@ -86,9 +90,8 @@ def measure_commit(nodes: int, nodes_per_pipeline: int, *, steps: int) -> list[f
             server.start(listener)
             address = f"127.0.0.1:{listener.getsockname()[1]}"
             pipes = [_fork(address, worker) for worker in range(nodes)]
-            while machine.step <= steps and not server._finished:
-                for key, _ in server._selector.select():
-                    key.data(key.fileobj)
+            while machine.step <= steps and not server._executor.finished:
+                server._switchboard.serve(1.0)
             server.close()
     finally:
         journal.close()
@@ -163,7 +166,7 @@ def _work(address: str, worker: WorkerId) -> bytes:
     control.start(
         Hello(version=PROTOCOL_VERSION, token="token", worker=worker, pid=os.getpid(), data_address="127.0.0.1:1")
     )
-    control.send(
+    control.send_returned(
         Returned(
             generation=-1,
             step=0,
@@ -175,7 +178,8 @@ def _work(address: str, worker: WorkerId) -> bytes:
             commit=None,
             vote=None,
             message=None,
-        )
+        ),
+        connection=1,
     )
     times = bytearray()
     plan: Plan | None = None

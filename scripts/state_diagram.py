@@ -1,45 +1,68 @@
 """Writes the coordinator's state diagram and table of events into docs/protocol.md, from `TRANSITIONS`.
 
-The table says which method takes an event in a phase. Where that may lead is read from the methods' source: the
-phases that a method, or one that it calls, assigns. A branch under `if self.phase is Phase.X` counts only for X.
+The table says which function takes an event in a phase. Where that may lead is read from the functions' source: the
+phases that a function, or one that it calls, assigns. A branch under `if run.phase is Phase.X` counts only for X.
 """
 
 from __future__ import annotations
 
 import ast
 import inspect
+import pkgutil
 import sys
-import textwrap
+from importlib import import_module
 
 from generated import ROOT, write
 
-from planaria.protocol.coordinator import TRANSITIONS, Coordinator, Phase
+from planaria.protocol import course, transitions
+from planaria.protocol.phases import Phase
+from planaria.protocol.transitions import TRANSITIONS
 
 SCRIPT = "scripts/state_diagram.py"
 
-_METHODS = {
-    node.name: node
-    for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(Coordinator))))
+_MODULES = {
+    module.__name__: module
+    for module in (
+        transitions,
+        *(import_module(f"{course.__name__}.{found.name}") for found in pkgutil.iter_modules(course.__path__)),
+    )
+}
+_FUNCTIONS = {
+    (name, node.name): node
+    for name, module in _MODULES.items()
+    for node in ast.parse(inspect.getsource(module)).body
     if isinstance(node, ast.FunctionDef)
 }
 
 
-def targets(method: str, source: Phase) -> set[Phase]:
-    """The phases that the machine may be in after `method`, other than `source`, called in phase `source`."""
+def targets(module: str, function: str, source: Phase) -> set[Phase]:
+    """The phases that the machine may be in after `function` of `module`, other than `source`, called in `source`."""
     found: set[Phase] = set()
-    seen: set[str] = set()
-    todo = [method]
+    seen: set[tuple[str, str]] = set()
+    todo = [(module, function)]
     while todo:
-        name = todo.pop()
-        if name in seen or name not in _METHODS:
+        where = todo.pop()
+        if where in seen or where not in _FUNCTIONS:
             continue
-        seen.add(name)
-        for node in _reachable(_METHODS[name], source):
-            if isinstance(node, ast.Assign) and _is_phase_of_self(node.targets[0]):
+        seen.add(where)
+        for node in _reachable(_FUNCTIONS[where], source):
+            if isinstance(node, ast.Assign) and _is_phase_of_run(node.targets[0]):
                 found.add(_phase(node.value))
-            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
-                todo.append(node.attr)
+            elif isinstance(node, ast.Call):
+                todo += _called(node.func, where[0])
     return found - {source}
+
+
+def _called(function: ast.expr, module: str) -> list[tuple[str, str]]:
+    """The function of a call in a module, as (module, name), if it is one of ours: `name()` or `module.name()`."""
+    known = vars(_MODULES[module])
+    if isinstance(function, ast.Name):
+        called = known.get(function.id)
+        return [(called.__module__, called.__name__)] if inspect.isfunction(called) else []
+    if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
+        owner = known.get(function.value.id)
+        return [(owner.__name__, function.attr)] if inspect.ismodule(owner) else []
+    return []
 
 
 def _reachable(node: ast.AST, source: Phase) -> list[ast.AST]:
@@ -53,16 +76,16 @@ def _reachable(node: ast.AST, source: Phase) -> list[ast.AST]:
 
 
 def _guard(test: ast.expr) -> Phase | None:
-    """X in `self.phase is Phase.X`, alone or as a part of a conjunction."""
+    """X in `run.phase is Phase.X`, alone or as a part of a conjunction."""
     parts = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
     for part in parts:
-        if isinstance(part, ast.Compare) and _is_phase_of_self(part.left) and isinstance(part.ops[0], ast.Is):
+        if isinstance(part, ast.Compare) and _is_phase_of_run(part.left) and isinstance(part.ops[0], ast.Is):
             return _phase(part.comparators[0])
     return None
 
 
-def _is_phase_of_self(node: ast.AST) -> bool:
-    return isinstance(node, ast.Attribute) and ast.unparse(node) == "self.phase"
+def _is_phase_of_run(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and ast.unparse(node) == "run.phase"
 
 
 def _phase(node: ast.AST) -> Phase:
@@ -74,7 +97,7 @@ def diagram() -> str:
     """The phases and the events that may lead from one to another, as a mermaid diagram."""
     edges: dict[tuple[Phase, Phase], list[str]] = {}
     for (source, event), handler in TRANSITIONS.items():
-        for target in targets(handler.__name__, source):
+        for target in targets(handler.__module__, handler.__name__, source):
             edges.setdefault((source, target), []).append(event)
     order = list(Phase)
     first = [f"    [*] --> {phase.value}" for phase in (Phase.GATHERING, Phase.RETURNING)]
@@ -96,8 +119,8 @@ def table() -> str:
         cells = []
         for phase in Phase:
             handler = TRANSITIONS.get((phase, event))
-            ignored = handler is not None and handler.__name__ == "_ignore"
-            cells.append("illegal" if handler is None else "ignored" if ignored else f"`{handler.__name__[1:]}`")
+            ignored = handler is not None and handler.__name__ == "ignore"
+            cells.append("illegal" if handler is None else "ignored" if ignored else f"`{handler.__name__}`")
         lines.append(f"| {event} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from tests.coordinator.test_server import DEADLINE_S, DEVICES, NODES, TOKEN, Client, Running
 
-from planaria.coordinator import server as server_module
+from planaria.coordinator import switchboard as switchboard_module
 from planaria.coordinator.agents import Agents
 from planaria.coordinator.connection import HELLO_LIMIT_BYTES
 from planaria.job.faults import Fault
@@ -189,8 +189,7 @@ def test_what_a_worker_said_counts_before_its_agents_word(offering: Offering) ->
 
 def test_the_agent_of_a_drained_node_is_dismissed(offering: Offering) -> None:
     agent, _ = offering.node()
-    offering.server._released.add(NodeId(0))
-    offering.server._evicted.add(NodeId(0))
+    offering.server._admission.release(NodeId(0))
     agent.client.send(NodeEnded(node=0, cause="process ended with status 0"))
     agent.client.send(Available(after=0))
     assert isinstance(agent.receive(), Dismissed)
@@ -304,14 +303,14 @@ def test_thousands_of_idle_connections_are_sent_away(offering: Offering) -> None
         note = offering.wait_for(Note)
         assert "do not show the job's token" in note.text
         assert len(offering.of(Note)) == 1
-        assert len(offering.server._strangers) <= 256
+        assert len(offering.server._switchboard._strangers) <= 256
     finally:
         for sock in idle:
             sock.close()
 
 
 def test_whoever_is_silent_has_to_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "HELLO_WITHIN_S", 0.2)
+    monkeypatch.setattr(switchboard_module, "HELLO_WITHIN_S", 0.2)
     offering = Offering(tmp_path)
     try:
         silent, half = offering.client(), offering.client()
@@ -334,7 +333,7 @@ def test_a_coordinator_that_hears_of_nobody_loses_nobody(tmp_path: Path) -> None
         for _ in range(NODES):
             offering.node()
         clients = offering.join_all()
-        wait_until(lambda: (offering.server._isolation._quiet_s or 0.0) > 0.5)
+        wait_until(lambda: (offering.server._judge._isolation._quiet_s or 0.0) > 0.5)
         assert not offering.of(NodeLost)
         alive = Alive(pulse=Pulse(activity=Activity.IDLE, progress=1))
 

@@ -15,9 +15,10 @@ import pytest
 from tests.plan.profiles import uniform_profile
 
 from planaria.coordinator.agents import Agents
-from planaria.coordinator.connection import HELLO_LIMIT_BYTES
+from planaria.coordinator.connection import HELLO_LIMIT_BYTES, Connection
 from planaria.coordinator.journal import Journal
-from planaria.coordinator.server import Server, listen
+from planaria.coordinator.server import Server
+from planaria.coordinator.switchboard import listen
 from planaria.job.errors import UserError
 from planaria.job.settings import TrainSection
 from planaria.plan.plan import NodeId, WorkerId
@@ -41,6 +42,7 @@ from planaria.protocol.messages import (
     encode,
 )
 from planaria.protocol.records import AnyRecord, NodeJoined, NodeLost, PlanTaken, RunStatus
+from planaria.protocol.requests import Answer, Request, Wish, decode_answer
 from planaria.protocol.settings import RunSettings
 from planaria.worker.frames import control_frame, read_control
 
@@ -56,6 +58,7 @@ class StandInNodes:
         self._near, self._far = socket.socketpair()
         self._near.setblocking(False)
         self._lost: list[tuple[NodeId, str]] = []
+        self.started: list[NodeId] = []
         self.killed: list[NodeId] = []
         self.actions: list[Callable[[], None]] = []
 
@@ -69,6 +72,9 @@ class StandInNodes:
             self.actions.pop()()
         found, self._lost = self._lost, []
         return found
+
+    def start(self, node: NodeId) -> None:
+        self.started.append(node)
 
     def tell(self, *nodes: int) -> None:
         self._lost += [(NodeId(node), "process killed by SIGKILL") for node in nodes]
@@ -427,10 +433,40 @@ def test_a_slow_reader_gets_everything_and_holds_nobody_up(running: Running) -> 
     """More than the socket takes: the rest is sent when there is room."""
     clients = running.join_all()
     reason = "x" * (8 << 20)
-    running.nodes.actions.append(lambda: running.server._send(WorkerId(0), Stop(reason=reason)))
+    running.nodes.actions.append(lambda: running.server._executor.send(WorkerId(0), Stop(reason=reason)))
     running.nodes.tell(2)
     running.wait_for(NodeLost)
     answer = clients[0].receive()
     while not isinstance(answer, Stop):
         answer = clients[0].receive()
     assert answer.reason == reason
+
+
+def test_what_comes_after_a_connection_was_closed_is_not_heard() -> None:
+    """Whoever is fenced for his first word has no second one, though both came at once."""
+    near, far = socket.socketpair()
+    with near, far:
+        connection = Connection(near)
+        far.sendall(control_frame(b"first") + control_frame(b"second"))
+        heard = []
+        for frame in connection.receive():
+            heard.append(frame)
+            connection.close()
+    assert heard == [b"first"]
+
+
+def asked(running: Running, **fields: Any) -> Answer:
+    client = running.client()
+    request = Request(version=PROTOCOL_VERSION, token=TOKEN, **fields)
+    client.socket.sendall(control_frame(msgspec.msgpack.encode(request)))
+    return decode_answer(read_control(client.socket))
+
+
+def test_nodes_are_added_under_numbers_that_nobody_had(running: Running) -> None:
+    running.join_all()
+    assert asked(running, wish=Wish.ADD, count=2).text == "nodes 3, 4 started"
+    assert asked(running, wish=Wish.ADD).text == "node 5 started"
+    assert running.nodes.started == [3, 4, 5]
+    refused = asked(running, wish=Wish.ADD, count=0)
+    assert not refused.accepted
+    assert "from 1 to" in refused.text

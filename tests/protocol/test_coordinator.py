@@ -16,7 +16,7 @@ from planaria.plan.plan import NodeId, WorkerId
 from planaria.plan.settings import PlannerSettings
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.commit import NOT_APPLIED
-from planaria.protocol.coordinator import TRANSITIONS, Coordinator, Phase, ProtocolError
+from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.events import (
     Command,
     Finish,
@@ -31,8 +31,10 @@ from planaria.protocol.events import (
 from planaria.protocol.journal import JournalCommit, JournalNode, JournalStop
 from planaria.protocol.messages import Commit, Notice, PlanMessage, Ready, Report, Save, Stop, Vote
 from planaria.protocol.past import Past
+from planaria.protocol.phases import Phase, ProtocolError
 from planaria.protocol.records import RunStatus, StepCommitted, StepSkipped
 from planaria.protocol.settings import RunSettings
+from planaria.protocol.transitions import TRANSITIONS
 
 
 @pytest.fixture
@@ -138,7 +140,7 @@ def test_a_step_that_is_not_finite_is_committed_and_not_applied(loss: float, nor
     """And the next one is as if it had not been, but for its number."""
     skipping = with_skipping(machine)
     join_all(skipping)
-    before = skipping._exponents
+    before = skipping._run.exponents
     commands = votes(skipping, loss=loss, norm=norm)
     (journalled,) = [command for command in commands if isinstance(command, JournalCommit)]
     told = journalled.commit
@@ -151,7 +153,7 @@ def test_a_step_that_is_not_finite_is_committed_and_not_applied(loss: float, nor
     (record,) = [command.record for command in commands if isinstance(command, Publish)]
     assert isinstance(record, StepSkipped)
     assert (record.loss is None, record.grad_norm is None) == (not math.isfinite(loss), not math.isfinite(norm))
-    assert (skipping.step, skipping.skipped_steps) == (2, {1})
+    assert (skipping.step, skipping._run.skipped_steps) == (2, {1})
     after = [command.record for command in votes(skipping) if isinstance(command, Publish)]
     assert isinstance(after[0], StepCommitted)
     last = votes(skipping, loss=math.nan)

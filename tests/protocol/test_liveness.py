@@ -32,7 +32,7 @@ def hung(liveness: Liveness, now: float, instruction_s: float = 0.1, step_s: flo
 
 
 def test_silence(liveness: Liveness) -> None:
-    liveness.heard(worker(1), 0.9)
+    liveness.felt(worker(1), pulse(Activity.IDLE), 0.9)
     assert list(liveness.silent(1.0)) == []
     assert [number for number, _ in liveness.silent(1.5)] == [0, 2]
     liveness.forget(worker(0), 1.5)

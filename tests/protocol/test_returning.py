@@ -12,7 +12,7 @@ from tests.protocol.test_coordinator import make_machine, sent, vote
 
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, Plan, Route, Stage, WorkerId
-from planaria.protocol.coordinator import Coordinator, Phase
+from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.events import (
     Command,
     Event,
@@ -39,6 +39,7 @@ from planaria.protocol.messages import (
     WorkerPhase,
 )
 from planaria.protocol.past import Past
+from planaria.protocol.phases import Phase
 from planaria.protocol.records import CoordinatorRestarted, NodeLost, RunEnded, RunStatus, StepCommitted
 from planaria.protocol.returning import without_routes
 

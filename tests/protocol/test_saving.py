@@ -9,9 +9,10 @@ from planaria.job.settings import TrainSection
 from planaria.plan.plan import WorkerId
 from planaria.plan.settings import PlannerSettings
 from planaria.policy.templates import TemplatesPolicy
-from planaria.protocol.coordinator import Coordinator, Phase
+from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.events import ManifestFailed, ManifestWritten
 from planaria.protocol.messages import NotSaved, Saved, SavedGroup
+from planaria.protocol.phases import Phase
 from planaria.protocol.saving import Checkpoints, NobodyHolds, Saving
 from planaria.protocol.settings import RunSettings
 
@@ -95,7 +96,7 @@ def test_news_of_a_checkpoint_that_a_later_one_replaced_is_not_taken_for_the_lat
         resume=None,
     )
     machine = Coordinator(settings, TemplatesPolicy(profile, planner))
-    machine.phase = Phase.SAVING
+    machine._run.phase = Phase.SAVING
     for step in (4, 5):
         machine.checkpoints.begin(step, len(profile.groups), (4,), 0.0)
     assert machine.handle(event, 1.0) == ()

@@ -103,19 +103,23 @@ def test_what_is_illegal_ends_the_worker(machine: WorkerMachine, message: Commit
 
 def test_what_is_told_to_the_next_coordinator(machine: WorkerMachine) -> None:
     """And nothing of what goes on changes by it."""
-    assert machine.handle(CoordinatorBack()) == (
-        SendReturned(generation=1, step=1, phase=WorkerPhase.RUNNING, serial=0, commit=None, message=None),
+    assert machine.handle(CoordinatorBack(3)) == (
+        SendReturned(
+            connection=3, generation=1, step=1, phase=WorkerPhase.RUNNING, serial=0, commit=None, message=None
+        ),
     )
     machine.handle(ProgramDone(1, 1))
     save = Save(step=1, serial=4, folder="f", groups=(0,))
     applied = commit(1, 1, hold=True)
     machine.handle(msgspec.structs.replace(applied, save=save))
-    (told,) = machine.handle(CoordinatorBack())
-    assert told == SendReturned(generation=1, step=2, phase=WorkerPhase.IDLE, serial=4, commit=applied, message=None)
+    (told,) = machine.handle(CoordinatorBack(4))
+    assert told == SendReturned(
+        connection=4, generation=1, step=2, phase=WorkerPhase.IDLE, serial=4, commit=applied, message=None
+    )
     machine.handle(msgspec.structs.replace(save, serial=5))
     (told,) = machine.handle(Recall())
     assert isinstance(told, SendReturned)
-    assert (told.serial, told.message) == (5, order(1, 1, StateSource.INITIAL))
+    assert (told.connection, told.serial, told.message) == (4, 5, order(1, 1, StateSource.INITIAL))
     assert machine.phase is WorkerPhase.IDLE
 
 

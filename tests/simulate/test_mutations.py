@@ -19,19 +19,26 @@ from planaria.plan.ledger import Ledger
 from planaria.plan.plan import Plan, Transfer, WorkerId
 from planaria.plan.sources import Holders
 from planaria.policy import templates
-from planaria.protocol import coordinator
+from planaria.policy.proposal import Proposal
+from planaria.protocol import placing
 from planaria.protocol.ballot import Ballot
-from planaria.protocol.coordinator import TRANSITIONS, Coordinator
+from planaria.protocol.commit import FIRST_EXPONENT
+from planaria.protocol.course import boundary, step, take
+from planaria.protocol.course import salvage as course_salvage
+from planaria.protocol.course.run import Run
 from planaria.protocol.events import Command, Evict, Received
 from planaria.protocol.kept import Kept
 from planaria.protocol.liveness import Liveness
 from planaria.protocol.mail import Key, Mail
 from planaria.protocol.membership import Membership
 from planaria.protocol.messages import Commit, Vote
+from planaria.protocol.phases import Phase
+from planaria.protocol.placing import Placing, Situation
 from planaria.protocol.returning import Returning
 from planaria.protocol.salvage import Salvage
 from planaria.protocol.saving import Checkpoints, Saving
 from planaria.protocol.settings import CheckpointRef
+from planaria.protocol.transitions import TRANSITIONS
 from planaria.protocol.worker import Adopt, Apply, WorkerMachine
 from planaria.simulate.faults import FaultKind
 from planaria.simulate.interpreter import Interpreter
@@ -69,18 +76,18 @@ def only_the_pipeline_that_lost_a_worker_is_halted(patch: Patch) -> None:
         broken = [p.workers for p in plan.pipelines if not set(p.workers) <= set(live)]
         return frozenset(worker for workers in broken for worker in workers if worker in live)
 
-    patch.setattr(coordinator, "to_halt", to_halt)
+    patch.setattr(course_salvage, "to_halt", to_halt)
 
 
 def a_vote_of_an_older_generation_counts(patch: Patch) -> None:
-    voted = TRANSITIONS[coordinator.Phase.TRAINING, "Vote"]
+    voted = TRANSITIONS[Phase.TRAINING, "Vote"]
 
-    def accept(self: Coordinator, event: Received) -> list[Command]:
+    def accept(run: Run, event: Received) -> list[Command]:
         assert isinstance(event.message, Vote)
-        message = msgspec.structs.replace(event.message, generation=self.plan.generation)
-        return voted(self, Received(event.worker, message))
+        message = msgspec.structs.replace(event.message, generation=run.plan.generation)
+        return voted(run, Received(event.worker, message))
 
-    patch.setitem(TRANSITIONS, (coordinator.Phase.TRAINING, "Vote"), accept)  # type: ignore[arg-type]
+    patch.setitem(TRANSITIONS, (Phase.TRAINING, "Vote"), accept)  # type: ignore[arg-type]
 
 
 def messages_of_dropped_routes_are_taken(patch: Patch) -> None:
@@ -131,10 +138,10 @@ def shadows_are_left_out_of_the_step(patch: Patch) -> None:
 
 
 def exponents_of_a_checkpoint_are_forgotten(patch: Patch) -> None:
-    def first(self: Coordinator, checkpoint: CheckpointRef | None) -> tuple[int, ...]:
-        return (coordinator.FIRST_EXPONENT,) * self.settings.num_groups
+    def first(self: Run, checkpoint: CheckpointRef | None) -> tuple[int, ...]:
+        return (FIRST_EXPONENT,) * self.settings.num_groups
 
-    patch.setattr(Coordinator, "_exponents_of", first)
+    patch.setattr(Run, "exponents_of", first)
 
 
 def an_interrupted_step_begins_anew(patch: Patch) -> None:
@@ -159,16 +166,17 @@ def workers_go_on_where_they_should_hold(patch: Patch) -> None:
 
 def fault_tolerance_is_quietly_lowered(patch: Patch) -> None:
     """Fewer than (f + 1) n0 nodes are left, and training goes on."""
-    before = Coordinator._placement
+    before = Placing.placement
 
-    def lowered(self: Coordinator, holders: Holders, *, at_once: bool) -> Any:
+    def lowered(self: Placing, situation: Situation, **others: Any) -> Proposal:
         try:
-            return before(self, holders, at_once=at_once)
+            return before(self, situation, **others)
         except aftermath.TooFewNodes:
-            return self.policy.initial(self._members.nodes, self._next_generation())
+            left = {situation.plan.node_of(worker) for worker in situation.holders}
+            return self.first(sorted(left))
 
-    patch.setattr(Coordinator, "_placement", lowered)
-    patch.setattr(coordinator, "validate", lambda *arguments, **others: None)
+    patch.setattr(Placing, "placement", lowered)
+    patch.setattr(placing, "validate", lambda *arguments, **others: None)
     patch.setattr(templates, "initial_plan", _without_tolerance(templates.initial_plan))
 
 
@@ -182,16 +190,17 @@ def _without_tolerance(initial_plan: Callable[..., Plan]) -> Callable[..., Plan]
 def nodes_that_gave_notice_are_released_at_once(patch: Patch) -> None:
     """At the next boundary, whether or not the plan does without them."""
 
-    def release(self: Coordinator) -> list[Command]:
-        plan = self._plan
-        self._plan = msgspec.structs.replace(plan, pipelines=(), shadows=()) if plan is not None else None
+    def release(run: Run) -> list[Command]:
+        plan = run.plan
+        run.current = msgspec.structs.replace(plan, pipelines=(), shadows=())
         try:
-            return _release(self)
+            return _release(run)
         finally:
-            self._plan = plan
+            run.current = plan
 
-    _release = Coordinator._release
-    patch.setattr(Coordinator, "_release", release)
+    _release = take.release
+    for module in (take, boundary, step):
+        patch.setattr(module, "release", release)
 
 
 def nobody_is_fenced(patch: Patch) -> None:

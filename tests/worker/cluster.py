@@ -32,7 +32,7 @@ from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, L
 from planaria.plan.program import Instruction
 from planaria.policy.choice import make_policy
 from planaria.policy.proposal import Policy
-from planaria.protocol.coordinator import Coordinator, Phase
+from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.events import (
     Command,
     Discard,
@@ -58,6 +58,7 @@ from planaria.protocol.messages import (
     FromWorker,
     Message,
     Notice,
+    Returned,
     Save,
     Stop,
     ToWorker,
@@ -66,17 +67,19 @@ from planaria.protocol.messages import (
     encode,
 )
 from planaria.protocol.past import Past
+from planaria.protocol.phases import Phase
 from planaria.protocol.records import AnyRecord, Restored, RunEnded, StepCommitted, StepSkipped
 from planaria.protocol.settings import CheckpointRef, RunSettings
 from planaria.protocol.shortage import Shortages
 from planaria.protocol.worker import CoordinatorBack
 from planaria.worker import agent as agent_module
 from planaria.worker import memory
-from planaria.worker.agent import Agent, last_words
+from planaria.worker.agent import Agent
 from planaria.worker.engine import real_engine
 from planaria.worker.heartbeat import Heartbeat
 from planaria.worker.mailbox import Interrupted, Key, Mailbox
 from planaria.worker.pace import OwnPace
+from planaria.worker.process import last_words
 from planaria.worker.settings import WorkerSettings
 from planaria.worker.writer import write
 
@@ -528,7 +531,8 @@ class Cluster:
             unsent, worker.unsent = worker.unsent, []
             for data in unsent:
                 worker.say(data)
-            worker.mailbox.put_order(CoordinatorBack())
+            worker.num_links += 1
+            worker.mailbox.put_order(CoordinatorBack(worker.num_links))
 
         worker.down.send(connect, self.vary(self.weather.control_s * 3))
 
@@ -690,6 +694,7 @@ class Worker:
         self.is_over = False
         self.doing = "nothing yet"
         self.is_linked = False
+        self.num_links = 1
         self.unsent: list[bytes] = []
         self.agent: Agent | None = None
         self.mailbox = SimulatedMailbox(self)
@@ -896,6 +901,10 @@ class SimulatedControl:
 
     def send(self, message: Message) -> None:
         self._worker.say(encode(message))
+
+    def send_returned(self, returned: Returned, connection: int) -> None:
+        if connection == self._worker.num_links:
+            self.send(returned)
 
     def close(self) -> None:
         pass

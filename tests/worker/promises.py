@@ -95,7 +95,8 @@ def _check_restarts(schedule: Schedule, outcome: Outcome) -> None:
     assert all(record.lag == 0 for record in restarted)
     lost = [record.node for record in outcome.of(NodeLost)]
     assert len(lost) == len(set(lost)), "a node is lost once"
-    if not (schedule.kills or schedule.visits or schedule.shortages or schedule.weather.slow_nodes):
+    weather = schedule.weather
+    if not (schedule.kills or schedule.visits or schedule.shortages or weather.slow_nodes or weather.damage):
         assert len(outcome.of(PlanTaken)) <= 1
 
 

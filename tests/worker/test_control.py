@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from planaria.plan.ledger import Ledger
@@ -119,24 +120,24 @@ def test_the_next_coordinator_is_found_after_the_last_order_of_the_one_before(co
     coordinators.die()
     coordinators.accept()
     assert coordinators.heard() == HELLO
-    assert [order(coordinators), order(coordinators)] == [halt, CoordinatorBack()]
+    assert [order(coordinators), order(coordinators)] == [halt, CoordinatorBack(2)]
     coordinators.say(halt)
     assert order(coordinators) == halt
 
 
 def test_many_coordinators_one_after_the_other(coordinators: Coordinators) -> None:
-    for _ in range(4):
+    for number in range(2, 6):
         coordinators.die()
         coordinators.accept()
         assert coordinators.heard() == HELLO
-        assert order(coordinators) == CoordinatorBack()
+        assert order(coordinators) == CoordinatorBack(number)
 
 
 def test_a_connection_that_nobody_accepts_yet_is_as_good(coordinators: Coordinators) -> None:
     """The supervisor keeps the port open: the worker is there before the coordinator is."""
     coordinators.die()
-    assert order(coordinators) == CoordinatorBack()
-    coordinators.control.send(RETURNED)
+    assert order(coordinators) == CoordinatorBack(2)
+    coordinators.control.send_returned(RETURNED, 2)
     coordinators.accept()
     assert [coordinators.heard(), coordinators.heard()] == [HELLO, RETURNED]
 
@@ -153,22 +154,34 @@ def test_steps_are_not_told_to_a_coordinator_that_does_not_know_where_the_worker
     control = coordinators.control
     control.send(VOTE)
     control.send(ALIVE)
-    control.send(RETURNED)
+    control.send_returned(RETURNED, 1)
     control.send(VOTE)
     assert [coordinators.heard() for _ in range(3)] == [ALIVE, RETURNED, VOTE]
     coordinators.die()
     coordinators.accept()
-    assert order(coordinators) == CoordinatorBack()
+    assert order(coordinators) == CoordinatorBack(2)
     control.send(Ready(generation=2))
-    control.send(RETURNED)
+    control.send_returned(RETURNED, 2)
     assert [coordinators.heard() for _ in range(2)] == [HELLO, RETURNED]
+
+
+def test_where_a_worker_was_for_one_coordinator_is_not_told_to_the_next(coordinators: Coordinators) -> None:
+    """It was found out before the last orders of the first were read, and sent when the next was there already."""
+    control, later = coordinators.control, msgspec.structs.replace(RETURNED, step=8)
+    coordinators.die()
+    coordinators.accept()
+    assert order(coordinators) == CoordinatorBack(2)
+    control.send_returned(RETURNED, 1)
+    control.send(VOTE)
+    control.send_returned(later, 2)
+    assert [coordinators.heard() for _ in range(2)] == [HELLO, later]
 
 
 def test_what_nobody_else_knows_is_told_to_every_coordinator(coordinators: Coordinators) -> None:
     coordinators.control.send(NOTICE)
     assert coordinators.heard() == NOTICE
     coordinators.die()
-    assert order(coordinators) == CoordinatorBack()
+    assert order(coordinators) == CoordinatorBack(2)
     coordinators.accept()
     assert [coordinators.heard(), coordinators.heard()] == [HELLO, NOTICE]
 

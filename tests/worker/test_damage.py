@@ -55,7 +55,7 @@ def test_messages_that_are_not_kept_are_computed_again_with_their_step(laborator
     for kind in (Kind.ACTIVATION, Kind.GRADIENT, Kind.SUM):
         begun_anew = 0
         for seed in range(3):
-            weather = Weather(damage=0.05, damaged=kind)
+            weather = Weather(damage=0.01, damaged=kind)
             outcome = laboratory.run(Schedule(seed=seed, job=job, kills=(), weather=weather, stop_at_s=None))
             assert outcome.finish.status is RunStatus.COMPLETED
             begun_anew += sum("is begun anew" in note.text for note in outcome.of(Note))

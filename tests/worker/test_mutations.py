@@ -22,17 +22,24 @@ from planaria.plan.ledger import Ledger
 from planaria.plan.plan import Plan, Transfer, WorkerId
 from planaria.plan.sources import Holders
 from planaria.policy import templates
-from planaria.protocol import coordinator
+from planaria.policy.proposal import Proposal
+from planaria.protocol import placing
 from planaria.protocol.ballot import Ballot
-from planaria.protocol.coordinator import TRANSITIONS, Coordinator
+from planaria.protocol.commit import FIRST_EXPONENT
+from planaria.protocol.course import boundary, departure, restart, step, take
+from planaria.protocol.course import salvage as course_salvage
+from planaria.protocol.course.run import Run
 from planaria.protocol.events import Command, Received, Send
 from planaria.protocol.journal import JournalNode
 from planaria.protocol.messages import Commit, Returned, Vote
+from planaria.protocol.phases import Phase
+from planaria.protocol.placing import Placing, Situation
 from planaria.protocol.returning import Position, Returning
 from planaria.protocol.salvage import Salvage
 from planaria.protocol.settings import CheckpointRef
+from planaria.protocol.transitions import TRANSITIONS
 from planaria.protocol.worker import Adopt, WorkerMachine
-from planaria.worker import agent
+from planaria.worker import movement
 from planaria.worker.accumulator import Accumulator
 from planaria.worker.holdings import Holdings
 from planaria.worker.interpreter import Interpreter
@@ -73,18 +80,18 @@ def only_the_pipeline_that_lost_a_worker_is_halted(patch: Patch) -> None:
         broken = [p.workers for p in plan.pipelines if not set(p.workers) <= set(live)]
         return frozenset(worker for workers in broken for worker in workers if worker in live)
 
-    patch.setattr(coordinator, "to_halt", to_halt)
+    patch.setattr(course_salvage, "to_halt", to_halt)
 
 
 def a_vote_of_an_older_generation_counts(patch: Patch) -> None:
-    voted = TRANSITIONS[coordinator.Phase.TRAINING, "Vote"]
+    voted = TRANSITIONS[Phase.TRAINING, "Vote"]
 
-    def accept(self: Coordinator, event: Received) -> list[Command]:
+    def accept(run: Run, event: Received) -> list[Command]:
         assert isinstance(event.message, Vote)
-        message = msgspec.structs.replace(event.message, generation=self.plan.generation)
-        return voted(self, Received(event.worker, message))
+        message = msgspec.structs.replace(event.message, generation=run.plan.generation)
+        return voted(run, Received(event.worker, message))
 
-    patch.setitem(TRANSITIONS, (coordinator.Phase.TRAINING, "Vote"), accept)  # type: ignore[arg-type]
+    patch.setitem(TRANSITIONS, (Phase.TRAINING, "Vote"), accept)  # type: ignore[arg-type]
 
 
 def messages_of_dropped_routes_are_taken(patch: Patch) -> None:
@@ -109,7 +116,7 @@ def sums_of_an_older_epoch_go_on(patch: Patch) -> None:
 
 
 def state_is_sent_as_it_was_a_step_ago(patch: Patch) -> None:
-    apply, moving = Holdings.apply, agent._moving
+    apply, moving = Holdings.apply, movement._moving
     earlier: dict[Replica, Replica] = {}
 
     def remember(self: Holdings, groups: Iterable[int], step: int, clip_factor: float) -> None:
@@ -123,7 +130,7 @@ def state_is_sent_as_it_was_a_step_ago(patch: Patch) -> None:
         return moving(plan, transfer, earlier.get(replica, replica))
 
     patch.setattr(Holdings, "apply", remember)
-    patch.setattr(agent, "_moving", old)
+    patch.setattr(movement, "_moving", old)
 
 
 def state_that_must_move_does_not(patch: Patch) -> None:
@@ -164,16 +171,14 @@ def shadows_send_their_sums_and_get_none(patch: Patch) -> None:
 
 def exponents_are_not_told(patch: Patch) -> None:
     begin_step = Holdings.begin_step
-    patch.setattr(
-        Holdings, "begin_step", lambda self, exponents: begin_step(self, (coordinator.FIRST_EXPONENT,) * len(exponents))
-    )
+    patch.setattr(Holdings, "begin_step", lambda self, exponents: begin_step(self, (FIRST_EXPONENT,) * len(exponents)))
 
 
 def exponents_of_a_checkpoint_are_forgotten(patch: Patch) -> None:
-    def first(self: Coordinator, checkpoint: CheckpointRef | None) -> tuple[int, ...]:
-        return (coordinator.FIRST_EXPONENT,) * self.settings.num_groups
+    def first(self: Run, checkpoint: CheckpointRef | None) -> tuple[int, ...]:
+        return (FIRST_EXPONENT,) * self.settings.num_groups
 
-    patch.setattr(Coordinator, "_exponents_of", first)
+    patch.setattr(Run, "exponents_of", first)
 
 
 def a_step_is_applied_twice(patch: Patch) -> None:
@@ -215,16 +220,17 @@ def an_interrupted_step_begins_anew(patch: Patch) -> None:
 
 def fault_tolerance_is_quietly_lowered(patch: Patch) -> None:
     """Fewer than (f + 1) n0 nodes are left, and training goes on."""
-    before = Coordinator._placement
+    before = Placing.placement
 
-    def lowered(self: Coordinator, holders: Holders, *, at_once: bool) -> Any:
+    def lowered(self: Placing, situation: Situation, **others: Any) -> Proposal:
         try:
-            return before(self, holders, at_once=at_once)
+            return before(self, situation, **others)
         except aftermath.TooFewNodes:
-            return self.policy.initial(self._members.nodes, self._next_generation())
+            left = {situation.plan.node_of(worker) for worker in situation.holders}
+            return self.first(sorted(left))
 
-    patch.setattr(Coordinator, "_placement", lowered)
-    patch.setattr(coordinator, "validate", lambda *arguments, **others: None)
+    patch.setattr(Placing, "placement", lowered)
+    patch.setattr(placing, "validate", lambda *arguments, **others: None)
     patch.setattr(templates, "initial_plan", _without_tolerance(templates.initial_plan))
 
 
@@ -238,16 +244,17 @@ def _without_tolerance(initial_plan: Callable[..., Plan]) -> Callable[..., Plan]
 def nodes_that_gave_notice_are_released_at_once(patch: Patch) -> None:
     """At the next boundary, whether or not the plan does without them."""
 
-    def release(self: Coordinator) -> list[Command]:
-        plan = self._plan
-        self._plan = msgspec.structs.replace(plan, pipelines=(), shadows=()) if plan is not None else None
+    def release(run: Run) -> list[Command]:
+        plan = run.plan
+        run.current = msgspec.structs.replace(plan, pipelines=(), shadows=())
         try:
-            return _release(self)
+            return _release(run)
         finally:
-            self._plan = plan
+            run.current = plan
 
-    _release = Coordinator._release
-    patch.setattr(Coordinator, "_release", release)
+    _release = take.release
+    for module in (take, boundary, step):
+        patch.setattr(module, "release", release)
 
 
 def a_commit_is_told_again_with_another_clip_factor(patch: Patch) -> None:
@@ -261,10 +268,10 @@ def a_commit_is_told_again_without_its_hold(patch: Patch) -> None:
 
 
 def _tell_again(patch: Patch, **others: Any) -> None:
-    begin = Coordinator._go_on_from
+    begin = restart.go_on_from
 
-    def altered(self: Coordinator, position: Position) -> list[Command]:
-        commands = begin(self, position)
+    def altered(run: Run, position: Position) -> list[Command]:
+        commands = begin(run, position)
         return [
             replace(command, message=msgspec.structs.replace(command.message, **others))
             if isinstance(command, Send) and isinstance(command.message, Commit) and command.message == position.commit
@@ -272,7 +279,7 @@ def _tell_again(patch: Patch, **others: Any) -> None:
             for command in commands
         ]
 
-    patch.setattr(Coordinator, "_go_on_from", altered)
+    patch.setattr(restart, "go_on_from", altered)
 
 
 def a_commit_that_only_a_worker_knows_is_ignored(patch: Patch) -> None:
@@ -287,12 +294,13 @@ def a_commit_that_only_a_worker_knows_is_ignored(patch: Patch) -> None:
 
 def a_loss_is_not_written_down(patch: Patch) -> None:
     """Whoever begins on the journal hears of the node's death as of a new one."""
-    lose = Coordinator._lose
+    lose = departure.lose
 
-    def quietly(self: Coordinator, event: Any) -> list[Command]:
-        return [command for command in lose(self, event) if not isinstance(command, JournalNode)]
+    def quietly(run: Run, event: Any) -> list[Command]:
+        return [command for command in lose(run, event) if not isinstance(command, JournalNode)]
 
-    patch.setattr(Coordinator, "_lose", quietly)
+    for module in (departure, restart):
+        patch.setattr(module, "lose", quietly)
 
 
 def accumulators_of_before_the_restart_are_forgotten(patch: Patch) -> None:
@@ -311,10 +319,10 @@ def votes_of_before_the_restart_are_forgotten(patch: Patch) -> None:
 def whoever_stopped_before_the_restart_is_taken_to_go_on(patch: Patch) -> None:
     """Nobody is newly lost, so nothing is done for those that a loss halted."""
 
-    def go_on(self: Coordinator, position: Position) -> list[Command]:
-        return self._after_boundary(position.step - 1) if position.is_boundary else []
+    def go_on(run: Run, position: Position) -> list[Command]:
+        return boundary.after_commit(run, position.step - 1) if position.is_boundary else []
 
-    patch.setattr(Coordinator, "_go_on_within", go_on)
+    patch.setattr(restart, "_go_on_within", go_on)
 
 
 MUTATIONS: Mapping[Callable[[Patch], None], str] = {

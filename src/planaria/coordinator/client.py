@@ -23,10 +23,15 @@ class Contact(msgspec.Struct, frozen=True, kw_only=True):
     token: str
 
     def write(self, path: Path) -> None:
-        path.unlink(missing_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(msgspec.json.encode(self))
+        write_private(path, msgspec.json.encode(self))
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """A new file that the user alone can read."""
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
 
 
 def ask(path: Path, wish: Wish, *, node: int = -1, count: int = 1, grace_s: float = 0.0) -> Answer:

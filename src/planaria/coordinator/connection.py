@@ -37,7 +37,8 @@ class Connection:
     def receive(self) -> Iterator[bytes]:
         """Whole frames that came. Raises EOFError at the end, FrameError for a frame that is too long.
 
-        The limit is asked for frame by frame: it rises once the first of them has shown the token.
+        The limit is asked for frame by frame: it rises once the first of them has shown the token. And once one of them
+        has closed the connection, nobody hears the others.
         """
         try:
             data = self.socket.recv(1 << 18)
@@ -48,7 +49,7 @@ class Connection:
         if not data:
             raise EOFError("connection closed")
         self._incoming += data
-        while len(self._incoming) >= 4:
+        while len(self._incoming) >= 4 and not self.is_closed:
             size = int.from_bytes(self._incoming[:4], "big")
             if size > self.limit_bytes:
                 raise FrameError(f"a frame of {size} bytes is over the limit of {self.limit_bytes}")

@@ -3,9 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from planaria.coordinator.link import Begin, KillNode, Link, NodesLost, NodeStarted, StartNode, StopRun
 from planaria.plan.plan import NodeId
+
+
+class Nodes(Protocol):
+    """Whoever starts the nodes: tells of dead ones, and kills."""
+
+    def fileno(self) -> int:
+        """Readable when `lost` has news."""
+        ...
+
+    def start(self, node: NodeId) -> None:
+        """Start one more, which joins when it is ready. Not asked of hosts that agents offer."""
+        ...
+
+    def lost(self) -> list[tuple[NodeId, str]]:
+        """Nodes of which a process ended since the last call, each with the cause. Never waits."""
+        ...
+
+    def kill(self, node: NodeId) -> None: ...
+
+    def is_runnable(self, node: NodeId) -> bool:
+        """Whether the node's processes are known to be there, and not stopped. False where nobody can know."""
+        ...
+
+    def all_ended(self) -> bool: ...
 
 
 class SupervisedNodes:

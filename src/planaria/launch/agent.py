@@ -13,21 +13,20 @@ import secrets
 import selectors
 import signal
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Final
 
 from planaria.coordinator.connection import Connection
 from planaria.job.errors import PlanariaError, UserError
 from planaria.launch.hosts import boot_id, imported
+from planaria.launch.interrupts import interrupts
 from planaria.launch.local import LocalNodes
+from planaria.launch.settings import node_settings
 from planaria.observe.run_folder import RunFolder
-from planaria.plan.plan import NodeId, WorkerId
+from planaria.plan.plan import NodeId
 from planaria.protocol.enrolment import (
     Available,
     Dismissed,
@@ -43,7 +42,6 @@ from planaria.protocol.enrolment import (
 )
 from planaria.protocol.messages import MAX_FRAME_BYTES, PROTOCOL_VERSION, Message, encode
 from planaria.worker.frames import FrameError
-from planaria.worker.settings import WorkerSettings
 from planaria.worker.sockets import watch_over
 
 TICK_S: Final = 0.1
@@ -121,7 +119,7 @@ class NodeAgent:
         self._offer_pause_s = FIRST_PAUSE_S
         self._over: str | None = None
         self._over_since = 0.0
-        self._notices = 0
+        self._is_noticed = False
         self._leaving = False
         self._told_out_of_reach = False
 
@@ -133,7 +131,7 @@ class NodeAgent:
             CoordinatorLost: it was out of reach for too long.
         """
         try:
-            with self._signals():
+            with interrupts(self._heed):
                 while not self._is_done():
                     if self._connection is None:
                         self._connect()
@@ -145,7 +143,7 @@ class NodeAgent:
             self._close()
 
     def _is_done(self) -> bool:
-        if self._notices and not self._leaving:
+        if self._is_noticed and not self._leaving:
             self._leave()
         return self._node is None and (self._over is not None or self._leaving)
 
@@ -267,23 +265,17 @@ class NodeAgent:
         self._node, self._began = node, time.monotonic()
         self._say(f"node {node} starts")
         folder, job = RunFolder(Path(self._welcome.run_folder)), self._welcome.job
-        for device in range(job.cluster.devices_per_node):
-            worker = WorkerId(node * job.cluster.devices_per_node + device)
-            self._nodes.spawn(
-                WorkerSettings(
-                    worker=worker,
-                    node=node,
-                    coordinator=self._settings.coordinator,
-                    token=self._settings.token,
-                    job=job,
-                    data_folder=str(folder.data),
-                    profile=str(folder.profile),
-                    faults=order.faults,
-                    import_path=None if self._settings.import_path is None else str(self._settings.import_path),
-                    log=str(folder.logs / f"worker-{worker}.log"),
-                    host=self._address,
-                )
-            )
+        for settings in node_settings(
+            job,
+            folder,
+            node,
+            coordinator=self._settings.coordinator,
+            token=self._settings.token,
+            faults=order.faults,
+            import_path=self._settings.import_path,
+            host=self._address,
+        ):
+            self._nodes.spawn(settings)
         self._nodes_told()
 
     def _nodes_told(self) -> None:
@@ -349,24 +341,11 @@ class NodeAgent:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
+    def _heed(self, count: int) -> None:
         """First SIGTERM or Ctrl-C: hand over and end. Second: end at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def notice(signum: int, frame: FrameType | None) -> None:
-            self._notices += 1
-            if self._notices > 1:
-                raise KeyboardInterrupt
-
-        previous = {number: signal.signal(number, notice) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+        self._is_noticed = True
+        if count > 1:
+            raise KeyboardInterrupt
 
     def _close(self) -> None:
         if self._nodes is not None:

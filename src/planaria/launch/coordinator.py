@@ -121,7 +121,6 @@ class _Coordinating:
             (self._observe,),
             self._write_manifest,
             limits=_limits(settings.job),
-            add_node=nodes.start if agents is None else None,
             agents=agents,
             patience_s=settings.job.resilience.coordinator_timeout_s,
             past=past,

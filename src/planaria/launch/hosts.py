@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Final
 
 from planaria.coordinator.agents import Agents
+from planaria.coordinator.client import write_private
 from planaria.job.errors import UserError
 from planaria.job.faults import Fault
 from planaria.job.parse import EMULATED_MODEL
-from planaria.job.settings import LOOPBACK, Device, Job, Launcher
+from planaria.job.settings import LOOPBACK, Job, Launcher
+from planaria.launch.settings import is_emulated
 from planaria.observe.run_folder import RunFolder
 from planaria.plan.plan import NodeId
 from planaria.protocol.enrolment import Welcome
@@ -55,15 +57,12 @@ def check_token(token: str, origin: str) -> str:
 
 def write_token(path: Path, token: str) -> None:
     """Readable by the user alone."""
-    path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(token + "\n")
+    write_private(path, f"{token}\n".encode())
 
 
 def imported(job: Job) -> str:
     """Of what model type workers need the library."""
-    return EMULATED_MODEL if job.cluster.device is Device.EMULATED else job.model.type
+    return EMULATED_MODEL if is_emulated(job) else job.model.type
 
 
 def boot_id() -> str:
@@ -90,7 +89,7 @@ def agents_of(job: Job, folder: RunFolder, token: str, mark: str, faults: Sequen
     by_node: dict[NodeId, tuple[Fault, ...]] = {}
     for fault in faults:
         by_node[NodeId(fault.node)] = (*by_node.get(NodeId(fault.node), ()), fault)
-    only_boot = boot_id() if job.cluster.device is Device.EMULATED else ""
+    only_boot = boot_id() if is_emulated(job) else ""
     return Agents(welcome, token, by_node, only_boot)
 
 

@@ -18,7 +18,7 @@ from torch import nn
 
 from planaria.checkpoint.manifest import read_manifest, step_folder, weights_sha256, write_manifest
 from planaria.checkpoint.state import write_group
-from planaria.coordinator.server import Observer
+from planaria.coordinator.executor import Observer
 from planaria.data.tokens import prepare_tokens
 from planaria.job.parse import job_fingerprint
 from planaria.job.settings import Job, TrainSection, WhenNotFinite

@@ -4,40 +4,38 @@ from __future__ import annotations
 
 import logging
 import secrets
-import signal
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from types import FrameType
 
 import msgspec
 
 from planaria.checkpoint.manifest import newest, read_manifest, weights_sha256
 from planaria.coordinator.client import Contact
+from planaria.coordinator.executor import Observer
 from planaria.coordinator.link import Finished
-from planaria.coordinator.server import Observer, listen
 from planaria.coordinator.settings import CoordinatorSettings
+from planaria.coordinator.switchboard import listen
 from planaria.data.tokens import prepare_tokens
 from planaria.job.errors import PlanariaError, UserError
 from planaria.job.faults import Fault, FaultKind
-from planaria.job.parse import EMULATED_MODEL, job_fingerprint
+from planaria.job.parse import job_fingerprint
 from planaria.job.settings import Job, Launcher
-from planaria.launch.hosts import announce, reachable, share
+from planaria.launch.hosts import announce, imported, reachable, share
+from planaria.launch.interrupts import interrupts
 from planaria.launch.local import LauncherError, LocalNodes, cause_of
 from planaria.launch.result import TrainResult
-from planaria.launch.settings import is_emulated, named_profile
+from planaria.launch.settings import is_emulated, named_profile, node_settings
 from planaria.launch.supervisor import Supervisor
 from planaria.observe.recorder import Recorder, write_atomically
 from planaria.observe.run_folder import RunFolder
-from planaria.plan.plan import NodeId, WorkerId
+from planaria.plan.plan import NodeId
 from planaria.plan.profile import ModelProfile
 from planaria.profile import ERROR_SUFFIX
 from planaria.protocol.records import AnyRecord, Note, Restored, RunEnded, RunStatus, StepCommitted, StepSkipped
 from planaria.protocol.settings import CheckpointRef
-from planaria.worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +75,7 @@ def train_job(
     checkpoint, complaints = _checkpoint(job, folder) if resume else (None, [])
     if is_emulated(job):
         _keep_profile(job, folder, resume=resume)
-    own = LocalNodes(folder.logs / "launcher.log", _imported(job)) if nodes is None else nullcontext(nodes)
+    own = LocalNodes(folder.logs / "launcher.log", imported(job)) if nodes is None else nullcontext(nodes)
     with own as nodes:
         if not is_emulated(job):
             prepare_tokens(job.data, folder.data)
@@ -113,11 +111,6 @@ def _keep_profile(job: Job, folder: RunFolder, *, resume: bool) -> None:
 
 def _structure(profile: ModelProfile) -> object:
     return [layer.name for layer in profile.layers], [group.layers for group in profile.groups]
-
-
-def _imported(job: Job) -> str:
-    """Of what model type workers need the library."""
-    return EMULATED_MODEL if is_emulated(job) else job.model.type
 
 
 def profile_job(job: Job, folder: RunFolder | None, *, import_path: Path | None = None) -> ModelProfile:
@@ -239,7 +232,7 @@ class _Run:
                 if not is_local:
                     share(self._folder, self._token, settings.run_id)
                     self.record(announce(job, self._folder, address), time.time())
-                with _interrupts(supervisor):
+                with interrupts(lambda count: supervisor.request_stop() if count == 1 else supervisor.abort()):
                     finished = supervisor.run(NodeId(node) for node in range(job.cluster.nodes if is_local else 0))
             finally:
                 self._folder.contact.unlink(missing_ok=True)
@@ -248,24 +241,18 @@ class _Run:
         return self._result(finished)
 
     def _spawn(self, nodes: LocalNodes, contact: Contact, node: NodeId) -> None:
-        for device in range(self._job.cluster.devices_per_node):
-            worker = WorkerId(node * self._job.cluster.devices_per_node + device)
-            nodes.spawn(
-                WorkerSettings(
-                    worker=worker,
-                    node=node,
-                    coordinator=contact.address,
-                    token=contact.token,
-                    job=self._job,
-                    data_folder=str(self._folder.data),
-                    profile=str(self._folder.profile),
-                    faults=tuple(fault for fault in self._faults if fault.node == node),
-                    import_path=None if self._import_path is None else str(self._import_path),
-                    metadata_url=self._metadata_url,
-                    log=str(self._folder.logs / f"worker-{worker}.log"),
-                    trace=str(self._folder.logs / f"trace-{worker}.jsonl") if self._traces else None,
-                )
-            )
+        for settings in node_settings(
+            self._job,
+            self._folder,
+            node,
+            coordinator=contact.address,
+            token=contact.token,
+            faults=tuple(fault for fault in self._faults if fault.node == node),
+            import_path=self._import_path,
+            metadata_url=self._metadata_url,
+            traces=self._traces,
+        ):
+            nodes.spawn(settings)
 
     def _result(self, finished: Finished | None) -> TrainResult:
         ended = self._ended or RunEnded(
@@ -305,27 +292,3 @@ def finish_run(
         folder=folder.path,
         message=ended.message,
     )
-
-
-@contextmanager
-def _interrupts(supervisor: Supervisor) -> Iterator[None]:
-    """First Ctrl-C: finish the step, save, end. Second: end at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    seen = 0
-
-    def interrupt(signum: int, frame: FrameType | None) -> None:
-        nonlocal seen
-        seen += 1
-        if seen == 1:
-            supervisor.request_stop()
-        else:
-            supervisor.abort()
-
-    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from planaria.job.errors import UserError
-from planaria.job.settings import Device, Job
-from planaria.plan.plan import PlanError, ScheduleKind
+from planaria.job.faults import Fault
+from planaria.job.settings import LOOPBACK, Device, Job
+from planaria.observe.run_folder import RunFolder
+from planaria.plan.plan import NodeId, PlanError, ScheduleKind, WorkerId
 from planaria.plan.profile import ModelProfile
 from planaria.plan.profile_check import decode_profile
 from planaria.plan.settings import PlannerSettings
+from planaria.worker.settings import WorkerSettings
 
 
 def planner_settings(job: Job) -> PlannerSettings:
@@ -56,3 +59,51 @@ def named_profile(job: Job) -> ModelProfile:
             f"{job.train.microbatch}. Set train.microbatch = {profile.microbatch_size}, or give another profile."
         )
     return profile
+
+
+def node_settings(
+    job: Job,
+    folder: RunFolder,
+    node: NodeId,
+    *,
+    coordinator: str,
+    token: str,
+    faults: tuple[Fault, ...],
+    import_path: Path | None,
+    host: str = LOOPBACK,
+    metadata_url: str = "",
+    traces: bool = False,
+) -> list[WorkerSettings]:
+    """What the workers of a node are told, one for each device.
+
+    Args:
+        job: the whole job.
+        folder: of the run, as the node sees it.
+        node: its number.
+        coordinator: "host:port".
+        token: of the job.
+        faults: on order, of this node.
+        import_path: where a model given as "module:function" is looked for.
+        host: address on which peers reach the node.
+        metadata_url: of the cloud's metadata server; "": where it always is.
+        traces: every worker writes what it did when into the logs, for benchmarks.
+    """
+    first = node * job.cluster.devices_per_node
+    return [
+        WorkerSettings(
+            worker=WorkerId(worker),
+            node=node,
+            coordinator=coordinator,
+            token=token,
+            job=job,
+            data_folder=str(folder.data),
+            profile=str(folder.profile),
+            faults=faults,
+            import_path=None if import_path is None else str(import_path),
+            metadata_url=metadata_url,
+            log=str(folder.logs / f"worker-{worker}.log"),
+            host=host,
+            trace=str(folder.logs / f"trace-{worker}.jsonl") if traces else None,
+        )
+        for worker in range(first, first + job.cluster.devices_per_node)
+    ]

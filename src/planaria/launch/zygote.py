@@ -119,7 +119,7 @@ def _take_sockets(given: deque[int]) -> tuple[socket.socket, ...]:
 
 
 def _import_what_workers_need(model_type: str) -> None:
-    import planaria.worker.agent
+    import planaria.worker.process
 
     if model_type == EMULATED_MODEL:
         return
@@ -186,7 +186,7 @@ def _child(request: Request, sockets: tuple[socket.socket, ...]) -> int:
                 os.setpgid(0, settings.node_leader)
             if settings.log is not None:
                 _print_into(settings.log)
-            from planaria.worker.agent import run_worker
+            from planaria.worker.process import run_worker
 
             return run_worker(settings)
         case SpawnProfiler(job, data_folder, output, import_path):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from planaria.job.settings import LrSchedule, TrainSection
+from planaria.protocol.ballot import Tally
 
 FIRST_EXPONENT = 4
 """Grid exponent before anything is committed: gradients of up to 2**4 are far from the limit."""
@@ -14,6 +16,44 @@ LOWEST_EXPONENT = -24
 
 NOT_APPLIED = 0.0
 """Clip factor of a step that is committed without being applied."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Of a step.
+
+    Attributes:
+        loss: mean over its microbatches.
+        norm: global L2 norm of its gradient.
+        is_applied: both are numbers.
+        clip_factor: what gradients are multiplied by; `NOT_APPLIED` if the step is not applied.
+        exponents: grid exponents of the next step.
+    """
+
+    loss: float
+    norm: float
+    is_applied: bool
+    clip_factor: float
+    exponents: tuple[int, ...]
+
+
+def outcome(tally: Tally, exponents: tuple[int, ...], clip_norm: float) -> Outcome:
+    """What the votes make of a step.
+
+    Args:
+        tally: of all votes.
+        exponents: grid exponents of the step.
+        clip_norm: limit of the gradient's norm; 0: none.
+    """
+    norm, loss = gradient_norm(tally.norms), mean_loss(tally.losses)
+    is_applied = is_finite(loss, norm)
+    return Outcome(
+        loss=loss,
+        norm=norm,
+        is_applied=is_applied,
+        clip_factor=clip_factor(norm, clip_norm) if is_applied else NOT_APPLIED,
+        exponents=next_exponents(exponents, tally.norms) if is_applied else exponents,
+    )
 
 
 def next_exponents(exponents: Sequence[int], norms: Mapping[int, float]) -> tuple[int, ...]:

@@ -118,11 +118,6 @@ class Liveness:
         for seen in self._seen.values():
             seen.since = now
 
-    def heard(self, worker: WorkerId, now: float) -> None:
-        """Any message came."""
-        if worker in self._seen:
-            self._seen[worker].heard = now
-
     def felt(self, worker: WorkerId, pulse: Pulse, now: float, worked_s: float = 0.0) -> None:
         """A heartbeat came; `worked_s` is for how long the worker has worked in all."""
         seen = self._seen.get(worker)

@@ -40,7 +40,12 @@ class CoordinatorGone:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorBack:
-    """There is a coordinator, this worker has said hello to it, and it knows nothing else of it."""
+    """There is a coordinator, this worker has said hello to it, and it knows nothing else of it.
+
+    `connection`: which of this worker's connections leads to it, counted from 1.
+    """
+
+    connection: int = 1
 
 
 WorkerEvent = ToWorker | ProgramDone | CoordinatorGone | CoordinatorBack
@@ -67,8 +72,12 @@ class SendReport:
 
 @dataclass(frozen=True, slots=True)
 class SendReturned:
-    """Tell where this worker is; what is being computed goes on."""
+    """Tell where this worker is, on that connection; what is being computed goes on.
 
+    It is the truth for nobody else: orders of that coordinator may be waiting that the next one counts as heard.
+    """
+
+    connection: int
     generation: int
     step: int
     phase: WorkerPhase
@@ -123,6 +132,7 @@ class WorkerMachine:
         self.phase = WorkerPhase.IDLE
         self.generation = -1
         self.step = 0
+        self._connection = 0
         self._serial = 0
         self._applied: Commit | None = None
         self._message: PlanMessage | None = None
@@ -158,13 +168,15 @@ class WorkerMachine:
             case CoordinatorGone():
                 self.phase = WorkerPhase.ENDED
                 return (End("the coordinator is gone", clean=False),)
-            case CoordinatorBack():
+            case CoordinatorBack(connection):
+                self._connection = connection
                 return (self._returned(None),)
             case Recall():
                 return (self._returned(self._message),)
 
     def _returned(self, message: PlanMessage | None) -> SendReturned:
         return SendReturned(
+            connection=self._connection,
             generation=self.generation,
             step=self.step,
             phase=self.phase,

@@ -11,11 +11,12 @@ from random import Random
 
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.policy.templates import TemplatesPolicy
-from planaria.protocol.coordinator import Coordinator, Phase
+from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.events import Finish, NodeNotice, WriteManifest
 from planaria.protocol.journal import JournalCommit, JournalEntry, JournalPlan, decode_entry, encode_entry
 from planaria.protocol.messages import PROTOCOL_VERSION, Alive, FromWorker, Hello, Notice
 from planaria.protocol.past import Past
+from planaria.protocol.phases import Phase
 from planaria.protocol.records import AnyRecord
 from planaria.protocol.settings import CheckpointRef, RunSettings
 from planaria.simulate.clock import Clock
@@ -383,7 +384,7 @@ class Cluster:
         self.server = Server(Coordinator(self.settings, self._policy, past), self)
         self.server.begin_again()
         for node in sorted({worker.node for worker in self.workers.values() if worker.is_over} - self._dark):
-            if node not in self.server.evicted:
+            if not self.server.admission.is_fenced(node):
                 self._tell_launcher(node)
 
     def _join(self) -> None:
@@ -401,7 +402,7 @@ class Cluster:
         self.note(f"* {sorted(island)} are back")
         self.network.heal(island)
         for node in sorted(island):
-            if node in self.server.evicted and node not in self._dark:
+            if self.server.admission.is_fenced(NodeId(node)) and node not in self._dark:
                 self._join()
 
     def _resume(self, workers: Sequence[Worker]) -> None:

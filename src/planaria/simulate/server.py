@@ -1,7 +1,8 @@
 """The simulated server around the real coordinator: connections, fencing, judging and the journal, in virtual time.
 
-It does what `planaria.coordinator.server` does, in the same order, and decides nothing. A server may be killed between
-any two commands; its journal is a list that outlives it, and so do the nodes.
+It does what `planaria.coordinator.server` does, in the same order, and decides nothing: both ask `protocol.admission`
+and `protocol.judge`. A server may be killed between any two commands; its journal is a list that outlives it, and so do
+the nodes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from planaria.plan.plan import NodeId, WorkerId
+from planaria.protocol.admission import Admission
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.events import (
     Command,
@@ -30,7 +32,8 @@ from planaria.protocol.events import (
     WriteManifest,
 )
 from planaria.protocol.journal import JournalEntry
-from planaria.protocol.liveness import Limits, Liveness
+from planaria.protocol.judge import TICK_S, Judge
+from planaria.protocol.liveness import Limits
 from planaria.protocol.messages import Alive, CutOff, FromWorker, Hello, PlanMessage, Stop, ToWorker
 from planaria.simulate.disk import DiskFull
 from planaria.simulate.network import COORDINATOR, Network, Way
@@ -38,9 +41,6 @@ from planaria.simulate.worker import Worker
 
 if TYPE_CHECKING:
     from planaria.simulate.cluster import Cluster
-
-TICK_S = 0.1
-"""How often workers are judged."""
 
 LIMITS = Limits(busy_s=10.0, join_s=5.0)
 
@@ -98,23 +98,21 @@ class Server:
     """Runs one job's coordinator until it finishes, or until it is killed.
 
     Attributes:
-        evicted: nodes that are refused.
+        admission: who belongs to the job, and who is refused.
         accepted: every connection that there ever was.
         finished: how the run ended.
     """
 
     def __init__(self, machine: Coordinator, cluster: Cluster) -> None:
         self.machine = machine
-        self.evicted: set[NodeId] = set()
+        self.admission: Admission[Connection] = Admission(machine.settings.devices_per_node)
         self.accepted: list[Connection] = []
         self.finished: Finish | None = None
         self._cluster = cluster
         self._clock = cluster.clock
-        self._connections: dict[WorkerId, Connection] = {}
-        self._released: set[NodeId] = set()
-        self._liveness = Liveness(LIMITS)
+        self._judge = Judge(self.admission, LIMITS, 0.0, self._clock.now)
         self._is_dead = False
-        self._clock.after(TICK_S, self._judge)
+        self._clock.after(TICK_S, self._look_at_the_clock)
 
     @property
     def is_dead(self) -> bool:
@@ -124,14 +122,13 @@ class Server:
         """After a coordinator that died: its workers are waited for."""
         self.handle(Restarted())
         for worker in self.machine.awaited:
-            self._liveness.started(worker, self._clock.now)
+            self._judge.liveness.started(worker, self._clock.now)
 
     def die(self) -> None:
         """SIGKILL: no command is carried out any more, and every connection closes."""
         self._is_dead = True
         for connection in self.accepted:
             connection.close()
-        self._connections.clear()
 
     @property
     def _lives(self) -> bool:
@@ -147,9 +144,11 @@ class Server:
         elif isinstance(message, Hello):
             self.drop(connection, "it sent what is not a message")
         elif isinstance(message, Alive):
-            self._liveness.felt(connection.worker, message.pulse, self._clock.now)
+            self._judge.liveness.felt(connection.worker, message.pulse, self._clock.now)
         elif isinstance(message, CutOff):
-            self._cut_off(connection.worker, message.peer)
+            verdict = self._judge.cut_off(connection.worker, message.peer)
+            if verdict is not None:
+                self.lose(*verdict)
         else:
             self.handle(Received(connection.worker, message))
 
@@ -157,14 +156,14 @@ class Server:
         if not isinstance(hello, Hello):
             connection.close()
             return
-        node = self._node_of(hello.worker)
-        if node in self.evicted or hello.worker in self._connections:
-            connection.send(Stop(reason=f"node {node} was lost and is fenced"))
+        refusal = self.admission.refusal(hello)
+        if refusal is not None:
+            connection.send(Stop(reason=refusal))
             connection.close()
             return
         connection.worker = hello.worker
-        self._connections[hello.worker] = connection
-        self._liveness.joined(hello.worker, self._clock.now)
+        self.admission.admit(hello.worker, connection)
+        self._judge.liveness.joined(hello.worker, self._clock.now)
         self.handle(WorkerJoined(hello.worker, hello.data_address))
 
     def drop(self, connection: Connection, cause: str) -> None:
@@ -173,43 +172,29 @@ class Server:
             return
         connection.close()
         worker = connection.worker
-        if worker is not None and self._connections.get(worker) is connection:
-            del self._connections[worker]
-            self._liveness.forget(worker, self._clock.now)
-            node = self._node_of(worker)
+        if worker is not None and self.admission.left(worker, connection):
+            self._judge.liveness.forget(worker, self._clock.now)
+            node = self.admission.node_of(worker)
             self.lose(node, cause)
-            if node in self._released and self._connections.keys().isdisjoint(self._workers_of(node)):
+            if self.admission.was_released(node) and self.admission.is_empty(node):
                 self.handle(NodeGone(node, cause))
 
-    def _cut_off(self, worker: WorkerId, peer: WorkerId) -> None:
-        if peer in self._connections and self._node_of(peer) not in self.evicted:
-            self.lose(self._node_of(worker), f"cut off from worker {peer}")
-
     def lose(self, node: NodeId, cause: str) -> None:
-        if node not in self.evicted:
+        if not self.admission.is_fenced(node):
             self.handle(NodeGone(node, cause))
 
     def expect(self, node: NodeId) -> None:
-        """The node was started; workers that have joined already are not waited for."""
-        for worker in self._workers_of(node):
-            if worker not in self._connections and node not in self.evicted:
-                self._liveness.started(worker, self._clock.now)
+        """The node was started."""
+        self._judge.expect(node, self._clock.now)
 
-    def _judge(self) -> None:
+    def _look_at_the_clock(self) -> None:
         """Lose the nodes whose workers are silent or hang."""
         if self._is_dead or self.finished is not None:
             return
-        now = self._clock.now
-        for worker, silence_s in list(self._liveness.silent(now)):
-            node = self._node_of(worker)
-            if self._liveness.is_gone(silence_s, runnable=self._cluster.is_runnable(node)):
-                self.lose(node, f"silent for {silence_s:.1f} s")
-        for worker, waited_s in list(self._liveness.late(now)):
-            self.lose(self._node_of(worker), f"did not join within {waited_s:.0f} s")
-        expected = self.machine.timing.expectation
-        for worker, cause in list(self._liveness.hung(now, expected.instruction_s, expected.step_s)):
-            self.lose(self._node_of(worker), cause)
-        self._clock.after(TICK_S, self._judge)
+        is_runnable = self._cluster.is_runnable
+        for node, cause in self._judge.verdicts(self._clock.now, is_runnable, lambda: self.machine.timing.expectation):
+            self.lose(node, cause)
+        self._clock.after(TICK_S, self._look_at_the_clock)
 
     # The machine
 
@@ -246,8 +231,7 @@ class Server:
             case Evict(node):
                 self._evict(node)
             case Release(node):
-                self.evicted.add(node)
-                self._released.add(node)
+                self.admission.release(node)
             case WriteManifest():
                 if cluster.weather.writes_later:
                     self._clock.after(self._clock.vary(cluster.weather.compute_s), partial(self._manifest, command))
@@ -269,7 +253,7 @@ class Server:
 
     def _send(self, worker: WorkerId, message: ToWorker) -> None:
         self._cluster.witness.sent(self.machine, message)
-        connection = self._connections.get(worker)
+        connection = self.admission.connection_of(worker)
         if connection is None:
             return
         if self._cluster.is_telling:
@@ -278,16 +262,9 @@ class Server:
         self._cluster.happened(f"Send {type(message).__name__}")
 
     def _evict(self, node: NodeId) -> None:
-        self.evicted.add(node)
+        connections = self.admission.fence(node)
         self._cluster.kill_where_possible(node)
-        for worker in self._workers_of(node):
-            if worker in self._connections:
-                self._connections.pop(worker).close()
-            self._liveness.forget(worker, self._clock.now)
-
-    def _node_of(self, worker: WorkerId) -> NodeId:
-        return NodeId(worker // self.machine.settings.devices_per_node)
-
-    def _workers_of(self, node: NodeId) -> list[WorkerId]:
-        devices = self.machine.settings.devices_per_node
-        return [WorkerId(node * devices + device) for device in range(devices)]
+        for connection in connections:
+            connection.close()
+        for worker in self.admission.workers_of(node):
+            self._judge.liveness.forget(worker, self._clock.now)

@@ -63,7 +63,8 @@ class Control:
         self._socket: socket.socket | None = None
         self._hello: Hello | None = None
         self._lasting: list[Message] = []
-        self._is_known = False
+        self._number = 0
+        self._told = 0
         self._ended = threading.Event()
 
     def start(self, hello: Hello) -> None:
@@ -78,13 +79,21 @@ class Control:
             match message:
                 case Notice() | Failed():
                     self._lasting.append(message)
-                case Returned():
-                    self._is_known = True
-                case _ if isinstance(message, _OF_A_STEP) and not self._is_known:
+                case _ if isinstance(message, _OF_A_STEP) and self._told != self._number:
                     return
                 case _:
                     pass
             self._transmit(message)
+
+    def send_returned(self, returned: Returned, connection: int) -> None:
+        """Send it on the connection of this number, and on no other.
+
+        Who hears it takes it for what this worker is after all orders of the coordinators before.
+        """
+        with self._lock:
+            if connection == self._number:
+                self._told = connection
+                self._transmit(returned)
 
     def send_last(self, failure: Failed | OutOfMemory) -> None:
         """Send it, and wait for the order to stop: the coordinator may have to be started again to hear of it."""
@@ -138,7 +147,7 @@ class Control:
                     self._ended.set()
         except (EOFError, OSError):
             with self._lock:
-                self._socket, self._is_known = None, False
+                self._socket = None
             sock.close()
             return heard
 
@@ -156,8 +165,7 @@ class Control:
                 sock = self._connect(min(left_s, CONNECT_TIMEOUT_S))
             except OSError:
                 continue
-            self._greet(sock)
-            self._mailbox.put_order(CoordinatorBack())
+            self._mailbox.put_order(CoordinatorBack(self._greet(sock)))
             break
         return pause_s
 
@@ -169,9 +177,12 @@ class Control:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, int(self._timeout_s * 1e3)))
         return sock
 
-    def _greet(self, sock: socket.socket) -> None:
+    def _greet(self, sock: socket.socket) -> int:
+        """Returns the connection's number."""
         with self._lock:
             self._socket = sock
+            self._number += 1
             for message in (self._hello, *self._lasting):
                 assert message is not None
                 self._transmit(message)
+            return self._number

@@ -74,12 +74,6 @@ class Mailbox:
     def has_orders(self) -> bool:
         return bool(self._orders) or self._error is not None
 
-    @property
-    def is_coordinator_news(self) -> bool:
-        """Whether another coordinator was found after all orders that are still to be carried out."""
-        with self.condition:
-            return any(isinstance(order, CoordinatorBack) for order in self._orders)
-
     def take(self, key: Key, idle: Callable[[], bool]) -> tuple[torch.Tensor, ...]:
         """Wait for a message. Raises Interrupted as soon as there is an order.
 

@@ -1,0 +1,56 @@
+"""`planaria agent`: a node's side of a job whose nodes are other hosts. Reads arguments only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from planaria.cli.options import EXIT_INTERRUPTED, TOKEN_VARIABLE, token_of, token_option
+
+
+@click.command()
+@click.option(
+    "--coordinator", required=True, metavar="HOST:PORT", help="Where `planaria train` listens; it prints this."
+)
+@token_option
+@click.option(
+    "--host", default="", metavar="ADDRESS",
+    help="Address of this node for other nodes.  [default: the one from which it reaches the coordinator]",
+)  # fmt: skip
+@click.option(
+    "--import-path", type=click.Path(path_type=Path, file_okay=False), default=Path(), metavar="FOLDER",
+    help="Where a model given as module:function is looked for.  [default: the current folder]",
+)  # fmt: skip
+@click.option(
+    "--give-up", "give_up_s", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True,
+    metavar="SECONDS", help="End when nothing was heard from the coordinator for so long.",
+)  # fmt: skip
+def agent(coordinator: str, token_file: Path | None, host: str, import_path: Path, give_up_s: float) -> int:
+    """Offer this node to a job whose cluster.launcher is "agents"; see docs/hosts.md.
+
+    Starts the node's workers, and offers the node again under a new number when it was cut off. The first SIGTERM or
+    Ctrl-C hands over the node's work and ends; the second ends at once.
+
+    \b
+    Example:
+      planaria agent --coordinator 10.0.0.1:29400 --token-file runs/job/token
+
+    \b
+    Exit code:
+      0 the run is over, or the node was handed over    1 the coordinator is gone
+      2 this node cannot take part    130 interrupted
+    """
+    from planaria.launch.agent import AgentSettings, NodeAgent
+
+    token = token_of(token_file)
+    if not token:
+        raise click.UsageError(f"An agent needs the job's token. Give --token-file FILE, or set {TOKEN_VARIABLE}.")
+    settings = AgentSettings(
+        coordinator=coordinator, token=token, host=host, import_path=import_path.resolve(), give_up_s=give_up_s
+    )
+    try:
+        NodeAgent(settings, lambda line: click.echo(line, err=True)).run()
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    return 0

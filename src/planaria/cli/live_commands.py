@@ -1,0 +1,62 @@
+"""`planaria status`, `add`, `drain` and `stop`: what a user asks of a run that is under way. Reads arguments only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from planaria.cli.options import RUN_FOLDER
+
+
+@click.command()
+@click.argument("run", type=RUN_FOLDER)
+@click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
+def status(run: Path, as_json: bool) -> int:
+    """Show how far RUN is, and on which nodes.
+
+    RUN is the folder of a run, for instance runs/demo.
+    """
+    from planaria.cli import live
+
+    click.echo(live.status(run, as_json=as_json))
+    return 0
+
+
+@click.command()
+@click.argument("run", type=RUN_FOLDER)
+@click.argument("count", type=click.IntRange(min=1), default=1)
+def add(run: Path, count: int) -> int:
+    """Start COUNT more nodes for a RUN that is under way.
+
+    They get their state beside a step, and microbatches from the next one on.
+    """
+    from planaria.cli import live
+
+    click.echo(live.add(run, count))
+    return 0
+
+
+@click.command()
+@click.argument("run", type=RUN_FOLDER)
+@click.argument("node", type=click.IntRange(min=0))
+@click.option("--grace", default=0.0, metavar="SECONDS", help="When the node will be gone, for the record.")
+def drain(run: Path, node: int, grace: float) -> int:
+    """Let NODE of a RUN that is under way hand over its work, and end it.
+
+    Nothing runs twice. Where the others would be too few without it, the node stays.
+    """
+    from planaria.cli import live
+
+    click.echo(live.drain(run, node, grace))
+    return 0
+
+
+@click.command()
+@click.argument("run", type=RUN_FOLDER)
+def stop(run: Path) -> int:
+    """Let a RUN that is under way finish its step, save and end."""
+    from planaria.cli import live
+
+    click.echo(live.stop(run))
+    return 0

@@ -1,0 +1,129 @@
+"""What the coordinator's machine commands is done here, in order: told, written down, published, killed. It decides
+nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from planaria.coordinator.agents import Agents
+from planaria.coordinator.connection import Connection
+from planaria.coordinator.journal import Journal
+from planaria.coordinator.manifests import ManifestWriter
+from planaria.coordinator.nodes import Nodes
+from planaria.coordinator.switchboard import Switchboard
+from planaria.plan.plan import NodeId, WorkerId
+from planaria.protocol.admission import Admission
+from planaria.protocol.events import (
+    Command,
+    Discard,
+    Evict,
+    Finish,
+    Publish,
+    Release,
+    Send,
+    WriteManifest,
+)
+from planaria.protocol.journal import JournalEntry
+from planaria.protocol.judge import Judge
+from planaria.protocol.messages import Message, PlanMessage, encode
+from planaria.protocol.plan_update import difference
+from planaria.protocol.records import AnyRecord, Note
+
+Observer = Callable[[AnyRecord, float], None]
+
+
+class Executor:
+    """Of one coordinator.
+
+    Args:
+        switchboard: the way to connections.
+        admission: whose connection is whose.
+        judge: told of whom nobody needs to judge any more.
+        nodes: the launcher's side.
+        agents: of nodes on other hosts, if nodes are there.
+        journal: open.
+        manifests: makes checkpoints whole.
+        observers: get every record.
+        tell_again: gets records that an earlier coordinator may have published.
+
+    Attributes:
+        finished: how the run ended, once it has.
+    """
+
+    def __init__(
+        self,
+        switchboard: Switchboard,
+        admission: Admission[Connection],
+        judge: Judge,
+        nodes: Nodes,
+        agents: Agents | None,
+        journal: Journal,
+        manifests: ManifestWriter,
+        observers: Sequence[Observer],
+        tell_again: Observer,
+    ) -> None:
+        self.finished: Finish | None = None
+        self._switchboard = switchboard
+        self._admission = admission
+        self._judge = judge
+        self._nodes = nodes
+        self._agents = agents
+        self._journal = journal
+        self._manifests = manifests
+        self._observers = tuple(observers)
+        self._tell_again = tell_again
+        self._encoded: tuple[Message, PlanMessage | None, bytes] | None = None
+
+    def carry_out(self, command: Command) -> None:
+        match command:
+            case Send(worker, message):
+                self.send(worker, message)
+            case JournalEntry():
+                self._journal.write(command)
+            case Publish(record, again=True):
+                self._tell_again(record, time.time())
+            case Publish(record):
+                self._publish(record)
+            case Evict(node):
+                self.evict(node)
+            case Release(node):
+                self._admission.release(node)
+            case WriteManifest() | Discard():
+                self._manifests.order(command)
+            case Finish():
+                self.finished = command
+                if self._agents is not None:
+                    self._agents.dismiss("the run is over")
+
+    def send(self, worker: WorkerId, message: Message) -> None:
+        """A plan is told as what differs from the one before; it is encoded once for all who had the same."""
+        connection = self._admission.connection_of(worker)
+        if connection is None:
+            return
+        before = None
+        if isinstance(message, PlanMessage):
+            before, connection.plan = connection.plan, message
+        if self._encoded is None or self._encoded[0] is not message or self._encoded[1] is not before:
+            update = difference(before, message) if before and isinstance(message, PlanMessage) else None
+            self._encoded = (message, before, encode(update or message))
+        self._switchboard.say(connection, self._encoded[2])
+
+    def evict(self, node: NodeId) -> None:
+        """Kill what can be killed of it, and hear no more of it."""
+        connections = self._admission.fence(node)
+        self._nodes.kill(node)
+        if self._agents is not None:
+            self._agents.kill(node)
+        for connection in connections:
+            self._switchboard.hang_up(connection)
+        for worker in self._admission.workers_of(node):
+            self._judge.liveness.forget(worker, time.monotonic())
+
+    def warn(self, text: str) -> None:
+        self._publish(Note(level="warning", text=text))
+
+    def _publish(self, record: AnyRecord) -> None:
+        now = time.time()
+        for observer in self._observers:
+            observer(record, now)

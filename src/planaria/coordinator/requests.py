@@ -1,0 +1,107 @@
+"""A user's requests to a running job, on connections of their own. They become events of the machine, or a refusal."""
+
+from __future__ import annotations
+
+import hmac
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+
+from planaria.coordinator.connection import Connection
+from planaria.coordinator.switchboard import Switchboard
+from planaria.plan.plan import NodeId
+from planaria.protocol.coordinator import Coordinator
+from planaria.protocol.events import Event, NodeNotice, StopRequested
+from planaria.protocol.messages import PROTOCOL_VERSION
+from planaria.protocol.requests import Answer, Request, Wish, decode_request
+from planaria.worker.frames import FrameError
+
+MAX_ADDED = 1024
+"""Nodes that one request may start."""
+
+
+class Requests:
+    """Those to one coordinator.
+
+    Args:
+        machine: asked for the state; its events go through `handle`.
+        token: of the job.
+        switchboard: the way to connections.
+        handle: has the machine handle an event.
+        start_node: starts one more; None: this is not done from here.
+    """
+
+    def __init__(
+        self,
+        machine: Coordinator,
+        token: str,
+        switchboard: Switchboard,
+        handle: Callable[[Event], None],
+        start_node: Callable[[], NodeId] | None,
+    ) -> None:
+        self._machine = machine
+        self._token = token
+        self._switchboard = switchboard
+        self._handle = handle
+        self._start_node = start_node
+        self._held_up: deque[tuple[Connection, Request]] = deque()
+
+    def take(self, connection: Connection, frame: bytes) -> bool:
+        """Take a connection's first frame if it is a request.
+
+        Raises:
+            FrameError: a request without the job's token, or of another version.
+        """
+        try:
+            request = decode_request(frame)
+        except (ValueError, RecursionError):
+            return False
+        if not hmac.compare_digest(request.token.encode(), self._token.encode()):
+            raise FrameError("a request without the job's token")
+        if request.version != PROTOCOL_VERSION:
+            raise FrameError(f"a request of protocol version {request.version}")
+        self._answer(connection, request)
+        return True
+
+    def answer_held_up(self) -> None:
+        """As soon as it is known which workers came back to a coordinator that was started again."""
+        while self._held_up and not self._machine.awaited:
+            connection, request = self._held_up.popleft()
+            if not connection.is_closed:
+                self._answer(connection, request)
+
+    def _answer(self, connection: Connection, request: Request) -> None:
+        """Do what is asked for, answer, and close."""
+        if self._machine.awaited and request.wish is not Wish.STATUS:
+            self._held_up.append((connection, request))
+            return
+        accepted, text = self._grant(request)
+        answer = Answer(accepted=accepted, text=text, state=self._machine.state)
+        self._switchboard.say(connection, msgspec.msgpack.encode(answer))
+        self._switchboard.hang_up(connection)
+
+    def _grant(self, request: Request) -> tuple[bool, str]:
+        state = self._machine.state
+        match request.wish:
+            case Wish.STATUS:
+                return True, ""
+            case Wish.STOP:
+                self._handle(StopRequested())
+                return True, f"step {state.step} is finished and saved, then the run ends"
+            case Wish.DRAIN:
+                if request.node not in state.nodes:
+                    live = ", ".join(map(str, state.nodes))
+                    return False, f"node {request.node} is not there. The nodes are {live}"
+                self._handle(NodeNotice(NodeId(request.node), request.grace_s, "drained by the user"))
+                return True, f"node {request.node} hands over its work and ends after the next steps"
+            case Wish.ADD:
+                return self._add(request.count)
+
+    def _add(self, count: int) -> tuple[bool, str]:
+        if self._start_node is None:
+            return False, "nodes are not started from here. Run planaria agent on one more"
+        if not 1 <= count <= MAX_ADDED:
+            return False, f"count = {count}: from 1 to {MAX_ADDED} nodes can be added at once"
+        added = [self._start_node() for _ in range(count)]
+        return True, f"node{'s' if len(added) > 1 else ''} {', '.join(map(str, added))} started"

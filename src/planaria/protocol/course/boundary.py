@@ -1,0 +1,160 @@
+"""A step boundary: everybody holds after a commit, and the run goes on, gets another plan, is saved, waits or ends.
+
+What is decided here is which of these; the plans themselves are chosen by `planaria.protocol.placing`.
+"""
+
+from __future__ import annotations
+
+from planaria.plan.plan import PlanError
+from planaria.protocol.course import checkpoint, end
+from planaria.protocol.course.restore import restore, wait
+from planaria.protocol.course.run import Run
+from planaria.protocol.course.take import release, same_again, take
+from planaria.protocol.events import Command, Publish
+from planaria.protocol.kept import Holders
+from planaria.protocol.messages import StateSource
+from planaria.protocol.phases import Phase, Purpose
+from planaria.protocol.records import Note, RunStatus
+from planaria.protocol.saving import NobodyHolds
+from planaria.protocol.shortage import WouldRunOut
+
+
+def after_commit(run: Run, committed: int) -> list[Command]:
+    """Everybody holds after the commit: end or go on."""
+    if committed == run.settings.train.steps:
+        return save_then_end(run, RunStatus.COMPLETED, "")
+    if run.intent.is_stopping:
+        return save_then_end(run, RunStatus.INTERRUPTED, "stopped by the user")
+    return go_on(run)
+
+
+def go_on(run: Run) -> list[Command]:
+    """Begin the step with the same plan if it still stands, else with a new one."""
+    if run.goes_on(run.step):
+        return [*same_again(run), *end.close_recovery(run)]
+    holders = run.holders()
+    if without := run.without_replica(holders):
+        return restore(run, without)
+    if run.standing.has_lost_nobody(frozenset(run.members.nodes)):
+        return [*_hand_over(run, holders), *end.close_recovery(run)]
+    return [*reconfigure(run, holders), *end.close_recovery(run)]
+
+
+def try_again(run: Run) -> list[Command]:
+    """A node joined while the job waited for one."""
+    holders = run.holders()
+    if without := run.without_replica(holders):
+        return restore(run, without)
+    return reconfigure(run, holders)
+
+
+# Another plan
+
+
+def reconfigure(run: Run, holders: Holders) -> list[Command]:
+    """A new placement for a step that nobody has begun, or the end when too few nodes are left for one."""
+    if run.shortages.fatal is not None:
+        return end_short_of_memory(run)
+    try:
+        proposal = run.placing.placement(run.situation(holders), at_once=True)
+    except WouldRunOut as error:
+        return _exhausted(run, str(error), RunStatus.FAILED)
+    except PlanError as error:
+        return _exhausted(run, str(error))
+    if run.recovery is not None:
+        run.recovery.add_reconfiguration(proposal)
+        if run.attempt.is_void:
+            run.recovery.add_rerun(proposal.plan)
+    beside = run.placing.step_beside(proposal)
+    if beside is not None:
+        return [*take(run, beside, Purpose.WARM_UP, StateSource.LIVE), *release(run)]
+    return [*take(run, proposal, Purpose.RECONFIGURE, StateSource.LIVE), *release(run)]
+
+
+def _hand_over(run: Run, holders: Holders) -> list[Command]:
+    """Nobody is lost; nodes came, will go or have other speeds."""
+    steps_left = run.settings.train.steps - run.step + 1
+    choice = run.placing.beside(run.situation(holders), stands=run.stands, steps_left=steps_left)
+    if choice.purpose is Purpose.GO_ON:
+        run.standing.keep(run.members.leaving.keys())
+        measured = end.close_timing(run) if choice.is_second_look else []
+        if choice.is_second_look:
+            estimated = run.placing.policy.estimated(run.plan)
+            run.timing.expect(estimated.step_time_s, estimated.longest_s)
+        return [*measured, *same_again(run)]
+    run.standing.newcomers.clear()
+    if choice.proposal is None:
+        return reconfigure(run, holders)
+    return take(run, choice.proposal, choice.purpose, StateSource.LIVE)
+
+
+# Too few nodes, or too little memory
+
+
+def _exhausted(run: Run, reason: str, status: RunStatus = RunStatus.EXHAUSTED) -> list[Command]:
+    if not run.settings.waits:
+        return save_then_end(run, status, reason)
+    run.intent.waiting = reason
+    return _save(run)
+
+
+def end_short_of_memory(run: Run) -> list[Command]:
+    """Nobody computes: the state before the step in progress is saved."""
+    assert run.shortages.fatal is not None
+    if run.step == 1:
+        return end.end(run, RunStatus.FAILED, run.shortages.fatal)  # there is nothing to save
+    return save_then_end(run, RunStatus.FAILED, run.shortages.fatal)
+
+
+# Saving while everybody waits
+
+
+def save_then_end(run: Run, status: RunStatus, message: str) -> list[Command]:
+    """The run ends with the state after the last committed step on disk, if that can be."""
+    run.intent.ending = (status, message)
+    return [*end.close_recovery(run), *_save(run)]
+
+
+def _save(run: Run) -> list[Command]:
+    """Ask for the state after the last committed step, every group from one of its holders, and wait for it."""
+    last, under_way = run.checkpoints.last, run.checkpoints.under_way
+    if last is not None and last.step == run.step - 1:
+        return after_saving(run)
+    run.phase = Phase.SAVING
+    if under_way is None or under_way.step != run.step - 1:
+        run.checkpoints.begin(run.step - 1, len(run.plan.groups), run.exponents, run.now)
+    return ask_to_save(run)
+
+
+def ask_to_save(run: Run) -> list[Command]:
+    """For what nobody writes of the checkpoint that everybody waits for."""
+    try:
+        return checkpoint.order_rest(run)
+    except NobodyHolds as lost:
+        return could_not_save(run, f"no replica of parameter group {lost.group} is left")
+
+
+def could_not_save(run: Run, why: str) -> list[Command]:
+    """Everybody waited for nothing. What was to follow does, and the reason says so."""
+    lost, run.checkpoints.under_way = f"step {run.step - 1} could not be saved: {why}", None
+    without = run.without_replica(run.holders())
+    if run.intent.ending is None and without:
+        return restore(run, without)
+    if run.intent.ending is None:
+        return [Publish(Note(level="warning", text=lost)), *after_saving(run)]
+    status, message = run.intent.ending
+    status = RunStatus.FAILED if status is RunStatus.COMPLETED else status
+    return end.end(run, status, f"{message}; {lost}".removeprefix("; "))
+
+
+def after_saving(run: Run) -> list[Command]:
+    """What the state was saved for: the end, waiting for nodes, or just to go on."""
+    if run.intent.is_exhausted and run.standing.newcomers:
+        run.standing.newcomers.clear()  # who joined while the state was saved may be enough
+        run.intent.ending = run.intent.waiting = None
+        return try_again(run)
+    if run.intent.ending is not None:
+        return end.end(run, *run.intent.ending)
+    if run.intent.waiting is not None:
+        return wait(run)
+    return go_on(run)

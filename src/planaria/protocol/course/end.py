@@ -1,0 +1,77 @@
+"""The end of a run, and of a recovery: what is told then. Nothing follows it."""
+
+from __future__ import annotations
+
+from planaria.protocol.course.run import Run
+from planaria.protocol.events import Command, DecisionTook, Finish, Publish, Received, Send, StopRequested
+from planaria.protocol.journal import JournalEnd, JournalRecovery, JournalStop
+from planaria.protocol.messages import Failed, Stop
+from planaria.protocol.phases import Phase
+from planaria.protocol.records import Note, Recovered, RunEnded, RunStatus
+
+
+def stop_requested(run: Run, event: StopRequested) -> list[Command]:
+    """By the user: after the step in progress, or at once where there is none."""
+    run.intent.is_stopping = True
+    if run.phase is Phase.GATHERING:
+        return end(run, RunStatus.INTERRUPTED, "stopped by the user before the first step")
+    if run.phase is Phase.WAITING:
+        return end(run, RunStatus.INTERRUPTED, "stopped by the user")
+    if run.phase is Phase.SAVING and run.intent.ending is None:
+        run.intent.ending = (RunStatus.INTERRUPTED, "stopped by the user")
+    text = f"stopping: step {run.step} is finished and saved; interrupt again to end at once"
+    return [JournalStop(), Publish(Note(level="info", text=text))]
+
+
+def failed(run: Run, event: Received) -> list[Command]:
+    """The user's own code raised; it would again."""
+    failure = event.message
+    assert isinstance(failure, Failed)
+    return end(run, RunStatus.FAILED, f"{failure.where}: {failure.text}")
+
+
+def end(run: Run, status: RunStatus, message: str) -> list[Command]:
+    """Everybody stops."""
+    run.phase = Phase.ENDED
+    stop = Stop(reason=status.value)
+    ended = RunEnded(
+        status=status,
+        steps=run.step - 1,
+        message=message,
+        skipped_microbatches=run.counts.skipped,
+        duplicated_microbatches=run.counts.duplicated,
+        skipped_steps=len(run.skipped_steps),
+    )
+    stops: list[Command] = [Send(worker, stop) for worker in run.members.workers]
+    return [
+        *close_recovery(run),
+        JournalEnd(records=(ended,)),
+        *stops,
+        *close_timing(run),
+        Publish(ended),
+        Finish(status, message),
+    ]
+
+
+def decision_took(run: Run, event: DecisionTook) -> list[Command]:
+    """A measurement for the account of the recovery, and for the next decision."""
+    run.timing.decided(event.seconds)
+    if run.recovery is not None:
+        run.recovery.decide_s += event.seconds
+    return []
+
+
+def close_recovery(run: Run) -> list[Command]:
+    """A step was committed since the losses, and the plan for what is left is in force."""
+    recovery = run.recovery
+    if recovery is None or recovery.resumed is None:
+        return []
+    run.recovery = None
+    record = Recovered(recovery=recovery.close(run.settings.train.num_microbatches))
+    return [JournalRecovery(records=(record,)), Publish(record)]
+
+
+def close_timing(run: Run) -> list[Command]:
+    """The plan in force is no longer measured."""
+    record = None if run.current is None else run.timing.close(run.plan.generation)
+    return [] if record is None else [Publish(record)]

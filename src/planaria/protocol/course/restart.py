@@ -1,0 +1,183 @@
+"""After a coordinator that died: its last decisions are carried out again, its workers come back, and the run goes on.
+
+Who is awaited and where the job is, is `planaria.protocol.returning`'s to say; here it is acted upon.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from planaria.protocol.ballot import Ballot
+from planaria.protocol.commit import NOT_APPLIED
+from planaria.protocol.course import arrival, boundary, end, salvage, step
+from planaria.protocol.course.loss import lose
+from planaria.protocol.course.run import Run
+from planaria.protocol.events import (
+    Command,
+    Evict,
+    Finish,
+    NodeGone,
+    Publish,
+    Received,
+    Release,
+    Restarted,
+    Send,
+    WorkerJoined,
+)
+from planaria.protocol.journal import JournalRestart
+from planaria.protocol.messages import Ready, Recall, Returned, Vote
+from planaria.protocol.phases import Phase
+from planaria.protocol.records import CoordinatorRestarted, RunEnded, RunStatus
+from planaria.protocol.recovery import OpenRecovery
+from planaria.protocol.returning import Position
+from planaria.protocol.salvage import Salvage
+
+
+def restarted(run: Run, event: Restarted) -> list[Command]:
+    """Its last decisions are carried out again as far as they may not have been."""
+    past = run.past
+    run.returning.began = run.now
+    run.attempt.began = run.now if event.step_began is None else event.step_began
+    run.members.leaving = dict.fromkeys(past.leaving, run.now)
+    if past.losses:
+        run.recovery = OpenRecovery(step=run.step, policy=run.settings.policy_name, began=run.now)
+        for loss in past.losses:
+            run.recovery.add_loss(loss.node, loss.cause, None)
+        run.recovery.resumed = run.now if past.has_resumed else None
+    commands: list[Command] = [JournalRestart()]
+    commands += [Evict(node) for node in sorted(past.lost)]
+    commands += [Release(node) for node in sorted(past.released)]
+    commands += [Publish(record, again=True) for record in past.records]
+    if past.end is not None:
+        (ended,) = past.end.records
+        assert isinstance(ended, RunEnded)
+        run.step = ended.steps + 1
+        return [*commands, Finish(ended.status, ended.message)]
+    return commands + _go_on_when_returned(run)
+
+
+# Who comes back
+
+
+def came_back(run: Run, event: WorkerJoined) -> list[Command]:
+    """It says hello; what it has, it says next."""
+    return arrival.join(run, event) + _go_on_when_returned(run)
+
+
+def returned(run: Run, event: Received) -> list[Command]:
+    """Where a worker is, and what it has."""
+    assert isinstance(event.message, Returned)
+    if event.worker not in run.members.addresses:
+        return []
+    run.returning.report(event.worker, event.message)
+    return _go_on_when_returned(run)
+
+
+def lost_while_returning(run: Run, event: NodeGone) -> list[Command]:
+    """It is not awaited any more."""
+    if event.node in run.members.gone:
+        return []
+    return lose(run, event) + _go_on_when_returned(run)
+
+
+def voted_while_returning(run: Run, event: Received) -> list[Command]:
+    """It got so far after it came back."""
+    assert isinstance(event.message, Vote)
+    run.returning.vote(event.worker, event.message)
+    return []
+
+
+def ready_while_returning(run: Run, event: Received) -> list[Command]:
+    """Likewise."""
+    assert isinstance(event.message, Ready)
+    run.returning.ready(event.worker, event.message)
+    return []
+
+
+# How it goes on
+
+
+def _go_on_when_returned(run: Run) -> list[Command]:
+    if run.awaited:
+        return []
+    ask = run.returning.to_ask()
+    if ask is not None:
+        run.returning.ask(ask)
+        return [Send(ask, Recall())]
+    run.placing.generation = max(0, run.returning.generation)
+    run.checkpoints.number_from(run.returning.serial)
+    position = run.returning.position()
+    if position is not None:
+        return go_on_from(run, position)
+    run.phase = Phase.GATHERING
+    if run.intent.is_stopping:
+        return end.end(run, RunStatus.INTERRUPTED, "stopped by the user before the first step")
+    return arrival.start_when_gathered(run)
+
+
+def go_on_from(run: Run, position: Position) -> list[Command]:
+    """Everybody who lives is told what he was not told; whoever has nothing to hear goes on undisturbed."""
+    returning = run.returning
+    run.current = position.message.plan
+    run.phase = Phase.TRAINING
+    run.step = position.step
+    run.exponents = position.exponents
+    commands: list[Command] = []
+    for entry in returning.unwritten(position, run.settings.train, len(run.members.nodes), run.now):
+        commands += [entry, *(Publish(record, again=True) for record in entry.records)]
+    if position.commit is not None and position.commit.clip_factor == NOT_APPLIED:
+        run.skipped_steps.add(position.commit.step)
+    stale = {run.members.node_of(worker) for worker in returning.stale(position)}
+    for node in sorted(stale):
+        commands += lose(run, NodeGone(node, "what it holds is older than the job"))
+    _take_up(run, position)
+    commands += _untold(run, position)
+    record = CoordinatorRestarted(
+        step=run.step,
+        returned=len(run.members.addresses),
+        lag=returning.lag(position),
+        seconds=run.now - returning.began,
+    )
+    return [*commands, Publish(record), *_go_on_within(run, position)]
+
+
+def _take_up(run: Run, position: Position) -> None:
+    """The attempt at the step in progress, and the placement, as those who came back have them."""
+    returning, plan = run.returning, run.plan
+    ballot = run.attempt.ballot = Ballot(plan)
+    for worker, vote in returning.votes(position).items():
+        ballot.cast(worker, vote)
+    run.attempt.salvage = Salvage(returning.earlier(position))
+    run.attempt.unready = returning.unready(position)
+    run.standing = returning.standing(position, frozenset(run.members.nodes), run.members.leaving.keys())
+    run.placing.speeds.expect(plan, run.placing.policy.estimated(plan).compute_s)
+    if not set(run.members.nodes) <= set(plan.nodes):
+        run.placing.pacing.look_again(run.step + 1)  # one may rest, which nobody knows any more
+
+
+def _untold(run: Run, position: Position) -> list[Command]:
+    """The last commit and the plan in force, for those who did not hear of them."""
+    returning = run.returning
+    commands: list[Command] = []
+    for worker in returning.lacks_commit(position):
+        assert position.commit is not None
+        commands.append(Send(worker, position.commit))
+    # Whoever is lost stays in the addresses: his peers learn of it with the next plan.
+    addresses = {**position.message.addresses, **run.members.addresses}
+    message = msgspec.structs.replace(
+        position.message, addresses={worker: addresses[worker] for worker in run.plan.workers}
+    )
+    return commands + [Send(worker, message) for worker in returning.lacks_plan(position)]
+
+
+def _go_on_within(run: Run, position: Position) -> list[Command]:
+    """At the boundary after the last commit, or inside the step in progress."""
+    if position.is_boundary:
+        run.attempt.unready = set()
+        return boundary.after_commit(run, position.step - 1)
+    if run.attempt.votes.is_enough(run.members.addresses):
+        return step.commit(run)
+    is_whole = all(worker in run.members.addresses for worker in run.plan.workers)
+    if is_whole and not run.returning.halted(position):
+        return []
+    return salvage.begin(run)

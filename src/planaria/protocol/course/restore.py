@@ -1,0 +1,75 @@
+"""Back to the last checkpoint when some group has no replica left; and waiting when too few nodes are left for it."""
+
+from __future__ import annotations
+
+from planaria.plan.plan import PlanError
+from planaria.protocol.course import end
+from planaria.protocol.course.run import Run
+from planaria.protocol.course.take import take
+from planaria.protocol.events import Command, Publish
+from planaria.protocol.messages import StateSource
+from planaria.protocol.phases import Phase, Purpose
+from planaria.protocol.records import Restored, RunStatus, Waiting
+from planaria.protocol.settings import CheckpointRef
+from planaria.protocol.shortage import WouldRunOut
+
+
+def restore(run: Run, without: list[int]) -> list[Command]:
+    """To the last checkpoint, or to the start if nothing was committed.
+
+    Args:
+        run: whose state is lost in part.
+        without: groups that nobody holds.
+    """
+    layers = sorted({layer for group in without for layer in run.plan.groups[group].layers})
+    lost = f"no replica of layer{'s' if len(layers) > 1 else ''} {', '.join(map(str, layers))} is left"
+    checkpoint = run.checkpoints.last
+    if run.shortages.fatal is not None:
+        return end.end(run, RunStatus.FAILED, f"{run.shortages.fatal}; {lost}")
+    if checkpoint is None and run.step > run.settings.first_step:
+        remedy = "Set run.checkpoint_every, or a higher resilience.fault_tolerance."
+        return end.end(run, RunStatus.FAILED, f"{lost} and there is no checkpoint. {remedy}")
+    try:
+        proposal = run.placing.again(run.members.nodes)
+    except PlanError as error:
+        return _no_plan(run, error, lost)
+    committed = run.step - 1
+    _go_back(run, checkpoint)
+    if run.recovery is not None:
+        run.recovery.reason = f"{lost}: back to step {run.step - 1}."
+    source = StateSource.CHECKPOINT if checkpoint else StateSource.INITIAL
+    record = Restored(from_step=committed, to_step=run.step - 1, reason=lost)
+    folder = checkpoint.folder if checkpoint else ""
+    return take(run, proposal, Purpose.RESTORE, source, folder, (record,))
+
+
+def _no_plan(run: Run, error: PlanError, lost: str) -> list[Command]:
+    """There is something to go back to, and no plan for the nodes that are left."""
+    checkpoint = run.checkpoints.last
+    saved = f"Checkpoint: step {checkpoint.step}." if checkpoint else "There is no checkpoint."
+    reason = f"{lost}; {error} {saved}"
+    if not run.settings.waits:
+        status = RunStatus.FAILED if isinstance(error, WouldRunOut) else RunStatus.EXHAUSTED
+        return end.end(run, status, reason)
+    run.intent.waiting = reason
+    return wait(run)
+
+
+def _go_back(run: Run, checkpoint: CheckpointRef | None) -> None:
+    run.placing.wake_all(run.step)
+    run.checkpoints.under_way = None
+    run.step = 1 + (checkpoint.step if checkpoint else 0)
+    run.skipped_steps = {step for step in run.skipped_steps if step < run.step}
+    run.exponents = run.exponents_of(checkpoint)
+
+
+def wait(run: Run) -> list[Command]:
+    """For nodes; what is left keeps its state. Unless the user wants the run to end."""
+    assert run.intent.waiting is not None
+    run.phase = Phase.WAITING
+    live = len(run.members.nodes)
+    record = Waiting(step=run.step, live_nodes=live, reason=run.intent.waiting)
+    run.intent.waiting = None
+    if run.intent.is_stopping:
+        return end.end(run, RunStatus.INTERRUPTED, "stopped by the user")
+    return [Publish(record)]

@@ -1,0 +1,240 @@
+"""The run as its coordinator knows it: where it is, who is in it, and what is under way.
+
+State and questions about it. Whatever changes it is in the other modules of the package; nothing here gives commands.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from planaria.plan.plan import NodeId, Plan, WorkerId
+from planaria.plan.replicas import lacking
+from planaria.policy.outlook import USUAL_DECISION_S, Outlook
+from planaria.policy.proposal import Policy
+from planaria.protocol.ballot import Ballot
+from planaria.protocol.commit import FIRST_EXPONENT
+from planaria.protocol.damage import Damages
+from planaria.protocol.failures import Failures
+from planaria.protocol.kept import Kept
+from planaria.protocol.membership import Membership
+from planaria.protocol.past import Past
+from planaria.protocol.phases import AT_WORK, Phase
+from planaria.protocol.placing import Placing, Situation
+from planaria.protocol.records import RunStatus
+from planaria.protocol.recovery import OpenRecovery
+from planaria.protocol.returning import Returning
+from planaria.protocol.salvage import Salvage
+from planaria.protocol.saving import Checkpoints
+from planaria.protocol.settings import CheckpointRef, RunSettings
+from planaria.protocol.shortage import Shortages
+from planaria.protocol.standing import Standing
+from planaria.protocol.timing import Timing
+
+
+@dataclass(slots=True)
+class Counts:
+    """Of contributions, for the user: 0 both, or the machine stopped itself.
+
+    Attributes:
+        skipped: that a commit lacked.
+        duplicated: that a commit had twice.
+    """
+
+    skipped: int = 0
+    duplicated: int = 0
+
+
+@dataclass(slots=True)
+class Intent:
+    """What is wanted of the run beside going on.
+
+    Attributes:
+        is_stopping: the user wants it to end at the next boundary.
+        ending: it ends as soon as the state is saved: how, and why.
+        waiting: it waits for nodes as soon as the state is saved: why.
+    """
+
+    is_stopping: bool = False
+    ending: tuple[RunStatus, str] | None = None
+    waiting: str | None = None
+
+    @property
+    def is_exhausted(self) -> bool:
+        """It ends or waits for want of nodes, so that others may change it."""
+        return self.waiting is not None or (self.ending is not None and self.ending[0] is RunStatus.EXHAUSTED)
+
+
+class Attempt:
+    """At the step in progress.
+
+    Attributes:
+        began: monotonic seconds.
+        ballot: of the votes under the plan in force; None before there is one.
+        unready: workers whose state is on its way, or who stopped inside the step.
+        salvage: of the losses.
+        is_void: nobody can finish what others began of the step: it is begun anew.
+    """
+
+    def __init__(self) -> None:
+        self.began = 0.0
+        self.ballot: Ballot | None = None
+        self.unready: set[WorkerId] = set()
+        self.salvage = Salvage()
+        self.is_void = False
+
+    @property
+    def votes(self) -> Ballot:
+        assert self.ballot is not None, "no ballot before there is a plan"
+        return self.ballot
+
+    def forget(self, worker: WorkerId) -> None:
+        """The worker is lost."""
+        self.unready.discard(worker)
+        self.salvage.forget(worker)
+        if self.ballot is not None:
+            self.ballot.withdraw(worker)
+
+
+class Run:
+    """One run.
+
+    Args:
+        settings: of the run.
+        policy: makes the plans.
+        past: what the journal of a coordinator that died says.
+        shortages: of memory.
+
+    Attributes:
+        phase: of the machine.
+        now: monotonic seconds of the event that is handled.
+        step: in progress; every earlier one is committed.
+        exponents: grid exponents of the step in progress.
+        current: the plan in force; None until the workers have joined.
+        is_degraded: the plan in force has too few replicas of some layer.
+        recovery: from the losses that are not recovered from.
+        history: of the machine's latest transitions.
+    """
+
+    def __init__(self, settings: RunSettings, policy: Policy, past: Past | None, shortages: Shortages | None) -> None:
+        self.settings = settings
+        self.phase = Phase.GATHERING
+        self.now = 0.0
+        self.step = settings.first_step
+        self.exponents = self.exponents_of(settings.resume)
+        self.current: Plan | None = None
+        self.is_degraded = False
+        self.placing = Placing(policy, shortages or Shortages(), settings.fault_tolerance)
+        self.members = Membership(settings.num_nodes, settings.devices_per_node)
+        self.standing = Standing()
+        self.kept = Kept()
+        self.checkpoints = Checkpoints(settings.checkpoint_root, settings.checkpoint_every, settings.resume)
+        self.timing = Timing()
+        self.failures = Failures(settings.mean_time_between_failures_s)
+        self.damages = Damages()
+        self.attempt = Attempt()
+        self.recovery: OpenRecovery | None = None
+        self.intent = Intent()
+        self.counts = Counts()
+        self.skipped_steps: set[int] = set()
+        self.past = past or Past()
+        self.returning = Returning(self.past, settings.num_nodes, settings.devices_per_node)
+        self.history: deque[str] = deque(maxlen=64)
+        if past is not None:
+            self._begin_with(past)
+
+    def _begin_with(self, past: Past) -> None:
+        self.phase = Phase.RETURNING if past.end is None else Phase.ENDED
+        self.step = past.step or self.step
+        self.checkpoints.last = past.checkpoint or self.checkpoints.last
+        self.skipped_steps = set(past.skipped_steps)
+        self.intent.is_stopping = past.is_stopping
+        self.members.gone = set(past.gone)
+        self.members.leaving = dict.fromkeys(past.leaving, 0.0)
+        if past.plan is not None:
+            self.timing.expect(past.plan.step_time_s, past.plan.longest_s)
+            self.is_degraded = bool(lacking(past.plan.message.plan, self.settings.fault_tolerance))
+            if past.last_step_s is not None:
+                self.timing.took_before(past.last_step_s)
+
+    @property
+    def plan(self) -> Plan:
+        assert self.current is not None, "no plan before the workers have joined"
+        return self.current
+
+    @property
+    def shortages(self) -> Shortages:
+        return self.placing.shortages
+
+    def exponents_of(self, checkpoint: CheckpointRef | None) -> tuple[int, ...]:
+        """That a run begins with at a checkpoint, or at its start."""
+        return checkpoint.exponents if checkpoint else (FIRST_EXPONENT,) * self.settings.num_groups
+
+    # Who holds what
+
+    def holders(self) -> dict[WorkerId, tuple[int, ...]]:
+        """The groups of which each live worker holds a replica as of the last commit."""
+        holders = {}
+        for worker in self.members.workers:
+            reported = self.attempt.salvage.held(worker)
+            holders[worker] = self.plan.groups_of.get(worker, ()) if reported is None else reported
+        return self.kept.added_to(holders, self.step) if self.without_replica(holders) else holders
+
+    def without_replica(self, holders: Mapping[WorkerId, tuple[int, ...]]) -> list[int]:
+        """Groups that nobody holds."""
+        held = {group for groups in holders.values() for group in groups}
+        return [group for group in range(len(self.plan.groups)) if group not in held]
+
+    def situation(self, holders: Mapping[WorkerId, tuple[int, ...]]) -> Situation:
+        """For which a placement may be made."""
+        return Situation(
+            plan=self.plan,
+            step=self.step,
+            holders=holders,
+            gone=frozenset(self.members.gone),
+            leaving=frozenset(self.members.leaving),
+            outlook=self._outlook(),
+        )
+
+    def _outlook(self) -> Outlook:
+        """What is known of the time to come."""
+        last, decision_s = self.checkpoints.last, self.timing.decision_s
+        return Outlook(
+            time_to_failure_s=self.failures.time_to_next_s(self.now),
+            steps_left=self.settings.train.steps - self.step + 1,
+            steps_at_stake=self.step - 1 - (last.step if last is not None else 0),
+            checkpoint_every=self.settings.checkpoint_every,
+            decision_s=USUAL_DECISION_S if decision_s is None else decision_s,
+        )
+
+    # Whether the plan in force goes on
+
+    @property
+    def stands(self) -> bool:
+        """The nodes of the placement are there and stay, and no others came."""
+        return self.standing.stands(frozenset(self.members.nodes), self.members.staying)
+
+    def goes_on(self, step: int) -> bool:
+        """Whether the plan in force is the one for this step too."""
+        return self.stands and not self.placing.pacing.is_due(step)
+
+    # Nodes
+
+    def is_known(self, node: NodeId) -> bool:
+        """It is in the job, though it may not have come back yet."""
+        return node not in self.members.gone and (node in self.past.joined or node < self.settings.num_nodes)
+
+    def needs(self, node: NodeId) -> bool:
+        """Whether the plan in force does, so that the node's loss strikes the job."""
+        if self.phase is Phase.RETURNING:
+            message = self.returning.message
+            return message is not None and node in message.plan.nodes
+        return self.phase in AT_WORK and node in self.plan.nodes
+
+    @property
+    def awaited(self) -> frozenset[WorkerId]:
+        """Workers of an earlier coordinator that have not come back; none unless the phase is `RETURNING`."""
+        if self.phase is not Phase.RETURNING:
+            return frozenset()
+        return self.returning.awaited(self.members.addresses, self.members.gone)

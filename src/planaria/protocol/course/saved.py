@@ -1,0 +1,51 @@
+"""Answers to orders to save: parts that are on disk, and what could not be written."""
+
+from __future__ import annotations
+
+from planaria.protocol.course import boundary, checkpoint
+from planaria.protocol.course.run import Run
+from planaria.protocol.events import Command, ManifestFailed, ManifestWritten, Publish, Received, WriteManifest
+from planaria.protocol.journal import JournalCheckpoint
+from planaria.protocol.messages import NotSaved, Saved
+from planaria.protocol.phases import Phase
+from planaria.protocol.records import CheckpointSaved
+
+
+def saved(run: Run, event: Received) -> list[Command]:
+    """A worker wrote its groups; when all are there, the checkpoint is made whole."""
+    message = event.message
+    assert isinstance(message, Saved)
+    saving = run.checkpoints.answered_by(message)
+    if saving is None:
+        return []
+    saving.written(message.groups)
+    if not saving.is_whole:
+        return []
+    return [WriteManifest(saving.step, saving.folder, saving.groups, saving.exponents)]
+
+
+def not_saved(run: Run, event: Received) -> list[Command]:
+    """A worker could not write its groups."""
+    message = event.message
+    assert isinstance(message, NotSaved)
+    return [] if run.checkpoints.answered_by(message) is None else _failed(run, message.text)
+
+
+def manifest_failed(run: Run, event: ManifestFailed) -> list[Command]:
+    """All parts are there, and it could not be made whole."""
+    return _failed(run, event.text) if run.checkpoints.is_under_way(event.step) else []
+
+
+def _failed(run: Run, why: str) -> list[Command]:
+    return boundary.could_not_save(run, why) if run.phase is Phase.SAVING else checkpoint.give_up(run, why)
+
+
+def manifest_written(run: Run, event: ManifestWritten) -> list[Command]:
+    """It is the last whole one now."""
+    if not run.checkpoints.is_under_way(event.step):
+        return []  # given up while it was made whole: a later one was wanted, or the job went back
+    saving = run.checkpoints.complete()
+    record = CheckpointSaved(step=event.step, folder=event.folder, seconds=run.now - saving.began)
+    assert run.checkpoints.last is not None
+    entry = JournalCheckpoint(checkpoint=run.checkpoints.last, records=(record,))
+    return [entry, Publish(record), *(boundary.after_saving(run) if run.phase is Phase.SAVING else [])]

@@ -1,0 +1,107 @@
+"""The step in progress: votes come in, and when they are enough it is committed: durable first, then told."""
+
+from __future__ import annotations
+
+import msgspec
+
+from planaria.job.settings import WhenNotFinite
+from planaria.protocol.ballot import Ballot, Tally
+from planaria.protocol.commit import Outcome, outcome
+from planaria.protocol.course import boundary, checkpoint, end
+from planaria.protocol.course.run import Run
+from planaria.protocol.course.take import release
+from planaria.protocol.events import Command, Publish, Received, Send
+from planaria.protocol.journal import JournalCommit
+from planaria.protocol.messages import Commit, Ready, Vote
+from planaria.protocol.phases import ProtocolError
+from planaria.protocol.records import RunStatus
+from planaria.protocol.telling import not_finite, step_committed
+
+
+def ready(run: Run, event: Received) -> list[Command]:
+    """All state that the plan gives the worker is in place."""
+    assert isinstance(event.message, Ready)
+    if event.message.generation == run.plan.generation:
+        run.attempt.unready.discard(event.worker)
+    return []
+
+
+def voted(run: Run, event: Received) -> list[Command]:
+    """The worker's program ran to its end."""
+    vote = event.message
+    assert isinstance(vote, Vote)
+    votes = run.attempt.votes
+    if (vote.generation, vote.step) != (run.plan.generation, run.step):
+        return []
+    if event.worker in run.members.addresses:
+        votes.cast(event.worker, vote)
+    return commit(run) if votes.is_enough(run.members.addresses) else []
+
+
+def commit(run: Run) -> list[Command]:
+    """The step is done; or it ends the run, if it cannot be applied and the user wants to know."""
+    tally = run.attempt.votes.tally()
+    _require_whole(run, tally)
+    run.shortages.committed(run.plan)
+    found = outcome(tally, run.exponents, run.settings.train.clip_norm)
+    if not found.is_applied and run.settings.train.when_not_finite is not WhenNotFinite.SKIP:
+        return boundary.save_then_end(run, RunStatus.FAILED, not_finite(run.step, found.loss, found.norm))
+    if not found.is_applied:
+        run.skipped_steps.add(run.step)
+    run.exponents = found.exponents
+    # What a step tells of speeds may make the next one's plan due, and so the commit hold.
+    news = [] if run.recovery is not None else run.placing.judge(run.step, tally.compute_s)
+    message = Commit(
+        generation=run.plan.generation,
+        step=run.step,
+        clip_factor=found.clip_factor,
+        exponents=run.exponents,
+        hold=_holds_after(run, run.step),
+        loss=found.loss,
+        norm=found.norm,
+    )
+    told = [*_tell(run, message, found), *map(Publish, news)]
+    run.step += 1
+    run.attempt.began = run.now
+    run.attempt.ballot = Ballot(run.plan)
+    if run.recovery is not None:
+        run.recovery.committed(run.now)
+    if message.hold:
+        return told + boundary.after_commit(run, message.step)
+    return [*told, *end.close_recovery(run), *release(run)]
+
+
+def _require_whole(run: Run, tally: Tally) -> None:
+    run.counts.skipped += tally.missing
+    run.counts.duplicated += tally.twice
+    if tally.missing or tally.twice:
+        raise ProtocolError(
+            f"step {run.step}: {tally.missing} contributions missing and {tally.twice} counted twice; "
+            f"recent: {'; '.join(run.history)}"
+        )
+
+
+def _tell(run: Run, message: Commit, found: Outcome) -> list[Command]:
+    """It is written down, then everybody who voted hears of it, and perhaps what he is to save of it."""
+    record = step_committed(
+        run.settings.train,
+        message,
+        loss=found.loss,
+        norm=found.norm,
+        live_nodes=len(run.members.nodes),
+        duration_s=max(run.now - run.attempt.began, 1e-9),
+    )
+    if run.recovery is None:
+        run.timing.committed(record.duration_s)
+    parts = checkpoint.order_beside(run, message.step) if message.step < run.settings.train.steps else {}
+    commands: list[Command] = [JournalCommit(commit=message, records=(record,))]
+    for worker in run.attempt.votes.voters:
+        save = parts.get(worker)
+        commands.append(Send(worker, msgspec.structs.replace(message, save=save) if save else message))
+    return [*commands, Publish(record)]
+
+
+def _holds_after(run: Run, committed: int) -> bool:
+    """Whether everybody waits for orders after this commit."""
+    done = committed == run.settings.train.steps
+    return done or run.intent.is_stopping or not run.goes_on(committed + 1)

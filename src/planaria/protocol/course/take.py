@@ -1,0 +1,126 @@
+"""Taking a plan: it is put in force for the step in progress, written down, and sent to its workers.
+
+Whoever takes one has decided on it before: nothing here chooses.
+"""
+
+from __future__ import annotations
+
+from planaria.policy.proposal import Proposal
+from planaria.protocol.ballot import Ballot
+from planaria.protocol.course import end
+from planaria.protocol.course.run import Run
+from planaria.protocol.events import Command, Publish, Release, Send
+from planaria.protocol.journal import Fate, JournalNode, JournalPlan
+from planaria.protocol.messages import PlanMessage, StateSource, Stop
+from planaria.protocol.phases import PLACING, Phase, Purpose
+from planaria.protocol.records import AnyRecord, NodeReleased
+from planaria.protocol.salvage import Salvage
+from planaria.protocol.telling import plan_taken, replicas_note
+
+
+def take(
+    run: Run,
+    proposal: Proposal,
+    purpose: Purpose,
+    source: StateSource,
+    folder: str = "",
+    told: tuple[AnyRecord, ...] = (),
+) -> list[Command]:
+    """Put a plan in force for the step in progress.
+
+    Args:
+        run: whose it is.
+        proposal: the plan.
+        purpose: why it is taken.
+        source: where its workers get state from that they lack.
+        folder: of the checkpoint, if that is the source.
+        told: records about what led to it.
+    """
+    if source is StateSource.LIVE:
+        run.kept.note(run.step, run.holders())
+    else:
+        run.kept.forget()
+    measured = end.close_timing(run) if purpose is not Purpose.GO_ON else []
+    plan = run.current = proposal.plan
+    run.failures.begin(run.now)
+    run.phase = Phase.TRAINING
+    _begin_attempt(run, purpose, moves_state=source is not StateSource.LIVE or bool(plan.transfers))
+    message = PlanMessage(
+        plan=plan,
+        step=run.step,
+        addresses={worker: run.members.addresses[worker] for worker in plan.workers},
+        exponents=run.exponents,
+        source=source,
+        folder=folder,
+        afresh=run.attempt.is_void,
+    )
+    run.attempt.is_void = False
+    told += _expect(run, proposal, purpose)
+    entry = JournalPlan(
+        message=message,
+        stand=run.standing.stand,
+        step_time_s=run.timing.step_s,
+        longest_s=run.timing.instruction_s,
+        records=told,
+    )
+    sends: list[Command] = [Send(worker, message) for worker in plan.workers]
+    return [*measured, entry, *sends, *map(Publish, told)]
+
+
+def _begin_attempt(run: Run, purpose: Purpose, *, moves_state: bool) -> None:
+    plan, attempt = run.plan, run.attempt
+    attempt.ballot = Ballot(plan)
+    attempt.salvage = attempt.salvage.again() if purpose is Purpose.FINISH_STEP else Salvage()
+    attempt.unready = set(plan.workers) if moves_state else set()
+    if purpose is not Purpose.FINISH_STEP:
+        attempt.began = run.now
+        run.standing.warm(is_warming=purpose is Purpose.WARM_UP)
+    if purpose in PLACING:
+        # Other placements are made of all nodes; whether those that leave can be done without is found out after
+        # a step.
+        is_tried = purpose is Purpose.RECONFIGURE
+        run.standing.place(plan.nodes, run.members.leaving.keys() if is_tried else frozenset())
+
+
+def _expect(run: Run, proposal: Proposal, purpose: Purpose) -> tuple[AnyRecord, ...]:
+    """What the plan should take, and what is told of it."""
+    told: tuple[AnyRecord, ...] = ()
+    if purpose is not Purpose.GO_ON:
+        run.timing.expect(proposal.step_time_s, proposal.longest_s, is_weighed=bool(proposal.candidates))
+        run.placing.speeds.expect(proposal.plan, proposal.compute_s)
+        told += (plan_taken(proposal, run.step, purpose.value, run.settings.policy_name),)
+    if purpose in PLACING:
+        told += _replicas_told(run, proposal)
+    return told
+
+
+def _replicas_told(run: Run, proposal: Proposal) -> tuple[AnyRecord, ...]:
+    """When a policy goes on with fewer than f + 1 replicas, and when there are enough again."""
+    before, run.is_degraded = run.is_degraded, proposal.is_degraded
+    note = replicas_note(proposal, run.settings.fault_tolerance, was_degraded=before)
+    return () if note is None else (note,)
+
+
+def same_again(run: Run) -> list[Command]:
+    """Everybody was held, and goes on under the plan in force."""
+    proposal = run.placing.unchanged(run.plan)
+    return [*take(run, proposal, Purpose.GO_ON, StateSource.LIVE), *release(run)]
+
+
+def release(run: Run) -> list[Command]:
+    """Let go of the nodes that gave notice and that the plan does without."""
+    commands: list[Command] = []
+    for node in sorted(run.members.leaving.keys() - set(run.plan.nodes)):
+        noticed_at = run.members.leaving[node]
+        workers = run.members.lose(node)
+        run.placing.forget(node, run.step)
+        released = NodeReleased(
+            node=node,
+            step=run.step,
+            live_nodes=len(run.members.nodes),
+            seconds=run.now - noticed_at,
+        )
+        commands.append(JournalNode(node=node, fate=Fate.RELEASED, records=(released,)))
+        commands += [Send(worker, Stop(reason="its work is handed over")) for worker in workers]
+        commands += [Release(node), Publish(released)]
+    return commands

@@ -1,0 +1,255 @@
+"""Placing: which plan is the next one. It is asked, and answers with a proposal; it puts no plan in force.
+
+It owns what the answer depends on beside the situation of the job: the policy, the shortages of memory, the nodes'
+speeds and who rests because of his. Every proposal that it gives is checked: each layer is covered, there are f + 1
+replicas unless the policy means to go on with fewer, and no device gets more than is known to fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from planaria.plan.ledger import Ledger
+from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
+from planaria.plan.validate import validate
+from planaria.policy.outlook import Outlook
+from planaria.policy.proposal import Policy, Proposal
+from planaria.protocol.kept import Holders
+from planaria.protocol.pacing import Pacing, same_work
+from planaria.protocol.phases import Purpose
+from planaria.protocol.records import NodeSpeed
+from planaria.protocol.shortage import Shortages
+from planaria.protocol.speeds import Speeds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """What a placement is made for.
+
+    Attributes:
+        plan: in force.
+        step: about to begin.
+        holders: of each group.
+        gone: nodes that were lost or released.
+        leaving: live nodes that gave notice.
+        outlook: what is known of the time to come.
+    """
+
+    plan: Plan
+    step: int
+    holders: Holders
+    gone: frozenset[NodeId]
+    leaving: frozenset[NodeId]
+    outlook: Outlook = field(default_factory=Outlook)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What to do while nobody is lost.
+
+    Attributes:
+        purpose: `GO_ON` with the plan in force, `WARM_UP` for another one, or `RECONFIGURE` at once.
+        proposal: of a warm-up; the others are made when they are taken.
+        is_second_look: the plan was looked at because of the nodes' speeds.
+    """
+
+    purpose: Purpose
+    is_second_look: bool
+    proposal: Proposal | None = None
+
+
+class Placing:
+    """Of one run.
+
+    Args:
+        policy: makes the plans.
+        shortages: of memory.
+        fault_tolerance: f.
+
+    Attributes:
+        policy: for the nodes' speeds as they are known by now.
+        speeds: of the nodes.
+        pacing: who rests, and whether the plan in force is to be looked at again.
+        generation: of the last plan that was asked for.
+    """
+
+    def __init__(self, policy: Policy, shortages: Shortages, fault_tolerance: int) -> None:
+        self.policy = policy
+        self.shortages = shortages
+        self.speeds = Speeds()
+        self.pacing = Pacing()
+        self.generation = 0
+        self._fault_tolerance = fault_tolerance
+
+    def next_generation(self) -> int:
+        """A plan that is proposed uses one up, whether it is taken or not."""
+        self.generation += 1
+        return self.generation
+
+    # Plans that need no other
+
+    def first(self, nodes: Sequence[NodeId]) -> Proposal:
+        """A placement onto these nodes. Raises PlanError."""
+        return self.policy.initial(nodes, self.next_generation())
+
+    def again(self, nodes: Sequence[NodeId]) -> Proposal:
+        """A placement onto these nodes, some of whose kind may have run out of memory. Raises PlanError."""
+        proposal = self.first(nodes)
+        if not self.shortages.allows(proposal.plan):
+            raise self.shortages.refuse(proposal.plan)
+        return proposal
+
+    def unchanged(self, plan: Plan) -> Proposal:
+        """The plan in force under a generation of its own: everybody was held, and goes on."""
+        again = msgspec.structs.replace(plan, generation=self.next_generation(), transfers=())
+        return Proposal(
+            plan=again, reason="The plan stays.", step_time_s=0.0, transfer_bytes=0, how="unchanged", longest_s=0.0
+        )
+
+    # The rest of a step
+
+    def finish_step(
+        self,
+        plan: Plan,
+        *,
+        live: Collection[WorkerId],
+        halted: Collection[WorkerId],
+        counted: Ledger,
+        holders: Holders,
+    ) -> Proposal | None:
+        """For what a loss left undone of the step in progress; None where some device cannot hold it."""
+        layers = {groups: plan.layers_held(groups) for groups in set(holders.values())}
+        proposal = self.policy.finish_step(
+            plan,
+            live=live,
+            halted=tuple(sorted(halted)),
+            counted=counted,
+            holders={worker: layers[groups] for worker, groups in holders.items()},
+            generation=self.next_generation(),
+        )
+        validate(proposal.plan, already=counted)
+        return proposal if self.shortages.allows(proposal.plan) else None
+
+    # Another placement
+
+    def placement(self, situation: Situation, *, at_once: bool, at_rest: frozenset[NodeId] | None = None) -> Proposal:
+        """Within the memory that devices are known to have, see `_any_placement`. Raises PlanError."""
+        proposal = self._any_placement(situation, at_once=at_once, at_rest=at_rest)
+        if self.shortages.allows(proposal.plan):
+            return proposal
+        refused = proposal.plan
+        try:
+            policy = self.shortages.policy()
+            self.policy = policy.with_speeds(self.speeds.known) if self.speeds.known else policy
+            proposal = self._any_placement(situation, at_once=at_once, at_rest=at_rest)
+        except PlanError as error:
+            raise self.shortages.refuse(refused) from error
+        if not self.shortages.allows(proposal.plan):
+            raise self.shortages.refuse(proposal.plan)
+        return proposal
+
+    def _any_placement(self, situation: Situation, *, at_once: bool, at_rest: frozenset[NodeId] | None) -> Proposal:
+        """Without the nodes that gave notice or rest where that is possible, else with them for as long as they live.
+
+        Args:
+            situation: of the job.
+            at_once: the plan is for the next step, so a node that it does without can send nothing any more.
+            at_rest: the nodes that are to rest; None: those that do, unless they are needed.
+        """
+        gone, leaving = tuple(sorted(situation.gone)), situation.leaving
+        resting = self.pacing.resting if at_rest is None else at_rest
+        attempts = [leaving | resting, leaving, frozenset()] if at_rest is None else [leaving | resting, resting]
+        policy = self.policy.with_outlook(replace(situation.outlook, at_once=at_once))
+        for number, without in enumerate(dict.fromkeys(attempts), start=1):
+            absent = tuple(sorted(without))
+            try:
+                proposal = policy.reconfigure(
+                    situation.plan,
+                    lost=(*gone, *absent) if at_once else gone,
+                    holders=situation.holders,
+                    generation=self.next_generation(),
+                    leaving=() if at_once else absent,
+                )
+            except PlanError:
+                if number == len(set(attempts)):
+                    raise
+            else:
+                break
+        if not resting <= without:
+            self.wake_all(situation.step)
+        self._check(proposal)
+        return proposal
+
+    def step_beside(self, proposal: Proposal) -> Proposal | None:
+        """To go on with while the state for the proposal moves; None where it moves first."""
+        beside = proposal.beside
+        if beside is None or not self.shortages.allows(beside.plan):
+            return None
+        self._check(beside)
+        return beside
+
+    def _check(self, proposal: Proposal) -> None:
+        """What is not f + 1 replicas of every layer is refused, unless the policy means it and says so."""
+        validate(proposal.plan, fault_tolerance=None if proposal.is_degraded else self._fault_tolerance)
+
+    def beside(self, situation: Situation, *, stands: bool, steps_left: int) -> Choice:
+        """Nobody is lost; nodes came, will go or have other speeds. The next placement gets its state beside a step.
+
+        Args:
+            situation: of the job.
+            stands: the placement in force could go on.
+            steps_left: of the job.
+        """
+        is_due = self.pacing.is_due(situation.step)
+        try:
+            if is_due:
+                target = self._paced(situation, stands=stands, steps_left=steps_left)
+            else:
+                target = self.placement(situation, at_once=False)
+        except PlanError:
+            target = None  # more nodes than the job can use
+        if target is None or same_work(target.plan, situation.plan):
+            return Choice(purpose=Purpose.GO_ON, is_second_look=is_due)
+        moves_state = bool(target.plan.transfers)
+        warming = self.policy.warm_up(situation.plan, target, self.next_generation()) if moves_state else None
+        if warming is None or not self.shortages.allows(warming.plan):
+            return Choice(purpose=Purpose.RECONFIGURE, is_second_look=is_due)
+        self._check(warming)
+        return Choice(purpose=Purpose.WARM_UP, is_second_look=is_due, proposal=warming)
+
+    # Speeds
+
+    def _paced(self, situation: Situation, *, stands: bool, steps_left: int) -> Proposal | None:
+        """The placement for the speeds that are known by now; None where the plan of now is as good."""
+        return self.pacing.choose(
+            situation.step,
+            self.speeds.known,
+            lambda resting: self.placement(situation, at_once=False, at_rest=resting),
+            self.policy.estimated(situation.plan) if stands else None,
+            steps_left,
+        )
+
+    def judge(self, step: int, compute_s: Mapping[WorkerId, float]) -> list[NodeSpeed]:
+        """What a step in which no node was lost tells of the nodes' speeds; other speeds may be worth another plan."""
+        news = self.speeds.committed(step, compute_s)
+        if news:
+            self.policy = self.policy.with_speeds(self.speeds.known)
+            self.pacing.look_again(step + 1)
+        return news
+
+    def forget(self, node: NodeId, step: int) -> None:
+        """It is gone. What is made of the others is not what was chosen: that is looked at again after the step."""
+        self.pacing.forget(node)
+        if self.speeds.forget(node):
+            self.policy = self.policy.with_speeds(self.speeds.known)
+        if self.speeds.known:
+            self.pacing.look_again(step + 1)
+
+    def wake_all(self, step: int) -> None:
+        """Whoever rests is needed; whether he is, is looked at after the step."""
+        if self.pacing.resting:
+            self.pacing.wake_all()
+            self.pacing.look_again(step + 1)

@@ -1,0 +1,146 @@
+"""The table of transitions: what takes an event in a phase. What is absent is illegal.
+
+Here are also the events that may turn out to be the loss of a node, whatever that means in the phase: a worker that ran
+out of memory, messages that arrive damaged again and again, a worker that comes back with a plan that nobody has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from planaria.protocol.course import arrival, departure, end, loss, restart, salvage, saved, step
+from planaria.protocol.course.run import Run
+from planaria.protocol.damage import what
+from planaria.protocol.events import Command, Event, NodeGone, Publish, RanOut, Received, Send
+from planaria.protocol.messages import Damaged, OutOfMemory, Returned
+from planaria.protocol.phases import ALIVE, AT_WORK, Phase
+from planaria.protocol.records import Note
+
+Handler = Callable[[Run, Any], list[Command]]
+
+
+def ignore(run: Run, event: Event) -> list[Command]:
+    """Old news that may cross a decision on its way, and no mistake."""
+    return []
+
+
+def _gone(run: Run, event: NodeGone) -> list[Command]:
+    return TRANSITIONS[run.phase, "NodeGone"](run, event)
+
+
+def returned_late(run: Run, event: Received) -> list[Command]:
+    """A worker that begins; or one that a lost part of the journal knew, with a plan that nobody has any more."""
+    assert isinstance(event.message, Returned)
+    known = run.placing.generation if run.current is None else run.plan.generation
+    node = run.members.node_of(event.worker)
+    if event.message.generation <= known or node in run.members.gone:
+        return []
+    return _gone(run, NodeGone(node, "it came back too late"))
+
+
+def out_of_memory(run: Run, event: Received) -> list[Command]:
+    """A loss of the worker's node, in whatever phase; but a job that must end because of it may save from there."""
+    told = event.message
+    assert isinstance(told, OutOfMemory)
+    ran_out = RanOut(worker=event.worker, where=told.where, held_bytes=told.held_bytes, wanted_bytes=told.wanted_bytes)
+    gone = NodeGone(run.members.node_of(event.worker), "out of memory", ran_out)
+    if told.holds and run.phase in (Phase.TRAINING, Phase.SALVAGING) and gone.node in run.plan.nodes:
+        gone = run.shortages.note(gone, run.current, run.step)
+        if run.shortages.fatal is not None:
+            text = f"node {gone.node} does no more: {gone.cause}"
+            return [Publish(Note(level="warning", text=text)), *salvage.begin(run)]
+    return _gone(run, gone)
+
+
+def damaged(run: Run, event: Received) -> list[Command]:
+    """State is sent again; what nobody keeps is computed again, with the whole step."""
+    told, target = event.message, event.worker
+    assert isinstance(told, Damaged)
+    if (told.generation, told.step) != (run.plan.generation, run.step) or target not in run.members.addresses:
+        return []
+    text = f"{what(run.plan, told)} arrived damaged at worker {target} from worker {told.source}"
+    is_state = told.kind == "state" and run.phase is Phase.TRAINING
+    again = run.damages.resend(run.plan, target, told, run.members.addresses) if is_state else None
+    if (again is None) if is_state else run.damages.is_too_often(target, told):
+        return _gone(run, NodeGone(run.members.node_of(target), f"{text}, again and again"))
+    if again is not None:
+        source = again.transfer.source
+        note = Note(level="warning", text=f"{text}; worker {source} sends it again")
+        return [Publish(note), Send(target, again), Send(source, again)]
+    run.attempt.is_void = True
+    note = Note(level="warning", text=f"{text}; step {run.step} is begun anew")
+    return [Publish(note), *salvage.begin(run)]
+
+
+TRANSITIONS: Mapping[tuple[Phase, str], Handler] = {
+    (Phase.RETURNING, "Restarted"): restart.restarted,
+    (Phase.RETURNING, "WorkerJoined"): restart.came_back,
+    (Phase.RETURNING, "Returned"): restart.returned,
+    (Phase.RETURNING, "NodeGone"): restart.lost_while_returning,
+    (Phase.RETURNING, "Vote"): restart.voted_while_returning,
+    (Phase.RETURNING, "Ready"): restart.ready_while_returning,
+    # Answers to the coordinator before.
+    **{(Phase.RETURNING, name): ignore for name in ("Report", "Saved", "NotSaved", "Damaged")},
+    **{
+        (phase, "Returned"): returned_late
+        for phase in (Phase.GATHERING, Phase.TRAINING, Phase.SALVAGING, Phase.SAVING, Phase.WAITING)
+    },
+    (Phase.GATHERING, "WorkerJoined"): arrival.joined,
+    (Phase.GATHERING, "NodeGone"): departure.lost_while_gathering,
+    **{(phase, "WorkerJoined"): arrival.joined_running for phase in (*AT_WORK, Phase.WAITING)},
+    (Phase.WAITING, "NodeGone"): departure.lost_while_waiting,
+    (Phase.TRAINING, "NodeGone"): departure.lost_in_step,
+    (Phase.SALVAGING, "NodeGone"): departure.lost_in_step,
+    (Phase.SAVING, "NodeGone"): departure.lost_while_saving,
+    (Phase.TRAINING, "Ready"): step.ready,
+    (Phase.SALVAGING, "Ready"): step.ready,
+    (Phase.SAVING, "Ready"): step.ready,
+    (Phase.TRAINING, "Vote"): step.voted,
+    (Phase.TRAINING, "Damaged"): damaged,
+    (Phase.SALVAGING, "Damaged"): damaged,
+    (Phase.SAVING, "Damaged"): ignore,
+    (Phase.WAITING, "Damaged"): ignore,
+    (Phase.SALVAGING, "Report"): salvage.reported,
+    **{(phase, "Saved"): saved.saved for phase in (*AT_WORK, Phase.WAITING)},
+    **{(phase, "NotSaved"): saved.not_saved for phase in (*AT_WORK, Phase.WAITING)},
+    **{(phase, "ManifestWritten"): saved.manifest_written for phase in (*AT_WORK, Phase.WAITING)},
+    **{(phase, "ManifestFailed"): saved.manifest_failed for phase in (*AT_WORK, Phase.WAITING)},
+    # A vote that crossed a halt or a new plan, a report that a later plan overtook: old news, not errors.
+    (Phase.SALVAGING, "Vote"): ignore,
+    (Phase.SAVING, "Vote"): ignore,
+    (Phase.TRAINING, "Report"): ignore,
+    (Phase.SAVING, "Report"): ignore,
+    **{(Phase.WAITING, name): ignore for name in ("Ready", "Vote", "Report")},
+    **{(phase, "Notice"): arrival.notice for phase in ALIVE},
+    **{(phase, "NodeNotice"): arrival.node_notice for phase in ALIVE},
+    **{(phase, "StopRequested"): end.stop_requested for phase in ALIVE},
+    **{(phase, "FaultInjected"): loss.fault_injected for phase in ALIVE},
+    **{(phase, "OutOfMemory"): out_of_memory for phase in ALIVE},
+    **{(phase, "DecisionTook"): end.decision_took for phase in ALIVE},
+    **{(phase, "Failed"): end.failed for phase in ALIVE},
+    (Phase.ENDED, "Restarted"): restart.restarted,
+    (Phase.ENDED, "WorkerJoined"): arrival.joined_too_late,
+    **{
+        (Phase.ENDED, name): ignore
+        for name in (
+            "NodeGone",
+            "Returned",
+            "Ready",
+            "Vote",
+            "Damaged",
+            "Report",
+            "Saved",
+            "NotSaved",
+            "ManifestWritten",
+            "ManifestFailed",
+            "StopRequested",
+            "FaultInjected",
+            "OutOfMemory",
+            "DecisionTook",
+            "Failed",
+            "Notice",
+            "NodeNotice",
+        )
+    },
+}

@@ -1,0 +1,118 @@
+"""A worker process: its parts put together, and its whole life, to the last words.
+
+`run_worker` returns the exit status. The process never outlives its coordinator for longer than it may.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from planaria.job.settings import Device
+from planaria.model.model import ModelError
+from planaria.plan.plan import WorkerId
+from planaria.protocol.messages import (
+    PROTOCOL_VERSION,
+    CutOff,
+    Failed,
+    Hello,
+    OutOfMemory,
+)
+from planaria.worker.agent import EXIT_STALE, Agent
+from planaria.worker.compute import LayerFailed
+from planaria.worker.control import Control
+from planaria.worker.emulated import emulated_engine, read_costs
+from planaria.worker.emulated_time import EmulatedMailbox, EmulatedPace, EmulatedTransport
+from planaria.worker.engine import Engine, real_engine
+from planaria.worker.heartbeat import Heartbeat, processor_time
+from planaria.worker.mailbox import Mailbox
+from planaria.worker.memory import shortage
+from planaria.worker.preemption import SourceError, Watch, make_source
+from planaria.worker.settings import WorkerSettings
+from planaria.worker.transport import Transport
+from planaria.worker.writer import Writer
+
+SIGTERM_GRACE_S = 30.0
+"""What a SIGTERM announces, as Kubernetes and most clouds have it by default."""
+
+
+def run_worker(settings: WorkerSettings) -> int:
+    """Join the coordinator and work until told to stop."""
+    if settings.import_path is not None and settings.import_path not in sys.path:
+        sys.path.insert(0, settings.import_path)
+    parts = _emulated_parts if settings.job.cluster.device is Device.EMULATED else _real_parts
+    mailbox, control, transport, worked, make_engine = parts(settings)
+    hello = Hello(
+        version=PROTOCOL_VERSION,
+        token=settings.token,
+        worker=settings.worker,
+        pid=os.getpid(),
+        data_address=transport.start(),
+    )
+    try:
+        control.start(hello)
+    except OSError:
+        return EXIT_STALE
+    heartbeat = Heartbeat(control.send, worked)
+    heartbeat.start()
+    signal.signal(signal.SIGTERM, lambda number, frame: heartbeat.give_notice(SIGTERM_GRACE_S, "SIGTERM"))
+    agent: Agent | None = None
+    try:
+        _watch_for_preemption(settings, heartbeat)
+        writer = Writer(settings.worker, control.send)
+        agent = Agent(settings, mailbox, control, transport, heartbeat, writer, make_engine())
+        return agent.run()
+    except Exception as error:
+        doing = agent.doing if agent is not None else "while the model is loaded"
+        control.send_last(last_words(settings.worker, error, doing))
+    return 1
+
+
+def last_words(worker: WorkerId, error: Exception, doing: str) -> Failed | OutOfMemory:
+    """What a worker that fails tells of it. Memory may lack on this node alone; other errors would come again."""
+    lacking = shortage(error, doing)
+    if lacking is not None:
+        traceback.print_exception(error)  # into this worker's log: the job goes on without it
+        return lacking
+    if isinstance(error, LayerFailed | ModelError | SourceError):
+        return Failed(where=str(error), text="".join(traceback.format_exception(error.__cause__ or error)))
+    return Failed(where=f"worker {worker}", text="".join(traceback.format_exception(error)))
+
+
+def _watch_for_preemption(settings: WorkerSettings, heartbeat: Heartbeat) -> None:
+    """One worker asks for all of its node."""
+    if settings.worker % settings.job.cluster.devices_per_node != 0:
+        return
+    source = make_source(settings.job.resilience.preemption, settings.metadata_url)
+    if source is not None:
+        Watch(source, heartbeat.give_notice).start()
+
+
+Parts = tuple[Mailbox, Control, Transport, Callable[[], float], Callable[[], Engine]]
+
+
+def _real_parts(settings: WorkerSettings) -> Parts:
+    job, worker = settings.job, settings.worker
+    mailbox = Mailbox()
+    control = Control(settings.coordinator, mailbox, settings.job.resilience.coordinator_timeout_s)
+    transport = Transport(
+        worker, settings.token, mailbox, settings.host, cut_off=lambda peer: control.send(CutOff(peer=peer))
+    )
+    worked = processor_time()
+    return mailbox, control, transport, worked, lambda: real_engine(job, Path(settings.data_folder), worker)
+
+
+def _emulated_parts(settings: WorkerSettings) -> Parts:
+    job, worker = settings.job, settings.worker
+    profile = read_costs(Path(settings.profile), job)
+    mailbox = EmulatedMailbox()
+    pace = mailbox.pace = EmulatedPace(worker, profile, mailbox.wait_until_moment)
+    control = Control(settings.coordinator, mailbox, settings.job.resilience.coordinator_timeout_s)
+    transport = EmulatedTransport(
+        worker, settings.token, mailbox, pace, settings.host, lambda peer: control.send(CutOff(peer=peer))
+    )
+    return mailbox, control, transport, pace.worked, lambda: emulated_engine(profile, job, pace)
