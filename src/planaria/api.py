@@ -29,6 +29,7 @@ from planaria.observe.run_folder import RunFolder
 from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
 from planaria.plan.profile import ModelProfile
 from planaria.plan.profile_check import decode_profile
+from planaria.policy.outlook import DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S, Outlook
 from planaria.protocol.records import AnyRecord
 
 if TYPE_CHECKING:
@@ -197,7 +198,14 @@ def plan(
             f"{job.train.microbatch}. Set train.microbatch = {profile.microbatch_size}, or give another profile."
         )
     settings = dataclasses.replace(planner_settings(job), **(search or {}))
-    report = plan_for(job_profile(job, profile), settings, policy=job.resilience.policy, losses=losses)
+    resilience = job.resilience
+    report = plan_for(
+        job_profile(job, profile),
+        settings,
+        policy=resilience.policy,
+        mean_time_between_failures_s=resilience.mean_time_between_failures_s,
+        losses=losses,
+    )
     return dataclasses.replace(report, profile=profile)
 
 
@@ -206,6 +214,7 @@ def plan_for(
     settings: PlannerSettings,
     *,
     policy: PolicyName = PolicyName.TEMPLATES,
+    mean_time_between_failures_s: float = DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S,
     losses: Sequence[Collection[int]] = (),
 ) -> PlanReport:
     """The plan that a job with these costs and settings would start with. Needs neither a job file nor torch.
@@ -214,6 +223,7 @@ def plan_for(
         profile: costs as the job would run, see `ModelProfile.recomputed`.
         settings: what the planner must respect.
         policy: that plans after losses.
+        mean_time_between_failures_s: which an adaptive policy expects.
         losses: nodes that are lost between two steps, at once or one after the other.
 
     Raises:
@@ -225,7 +235,8 @@ def plan_for(
     from planaria.policy.choice import make_policy
 
     began = time.perf_counter()
-    planner = make_policy(policy, profile, settings)
+    outlook = Outlook(time_to_failure_s=mean_time_between_failures_s)
+    planner = make_policy(policy, profile, settings).with_outlook(outlook)
     first = planner.initial([NodeId(node) for node in range(settings.num_nodes)], 1)
     after_losses = _after_losses(planner, first, losses)
     planning_s = time.perf_counter() - began

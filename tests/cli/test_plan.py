@@ -215,3 +215,16 @@ def test_losses_that_make_no_sense(lose: tuple[str, ...], message: str, profile:
     result = from_profile(profile, "--nodes", "6", "--global-batch", "12", "--min-nodes", "2", *options)
     assert result.exit_code == 2
     assert message in " ".join(result.output.split())
+
+
+def test_what_the_adaptive_policy_weighs(profile: Path) -> None:
+    arguments = ("--set", "resilience.policy=adaptive", "--lose", "1")
+    shown = run(profile, *arguments)
+    assert shown.exit_code == 0, shown.output
+    assert "Candidates" in shown.stdout
+    assert "samples/s" in shown.stdout
+    (after,) = json.loads(run(profile, *arguments, "--json").stdout)["after_losses"]
+    rates = [candidate["samples_per_s"] for candidate in after["candidates"]]
+    assert len(rates) > 1
+    assert rates == sorted(rates, reverse=True)
+    assert after["step_time_s"] == after["candidates"][0]["step_time_s"]

@@ -122,6 +122,10 @@ REFUSED = [
     ("resilience.fault_tolerance=3", ["needs 4 pipelines", "cluster.nodes = 3", "cluster.nodes = 4 or more"]),
     ("resilience.min_nodes_per_pipeline=2", ["(4 nodes)", "fault_tolerance = 0"]),
     ("resilience.policy=recycle", ["resilience.policy = 'recycle'", "templates", "reroute"]),
+    (
+        "resilience.mean_time_between_failures_s=0",
+        ["resilience.mean_time_between_failures_s = 0.0", "is not above 0"],
+    ),
     ("resilience.preemption=azure", ["resilience.preemption = 'azure'", "none, aws, google or module:function"]),
     ("resilience.preemption='a:b c'", ["resilience.preemption = 'a:b c'"]),
     ("train.microbatch=8", ["gives 1 microbatches", "global_batch to 16 or more"]),

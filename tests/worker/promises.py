@@ -163,7 +163,7 @@ def _check_that_lacking_replicas_are_told(schedule: Schedule, outcome: Outcome) 
         enough = replicas > job.resilience.fault_tolerance
         assert not (told and enough)
         assert told or enough or job.model.config["tied"]
-        assert not told or job.resilience.policy is PolicyName.REROUTE
+        assert not told or job.resilience.policy in (PolicyName.REROUTE, PolicyName.ADAPTIVE)
 
 
 def _check_recoveries(outcome: Outcome, per_node: int) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _SCHEDULES = ("eager-1f1b", "1f1b", "gpipe", "zb-h1")
 """Of `planaria.plan.plan.ScheduleKind`, which is not imported for a help page."""
 _OBJECTIVES = ("steptime", "oobleck")
-_POLICIES = ("templates", "reroute")
+_POLICIES = ("templates", "reroute", "adaptive")
 """Of `planaria.job.settings.PolicyName`, likewise."""
 
 
@@ -58,6 +58,10 @@ def _nodes_lost(context: click.Context, option: click.Parameter, given: Sequence
 @click.option(
     "--policy", type=click.Choice(_POLICIES), default="templates", show_default=True,
     help="Without JOB: how plans are made after a loss.",
+)  # fmt: skip
+@click.option(
+    "--mean-time-between-failures-s", type=click.FloatRange(min=0, min_open=True), default=10_800.0, show_default=True,
+    help="Without JOB: seconds between losses of nodes, which the policy adaptive expects.",
 )  # fmt: skip
 @click.option(
     "--lose", "losses", multiple=True, metavar="NODES", callback=_nodes_lost,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from planaria.plan.profile import ModelProfile
     from planaria.plan.settings import PlannerSettings
     from planaria.plan.templates import Template
+    from planaria.policy.candidate import Candidate
 
 _WIDTH_WITHOUT_TERMINAL = 100
 _COMPUTE = (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
@@ -102,6 +104,8 @@ def show(subject: Subject, report: PlanReport, *, only_templates: bool) -> None:
     console.print(Text(report.reason, style="dim"))
     for proposal in report.after_losses:
         console.print(Text(f"{duration(proposal.step_time_s)} a step: {proposal.reason}", style="dim"))
+        if proposal.candidates:
+            console.print(_candidates(proposal.candidates))
     console.print()
     # The picture brings its own colours, and must not be wrapped.
     print(
@@ -125,7 +129,13 @@ def as_json(report: PlanReport) -> str:
             "lower_bound_s": report.lower_bound_s,
             "reason": report.reason,
             "after_losses": [
-                {"step_time_s": p.step_time_s, "transfer_bytes": p.transfer_bytes, "how": p.how, "reason": p.reason}
+                {
+                    "step_time_s": p.step_time_s,
+                    "transfer_bytes": p.transfer_bytes,
+                    "how": p.how,
+                    "reason": p.reason,
+                    "candidates": p.candidates,
+                }
                 for p in report.after_losses
             ],
             "templates": [_template(template) for template in report.templates],
@@ -273,6 +283,26 @@ def _short_names(profile: ModelProfile) -> list[str]:
 def _few(names: list[str]) -> str:
     """Names in a list; a long one by its ends."""
     return ", ".join(names) if len(names) <= 4 else f"{names[0]} ... {names[-1]}"
+
+
+def _candidates(candidates: Sequence[Candidate]) -> Table:
+    """What a decision weighed, the best first."""
+    table = _table("Candidates")
+    table.add_column("", overflow="fold")
+    for heading in ("a step", "transition", "moves", "memory", "risk", "samples/s"):
+        table.add_column(heading, justify="right")
+    for at, candidate in enumerate(candidates):
+        table.add_row(
+            f"{candidate.name}{' (degraded)' if candidate.is_degraded else ''}",
+            duration(candidate.step_time_s),
+            duration(candidate.transition_s),
+            size(candidate.transfer_bytes) if candidate.transfer_bytes else "",
+            size(candidate.memory_bytes),
+            duration(candidate.risk_s) if candidate.risk_s else "",
+            f"{candidate.samples_per_s:.4g}",
+            style="dim" if at else "",
+        )
+    return table
 
 
 def _table(title: str) -> Table:

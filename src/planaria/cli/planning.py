@@ -37,6 +37,7 @@ _OF_THE_JOB = {
     "min_nodes": "resilience.min_nodes_per_pipeline",
     "schedule": "cluster.schedule",
     "policy": "resilience.policy",
+    "mean_time_between_failures_s": "resilience.mean_time_between_failures_s",
     "recompute": "train.activation_checkpointing",
 }
 """Options that a job file has fields for."""
@@ -61,6 +62,7 @@ class Wanted:
     thorough: bool
     shadows: bool
     policy: str
+    mean_time_between_failures_s: float
     losses: tuple[tuple[int, ...], ...]
 
     @property
@@ -103,7 +105,13 @@ def from_profile(path: Path | None, wanted: Wanted) -> tuple[Subject, api.PlanRe
         **wanted.search,
     )
     costs = profile.recomputed() if wanted.recompute else profile
-    report = api.plan_for(costs, settings, policy=PolicyName(wanted.policy), losses=wanted.losses)
+    report = api.plan_for(
+        costs,
+        settings,
+        policy=PolicyName(wanted.policy),
+        mean_time_between_failures_s=wanted.mean_time_between_failures_s,
+        losses=wanted.losses,
+    )
     return subject_of_profile(profile, settings, f"from {path}"), report
 
 

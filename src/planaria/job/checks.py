@@ -180,6 +180,7 @@ def _check_resilience(resilience: ResilienceSection) -> None:
     _at_least("resilience.fault_tolerance", resilience.fault_tolerance, 0)
     _at_least("resilience.min_nodes_per_pipeline", resilience.min_nodes_per_pipeline, 0)
     _positive("resilience.coordinator_timeout_s", resilience.coordinator_timeout_s)
+    _positive("resilience.mean_time_between_failures_s", resilience.mean_time_between_failures_s)
     source = resilience.preemption
     if source not in PREEMPTION_SOURCES and not _FUNCTION.fullmatch(source):
         _refuse(

@@ -51,6 +51,7 @@ class Launcher(enum.StrEnum):
 class PolicyName(enum.StrEnum):
     TEMPLATES = "templates"
     REROUTE = "reroute"
+    ADAPTIVE = "adaptive"
 
 
 class WhenExhausted(enum.StrEnum):
@@ -216,8 +217,11 @@ class ResilienceSection(Section, frozen=True):
 
     Attributes:
         fault_tolerance: f. At least f + 1 pipelines are kept, so any f nodes may be lost at once.
-        policy: how plans are made after a change: templates (new pipelines from templates; state moves) or reroute
-            (peers that own the same layers run what lost nodes did; no state moves, replicas become fewer).
+        policy: how plans are made after a change: templates (new pipelines from templates; state moves), reroute
+            (peers that own the same layers run what lost nodes did; no state moves, replicas become fewer), or adaptive
+            (at each change, the one of them, or both one after the other, that trains most until the next loss).
+        mean_time_between_failures_s: seconds between losses of nodes, over the whole job, as expected before it runs;
+            what is then observed counts more and more. Only the adaptive policy asks.
         when_exhausted: what to do when fewer than (f + 1) n0 nodes are left.
         min_nodes_per_pipeline: n0; 0: the fewest that the memory allows.
         heartbeat_timeout_s: seconds without a sign of life after which a node counts as lost. A process that is seen to
@@ -231,6 +235,7 @@ class ResilienceSection(Section, frozen=True):
 
     fault_tolerance: int = 1
     policy: PolicyName = PolicyName.TEMPLATES
+    mean_time_between_failures_s: float = 10_800.0
     when_exhausted: WhenExhausted = WhenExhausted.EXIT
     min_nodes_per_pipeline: int = 0
     heartbeat_timeout_s: float = 1.0

@@ -11,6 +11,8 @@ from planaria.plan.placement import Holders
 from planaria.plan.plan import NodeId, Plan, WorkerId
 from planaria.plan.salvage import LayerHolders
 from planaria.plan.speeds import Speeds
+from planaria.policy.candidate import Candidate
+from planaria.policy.outlook import Outlook
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +29,8 @@ class Proposal:
         is_degraded: the policy means to go on though some layer has fewer than f + 1 replicas.
         transfer_s: estimated seconds until the state has moved, where nothing else is done meanwhile.
         compute_s: seconds that each worker computes in a step, on a node as fast as the profile says.
+        beside: a plan to go on with for one step, beside which the state for this one moves; None: it moves first.
+        candidates: the plans that were weighed, the best, which is this one, first; none where nothing was weighed.
     """
 
     plan: Plan
@@ -38,6 +42,13 @@ class Proposal:
     is_degraded: bool = False
     transfer_s: float = 0.0
     compute_s: Mapping[WorkerId, float] = field(default_factory=dict)
+    beside: Proposal | None = None
+    candidates: tuple[Candidate, ...] = ()
+
+    @property
+    def transition_s(self) -> float | None:
+        """Estimated seconds that pass without gain until the plan runs; None where nothing was weighed."""
+        return self.candidates[0].transition_s if self.candidates else None
 
 
 class Policy(Protocol):
@@ -45,6 +56,9 @@ class Policy(Protocol):
 
     def with_speeds(self, speeds: Speeds) -> Self:
         """The same policy for nodes that compute so fast; all others are as fast as the profile says."""
+
+    def with_outlook(self, outlook: Outlook) -> Self:
+        """The same policy, for decisions at such a time. Most policies make the same plans at any."""
 
     def estimated(self, plan: Plan) -> Proposal:
         """This very plan, with what it is thought to cost."""

@@ -53,11 +53,7 @@ class ReroutePolicy(TemplatesPolicy):
         gone = {*lost, *leaving}
         left = left_over(plan, holders, gone)
         came = self._came(plan, left, holders, gone)
-        whole = all(pipeline.is_whole(plan.num_layers) for pipeline in left)
-        has_place = not whole or not gone.isdisjoint(plan.nodes)
-        rerouted = (
-            self._rerouted(plan, left, came, holders, generation, gone, leaving) if has_place or not came else None
-        )
+        rerouted = self.on_what_is_left(plan, lost, holders, generation, leaving)
         # Who gave notice lives, and is named as lost when its time has come: it can still make the next plan full.
         lives = {plan.node_of(worker) for worker in holders}
         can_be_full = bool(came) or not gone.isdisjoint(lives)
@@ -71,6 +67,27 @@ class ReroutePolicy(TemplatesPolicy):
             if rerouted is None:
                 raise
             return rerouted
+
+    def on_what_is_left(
+        self,
+        plan: Plan,
+        lost: Collection[NodeId],
+        holders: Holders,
+        generation: int,
+        leaving: Collection[NodeId] = (),
+    ) -> Proposal | None:
+        """Detours around those who are gone, and nodes that came in the places of the lost.
+
+        None where some layer would have no owner, nothing fits the memory, or nodes came and none has a place to take.
+        """
+        gone = {*lost, *leaving}
+        left = left_over(plan, holders, gone)
+        came = self._came(plan, left, holders, gone)
+        whole = all(pipeline.is_whole(plan.num_layers) for pipeline in left)
+        has_place = not whole or not gone.isdisjoint(plan.nodes)
+        if came and not has_place:
+            return None
+        return self._rerouted(plan, left, came, holders, generation, gone, leaving)
 
     def warm_up(self, plan: Plan, target: Proposal, generation: int) -> Proposal | None:
         """As for templates; the step that goes on may be one with too few replicas."""

@@ -23,6 +23,7 @@ from planaria.plan.settings import PlannerSettings
 from planaria.plan.speeds import Speeds
 from planaria.plan.templates import make_templates
 from planaria.plan.warm_up import warm_up
+from planaria.policy.outlook import Outlook
 from planaria.policy.proposal import Proposal
 from planaria.policy.wording import count as _count
 from planaria.policy.wording import join as _join
@@ -68,6 +69,10 @@ class TemplatesPolicy:
         policy._speeds = dict(speeds)
         policy._conditions = Conditions(node_speeds=policy._speeds)
         return policy
+
+    def with_outlook(self, outlook: Outlook) -> Self:
+        """The same policy: it makes the same plans at any time."""
+        return self
 
     def estimated(self, plan: Plan) -> Proposal:
         """This very plan, with what it is thought to cost."""
@@ -125,7 +130,10 @@ class TemplatesPolicy:
             TooFewNodes: fewer than (f + 1) n0 nodes are left.
             NoReplica: a group has no live holder.
         """
-        result = self._reconfiguration(plan, lost, holders, generation, leaving)
+        return self.reconfigured(plan, lost, self._reconfiguration(plan, lost, holders, generation, leaving))
+
+    def reconfigured(self, plan: Plan, lost: Collection[NodeId], result: Reconfiguration) -> Proposal:
+        """The proposal of this very reconfiguration."""
         if self._speeds is None:
             reason = _why(plan, lost, result)
         else:

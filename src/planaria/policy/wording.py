@@ -22,3 +22,11 @@ def join(items: Sequence[object]) -> str:
     """A list with an "and"."""
     words = [str(item) for item in items]
     return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1] if words else ""
+
+
+def time(seconds: float) -> str:
+    """In the largest unit of which there are two at least."""
+    for unit, scale in (("days", 86_400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0)):
+        if seconds >= 2 * scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds * 1e3:.3g} ms"

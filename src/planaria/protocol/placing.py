@@ -8,13 +8,14 @@ replicas unless the policy means to go on with fewer, and no device gets more th
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
 from planaria.plan.validate import validate
+from planaria.policy.outlook import Outlook
 from planaria.policy.proposal import Policy, Proposal
 from planaria.protocol.kept import Holders
 from planaria.protocol.pacing import Pacing, same_work
@@ -34,6 +35,7 @@ class Situation:
         holders: of each group.
         gone: nodes that were lost or released.
         leaving: live nodes that gave notice.
+        outlook: what is known of the time to come.
     """
 
     plan: Plan
@@ -41,6 +43,7 @@ class Situation:
     holders: Holders
     gone: frozenset[NodeId]
     leaving: frozenset[NodeId]
+    outlook: Outlook = field(default_factory=Outlook)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,10 +168,11 @@ class Placing:
         gone, leaving = tuple(sorted(situation.gone)), situation.leaving
         resting = self.pacing.resting if at_rest is None else at_rest
         attempts = [leaving | resting, leaving, frozenset()] if at_rest is None else [leaving | resting, resting]
+        policy = self.policy.with_outlook(replace(situation.outlook, at_once=at_once))
         for number, without in enumerate(dict.fromkeys(attempts), start=1):
             absent = tuple(sorted(without))
             try:
-                proposal = self.policy.reconfigure(
+                proposal = policy.reconfigure(
                     situation.plan,
                     lost=(*gone, *absent) if at_once else gone,
                     holders=situation.holders,
@@ -184,6 +188,14 @@ class Placing:
             self.wake_all(situation.step)
         self._check(proposal)
         return proposal
+
+    def step_beside(self, proposal: Proposal) -> Proposal | None:
+        """To go on with while the state for the proposal moves; None where it moves first."""
+        beside = proposal.beside
+        if beside is None or not self.shortages.allows(beside.plan):
+            return None
+        self._check(beside)
+        return beside
 
     def _check(self, proposal: Proposal) -> None:
         """What is not f + 1 replicas of every layer is refused, unless the policy means it and says so."""

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
-from planaria.plan.plan import Group, Pipeline, Plan, Route, Stage, Transfer, WorkerId
+from planaria.plan.plan import Pipeline, Plan, Route, Stage, Transfer, WorkerId
 from planaria.protocol.messages import Message, PlanMessage, StateSource, ToWorker, decoded
 
 Item = TypeVar("Item")
@@ -197,8 +197,8 @@ class Orders:
         return message
 
 
-def _frame(plan: Plan) -> tuple[int, int, int, tuple[Group, ...], str]:
-    """What every plan of a job has in common."""
+def _frame(plan: Plan) -> tuple[object, ...]:
+    """What plans have in common of which one can be told as a change of the other."""
     return plan.num_layers, plan.num_microbatches, plan.devices_per_node, plan.groups, plan.schedule
 
 

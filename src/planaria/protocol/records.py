@@ -6,6 +6,8 @@ import enum
 
 import msgspec
 
+from planaria.policy.candidate import Candidate
+
 
 class RunStatus(enum.StrEnum):
     COMPLETED = "completed"
@@ -88,18 +90,25 @@ class PlanTaken(Record, frozen=True, kw_only=True, tag="plan_taken"):
     estimated_step_s: float
     transfer_bytes: int
     plan_hash: str
+    candidates: tuple[Candidate, ...] = ()
+    """The plans that were weighed, best first; none where nothing was weighed. Of a warm-up, those for what follows."""
+    estimated_transition_s: float | None = None
+    """Of the best: seconds without gain until its plan runs."""
 
 
 class PlanMeasured(Record, frozen=True, kw_only=True, tag="plan_measured"):
     """How long the steps of a plan took, beside the estimate. Told when the plan is replaced and at the end.
 
     `steps` is how many were measured (the last ones; none in which a node was lost); `measured_step_s` their median.
+    `measured_transition_s`: by how much the plan's first step took longer than that, the decision aside: what it
+    waited for the plan and for state. None where the steps were too few, or too many, to say.
     """
 
     generation: int
     steps: int
     estimated_step_s: float
     measured_step_s: float
+    measured_transition_s: float | None = None
 
 
 class StepCommitted(Record, frozen=True, kw_only=True, tag="step_committed"):

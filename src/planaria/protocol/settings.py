@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planaria.job.settings import TrainSection
+from planaria.policy.outlook import DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,7 @@ class RunSettings:
         checkpoint_root: folder under which checkpoints are written.
         checkpoint_every: steps between checkpoints; 0 for none but the last.
         resume: checkpoint to start from.
+        mean_time_between_failures_s: as expected before any is seen.
         waits: with too few nodes, save and wait for others to join; else save and end.
     """
 
@@ -42,6 +44,7 @@ class RunSettings:
     checkpoint_root: str
     checkpoint_every: int
     resume: CheckpointRef | None
+    mean_time_between_failures_s: float = DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S
     waits: bool = False
 
     @property

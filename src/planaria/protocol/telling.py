@@ -34,8 +34,10 @@ def plan_taken(proposal: Proposal, step: int, purpose: str, policy_name: str) ->
         pipelines=shapes(plan),
         microbatches=shares(plan),
         estimated_step_s=proposal.step_time_s,
+        estimated_transition_s=proposal.transition_s,
         transfer_bytes=proposal.transfer_bytes,
         plan_hash=plan.content_hash,
+        candidates=proposal.candidates,
     )
 
 

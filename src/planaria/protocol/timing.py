@@ -34,6 +34,7 @@ class Timing:
         instruction_s: of its longest instruction.
         patience_s: beside what is expected of a step: after a coordinator that died, workers wait for the next one, and
             nobody is to blame for that.
+        decision_s: that the last decision took of those for which plans were weighed; None: there was none.
     """
 
     def __init__(self) -> None:
@@ -41,13 +42,24 @@ class Timing:
         self.step_s = 0.0
         self.instruction_s = 0.0
         self.patience_s = 0.0
+        self.decision_s: float | None = None
+        self._is_weighed = False
+        self._decided_s = 0.0
         self._stretch = 0.0
         """How many times longer than estimated steps took under the plans before; 0: not known."""
 
-    def expect(self, step_s: float, instruction_s: float) -> None:
-        """A plan is in force now whose steps and longest instruction are estimated so."""
+    def expect(self, step_s: float, instruction_s: float, *, is_weighed: bool = False) -> None:
+        """A plan is in force now whose steps and longest instruction are estimated so; it may be one of several that
+        were weighed."""
+        self._is_weighed = is_weighed
         self.step_s, self.instruction_s = step_s, instruction_s
         self.patience_s = 0.0
+
+    def decided(self, seconds: float) -> None:
+        """So long the decision for the plan in force took."""
+        self._decided_s = seconds
+        if self._is_weighed:
+            self.decision_s = seconds
 
     def took_before(self, duration_s: float) -> None:
         """So long took the last step that an earlier coordinator saw committed."""
@@ -64,11 +76,14 @@ class Timing:
         if not self._measured:
             return None
         self._stretch = self._current_stretch
+        usual_s = statistics.median(self._measured)
+        first_s = self._measured[0] if 3 <= len(self._measured) < MEASURED_STEPS else None
         record = PlanMeasured(
             generation=generation,
             steps=len(self._measured),
             estimated_step_s=self.step_s,
-            measured_step_s=statistics.median(self._measured),
+            measured_step_s=usual_s,
+            measured_transition_s=None if first_s is None else max(0.0, first_s - usual_s - self._decided_s),
         )
         self._measured.clear()
         return record

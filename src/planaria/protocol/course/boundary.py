@@ -65,6 +65,9 @@ def reconfigure(run: Run, holders: Holders) -> list[Command]:
         run.recovery.add_reconfiguration(proposal)
         if run.attempt.is_void:
             run.recovery.add_rerun(proposal.plan)
+    beside = run.placing.step_beside(proposal)
+    if beside is not None:
+        return [*take(run, beside, Purpose.WARM_UP, StateSource.LIVE), *release(run)]
     return [*take(run, proposal, Purpose.RECONFIGURE, StateSource.LIVE), *release(run)]
 
 

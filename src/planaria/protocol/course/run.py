@@ -11,10 +11,12 @@ from dataclasses import dataclass
 
 from planaria.plan.plan import NodeId, Plan, WorkerId
 from planaria.plan.replicas import lacking
+from planaria.policy.outlook import USUAL_DECISION_S, Outlook
 from planaria.policy.proposal import Policy
 from planaria.protocol.ballot import Ballot
 from planaria.protocol.commit import FIRST_EXPONENT
 from planaria.protocol.damage import Damages
+from planaria.protocol.failures import Failures
 from planaria.protocol.kept import Kept
 from planaria.protocol.membership import Membership
 from planaria.protocol.past import Past
@@ -129,6 +131,7 @@ class Run:
         self.kept = Kept()
         self.checkpoints = Checkpoints(settings.checkpoint_root, settings.checkpoint_every, settings.resume)
         self.timing = Timing()
+        self.failures = Failures(settings.mean_time_between_failures_s)
         self.damages = Damages()
         self.attempt = Attempt()
         self.recovery: OpenRecovery | None = None
@@ -192,6 +195,18 @@ class Run:
             holders=holders,
             gone=frozenset(self.members.gone),
             leaving=frozenset(self.members.leaving),
+            outlook=self._outlook(),
+        )
+
+    def _outlook(self) -> Outlook:
+        """What is known of the time to come."""
+        last, decision_s = self.checkpoints.last, self.timing.decision_s
+        return Outlook(
+            time_to_failure_s=self.failures.time_to_next_s(self.now),
+            steps_left=self.settings.train.steps - self.step + 1,
+            steps_at_stake=self.step - 1 - (last.step if last is not None else 0),
+            checkpoint_every=self.settings.checkpoint_every,
+            decision_s=USUAL_DECISION_S if decision_s is None else decision_s,
         )
 
     # Whether the plan in force goes on

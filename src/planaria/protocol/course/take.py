@@ -42,6 +42,7 @@ def take(
         run.kept.forget()
     measured = end.close_timing(run) if purpose is not Purpose.GO_ON else []
     plan = run.current = proposal.plan
+    run.failures.begin(run.now)
     run.phase = Phase.TRAINING
     _begin_attempt(run, purpose, moves_state=source is not StateSource.LIVE or bool(plan.transfers))
     message = PlanMessage(
@@ -85,7 +86,7 @@ def _expect(run: Run, proposal: Proposal, purpose: Purpose) -> tuple[AnyRecord, 
     """What the plan should take, and what is told of it."""
     told: tuple[AnyRecord, ...] = ()
     if purpose is not Purpose.GO_ON:
-        run.timing.expect(proposal.step_time_s, proposal.longest_s)
+        run.timing.expect(proposal.step_time_s, proposal.longest_s, is_weighed=bool(proposal.candidates))
         run.placing.speeds.expect(proposal.plan, proposal.compute_s)
         told += (plan_taken(proposal, run.step, purpose.value, run.settings.policy_name),)
     if purpose in PLACING:

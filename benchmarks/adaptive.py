@@ -1,0 +1,213 @@
+"""The adaptive policy beside each policy alone: 16 workers on emulated devices, five scripts of failures.
+
+Samples a second over each script, from the third step's commit to the last one's; the goal is as many as the better of
+the two policies alone, in each script. And the adaptive policy's estimates of steps and transitions beside what was
+measured. Takes three to five minutes; the machine should be idle.
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+from fidelity import ENVIRONMENT, EVEN, Case, f_n0, measure_vote_s, profile_of
+from figures import SCRATCH, note, report
+from sides import make_job, planaria_side
+
+from planaria.api import plan_for
+from planaria.coordinator.client import ask
+from planaria.job.errors import UserError
+from planaria.job.settings import PolicyName
+from planaria.observe.recorder import read_events
+from planaria.observe.run_folder import RunFolder
+from planaria.plan.plan import Plan
+from planaria.plan.profile import ModelProfile
+from planaria.plan.settings import PlannerSettings
+from planaria.protocol.records import AnyRecord, PlanMeasured, PlanTaken, StepCommitted
+from planaria.protocol.requests import Wish
+
+NODES, STAGES, MICROBATCHES = 16, 4, 16
+LINK_MS = 1.0
+"""Of a message of 1 MB; the state of a layer, 12 MB, takes eleven times as long."""
+POLICIES = (PolicyName.TEMPLATES, PolicyName.REROUTE, PolicyName.ADAPTIVE)
+BEGIN = 3
+"""Steps that do not count: the first are slow."""
+MOST_S = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """What happens.
+
+    Attributes:
+        steps: of the job.
+        losses: in which step which places (pipeline and stage of the first plan) are lost.
+        joins: after which step how many nodes are added.
+    """
+
+    steps: int
+    losses: dict[int, list[tuple[int, int]]]
+    joins: dict[int, int] = field(default_factory=dict)
+
+
+SCRIPTS = {
+    "single": Script(steps=24, losses={6: [(1, 1)]}),
+    "burst-in-one-stage": Script(steps=24, losses={6: [(0, 1), (1, 1)]}),
+    "burst-in-one-pipeline": Script(steps=24, losses={6: [(1, 1), (1, 2)]}),
+    "steady-loss-of-half": Script(
+        steps=38,
+        losses={
+            2 + 4 * at: [place]
+            for at, place in enumerate([(0, 0), (2, 1), (1, 2), (3, 3), (2, 0), (1, 1), (0, 3), (3, 2)], 1)
+        },
+    ),
+    "loss-and-rejoin": Script(steps=28, losses={6: [(2, 1)]}, joins={14: 1}),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """Of one run."""
+
+    samples_per_s: float
+    steps: list[tuple[float, float]]
+    """Estimated and measured seconds of a step of each plan."""
+    transitions: list[tuple[float, float]]
+    changes: list[float]
+    """Measured transitions of plans for which nothing moved."""
+    choices: list[str]
+
+
+def first_plan(profile: ModelProfile) -> Plan:
+    settings = PlannerSettings(
+        num_microbatches=MICROBATCHES, fault_tolerance=1, num_nodes=NODES, devices_per_node=1, min_nodes=STAGES
+    )
+    return plan_for(profile, settings).plan
+
+
+def run(profile: ModelProfile, script: Script, policy: PolicyName, mean_time_s: float) -> Result:
+    plan = first_plan(profile)
+    path = SCRATCH / f"profile-{secrets.token_hex(4)}.json"
+    path.write_bytes(msgspec.json.encode(profile))
+    text = f"""
+[train]
+steps = {script.steps}
+global_batch = {MICROBATCHES}
+microbatch = 1
+sequence_length = 1
+[cluster]
+nodes = {NODES}
+schedule = "1f1b"
+device = "emulated"
+profile = "{path}"
+[resilience]
+policy = "{policy.value}"
+mean_time_between_failures_s = {mean_time_s}
+"""
+    faults = []
+    for step, places in script.losses.items():
+        for pipeline, stage in places:
+            stages = plan.pipelines[pipeline % len(plan.pipelines)].stages
+            faults.append(f"kill:node={stages[stage % len(stages)].worker},step={step},at=backward")
+    side = planaria_side(f"adaptive-{policy.value}", make_job(text, *f_n0(1, STAGES)), faults)
+    contact = RunFolder(side.log.parent).contact
+    pending = sorted(script.joins.items())
+    deadline = time.monotonic() + MOST_S
+    with side.output.open("wb") as output:
+        process = subprocess.Popen(side.commands[0][0], stdout=output, stderr=output, env=ENVIRONMENT)
+        while process.poll() is None:
+            if time.monotonic() > deadline:
+                process.kill()
+                raise SystemExit(f"took more than {MOST_S:.0f} s, see {side.output}")
+            if pending and side.log.exists() and last_step(read_events(side.log)) >= pending[0][0]:
+                try:
+                    ask(contact, Wish.ADD, count=pending.pop(0)[1])
+                except UserError as error:
+                    note(f"no node was added: {error}")
+            time.sleep(0.05)
+    if process.returncode:
+        raise SystemExit(f"failed, see {side.output}")
+    result = result_of(list(read_events(side.log)))
+    shutil.rmtree(side.log.parent)
+    path.unlink()
+    return result
+
+
+def last_step(events: Sequence[tuple[AnyRecord, float]] | Iterator[tuple[AnyRecord, float]]) -> int:
+    return max((record.step for record, _ in events if isinstance(record, StepCommitted)), default=0)
+
+
+def result_of(events: Sequence[tuple[AnyRecord, float]]) -> Result:
+    times = {record.step: at for record, at in events if isinstance(record, StepCommitted)}
+    last = max(times)
+    taken = {record.generation: record for record, _ in events if isinstance(record, PlanTaken)}
+    steps, transitions, changes = [], [], []
+    for record, _ in events:
+        if not isinstance(record, PlanMeasured) or record.generation not in taken:
+            continue
+        plan = taken[record.generation]
+        if plan.purpose == "reconfigure":
+            steps.append((record.estimated_step_s, record.measured_step_s))
+            if record.measured_transition_s is not None:
+                if not plan.transfer_bytes:
+                    changes.append(record.measured_transition_s)
+                if plan.estimated_transition_s is not None:
+                    transitions.append((plan.estimated_transition_s, record.measured_transition_s))
+    return Result(
+        samples_per_s=MICROBATCHES * (last - BEGIN) / (times[last] - times[BEGIN]),
+        steps=steps,
+        transitions=transitions,
+        changes=changes,
+        choices=[plan.candidates[0].name for plan in taken.values() if plan.candidates],
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--script", choices=SCRIPTS, help="one alone")
+    parser.add_argument(
+        "--attempts", type=int, default=1, help="runs of each, of which the fastest counts (%(default)s)"
+    )
+    parser.add_argument(
+        "--mean-time-s", type=float, default=30.0, help="between failures, as the job expects it (%(default)s)"
+    )
+    arguments = parser.parse_args()
+    SCRATCH.mkdir(parents=True, exist_ok=True)
+    profile = profile_of(Case(name="adaptive", nodes=NODES, layers=EVEN, link_ms=LINK_MS), measure_vote_s(NODES, 3))
+    results: list[Result] = []
+    for name in SCRIPTS if arguments.script is None else (arguments.script,):
+        by_policy: dict[PolicyName, Result] = {}
+        for policy in POLICIES:
+            runs = [run(profile, SCRIPTS[name], policy, arguments.mean_time_s) for _ in range(arguments.attempts)]
+            results += runs
+            best = by_policy[policy] = max(runs, key=lambda result: result.samples_per_s)
+            report(f"adaptive.{name}.{policy.value}", best.samples_per_s, "samples/s")
+        adaptive = by_policy[PolicyName.ADAPTIVE]
+        for choice in adaptive.choices:
+            note(f"{name}: {choice}")
+        alone = max(result.samples_per_s for policy, result in by_policy.items() if policy is not PolicyName.ADAPTIVE)
+        report(f"adaptive.{name}.over-best-alone", adaptive.samples_per_s / alone, "ratio", goal=">= 1")
+    steps = [pair for result in results for pair in result.steps]
+    report("adaptive.step-error-mean", statistics.mean(abs(a / b - 1) for a, b in steps), "ratio", goal="<= 0.05")
+    changes = [seconds for result in results for seconds in result.changes]
+    if changes:
+        report("adaptive.change", statistics.median(changes) * 1e3, "ms")
+    transitions = [pair for result in results for pair in result.transitions]
+    for estimated, measured in transitions:
+        note(f"transition: estimated {estimated * 1e3:.1f} ms, measured {measured * 1e3:.1f} ms")
+    if transitions:
+        total = sum(measured for _, measured in transitions)
+        off = abs(sum(estimated for estimated, _ in transitions) / total - 1) if total else 0.0
+        report("adaptive.transition-error", off, "ratio", goal="<= 0.2")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""What a plan is worth until the next loss: Odyssey's objective, with the risk of what too few replicas may cost.
+
+Source: Odyssey, Eq. 8: the throughput of the next state times the share of the time between two losses that it runs.
+Here a job's end may come first, some state moves beside a step, and a loss may take a layer's last replica. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from planaria.plan.plan import NodeId
+from planaria.policy.outlook import Outlook
+
+CHANGE_S = 0.005
+"""From the last vote under one plan to the first instruction under the next, beside what a commit and the decision
+take: everybody waits for the plan. A guess, of the order of what 6 workers on emulated devices lost on a machine that
+others used too (2 to 90 ms, the decision included); `benchmarks/adaptive.py` measures it (`adaptive.change`)."""
+
+RESTORE_S = 1.0
+"""From the loss of a layer's last replica to the first step from a checkpoint, beside the steps that are lost. A guess:
+reading takes as long as the disk does. It counts only against plans of which one loss takes a last replica."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """What would happen under a candidate.
+
+    Attributes:
+        step_time_s: once its plan runs.
+        transition_s: before that, without gain.
+        peril_before: of the next losses, the share that takes a last replica while the transition lasts.
+        peril: likewise under the plan.
+    """
+
+    step_time_s: float
+    transition_s: float
+    peril_before: float
+    peril: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worth:
+    """Of a course.
+
+    Attributes:
+        risk_s: expected seconds that a last replica's loss costs.
+        steps_per_s: mean over the horizon; not below 0.
+    """
+
+    risk_s: float
+    steps_per_s: float
+
+
+def horizon_s(outlook: Outlook, least_step_s: float) -> float:
+    """The seconds over which candidates are compared: to the next loss, or the end of the job at the fastest step."""
+    if outlook.steps_left is None:
+        return outlook.time_to_failure_s
+    return min(outlook.time_to_failure_s, max(1, outlook.steps_left) * least_step_s)
+
+
+def worth(course: Course, outlook: Outlook, seconds: float) -> Worth:
+    """Over a horizon of so many seconds. The next loss is as likely at any moment until it is expected."""
+    before_s = min(course.transition_s, seconds)
+    share = (course.peril_before * before_s + course.peril * (seconds - before_s)) / outlook.time_to_failure_s
+    risk_s = share * _at_stake_s(course.step_time_s, outlook, seconds)
+    gained_s = max(0.0, seconds - course.transition_s - risk_s)
+    return Worth(risk_s=risk_s, steps_per_s=gained_s / (seconds * course.step_time_s))
+
+
+def _at_stake_s(step_time_s: float, outlook: Outlook, seconds: float) -> float:
+    """What is lost with the last replica at the end of the horizon; at most what lies between two checkpoints."""
+    work_s = outlook.steps_at_stake * step_time_s + seconds
+    if outlook.checkpoint_every:
+        work_s = min(work_s, max(outlook.checkpoint_every, outlook.steps_at_stake) * step_time_s)
+    return RESTORE_S + work_s
+
+
+def peril(holders: Iterable[tuple[NodeId, Collection[int]]], num_groups: int) -> float:
+    """Of nodes that hold these parameter groups, the share whose loss would take some group's last replica."""
+    held: list[set[NodeId]] = [set() for _ in range(num_groups)]
+    nodes: set[NodeId] = set()
+    for node, groups in holders:
+        nodes.add(node)
+        for group in groups:
+            held[group].add(node)
+    last = {node for on in held if len(on) == 1 for node in on}
+    return len(last) / len(nodes) if nodes else 0.0

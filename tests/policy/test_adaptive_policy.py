@@ -1,0 +1,231 @@
+"""The adaptive policy: the best by Eq. 8, the same every time; and who wins when."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from planaria.estimate.memory import worker_memory_bytes
+from planaria.estimate.step_time import step_time_s
+from planaria.estimate.transition import transfer_time
+from planaria.plan.errors import NoReplica, TooFewNodes
+from planaria.plan.placement import Holders
+from planaria.plan.plan import NodeId, Plan, WorkerId
+from planaria.plan.profile import LinkCost, ModelProfile
+from planaria.plan.replicas import lacking
+from planaria.plan.settings import PlannerSettings
+from planaria.plan.validate import validate
+from planaria.policy.adaptive import AdaptivePolicy
+from planaria.policy.outlook import Outlook
+from planaria.policy.proposal import Proposal
+from planaria.policy.reroute import ReroutePolicy
+from planaria.policy.templates import TemplatesPolicy
+from planaria.policy.worth import CHANGE_S, RESTORE_S, Course, horizon_s, peril, worth
+from tests.plan.profiles import uniform_profile
+
+SMALL = uniform_profile(8)
+DEAR = uniform_profile(8, link=LinkCost(latency_s=1e-4, bandwidth_bytes_per_s=1e9), group_bytes=40_000_000)
+"""A layer's state is under way for 0.12 s; its compute takes 0.03 s a microbatch."""
+
+
+def settings(nodes: int = 9, smallest: int = 3, microbatches: int = 24, fault_tolerance: int = 1) -> PlannerSettings:
+    return PlannerSettings(
+        num_microbatches=microbatches, fault_tolerance=fault_tolerance, num_nodes=nodes, devices_per_node=1,
+        min_nodes=smallest,
+    )  # fmt: skip
+
+
+def started(profile: ModelProfile, of: PlannerSettings) -> tuple[AdaptivePolicy, Plan]:
+    policy = AdaptivePolicy(profile, of)
+    return policy, policy.initial([NodeId(n) for n in range(of.num_nodes)], 1).plan
+
+
+def held(plan: Plan, *lost: int, came: tuple[int, ...] = ()) -> Holders:
+    holders = {w: groups for w, groups in plan.groups_of.items() if plan.node_of(w) not in lost}
+    return holders | {WorkerId(node): () for node in came}
+
+
+def after(policy: AdaptivePolicy, plan: Plan, *lost: int, came: tuple[int, ...] = (), **outlook: float) -> Proposal:
+    asked = policy.with_outlook(Outlook(**{"time_to_failure_s": 1e5, **outlook}))  # type: ignore[arg-type]
+    return asked.reconfigure(plan, [NodeId(n) for n in lost], held(plan, *lost, came=came), plan.generation + 1)
+
+
+# The objective
+
+
+def test_eq_8() -> None:
+    """Throughput times the effective time ratio; the horizon is the sum of both times."""
+    course = Course(step_time_s=0.5, transition_s=20.0, peril_before=0.0, peril=0.0)
+    assert worth(course, Outlook(time_to_failure_s=100.0), 100.0).steps_per_s == pytest.approx(2 * 80 / 100)
+    assert worth(course, Outlook(time_to_failure_s=10.0), 10.0).steps_per_s == 0
+
+
+def test_what_a_last_replica_costs() -> None:
+    course = Course(step_time_s=0.5, transition_s=20.0, peril_before=0.25, peril=0.0)
+    at_stake = RESTORE_S + 40 * 0.5 + 100
+    without = worth(course, Outlook(time_to_failure_s=100.0, steps_at_stake=40), 100.0)
+    assert without.risk_s == pytest.approx(0.25 * 20 / 100 * at_stake)
+    assert without.steps_per_s == pytest.approx(2 * (80 - without.risk_s) / 100)
+    saved = Outlook(time_to_failure_s=100.0, steps_at_stake=40, checkpoint_every=60)
+    assert worth(course, saved, 100.0).risk_s == pytest.approx(0.25 * 20 / 100 * (RESTORE_S + 60 * 0.5))
+
+
+def test_the_horizon_ends_with_the_job() -> None:
+    assert horizon_s(Outlook(time_to_failure_s=100.0), 1.0) == 100
+    assert horizon_s(Outlook(time_to_failure_s=100.0, steps_left=7), 2.0) == 14
+    assert horizon_s(Outlook(time_to_failure_s=10.0, steps_left=7), 2.0) == 10
+
+
+def test_peril() -> None:
+    a, b, c = (NodeId(n) for n in range(3))
+    assert peril([(a, (0, 1)), (b, (0, 1)), (c, ())], 2) == 0
+    assert peril([(a, (0, 1)), (b, (0,)), (c, ())], 2) == pytest.approx(1 / 3)
+    assert peril([(a, (0, 1)), (a, (0, 1))], 2) == 1, "two devices of one node"
+
+
+# The choice, against a computation of its own
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_the_best_of_what_the_others_propose(seed: int) -> None:
+    """No policy alone, and no combination in time, is worth more; the estimates are those of the chosen plan."""
+    draw = random.Random(seed)
+    smallest, fault_tolerance = draw.randint(1, 3), draw.randint(0, 2)
+    of = settings(
+        smallest * (fault_tolerance + 1) + draw.randint(1, 4), smallest, draw.choice([12, 24]), fault_tolerance
+    )
+    profile = draw.choice([SMALL, DEAR])
+    policy, plan = started(profile, of)
+    lost = draw.sample(range(of.num_nodes), draw.randint(1, min(2, of.num_nodes - 1)))
+    time_s = draw.choice([0.3, 3.0, 30.0, 1e4])
+    nodes = [NodeId(n) for n in lost]
+    try:
+        chosen = after(policy, plan, *lost, time_to_failure_s=time_s)
+    except (NoReplica, TooFewNodes):
+        with pytest.raises((NoReplica, TooFewNodes)):
+            ReroutePolicy(profile, of).reconfigure(plan, nodes, held(plan, *lost), 2)
+        return
+    validate(chosen.plan, fault_tolerance=None if chosen.is_degraded else fault_tolerance)
+    assert chosen.is_degraded == bool(lacking(chosen.plan, fault_tolerance))
+    best = chosen.candidates[0]
+    assert best.step_time_s == pytest.approx(step_time_s(chosen.plan, profile))
+    assert best.memory_bytes == max(worker_memory_bytes(chosen.plan, profile, w) for w in chosen.plan.workers)
+    assert [c.samples_per_s for c in chosen.candidates] == sorted(c.samples_per_s for c in chosen.candidates)[::-1]
+    for other in (TemplatesPolicy(profile, of), ReroutePolicy(profile, of)):
+        try:
+            alone = other.reconfigure(plan, nodes, held(plan, *lost), 2)
+        except TooFewNodes:
+            continue
+        if alone.is_degraded and not chosen.is_degraded:
+            continue
+        course = Course(
+            step_time_s=step_time_s(alone.plan, profile),
+            transition_s=CHANGE_S + transfer_time(alone.plan, profile.links).time_s,
+            peril_before=peril_of(plan, held(plan, *lost)),
+            peril=peril_of(alone.plan, alone.plan.groups_of),
+        )
+        value = worth(course, Outlook(time_to_failure_s=time_s), time_s)
+        assert best.samples_per_s >= value.steps_per_s * of.num_microbatches * (1 - 1e-9)
+
+
+def peril_of(plan: Plan, holders: Holders) -> float:
+    return peril(((plan.node_of(worker), groups) for worker, groups in holders.items()), len(plan.groups))
+
+
+def test_the_same_question_has_the_same_answer() -> None:
+    one, two = (after(*started(DEAR, settings()), 1, 5, time_to_failure_s=20.0) for _ in range(2))
+    assert one == two
+    assert one.plan.content_hash == two.plan.content_hash
+
+
+# Who wins when
+
+
+def test_state_does_not_move_when_the_next_loss_is_near() -> None:
+    """Transfers of 0.12 s a layer are no use before a loss that is 0.1 s away; for a day they are."""
+    policy, plan = started(DEAR, settings())
+    near, far = after(policy, plan, 1, time_to_failure_s=0.1), after(policy, plan, 1)
+    assert near.how == "reroute"
+    assert far.how != "reroute"
+    assert near.step_time_s > far.step_time_s
+
+
+def test_state_moves_beside_a_rerouted_step_where_transfers_are_dear() -> None:
+    """With n0 = 2 the step that nothing waits for costs less than the wait. What then follows moves nothing."""
+    policy, plan = started(DEAR, settings(nodes=7, smallest=2, microbatches=12))
+    target = after(policy, plan, 1)
+    warm = target.beside
+    assert warm is not None
+    assert target.candidates[0].name.startswith("one step rerouted, then templates")
+    assert warm.candidates == target.candidates
+    waiting = next(c for c in target.candidates if f"then {c.name}" in target.candidates[0].name)
+    assert target.candidates[0].transition_s < waiting.transition_s
+    validate(warm.plan)
+    assert not {1} & set(warm.plan.nodes)
+    assert warm.is_degraded == bool(lacking(warm.plan, 1))
+    again = policy.reconfigure(warm.plan, [NodeId(1)], warm.plan.groups_of, 3)
+    assert again.plan.pipelines == target.plan.pipelines
+    assert not again.plan.transfers
+    assert again.beside is None
+    cheap_policy, cheap_plan = started(SMALL, settings(nodes=7, smallest=2, microbatches=12))
+    assert after(cheap_policy, cheap_plan, 1, 2).beside is None
+
+
+def test_a_degraded_plan_does_not_last_where_a_full_one_is_possible_in_time() -> None:
+    policy, plan = started(DEAR, settings())
+    degraded = after(policy, plan, 1, time_to_failure_s=0.1)
+    assert degraded.is_degraded
+    assert "reroute" in degraded.reason
+    for time_s in (5.0, 1e5):
+        full = after(policy, plan, 1, time_to_failure_s=time_s)
+        assert not full.is_degraded
+        assert not any(candidate.is_degraded for candidate in full.candidates)
+
+
+def test_a_degraded_plan_is_left_when_nodes_come() -> None:
+    policy, plan = started(DEAR, settings())
+    degraded = after(policy, plan, 1, time_to_failure_s=0.1).plan
+    full = after(policy, degraded, came=(9,), time_to_failure_s=0.1, at_once=False)
+    assert not full.is_degraded
+    assert 9 in full.plan.nodes
+
+
+def test_too_few_nodes_for_templates() -> None:
+    """Rerouting goes on, degraded; of three nodes for two pipelines of two, nothing else is possible."""
+    policy, plan = started(SMALL, settings(nodes=4, smallest=2, microbatches=8))
+    proposal = after(policy, plan, 1)
+    assert (proposal.how, proposal.is_degraded) == ("reroute", True)
+    assert proposal.reason.endswith("Nothing but reroute is possible.")
+
+
+def test_a_risk_is_worth_a_slower_plan() -> None:
+    """Of two courses the faster one may lose everything."""
+    fast = Course(step_time_s=1.0, transition_s=0.0, peril_before=0.5, peril=0.5)
+    safe = Course(step_time_s=1.2, transition_s=0.0, peril_before=0.0, peril=0.0)
+    saved = Outlook(time_to_failure_s=1000.0, steps_at_stake=0, checkpoint_every=10)
+    unsaved = replace(saved, steps_at_stake=500, checkpoint_every=0)
+    assert worth(fast, saved, 1000.0).steps_per_s > worth(safe, saved, 1000.0).steps_per_s
+    assert worth(fast, unsaved, 1000.0).steps_per_s < worth(safe, unsaved, 1000.0).steps_per_s
+
+
+def test_near_the_end_nothing_is_worth_waiting_for() -> None:
+    """Four pipelines of which one is broken: new ones have the shorter step, but their state has to come first."""
+    profile = uniform_profile(8, link=LinkCost(latency_s=1e-4, bandwidth_bytes_per_s=1e9), group_bytes=10_000_000)
+    policy, plan = started(profile, settings(nodes=8, smallest=2, microbatches=16))
+    assert after(policy, plan, 1).how != "reroute"
+    last = after(policy, plan, 1, steps_left=1)
+    assert last.how == "reroute"
+    assert not last.is_degraded
+    assert "to the end" in last.reason
+
+
+def test_speeds_are_known_to_all_candidates() -> None:
+    policy, plan = started(SMALL, settings())
+    slow = policy.with_speeds({NodeId(2): 0.5})
+    proposal = slow.reconfigure(plan, [NodeId(5)], held(plan, 5), 2)
+    assert min(c.step_time_s for c in proposal.candidates) > min(
+        c.step_time_s for c in after(policy, plan, 5).candidates
+    )
+    assert "Chosen:" in proposal.reason

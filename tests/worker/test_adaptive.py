@@ -1,0 +1,125 @@
+"""The adaptive policy in virtual time: the reference's bits, whatever it chooses."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+import msgspec
+import pytest
+from tests.worker.cluster import Kill, Weather
+from tests.worker.dst import laboratory as new_laboratory
+from tests.worker.schedules import INSTRUCTIONS, Schedule, any_policy, comings_and_goings, job_of
+from tests.worker.test_cluster import Laboratory
+
+from planaria.job.settings import PolicyName
+from planaria.policy.adaptive import AdaptivePolicy, _Option
+from planaria.policy.candidate import Candidate
+from planaria.policy.outlook import Outlook
+from planaria.policy.worth import Course, Worth
+from planaria.protocol.records import PlanMeasured, PlanTaken, RunStatus
+
+SEEDS = range(40)
+
+
+@pytest.fixture(scope="module")
+def laboratory() -> Iterator[Laboratory]:
+    with new_laboratory() as place:
+        yield place
+
+
+def adaptively(schedule: Schedule) -> Schedule:
+    resilience = msgspec.structs.replace(schedule.job.resilience, policy=PolicyName.ADAPTIVE)
+    return replace(schedule, job=msgspec.structs.replace(schedule.job, resilience=resilience))
+
+
+def test_random_schedules_with_random_choices(laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every candidate is taken now and then, in every situation: none may cost a bit."""
+    draw = random.Random(5)
+
+    def fickle(course: Course, outlook: Outlook, seconds: float) -> Worth:
+        return Worth(risk_s=0.0, steps_per_s=draw.random())
+
+    monkeypatch.setattr("planaria.policy.adaptive.worth", fickle)
+    taken: Counter[str] = Counter()
+    for seed in SEEDS:
+        draw.seed(seed)
+        make = any_policy if seed % 2 else comings_and_goings
+        try:
+            outcome = laboratory.run(adaptively(make(seed, str(laboratory.source))))
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise
+        for plan in outcome.of(PlanTaken):
+            if plan.candidates:
+                taken[f"{plan.purpose}: {plan.candidates[0].name.split(' ')[0]}"] += 1
+    assert {"reconfigure: reroute", "reconfigure: templates", "warm up: one"} <= set(taken), taken
+
+
+def grid(laboratory: Laboratory, kills: tuple[Kill, ...]) -> Schedule:
+    """Three pipelines of two stages, of a job that expects no failures for long."""
+    job = job_of(
+        nodes=6, depth=2, steps=10, microbatches=9, smallest=2, policy="adaptive", source=str(laboratory.source)
+    )
+    return Schedule(seed=1, job=job, kills=kills, weather=Weather(), stop_at_s=None)
+
+
+@pytest.mark.parametrize(("mean_time_s", "until"), [(1e6, "to the end"), (1e-9, "to the next loss")])
+def test_the_horizon_is_what_is_expected_and_seen(mean_time_s: float, until: str, laboratory: Laboratory) -> None:
+    """A loss in the second of ten steps: where none was expected for long, the job ends first."""
+    plain = grid(laboratory, (Kill(node=1, at="backward", step=2),))
+    resilience = msgspec.structs.replace(plain.job.resilience, mean_time_between_failures_s=mean_time_s)
+    outcome = laboratory.run(replace(plain, job=msgspec.structs.replace(plain.job, resilience=resilience)))
+    reasons = [plan.reason for plan in outcome.of(PlanTaken) if plan.candidates]
+    assert reasons
+    assert until in reasons[0]
+
+
+def favouring(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The candidates whose name begins so are the best."""
+    original = AdaptivePolicy._judged
+
+    def judged(policy: AdaptivePolicy, option: _Option, peril_now: float, horizon: float) -> Candidate:
+        candidate = original(policy, option, peril_now, horizon)
+        return msgspec.structs.replace(candidate, samples_per_s=1e9) if option.name.startswith(name) else candidate
+
+    monkeypatch.setattr(AdaptivePolicy, "_judged", judged)
+
+
+def test_state_moves_beside_one_rerouted_step(laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the new pipelines are taken, and nothing has to move any more."""
+    favouring("one step rerouted", monkeypatch)
+    outcome = laboratory.run(grid(laboratory, (Kill(node=1, at="backward", step=2),)))
+    assert outcome.finish.status is RunStatus.COMPLETED
+    start, finish, warm, after = outcome.of(PlanTaken)
+    assert [plan.purpose for plan in (start, finish, warm, after)] == [
+        "start", "finish step", "warm up", "reconfigure",
+    ]  # fmt: skip
+    assert warm.transfer_bytes > 0
+    assert after.transfer_bytes == 0
+    assert warm.step + 1 == after.step
+    assert {w for stages in warm.pipelines for w, _, _ in stages} == {0, 2, 3, 4, 5}
+
+
+@pytest.mark.parametrize("at", [*INSTRUCTIONS, "apply"])
+def test_a_kill_beside_which_state_moves(at: str, laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch) -> None:
+    favouring("one step rerouted", monkeypatch)
+    kills = (Kill(node=1, at="backward", step=2), Kill(node=4, at=at, step=3))
+    outcome = laboratory.run(grid(laboratory, kills))
+    assert "warm up" in [plan.purpose for plan in outcome.of(PlanTaken)]
+
+
+def test_what_was_weighed_is_recorded_and_what_it_cost(laboratory: Laboratory) -> None:
+    outcome = laboratory.run(grid(laboratory, (Kill(node=1, at="backward", step=2),)))
+    taken = [plan for plan in outcome.of(PlanTaken) if plan.purpose in ("warm up", "reconfigure")]
+    assert taken
+    for plan in taken:
+        best = plan.candidates[0]
+        assert best.samples_per_s == max(candidate.samples_per_s for candidate in plan.candidates)
+        assert plan.estimated_transition_s == best.transition_s
+        assert best.name in plan.reason
+        assert msgspec.json.decode(msgspec.json.encode(plan), type=PlanTaken) == plan
+    (measured,) = (m for m in outcome.of(PlanMeasured) if m.generation == taken[-1].generation)
+    assert measured.measured_transition_s is not None
