@@ -1,7 +1,7 @@
 """Strength: how many replicas a plan keeps on live nodes, what its users were told of it, and whether that is true.
 
-Under `templates` every step begins with f + 1 whole pipelines. Under `reroute` a plan may keep fewer replicas of some
-layer, but only if it says so, at the moment at which it is taken; f itself is never lowered.
+Under `templates` every step begins with f + 1 whole pipelines. Under `reroute` and `adaptive` a plan may keep fewer replicas
+of some layer, but only if it says so, at the moment at which it is taken; f itself is never lowered.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from planaria.protocol.journal import JournalPlan
 from planaria.protocol.records import Note, PlanTaken
 from planaria.simulate.setup import Setup
 
+MAY_BE_DEGRADED = (PolicyName.REROUTE, PolicyName.ADAPTIVE)
 PLACING = ("start", "reconfigure", "restore")
 """Purposes of plans that say how strong they are. The others go on with a placement, or finish a step."""
 
@@ -37,13 +38,17 @@ class Strength:
     def planned(self, entry: JournalPlan) -> str | None:
         """A plan is taken; returns what is wrong with what is told of it."""
         purposes = [record.purpose for record in entry.records if isinstance(record, PlanTaken)]
+        says = any(isinstance(record, Note) and "plan is degraded" in record.text for record in entry.records)
+        if purposes and purposes[0] == "warm up":
+            self.is_degraded = says or self.is_degraded
+            self.ever_degraded |= says
+            return None
         if not purposes or purposes[0] not in PLACING:
             return None
-        says = any(isinstance(record, Note) and "plan is degraded" in record.text for record in entry.records)
         self.is_degraded = says
         self.ever_degraded |= says
         plan, short = entry.message.plan, lacking(entry.message.plan, self._setup.fault_tolerance)
-        if says and self._setup.policy is not PolicyName.REROUTE:
+        if says and self._setup.policy not in MAY_BE_DEGRADED:
             return f"plan {plan.generation} is degraded under {self._setup.policy}"
         if says != bool(short):
             return f"plan {plan.generation} lacks replicas of {short}, and says {'that' if says else 'nothing'}"
@@ -52,7 +57,7 @@ class Strength:
     def begun(self, plan: Plan, live: Collection[int], step: int) -> str | None:
         """A step is begun under a plan; returns what is wrong with that."""
         setup = self._setup
-        if setup.policy is PolicyName.REROUTE:
+        if setup.policy in MAY_BE_DEGRADED:
             fewest = min(len({plan.node_of(w) for w in owners} & set(live)) for owners in plan.owners_of)
             if fewest > setup.fault_tolerance or self.is_degraded or (self.is_degraded is None and fewest):
                 return None
@@ -66,7 +71,7 @@ class Strength:
 
     def exhausted(self, machine: Coordinator, reason: str) -> str | None:
         """The job does not go on; returns why it could: rerouting needs one live owner of each layer, and no more."""
-        if self._setup.policy is not PolicyName.REROUTE or "no replica" in reason:
+        if self._setup.policy not in MAY_BE_DEGRADED or "no replica" in reason:
             return None
         if machine.shortages.bound_bytes is not None:
             return None

@@ -89,7 +89,8 @@ def _expect(run: Run, proposal: Proposal, purpose: Purpose) -> tuple[AnyRecord, 
         run.timing.expect(proposal.step_time_s, proposal.longest_s, is_weighed=bool(proposal.candidates))
         run.placing.speeds.expect(proposal.plan, proposal.compute_s)
         told += (plan_taken(proposal, run.step, purpose.value, run.settings.policy_name),)
-    if purpose in PLACING:
+    becomes_degraded = proposal.is_degraded and not run.is_degraded
+    if purpose in PLACING or (purpose is Purpose.WARM_UP and becomes_degraded):
         told += _replicas_told(run, proposal)
     return told
 
