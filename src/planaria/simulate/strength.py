@@ -1,7 +1,7 @@
 """Strength: how many replicas a plan keeps on live nodes, what its users were told of it, and whether that is true.
 
-Under `templates` every step begins with f + 1 whole pipelines. Under `reroute` and `adaptive` a plan may keep fewer replicas
-of some layer, but only if it says so, at the moment at which it is taken; f itself is never lowered.
+Under `templates` every step begins with f + 1 whole pipelines. Under `reroute` and `adaptive` a plan may keep fewer
+replicas of some layer, but only if it says so, at the moment at which it is taken; f itself is never lowered.
 """
 
 from __future__ import annotations
