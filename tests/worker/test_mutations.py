@@ -31,7 +31,7 @@ from planaria.protocol.course import salvage as course_salvage
 from planaria.protocol.course.run import Run
 from planaria.protocol.events import Command, Received, Send
 from planaria.protocol.journal import JournalNode
-from planaria.protocol.messages import Commit, Returned, Vote
+from planaria.protocol.messages import Commit, Vote
 from planaria.protocol.phases import Phase
 from planaria.protocol.placing import Placing, Situation
 from planaria.protocol.returning import Position, Returning
@@ -282,16 +282,6 @@ def _tell_again(patch: Patch, **others: Any) -> None:
     patch.setattr(restart, "go_on_from", altered)
 
 
-def a_commit_that_only_a_worker_knows_is_ignored(patch: Patch) -> None:
-    """The journal is believed, although it lags behind."""
-    report = Returning.report
-
-    def without(self: Returning, worker: WorkerId, told: Returned) -> None:
-        report(self, worker, msgspec.structs.replace(told, commit=None))
-
-    patch.setattr(Returning, "report", without)
-
-
 def a_loss_is_not_written_down(patch: Patch) -> None:
     """Whoever begins on the journal hears of the node's death as of a new one."""
     lose = departure.lose
@@ -345,7 +335,6 @@ MUTATIONS: Mapping[Callable[[Patch], None], str] = {
     nodes_that_gave_notice_are_released_at_once: "visits",
     a_commit_is_told_again_with_another_clip_factor: "restarts",
     a_commit_is_told_again_without_its_hold: "restarts",
-    a_commit_that_only_a_worker_knows_is_ignored: "power",
     a_loss_is_not_written_down: "restarts",
     a_plan_that_was_written_down_is_not_sent_again: "restarts",
     votes_of_before_the_restart_are_forgotten: "restarts",
