@@ -286,7 +286,7 @@ def test_a_real_model_on_hosts(cluster: Callable[..., Cluster], reference: Refer
     job.wait_for_steps(2)
     job.network.plug(away)
     job.wait_for_plan_of(6)
-    assert 6 in job.nodes_in_plan()
+    assert max(job.nodes_in_plan()) >= 6, "it came back under a new number"
     job.agents[leaving.name].signal(signal.SIGTERM)
     assert job.agents[leaving.name].wait() == 0
     (released,) = job.wait_for("node_released")

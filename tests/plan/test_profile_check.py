@@ -174,7 +174,7 @@ def damaged_layers(draw: st.DrawFn) -> tuple[dict[str, Any], int, str]:
 
     def lacking_times() -> str:
         del layer["times"][draw(st.integers(0, len(layer["times"]) - 1))]
-        return "times"
+        return "times" if len(raw["layers"]) > 1 or not layer["times"] else ""
 
     def more_times() -> str:
         layer["times"].append({**layer["times"][-1], "num_devices": 9})
