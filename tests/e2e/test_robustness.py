@@ -140,7 +140,7 @@ def arm(folder: Path, name: str, after: int) -> Callable[[AnyRecord, float], Non
 def test_what_a_layer_raises_ends_the_job_with_one_message(at: str, mine: Path, text: Path, run: Run) -> None:
     """On one node or on several at the same moment; a layer is built anew after a loss."""
     job = job_of(mine, text, train__steps=40)
-    faults = ["kill:node=6,step=3,at=forward"] if at == "build" else []
+    faults = ["kill:node=6,step=20,at=forward"] if at == "build" else []
     outcome = run(job, *faults, observers=[arm(mine, at, after=2)], import_path=mine)
     assert outcome.result.status.value == "failed"
     message = outcome.summary["message"]
