@@ -25,7 +25,6 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-import planaria
 from planaria.cli import live
 from planaria.job.errors import UserError
 from planaria.job.parse import job_json, parse_job
@@ -36,7 +35,16 @@ from planaria.launch.session import train_job
 from planaria.observe.run_folder import RunFolder
 from planaria.plan.plan import Group
 from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile, StepCosts
-from planaria.protocol.records import AnyRecord, NodeJoined, NodeLost, NodeReleased, RunEnded, StepCommitted, Waiting
+from planaria.protocol.records import (
+    AnyRecord,
+    NodeJoined,
+    NodeLost,
+    NodeReleased,
+    RunEnded,
+    RunStatus,
+    StepCommitted,
+    Waiting,
+)
 
 try:
     from scripts.chaos import losses, workers_of
@@ -301,7 +309,7 @@ def main() -> int:
     parser.add_argument("trace", type=Path)
     parser.add_argument("--speed", type=float, default=60.0, help="seconds of the trace in a second (default: 60)")
     parser.add_argument("--share", type=int, default=1, help="replay every so many-th instance (default: all)")
-    parser.add_argument("--layer-ms", type=float, default=10.0, help="forward of a layer (default: 10)")
+    parser.add_argument("--layer-ms", type=float, default=1.0, help="forward of a layer (default: 10)")
     parser.add_argument("--json", type=Path, help="write the summary here, too")
     given = parser.parse_args()
     window = Window.busiest(read_trace(given.trace)).thinned(given.share)
@@ -339,7 +347,7 @@ def main() -> int:
     Console(highlight=False).print_json(json.dumps(summary))
     if given.json is not None:
         given.json.write_text(json.dumps(summary, indent=1) + "\n")
-    return 0 if same and trained.status is planaria.RunStatus.INTERRUPTED else 1
+    return 0 if same and trained.status is RunStatus.INTERRUPTED else 1
 
 
 if __name__ == "__main__":
