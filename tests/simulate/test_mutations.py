@@ -33,7 +33,7 @@ from planaria.protocol.kept import Kept
 from planaria.protocol.liveness import Liveness
 from planaria.protocol.mail import Key, Mail
 from planaria.protocol.membership import Membership
-from planaria.protocol.messages import Commit, PlanMessage, Returned, Vote
+from planaria.protocol.messages import Commit, PlanMessage, Vote
 from planaria.protocol.phases import Phase
 from planaria.protocol.placing import Placing, Situation
 from planaria.protocol.returning import Returning
@@ -239,16 +239,6 @@ def a_commit_is_not_told_again_after_a_restart(patch: Patch) -> None:
     patch.setattr(Returning, "lacks_commit", lambda self, position: ())
 
 
-def a_commit_that_only_a_worker_knows_is_ignored(patch: Patch) -> None:
-    """The journal is believed, although it lags behind."""
-    report = Returning.report
-
-    def without(self: Returning, worker: WorkerId, told: Returned) -> None:
-        report(self, worker, msgspec.structs.replace(told, commit=None))
-
-    patch.setattr(Returning, "report", without)
-
-
 def a_speed_of_one_node_is_applied_to_another(patch: Patch) -> None:
     with_speeds = TemplatesPolicy.with_speeds
 
@@ -349,7 +339,6 @@ MUTATIONS: Mapping[Callable[[Patch], None], frozenset[FaultKind]] = {
     checkpoints_are_written_by_whoever_was_asked_first: LOSSES,
     votes_of_before_a_restart_are_forgotten: CRASHES,
     a_commit_is_not_told_again_after_a_restart: CRASHES,
-    a_commit_that_only_a_worker_knows_is_ignored: CRASHES,
     a_speed_of_one_node_is_applied_to_another: SLOWNESS,
     a_node_is_judged_by_what_another_measured: SLOWNESS,
     a_step_that_is_to_begin_afresh_goes_on: DAMAGES,

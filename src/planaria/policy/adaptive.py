@@ -92,6 +92,7 @@ class AdaptivePolicy(ReroutePolicy):
         try:
             made = list(self._from_templates(*question))
         except PlanError:
+            rerouted = rerouted or self.as_it_is(*question)
             if rerouted is None:
                 raise
             made = []

@@ -62,11 +62,25 @@ class ReroutePolicy(TemplatesPolicy):
         try:
             return super().reconfigure(plan, lost, holders, generation, leaving)
         except PlanError:
-            if rerouted is None and came:  # what is left goes on, whole as it is, with too few nodes for more
-                rerouted = self._rerouted(plan, left, came, holders, generation, gone, leaving)
+            if rerouted is None:
+                rerouted = self.as_it_is(plan, lost, holders, generation, leaving)
             if rerouted is None:
                 raise
             return rerouted
+
+    def as_it_is(
+        self,
+        plan: Plan,
+        lost: Collection[NodeId],
+        holders: Holders,
+        generation: int,
+        leaving: Collection[NodeId] = (),
+    ) -> Proposal | None:
+        """What is left goes on, whole as it is, though nodes came: they are too few for more pipelines."""
+        gone = {*lost, *leaving}
+        left = left_over(plan, holders, gone)
+        came = self._came(plan, left, holders, gone)
+        return self._rerouted(plan, left, came, holders, generation, gone, leaving) if came else None
 
     def on_what_is_left(
         self,

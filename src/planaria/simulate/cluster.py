@@ -32,7 +32,7 @@ from planaria.simulate.wire import Wire
 from planaria.simulate.witness import BrokenPromise, Witness
 from planaria.simulate.worker import Worker
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 """Of virtual time in which nothing happens: longer than anything takes to be found out."""
 
 WAITING_PATIENCE_S = 8.0

@@ -140,7 +140,8 @@ def could_not_save(run: Run, why: str) -> list[Command]:
     without = run.without_replica(run.holders())
     if run.intent.ending is None and without:
         return restore(run, without)
-    if run.intent.ending is None:
+    may_go_on = run.intent.is_exhausted and bool(run.standing.newcomers)
+    if run.intent.ending is None or may_go_on:
         return [Publish(Note(level="warning", text=lost)), *after_saving(run)]
     status, message = run.intent.ending
     status = RunStatus.FAILED if status is RunStatus.COMPLETED else status
