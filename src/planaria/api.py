@@ -296,7 +296,10 @@ def _run_folder(job: Job, name: str, *, resume: bool) -> Iterator[tuple[Job, Run
     """
     job = msgspec.structs.replace(job, run=msgspec.structs.replace(job.run, name=name))
     if resume:
-        folder = RunFolder.open(Path(job.run.folder) / name)
+        path = Path(job.run.folder) / name
+        if not path.exists():
+            raise UserError(f"run folder {path} does not exist. Correct the name, or train first, without --resume.")
+        folder = RunFolder.open(path)
         _refuse_other_job(folder, job)
     else:
         folder = RunFolder.create(job.run.folder, name)

@@ -31,10 +31,12 @@ from planaria.plan.plan import Group, NodeId, WorkerId
 from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
 from planaria.plan.program import Instruction
 from planaria.policy.choice import make_policy
+from planaria.policy.outlook import USUAL_DECISION_S
 from planaria.policy.proposal import Policy
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.events import (
     Command,
+    DecisionTook,
     Discard,
     Event,
     Evict,
@@ -58,6 +60,7 @@ from planaria.protocol.messages import (
     FromWorker,
     Message,
     Notice,
+    PlanMessage,
     Returned,
     Save,
     Stop,
@@ -578,8 +581,9 @@ class Cluster:
                 return
             self._carry_out(command)
             self._carried_out += 1
-        if self.incarnation == incarnation:
-            self._dies_now()
+        if self.incarnation == incarnation and not self._dies_now():
+            if any(isinstance(command, Send) and isinstance(command.message, PlanMessage) for command in commands):
+                self.handle(DecisionTook(USUAL_DECISION_S))
 
     def _carry_out(self, command: Command) -> None:
         match command:

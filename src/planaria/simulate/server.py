@@ -239,7 +239,9 @@ class Server:
                 return
             self._carry_out(command)
         if self._lives and any(isinstance(c, Send) and isinstance(c.message, PlanMessage) for c in commands):
-            self.machine.handle(DecisionTook(1e-3), self._clock.now)
+            for command in self.machine.handle(DecisionTook(1e-3), self._clock.now):
+                if self._lives:
+                    self._carry_out(command)
 
     def _carry_out(self, command: Command) -> None:
         cluster = self._cluster
