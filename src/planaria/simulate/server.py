@@ -286,6 +286,7 @@ class Server:
         self._cluster.happened(f"Send {type(message).__name__}")
 
     def _evict(self, node: NodeId) -> None:
+        self._cluster.witness.evicted(node)
         connections = self.admission.fence(node)
         self._cluster.kill_where_possible(node)
         for connection in connections:
