@@ -39,9 +39,9 @@ from planaria.protocol.messages import (
     Ready,
     Stop,
     ToWorker,
-    decode_to_worker,
     encode,
 )
+from planaria.protocol.plan_update import decode_order
 from planaria.protocol.records import AnyRecord, NodeJoined, NodeLost, PlanTaken, RunStatus
 from planaria.protocol.requests import Answer, Request, Wish, decode_answer
 from planaria.protocol.settings import RunSettings
@@ -110,7 +110,7 @@ class Client:
         self.send(Hello(worker=WorkerId(worker), **(fields | changes)))
 
     def receive(self) -> ToWorker:
-        return decode_to_worker(read_control(self.socket))
+        return decode_order(read_control(self.socket), None)
 
     def is_closed(self) -> bool:
         """Waits for the server to close the connection; what it says before does not count."""

@@ -15,6 +15,7 @@ import tracemalloc
 import types
 import typing
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,9 @@ from planaria.protocol.messages import (
     Seconds,
     ToWorker,
     decode_from_worker,
-    decode_to_worker,
     encode,
 )
+from planaria.protocol.plan_update import decode_order
 from planaria.protocol.requests import Answer, Request, decode_answer, decode_request
 from planaria.worker.frames import FrameError, control_frame, read_control
 
@@ -46,7 +47,7 @@ many = settings(max_examples=300, deadline=None, suppress_health_check=list(Heal
 
 DECODERS: dict[str, tuple[Callable[[bytes], Any], Any]] = {
     "from a worker": (decode_from_worker, FromWorker),
-    "to a worker": (decode_to_worker, ToWorker),
+    "to a worker": (partial(decode_order, last=None), ToWorker),
     "a request": (decode_request, Request),
     "an answer": (decode_answer, Answer),
     "a journal entry": (decode_entry, AnyEntry),

@@ -66,11 +66,11 @@ from planaria.protocol.messages import (
     Stop,
     ToWorker,
     decode_from_worker,
-    decode_to_worker,
     encode,
 )
 from planaria.protocol.past import Past
 from planaria.protocol.phases import Phase
+from planaria.protocol.plan_update import decode_order
 from planaria.protocol.records import AnyRecord, Restored, RunEnded, StepCommitted, StepSkipped
 from planaria.protocol.settings import CheckpointRef, RunSettings
 from planaria.protocol.shortage import Shortages
@@ -736,7 +736,7 @@ class Worker:
 
     def _order(self, data: bytes) -> None:
         if not self.is_over:
-            order = decode_to_worker(data)
+            order = decode_order(data, None)
             self.cluster.note(f"        {type(order).__name__} reaches {self.number}")
             self.mailbox.put_order(order)
 

@@ -331,7 +331,6 @@ ToWorker = PlanMessage | Halt | Commit | Recall | Resend | Save | Stop
 
 # msgpack, not JSON: a loss may be NaN, which JSON cannot say.
 _from_worker = msgspec.msgpack.Decoder(FromWorker)
-_to_worker = msgspec.msgpack.Decoder(ToWorker)
 _encoder = msgspec.msgpack.Encoder()
 
 Decoded = TypeVar("Decoded")
@@ -352,10 +351,4 @@ def decoded(decoder: msgspec.msgpack.Decoder[Decoded], data: bytes) -> Decoded:
 def decode_from_worker(data: bytes) -> FromWorker:
     """Raises msgspec.DecodeError (a ValueError) for anything that is not a message of a worker."""
     message: FromWorker = decoded(_from_worker, data)
-    return message
-
-
-def decode_to_worker(data: bytes) -> ToWorker:
-    """Raises msgspec.DecodeError (a ValueError) for anything that is not a message of the coordinator."""
-    message: ToWorker = decoded(_to_worker, data)
     return message

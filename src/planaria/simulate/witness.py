@@ -254,7 +254,9 @@ class Witness:
         self.records.append(record)
         match record:
             case NodeLost(node=node, cause=cause) if self._is_clear:
-                self.require(node not in self._evicted_alive, f"node {node} is given up, and nothing is wrong with it: {cause}")
+                self.require(
+                    node not in self._evicted_alive, f"node {node} is given up, and nothing is wrong with it: {cause}"
+                )
             case NodeSpeed() if self._weather.is_as_profiled:
                 self._check_speed(record)
             case Waiting(reason=reason) | RunEnded(status=RunStatus.EXHAUSTED, message=reason) if (
