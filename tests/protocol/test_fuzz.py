@@ -36,6 +36,7 @@ from planaria.protocol.messages import (
     SavedGroup,
     Seconds,
     ToWorker,
+    ZoneName,
     decode_from_worker,
     encode,
 )
@@ -61,6 +62,8 @@ def anything(expected: Any, draw: random.Random) -> Any:
     """Of a type that messages are made of."""
     if expected == Seconds:
         return draw.choice([0.0, 1.5, 1e9])
+    if expected == ZoneName:
+        return draw.choice(["", "europe-west4-a", "\u20ac" * 128])
     if expected == Mask:
         return draw.choice(["0", "ff"])
     origin, arguments = typing.get_origin(expected), typing.get_args(expected)

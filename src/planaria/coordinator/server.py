@@ -266,7 +266,7 @@ class Server:
         self._switchboard.trust(connection)
         self._admission.admit(hello.worker, connection)
         self._judge.liveness.joined(hello.worker, time.monotonic())
-        self._handle(WorkerJoined(hello.worker, hello.data_address))
+        self._handle(WorkerJoined(hello.worker, hello.data_address, hello.zone))
 
     def _ended(self, connection: Connection, cause: str) -> None:
         """A connection is gone."""

@@ -12,6 +12,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
+from planaria.job.checks import MAX_ZONE_LENGTH
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import Plan, Transfer, WorkerId
 from planaria.protocol.liveness import Pulse
@@ -20,6 +21,9 @@ PROTOCOL_VERSION = 2
 
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 """From outside: a number, not below zero, and no infinity."""
+
+ZoneName = Annotated[str, msgspec.Meta(max_length=MAX_ZONE_LENGTH)]
+"""Where a node is: whatever fails as one. "": not known."""
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 """Longest control message that is read; a longer one is refused before memory is taken for it."""
@@ -63,13 +67,14 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
 
 
 class Hello(Message, frozen=True, kw_only=True, tag="hello"):
-    """First message of a worker. `data_address` is where peers reach it ("host:port")."""
+    """First message of a worker. `data_address` is where peers reach it ("host:port"), `zone` where its node is."""
 
     version: int
     token: str
     worker: WorkerId
     pid: int
     data_address: str
+    zone: ZoneName = ""
 
 
 class Ready(Message, frozen=True, kw_only=True, tag="ready"):

@@ -232,6 +232,7 @@ class Cluster:
             worker=worker.number,
             pid=worker.number,
             data_address=f"virtual:{worker.number}",
+            zone=self.schedule.setup.zone_of(worker.node),
         )
         connection.tell(self, hello)
         return connection

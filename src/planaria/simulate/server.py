@@ -186,7 +186,7 @@ class Server:
         connection.worker = hello.worker
         self.admission.admit(hello.worker, connection)
         self._judge.liveness.joined(hello.worker, self._clock.now)
-        self.handle(WorkerJoined(hello.worker, hello.data_address))
+        self.handle(WorkerJoined(hello.worker, hello.data_address, hello.zone))
 
     def drop(self, connection: Connection, cause: str) -> None:
         """The connection ended."""
