@@ -18,7 +18,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,6 +44,8 @@ from planaria.protocol.records import (
     StepCommitted,
     Waiting,
 )
+from planaria.simulate.trace import Change, Trace, TraceEvent
+from planaria.simulate.trace_formats import read_trace
 
 try:
     from scripts.chaos import losses, workers_of
@@ -56,64 +57,41 @@ NOTICE_S = 120.0
 PATIENCE_S = 120.0
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """An instance comes or goes, so many seconds of the trace after its beginning."""
-
-    at_s: float
-    adds: bool
-    instance: str
-
-
-def read_trace(path: Path) -> list[Change]:
-    """In the order of time; what happens at once keeps the file's order."""
-    changes = []
-    for line in path.read_text().splitlines():
-        milliseconds, what, instance = line.split(",")
-        changes.append(Change(int(milliseconds) / 1000, what == "add", instance))
-    return sorted(changes, key=lambda change: change.at_s)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
     """A part of a trace.
 
     Attributes:
         began_s: in the trace.
-        present: instances at its beginning.
-        changes: with times from its beginning.
+        trace: of the part, with times from its beginning.
     """
 
     began_s: float
-    present: tuple[str, ...]
-    changes: tuple[Change, ...]
+    trace: Trace
+
+    @property
+    def present(self) -> tuple[str, ...]:
+        """Instances at its beginning."""
+        return self.trace.initial
+
+    @property
+    def changes(self) -> tuple[TraceEvent, ...]:
+        """After its beginning."""
+        return self.trace.events[len(self.present) :]
 
     @classmethod
-    def of(cls, changes: Sequence[Change], began_s: float, seconds: float = WINDOW_S) -> Window:
-        present: dict[str, None] = {}
-        for change in changes:
-            if change.at_s < began_s and change.adds:
-                present[change.instance] = None
-            elif change.at_s < began_s:
-                present.pop(change.instance, None)
-        inside = (change for change in changes if began_s <= change.at_s < began_s + seconds)
-        moved = tuple(Change(change.at_s - began_s, change.adds, change.instance) for change in inside)
-        return cls(began_s=began_s, present=tuple(present), changes=moved)
-
-    @classmethod
-    def busiest(cls, changes: Sequence[Change], seconds: float = WINDOW_S) -> Window:
+    def busiest(cls, trace: Trace, seconds: float = WINDOW_S) -> Window:
         """The window, beginning at a whole minute, with the most changes of a cluster that is there already."""
-        starts = range(0, int(changes[-1].at_s), 60)
-        windows = [cls.of(changes, float(start), seconds) for start in starts]
+        starts = range(0, int(trace.horizon_s - seconds) + 1, 60)
+        windows = [cls(began_s=start, trace=trace.window(start, seconds)) for start in starts]
         return max((window for window in windows if window.present), key=lambda window: len(window.changes))
 
     def thinned(self, share: int) -> Window:
         """Of the instances present, and of those that come later, every so many-th; with all that befalls them."""
-        later = [change.instance for change in self.changes if change.adds]
+        later = [change.node for change in self.changes if change.change is Change.ADD]
         kept = {*self.present[::share], *later[::share]}
-        changes = tuple(change for change in self.changes if change.instance in kept)
-        present = tuple(instance for instance in self.present if instance in kept)
-        return Window(began_s=self.began_s, present=present, changes=changes)
+        events = tuple(event for event in self.trace.events if event.node in kept)
+        return Window(began_s=self.began_s, trace=msgspec.structs.replace(self.trace, events=events))
 
 
 @dataclass(slots=True)
@@ -143,8 +121,8 @@ class Spot:
         self.replayed = Replayed()
         self.error: BaseException | None = None
         self._folder = folder
-        self._window = window
-        self._speed = speed
+        self._trace = window.trace.compressed(speed)
+        self._notice_s = NOTICE_S / speed
         self._node_of = {instance: node for node, instance in enumerate(window.present)}
         self._records: queue.Queue[AnyRecord] = queue.Queue()
         self._is_over = False
@@ -165,11 +143,11 @@ class Spot:
         try:
             began = time.monotonic()
             for at_s, number, change in self._moments():
-                self._take_records(began + at_s / self._speed)
+                self._take_records(began + at_s)
                 if self._is_over:
                     return
                 self._do(change, number)
-            self._take_records(began + WINDOW_S / self._speed)
+            self._take_records(began + self._trace.horizon_s)
             self._see_everybody_come()
             live.stop(self._folder)
             self._drain_records()
@@ -178,27 +156,27 @@ class Spot:
             with contextlib.suppress(UserError):
                 live.stop(self._folder)
 
-    def _moments(self) -> list[tuple[float, int, Change]]:
+    def _moments(self) -> list[tuple[float, int, TraceEvent]]:
         """When each is due: a notice comes before the machine goes. With each the signal, or 0 for who comes."""
-        moments: list[tuple[float, int, Change]] = []
+        moments: list[tuple[float, int, TraceEvent]] = []
         removals = 0
-        for change in self._window.changes:
-            if change.adds:
+        for change in self._trace.events[len(self._trace.initial) :]:
+            if change.change is Change.ADD:
                 moments.append((change.at_s, 0, change))
                 continue
             removals += 1
             moments.append((change.at_s, signal.SIGKILL, change))
             if removals % 2 == 0:
-                moments.append((max(0.0, change.at_s - NOTICE_S), signal.SIGTERM, change))
+                moments.append((max(0.0, change.at_s - self._notice_s), signal.SIGTERM, change))
         return sorted(moments, key=lambda moment: moment[0])
 
-    def _do(self, change: Change, number: int) -> None:
-        if change.adds:
+    def _do(self, change: TraceEvent, number: int) -> None:
+        if change.change is Change.ADD:
             answer = live.add(self._folder, 1)
-            self._node_of[change.instance] = int(answer.split()[1])
+            self._node_of[change.node] = int(answer.split()[1])
             self.replayed.added += 1
             return
-        node = self._node_of.get(change.instance)
+        node = self._node_of.get(change.node)
         if node is None:
             return  # its notice, before it comes: it comes and goes within two minutes
         for pid in workers_of(self._folder, node):
@@ -210,7 +188,7 @@ class Spot:
     def _see_everybody_come(self) -> None:
         """A node that was started last may still be on its way."""
         ends = time.monotonic() + PATIENCE_S
-        expected = len(self._window.present) + self.replayed.added
+        expected = len(self._trace.initial) + self.replayed.added
         while len(self.replayed.joined) + len(self._lost_on_the_way()) < expected and not self._is_over:
             self._note(self._records.get(timeout=max(0.0, ends - time.monotonic())))
 
@@ -309,10 +287,10 @@ def main() -> int:
     parser.add_argument("trace", type=Path)
     parser.add_argument("--speed", type=float, default=60.0, help="seconds of the trace in a second (default: 60)")
     parser.add_argument("--share", type=int, default=1, help="replay every so many-th instance (default: all)")
-    parser.add_argument("--layer-ms", type=float, default=1.0, help="forward of a layer (default: 10)")
+    parser.add_argument("--layer-ms", type=float, default=1.0, help="forward of a layer (default: 1)")
     parser.add_argument("--json", type=Path, help="write the summary here, too")
     given = parser.parse_args()
-    window = Window.busiest(read_trace(given.trace)).thinned(given.share)
+    window = Window.busiest(read_trace(given.trace.read_text(), given.trace.name).trace).thinned(given.share)
     with tempfile.TemporaryDirectory(prefix="planaria-spot-") as scratch:
         file = Path(scratch) / "profile.json"
         file.write_bytes(msgspec.json.encode(profile(24, given.layer_ms / 1e3)))

@@ -205,6 +205,7 @@ def plan(
         policy=resilience.policy,
         mean_time_between_failures_s=resilience.mean_time_between_failures_s,
         losses=losses,
+        zones={node: job.cluster.zone_of(node) for node in range(job.cluster.nodes) if job.cluster.zones},
     )
     return dataclasses.replace(report, profile=profile)
 
@@ -216,6 +217,7 @@ def plan_for(
     policy: PolicyName = PolicyName.TEMPLATES,
     mean_time_between_failures_s: float = DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S,
     losses: Sequence[Collection[int]] = (),
+    zones: Mapping[int, str] | None = None,
 ) -> PlanReport:
     """The plan that a job with these costs and settings would start with. Needs neither a job file nor torch.
 
@@ -225,6 +227,7 @@ def plan_for(
         policy: that plans after losses.
         mean_time_between_failures_s: which an adaptive policy expects.
         losses: nodes that are lost between two steps, at once or one after the other.
+        zones: where nodes are, as far as it is known.
 
     Raises:
         PlanError: there is no such plan; the message says why and what to do.
@@ -236,7 +239,8 @@ def plan_for(
 
     began = time.perf_counter()
     outlook = Outlook(time_to_failure_s=mean_time_between_failures_s)
-    planner = make_policy(policy, profile, settings).with_outlook(outlook)
+    located = {NodeId(node): zone for node, zone in (zones or {}).items()}
+    planner = make_policy(policy, profile, settings).with_zones(located).with_outlook(outlook)
     first = planner.initial([NodeId(node) for node in range(settings.num_nodes)], 1)
     after_losses = _after_losses(planner, first, losses)
     planning_s = time.perf_counter() - began
@@ -296,7 +300,10 @@ def _run_folder(job: Job, name: str, *, resume: bool) -> Iterator[tuple[Job, Run
     """
     job = msgspec.structs.replace(job, run=msgspec.structs.replace(job.run, name=name))
     if resume:
-        folder = RunFolder.open(Path(job.run.folder) / name)
+        path = Path(job.run.folder) / name
+        if not path.exists():
+            raise UserError(f"run folder {path} does not exist. Correct the name, or train first, without --resume.")
+        folder = RunFolder.open(path)
         _refuse_other_job(folder, job)
     else:
         folder = RunFolder.create(job.run.folder, name)

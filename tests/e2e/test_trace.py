@@ -8,13 +8,15 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from scripts.spot import WINDOW_S, Change, Spot, Window, profile, read_trace, spot_job, until_step
+from scripts.spot import Spot, Window, profile, spot_job, until_step
 
 from planaria.job.settings import Job
 from planaria.launch.local import LocalNodes
 from planaria.launch.result import RunStatus
 from planaria.launch.session import train_job
 from planaria.observe.run_folder import RunFolder
+from planaria.simulate.trace import Change, Trace, TraceEvent
+from planaria.simulate.trace_formats import read_trace
 from planaria.worker.trace import read_trace as read_entries
 from tests.e2e.conftest import Run
 from tests.e2e.jobs import Outcome, make_job
@@ -27,7 +29,7 @@ needs_trace = pytest.mark.skipif(not TRACE.exists(), reason=f"{TRACE} is not the
 
 @needs_trace
 def test_half_an_hour_of_a_spot_trace(tmp_path: Path, run: Run, reference: Callable[[Job], Outcome]) -> None:
-    window = Window.busiest(read_trace(TRACE)).thinned(4)
+    window = Window.busiest(read_trace(TRACE.read_text(), TRACE.name).trace).thinned(4)
     assert len(window.changes) >= 8
     file = tmp_path / "profile.json"
     file.write_bytes(msgspec.json.encode(profile(8, 0.002)))
@@ -41,17 +43,25 @@ def test_half_an_hour_of_a_spot_trace(tmp_path: Path, run: Run, reference: Calla
     assert outcome.result.weights_sha256 == expected.result.weights_sha256
     assert outcome.summary["skipped_microbatches"] == outcome.summary["duplicated_microbatches"] == 0
     replayed = spot.replayed
-    assert replayed.added == sum(change.adds for change in window.changes)
-    assert len({*replayed.lost, *replayed.released}) == sum(not change.adds for change in window.changes)
+    assert replayed.added == sum(change.change is Change.ADD for change in window.changes)
+    assert len({*replayed.lost, *replayed.released}) == sum(change.change is Change.REMOVE for change in window.changes)
 
 
-def test_a_window_knows_who_is_there() -> None:
-    changes = [Change(0, True, "a"), Change(0, True, "b"), Change(60, False, "a"), Change(120, True, "c")]
-    window = Window.of(changes, 60.0)
-    assert window.present == ("a", "b")
-    assert window.changes == (Change(0, False, "a"), Change(60, True, "c"))
+def test_the_busiest_window_of_some_of_the_instances() -> None:
+    minute = [
+        (0, "add", "a"),
+        (0, "add", "b"),
+        (2, "remove", "b"),
+        (3, "add", "c"),
+        (4, "remove", "c"),
+        (6, "add", "d"),
+    ]
+    events = tuple(TraceEvent(at_s=60.0 * at, change=Change(what), node=node) for at, what, node in minute)
+    window = Window.busiest(Trace(name="made up", horizon_s=360.0, events=events), 180.0)
+    assert (window.began_s, window.present) == (60.0, ("a", "b"))
+    assert [(change.at_s, change.node) for change in window.changes] == [(60.0, "b"), (120.0, "c"), (180.0, "c")]
     assert window.thinned(2).present == ("a",)
-    assert Window.of(changes, 120.0 + WINDOW_S).present == ("b", "c")
+    assert {change.node for change in window.thinned(2).changes} == {"c"}
 
 
 def test_every_worker_writes_what_it_did_when(tmp_path: Path, text: Path, nodes: LocalNodes) -> None:

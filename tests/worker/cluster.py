@@ -31,10 +31,12 @@ from planaria.plan.plan import Group, NodeId, WorkerId
 from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
 from planaria.plan.program import Instruction
 from planaria.policy.choice import make_policy
+from planaria.policy.outlook import USUAL_DECISION_S
 from planaria.policy.proposal import Policy
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.events import (
     Command,
+    DecisionTook,
     Discard,
     Event,
     Evict,
@@ -58,16 +60,17 @@ from planaria.protocol.messages import (
     FromWorker,
     Message,
     Notice,
+    PlanMessage,
     Returned,
     Save,
     Stop,
     ToWorker,
     decode_from_worker,
-    decode_to_worker,
     encode,
 )
 from planaria.protocol.past import Past
 from planaria.protocol.phases import Phase
+from planaria.protocol.plan_update import decode_order
 from planaria.protocol.records import AnyRecord, Restored, RunEnded, StepCommitted, StepSkipped
 from planaria.protocol.settings import CheckpointRef, RunSettings
 from planaria.protocol.shortage import Shortages
@@ -578,8 +581,9 @@ class Cluster:
                 return
             self._carry_out(command)
             self._carried_out += 1
-        if self.incarnation == incarnation:
-            self._dies_now()
+        if self.incarnation == incarnation and not self._dies_now():
+            if any(isinstance(command, Send) and isinstance(command.message, PlanMessage) for command in commands):
+                self.handle(DecisionTook(USUAL_DECISION_S))
 
     def _carry_out(self, command: Command) -> None:
         match command:
@@ -732,7 +736,7 @@ class Worker:
 
     def _order(self, data: bytes) -> None:
         if not self.is_over:
-            order = decode_to_worker(data)
+            order = decode_order(data, None)
             self.cluster.note(f"        {type(order).__name__} reaches {self.number}")
             self.mailbox.put_order(order)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -25,6 +26,8 @@ def status(run: Path, *, as_json: bool) -> str:
     ]
     if state.speeds:
         lines.append(f"slow: {', '.join(_slow(node, speed, state.resting) for node, speed in state.speeds.items())}")
+    if state.zones:
+        lines.append(f"zones: {'; '.join(_zones(state.zones))}")
     if state.pipelines:
         lines.append(f"plan {state.generation}: {picture(state.pipelines)}")
     return "\n".join(lines)
@@ -33,6 +36,14 @@ def status(run: Path, *, as_json: bool) -> str:
 def _slow(node: int, speed: float, resting: tuple[int, ...]) -> str:
     left_out = ", left out" if node in resting else ""
     return f"node {node} ({speed:.0%} of the others' speed{left_out})"
+
+
+def _zones(zones: Mapping[int, str]) -> list[str]:
+    """Each with its nodes."""
+    return [
+        f"{name}: {', '.join(str(node) for node in sorted(zones) if zones[node] == name)}"
+        for name in sorted(set(zones.values()))
+    ]
 
 
 def add(run: Path, count: int) -> str:

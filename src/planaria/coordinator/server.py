@@ -50,7 +50,7 @@ from planaria.protocol.messages import (
     encode,
 )
 from planaria.protocol.past import Past
-from planaria.worker.frames import FrameError
+from planaria.worker.frames import FrameError, Unwanted
 
 GOODBYE_S = 5.0
 """How long workers may take to end after the run before they are killed."""
@@ -259,13 +259,14 @@ class Server:
         refusal = self._admission.refusal(hello)
         if refusal is not None:
             self._switchboard.say(connection, encode(Stop(reason=refusal)))
-            raise FrameError(refusal)
+            is_ours = self._admission.is_fenced(self._admission.node_of(hello.worker))
+            raise Unwanted(refusal) if is_ours else FrameError(refusal)
         connection.worker = hello.worker
         connection.limit_bytes = MAX_FRAME_BYTES
         self._switchboard.trust(connection)
         self._admission.admit(hello.worker, connection)
         self._judge.liveness.joined(hello.worker, time.monotonic())
-        self._handle(WorkerJoined(hello.worker, hello.data_address))
+        self._handle(WorkerJoined(hello.worker, hello.data_address, hello.zone))
 
     def _ended(self, connection: Connection, cause: str) -> None:
         """A connection is gone."""
@@ -308,7 +309,8 @@ class Server:
             self._pass(command)
         decided = any(isinstance(c, Send) and isinstance(c.message, PlanMessage) for c in commands)
         if decided and self._executor.finished is None:
-            self._machine.handle(DecisionTook(took), time.monotonic())
+            for command in self._machine.handle(DecisionTook(took), time.monotonic()):
+                self._executor.carry_out(command)
         self._requests.answer_held_up()
 
     def _pass(self, thing: Event | Command) -> None:

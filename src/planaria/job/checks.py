@@ -27,6 +27,7 @@ _DOTTED = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 _FUNCTION = re.compile(rf"{_DOTTED}:{_DOTTED}")
 _MAX_SHOWN = 80
+MAX_ZONE_LENGTH = 128
 
 
 def check_job(job: Job) -> None:
@@ -161,6 +162,13 @@ def _check_cluster(cluster: ClusterSection) -> None:
     if not 0 <= cluster.port <= 65535:
         _refuse("cluster.port", cluster.port, "is not a TCP port", "Set 1 to 65535, or 0 for any free one.")
     _check_host(cluster)
+    for zone in cluster.zones:
+        check_zone("cluster.zones", zone)
+    if cluster.zones and cluster.launcher is not Launcher.LOCAL:
+        _refuse(
+            "cluster.zones", list(cluster.zones), f"goes with nodes of this machine, not with {cluster.launcher.value}",
+            "Leave it out, and give each agent its --zone.",
+        )  # fmt: skip
 
 
 def _check_host(cluster: ClusterSection) -> None:
@@ -174,6 +182,12 @@ def _check_host(cluster: ClusterSection) -> None:
             "cluster.host", cluster.host, 'goes with cluster.launcher = "agents" only',
             "Leave it out: nodes of this machine are reached on loopback.",
         )  # fmt: skip
+
+
+def check_zone(field: str, zone: str) -> None:
+    """Raises UserError for what is no name of a zone."""
+    if not (zone.strip() and zone.isprintable() and len(zone) <= MAX_ZONE_LENGTH):
+        _refuse(field, zone, "is not the name of a zone", f"Use 1 to {MAX_ZONE_LENGTH} printable characters.")
 
 
 def _check_resilience(resilience: ResilienceSection) -> None:

@@ -199,6 +199,9 @@ class ClusterSection(Section, frozen=True):
         port: TCP port of the coordinator; 0: any free one.
         launcher: local: nodes are processes of this machine. agents: nodes are hosts on which `planaria agent` runs.
         host: IPv4 address, or name, at which the coordinator listens; loopback unless told otherwise. Goes with agents.
+        zones: names of zones, to which nodes that are processes of this machine are dealt out in turn, to try out what
+            an outage of one does; agents say theirs by --zone. Whatever fails as one is a zone: the replicas of a layer
+            are spread over zones as far as can be.
     """
 
     nodes: int
@@ -210,6 +213,11 @@ class ClusterSection(Section, frozen=True):
     port: int = 0
     launcher: Launcher = Launcher.LOCAL
     host: str = LOOPBACK
+    zones: tuple[str, ...] = ()
+
+    def zone_of(self, node: int) -> str:
+        """Of a node that is a process of this machine; "": none."""
+        return self.zones[node % len(self.zones)] if self.zones else ""
 
 
 class ResilienceSection(Section, frozen=True):

@@ -53,9 +53,7 @@ class RunFolder:
         path = Path(path)
         try:
             if not path.is_dir():
-                raise UserError(
-                    f"run folder {path} does not exist. Correct the name, or train first, without --resume."
-                )
+                raise UserError(f"run folder {path} does not exist. Give the folder of a run, for instance runs/NAME.")
             folder = cls(path)
             if not folder.job.is_file():
                 raise UserError(f"{path} is not a run folder (it has no job.json). Give the folder of a run.")

@@ -32,7 +32,8 @@ def sentence(record: AnyRecord) -> str | None:
     """What a record says to a user, in one line; None when it is told otherwise (steps, the end)."""
     match record:
         case NodeJoined():
-            return f"node {record.node} joined, {counted(record.live_nodes, 'node')} live"
+            where = f" in zone {record.zone}" if record.zone else ""
+            return f"node {record.node} joined{where}, {counted(record.live_nodes, 'node')} live"
         case NodeLost():
             seen = _cause(record.cause, record.detect_ms)
             return f"step {record.step}: node {record.node} lost ({seen}), {counted(record.live_nodes, 'node')} live"

@@ -24,6 +24,7 @@ from planaria.plan.sources import Holders
 from planaria.plan.speeds import Pace, Speeds, check_speeds, slowed, step_times
 from planaria.plan.templates import Template
 from planaria.plan.transfers import transfers
+from planaria.plan.zones import Zones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,7 @@ class Change:
             least those that drive its stages.
         generation: of the new plan.
         speeds: of nodes that compute slower or faster than the profile says.
+        zones: where the nodes are.
         distribution: what the microbatches are dealt out for.
     """
 
@@ -55,6 +57,7 @@ class Change:
     leaving: Collection[NodeId] = ()
     joined: Collection[NodeId] = ()
     speeds: Speeds = field(default_factory=dict)
+    zones: Zones = field(default_factory=dict)
     distribution: Distribution = Distribution.MINMAX
 
 
@@ -165,6 +168,8 @@ class Aftermath:
             change.plan.devices_per_node,
             change.profile.groups,
             self._sources,
+            change.zones,
+            [change.plan.pipelines[at] for at in sorted(kept)],
         )
         built = dict(zip(made_anew, anew, strict=True)) | {at: change.plan.pipelines[at] for at in kept}
         order = sorted(built)
@@ -174,7 +179,7 @@ class Aftermath:
     def build_by_speed(self) -> Reconfiguration:
         """The plan with the best grouping of nodes by speed, wherever their state is."""
         change = self._change
-        chosen = instances(change.profile, change.templates, change.settings, self._live, change.speeds)
+        chosen = instances(change.profile, change.templates, change.settings, self._live, change.speeds, change.zones)
         pipelines = [place(one.template, one.nodes, change.settings.devices_per_node) for one in chosen]
         return self._planned(pipelines, [one.times for one in chosen], How.INSTANTIATE)
 

@@ -277,10 +277,3 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def node_of(self, worker: WorkerId) -> NodeId:
         return NodeId(worker // self.devices_per_node)
-
-    def to_json(self) -> bytes:
-        return msgspec.json.encode(self, order="deterministic")
-
-    @classmethod
-    def from_json(cls, data: bytes) -> Plan:
-        return msgspec.json.decode(data, type=cls)

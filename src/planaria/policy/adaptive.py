@@ -128,6 +128,7 @@ class AdaptivePolicy(ReroutePolicy):
             generation=generation,
             leaving=leaving,
             speeds=self._speeds or {},
+            zones=self._zones,
         )
         try:
             others = candidates(change)

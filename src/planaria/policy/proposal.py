@@ -11,6 +11,7 @@ from planaria.plan.placement import Holders
 from planaria.plan.plan import NodeId, Plan, WorkerId
 from planaria.plan.salvage import LayerHolders
 from planaria.plan.speeds import Speeds
+from planaria.plan.zones import Zones
 from planaria.policy.candidate import Candidate
 from planaria.policy.outlook import Outlook
 
@@ -56,6 +57,9 @@ class Policy(Protocol):
 
     def with_speeds(self, speeds: Speeds) -> Self:
         """The same policy for nodes that compute so fast; all others are as fast as the profile says."""
+
+    def with_zones(self, zones: Zones) -> Self:
+        """The same policy for nodes that are there; a plan's replicas are spread over the zones as far as can be."""
 
     def with_outlook(self, outlook: Outlook) -> Self:
         """The same policy, for decisions at such a time. Most policies make the same plans at any."""

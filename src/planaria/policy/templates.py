@@ -21,8 +21,9 @@ from planaria.plan.respeed import candidates
 from planaria.plan.salvage import LayerHolders, finish_step
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.speeds import Speeds
-from planaria.plan.templates import make_templates
+from planaria.plan.templates import Template, make_templates
 from planaria.plan.warm_up import warm_up
+from planaria.plan.zones import Zones
 from planaria.policy.outlook import Outlook
 from planaria.policy.proposal import Proposal
 from planaria.policy.wording import count as _count
@@ -49,6 +50,7 @@ class TemplatesPolicy:
         self._profile = profile
         self._settings = settings
         self._speeds: Speeds | None = None
+        self._zones: Zones = {}
         self._conditions = AS_PROFILED
         self._known: Known = {}
         """Pipelines that were estimated before: most of a plan's are as in the one before."""
@@ -68,6 +70,12 @@ class TemplatesPolicy:
         policy = copy.copy(self)
         policy._speeds = dict(speeds)
         policy._conditions = Conditions(node_speeds=policy._speeds)
+        return policy
+
+    def with_zones(self, zones: Zones) -> Self:
+        """The same templates, for nodes in these zones."""
+        policy = copy.copy(self)
+        policy._zones = dict(zones)
         return policy
 
     def with_outlook(self, outlook: Outlook) -> Self:
@@ -100,14 +108,12 @@ class TemplatesPolicy:
         An instantiation weighs compute alone. The more pipelines there are, the longer their sums take: where that
         counts, fewer and larger pipelines are faster.
         """
-        best = initial_plan(self._profile, self.templates, self._settings, nodes, generation, speeds=self._speeds)
+        best = self._instantiated(self.templates, nodes, generation)
         least_s = CLEARLY * self._outline(best).step_time_s
         smallest = 1
         while smallest < len(self.templates):
             try:
-                plan = initial_plan(
-                    self._profile, self.templates[smallest:], self._settings, nodes, generation, speeds=self._speeds
-                )
+                plan = self._instantiated(self.templates[smallest:], nodes, generation)
             except PlanError:
                 break  # too few nodes for f + 1 pipelines of that size
             seconds = self._outline(plan).step_time_s
@@ -115,6 +121,11 @@ class TemplatesPolicy:
                 best, least_s = plan, seconds
             smallest *= 2
         return best
+
+    def _instantiated(self, templates: Sequence[Template], nodes: Sequence[NodeId], generation: int) -> Plan:
+        return initial_plan(
+            self._profile, templates, self._settings, nodes, generation, speeds=self._speeds, zones=self._zones
+        )
 
     def reconfigure(
         self,
@@ -162,9 +173,7 @@ class TemplatesPolicy:
             try:
                 if self._speeds is not None:
                     return self._at_speeds(plan, absent, holders, generation, leaving, self._speeds)
-                return reconfigure(
-                    self._profile, self.templates, self._settings, plan, absent, holders, generation, leaving
-                )
+                return self._as_ever(plan, absent, holders, generation, leaving)
             except Undistributable as error:
                 too_many = error
             except PlanError:
@@ -193,6 +202,7 @@ class TemplatesPolicy:
             generation=generation,
             leaving=leaving,
             speeds=speeds,
+            zones=self._zones,
         )
         best: Reconfiguration | None = None
         least_s = float("inf")
@@ -201,8 +211,24 @@ class TemplatesPolicy:
             if (best is None or seconds < least_s) and self._fits(found.plan):
                 best, least_s = found, seconds
         if best is None:
-            return reconfigure(self._profile, self.templates, self._settings, plan, lost, holders, generation, leaving)
+            return self._as_ever(plan, lost, holders, generation, leaving)
         return best
+
+    def _as_ever(
+        self, plan: Plan, lost: Collection[NodeId], holders: Holders, generation: int, leaving: Collection[NodeId]
+    ) -> Reconfiguration:
+        """Whatever the speeds are."""
+        return reconfigure(
+            self._profile,
+            self.templates,
+            self._settings,
+            plan,
+            lost,
+            holders,
+            generation,
+            leaving,
+            zones=self._zones,
+        )
 
     def _fits(self, plan: Plan) -> bool:
         limit = self._settings.memory_bytes

@@ -115,6 +115,7 @@ class Coordinator:
             generation=plan.generation if plan is not None else 0,
             speeds={int(node): speed for node, speed in sorted(run.placing.speeds.known.items())},
             resting=tuple(sorted(run.placing.pacing.resting)),
+            zones={int(node): run.members.zones[node] for node in run.members.nodes if node in run.members.zones},
         )
 
     @property

@@ -16,6 +16,7 @@ class WorkerJoined:
 
     worker: WorkerId
     data_address: str
+    zone: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,12 +69,14 @@ class JournalNode(JournalEntry, frozen=True, kw_only=True, tag="node"):
     Attributes:
         cause: of a loss.
         strikes: it was lost while the plan in force needed it, so that there is something to recover from.
+        zone: of a node that joined.
     """
 
     node: NodeId
     fate: Fate
     cause: str = ""
     strikes: bool = False
+    zone: str = ""
 
 
 class JournalRecovery(JournalEntry, frozen=True, kw_only=True, tag="recovery"):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from planaria.plan.plan import NodeId
@@ -37,6 +37,7 @@ class Past:
         released: nodes that were let go.
         leaving: live nodes that gave notice.
         newcomers: nodes that came since the placement in force was made, or tried in vain.
+        zones: of the nodes that joined, where they said so.
         checkpoint: the last whole one of this run; None: there is none.
         skipped_steps: that were committed without being applied.
         is_stopping: the user wants it to end.
@@ -54,6 +55,7 @@ class Past:
     released: frozenset[NodeId] = frozenset()
     leaving: frozenset[NodeId] = frozenset()
     newcomers: frozenset[NodeId] = frozenset()
+    zones: Mapping[NodeId, str] = field(default_factory=dict)
     checkpoint: CheckpointRef | None = None
     skipped_steps: frozenset[int] = frozenset()
     is_stopping: bool = False
@@ -128,7 +130,8 @@ class Past:
         node = frozenset({entry.node})
         match entry.fate:
             case Fate.JOINED:
-                return replace(self, joined=self.joined | node, newcomers=self.newcomers | node)
+                zones = {**self.zones, entry.node: entry.zone} if entry.zone else self.zones
+                return replace(self, joined=self.joined | node, newcomers=self.newcomers | node, zones=zones)
             case Fate.LEAVING:
                 return replace(self, leaving=self.leaving | node, newcomers=self.newcomers - node)
             case Fate.RELEASED:
@@ -138,4 +141,11 @@ class Past:
                 return replace(self._without(node), lost=self.lost | node, losses=losses)
 
     def _without(self, node: frozenset[NodeId]) -> Past:
-        return replace(self, joined=self.joined - node, leaving=self.leaving - node, newcomers=self.newcomers - node)
+        zones = {other: zone for other, zone in self.zones.items() if other not in node}
+        return replace(
+            self,
+            joined=self.joined - node,
+            leaving=self.leaving - node,
+            newcomers=self.newcomers - node,
+            zones=zones,
+        )

@@ -15,6 +15,7 @@ import msgspec
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
 from planaria.plan.validate import validate
+from planaria.plan.zones import Zones
 from planaria.policy.outlook import Outlook
 from planaria.policy.proposal import Policy, Proposal
 from planaria.protocol.kept import Holders
@@ -70,7 +71,7 @@ class Placing:
         fault_tolerance: f.
 
     Attributes:
-        policy: for the nodes' speeds as they are known by now.
+        policy: for the nodes' speeds and zones as they are known by now.
         speeds: of the nodes.
         pacing: who rests, and whether the plan in force is to be looked at again.
         generation: of the last plan that was asked for.
@@ -82,12 +83,18 @@ class Placing:
         self.speeds = Speeds()
         self.pacing = Pacing()
         self.generation = 0
+        self._zones: Zones = {}
         self._fault_tolerance = fault_tolerance
 
     def next_generation(self) -> int:
         """A plan that is proposed uses one up, whether it is taken or not."""
         self.generation += 1
         return self.generation
+
+    def locate(self, zones: Zones) -> None:
+        """It is known where nodes are."""
+        self._zones = dict(zones)
+        self.policy = self.policy.with_zones(self._zones)
 
     # Plans that need no other
 
@@ -148,7 +155,7 @@ class Placing:
             return proposal
         refused = proposal.plan
         try:
-            policy = self.shortages.policy()
+            policy = self.shortages.policy().with_zones(self._zones)
             self.policy = policy.with_speeds(self.speeds.known) if self.speeds.known else policy
             proposal = self._any_placement(situation, at_once=at_once, at_rest=at_rest)
         except PlanError as error:

@@ -21,8 +21,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
 
 
 class NodeJoined(Record, frozen=True, kw_only=True, tag="node_joined"):
+    """zone: where the node is; "": not known."""
+
     node: int
     live_nodes: int
+    zone: str = ""
 
 
 class NodeLost(Record, frozen=True, kw_only=True, tag="node_lost"):

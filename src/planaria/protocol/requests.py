@@ -52,6 +52,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
         generation: of the plan in force; 0 before the first.
         speeds: of nodes that are slower than the others, as parts of their speed.
         resting: nodes that the plan does without because they are slow.
+        zones: of nodes that said where they are.
     """
 
     phase: str
@@ -63,6 +64,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
     speeds: dict[int, float] = {}
     resting: tuple[int, ...] = ()
+    zones: dict[int, str] = {}
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer", tag_field="type"):

@@ -22,7 +22,7 @@ from planaria.protocol.settings import CheckpointRef, RunSettings
 from planaria.protocol.shortage import Shortages
 from planaria.simulate.clock import Clock
 from planaria.simulate.disk import Disk, SavedState
-from planaria.simulate.faults import CLEAR, Fault, FaultKind
+from planaria.simulate.faults import Fault, FaultKind, are_clear
 from planaria.simulate.injector import Injector
 from planaria.simulate.network import COORDINATOR, Network, Way
 from planaria.simulate.schedule import Schedule
@@ -71,9 +71,12 @@ class Cluster:
         self.algebra = Algebra(self.profile.groups, setup.num_layers, schedule.seed % 97, setup.bad)
         self.workers: dict[WorkerId, Worker] = {}
         self.journal: list[bytes] = []
-        is_clear = all(fault.kind in CLEAR and not fault.cut for fault in schedule.faults)
         self.witness = Witness(
-            setup, schedule.weather, Reference(self.algebra, setup.train), self.workers, is_clear=is_clear
+            setup,
+            schedule.weather,
+            Reference(self.algebra, setup.train),
+            self.workers,
+            is_clear=are_clear(schedule.faults),
         )
         self.settings = RunSettings(
             train=setup.train,
@@ -229,6 +232,7 @@ class Cluster:
             worker=worker.number,
             pid=worker.number,
             data_address=f"virtual:{worker.number}",
+            zone=self.schedule.setup.zone_of(worker.node),
         )
         connection.tell(self, hello)
         return connection

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 
 import msgspec
 
@@ -56,7 +57,7 @@ CLEAR = frozenset(
         FaultKind.STOP,
     }
 )
-"""After these nobody who lives may be taken for lost, unless a journal loses entries."""
+"""After these nobody who lives may be taken for lost; unless a journal loses entries that tell of a node."""
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -94,3 +95,10 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     what: str = ""
     times: int = 1
     cut: int = 0
+
+
+def are_clear(faults: Sequence[Fault]) -> bool:
+    """Whether nobody who lives may be taken for lost: what a journal loses of steps and plans, the workers know."""
+    if any(fault.cut for fault in faults):
+        return all(fault.kind in (FaultKind.CRASH, FaultKind.STOP) for fault in faults)
+    return all(fault.kind in CLEAR for fault in faults)

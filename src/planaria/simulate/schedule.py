@@ -32,7 +32,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 def schedule(seed: int) -> Schedule:
     """The schedule of a seed."""
     draw = Random(seed)
-    setup = _setup(draw)
+    setup = msgspec.structs.replace(_setup(draw), num_zones=Random(f"zones of {seed}").choice([0, 0, 2, 3]))
     manner = draw.choices(MANNERS, WEIGHTS)[0]
     if manner is slowness:
         setup = _longer(draw, setup)

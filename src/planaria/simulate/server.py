@@ -186,7 +186,7 @@ class Server:
         connection.worker = hello.worker
         self.admission.admit(hello.worker, connection)
         self._judge.liveness.joined(hello.worker, self._clock.now)
-        self.handle(WorkerJoined(hello.worker, hello.data_address))
+        self.handle(WorkerJoined(hello.worker, hello.data_address, hello.zone))
 
     def drop(self, connection: Connection, cause: str) -> None:
         """The connection ended."""
@@ -239,7 +239,9 @@ class Server:
                 return
             self._carry_out(command)
         if self._lives and any(isinstance(c, Send) and isinstance(c.message, PlanMessage) for c in commands):
-            self.machine.handle(DecisionTook(1e-3), self._clock.now)
+            for command in self.machine.handle(DecisionTook(1e-3), self._clock.now):
+                if self._lives:
+                    self._carry_out(command)
 
     def _carry_out(self, command: Command) -> None:
         cluster = self._cluster
@@ -284,6 +286,7 @@ class Server:
         self._cluster.happened(f"Send {type(message).__name__}")
 
     def _evict(self, node: NodeId) -> None:
+        self._cluster.witness.evicted(node)
         connections = self.admission.fence(node)
         self._cluster.kill_where_possible(node)
         for connection in connections:

@@ -83,6 +83,7 @@ class Witness:
         self._is_clear = is_clear
         self._touched: dict[WorkerId, Worker] = {}
         self._commits: dict[tuple[int, int], JournalCommit] = {}
+        self._evicted_alive: set[NodeId] = set()
         self._begun = setup.done
         self._generation = 0
         self._plan: Plan | None = None
@@ -105,6 +106,11 @@ class Witness:
             raise BrokenPromise(broken)
 
     # Workers
+
+    def evicted(self, node: NodeId) -> None:
+        """The coordinator gives the node up, and is about to have it killed."""
+        if not any(worker.is_over for worker in self._workers.values() if worker.node == node):
+            self._evicted_alive.add(node)
 
     def touched(self, worker: Worker) -> None:
         """What it holds may have changed."""
@@ -248,8 +254,9 @@ class Witness:
         self.records.append(record)
         match record:
             case NodeLost(node=node, cause=cause) if self._is_clear:
-                is_dead = any(worker.is_over for worker in self._workers.values() if worker.node == node)
-                self.require(is_dead, f"node {node} is given up, and nothing is wrong with it: {cause}")
+                self.require(
+                    node not in self._evicted_alive, f"node {node} is given up, and nothing is wrong with it: {cause}"
+                )
             case NodeSpeed() if self._weather.is_as_profiled:
                 self._check_speed(record)
             case Waiting(reason=reason) | RunEnded(status=RunStatus.EXHAUSTED, message=reason) if (

@@ -52,6 +52,7 @@ def run_worker(settings: WorkerSettings) -> int:
         worker=settings.worker,
         pid=os.getpid(),
         data_address=transport.start(),
+        zone=settings.zone,
     )
     try:
         control.start(hello)

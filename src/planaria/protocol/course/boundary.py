@@ -29,15 +29,18 @@ def after_commit(run: Run, committed: int) -> list[Command]:
 
 
 def go_on(run: Run) -> list[Command]:
-    """Begin the step with the same plan if it still stands, else with a new one."""
+    """Begin the step with the same plan if it still stands, else with a new one.
+
+    A recovery is over with that, and told when it is known how long the decision took (`end.decision_took`).
+    """
     if run.goes_on(run.step):
-        return [*same_again(run), *end.close_recovery(run)]
+        return same_again(run)
     holders = run.holders()
     if without := run.without_replica(holders):
         return restore(run, without)
     if run.standing.has_lost_nobody(frozenset(run.members.nodes)):
-        return [*_hand_over(run, holders), *end.close_recovery(run)]
-    return [*reconfigure(run, holders), *end.close_recovery(run)]
+        return _hand_over(run, holders)
+    return reconfigure(run, holders)
 
 
 def try_again(run: Run) -> list[Command]:
@@ -95,7 +98,7 @@ def _exhausted(run: Run, reason: str, status: RunStatus = RunStatus.EXHAUSTED) -
     if not run.settings.waits:
         return save_then_end(run, status, reason)
     run.intent.waiting = reason
-    return _save(run)
+    return [*end.close_recovery(run), *_save(run)]
 
 
 def end_short_of_memory(run: Run) -> list[Command]:

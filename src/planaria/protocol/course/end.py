@@ -56,11 +56,11 @@ def end(run: Run, status: RunStatus, message: str) -> list[Command]:
 
 
 def decision_took(run: Run, event: DecisionTook) -> list[Command]:
-    """A measurement for the account of the recovery, and for the next decision."""
+    """A measurement for the account of the recovery, which may be over with that decision, and for the next one."""
     run.timing.decided(event.seconds)
     if run.recovery is not None:
         run.recovery.decide_s += event.seconds
-    return []
+    return close_recovery(run)
 
 
 def close_recovery(run: Run) -> list[Command]:

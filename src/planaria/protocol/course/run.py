@@ -152,6 +152,8 @@ class Run:
         self.intent.is_stopping = past.is_stopping
         self.members.gone = set(past.gone)
         self.members.leaving = dict.fromkeys(past.leaving, 0.0)
+        self.members.zones = dict(past.zones)
+        self.placing.locate(self.members.zones)
         if past.plan is not None:
             self.timing.expect(past.plan.step_time_s, past.plan.longest_s)
             self.is_degraded = bool(lacking(past.plan.message.plan, self.settings.fault_tolerance))
