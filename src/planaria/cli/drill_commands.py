@@ -25,6 +25,10 @@ def _script_options(command: _Command) -> _Command:
             help="Take the part of a file, so long, in which most nodes come and go.",
         ),
         click.option(
+            "--notice", type=_POSITIVE, metavar="SECONDS",
+            help="Announce each removal so long before, by the script's clock, where it is not announced.",
+        ),
+        click.option(
             "--length", "length_s", type=_POSITIVE, metavar="SECONDS",
             help="How long a built-in script is.  [default: 24 to 36 steps, at least 10 s]",
         ),

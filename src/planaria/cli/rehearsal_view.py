@@ -38,6 +38,8 @@ def _figures(ended: Rehearsed, tally: Tally) -> list[tuple[str, str]]:
     nodes = f"{tally.lost} lost, {tally.released} released after a notice, {tally.joined} joined"
     if ended.unplanned_losses:
         nodes += f"; {ended.unplanned_losses} lost though the script did not take them"
+    if tally.waits:
+        nodes += f"; {counted(tally.waits, 'time')} too few, and waited for others"
     rows = [
         ("samples a second", f"{tally.samples_per_s:.4g}, over {duration(tally.window_s)}"),
         ("steps", f"{tally.steps:.1f}, {tally.committed} commits"),

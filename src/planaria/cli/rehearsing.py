@@ -17,18 +17,18 @@ from planaria.cli.planning import busy
 from planaria.cli.profile_cache import ProfileCache, cache_folder
 from planaria.job.errors import UserError
 from planaria.job.parse import EMULATED_MODEL
-from planaria.job.settings import Job, PolicyName
+from planaria.job.settings import Device, Job, PolicyName
 from planaria.launch.comparison import Comparison, ComparisonFolder, Row, run_policy
-from planaria.launch.local import LocalNodes
+from planaria.launch.local import LauncherError, LocalNodes
 from planaria.launch.rehearsal import Rehearsed, differences, fitted, new_folder, rehearse, rehearsed_job, script_for
 from planaria.observe.recorder import write_atomically
 from planaria.observe.rehearsal_progress import RehearsalProgress
 from planaria.observe.run_folder import RunFolder
-from planaria.observe.wording import age
+from planaria.observe.wording import age, counted, duration
 from planaria.plan.profile import ModelProfile
 from planaria.protocol.records import RunStatus
 from planaria.simulate.script_format import read_script, write_script
-from planaria.simulate.scripts import Clock, Script, ScriptName, busiest
+from planaria.simulate.scripts import Clock, Script, ScriptName, announced, busiest
 
 _HOUR_S = 3600.0
 _SAID = 5
@@ -44,6 +44,7 @@ class Wanted:
     start_h: float | None
     length_h: float | None
     busiest_h: float | None
+    notice: float | None
     length_s: float | None
     profile: Path | None
     seed: int
@@ -89,6 +90,9 @@ def compare(
     job, profile, script = _prepared(job_file, overrides, wanted)
     folder = ComparisonFolder(job.run.folder, name or f"{job.run.name}-compare")
     folder.begin(profile, script)
+    if script.clock is Clock.SECONDS:
+        each = duration(script.trace.horizon_s)
+        click.echo(f"{counted(len(chosen), 'run')} of {script.name}, {each} each", err=True)
     rows: list[Row] = []
     for at, policy in enumerate(chosen, 1):
         title = f"{policy.value} ({at} of {len(chosen)})"
@@ -128,7 +132,7 @@ def _prepared(job_file: Path, overrides: Sequence[str], wanted: Wanted) -> tuple
     profile, origin = _costs(job, job_file.resolve().parent, wanted.profile)
     click.echo(f"costs {origin}", err=True)
     if script is None:
-        script = script_for(ScriptName(wanted.script), job, profile, wanted.length_s)
+        script = _announced(script_for(ScriptName(wanted.script), job, profile, wanted.length_s), wanted)
     return job, profile, script
 
 
@@ -159,12 +163,18 @@ def _read(job: Job, wanted: Wanted) -> Script:
     script = read.script
     if script.clock is Clock.STEPS:
         _refuse(wanted, "counts steps", ("speed", "start_h", "length_h", "busiest_h"), "Leave it out.")
+        script = _announced(script, wanted)
     else:
-        script = msgspec.structs.replace(script, trace=_part(script, wanted).trace.compressed(wanted.speed or 1.0))
+        part = _announced(_part(script, wanted), wanted)
+        script = msgspec.structs.replace(part, trace=part.trace.compressed(wanted.speed or 1.0))
     script, told = fitted(script, job.cluster.nodes)
     if told:
         click.echo(f"planaria: {told}", err=True)
     return script
+
+
+def _announced(script: Script, wanted: Wanted) -> Script:
+    return script if wanted.notice is None else announced(script, wanted.notice)
 
 
 def _part(script: Script, wanted: Wanted) -> Script:
@@ -194,8 +204,16 @@ def _costs(job: Job, folder: Path, given: Path | None) -> tuple[ModelProfile, st
         return kept[0], f"measured on this machine {age(kept[1])} ago"
     from planaria.launch.session import profile_job
 
-    with busy(f"measuring the layers of {job.model.type} ..."):
-        profile = profile_job(job, None, import_path=folder)
+    try:
+        with busy(f"measuring the layers of {job.model.type} ..."):
+            profile = profile_job(job, None, import_path=folder)
+    except LauncherError as error:
+        if job.cluster.device is not Device.CUDA:
+            raise
+        raise UserError(
+            f"cluster.device = 'cuda' could not be measured here ({error}). Give a profile by --profile FILE: of a "
+            "machine that has the device, or of a published model (planaria profile --list)."
+        ) from None
     try:
         cache.keep(job, profile)
     except OSError as error:

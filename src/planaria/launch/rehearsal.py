@@ -213,7 +213,13 @@ def _expected(script: Script) -> Curve:
 
 @contextlib.contextmanager
 def new_folder(root: str | Path, name: str) -> Iterator[RunFolder]:
-    """A run folder that goes away again when the job is refused before its first record: the name stays free."""
+    """A run folder that goes away again when the job is refused before its first record: the name stays free.
+
+    Raises:
+        UserError: the name is taken, or is no folder's name.
+    """
+    if (Path(root) / name).exists():
+        raise UserError(f"{Path(root) / name} exists already. Choose another name by --name NAME.")
     folder = RunFolder.create(root, name)
     try:
         yield folder

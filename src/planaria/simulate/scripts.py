@@ -175,6 +175,17 @@ def _evenly(names: Sequence[str], count: int) -> list[str]:
     return [names[at * len(names) // count] for at in range(count)]
 
 
+def announced(script: Script, notice: float) -> Script:
+    """The script with a notice, so long before, of each removal that has none."""
+    events = (
+        msgspec.structs.replace(event, notice_s=notice)
+        if event.change is Change.REMOVE and not event.notice_s
+        else event
+        for event in script.trace.events
+    )
+    return msgspec.structs.replace(script, trace=msgspec.structs.replace(script.trace, events=tuple(events)))
+
+
 def busiest(trace: Trace, length_s: float) -> Trace:
     """The part of that length, beginning at a whole minute with a node there, in which most nodes come and go.
 
