@@ -127,9 +127,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--script", type=ScriptName, choices=list(ScriptName), help="one alone")
     parser.add_argument("--policy", type=PolicyName, choices=list(PolicyName), help="one alone")
-    parser.add_argument(
-        "--attempts", type=int, default=1, help="runs of each, of which the fastest counts (%(default)s)"
-    )
+    parser.add_argument("--attempts", type=int, default=1, help="runs of each; the fastest counts (%(default)s)")
     parser.add_argument("--json", type=Path, help="write setting and outcomes here")
     parser.add_argument("--simulated", type=Path, help="JSON list of the simulator's outcomes, to be compared with")
     given = parser.parse_args()

@@ -164,7 +164,8 @@ class Replay:
         if not moment.is_notice:
             self._doomed.add(node)
             self._nodes.kill(node)
-            self._say(f"node {node} ({event.node}) is killed")
+            gone = "had been released before" if node in self._gone else "is killed"
+            self._say(f"node {node} ({event.node}) {gone}")
         elif ask(self._contact, Wish.DRAIN, node=node, grace_s=event.notice_s).accepted:
             self._say(f"node {node} ({event.node}) is given notice")
 

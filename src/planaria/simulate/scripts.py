@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import cycle
 
 import msgspec
+from msgspec.structs import replace
 
 from planaria.plan.plan import NodeId, Plan
 from planaria.simulate.trace import Change, Trace, TraceEvent
@@ -78,9 +79,9 @@ def built_in(name: ScriptName, plan: Plan, length_s: float, *, least_nodes: int 
         name: which.
         plan: the job's first, which says who holds what; every node of it is there at the beginning.
         length_s: of the script.
-        least_nodes: with fewer than this the job could not go on: so many are left.
+        least_nodes: with fewer than this the job could not go on: so many are left, though one node goes always.
     """
-    spare = max(0, len(plan.nodes) - least_nodes)
+    spare = max(1, len(plan.nodes) - least_nodes)
     events: list[tuple[float, Change, str]]
     match name:
         case ScriptName.SINGLE:
@@ -92,7 +93,7 @@ def built_in(name: ScriptName, plan: Plan, length_s: float, *, least_nodes: int 
             hit = _places(plan)
             events = _removals(_STRIKES, hit[: min(spare, max(1, len(hit) // 2))])
         case ScriptName.STEADY_LOSS:
-            gone = list(_spread(plan, min(spare, len(plan.nodes) // 2)))
+            gone = list(_spread(plan, min(spare, max(1, len(plan.nodes) // 2))))
             gap = (_STEADY_UNTIL - _STRIKES / 2) / max(1, len(gone) - 1)
             events = [(_STRIKES / 2 + gap * at, Change.REMOVE, node_name(node)) for at, node in enumerate(gone)]
         case ScriptName.LOSS_AND_REJOIN:
@@ -168,7 +169,7 @@ def thinned(trace: Trace, num_nodes: int) -> Trace:
     first = trace.initial
     later = [name for name in dict.fromkeys(event.node for event in trace.events) if name not in set(first)]
     kept = {*_evenly(first, num_nodes), *_evenly(later, round(len(later) * num_nodes / len(first)))}
-    return msgspec.structs.replace(trace, events=tuple(event for event in trace.events if event.node in kept))
+    return replace(trace, events=tuple(event for event in trace.events if event.node in kept))
 
 
 def _evenly(names: Sequence[str], count: int) -> list[str]:
@@ -177,13 +178,11 @@ def _evenly(names: Sequence[str], count: int) -> list[str]:
 
 def announced(script: Script, notice: float) -> Script:
     """The script with a notice, so long before, of each removal that has none."""
-    events = (
-        msgspec.structs.replace(event, notice_s=notice)
-        if event.change is Change.REMOVE and not event.notice_s
-        else event
+    events = tuple(
+        replace(event, notice_s=notice) if event.change is Change.REMOVE and not event.notice_s else event
         for event in script.trace.events
     )
-    return msgspec.structs.replace(script, trace=msgspec.structs.replace(script.trace, events=tuple(events)))
+    return replace(script, trace=replace(script.trace, events=events))
 
 
 def busiest(trace: Trace, length_s: float) -> Trace:

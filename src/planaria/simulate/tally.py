@@ -194,7 +194,8 @@ def _kinds(records: Sequence[AnyRecord]) -> Iterator[str]:
             case Restored():
                 kind = RESTORED
             case PlanTaken(purpose="reconfigure" | "warm up") if not kind:
-                kind = record.candidates[0].name if record.candidates else record.policy
+                name = record.candidates[0].name if record.candidates else record.policy
+                kind = name.partition(" (")[0]  # which pipelines is no other kind
             case Recovered():
                 yield kind or record.recovery.policy
                 kind = ""
