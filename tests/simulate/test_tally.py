@@ -1,4 +1,4 @@
-"""A run's figures over a window: work that stands at its end, whatever was lost in between, and nothing rounded to steps."""
+"""A run's figures over a window: the work that stands at its end, not rounded to steps."""
 
 from __future__ import annotations
 
