@@ -73,7 +73,7 @@ def plot_rehearsal(title: str, lines: Sequence[Line], nodes: Sequence[Nodes], ta
     try:
         for target in targets:
             with rc_context({"svg.hashsalt": "planaria"}):  # the same run gives the same file
-                figure.savefig(target, dpi=150)
+                figure.savefig(target, dpi=150, metadata={"Date": None} if target.suffix == ".svg" else None)
     except OSError as error:
         raise UserError(f"{target} cannot be written: {error.strerror}. Give another path.") from None
 
