@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import click
 
 from planaria import __version__
+from planaria.cli.drill_commands import compare, drill
 from planaria.cli.host_commands import agent
 from planaria.cli.live_commands import add, drain, status, stop
 from planaria.cli.options import (
@@ -162,7 +163,7 @@ def export(run: Path, target: Path) -> int:
     return 0
 
 
-for command in (train, agent, plan, profile, status, add, drain, stop, export, trace):
+for command in (train, agent, plan, profile, status, add, drain, stop, export, trace, drill, compare):
     cli.add_command(command)
 
 

@@ -68,11 +68,12 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer", tag_field="type"):
-    """`text` says what will happen, or why nothing will."""
+    """`text` says what will happen, or why nothing will; `nodes` are those that are started."""
 
     accepted: bool
     text: str
     state: RunState
+    nodes: tuple[int, ...] = ()
 
 
 _request = msgspec.msgpack.Decoder(Request)
