@@ -33,6 +33,8 @@ def schedule(seed: int) -> Schedule:
     """The schedule of a seed."""
     draw = Random(seed)
     setup = _setup(draw)
+    if setup.policy is PolicyName.MORPH:  # which has something to go back to
+        setup = msgspec.structs.replace(setup, checkpoint_every=max(1, setup.checkpoint_every))
     manner = draw.choices(MANNERS, WEIGHTS)[0]
     if manner is slowness:
         setup = _longer(draw, setup)
