@@ -197,7 +197,7 @@ class ClusterSection(Section, frozen=True):
         profile: file of a model profile; only for an emulated device, which needs it.
         memory_gb: memory of one device in GB (10**9 bytes); 0: as much as there is.
         storage_gb_per_s: GB (10**9 bytes) a second that a node is expected to read checkpoints with, until the run has
-            measured it at its first restore. Only policies that weigh one ask.
+            measured it at its first restore. Only policies that weigh one ask. An emulated device takes that long.
         schedule: order of forwards and backwards in a pipeline: eager-1f1b, 1f1b, gpipe or zb-h1.
         port: TCP port of the coordinator; 0: any free one.
         launcher: local: nodes are processes of this machine. agents: nodes are hosts on which `planaria agent` runs.
