@@ -26,6 +26,7 @@ from planaria.protocol.records import (
     StepSkipped,
     Waiting,
 )
+from planaria.simulate.strength import MAY_BE_DEGRADED
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,8 @@ def _check_end(schedule: Schedule, outcome: Outcome) -> None:
         assert "--resume" in outcome.finish.message
         return
     if len(losses) <= tolerance:
-        assert not outcome.of(Restored), "no f losses can take the last replica"
+        goes_back = schedule.job.resilience.policy is PolicyName.MORPH
+        assert goes_back or not outcome.of(Restored), "no f losses can take the last replica"
         assert status is not RunStatus.FAILED, outcome.finish.message
     left = set(range(schedule.job.cluster.nodes)) | {record.node for record in outcome.of(NodeJoined)}
     left -= {record.node for record in (*losses, *outcome.of(NodeReleased))}
@@ -163,7 +165,7 @@ def _check_that_lacking_replicas_are_told(schedule: Schedule, outcome: Outcome) 
         enough = replicas > job.resilience.fault_tolerance
         assert not (told and enough)
         assert told or enough or job.model.config["tied"]
-        assert not told or job.resilience.policy in (PolicyName.REROUTE, PolicyName.ADAPTIVE)
+        assert not told or job.resilience.policy in MAY_BE_DEGRADED
 
 
 def _check_recoveries(outcome: Outcome, per_node: int) -> None:

@@ -207,9 +207,16 @@ def any_policy(seed: int, source: str) -> Schedule:
     """The schedule of a seed, with losses alone or with all that comes and goes, under one of the other policies."""
     draw = random.Random(f"policy {seed}")
     plain = draw.choice([schedule, comings_and_goings])(seed, source)
-    policy = draw.choice([name for name in PolicyName if name is not PolicyName.TEMPLATES])
+    return under(draw.choice([name for name in PolicyName if name is not PolicyName.TEMPLATES]), plain)
+
+
+def under(policy: PolicyName, plain: Schedule) -> Schedule:
+    """The schedule under a policy; with checkpoints, where that needs them."""
     resilience = msgspec.structs.replace(plain.job.resilience, policy=policy)
-    return replace(plain, job=msgspec.structs.replace(plain.job, resilience=resilience))
+    run = plain.job.run
+    if policy is PolicyName.MORPH:
+        run = msgspec.structs.replace(run, checkpoint_every=max(1, run.checkpoint_every))
+    return replace(plain, job=msgspec.structs.replace(plain.job, resilience=resilience, run=run))
 
 
 def _visit(draw: random.Random, node: int, grace_s: float | None) -> Visit:

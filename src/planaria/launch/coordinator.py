@@ -22,6 +22,7 @@ from planaria.coordinator.link import Begin, Finished, Link, Prepared, Refused, 
 from planaria.coordinator.nodes import SupervisedNodes
 from planaria.coordinator.server import Server
 from planaria.coordinator.settings import CoordinatorSettings
+from planaria.estimate.restore import Storage
 from planaria.job.errors import UserError
 from planaria.job.parse import job_fingerprint
 from planaria.job.settings import Device, Job, Launcher, WhenExhausted
@@ -190,6 +191,7 @@ def _run_settings(settings: CoordinatorSettings, profile: ModelProfile) -> RunSe
         checkpoint_root=str(RunFolder(Path(settings.folder)).checkpoints),
         checkpoint_every=job.run.checkpoint_every,
         resume=settings.resume,
+        storage=Storage(node_bytes_per_s=job.cluster.storage_gb_per_s * 1e9),
         waits=job.resilience.when_exhausted is WhenExhausted.WAIT,
     )
 

@@ -320,6 +320,7 @@ class _Ending:
         self._live_nodes = 0
         self._saved_step: int | None = None
         self._recoveries: list[Recovery] = []
+        self._steps_redone = 0
 
     def note(self, record: AnyRecord) -> None:
         if isinstance(record, StepCommitted):
@@ -330,6 +331,8 @@ class _Ending:
             self._saved_step = record.step
         elif isinstance(record, Recovered):
             self._recoveries.append(record.recovery)
+        elif isinstance(record, Restored):
+            self._steps_redone += record.from_step - record.to_step
 
     def lines(self, ended: RunEnded, *, with_recoveries: bool = True) -> list[str]:
         facts = [f"{ended.steps} of {self._num_steps} steps"]
@@ -340,6 +343,8 @@ class _Ending:
             facts.append(counted(len(self._recoveries), "recovery"))
         facts.append(f"{counted(ended.skipped_microbatches, 'microbatch')} skipped")
         facts.append(f"{ended.duplicated_microbatches} counted twice")
+        if self._steps_redone:
+            facts.append(f"{counted(self._steps_redone, 'step')} trained again")
         if ended.skipped_steps:
             facts.append(f"{counted(ended.skipped_steps, 'step')} not applied")
         lines = [f"{ended.status.value}: {', '.join(facts)}"]

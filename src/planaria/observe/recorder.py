@@ -33,6 +33,7 @@ from planaria.protocol.records import (
     StepCommitted,
     StepSkipped,
 )
+from planaria.protocol.spent import Spent
 
 
 class _Time(msgspec.Struct):
@@ -63,6 +64,7 @@ class Recorder:
         self._live_nodes: int | None = None
         self._checkpoint: str | None = None
         self._recoveries: list[Recovery] = []
+        self._spent = Spent()
         self._step_s = array("d")
         self._tokens_per_s = array("d")
         self._weights_sha256: str | None = None
@@ -117,6 +119,7 @@ class Recorder:
 
     def _note(self, record: Record, time_s: float) -> None:
         """Keeps what the summary needs."""
+        self._spent.note(record, time_s)
         if self._started_s is None:
             self._started_s = time_s
         match record:
@@ -155,6 +158,10 @@ class Recorder:
             "skipped_microbatches": self._skipped,
             "duplicated_microbatches": self._duplicated,
             "skipped_steps": len(self._skipped_steps),
+            "steps_redone": self._spent.steps_redone,
+            "time_s": {
+                cause: round(seconds, 6) for cause, seconds in msgspec.structs.asdict(self._spent.split).items()
+            },
             "recoveries": msgspec.to_builtins(self._recoveries),
             "started": _timestamp(self._started_s),
             "ended": _timestamp(ended_s),

@@ -84,6 +84,12 @@ def recovery_sentence(recovery: Recovery) -> str:
         rerun = f"{recovery.microbatches_rerun} of {recovery.microbatches_per_step} microbatches ran again"
     else:
         rerun = "no microbatch had to run again"
+    if recovery.steps_redone:
+        return (
+            f"{counted(recovery.steps_redone, 'step')} trained again after the loss of node{many} {nodes} in step "
+            f"{recovery.step} ({_cause(recovery.cause, recovery.detect_ms)}); the first of them committed "
+            f"{duration(recovery.resume_ms / 1e3)} after it"
+        )
     return (
         f"step {recovery.step} committed {duration(recovery.resume_ms / 1e3)} after the loss of node{many} {nodes} "
         f"({_cause(recovery.cause, recovery.detect_ms)}); {rerun}"

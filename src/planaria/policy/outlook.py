@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from planaria.estimate.restore import Storage
 
 DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S = 3 * 3600.0
 """Llama 3.1's training was interrupted 419 times in 54 days, about every three hours (Odyssey, section II-B)."""
@@ -22,6 +24,7 @@ class Outlook:
         steps_at_stake: committed since the last checkpoint: lost if all replicas of a layer are.
         checkpoint_every: steps between checkpoints; 0: none is written on the way.
         decision_s: that a decision takes; workers wait for it. One that follows another costs so much.
+        storage: that checkpoints are read from.
         at_once: the plan is for the next step, so its state moves first, or beside that step. Else it is for the step
             after, and its state moves beside the plan of now in any case.
     """
@@ -31,4 +34,5 @@ class Outlook:
     steps_at_stake: int = 0
     checkpoint_every: int = 0
     decision_s: float = USUAL_DECISION_S
+    storage: Storage = field(default_factory=Storage)
     at_once: bool = True

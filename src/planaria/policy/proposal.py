@@ -31,6 +31,8 @@ class Proposal:
         transfer_s: estimated seconds until the state has moved, where nothing else is done meanwhile.
         compute_s: seconds that each worker computes in a step, on a node as fast as the profile says.
         beside: a plan to go on with for one step, beside which the state for this one moves; None: it moves first.
+        restores: the workers' state is that of the last checkpoint, not of the last commit: what was trained since is
+            trained again.
         candidates: the plans that were weighed, the best, which is this one, first; none where nothing was weighed.
     """
 
@@ -44,6 +46,7 @@ class Proposal:
     transfer_s: float = 0.0
     compute_s: Mapping[WorkerId, float] = field(default_factory=dict)
     beside: Proposal | None = None
+    restores: bool = False
     candidates: tuple[Candidate, ...] = ()
 
     @property
@@ -85,6 +88,10 @@ class Policy(Protocol):
 
     def warm_up(self, plan: Plan, target: Proposal, generation: int) -> Proposal | None:
         """A plan for one step that goes on as `plan` while the state for `target` travels; None to take it at once."""
+
+    def finishes(self, plan: Plan, live: Collection[WorkerId]) -> bool:
+        """Whether what losses left undone of the step in progress is done; else all of it is begun anew, under the
+        answer of `reconfigure`."""
 
     def finish_step(
         self,

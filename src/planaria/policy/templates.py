@@ -244,6 +244,10 @@ class TemplatesPolicy:
         reason = f"{_changes(plan, target.plan)} after this step; what has to move moves beside it."
         return self._proposal(new, reason, target.transfer_bytes, "warm up")
 
+    def finishes(self, plan: Plan, live: Collection[WorkerId]) -> bool:
+        """Always: what is intact is not done twice."""
+        return True
+
     def finish_step(
         self,
         plan: Plan,

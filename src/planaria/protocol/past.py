@@ -21,7 +21,7 @@ from planaria.protocol.journal import (
     JournalStop,
 )
 from planaria.protocol.messages import StateSource
-from planaria.protocol.records import AnyRecord, StepCommitted, StepSkipped
+from planaria.protocol.records import AnyRecord, Restored, StepCommitted, StepSkipped
 from planaria.protocol.settings import CheckpointRef
 
 
@@ -43,6 +43,7 @@ class Past:
         is_stopping: the user wants it to end.
         end: of the run.
         losses: in the order in which they happened, those that no recovery has been told of.
+        steps_redone: by which the job went back because of them.
         has_resumed: a step was committed after the first of them.
         records: that the last entries made public: the last commit's and all since.
         restarts: how often a coordinator began on this journal.
@@ -61,6 +62,7 @@ class Past:
     is_stopping: bool = False
     end: JournalEnd | None = None
     losses: tuple[JournalNode, ...] = ()
+    steps_redone: int = 0
     has_resumed: bool = False
     records: tuple[AnyRecord, ...] = ()
     restarts: int = 0
@@ -101,7 +103,7 @@ class Past:
             case JournalNode():
                 past = self._with_node(entry)
             case JournalRecovery():
-                past = replace(self, losses=(), has_resumed=False)
+                past = replace(self, losses=(), steps_redone=0, has_resumed=False)
             case JournalCheckpoint():
                 past = replace(self, checkpoint=entry.checkpoint)
             case JournalStop():
@@ -112,8 +114,13 @@ class Past:
                 past = replace(self, end=entry)
             case _:
                 assert_never(entry)
-        records = entry.records if isinstance(entry, JournalCommit) else self.records + entry.records
-        return replace(past, records=records)
+        if isinstance(entry, JournalCommit):
+            return replace(past, records=entry.records)
+        records = self.records
+        if isinstance(entry, JournalPlan) and entry.message.source is not StateSource.LIVE:
+            # A commit that was undone is not told after what undid it.
+            records = tuple(record for record in records if not isinstance(record, StepCommitted | StepSkipped))
+        return replace(past, records=records + entry.records)
 
     def _committed(self, entry: JournalCommit) -> Past:
         skipped = self.skipped_steps | {entry.step} if entry.commit.clip_factor == NOT_APPLIED else self.skipped_steps
@@ -124,7 +131,9 @@ class Past:
         if entry.message.source is StateSource.LIVE:
             return replace(self, plan=entry, newcomers=newcomers)
         skipped = frozenset(step for step in self.skipped_steps if step < entry.message.step)
-        return replace(self, plan=entry, newcomers=newcomers, commit=None, skipped_steps=skipped)
+        back = sum(record.from_step - record.to_step for record in entry.records if isinstance(record, Restored))
+        redone = self.steps_redone + back if self.losses else 0
+        return replace(self, plan=entry, newcomers=newcomers, commit=None, skipped_steps=skipped, steps_redone=redone)
 
     def _with_node(self, entry: JournalNode) -> Past:
         node = frozenset({entry.node})

@@ -118,6 +118,10 @@ class Placing:
 
     # The rest of a step
 
+    def finishes(self, plan: Plan, live: Collection[WorkerId]) -> bool:
+        """Whether it is done, or the step begun anew under another placement."""
+        return self.policy.finishes(plan, live)
+
     def finish_step(
         self,
         plan: Plan,

@@ -156,6 +156,10 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     """From the fault (from its detection, when the moment of the fault is unknown) to the next committed step."""
     microbatches_rerun: int
     microbatches_per_step: int
+    steps_redone: int = 0
+    """Committed ones that are trained again, because the job went back to a checkpoint."""
+    ready_ms: float | None = None
+    """From the fault to the last worker that got its state; None where none had to move or be loaded."""
 
 
 class Recovered(Record, frozen=True, kw_only=True, tag="recovered"):
@@ -185,7 +189,7 @@ class CoordinatorRestarted(Record, frozen=True, kw_only=True, tag="coordinator_r
 
 
 class Restored(Record, frozen=True, kw_only=True, tag="restored"):
-    """The job went back to a checkpoint: all replicas of a layer were lost."""
+    """The job went back to a checkpoint, or its start: all replicas of a layer were lost, or the policy answers so."""
 
     from_step: int
     to_step: int

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from planaria.estimate.restore import Storage
 from planaria.job.settings import TrainSection
 from planaria.policy.outlook import DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S
 
@@ -32,6 +33,7 @@ class RunSettings:
         checkpoint_every: steps between checkpoints; 0 for none but the last.
         resume: checkpoint to start from.
         mean_time_between_failures_s: as expected before any is seen.
+        storage: that checkpoints are read from, as expected before a restore was measured.
         waits: with too few nodes, save and wait for others to join; else save and end.
     """
 
@@ -45,6 +47,7 @@ class RunSettings:
     checkpoint_every: int
     resume: CheckpointRef | None
     mean_time_between_failures_s: float = DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S
+    storage: Storage = field(default_factory=Storage)
     waits: bool = False
 
     @property

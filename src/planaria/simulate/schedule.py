@@ -33,6 +33,8 @@ def schedule(seed: int) -> Schedule:
     """The schedule of a seed."""
     draw = Random(seed)
     setup = msgspec.structs.replace(_setup(draw), num_zones=Random(f"zones of {seed}").choice([0, 0, 2, 3]))
+    if setup.policy is PolicyName.MORPH:  # which has something to go back to
+        setup = msgspec.structs.replace(setup, checkpoint_every=max(1, setup.checkpoint_every))
     manner = draw.choices(MANNERS, WEIGHTS)[0]
     if manner is slowness:
         setup = _longer(draw, setup)

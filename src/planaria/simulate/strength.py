@@ -1,6 +1,6 @@
 """Strength: how many replicas a plan keeps on live nodes, what its users were told of it, and whether that is true.
 
-Under `templates` every step begins with f + 1 whole pipelines. Under `reroute` and `adaptive` a plan may keep fewer
+Under `templates` every step begins with f + 1 whole pipelines. Under the others a plan may keep fewer
 replicas of some layer, but only if it says so, at the moment at which it is taken; f itself is never lowered.
 """
 
@@ -16,7 +16,7 @@ from planaria.protocol.journal import JournalPlan
 from planaria.protocol.records import Note, PlanTaken
 from planaria.simulate.setup import Setup
 
-MAY_BE_DEGRADED = (PolicyName.REROUTE, PolicyName.ADAPTIVE)
+MAY_BE_DEGRADED = (PolicyName.REROUTE, PolicyName.MORPH, PolicyName.ADAPTIVE)
 PLACING = ("start", "reconfigure", "restore")
 """Purposes of plans that say how strong they are. The others go on with a placement, or finish a step."""
 
@@ -70,7 +70,8 @@ class Strength:
         return None
 
     def exhausted(self, machine: Coordinator, reason: str) -> str | None:
-        """The job does not go on; returns why it could: rerouting needs one live owner of each layer, and no more."""
+        """The job does not go on; returns why it could: rerouting needs one live owner of each layer, and no more; and
+        these are nodes enough for one row of a grid."""
         if self._setup.policy not in MAY_BE_DEGRADED or "no replica" in reason:
             return None
         if machine.shortages.bound_bytes is not None:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 from planaria.estimate.conditions import Conditions
 from planaria.estimate.step_time import outline
+from planaria.job.settings import PolicyName
 from planaria.plan.plan import NodeId, Plan
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.events import Finish, WriteManifest
 from planaria.protocol.journal import JournalCommit, JournalPlan
-from planaria.protocol.messages import Commit, ToWorker
+from planaria.protocol.messages import Commit, StateSource, ToWorker
 from planaria.protocol.records import (
     AnyRecord,
     NodeJoined,
@@ -153,6 +154,8 @@ class Witness:
                 self.require(record.from_step == self.committed, f"{record} when {self.committed} steps are committed")
                 self._must_be_lost(machine, record.reason)
                 self.committed = self._begun = record.to_step
+        if self._is_cut and entry.message.source is not StateSource.LIVE and step <= self.committed:
+            self.committed = self._begun = step - 1  # that it went back, only workers knew
         self.require(plan.generation > self._generation, f"generation {plan.generation} after {self._generation}")
         self.require(
             step == self.committed + 1 or (self._is_cut and step <= self._highest + 1),
@@ -282,7 +285,10 @@ class Witness:
         )
 
     def _must_be_lost(self, machine: Coordinator, why: str) -> None:
-        """Some group has no replica left on the nodes that are in the job."""
+        """Some group has no replica left on the nodes that are in the job; or the policy goes back after any loss."""
+        if self._setup.policy is PolicyName.MORPH:
+            self.require(any(isinstance(record, NodeLost) for record in self.records), f"{why}: but nobody was lost")
+            return
         nodes = machine.state.nodes
         held = {
             group
@@ -330,7 +336,7 @@ class Witness:
         num_lost = sum(isinstance(record, NodeLost) for record in self.records)
         if self._strength.ever_degraded:  # who went with notice took replicas along, which was said
             num_lost += sum(isinstance(record, NodeReleased) for record in self.records)
-        if num_lost <= setup.fault_tolerance:
+        if num_lost <= setup.fault_tolerance and setup.policy is not PolicyName.MORPH:
             went_back = any(isinstance(record, Restored) for record in self.records)
             self.require(not went_back, f"{num_lost} losses took the last replica, at f = {setup.fault_tolerance}")
             is_failed = status is RunStatus.FAILED and "there is no checkpoint" in message

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from planaria.plan.plan import PlanError
 from planaria.protocol.course import checkpoint, end
-from planaria.protocol.course.restore import restore, wait
+from planaria.protocol.course.restore import go_back, restore, wait
 from planaria.protocol.course.run import Run
 from planaria.protocol.course.take import release, same_again, take
 from planaria.protocol.events import Command, Publish
@@ -64,6 +64,9 @@ def reconfigure(run: Run, holders: Holders) -> list[Command]:
         return _exhausted(run, str(error), RunStatus.FAILED)
     except PlanError as error:
         return _exhausted(run, str(error))
+    if proposal.restores:
+        lost = sorted(set(run.plan.nodes) & run.members.gone)
+        return go_back(run, proposal, f"node{'s' if len(lost) > 1 else ''} {', '.join(map(str, lost))} lost")
     if run.recovery is not None:
         run.recovery.add_reconfiguration(proposal)
         if run.attempt.is_void:

@@ -45,6 +45,7 @@ def restarted(run: Run, event: Restarted) -> list[Command]:
         for loss in past.losses:
             run.recovery.add_loss(loss.node, loss.cause, None)
         run.recovery.resumed = run.now if past.has_resumed else None
+        run.recovery.steps_redone = past.steps_redone
     commands: list[Command] = [JournalRestart()]
     commands += [Evict(node) for node in sorted(past.lost)]
     commands += [Release(node) for node in sorted(past.released)]

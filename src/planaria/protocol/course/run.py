@@ -18,6 +18,7 @@ from planaria.protocol.commit import FIRST_EXPONENT
 from planaria.protocol.damage import Damages
 from planaria.protocol.failures import Failures
 from planaria.protocol.kept import Kept
+from planaria.protocol.loading import Loading
 from planaria.protocol.membership import Membership
 from planaria.protocol.past import Past
 from planaria.protocol.phases import AT_WORK, Phase
@@ -131,6 +132,7 @@ class Run:
         self.kept = Kept()
         self.checkpoints = Checkpoints(settings.checkpoint_root, settings.checkpoint_every, settings.resume)
         self.timing = Timing()
+        self.loading = Loading(settings.storage)
         self.failures = Failures(settings.mean_time_between_failures_s)
         self.damages = Damages()
         self.attempt = Attempt()
@@ -208,6 +210,7 @@ class Run:
             steps_left=self.settings.train.steps - self.step + 1,
             steps_at_stake=self.step - 1 - (last.step if last is not None else 0),
             checkpoint_every=self.settings.checkpoint_every,
+            storage=self.loading.storage,
             decision_s=USUAL_DECISION_S if decision_s is None else decision_s,
         )
 

@@ -16,6 +16,7 @@ from planaria.protocol.phases import Phase, Purpose
 def begin(run: Run) -> list[Command]:
     """Halt what the loss broke; decide once all of it has reported."""
     run.phase = Phase.SALVAGING
+    run.attempt.is_void |= not run.placing.finishes(run.plan, run.members.addresses)
     broken = to_halt(run.plan, run.members.addresses, run.attempt.unready)
     if run.attempt.is_void or run.shortages.fatal is not None:
         broken = frozenset(run.plan.workers) & run.members.addresses.keys()

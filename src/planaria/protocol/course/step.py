@@ -22,7 +22,12 @@ def ready(run: Run, event: Received) -> list[Command]:
     """All state that the plan gives the worker is in place."""
     assert isinstance(event.message, Ready)
     if event.message.generation == run.plan.generation:
+        was_awaited = event.worker in run.attempt.unready
         run.attempt.unready.discard(event.worker)
+        if was_awaited and not run.attempt.unready:
+            run.loading.settled(run.now)
+            if run.recovery is not None:
+                run.recovery.settled(run.now)
     return []
 
 

@@ -40,6 +40,10 @@ def take(
         run.kept.note(run.step, run.holders())
     else:
         run.kept.forget()
+    if source is StateSource.CHECKPOINT:
+        run.loading.begin(proposal.plan, run.now)
+    else:
+        run.loading.give_up()
     measured = end.close_timing(run) if purpose is not Purpose.GO_ON else []
     plan = run.current = proposal.plan
     run.failures.begin(run.now)
