@@ -39,6 +39,7 @@ class Past:
         newcomers: nodes that came since the placement in force was made, or tried in vain.
         checkpoint: the last whole one of this run; None: there is none.
         skipped_steps: that were committed without being applied.
+        num_dropped: microbatches that were left out up to the last commit.
         is_stopping: the user wants it to end.
         end: of the run.
         losses: in the order in which they happened, those that no recovery has been told of.
@@ -56,6 +57,7 @@ class Past:
     newcomers: frozenset[NodeId] = frozenset()
     checkpoint: CheckpointRef | None = None
     skipped_steps: frozenset[int] = frozenset()
+    num_dropped: int = 0
     is_stopping: bool = False
     end: JournalEnd | None = None
     losses: tuple[JournalNode, ...] = ()
@@ -115,14 +117,24 @@ class Past:
 
     def _committed(self, entry: JournalCommit) -> Past:
         skipped = self.skipped_steps | {entry.step} if entry.commit.clip_factor == NOT_APPLIED else self.skipped_steps
-        return replace(self, commit=entry, skipped_steps=skipped, has_resumed=bool(self.losses))
+        return replace(
+            self,
+            commit=entry,
+            skipped_steps=skipped,
+            num_dropped=entry.commit.num_dropped,
+            has_resumed=bool(self.losses),
+        )
 
     def _planned(self, entry: JournalPlan) -> Past:
         newcomers = frozenset(entry.stand.newcomers)
         if entry.message.source is StateSource.LIVE:
             return replace(self, plan=entry, newcomers=newcomers)
         skipped = frozenset(step for step in self.skipped_steps if step < entry.message.step)
-        return replace(self, plan=entry, newcomers=newcomers, commit=None, skipped_steps=skipped)
+        last = self.checkpoint
+        num_dropped = last.num_dropped if last is not None and last.step < entry.message.step else 0
+        return replace(
+            self, plan=entry, newcomers=newcomers, commit=None, skipped_steps=skipped, num_dropped=num_dropped
+        )
 
     def _with_node(self, entry: JournalNode) -> Past:
         node = frozenset({entry.node})
