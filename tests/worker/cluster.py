@@ -201,6 +201,12 @@ class Outcome:
     def of(self, kind: type | tuple[type, ...]) -> list[Any]:
         return [record for record in self.records if isinstance(record, kind)]
 
+    @property
+    def drops(self) -> dict[int, tuple[int, ...]]:
+        """step -> the microbatches that were left out of it, the last time that it was done."""
+        last = {record.step: record.dropped for record in self.of((StepCommitted, StepSkipped))}
+        return {step: dropped for step, dropped in last.items() if dropped}
+
 
 def profile_of(job: Job, vocab_size: int) -> ModelProfile:
     """Uneven layers; the groups are the model's own."""

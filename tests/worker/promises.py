@@ -57,6 +57,7 @@ def _check_numbers(outcome: Outcome, reference: Reference) -> None:
         assert record.loss == reference.losses[record.step], f"loss of step {record.step}"
         assert isinstance(record, StepSkipped) == (record.step in reference.skipped)
     (ended,) = outcome.of(RunEnded)
+    assert ended.dropped_microbatches == sum(map(len, outcome.drops.values()))
     assert ended.skipped_steps == len({step for step in reference.skipped if step <= ended.steps})
     if outcome.finish.status is RunStatus.COMPLETED:
         assert outcome.weights == reference.weights
@@ -78,7 +79,13 @@ def _check_commits(outcome: Outcome, *, is_dark: bool) -> None:
     decided: dict[int, tuple[object, ...]] = {}
     for entry in outcome.commits:
         commit = entry.commit
-        numbers = (commit.clip_factor, commit.exponents, commit.loss if math.isfinite(commit.loss) else None)
+        numbers = (
+            commit.clip_factor,
+            commit.scale,
+            commit.dropped,
+            commit.exponents,
+            commit.loss if math.isfinite(commit.loss) else None,
+        )
         assert decided.setdefault(commit.step, numbers) == numbers, f"step {commit.step} is committed in two ways"
     if not is_dark:
         assert [entry.step for entry in outcome.commits] == [r.step for r in outcome.of(COMMITTED)]

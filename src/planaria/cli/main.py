@@ -93,6 +93,7 @@ def cli(context: click.Context) -> None:
 @click.option(
     "--reference", is_flag=True, help="Train in one process, without any of the machinery: what every run must equal."
 )
+@click.option("--drops", type=RUN_FOLDER, help="With --reference: leave out the samples that this run left out.")
 @token_option
 def train(
     job: Path,
@@ -101,6 +102,7 @@ def train(
     faults: tuple[str, ...],
     resume: bool,
     reference: bool,
+    drops: Path | None,
     token_file: Path | None,
 ) -> int:
     """Train JOB on worker processes of this machine, or on nodes whose agents come to it (cluster.launcher).
@@ -121,12 +123,14 @@ def train(
     """
     if reference and (resume or faults):
         raise click.UsageError("--reference goes with neither --resume nor --fail. Drop one of them.")
+    if drops is not None and not reference:
+        raise click.UsageError("--drops goes with --reference. Add that, or drop it.")
     from planaria import api
 
     parsed = api.load_job(job, overrides)
     folder = job.resolve().parent
     if reference:
-        result = api.reference(parsed, name=name, progress=True, import_path=folder)
+        result = api.reference(parsed, name=name, progress=True, import_path=folder, drops=drops)
     else:
         token = token_of(token_file)
         result = api.train(

@@ -60,6 +60,7 @@ class Recorder:
         self._skipped = 0
         self._duplicated = 0
         self._skipped_steps: set[int] = set()
+        self._dropped: dict[int, int] = {}
         self._last_step: StepCommitted | None = None
         self._live_nodes: int | None = None
         self._checkpoint: str | None = None
@@ -124,14 +125,17 @@ class Recorder:
             self._started_s = time_s
         match record:
             case StepCommitted():
+                self._dropped[record.step] = len(record.dropped)
                 self._last_step = record
                 self._live_nodes = record.live_nodes
                 self._step_s.append(record.duration_s)
                 self._tokens_per_s.append(record.tokens_per_s)
             case StepSkipped():
+                self._dropped[record.step] = len(record.dropped)
                 self._skipped_steps.add(record.step)
             case Restored():
                 self._skipped_steps = {step for step in self._skipped_steps if step <= record.to_step}
+                self._dropped = {step: num for step, num in self._dropped.items() if step <= record.to_step}
             case NodeLost() | NodeJoined():
                 self._live_nodes = record.live_nodes
             case Recovered():
@@ -162,6 +166,8 @@ class Recorder:
             "time_s": {
                 cause: round(seconds, 6) for cause, seconds in msgspec.structs.asdict(self._spent.split).items()
             },
+            "dropped_microbatches": sum(self._dropped.values()),
+            "dropped_samples": sum(self._dropped.values()) * self._job.train.microbatch,
             "recoveries": msgspec.to_builtins(self._recoveries),
             "started": _timestamp(self._started_s),
             "ended": _timestamp(ended_s),
@@ -188,6 +194,15 @@ def read_events(path: Path) -> Iterator[tuple[AnyRecord, float]]:
                 yield decode(line), decode_time(line).time
 
 
+def read_drops(path: Path) -> dict[int, tuple[int, ...]]:
+    """step -> the microbatches that a run left out of it, by its events.jsonl; of a step done again, the last time."""
+    drops: dict[int, tuple[int, ...]] = {}
+    for record, _ in read_events(path):
+        if isinstance(record, StepCommitted | StepSkipped):
+            drops[record.step] = record.dropped
+    return {step: dropped for step, dropped in drops.items() if dropped}
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Writes a file that is either whole or as it was before."""
     partial = path.with_name(f".{path.name}.partial")
@@ -209,6 +224,10 @@ def _metrics_line(step: StepCommitted | StepSkipped) -> bytes:
         "live_nodes": step.live_nodes,
         "generation": step.generation,
     }
+    if step.dropped:
+        line["dropped"] = len(step.dropped)
+    if isinstance(step, StepCommitted) and step.dropped:
+        line["scale"] = step.scale
     if isinstance(step, StepSkipped):
         line["applied"] = False
     return json.dumps(line).encode() + b"\n"

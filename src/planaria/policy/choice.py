@@ -6,6 +6,7 @@ from planaria.job.settings import PolicyName
 from planaria.plan.profile import ModelProfile
 from planaria.plan.settings import PlannerSettings
 from planaria.policy.adaptive import AdaptivePolicy
+from planaria.policy.drop import DropPolicy
 from planaria.policy.morph import MorphPolicy
 from planaria.policy.reroute import ReroutePolicy
 from planaria.policy.templates import TemplatesPolicy
@@ -22,6 +23,8 @@ def make_policy(name: PolicyName, profile: ModelProfile, settings: PlannerSettin
             return TemplatesPolicy(profile, settings)
         case PolicyName.REROUTE:
             return ReroutePolicy(profile, settings)
+        case PolicyName.DROP:
+            return DropPolicy(profile, settings)
         case PolicyName.MORPH:
             return MorphPolicy(profile, settings)
         case PolicyName.ADAPTIVE:

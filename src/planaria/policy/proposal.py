@@ -28,6 +28,7 @@ class Proposal:
         longest_s: estimated seconds of the plan's longest instruction.
         how: of a reconfiguration, how pipelines were made again; "initial" or "finish step" otherwise.
         is_degraded: the policy means to go on though some layer has fewer than f + 1 replicas.
+        dropped: microbatches that the policy means to leave out; the plan leaves out exactly those.
         transfer_s: estimated seconds until the state has moved, where nothing else is done meanwhile.
         compute_s: seconds that each worker computes in a step, on a node as fast as the profile says.
         beside: a plan to go on with for one step, beside which the state for this one moves; None: it moves first.
@@ -43,11 +44,17 @@ class Proposal:
     longest_s: float
     how: str
     is_degraded: bool = False
+    dropped: tuple[int, ...] = ()
     transfer_s: float = 0.0
     compute_s: Mapping[WorkerId, float] = field(default_factory=dict)
     beside: Proposal | None = None
     restores: bool = False
     candidates: tuple[Candidate, ...] = ()
+
+    @property
+    def batch_s(self) -> float:
+        """Estimated seconds for as many samples as the global batch has: longer than a step that leaves some out."""
+        return self.step_time_s * self.plan.num_microbatches / self.plan.num_counted
 
     @property
     def transition_s(self) -> float | None:

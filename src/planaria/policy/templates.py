@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Self
@@ -242,7 +243,8 @@ class TemplatesPolicy:
         if not self._fits(new):
             return None
         reason = f"{_changes(plan, target.plan)} after this step; what has to move moves beside it."
-        return self._proposal(new, reason, target.transfer_bytes, "warm up")
+        proposal = self._proposal(new, reason, target.transfer_bytes, "warm up")
+        return dataclasses.replace(proposal, dropped=plan.dropped)
 
     def finishes(self, plan: Plan, live: Collection[WorkerId]) -> bool:
         """Always: what is intact is not done twice."""
@@ -276,7 +278,9 @@ class TemplatesPolicy:
             )
         else:
             what = "every microbatch is in a live accumulator or under way, so nothing runs again"
-        return self._proposal(new, f"{happened}; {what}.", 0, "finish step")
+        proposal = self._proposal(new, f"{happened}; {what}.", 0, "finish step")
+        # What was left out of the step before has left every accumulator.
+        return dataclasses.replace(proposal, dropped=plan.dropped)
 
     def _outline(self, plan: Plan) -> Outline:
         return outline(plan, self._profile, self._conditions, self._known)

@@ -40,6 +40,7 @@ class Past:
         zones: of the nodes that joined, where they said so.
         checkpoint: the last whole one of this run; None: there is none.
         skipped_steps: that were committed without being applied.
+        num_dropped: microbatches that were left out up to the last commit.
         is_stopping: the user wants it to end.
         end: of the run.
         losses: in the order in which they happened, those that no recovery has been told of.
@@ -59,6 +60,7 @@ class Past:
     zones: Mapping[NodeId, str] = field(default_factory=dict)
     checkpoint: CheckpointRef | None = None
     skipped_steps: frozenset[int] = frozenset()
+    num_dropped: int = 0
     is_stopping: bool = False
     end: JournalEnd | None = None
     losses: tuple[JournalNode, ...] = ()
@@ -124,7 +126,13 @@ class Past:
 
     def _committed(self, entry: JournalCommit) -> Past:
         skipped = self.skipped_steps | {entry.step} if entry.commit.clip_factor == NOT_APPLIED else self.skipped_steps
-        return replace(self, commit=entry, skipped_steps=skipped, has_resumed=bool(self.losses))
+        return replace(
+            self,
+            commit=entry,
+            skipped_steps=skipped,
+            num_dropped=entry.commit.num_dropped,
+            has_resumed=bool(self.losses),
+        )
 
     def _planned(self, entry: JournalPlan) -> Past:
         newcomers = frozenset(entry.stand.newcomers)
@@ -132,8 +140,16 @@ class Past:
             return replace(self, plan=entry, newcomers=newcomers)
         skipped = frozenset(step for step in self.skipped_steps if step < entry.message.step)
         back = sum(record.from_step - record.to_step for record in entry.records if isinstance(record, Restored))
-        redone = self.steps_redone + back if self.losses else 0
-        return replace(self, plan=entry, newcomers=newcomers, commit=None, skipped_steps=skipped, steps_redone=redone)
+        last = self.checkpoint
+        return replace(
+            self,
+            plan=entry,
+            newcomers=newcomers,
+            commit=None,
+            skipped_steps=skipped,
+            steps_redone=self.steps_redone + back if self.losses else 0,
+            num_dropped=last.num_dropped if last is not None and last.step < entry.message.step else 0,
+        )
 
     def _with_node(self, entry: JournalNode) -> Past:
         node = frozenset({entry.node})

@@ -147,7 +147,7 @@ class Placing:
             holders={worker: layers[groups] for worker, groups in holders.items()},
             generation=self.next_generation(),
         )
-        validate(proposal.plan, already=counted)
+        validate(proposal.plan, already=counted, dropped=proposal.dropped)
         return proposal if self.shortages.allows(proposal.plan) else None
 
     # Another placement
@@ -209,8 +209,9 @@ class Placing:
         return beside
 
     def _check(self, proposal: Proposal) -> None:
-        """What is not f + 1 replicas of every layer is refused, unless the policy means it and says so."""
-        validate(proposal.plan, fault_tolerance=None if proposal.is_degraded else self._fault_tolerance)
+        """Too few replicas of a layer, or microbatches left out, are refused unless the policy means it and says so."""
+        needed = None if proposal.is_degraded else self._fault_tolerance
+        validate(proposal.plan, fault_tolerance=needed, dropped=proposal.dropped)
 
     def beside(self, situation: Situation, *, stands: bool, steps_left: int) -> Choice:
         """Nobody is lost; nodes came, will go or have other speeds. The next placement gets its state beside a step.

@@ -115,7 +115,11 @@ class PlanMeasured(Record, frozen=True, kw_only=True, tag="plan_measured"):
 
 
 class StepCommitted(Record, frozen=True, kw_only=True, tag="step_committed"):
-    """One optimizer step is durable. `step` counts from 1; `loss` is the mean over the global batch."""
+    """One optimizer step is durable. `step` counts from 1; `loss` is the mean over the microbatches that counted.
+
+    `dropped` are those that were left out for good, `num_dropped` how many were so far; `scale` is the effective batch
+    over the global one, by which `learning_rate` is multiplied already.
+    """
 
     step: int
     loss: float
@@ -126,6 +130,9 @@ class StepCommitted(Record, frozen=True, kw_only=True, tag="step_committed"):
     live_nodes: int
     duration_s: float
     tokens_per_s: float
+    scale: float = 1.0
+    dropped: tuple[int, ...] = ()
+    num_dropped: int = 0
 
 
 class StepSkipped(Record, frozen=True, kw_only=True, tag="step_skipped"):
@@ -139,6 +146,8 @@ class StepSkipped(Record, frozen=True, kw_only=True, tag="step_skipped"):
     live_nodes: int
     duration_s: float
     tokens_per_s: float
+    dropped: tuple[int, ...] = ()
+    num_dropped: int = 0
 
 
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,6 +220,8 @@ class RunEnded(Record, frozen=True, kw_only=True, tag="run_ended"):
     duplicated_microbatches: int
     skipped_steps: int = 0
     """Steps whose loss or gradient was not finite, and which `train.when_not_finite` skipped."""
+    dropped_microbatches: int = 0
+    """Left out for good by a policy that may drop samples."""
 
 
 AnyRecord = (

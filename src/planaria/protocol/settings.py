@@ -11,11 +11,15 @@ from planaria.policy.outlook import DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRef:
-    """A whole checkpoint: the state after `step`, and the grid exponents of the next."""
+    """A whole checkpoint: the state after `step`, and the grid exponents of the next.
+
+    `num_dropped`: microbatches that this run left out up to `step`.
+    """
 
     step: int
     folder: str
     exponents: tuple[int, ...]
+    num_dropped: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from planaria.protocol.journal import JournalPlan
 from planaria.protocol.records import Note, PlanTaken
 from planaria.simulate.setup import Setup
 
-MAY_BE_DEGRADED = (PolicyName.REROUTE, PolicyName.MORPH, PolicyName.ADAPTIVE)
+MAY_BE_DEGRADED = (PolicyName.REROUTE, PolicyName.MORPH, PolicyName.DROP, PolicyName.ADAPTIVE)
 PLACING = ("start", "reconfigure", "restore")
 """Purposes of plans that say how strong they are. The others go on with a placement, or finish a step."""
 
@@ -70,8 +70,8 @@ class Strength:
         return None
 
     def exhausted(self, machine: Coordinator, reason: str) -> str | None:
-        """The job does not go on; returns why it could: rerouting needs one live owner of each layer, and no more; and
-        these are nodes enough for one row of a grid."""
+        """The job does not go on; returns why it could: rerouting needs one live owner of each layer, and no more;
+        dropping samples one whole pipeline; morph nodes enough for one row of a grid."""
         if self._setup.policy not in MAY_BE_DEGRADED or "no replica" in reason:
             return None
         if machine.shortages.bound_bytes is not None:
@@ -79,6 +79,8 @@ class Strength:
         plan, live = machine.plan, set(machine.state.nodes)
         owned = {layer for stage in plan.stages() if plan.node_of(stage.worker) in live for layer in stage.layers}
         if len(owned) < plan.num_layers:
+            return None
+        if self._setup.policy is PolicyName.DROP and not _whole_pipelines(plan, live)[0]:
             return None
         return f"the job does not go on, and live workers own every layer: {reason}"
 

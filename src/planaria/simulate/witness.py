@@ -193,10 +193,12 @@ class Witness:
         self.require(is_next, f"step {step} is committed after step {self.committed}")
         is_known = self._plan is not None and self._plan.generation == commit.generation
         self.require(is_known or self._is_cut, f"generation {commit.generation} commits step {step}")
+        self.reference.leave_out(step, commit.dropped)
         right = self.reference.after(step)
         self.require(
             (commit.loss == right.loss or not right.is_finite)
             and commit.clip_factor == right.clip_factor
+            and commit.scale == right.scale
             and commit.exponents == right.exponents,
             f"step {step} is committed with other numbers than one process has: {entry}",
         )
@@ -330,6 +332,11 @@ class Witness:
         status, message, setup = finish.status, finish.message, self._setup
         self.require((ended.skipped_microbatches, ended.duplicated_microbatches) == (0, 0), f"{ended}")
         skipped = sum(not self.reference.after(step).is_finite for step in range(setup.done + 1, ended.steps + 1))
+        dropped = sum(len(self.reference.dropped(step)) for step in range(setup.done + 1, ended.steps + 1))
+        self.require(
+            ended.dropped_microbatches == dropped or self._is_cut,
+            f"{ended.dropped_microbatches} microbatches dropped, not {dropped}",
+        )
         # Workers know the last commit: of earlier ones that the journal lost, nobody knows whether they were applied.
         is_told = ended.skipped_steps == skipped or (self._is_cut and ended.skipped_steps < skipped)
         self.require(is_told, f"{ended.skipped_steps} steps skipped, not {skipped}")

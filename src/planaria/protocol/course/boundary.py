@@ -128,7 +128,7 @@ def _save(run: Run) -> list[Command]:
         return after_saving(run)
     run.phase = Phase.SAVING
     if under_way is None or under_way.step != run.step - 1:
-        run.checkpoints.begin(run.step - 1, len(run.plan.groups), run.exponents, run.now)
+        run.checkpoints.begin(run.step - 1, len(run.plan.groups), run.exponents, run.now, run.counts.dropped)
     return ask_to_save(run)
 
 

@@ -43,6 +43,7 @@ def end(run: Run, status: RunStatus, message: str) -> list[Command]:
         skipped_microbatches=run.counts.skipped,
         duplicated_microbatches=run.counts.duplicated,
         skipped_steps=len(run.skipped_steps),
+        dropped_microbatches=run.counts.dropped,
     )
     stops: list[Command] = [Send(worker, stop) for worker in run.members.workers]
     return [

@@ -128,6 +128,8 @@ def go_on_from(run: Run, position: Position) -> list[Command]:
     commands: list[Command] = []
     for entry in returning.unwritten(position, run.settings.train, len(run.members.nodes), run.now):
         commands += [entry, *(Publish(record, again=True) for record in entry.records)]
+    if position.commit is not None:
+        run.counts.dropped = position.commit.num_dropped
     if position.commit is not None and position.commit.clip_factor == NOT_APPLIED:
         run.skipped_steps.add(position.commit.step)
     stale = {run.members.node_of(worker) for worker in returning.stale(position)}

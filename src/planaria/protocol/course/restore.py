@@ -77,6 +77,7 @@ def _rewind(run: Run, checkpoint: CheckpointRef | None) -> None:
     run.placing.wake_all(run.step)
     run.checkpoints.under_way = None
     run.step = 1 + (checkpoint.step if checkpoint else 0)
+    run.counts.dropped = checkpoint.num_dropped if checkpoint else 0
     run.skipped_steps = {step for step in run.skipped_steps if step < run.step}
     run.exponents = run.exponents_of(checkpoint)
 

@@ -36,15 +36,17 @@ from planaria.protocol.timing import Timing
 
 @dataclass(slots=True)
 class Counts:
-    """Of contributions, for the user: 0 both, or the machine stopped itself.
+    """For the user. Of contributions: 0 both, or the machine stopped itself.
 
     Attributes:
         skipped: that a commit lacked.
         duplicated: that a commit had twice.
+        dropped: microbatches that plans left out of the steps committed so far.
     """
 
     skipped: int = 0
     duplicated: int = 0
+    dropped: int = 0
 
 
 @dataclass(slots=True)
@@ -151,6 +153,7 @@ class Run:
         self.step = past.step or self.step
         self.checkpoints.last = past.checkpoint or self.checkpoints.last
         self.skipped_steps = set(past.skipped_steps)
+        self.counts.dropped = past.num_dropped
         self.intent.is_stopping = past.is_stopping
         self.members.gone = set(past.gone)
         self.members.leaving = dict.fromkeys(past.leaving, 0.0)

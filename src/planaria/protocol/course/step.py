@@ -48,8 +48,9 @@ def commit(run: Run) -> list[Command]:
     tally = run.attempt.votes.tally()
     _require_whole(run, tally)
     run.shortages.committed(run.plan)
-    found = outcome(tally, run.exponents, run.settings.train.clip_norm)
-    if not found.is_applied and run.settings.train.when_not_finite is not WhenNotFinite.SKIP:
+    train = run.settings.train
+    found = outcome(tally.norms, tally.losses, run.exponents, train.clip_norm, train.num_microbatches)
+    if not found.is_applied and train.when_not_finite is not WhenNotFinite.SKIP:
         return boundary.save_then_end(run, RunStatus.FAILED, not_finite(run.step, found.loss, found.norm))
     if not found.is_applied:
         run.skipped_steps.add(run.step)
@@ -64,7 +65,11 @@ def commit(run: Run) -> list[Command]:
         hold=_holds_after(run, run.step),
         loss=found.loss,
         norm=found.norm,
+        scale=found.scale,
+        dropped=run.plan.dropped,
+        num_dropped=run.counts.dropped + len(run.plan.dropped),
     )
+    run.counts.dropped = message.num_dropped
     told = [*_tell(run, message, found), *map(Publish, news)]
     run.step += 1
     run.attempt.began = run.now

@@ -74,7 +74,7 @@ def take(
 def _begin_attempt(run: Run, purpose: Purpose, *, moves_state: bool) -> None:
     plan, attempt = run.plan, run.attempt
     attempt.ballot = Ballot(plan)
-    attempt.salvage = attempt.salvage.again() if purpose is Purpose.FINISH_STEP else Salvage()
+    attempt.salvage = attempt.salvage.again(plan.dropped) if purpose is Purpose.FINISH_STEP else Salvage()
     attempt.unready = set(plan.workers) if moves_state else set()
     if purpose is not Purpose.FINISH_STEP:
         attempt.began = run.now
