@@ -317,6 +317,7 @@ class Following:
         assert moment is not None
         now = began
         self._gone.clear()
+        self._bring_forward(state)
         while True:
             due = happenings[self._at][0] if self._at < len(happenings) else _NEVER
             if due < now + moment.lasts_s and due < end_s:
@@ -338,6 +339,19 @@ class Following:
                 names = self._names
                 self._names = [names[at] for at in rest.order]
                 return rest, now
+
+    def _bring_forward(self, state: State) -> None:
+        """Of pipelines that are alike, the first one is struck: those that change places do not notice."""
+        _, _, node = self._course.happenings[self._at]
+        names = self._names
+        try:
+            number = names.index(node)
+        except ValueError:
+            return
+        swaps = state.twins[number]
+        if swaps is not None:
+            for one, other in swaps:
+                names[one], names[other] = names[other], names[one]
 
     def _strike(self, root: Root, moment: Moment, now: float, due: float) -> tuple[float, Moment]:
         """One thing happens; of several at a time those of the lowest numbers come first."""

@@ -20,7 +20,7 @@ GENERATION = 1
 _Sign = tuple[tuple[int, ...], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class State:
     """One.
 
@@ -34,9 +34,13 @@ class State:
     num_idle: int
     leaving: tuple[NodeId, ...] = ()
     _hash: int = field(init=False, repr=False, compare=False)
+    twins: tuple[tuple[tuple[int, int], ...] | None, ...] = field(init=False, repr=False, compare=False)
+    """For each node, the nodes to change places with so that it is one of the first pipeline of its kind, or the first
+    idle one; None: it is."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_hash", hash((self.plan, self.num_idle, self.leaving)))
+        object.__setattr__(self, "twins", _twins(self))
 
     def __hash__(self) -> int:
         return self._hash
@@ -50,6 +54,28 @@ class State:
     def num_microbatches(self) -> int:
         """That a step counts."""
         return sum(len(route.microbatches) for route in self.plan.routes)
+
+
+def _twins(state: State) -> tuple[tuple[tuple[int, int], ...] | None, ...]:
+    plan = state.plan
+    twins: list[tuple[tuple[int, int], ...] | None] = [None] * state.num_nodes
+    keys = [tuple((s.worker, s.first_layer, s.end_layer) for s in pipeline.stages) for pipeline in plan.pipelines]
+    shares = {route.key: len(route.microbatches) for route in plan.routes}
+    if shares.keys() <= set(keys) and not plan.shadows:
+        firsts: dict[_Sign, list[int]] = {}
+        noticed = frozenset(state.leaving)
+        for pipeline, key in zip(plan.pipelines, keys, strict=True):
+            nodes = list(dict.fromkeys(int(plan.node_of(stage.worker)) for stage in pipeline.stages))
+            first = firsts.setdefault(_sign(plan, pipeline, shares.get(key, 0), noticed), nodes)
+            if first is not nodes:
+                swaps = tuple(zip(first, nodes, strict=True))
+                for node in nodes:
+                    twins[node] = swaps
+    if not state.leaving:
+        placed = state.num_nodes - state.num_idle
+        for node in range(placed + 1, state.num_nodes):
+            twins[node] = ((placed, node),)
+    return tuple(twins)
 
 
 def canonical(plan: Plan, nodes: Iterable[NodeId], leaving: Iterable[NodeId] = ()) -> tuple[State, tuple[NodeId, ...]]:
