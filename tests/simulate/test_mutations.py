@@ -293,7 +293,7 @@ def an_update_forgets_how_rerouted_work_is_ordered(patch: Patch) -> None:
 
 
 def the_ledger_of_an_earlier_loss_is_forgotten(patch: Patch) -> None:
-    patch.setattr(Salvage, "again", lambda self: Salvage())
+    patch.setattr(Salvage, "again", lambda self, dropped=(): Salvage())
 
 
 def a_manifest_is_taken_for_that_of_another_step(patch: Patch) -> None:

@@ -14,7 +14,7 @@ import click
 
 from planaria import __version__
 from planaria.cli.host_commands import agent
-from planaria.cli.live_commands import add, drain, status, stop
+from planaria.cli.live_commands import add, drain, policy, status, stop
 from planaria.cli.options import (
     EXIT_EXHAUSTED,
     EXIT_FAILED,
@@ -166,7 +166,7 @@ def export(run: Path, target: Path) -> int:
     return 0
 
 
-for command in (train, agent, plan, profile, status, add, drain, stop, export, trace):
+for command in (train, agent, plan, profile, status, add, drain, policy, stop, export, trace):
     cli.add_command(command)
 
 

@@ -9,8 +9,10 @@ from dataclasses import replace
 from functools import partial
 from random import Random
 
+from planaria.job.settings import PolicyName
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.policy.choice import make_policy
+from planaria.policy.proposal import Policy
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.events import Finish, WriteManifest
 from planaria.protocol.journal import JournalCommit, JournalEntry, JournalPlan, decode_entry, encode_entry
@@ -73,7 +75,14 @@ class Cluster:
         self.journal: list[bytes] = []
         is_clear = all(fault.kind in CLEAR and not fault.cut for fault in schedule.faults)
         self.witness = Witness(
-            setup, schedule.weather, Reference(self.algebra, setup.train), self.workers, is_clear=is_clear
+            setup,
+            schedule.weather,
+            Reference(self.algebra, setup.train),
+            self.workers,
+            is_clear=is_clear,
+            policies=frozenset(
+                {setup.policy, *(PolicyName(f.what) for f in schedule.faults if f.kind is FaultKind.SWITCH)}
+            ),
         )
         self.settings = RunSettings(
             train=setup.train,
@@ -86,6 +95,7 @@ class Cluster:
             checkpoint_every=setup.checkpoint_every,
             resume=self._earlier_checkpoint(),
             waits=setup.waits,
+            may_drop=True,
         )
         self._policy = make_policy(setup.policy, self.profile, setup.planner)
         self._next_node = setup.num_nodes
@@ -107,11 +117,12 @@ class Cluster:
     def _serve(self, past: Past | None) -> Server:
         """A coordinator begins, or begins again."""
         setup, profile = self.schedule.setup, self.profile
-        shortages = Shortages(
-            profile,
-            lambda most_bytes: make_policy(setup.policy, profile, replace(setup.planner, memory_bytes=most_bytes)),
-        )
-        return Server(Coordinator(self.settings, self._policy, past, shortages), self)
+
+        def make(name: PolicyName, most_bytes: int) -> Policy:
+            return make_policy(name, profile, replace(setup.planner, memory_bytes=most_bytes))
+
+        shortages = Shortages(profile, partial(make, setup.policy))
+        return Server(Coordinator(self.settings, self._policy, past, shortages, make), self)
 
     def _earlier_checkpoint(self) -> CheckpointRef | None:
         """What an earlier run left."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from planaria.estimate.conditions import Conditions
 from planaria.estimate.step_time import outline
+from planaria.job.settings import PolicyName
 from planaria.plan.plan import NodeId, Plan
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.events import Finish, WriteManifest
@@ -56,6 +57,7 @@ class Witness:
         reference: its numbers.
         workers: every process there ever was.
         is_clear: nothing befalls a node after which it may live and be taken for lost.
+        policies: that are in force at one time or another.
 
     Attributes:
         records: that were published.
@@ -71,13 +73,14 @@ class Witness:
         workers: Mapping[WorkerId, Worker],
         *,
         is_clear: bool,
+        policies: frozenset[PolicyName],
     ) -> None:
         self.records: list[AnyRecord] = []
         self.committed = setup.done
         self._setup = setup
         self._weather = weather
         self._profile = setup.profile
-        self._strength = Strength(setup)
+        self._strength = Strength(setup, policies)
         self.reference = reference
         self._workers = workers
         self._is_clear = is_clear
