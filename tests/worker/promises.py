@@ -26,7 +26,6 @@ from planaria.protocol.records import (
     StepSkipped,
     Waiting,
 )
-from planaria.simulate.strength import MAY_BE_DEGRADED
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,8 @@ def _check_restarts(schedule: Schedule, outcome: Outcome) -> None:
     lost = [record.node for record in outcome.of(NodeLost)]
     assert len(lost) == len(set(lost)), "a node is lost once"
     weather = schedule.weather
-    if not (schedule.kills or schedule.visits or schedule.shortages or weather.slow_nodes or weather.damage):
+    is_quiet = not (schedule.kills or schedule.visits or schedule.switches or schedule.shortages)
+    if is_quiet and not (weather.slow_nodes or weather.damage):
         assert len(outcome.of(PlanTaken)) <= 1
 
 
@@ -128,7 +128,7 @@ def _check_end(schedule: Schedule, outcome: Outcome) -> None:
         assert len(left) < schedule.needed_nodes, outcome.finish.message
     if status is RunStatus.FAILED:
         assert "there is no checkpoint" in outcome.finish.message or "could not be saved" in outcome.finish.message
-    if schedule.job.resilience.policy is PolicyName.TEMPLATES:
+    if schedule.job.resilience.policy is PolicyName.TEMPLATES and not schedule.switches:
         _check_that_too_few_nodes_end_it(schedule, outcome)
     _check_that_lacking_replicas_are_told(schedule, outcome)
 
@@ -172,7 +172,7 @@ def _check_that_lacking_replicas_are_told(schedule: Schedule, outcome: Outcome) 
         enough = replicas > job.resilience.fault_tolerance
         assert not (told and enough)
         assert told or enough or job.model.config["tied"]
-        assert not told or job.resilience.policy in MAY_BE_DEGRADED
+        assert not told or schedule.switches or job.resilience.policy is not PolicyName.TEMPLATES
 
 
 def _check_recoveries(outcome: Outcome, per_node: int) -> None:

@@ -103,6 +103,7 @@ class Laboratory:
             "kills": schedule.kills,
             "visits": schedule.visits,
             "crashes": schedule.crashes,
+            "switches": schedule.switches,
             "shortages": schedule.shortages,
             "weather": schedule.weather,
             "stop_at_s": schedule.stop_at_s,
@@ -129,7 +130,7 @@ class Laboratory:
         if outcome.finish.status is not RunStatus.COMPLETED and saved is not None:
             if saved.step < schedule.job.train.steps:
                 resumed = self.cluster(
-                    schedule, kills=(), visits=(), crashes=(), shortages=(), stop_at_s=None, resume=saved
+                    schedule, kills=(), visits=(), crashes=(), shortages=(), switches=(), stop_at_s=None, resume=saved
                 ).run()
                 assert resumed.finish.status is RunStatus.COMPLETED
                 before = {step: dropped for step, dropped in outcome.drops.items() if step <= saved.step}

@@ -15,7 +15,7 @@ import click
 from planaria import __version__
 from planaria.cli.drill_commands import compare, drill
 from planaria.cli.host_commands import agent
-from planaria.cli.live_commands import add, drain, status, stop
+from planaria.cli.live_commands import add, drain, policy, status, stop
 from planaria.cli.options import (
     EXIT_EXHAUSTED,
     EXIT_FAILED,
@@ -168,7 +168,7 @@ def export(run: Path, target: Path) -> int:
     return 0
 
 
-for command in (train, agent, plan, profile, simulate, status, add, drain, stop, export, trace, drill, compare):
+for command in (train, agent, plan, profile, simulate, status, add, drain, policy, stop, export, trace, drill, compare):
     cli.add_command(command)
 
 

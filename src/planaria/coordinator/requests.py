@@ -10,9 +10,10 @@ import msgspec
 
 from planaria.coordinator.connection import Connection
 from planaria.coordinator.switchboard import Switchboard
+from planaria.job.settings import PolicyName
 from planaria.plan.plan import NodeId
 from planaria.protocol.coordinator import Coordinator
-from planaria.protocol.events import Event, NodeNotice, StopRequested
+from planaria.protocol.events import Event, NodeNotice, PolicyRequested, StopRequested
 from planaria.protocol.messages import PROTOCOL_VERSION
 from planaria.protocol.requests import Answer, Request, Wish, decode_request
 from planaria.worker.frames import FrameError
@@ -98,6 +99,17 @@ class Requests:
                 return True, f"node {request.node} hands over its work and ends after the next steps", ()
             case Wish.ADD:
                 return self._add(request.count)
+            case Wish.POLICY:
+                return *self._switch(request.policy, state.policy, state.step), ()
+
+    def _switch(self, name: str, before: str, step: int) -> tuple[bool, str]:
+        refusal = self._machine.refusal(name)
+        if refusal is not None:
+            return False, refusal
+        if name == before:
+            return True, f"policy {name} is in force already"
+        self._handle(PolicyRequested(PolicyName(name)))
+        return True, f"policy {name} makes the plans from now on; the plan in force is looked at after step {step}"
 
     def _add(self, count: int) -> tuple[bool, str, tuple[NodeId, ...]]:
         if self._start_node is None:

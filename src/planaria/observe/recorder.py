@@ -25,6 +25,7 @@ from planaria.protocol.records import (
     CheckpointSaved,
     NodeJoined,
     NodeLost,
+    PolicySwitched,
     Record,
     Recovered,
     Recovery,
@@ -70,6 +71,8 @@ class Recorder:
         self._tokens_per_s = array("d")
         self._weights_sha256: str | None = None
         self._extra: dict[str, object] = {}
+        self._policy = job.resilience.policy.value
+        self._switches: list[PolicySwitched] = []
         for record, time_s in read_events(folder.events):
             self._note(record, time_s)
         self._ended = None
@@ -138,6 +141,9 @@ class Recorder:
                 self._dropped = {step: num for step, num in self._dropped.items() if step <= record.to_step}
             case NodeLost() | NodeJoined():
                 self._live_nodes = record.live_nodes
+            case PolicySwitched():
+                self._policy = record.policy
+                self._switches.append(record)
             case Recovered():
                 self._recoveries.append(record.recovery)
             case CheckpointSaved():
@@ -168,6 +174,8 @@ class Recorder:
             },
             "dropped_microbatches": sum(self._dropped.values()),
             "dropped_samples": sum(self._dropped.values()) * self._job.train.microbatch,
+            "policy": self._policy,
+            "policy_switches": [{"step": s.step, "policy": s.policy, "before": s.before} for s in self._switches],
             "recoveries": msgspec.to_builtins(self._recoveries),
             "started": _timestamp(self._started_s),
             "ended": _timestamp(ended_s),

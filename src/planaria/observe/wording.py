@@ -18,6 +18,7 @@ from planaria.protocol.records import (
     Note,
     PlanMeasured,
     PlanTaken,
+    PolicySwitched,
     Recovered,
     Recovery,
     Restored,
@@ -49,6 +50,8 @@ def sentence(record: AnyRecord) -> str | None:
             return f"waiting for nodes before step {record.step}, {live} live: {record.reason}"
         case PlanTaken():
             return _plan_sentence(record)
+        case PolicySwitched():
+            return f"step {record.step}: policy {record.policy} makes the plans from now on (before: {record.before})"
         case Recovered():
             return f"recovered: {recovery_sentence(record.recovery)}"
         case CheckpointSaved():

@@ -174,10 +174,11 @@ class DropPolicy(ReroutePolicy):
             for nodes, what in ((lost, "gone"), (came, "new"))
             if nodes
         ]
-        happened = join(parts) or "the pipelines changed"
+        happened = f"{join(parts)}; " if parts else ""
         moves = f"{size(moved)} of state move to who came" if moved else "no state moves"
         degraded = " Degraded: some layer has too few replicas." if short else ""
-        reason = f"{happened[:1].upper()}{happened[1:]}; {_left_out(plan, 'every step')}, and {moves}.{degraded}"
+        reason = f"{happened}{_left_out(plan, 'every step')}, and {moves}.{degraded}"
+        reason = reason[:1].upper() + reason[1:]
         return dataclasses.replace(proposal, reason=reason, is_degraded=bool(short), dropped=plan.dropped)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from planaria.job.settings import PolicyName
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.journal import JournalEntry
 from planaria.protocol.messages import FromWorker, SavedGroup, ToWorker
@@ -69,6 +70,13 @@ class StopRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class PolicyRequested:
+    """The user wants another policy to make the plans from now on."""
+
+    name: PolicyName
+
+
+@dataclass(frozen=True, slots=True)
 class DecisionTook:
     """How long the last decision's computation took, as the driver measured it."""
 
@@ -99,6 +107,7 @@ Event = (
     | NodeNotice
     | Received
     | StopRequested
+    | PolicyRequested
     | DecisionTook
     | ManifestWritten
     | ManifestFailed

@@ -98,7 +98,7 @@ class Pacing:
             rest = self._rests[node]
             self._rests[node] = _Rest(until=step + rest.num_steps, num_steps=rest.num_steps)
         best, resting = self._best(speeds, propose, on_trial)
-        if stay is not None and not on_trial and not _pays(stay, best, steps_left):
+        if stay is not None and not on_trial and not pays(stay, best, steps_left):
             return None
         self._rest(step, resting, speeds)
         return best
@@ -139,7 +139,7 @@ class Pacing:
         self.resting = resting
 
 
-def _pays(stay: Proposal, other: Proposal, steps_left: int) -> bool:
+def pays(stay: Proposal, other: Proposal, steps_left: int) -> bool:
     """Whether what a plan gains is more than it costs: its transfers, and a step boundary at which everybody waits."""
     gain_s = stay.batch_s - other.batch_s
     return (

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
+from planaria.job.settings import PolicyName
 from planaria.plan.plan import NodeId
 from planaria.protocol.commit import NOT_APPLIED
 from planaria.protocol.journal import (
@@ -16,13 +17,21 @@ from planaria.protocol.journal import (
     JournalEnd,
     JournalNode,
     JournalPlan,
+    JournalPolicy,
     JournalRecovery,
     JournalRestart,
     JournalStop,
 )
 from planaria.protocol.messages import StateSource
-from planaria.protocol.records import AnyRecord, Restored, StepCommitted, StepSkipped
+from planaria.protocol.phases import Purpose
+from planaria.protocol.records import AnyRecord, PlanTaken, Restored, StepCommitted, StepSkipped
 from planaria.protocol.settings import CheckpointRef
+
+
+def decision_of(records: Iterable[AnyRecord]) -> PlanTaken | None:
+    """The plan among these records that a placement was decided by; one that finishes a step is none."""
+    plans = [r for r in records if isinstance(r, PlanTaken) and r.purpose != Purpose.FINISH_STEP]
+    return plans[-1] if plans else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +50,8 @@ class Past:
         checkpoint: the last whole one of this run; None: there is none.
         skipped_steps: that were committed without being applied.
         num_dropped: microbatches that were left out up to the last commit.
+        policy: in force, if the user changed it.
+        decision: the last one on a placement, as it was told.
         is_stopping: the user wants it to end.
         end: of the run.
         losses: in the order in which they happened, those that no recovery has been told of.
@@ -61,6 +72,8 @@ class Past:
     checkpoint: CheckpointRef | None = None
     skipped_steps: frozenset[int] = frozenset()
     num_dropped: int = 0
+    policy: PolicyName | None = None
+    decision: PlanTaken | None = None
     is_stopping: bool = False
     end: JournalEnd | None = None
     losses: tuple[JournalNode, ...] = ()
@@ -101,13 +114,15 @@ class Past:
             case JournalCommit():
                 past = self._committed(entry)
             case JournalPlan():
-                past = self._planned(entry)
+                past = replace(self._planned(entry), decision=decision_of(entry.records) or self.decision)
             case JournalNode():
                 past = self._with_node(entry)
             case JournalRecovery():
                 past = replace(self, losses=(), steps_redone=0, has_resumed=False)
             case JournalCheckpoint():
                 past = replace(self, checkpoint=entry.checkpoint)
+            case JournalPolicy():
+                past = replace(self, policy=entry.policy)
             case JournalStop():
                 past = replace(self, is_stopping=True)
             case JournalRestart():

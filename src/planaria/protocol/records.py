@@ -99,6 +99,14 @@ class PlanTaken(Record, frozen=True, kw_only=True, tag="plan_taken"):
     """Of the best: seconds without gain until its plan runs."""
 
 
+class PolicySwitched(Record, frozen=True, kw_only=True, tag="policy_switched"):
+    """The user wants another policy: it makes the plans from now on. `step` is in progress."""
+
+    policy: str
+    before: str
+    step: int
+
+
 class PlanMeasured(Record, frozen=True, kw_only=True, tag="plan_measured"):
     """How long the steps of a plan took, beside the estimate. Told when the plan is replaced and at the end.
 
@@ -232,6 +240,7 @@ AnyRecord = (
     | NodeSpeed
     | Waiting
     | PlanTaken
+    | PolicySwitched
     | PlanMeasured
     | StepCommitted
     | StepSkipped

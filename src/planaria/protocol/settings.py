@@ -28,7 +28,7 @@ class RunSettings:
 
     Attributes:
         train: steps, batch, clip, schedule.
-        policy_name: for the records.
+        policy_name: of the policy that the run begins with.
         fault_tolerance: f.
         num_nodes: nodes that are started.
         devices_per_node: workers on each.
@@ -39,6 +39,7 @@ class RunSettings:
         mean_time_between_failures_s: as expected before any is seen.
         storage: that checkpoints are read from, as expected before a restore was measured.
         waits: with too few nodes, save and wait for others to join; else save and end.
+        may_drop: samples may be left out, if a policy is chosen that does so.
     """
 
     train: TrainSection
@@ -53,6 +54,7 @@ class RunSettings:
     mean_time_between_failures_s: float = DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S
     storage: Storage = field(default_factory=Storage)
     waits: bool = False
+    may_drop: bool = False
 
     @property
     def first_step(self) -> int:

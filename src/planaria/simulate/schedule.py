@@ -55,6 +55,8 @@ def schedule(seed: int) -> Schedule:
     faults = manner(draw, setup)
     if draw.random() < 0.08:
         faults.append(when(draw, setup, -1, kind=FaultKind.STOP))
+    setup, switches = _policies(Random(f"policies {seed}"), setup)
+    faults += switches
     return Schedule(seed=seed, setup=setup, weather=weather, faults=tuple(faults))
 
 
@@ -86,8 +88,19 @@ def _setup(draw: Random) -> Setup:
         bad=bad,
         skips=skips,
         done=draw.randint(1, steps - 1) if draw.random() < 0.1 else 0,
-        policy=draw.choice([*PolicyName]),
+        policy=draw.choice([PolicyName.TEMPLATES, PolicyName.REROUTE, PolicyName.ADAPTIVE]),
     )
+
+
+def _policies(draw: Random, setup: Setup) -> tuple[Setup, list[Fault]]:
+    """One of the other policies now and then, and now and then another on the way."""
+    if draw.random() < 0.25:
+        setup = msgspec.structs.replace(setup, policy=PolicyName.DROP)
+    switches = []
+    for _ in range(draw.choice([0, 0, 0, 1, 2]) if draw.random() < 0.5 else 0):
+        switch = when(draw, setup, -1, kind=FaultKind.SWITCH)
+        switches.append(msgspec.structs.replace(switch, what=draw.choice([*PolicyName]).value))
+    return setup, switches
 
 
 def _longer(draw: Random, setup: Setup) -> Setup:

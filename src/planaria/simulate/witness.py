@@ -57,6 +57,7 @@ class Witness:
         reference: its numbers.
         workers: every process there ever was.
         is_clear: nothing befalls a node after which it may live and be taken for lost.
+        policies: that are in force at one time or another.
 
     Attributes:
         records: that were published.
@@ -72,13 +73,14 @@ class Witness:
         workers: Mapping[WorkerId, Worker],
         *,
         is_clear: bool,
+        policies: frozenset[PolicyName],
     ) -> None:
         self.records: list[AnyRecord] = []
         self.committed = setup.done
         self._setup = setup
         self._weather = weather
         self._profile = setup.profile
-        self._strength = Strength(setup)
+        self._strength = Strength(setup, policies)
         self.reference = reference
         self._workers = workers
         self._is_clear = is_clear

@@ -13,6 +13,7 @@ in this list:
 - `salvage`: a loss inside a step.
 - `step`: votes and the commit.
 - `arrival`: nodes that join, or give notice.
+- `switch`: another policy, at the user's wish.
 - `departure`: nodes that are lost, by phase.
 - `saved`: answers to orders to save.
 - `restart`: after a coordinator that died.

@@ -14,6 +14,7 @@ from planaria.protocol.events import Command, Publish
 from planaria.protocol.kept import Holders
 from planaria.protocol.messages import StateSource
 from planaria.protocol.phases import Phase, Purpose
+from planaria.protocol.placing import Choice
 from planaria.protocol.records import Note, RunStatus
 from planaria.protocol.saving import NobodyHolds
 from planaria.protocol.shortage import WouldRunOut
@@ -81,6 +82,12 @@ def _hand_over(run: Run, holders: Holders) -> list[Command]:
     """Nobody is lost; nodes came, will go or have other speeds."""
     steps_left = run.settings.train.steps - run.step + 1
     choice = run.placing.beside(run.situation(holders), stands=run.stands, steps_left=steps_left)
+    news: list[Command] = [Publish(Note(level="info", text=choice.told))] if choice.told else []
+    return news + _change_over(run, holders, choice)
+
+
+def _change_over(run: Run, holders: Holders, choice: Choice) -> list[Command]:
+    """Do as was chosen."""
     if choice.purpose is Purpose.GO_ON:
         run.standing.keep(run.members.leaving.keys())
         measured = end.close_timing(run) if choice.is_second_look else []

@@ -12,6 +12,7 @@ from planaria.protocol.course.run import Run
 from planaria.protocol.events import Command, Publish, Release, Send
 from planaria.protocol.journal import Fate, JournalNode, JournalPlan
 from planaria.protocol.messages import PlanMessage, StateSource, Stop
+from planaria.protocol.past import decision_of
 from planaria.protocol.phases import PLACING, Phase, Purpose
 from planaria.protocol.records import AnyRecord, NodeReleased
 from planaria.protocol.salvage import Salvage
@@ -92,7 +93,8 @@ def _expect(run: Run, proposal: Proposal, purpose: Purpose) -> tuple[AnyRecord, 
     if purpose is not Purpose.GO_ON:
         run.timing.expect(proposal.step_time_s, proposal.longest_s, is_weighed=bool(proposal.candidates))
         run.placing.speeds.expect(proposal.plan, proposal.compute_s)
-        told += (plan_taken(proposal, run.step, purpose.value, run.settings.policy_name),)
+        told += (plan_taken(proposal, run.step, purpose.value, run.placing.switching.name.value),)
+        run.decision = decision_of(told) or run.decision
     becomes_degraded = proposal.is_degraded and not run.is_degraded
     if purpose in PLACING or (purpose is Purpose.WARM_UP and becomes_degraded):
         told += _replicas_told(run, proposal)
