@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from tests.plan.profiles import uniform_profile
 
 from planaria.estimate.restore import Storage, restore_time
 from planaria.plan.plan import NodeId
 from planaria.plan.settings import PlannerSettings
 from planaria.policy.morph import MorphPolicy
 from planaria.protocol.loading import Loading
-from tests.plan.profiles import uniform_profile
 
 POLICY = MorphPolicy(
     uniform_profile(4),
