@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import statistics
+from collections import deque
 from dataclasses import replace
 
 from planaria.estimate.restore import Storage, restore_time
 from planaria.plan.plan import Plan
+
+MEASURED = 9
+"""Restores, whose median rate counts: one that a busy machine held up is no measure of the storage."""
 
 
 class Loading:
@@ -15,11 +20,12 @@ class Loading:
         expected: of the storage, before anything was measured.
 
     Attributes:
-        storage: as of the last restore that was measured.
+        storage: as of the last restores that were measured.
     """
 
     def __init__(self, expected: Storage) -> None:
         self.storage = expected
+        self._rates: deque[float] = deque(maxlen=MEASURED)
         self._under_way: tuple[Plan, float] | None = None
 
     def begin(self, plan: Plan, now: float) -> None:
@@ -37,4 +43,5 @@ class Loading:
         (plan, began), self._under_way = self._under_way, None
         read, seconds = restore_time(plan, self.storage), now - began
         if seconds > 0 and read.busiest_bytes:
-            self.storage = replace(self.storage, node_bytes_per_s=read.busiest_bytes / seconds, latency_s=0.0)
+            self._rates.append(read.busiest_bytes / seconds)
+            self.storage = replace(self.storage, node_bytes_per_s=statistics.median(self._rates), latency_s=0.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from planaria.plan.plan import PlanError
 from planaria.policy.proposal import Proposal
+from planaria.protocol.course import checkpoint as saving_course
 from planaria.protocol.course import end
 from planaria.protocol.course.run import Run
 from planaria.protocol.course.take import release, take
@@ -42,6 +43,7 @@ def go_back(run: Run, proposal: Proposal, why: str) -> list[Command]:
     if not _can_go_back(run):
         return _nothing_saved(run, why)
     checkpoint, committed = run.checkpoints.last, run.step - 1
+    given_up = _give_up_saving(run)
     _rewind(run, checkpoint)
     if run.recovery is not None:
         reason = proposal.reason if proposal.restores else f"{why}: back to step {run.step - 1}."
@@ -49,7 +51,14 @@ def go_back(run: Run, proposal: Proposal, why: str) -> list[Command]:
     source = StateSource.CHECKPOINT if checkpoint else StateSource.INITIAL
     record = Restored(from_step=committed, to_step=run.step - 1, reason=why)
     folder = checkpoint.folder if checkpoint else ""
-    return [*take(run, proposal, Purpose.RESTORE, source, folder, (record,)), *release(run)]
+    return [*given_up, *take(run, proposal, Purpose.RESTORE, source, folder, (record,)), *release(run)]
+
+
+def _give_up_saving(run: Run) -> list[Command]:
+    """What is under way is of a step that is to be done again. Whole on disk, it may be getting its manifest: it stays,
+    and nobody goes back to it."""
+    saving = run.checkpoints.under_way
+    return [] if saving is None or saving.is_whole else saving_course.give_up(run, "the job goes back")
 
 
 def _can_go_back(run: Run) -> bool:
