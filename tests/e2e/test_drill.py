@@ -78,7 +78,7 @@ def assert_played(job: Job, ended: Rehearsed, script: Script) -> None:
     added = sum(event.change is Change.ADD and event.at_s > 0 for event in script.trace.events)
     assert ended.tally.lost + ended.tally.released - ended.unplanned_losses == removed
     assert 0 <= added - ended.tally.joined <= 1, "the last one may still be on its way"
-    assert ended.tally.duplicated_samples == ended.tally.dropped_samples == 0
+    assert ended.tally.duplicated_samples == ended.tally.skipped_samples == ended.tally.dropped_samples == 0
     folder = RunFolder(Path(ended.folder))
     assert differences(job, folder, RunFolder.create(folder.path, "alone")) == []
 

@@ -73,7 +73,7 @@ def drill(job_file: Path, overrides: Sequence[str], wanted: Wanted, name: str | 
     rehearsal_view.show_drill(ended, found if verify else None)
     rehearsal_view.plot_drill(ended, folder)
     click.echo(f"run folder: {folder.path}")
-    if found or (ended.tally is not None and ended.tally.duplicated_samples):
+    if found or (ended.tally is not None and ended.tally.skipped_samples + ended.tally.duplicated_samples):
         return EXIT_FAILED
     return _exit_code(ended)
 
