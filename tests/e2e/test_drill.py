@@ -17,9 +17,9 @@ from click.testing import CliRunner
 from planaria.api import read_profile
 from planaria.cli.main import cli
 from planaria.job.parse import load_job
-from planaria.job.settings import Job, PolicyName
+from planaria.job.settings import Device, Job, PolicyName
 from planaria.launch.comparison import ComparisonFolder, run_policy
-from planaria.launch.local import LocalNodes
+from planaria.launch.local import LauncherError, LocalNodes
 from planaria.launch.rehearsal import Rehearsed, differences, fitted, rehearse, rehearsed_job, script_for
 from planaria.observe.run_folder import RunFolder
 from planaria.protocol.records import RunStatus
@@ -174,6 +174,33 @@ def test_a_drill_leaves_figures_and_pictures(job_file: Path) -> None:
     assert read_script(folder.script.read_text(), "script").script.trace.horizon_s == ended.length == 3.0
     assert all(plot.stat().st_size > 1000 for plot in folder.drill_plots)
     assert "d exists already" in invoke(*arguments)[1]
+
+
+def test_a_job_for_another_device_is_drilled_on_a_profile(job_file: Path) -> None:
+    text = job_file.read_text().replace('device = "emulated"', 'device = "cuda"')
+    lines = [line for line in text.splitlines() if not line.startswith("profile")]
+    job_file.write_text("\n".join(["[model]", 'type = "gpt2"', *lines]))
+    profiled = ("--profile", str(job_file.parent / "profile.json"))
+    code, said = invoke("drill", str(job_file), "--trace", "single", "--length", "1", *profiled)
+    assert code == 0, said
+    used = msgspec.json.decode((job_file.parent / "runs" / "job-drill" / "job.json").read_bytes(), type=Job)
+    assert used.cluster.device is Device.EMULATED
+    assert used.cluster.nodes == 8
+
+
+def test_a_device_that_is_not_here_needs_a_profile(job_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise LauncherError("measuring the profile: process ended with status 1")
+
+    monkeypatch.setattr("planaria.launch.session.profile_job", fails)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(job_file.parent / "cache"))
+    changes = ("--set", "cluster.device=cuda", "--set", "model.type=gpt2")
+    text = job_file.read_text()
+    job_file.write_text("\n".join(line for line in text.splitlines() if not line.startswith("profile")))
+    code, said = invoke("drill", str(job_file), "--trace", "single", *changes)
+    assert code == 2
+    assert "cluster.device = 'cuda' could not be measured here" in said
+    assert "--profile FILE" in said
 
 
 def test_a_drill_that_runs_out_of_nodes_says_so(job_file: Path) -> None:
