@@ -8,7 +8,7 @@ from __future__ import annotations
 import bisect
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -139,6 +139,32 @@ class Advance:
         )
 
 
+class RecoveryKinds:
+    """What each recovery did: by the policy's way, as the plan taken for it says, or by what happened in place of one."""
+
+    def __init__(self) -> None:
+        self._kind = ""
+
+    def note(self, record: AnyRecord) -> str | None:
+        """Take the next record; the kind of the recovery that it ends, if it ends one."""
+        match record:
+            case Waiting():
+                self._kind = WAITED
+            case Restored():
+                self._kind = RESTORED
+            case PlanTaken(purpose="reconfigure" | "warm up") if not self._kind:
+                name = record.candidates[0].name if record.candidates else record.policy
+                self._kind = name.partition(" (")[0]  # which pipelines is no other kind
+            case Recovered():
+                ended, self._kind = self._kind or record.recovery.policy, ""
+                return ended
+            case NodeLost():
+                self._kind = ""
+            case _:
+                pass
+        return None
+
+
 def dropped_so_far(record: StepCommitted | StepSkipped) -> int:
     """Microbatches that were left out for good, up to this step: only a policy that may drop samples tells of any."""
     return getattr(record, "num_dropped", 0)
@@ -172,6 +198,7 @@ def tally(told: Told, began_s: float, ended_s: float, *, global_batch: int, micr
     records = [record for record, _ in told]
     recoveries = [record.recovery for record in records if isinstance(record, Recovered)]
     ended = [record for record in records if isinstance(record, RunEnded)]
+    kinds = RecoveryKinds()
     dropped = [dropped_so_far(record) for record in records if isinstance(record, StepCommitted | StepSkipped)]
     window_s = ended_s - began_s
     return Tally(
@@ -179,7 +206,7 @@ def tally(told: Told, began_s: float, ended_s: float, *, global_batch: int, micr
         window_s=window_s,
         steps=steps,
         committed=advance.commits(began_s, ended_s),
-        recoveries=dict(sorted(Counter(_kinds(records)).items())),
+        recoveries=dict(sorted(Counter(kind for kind in map(kinds.note, records) if kind is not None).items())),
         mean_pause_s=statistics.mean(r.resume_ms for r in recoveries) / 1e3 if recoveries else None,
         restored_steps=sum(r.from_step - r.to_step for r in records if isinstance(r, Restored)),
         rerun_microbatches=sum(recovery.microbatches_rerun for recovery in recoveries),
@@ -192,27 +219,6 @@ def tally(told: Told, began_s: float, ended_s: float, *, global_batch: int, micr
         joined=sum(isinstance(record, NodeJoined) and time_s > began_s for record, time_s in told),
         estimate=_estimate(records),
     )
-
-
-def _kinds(records: Sequence[AnyRecord]) -> Iterator[str]:
-    """What each recovery did: the policy's way, or what happened where there was none."""
-    kind = ""
-    for record in records:
-        match record:
-            case Waiting():
-                kind = WAITED
-            case Restored():
-                kind = RESTORED
-            case PlanTaken(purpose="reconfigure" | "warm up") if not kind:
-                name = record.candidates[0].name if record.candidates else record.policy
-                kind = name.partition(" (")[0]  # which pipelines is no other kind
-            case Recovered():
-                yield kind or record.recovery.policy
-                kind = ""
-            case NodeLost():
-                kind = ""
-            case _:
-                pass
 
 
 def _estimate(records: Sequence[AnyRecord]) -> Estimate:
