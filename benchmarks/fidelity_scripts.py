@@ -26,6 +26,7 @@ from planaria.launch.rehearsal import rehearse, rehearsed_job, script_for
 from planaria.observe.run_folder import RunFolder
 from planaria.plan.profile import ModelProfile
 from planaria.protocol.records import RunStatus
+from planaria.simulate.script_format import write_script
 from planaria.simulate.scripts import Script, ScriptName
 from planaria.simulate.tally import Tally
 
@@ -128,11 +129,17 @@ def main() -> None:
     parser.add_argument("--script", type=ScriptName, choices=list(ScriptName), help="one alone")
     parser.add_argument("--policy", type=PolicyName, choices=list(PolicyName), help="one alone")
     parser.add_argument("--attempts", type=int, default=1, help="runs of each; the fastest counts (%(default)s)")
+    parser.add_argument("--scripts", type=Path, metavar="FOLDER", help="write the scripts there as traces, and end")
     parser.add_argument("--json", type=Path, help="write setting and outcomes here")
     parser.add_argument("--simulated", type=Path, help="JSON list of the simulator's outcomes, to be compared with")
     given = parser.parse_args()
     SCRATCH.mkdir(parents=True, exist_ok=True)
     setting = setting_of(measure_vote_s(NODES, 3), [given.script] if given.script else list(ScriptName))
+    if given.scripts is not None:
+        given.scripts.mkdir(parents=True, exist_ok=True)
+        for script in setting.scripts:
+            (given.scripts / f"{script.name}.jsonl").write_text(write_script(script))
+        return
     outcomes = []
     for script in setting.scripts:
         for policy in [given.policy] if given.policy else list(PolicyName):

@@ -17,9 +17,9 @@ from click.testing import CliRunner
 from planaria.api import read_profile
 from planaria.cli.main import cli
 from planaria.job.parse import load_job
-from planaria.job.settings import Job, PolicyName
+from planaria.job.settings import Device, Job, PolicyName
 from planaria.launch.comparison import ComparisonFolder, run_policy
-from planaria.launch.local import LocalNodes
+from planaria.launch.local import LauncherError, LocalNodes
 from planaria.launch.rehearsal import Rehearsed, differences, fitted, rehearse, rehearsed_job, script_for
 from planaria.observe.run_folder import RunFolder
 from planaria.protocol.records import RunStatus
@@ -62,23 +62,32 @@ checkpoint_every = 10
     return path
 
 
-def play(job_file: Path, script: Script, nodes: LocalNodes, said: list[str] | None = None) -> tuple[Job, Rehearsed]:
+def and_a_second(trace: Trace) -> Trace:
+    """Longer, so that what happens last is seen by the job."""
+    return msgspec.structs.replace(trace, horizon_s=trace.horizon_s + 1.0)
+
+
+def play(job_file: Path, script: Script, nodes: LocalNodes) -> tuple[Job, Rehearsed, list[str]]:
+    """With it, what the script did."""
     given = load_job(job_file)
     job = rehearsed_job(given, Path(given.cluster.profile or ""), script)
     folder = RunFolder.create(given.run.folder, "run")
-    say = (lambda line: None) if said is None else said.append
-    return job, rehearse(job, folder, script, nodes, say=say)
+    said: list[str] = []
+    ended = rehearse(job, folder, script, nodes, say=said.append)
+    return job, ended, said
 
 
-def assert_played(job: Job, ended: Rehearsed, script: Script) -> None:
-    """To the end, with every node that the script names, and every microbatch counted once."""
+def assert_played(job: Job, ended: Rehearsed, script: Script, said: list[str]) -> None:
+    """To the end, with every node that the script names, and every microbatch counted once. A node may be on its way
+    still when the script is over, or be taken away on its way."""
     assert ended.is_played, ended.message
     assert ended.tally is not None
     removed = sum(event.change is Change.REMOVE for event in script.trace.events)
     added = sum(event.change is Change.ADD and event.at_s > 0 for event in script.trace.events)
     assert ended.tally.lost + ended.tally.released - ended.unplanned_losses == removed
-    assert 0 <= added - ended.tally.joined <= 1, "the last one may still be on its way"
-    assert ended.tally.duplicated_samples == ended.tally.dropped_samples == 0
+    assert sum("is started" in line for line in said) == added
+    assert min(1, added) <= ended.tally.joined <= added
+    assert ended.tally.duplicated_samples == ended.tally.skipped_samples == ended.tally.dropped_samples == 0
     folder = RunFolder(Path(ended.folder))
     assert differences(job, folder, RunFolder.create(folder.path, "alone")) == []
 
@@ -90,31 +99,30 @@ def test_half_an_hour_of_a_spot_trace(job_file: Path, nodes: LocalNodes) -> None
     script, told = fitted(Script(trace=busiest(found, HOUR_S / 2)), 8)
     assert "every 3.5th is taken" in told
     script = announced(script, 120.0)
-    script = msgspec.structs.replace(script, trace=script.trace.compressed(360.0))
-    job, ended = play(job_file, script, nodes)
-    assert_played(job, ended, script)
+    script = msgspec.structs.replace(script, trace=and_a_second(script.trace.compressed(360.0)))
+    job, ended, said = play(job_file, script, nodes)
+    assert_played(job, ended, script, said)
 
 
 def test_a_trace_of_losses_that_nobody_announced(job_file: Path, nodes: LocalNodes) -> None:
     population = Population(nodes=8, arrival_s=200.0)
     made = generate(ConstantRate(hourly=2.0, mean_bulk=1.5), population, HOUR_S, seed=4, name="made")
-    script = Script(trace=made.compressed(720.0))
+    script = Script(trace=and_a_second(made.compressed(720.0)))
     assert sum(event.change is Change.REMOVE for event in script.trace.events) >= 6
-    job, ended = play(job_file, script, nodes)
-    assert_played(job, ended, script)
+    job, ended, said = play(job_file, script, nodes)
+    assert_played(job, ended, script, said)
     assert ended.tally is not None
     assert ended.tally.recoveries
-    assert ended.tally.window_s == pytest.approx(5.0)
+    assert ended.tally.window_s == pytest.approx(6.0)
 
 
 def test_a_script_by_steps_strikes_in_the_middle_of_a_step(job_file: Path, nodes: LocalNodes) -> None:
     first = [TraceEvent(at_s=0.0, change=Change.ADD, node=f"n{node}") for node in range(8)]
     later = [TraceEvent(at_s=3.5, change=Change.REMOVE, node="n6"), TraceEvent(at_s=5.0, change=Change.ADD, node="n6")]
     trace = Trace(name="steps", horizon_s=9.0, events=(*first, *later))
-    said: list[str] = []
     script = Script(trace=trace, clock=Clock.STEPS)
-    job, ended = play(job_file, script, nodes, said)
-    assert_played(job, ended, script)
+    job, ended, said = play(job_file, script, nodes)
+    assert_played(job, ended, script, said)
     assert said == ["node 6 (n6) is killed", "node 8 (n6) is started"]
     assert ended.tally is not None
     assert ended.tally.steps == pytest.approx(9.0)
@@ -125,7 +133,7 @@ def test_a_job_that_ends_before_its_script_is_measured_over_all_of_it(job_file: 
     job_file.write_text(job_file.read_text().replace("nodes = 8", "nodes = 4").replace('"wait"', '"exit"'))
     job = load_job(job_file)
     script = script_for(ScriptName.SINGLE, job, profile(), 2.0)
-    _, ended = play(job_file, script, nodes)
+    _, ended, _ = play(job_file, script, nodes)
     assert ended.status is RunStatus.EXHAUSTED
     assert not ended.is_played
     assert ended.tally is not None
@@ -166,6 +174,33 @@ def test_a_drill_leaves_figures_and_pictures(job_file: Path) -> None:
     assert read_script(folder.script.read_text(), "script").script.trace.horizon_s == ended.length == 3.0
     assert all(plot.stat().st_size > 1000 for plot in folder.drill_plots)
     assert "d exists already" in invoke(*arguments)[1]
+
+
+def test_a_job_for_another_device_is_drilled_on_a_profile(job_file: Path) -> None:
+    text = job_file.read_text().replace('device = "emulated"', 'device = "cuda"')
+    lines = [line for line in text.splitlines() if not line.startswith("profile")]
+    job_file.write_text("\n".join(["[model]", 'type = "gpt2"', *lines]))
+    profiled = ("--profile", str(job_file.parent / "profile.json"))
+    code, said = invoke("drill", str(job_file), "--trace", "single", "--length", "1", *profiled)
+    assert code == 0, said
+    used = msgspec.json.decode((job_file.parent / "runs" / "job-drill" / "job.json").read_bytes(), type=Job)
+    assert used.cluster.device is Device.EMULATED
+    assert used.cluster.nodes == 8
+
+
+def test_a_device_that_is_not_here_needs_a_profile(job_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise LauncherError("measuring the profile: process ended with status 1")
+
+    monkeypatch.setattr("planaria.launch.session.profile_job", fails)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(job_file.parent / "cache"))
+    changes = ("--set", "cluster.device=cuda", "--set", "model.type=gpt2")
+    text = job_file.read_text()
+    job_file.write_text("\n".join(line for line in text.splitlines() if not line.startswith("profile")))
+    code, said = invoke("drill", str(job_file), "--trace", "single", *changes)
+    assert code == 2
+    assert "cluster.device = 'cuda' could not be measured here" in said
+    assert "--profile FILE" in said
 
 
 def test_a_drill_that_runs_out_of_nodes_says_so(job_file: Path) -> None:

@@ -15,6 +15,7 @@ from planaria.protocol.records import (
     Restored,
     RunEnded,
     RunStatus,
+    StepCommitted,
     Waiting,
 )
 from planaria.simulate.tally import (
@@ -64,7 +65,7 @@ def test_work_that_is_lost_with_a_restore_does_not_count() -> None:
 
 
 def test_what_is_under_way_when_a_checkpoint_is_loaded_counts_for_nothing() -> None:
-    advance = Advance([*steady(5), (Restored(from_step=5, to_step=2, reason=""), 6.0), (committed(3), 7.0)], 0.0)
+    advance = Advance([*steady(5), (Restored(from_step=5, to_step=2, reason=""), 6.0), (committed(3), 7.0)])
     assert [advance.at(at_s) for at_s in (5.0, 5.9, 6.0, 6.5, 7.0, 99.0)] == [5.0, 5.0, 2.0, 2.5, 3.0, 3.0]
 
 
@@ -99,12 +100,32 @@ def test_recoveries_by_what_was_done() -> None:
     assert (figures.lost, figures.waits) == (4, 1)
 
 
-def test_samples_that_a_policy_drops_are_told() -> None:
+class Dropping(StepCommitted, frozen=True, kw_only=True):
+    """Of a policy that leaves samples out; `num_dropped` microbatches up to this step."""
+
+    num_dropped: int = 0
+
+
+def dropping(step: int, num_dropped: int) -> StepCommitted:
+    return Dropping(**msgspec.structs.asdict(committed(step)), num_dropped=num_dropped)
+
+
+def test_samples_that_a_policy_drops_do_not_count() -> None:
+    """Of five microbatches, two in each of steps 3 and 4; then the job goes back behind step 4."""
+    told: Told = [(dropping(step, (0, 0, 2, 4, 4)[step - 1]), float(step)) for step in range(1, 6)]
+    figures = tally(told, 1.0, 5.0, global_batch=10, microbatch=2)
+    assert figures.dropped_samples == 8
+    assert figures.samples_per_s == pytest.approx((4 * 10 - 8) / 4)
+    back = Restored(from_step=5, to_step=3, reason="")
+    assert Advance([*told, (back, 6.0)], 5).at(6.0) == pytest.approx(3 - 2 / 5)
+
+
+def test_a_defect_would_be_told() -> None:
     ended = RunEnded(
         status=RunStatus.INTERRUPTED, steps=3, message="", skipped_microbatches=5, duplicated_microbatches=1
     )
     figures = tally([*steady(3), (ended, 4.0)], 1.0, 3.0, global_batch=8, microbatch=2)
-    assert (figures.dropped_samples, figures.duplicated_samples) == (10, 2)
+    assert (figures.skipped_samples, figures.duplicated_samples) == (10, 2)
 
 
 def test_estimates_beside_what_was_measured() -> None:
@@ -125,9 +146,9 @@ def test_the_window_begins_after_the_warm_up() -> None:
 
 
 def test_the_curve_of_a_steady_run_is_flat_and_falls_to_nothing_when_it_stops() -> None:
-    flat = throughput(steady(100), 10.0, 90.0, 10)
+    flat = throughput(steady(100), 10.0, 90.0, global_batch=10, microbatch=2)
     assert flat.value == pytest.approx([10.0] * len(flat.value))
-    stopped = throughput(steady(50), 10.0, 90.0, 10)
+    stopped = throughput(steady(50), 10.0, 90.0, global_batch=10, microbatch=2)
     assert stopped.value[0] == pytest.approx(10.0)
     assert stopped.value[-1] == 0.0
 

@@ -46,7 +46,11 @@ def _figures(ended: Rehearsed, tally: Tally) -> list[tuple[str, str]]:
         ("nodes", nodes),
         ("recoveries", _recoveries(tally) or "none"),
         ("steps done again", f"{tally.restored_steps}; {counted(tally.rerun_microbatches, 'microbatch')} of others"),
-        ("samples", f"{tally.dropped_samples} dropped, {tally.duplicated_samples} counted twice"),
+        (
+            "samples",
+            f"{tally.dropped_samples} dropped by the policy, {tally.skipped_samples} skipped, "
+            f"{tally.duplicated_samples} counted twice",
+        ),
     ]
     if tally.mean_pause_s is not None:
         rows.insert(4, ("loss to next commit", f"{duration(tally.mean_pause_s)} on average"))

@@ -18,7 +18,7 @@ from planaria.cli.profile_cache import ProfileCache, cache_folder
 from planaria.job.errors import UserError
 from planaria.job.parse import EMULATED_MODEL
 from planaria.job.settings import Device, Job, PolicyName
-from planaria.launch.comparison import Comparison, ComparisonFolder, Row, run_policy
+from planaria.launch.comparison import Comparison, ComparisonFolder, run_policy
 from planaria.launch.local import LauncherError, LocalNodes
 from planaria.launch.rehearsal import Rehearsed, differences, fitted, new_folder, rehearse, rehearsed_job, script_for
 from planaria.observe.recorder import write_atomically
@@ -73,7 +73,7 @@ def drill(job_file: Path, overrides: Sequence[str], wanted: Wanted, name: str | 
     rehearsal_view.show_drill(ended, found if verify else None)
     rehearsal_view.plot_drill(ended, folder)
     click.echo(f"run folder: {folder.path}")
-    if found or (ended.tally is not None and ended.tally.duplicated_samples):
+    if found or (ended.tally is not None and ended.tally.skipped_samples + ended.tally.duplicated_samples):
         return EXIT_FAILED
     return _exit_code(ended)
 
@@ -93,30 +93,29 @@ def compare(
     if script.clock is Clock.SECONDS:
         each = duration(script.trace.horizon_s)
         click.echo(f"{counted(len(chosen), 'run')} of {script.name}, {each} each", err=True)
-    rows: list[Row] = []
-    for at, policy in enumerate(chosen, 1):
-        title = f"{policy.value} ({at} of {len(chosen)})"
-        with RehearsalProgress(title, script, job.train.global_batch, is_brief=True) as display:
-            row = run_policy(job, policy, folder, script, observers=(display,), say=display.say)
-        rows.append(row)
-        click.echo(f"{title}: {row.samples_per_s:.4g} samples/s{f'; {row.reason}' if row.reason else ''}", err=True)
-        if row.is_cut:
-            break
     comparison = Comparison(
         job=job.run.name or "",
         script=script.name,
         nodes=len(script.trace.initial),
         global_batch=job.train.global_batch,
-        rows=tuple(rows),
+        rows=(),
     )
-    folder.keep(comparison)
+    for at, policy in enumerate(chosen, 1):
+        title = f"{policy.value} ({at} of {len(chosen)})"
+        with RehearsalProgress(title, script, job.train.global_batch, is_brief=True) as display:
+            row = run_policy(job, policy, folder, script, observers=(display,), say=display.say)
+        comparison = msgspec.structs.replace(comparison, rows=(*comparison.rows, row))
+        folder.keep(comparison)
+        click.echo(f"{title}: {row.samples_per_s:.4g} samples/s{f'; {row.reason}' if row.reason else ''}", err=True)
+        if row.is_cut:
+            break
     if as_json:
         click.echo(folder.result.read_text(), nl=False)
     else:
         rehearsal_view.show_comparison(comparison)
     rehearsal_view.plot_comparison(comparison, folder)
     click.echo(f"folder: {folder.path}", err=as_json)
-    if rows[-1].is_cut:
+    if comparison.rows[-1].is_cut:
         return EXIT_INTERRUPTED
     return 0 if comparison.best > 0 else EXIT_FAILED
 

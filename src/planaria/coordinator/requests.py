@@ -47,6 +47,8 @@ class Requests:
         self._handle = handle
         self._start_node = start_node
         self._held_up: deque[tuple[Connection, Request]] = deque()
+        self._started: tuple[NodeId, ...] = ()
+        """By the request that is being answered."""
 
     def take(self, connection: Connection, frame: bytes) -> bool:
         """Take a connection's first frame if it is a request.
@@ -77,26 +79,26 @@ class Requests:
         if self._machine.awaited and request.wish is not Wish.STATUS:
             self._held_up.append((connection, request))
             return
-        accepted, text, nodes = self._grant(request)
-        answer = Answer(accepted=accepted, text=text, state=self._machine.state, nodes=nodes)
+        self._started = ()
+        accepted, text = self._grant(request)
+        answer = Answer(accepted=accepted, text=text, state=self._machine.state, nodes=self._started)
         self._switchboard.say(connection, msgspec.msgpack.encode(answer))
         self._switchboard.hang_up(connection)
 
-    def _grant(self, request: Request) -> tuple[bool, str, tuple[NodeId, ...]]:
-        """Whether it is done, what to say, and the nodes that are started."""
+    def _grant(self, request: Request) -> tuple[bool, str]:
         state = self._machine.state
         match request.wish:
             case Wish.STATUS:
-                return True, "", ()
+                return True, ""
             case Wish.STOP:
                 self._handle(StopRequested())
-                return True, f"step {state.step} is finished and saved, then the run ends", ()
+                return True, f"step {state.step} is finished and saved, then the run ends"
             case Wish.DRAIN:
                 if request.node not in state.nodes:
                     live = ", ".join(map(str, state.nodes))
-                    return False, f"node {request.node} is not there. The nodes are {live}", ()
+                    return False, f"node {request.node} is not there. The nodes are {live}"
                 self._handle(NodeNotice(NodeId(request.node), request.grace_s, "drained by the user"))
-                return True, f"node {request.node} hands over its work and ends after the next steps", ()
+                return True, f"node {request.node} hands over its work and ends after the next steps"
             case Wish.ADD:
                 return self._add(request.count)
             case Wish.POLICY:
@@ -111,10 +113,10 @@ class Requests:
         self._handle(PolicyRequested(PolicyName(name)))
         return True, f"policy {name} makes the plans from now on; the plan in force is looked at after step {step}"
 
-    def _add(self, count: int) -> tuple[bool, str, tuple[NodeId, ...]]:
+    def _add(self, count: int) -> tuple[bool, str]:
         if self._start_node is None:
-            return False, "nodes are not started from here. Run planaria agent on one more", ()
+            return False, "nodes are not started from here. Run planaria agent on one more"
         if not 1 <= count <= MAX_ADDED:
-            return False, f"count = {count}: from 1 to {MAX_ADDED} nodes can be added at once", ()
-        added = tuple(self._start_node() for _ in range(count))
-        return True, f"node{'s' if len(added) > 1 else ''} {', '.join(map(str, added))} started", added
+            return False, f"count = {count}: from 1 to {MAX_ADDED} nodes can be added at once"
+        added = self._started = tuple(self._start_node() for _ in range(count))
+        return True, f"node{'s' if len(added) > 1 else ''} {', '.join(map(str, added))} started"

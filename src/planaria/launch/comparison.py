@@ -135,9 +135,9 @@ def run_policy(
         say: takes a line for each thing that the script does.
     """
     resilience = msgspec.structs.replace(job.resilience, policy=policy)
-    own = rehearsed_job(msgspec.structs.replace(job, resilience=resilience), folder.profile, script)
-    run = RunFolder.create(folder.path, policy.value)
     try:
+        own = rehearsed_job(msgspec.structs.replace(job, resilience=resilience), folder.profile, script)
+        run = RunFolder.create(folder.path, policy.value)
         with LocalNodes(run.logs / "launcher.log", EMULATED_MODEL) as nodes:
             ended = rehearse(own, run, script, nodes, observers=observers, say=say)
     except (PlanariaError, PlanError, UserError) as error:

@@ -14,6 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from planaria.coordinator.executor import Observer
+from planaria.job.checks import check_job
 from planaria.job.errors import UserError
 from planaria.job.parse import job_json
 from planaria.job.settings import LOOPBACK, NO_PREEMPTION, Device, Job, Launcher, LrSchedule, PolicyName
@@ -80,8 +81,11 @@ def rehearsed_job(job: Job, profile: Path, script: Script) -> Job:
         job: of any device.
         profile: file of its profile.
         script: whose nodes at the beginning are the job's.
+
+    Raises:
+        UserError: it cannot be run so, for instance under its policy.
     """
-    return replace(
+    rehearsed = replace(
         job,
         # Losses are made up, and so may the learning rate be: it must not depend on how many steps there are.
         train=replace(job.train, steps=ENDLESS_STEPS, lr_schedule=LrSchedule.CONSTANT, warmup_steps=0),
@@ -96,6 +100,8 @@ def rehearsed_job(job: Job, profile: Path, script: Script) -> Job:
         ),
         resilience=replace(job.resilience, preemption=NO_PREEMPTION),
     )
+    check_job(rehearsed)
+    return rehearsed
 
 
 def fitted(script: Script, num_nodes: int) -> tuple[Script, str]:
@@ -186,11 +192,11 @@ def _result(job: Job, script: Script, result: TrainResult, replay: Replay) -> Re
     if began_s is None:
         return ended
     ended_s = _end_s(script, told, began_s, is_cut=result.status is RunStatus.INTERRUPTED and not replay.is_played)
-    batch = job.train.global_batch
+    batches = {"global_batch": job.train.global_batch, "microbatch": job.train.microbatch}
     return replace(
         ended,
-        tally=tallies.tally(told, began_s, ended_s, global_batch=batch, microbatch=job.train.microbatch),
-        throughput=tallies.throughput(told, began_s, ended_s, batch),
+        tally=tallies.tally(told, began_s, ended_s, **batches),
+        throughput=tallies.throughput(told, began_s, ended_s, **batches),
         live_nodes=tallies.live_nodes(told, began_s, ended_s),
         script_nodes=_expected(script) if script.clock is Clock.SECONDS else None,
     )

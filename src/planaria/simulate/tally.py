@@ -8,7 +8,7 @@ from __future__ import annotations
 import bisect
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -58,14 +58,14 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
         samples_per_s: samples of the steps committed in the window that still stand at its end, over the window. A step
             that is under way at an end of the window counts by the share of its time that is inside.
         window_s: length of the window.
-        steps: the same as steps.
+        steps: the same in whole batches.
         committed: commits in the window, those that were then lost included.
         recoveries: from losses, by what was done.
         mean_pause_s: from a loss to the next commit; None without any.
         restored_steps: committed, lost with the last replica of a layer, and done again.
         rerun_microbatches: of steps that a loss struck.
-        dropped_samples: of the whole run.
-        duplicated_samples: of the whole run; always 0, or there is a defect.
+        dropped_samples: of the whole run, by a policy that may.
+        skipped_samples, duplicated_samples: of the whole run; always 0, or there is a defect.
         waits: how often too few nodes were left.
         lost, released: nodes.
         joined: nodes that came after the window's beginning.
@@ -81,6 +81,7 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
     restored_steps: int
     rerun_microbatches: int
     dropped_samples: int
+    skipped_samples: int
     duplicated_samples: int
     waits: int
     lost: int
@@ -97,23 +98,25 @@ class Advance:
 
     Args:
         told: the run's records.
-        began_s: when it started.
+        num_microbatches: of a step; a policy that leaves some out advances by so much less.
     """
 
-    def __init__(self, told: Told, began_s: float) -> None:
-        self._times = [began_s]
-        self._steps = [0]
+    def __init__(self, told: Told, num_microbatches: int = 1) -> None:
+        self._times = [told[0][1] if told else 0.0]
+        self._steps = [0.0]
         self._is_commit = [False]
+        left_out = {0: 0}
         for record, time_s in told:
             match record:
                 case StepCommitted(step=step) | StepSkipped(step=step):
-                    self._add(time_s, step, is_commit=True)
+                    left_out[step] = dropped_so_far(record)
+                    self._add(time_s, step - left_out[step] / num_microbatches, is_commit=True)
                 case Restored(to_step=step):
-                    self._add(time_s, step, is_commit=False)
+                    self._add(time_s, step - left_out.get(step, 0) / num_microbatches, is_commit=False)
                 case _:
                     pass
 
-    def _add(self, time_s: float, step: int, *, is_commit: bool) -> None:
+    def _add(self, time_s: float, step: float, *, is_commit: bool) -> None:
         self._times.append(max(time_s, self._times[-1]))
         self._steps.append(step)
         self._is_commit.append(is_commit)
@@ -124,7 +127,7 @@ class Advance:
             return 0.0
         before = self._steps[after - 1]
         if after == len(self._times) or not self._is_commit[after] or self._steps[after] <= before:
-            return float(before)
+            return before
         length_s = self._times[after] - self._times[after - 1]
         return before + (self._steps[after] - before) * (time_s - self._times[after - 1]) / length_s
 
@@ -134,6 +137,37 @@ class Advance:
             is_commit and began_s < time_s <= ended_s
             for time_s, is_commit in zip(self._times, self._is_commit, strict=True)
         )
+
+
+class RecoveryKinds:
+    """What each recovery did: by the policy's way, as the plan taken for it says, or by what happened in place of one."""
+
+    def __init__(self) -> None:
+        self._kind = ""
+
+    def note(self, record: AnyRecord) -> str | None:
+        """Take the next record; the kind of the recovery that it ends, if it ends one."""
+        match record:
+            case Waiting():
+                self._kind = WAITED
+            case Restored():
+                self._kind = RESTORED
+            case PlanTaken(purpose="reconfigure" | "warm up") if not self._kind:
+                name = record.candidates[0].name if record.candidates else record.policy
+                self._kind = name.partition(" (")[0]  # which pipelines is no other kind
+            case Recovered():
+                ended, self._kind = self._kind or record.recovery.policy, ""
+                return ended
+            case NodeLost():
+                self._kind = ""
+            case _:
+                pass
+        return None
+
+
+def dropped_so_far(record: StepCommitted | StepSkipped) -> int:
+    """Microbatches that were left out for good, up to this step: only a policy that may drop samples tells of any."""
+    return getattr(record, "num_dropped", 0)
 
 
 def begin_of(told: Told) -> float | None:
@@ -159,22 +193,25 @@ def tally(told: Told, began_s: float, ended_s: float, *, global_batch: int, micr
         global_batch: samples in a step.
         microbatch: samples in a microbatch.
     """
-    advance = Advance(told, told[0][1] if told else began_s)
+    advance = Advance(told, global_batch // microbatch)
     steps = advance.at(ended_s) - advance.at(began_s)
     records = [record for record, _ in told]
     recoveries = [record.recovery for record in records if isinstance(record, Recovered)]
     ended = [record for record in records if isinstance(record, RunEnded)]
+    kinds = RecoveryKinds()
+    dropped = [dropped_so_far(record) for record in records if isinstance(record, StepCommitted | StepSkipped)]
     window_s = ended_s - began_s
     return Tally(
         samples_per_s=steps * global_batch / window_s if window_s > 0 else 0.0,
         window_s=window_s,
         steps=steps,
         committed=advance.commits(began_s, ended_s),
-        recoveries=dict(sorted(Counter(_kinds(records)).items())),
+        recoveries=dict(sorted(Counter(kind for kind in map(kinds.note, records) if kind is not None).items())),
         mean_pause_s=statistics.mean(r.resume_ms for r in recoveries) / 1e3 if recoveries else None,
         restored_steps=sum(r.from_step - r.to_step for r in records if isinstance(r, Restored)),
         rerun_microbatches=sum(recovery.microbatches_rerun for recovery in recoveries),
-        dropped_samples=sum(record.skipped_microbatches for record in ended) * microbatch,
+        dropped_samples=max(dropped, default=0) * microbatch,
+        skipped_samples=sum(record.skipped_microbatches for record in ended) * microbatch,
         duplicated_samples=sum(record.duplicated_microbatches for record in ended) * microbatch,
         waits=sum(isinstance(record, Waiting) for record in records),
         lost=sum(isinstance(record, NodeLost) for record in records),
@@ -182,27 +219,6 @@ def tally(told: Told, began_s: float, ended_s: float, *, global_batch: int, micr
         joined=sum(isinstance(record, NodeJoined) and time_s > began_s for record, time_s in told),
         estimate=_estimate(records),
     )
-
-
-def _kinds(records: Sequence[AnyRecord]) -> Iterator[str]:
-    """What each recovery did: the policy's way, or what happened where there was none."""
-    kind = ""
-    for record in records:
-        match record:
-            case Waiting():
-                kind = WAITED
-            case Restored():
-                kind = RESTORED
-            case PlanTaken(purpose="reconfigure" | "warm up") if not kind:
-                name = record.candidates[0].name if record.candidates else record.policy
-                kind = name.partition(" (")[0]  # which pipelines is no other kind
-            case Recovered():
-                yield kind or record.recovery.policy
-                kind = ""
-            case NodeLost():
-                kind = ""
-            case _:
-                pass
 
 
 def _estimate(records: Sequence[AnyRecord]) -> Estimate:
@@ -231,12 +247,14 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
     value: tuple[float, ...]
 
 
-def throughput(told: Told, began_s: float, ended_s: float, global_batch: int, *, points: int = 240) -> Curve:
+def throughput(
+    told: Told, began_s: float, ended_s: float, *, global_batch: int, microbatch: int, points: int = 240
+) -> Curve:
     """Samples a second over the window, each the mean over a short time around it (Oobleck, Figure 10).
 
     The time is a sixtieth of the window, at least two steps.
     """
-    advance = Advance(told, told[0][1] if told else began_s)
+    advance = Advance(told, global_batch // microbatch)
     length_s = ended_s - began_s
     mean_step_s = length_s / max(1, advance.commits(began_s, ended_s))
     half_s = min(max(length_s / 60, 2 * mean_step_s) / 2, length_s / 2)
