@@ -130,8 +130,8 @@ def fault_tolerance_is_quietly_lowered(patch: Patch) -> None:
 
 
 def _without_tolerance(initial_plan: Callable[..., Plan]) -> Callable[..., Plan]:
-    def lenient(profile: Any, shapes: Any, settings: Any, nodes: Any, generation: int) -> Plan:
-        return initial_plan(profile, shapes, replace(settings, fault_tolerance=0), nodes, generation)
+    def lenient(profile: Any, shapes: Any, settings: Any, nodes: Any, generation: int, **others: Any) -> Plan:
+        return initial_plan(profile, shapes, replace(settings, fault_tolerance=0), nodes, generation, **others)
 
     return lenient
 

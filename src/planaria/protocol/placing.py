@@ -185,6 +185,8 @@ class Placing:
     def _any_placement(self, situation: Situation, *, at_once: bool, at_rest: frozenset[NodeId] | None) -> Proposal:
         """Without the nodes that gave notice or rest where that is possible, else with them for as long as they live.
 
+        No node rests so that replicas lack: speed is not worth f.
+
         Args:
             situation: of the job.
             at_once: the plan is for the next step, so a node that it does without can send nothing any more.
@@ -204,6 +206,8 @@ class Placing:
                     generation=self.next_generation(),
                     leaving=() if at_once else absent,
                 )
+                if proposal.is_degraded and not resting.isdisjoint(without):
+                    raise PlanError("Without the slow nodes some layer has too few replicas: they are needed.")
             except PlanError:
                 if number == len(set(attempts)):
                     raise

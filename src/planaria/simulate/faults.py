@@ -101,7 +101,9 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def are_clear(faults: Sequence[Fault]) -> bool:
-    """Whether nobody who lives may be taken for lost: what a journal loses of steps and plans, the workers know."""
+    """Whether nobody who lives may be taken for lost: what a journal loses of steps and plans, the workers know; and
+    what arrives damaged once, is sent or computed again."""
     if any(fault.cut for fault in faults):
         return all(fault.kind in (FaultKind.CRASH, FaultKind.STOP) for fault in faults)
-    return all(fault.kind in CLEAR for fault in faults)
+    num_damaged = sum(fault.times for fault in faults if fault.kind is FaultKind.DAMAGE)
+    return num_damaged <= 1 and all(fault.kind in CLEAR or fault.kind is FaultKind.DAMAGE for fault in faults)
