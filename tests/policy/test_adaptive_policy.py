@@ -18,11 +18,11 @@ from planaria.plan.replicas import lacking
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.validate import validate
 from planaria.policy.adaptive import AdaptivePolicy
-from planaria.policy.outlook import Outlook
+from planaria.policy.outlook import CHANGE_S, RESTORE_S, Outlook
 from planaria.policy.proposal import Proposal
 from planaria.policy.reroute import ReroutePolicy
 from planaria.policy.templates import TemplatesPolicy
-from planaria.policy.worth import CHANGE_S, RESTORE_S, Course, horizon_s, peril, worth
+from planaria.policy.worth import Course, horizon_s, peril, worth
 from tests.plan.profiles import uniform_profile
 
 SMALL = uniform_profile(8)
@@ -154,7 +154,8 @@ def test_state_does_not_move_when_the_next_loss_is_near() -> None:
 
 def test_state_moves_beside_a_rerouted_step_where_transfers_are_dear() -> None:
     """With n0 = 2 the step that nothing waits for costs less than the wait. What then follows moves nothing."""
-    policy, plan = started(DEAR, settings(nodes=7, smallest=2, microbatches=12))
+    profile = uniform_profile(8, link=LinkCost(latency_s=1e-4, bandwidth_bytes_per_s=1e9), group_bytes=80_000_000)
+    policy, plan = started(profile, settings(nodes=7, smallest=2, microbatches=12))
     target = after(policy, plan, 1)
     warm = target.beside
     assert warm is not None
@@ -212,7 +213,7 @@ def test_a_risk_is_worth_a_slower_plan() -> None:
 
 def test_near_the_end_nothing_is_worth_waiting_for() -> None:
     """Four pipelines of which one is broken: new ones have the shorter step, but their state has to come first."""
-    profile = uniform_profile(8, link=LinkCost(latency_s=1e-4, bandwidth_bytes_per_s=1e9), group_bytes=10_000_000)
+    profile = uniform_profile(8, link=LinkCost(latency_s=1e-4, bandwidth_bytes_per_s=1e9), group_bytes=80_000_000)
     policy, plan = started(profile, settings(nodes=8, smallest=2, microbatches=16))
     assert after(policy, plan, 1).how != "reroute"
     last = after(policy, plan, 1, steps_left=1)

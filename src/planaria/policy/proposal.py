@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, Self
 
@@ -31,6 +31,7 @@ class Proposal:
         compute_s: seconds that each worker computes in a step, on a node as fast as the profile says.
         beside: a plan to go on with for one step, beside which the state for this one moves; None: it moves first.
         candidates: the plans that were weighed, the best, which is this one, first; none where nothing was weighed.
+        gap: by how much of it a step may be longer than any on the same stages; 0: not known.
     """
 
     plan: Plan
@@ -44,6 +45,7 @@ class Proposal:
     compute_s: Mapping[WorkerId, float] = field(default_factory=dict)
     beside: Proposal | None = None
     candidates: tuple[Candidate, ...] = ()
+    gap: float = 0.0
 
     @property
     def transition_s(self) -> float | None:
@@ -77,6 +79,11 @@ class Policy(Protocol):
         """A plan for the next steps; raises TooFewNodes or NoReplica when there is none.
 
         It does without the `leaving` nodes, which still live and send what they hold.
+        """
+
+    def ponder(self, plan: Plan, lost: Collection[NodeId], holders: Holders) -> Iterator[None]:
+        """Prepare the answer to `reconfigure` for when these nodes are lost, in short pieces. Nothing follows from it
+        but that the same answer comes sooner then; it raises nothing.
         """
 
     def warm_up(self, plan: Plan, target: Proposal, generation: int) -> Proposal | None:
