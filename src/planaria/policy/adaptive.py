@@ -98,7 +98,9 @@ class AdaptivePolicy(ReroutePolicy):
     def warm_up(self, plan: Plan, target: Proposal, generation: int) -> Proposal | None:
         """As for the others; what was weighed for the target is told."""
         proposal = super().warm_up(plan, target, generation)
-        return None if proposal is None else dataclasses.replace(proposal, candidates=target.candidates)
+        if proposal is None:
+            return None
+        return dataclasses.replace(proposal, candidates=target.candidates, transfer_s=target.transfer_s)
 
     def _form(self, asked: Question) -> Canonical:
         """Where a plan is not for the next step, it is compared with that of now, and nodes keep their numbers."""
@@ -168,7 +170,8 @@ class AdaptivePolicy(ReroutePolicy):
         moves_s = option.moves_s * outlook.transfer_stretch
         second_s = outlook.change_s + outlook.decision_s  # after the step beside which state moved it is decided again
         if option.beside_s is not None:
-            waits_s = second_s + max(0.0, max(option.beside_s, moves_s) - step_s)
+            long_s = option.beside_s + moves_s if option.is_awaited else max(option.beside_s, moves_s)
+            waits_s = second_s + max(0.0, long_s - step_s)
         elif outlook.at_once or not moves_s:
             waits_s = moves_s
         else:

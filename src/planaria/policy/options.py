@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from planaria.estimate.memory import worker_memory_bytes
+from planaria.estimate.memory import fullest_device_bytes
 from planaria.estimate.transition import transfer_time
 from planaria.plan.plan import PlanError, ScheduleKind
 from planaria.plan.replicas import lacking
@@ -35,6 +35,7 @@ class Option:
         offer: the plan that lasts.
         moves_s: seconds for which its state is under way, by the profile's links.
         beside_s: of the step beside which its state moves; None: it moves first.
+        is_awaited: somebody who has other work waits for the state first.
         is_degraded: some layer has fewer than f + 1 replicas under the plan that lasts.
         memory_bytes: of the fullest device under that plan.
         peril: of the nodes under that plan, the share of which each has a last replica.
@@ -44,6 +45,7 @@ class Option:
     offer: Offer
     moves_s: float
     beside_s: float | None
+    is_awaited: bool
     is_degraded: bool
     memory_bytes: int
     peril: float
@@ -85,6 +87,7 @@ def options_in_pieces(planner: ReroutePolicy, sources: Sequence[Source], questio
     for offer in offers:
         yield
         options.append(_option(planner, offer))
+        yield
         split = _split(planner, offer)
         if split is not None:
             options.append(_option(planner, split))
@@ -110,13 +113,15 @@ def _same(one: Offer, other: Offer) -> bool:
 
 def _option(planner: ReroutePolicy, offer: Offer) -> Option:
     plan = offer.proposal.plan
+    moves_s = transfer_time(plan, planner.profile.links).time_s
     return Option(
         name=offer.name,
-        offer=offer,
-        moves_s=transfer_time(plan, planner.profile.links).time_s,
+        offer=dataclasses.replace(offer, proposal=dataclasses.replace(offer.proposal, transfer_s=moves_s)),
+        moves_s=moves_s,
         beside_s=None,
+        is_awaited=True,
         is_degraded=bool(lacking(plan, planner.settings.fault_tolerance)),
-        memory_bytes=max(worker_memory_bytes(plan, planner.profile, worker) for worker in plan.workers),
+        memory_bytes=fullest_device_bytes(plan, planner.profile),
         peril=peril(((plan.node_of(w), groups) for w, groups in plan.groups_of.items()), len(plan.groups)),
     )
 
@@ -150,7 +155,12 @@ def _beside(planner: ReroutePolicy, rerouted: Offer, option: Option) -> Iterator
     step = dataclasses.replace(
         step, reason=f"The lost nodes' work is rerouted for one step, beside which state moves.{degraded}"
     )
+    working = {move.target for move in target.plan.transfers} & set(rerouted.proposal.plan.workers)
     both = dataclasses.replace(option.offer, proposal=dataclasses.replace(target, beside=step))
     yield dataclasses.replace(
-        option, name=f"one step rerouted, then {option.name}", offer=both, beside_s=step.step_time_s
+        option,
+        name=f"one step rerouted, then {option.name}",
+        offer=both,
+        beside_s=step.step_time_s,
+        is_awaited=bool(working),
     )

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from planaria.plan.aftermath import Aftermath, Reconfiguration
 from planaria.plan.batch import Times, distribute
-from planaria.plan.plan import Plan
+from planaria.plan.plan import Plan, PlanError
 from planaria.plan.reinstantiate import How
 from planaria.plan.respeed import PROMISING
 from planaria.plan.speeds import Speeds, step_times
@@ -93,10 +93,18 @@ class Searched:
 
 
 def _every_size(planner: ReroutePolicy) -> tuple[Template, ...]:
-    """One for each number of nodes. Where nobody knows the memory, none is smaller than the job's smallest."""
-    settings = planner.settings
-    smallest = 0 if settings.memory_bytes else planner.templates[0].num_nodes
-    return make_templates(planner.profile, dataclasses.replace(settings, fault_tolerance=0, min_nodes=smallest))
+    """The job's templates; and smaller ones, where the user wants no pipeline so small, but it is known to fit."""
+    settings, own = planner.settings, planner.templates
+    if not (settings.memory_bytes and settings.min_nodes > 1):
+        return own
+    share = settings.microbatches_per_pipeline
+    wider = dataclasses.replace(settings, min_nodes=0, microbatch_range=settings.microbatch_range or (share, share))
+    try:
+        made = make_templates(planner.profile, wider)
+    except PlanError:
+        return own
+    sizes = {template.num_nodes: template for template in (*made, *own)}
+    return tuple(sizes[size] for size in sorted(sizes))
 
 
 def _partitions(left: Aftermath, number: int) -> Iterator[list[int]]:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Self
 
 from planaria.estimate.conditions import AS_PROFILED, Conditions
-from planaria.estimate.memory import worker_memory_bytes
+from planaria.estimate.memory import fullest_device_bytes
 from planaria.estimate.step_time import Known, Outline, outline
 from planaria.plan.batch import Undistributable
 from planaria.plan.instantiate import initial_plan
@@ -250,7 +250,7 @@ class TemplatesPolicy:
     def fits(self, plan: Plan) -> bool:
         """Whether no device has to hold more than it may."""
         limit = self._settings.memory_bytes
-        return not limit or all(worker_memory_bytes(plan, self._profile, worker) <= limit for worker in plan.workers)
+        return not limit or fullest_device_bytes(plan, self._profile) <= limit
 
     def warm_up(self, plan: Plan, target: Proposal, generation: int) -> Proposal | None:
         """One more step of `plan`, beside which the workers of `target` get their state; None where that would not fit

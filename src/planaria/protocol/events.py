@@ -75,6 +75,18 @@ class DecisionTook:
 
 
 @dataclass(frozen=True, slots=True)
+class Idle:
+    """Nothing waits to be handled: there may be time to prepare decisions."""
+
+
+@dataclass(frozen=True, slots=True)
+class PieceTook:
+    """How long the last piece of such a preparation took, as the driver measured it."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class ManifestWritten:
     """The checkpoint of this step is whole on disk."""
 
@@ -99,6 +111,8 @@ Event = (
     | Received
     | StopRequested
     | DecisionTook
+    | Idle
+    | PieceTook
     | ManifestWritten
     | ManifestFailed
 )

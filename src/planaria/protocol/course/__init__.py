@@ -14,6 +14,7 @@ in this list:
 - `step`: votes and the commit.
 - `arrival`: nodes that join, or give notice.
 - `departure`: nodes that are lost, by phase.
+- `ahead`: decisions in advance, while a step is in progress.
 - `saved`: answers to orders to save.
 - `restart`: after a coordinator that died.
 """

@@ -58,6 +58,7 @@ def end(run: Run, status: RunStatus, message: str) -> list[Command]:
 def decision_took(run: Run, event: DecisionTook) -> list[Command]:
     """A measurement for the account of the recovery, and for the next decision."""
     run.timing.decided(event.seconds)
+    run.moving.decided(event.seconds)
     if run.recovery is not None:
         run.recovery.decide_s += event.seconds
     return []

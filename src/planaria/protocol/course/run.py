@@ -17,8 +17,10 @@ from planaria.protocol.ballot import Ballot
 from planaria.protocol.commit import FIRST_EXPONENT
 from planaria.protocol.damage import Damages
 from planaria.protocol.failures import Failures
+from planaria.protocol.foresight import Foresight
 from planaria.protocol.kept import Kept
 from planaria.protocol.membership import Membership
+from planaria.protocol.moving import Moving
 from planaria.protocol.past import Past
 from planaria.protocol.phases import AT_WORK, Phase
 from planaria.protocol.placing import Placing, Situation
@@ -131,6 +133,8 @@ class Run:
         self.kept = Kept()
         self.checkpoints = Checkpoints(settings.checkpoint_root, settings.checkpoint_every, settings.resume)
         self.timing = Timing()
+        self.moving = Moving()
+        self.foresight = Foresight()
         self.failures = Failures(settings.mean_time_between_failures_s)
         self.damages = Damages()
         self.attempt = Attempt()
@@ -207,6 +211,9 @@ class Run:
             steps_at_stake=self.step - 1 - (last.step if last is not None else 0),
             checkpoint_every=self.settings.checkpoint_every,
             decision_s=USUAL_DECISION_S if decision_s is None else decision_s,
+            change_s=self.moving.change_s,
+            transfer_stretch=self.moving.transfer_stretch,
+            restore_s=self.moving.restore_s,
         )
 
     # Whether the plan in force goes on

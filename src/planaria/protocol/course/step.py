@@ -23,6 +23,7 @@ def ready(run: Run, event: Received) -> list[Command]:
     assert isinstance(event.message, Ready)
     if event.message.generation == run.plan.generation:
         run.attempt.unready.discard(event.worker)
+        run.moving.ready(event.worker, run.now)
     return []
 
 

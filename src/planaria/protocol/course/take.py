@@ -55,6 +55,10 @@ def take(
         afresh=run.attempt.is_void,
     )
     run.attempt.is_void = False
+    if purpose in (Purpose.RECONFIGURE, Purpose.WARM_UP, Purpose.RESTORE):
+        run.moving.begin(plan.workers, run.now, proposal.transfer_s, is_restore=purpose is Purpose.RESTORE)
+    else:
+        run.moving.stop()
     told += _expect(run, proposal, purpose)
     entry = JournalPlan(
         message=message,
@@ -86,7 +90,12 @@ def _expect(run: Run, proposal: Proposal, purpose: Purpose) -> tuple[AnyRecord, 
     """What the plan should take, and what is told of it."""
     told: tuple[AnyRecord, ...] = ()
     if purpose is not Purpose.GO_ON:
-        run.timing.expect(proposal.step_time_s, proposal.longest_s, is_weighed=bool(proposal.candidates))
+        run.timing.expect(
+            proposal.step_time_s,
+            proposal.longest_s,
+            is_weighed=bool(proposal.candidates),
+            transition_s=proposal.transition_s,
+        )
         run.placing.speeds.expect(proposal.plan, proposal.compute_s)
         told += (plan_taken(proposal, run.step, purpose.value, run.settings.policy_name),)
     becomes_degraded = proposal.is_degraded and not run.is_degraded
