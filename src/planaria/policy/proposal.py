@@ -31,6 +31,8 @@ class Proposal:
         compute_s: seconds that each worker computes in a step, on a node as fast as the profile says.
         beside: a plan to go on with for one step, beside which the state for this one moves; None: it moves first.
         candidates: the plans that were weighed, the best, which is this one, first; none where nothing was weighed.
+        again_s: of a plan that finishes a step, estimated seconds of what it runs again alone; None: the step is
+            finished so in any case, and not begun anew where that is quicker.
         gap: by how much of it a step may be longer than any on the same stages; 0: not known.
     """
 
@@ -45,6 +47,7 @@ class Proposal:
     compute_s: Mapping[WorkerId, float] = field(default_factory=dict)
     beside: Proposal | None = None
     candidates: tuple[Candidate, ...] = ()
+    again_s: float | None = None
     gap: float = 0.0
 
     @property

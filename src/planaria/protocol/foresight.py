@@ -1,9 +1,9 @@
 """Foresight: decisions for losses that have not happened, prepared while nothing else is to be done.
 
-For every node of the plan in force the policy is asked what it would do without it, one short piece at a time; nothing
-follows from that but that the same answer comes sooner. It owns whose turn it is, and when there is time: after a
-commit or a plan there is as long as a step takes until votes come in, and near their time nothing is begun. Never does
-it decide, or keep anybody waiting.
+For every node of the plan in force the policy is asked what it would do without it, and at last whether it would leave
+the plan by itself, one short piece at a time; nothing follows from that but that the same answer comes sooner. It owns
+whose turn it is, and when there is time: after a commit or a plan there is as long as a step takes until votes come in,
+and near their time nothing is begun. Never does it decide, or keep anybody waiting.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Foresight:
         self.longest_s = 0.0
         self.answered: list[NodeId] = []
         self._of: tuple[object, ...] = ()
-        self._ahead: list[NodeId] = []
+        self._ahead: list[NodeId | None] = []
         self._piece: Iterator[None] | None = None
         self._turn: NodeId | None = None
 
@@ -55,7 +55,8 @@ class Foresight:
         if of != self._of:
             self._of, self._piece, self._turn = of, None, None
             self.answered = []
-            self._ahead = sorted({plan.node_of(stage.worker) for stage in plan.stages()} - gone)
+            nodes = sorted({plan.node_of(stage.worker) for stage in plan.stages()} - gone)
+            self._ahead = [*nodes, None] if not gone else list(nodes)
         return self._piece is not None or bool(self._ahead)
 
     def think(self, policy: Policy, plan: Plan, holders: Holders, gone: frozenset[NodeId]) -> None:
@@ -66,10 +67,10 @@ class Foresight:
         if self._piece is None:
             node = self._turn = self._ahead.pop(0)
             left = {worker: groups for worker, groups in holders.items() if plan.node_of(worker) != node}
-            self._piece = policy.ponder(plan, sorted({*gone, node}), left)
+            self._piece = policy.ponder(plan, () if node is None else sorted({*gone, node}), left)
         try:
             next(self._piece)
         except StopIteration:
-            assert self._turn is not None
-            self.answered.append(self._turn)
+            if self._turn is not None:
+                self.answered.append(self._turn)
             self._piece = self._turn = None

@@ -109,7 +109,12 @@ class Timing:
     @property
     def expected_step_s(self) -> float:
         """Of the plan in force, as this machine takes it; the estimate while nobody knows."""
-        return self.step_s * max(1.0, self._current_stretch)
+        return self.step_s * self.stretch
+
+    @property
+    def stretch(self) -> float:
+        """How many times longer than estimated steps take on this machine; not below 1."""
+        return max(1.0, self._current_stretch)
 
     @property
     def _current_stretch(self) -> float:

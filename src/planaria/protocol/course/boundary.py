@@ -74,7 +74,8 @@ def reconfigure(run: Run, holders: Holders) -> list[Command]:
 def _hand_over(run: Run, holders: Holders) -> list[Command]:
     """Nobody is lost; nodes came, will go or have other speeds."""
     steps_left = run.settings.train.steps - run.step + 1
-    choice = run.placing.beside(run.situation(holders), stands=run.stands, steps_left=steps_left)
+    stands = run.stands and not run.is_degraded
+    choice = run.placing.beside(run.situation(holders), stands=stands, steps_left=steps_left)
     if choice.purpose is Purpose.GO_ON:
         run.standing.keep(run.members.leaving.keys())
         measured = end.close_timing(run) if choice.is_second_look else []

@@ -29,6 +29,7 @@ from planaria.protocol.recovery import OpenRecovery
 from planaria.protocol.returning import Returning
 from planaria.protocol.salvage import Salvage
 from planaria.protocol.saving import Checkpoints
+from planaria.protocol.second_look import SecondLook
 from planaria.protocol.settings import CheckpointRef, RunSettings
 from planaria.protocol.shortage import Shortages
 from planaria.protocol.standing import Standing
@@ -135,6 +136,7 @@ class Run:
         self.timing = Timing()
         self.moving = Moving()
         self.foresight = Foresight()
+        self.second_look = SecondLook()
         self.failures = Failures(settings.mean_time_between_failures_s)
         self.damages = Damages()
         self.attempt = Attempt()

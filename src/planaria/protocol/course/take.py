@@ -96,6 +96,10 @@ def _expect(run: Run, proposal: Proposal, purpose: Purpose) -> tuple[AnyRecord, 
             is_weighed=bool(proposal.candidates),
             transition_s=proposal.transition_s,
         )
+        if proposal.candidates:
+            run.second_look.chosen(run.failures.time_to_next_s(run.now))
+        elif purpose in PLACING:
+            run.second_look.forget()
         run.placing.speeds.expect(proposal.plan, proposal.compute_s)
         told += (plan_taken(proposal, run.step, purpose.value, run.settings.policy_name),)
     becomes_degraded = proposal.is_degraded and not run.is_degraded
