@@ -17,9 +17,8 @@ from planaria.plan.replicas import lacking
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.validate import validate
 from planaria.policy.morph import MorphPolicy
-from planaria.policy.outlook import Outlook
+from planaria.policy.outlook import CHANGE_S, Outlook
 from planaria.policy.proposal import Proposal
-from planaria.policy.worth import CHANGE_S
 from tests.plan.profiles import uniform_profile
 
 PROFILE = uniform_profile(8)

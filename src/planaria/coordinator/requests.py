@@ -102,7 +102,7 @@ class Requests:
             case Wish.ADD:
                 return self._add(request.count)
             case Wish.POLICY:
-                return *self._switch(request.policy, state.policy, state.step), ()
+                return self._switch(request.policy, state.policy, state.step)
 
     def _switch(self, name: str, before: str, step: int) -> tuple[bool, str]:
         refusal = self._machine.refusal(name)

@@ -113,7 +113,7 @@ class DropPolicy(ReroutePolicy):
             new = suspended(plan, parts, given, generation)
             told = {w: g for w, g in holders.items() if w in new.groups_of or plan.node_of(w) in set(leaving)}
             new = msgspec.structs.replace(new, schedule=self._settings.schedule, transfers=transfers(new, told))
-            if self._fits(new):
+            if self.fits(new):
                 return self._told(plan, new, gone)
         return None
 

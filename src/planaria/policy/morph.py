@@ -33,7 +33,7 @@ from planaria.policy.outlook import Outlook
 from planaria.policy.proposal import Proposal
 from planaria.policy.templates import TemplatesPolicy
 from planaria.policy.wording import count, join, size, time
-from planaria.policy.worth import CHANGE_S, horizon_s
+from planaria.policy.worth import horizon_s
 
 MORPH = "morph"
 """How a plan was made."""
@@ -127,7 +127,11 @@ class MorphPolicy(TemplatesPolicy):
 
         def transition(new: Plan, step_time_s: float) -> float:
             return morph_time(
-                new, self._outlook.storage, lost_steps=lost_steps, step_time_s=step_time_s, change_s=CHANGE_S
+                new,
+                self._outlook.storage,
+                lost_steps=lost_steps,
+                step_time_s=step_time_s,
+                change_s=self._outlook.change_s,
             ).transition_s
 
         ranked, told = self._ranked(self._options(self._grids(nodes, generation), transition))
@@ -186,10 +190,11 @@ class MorphPolicy(TemplatesPolicy):
         """Of a plan whose state moves from live workers: before its first step, or beside the step before that."""
         if not plan.transfers:
             return 0.0
-        moves_s = transfer_time(plan, self._profile.links).time_s
-        if self._outlook.at_once:
-            return CHANGE_S + moves_s
-        return 2 * CHANGE_S + self._outlook.decision_s + max(0.0, moves_s - step_time_s)
+        outlook = self._outlook
+        moves_s = transfer_time(plan, self._profile.links).time_s * outlook.transfer_stretch
+        if outlook.at_once:
+            return outlook.change_s + moves_s
+        return 2 * outlook.change_s + outlook.decision_s + max(0.0, moves_s - step_time_s)
 
     # Grids, and which is best
 
@@ -205,7 +210,7 @@ class MorphPolicy(TemplatesPolicy):
     def _options(self, plans: Iterator[Plan], transition: Callable[[Plan, float], float]) -> list[_Option]:
         found: list[_Option] = []
         for plan in plans:
-            if self._fits(plan):
+            if self.fits(plan):
                 seconds = self._outline(plan).step_time_s
                 found.append(
                     _Option(

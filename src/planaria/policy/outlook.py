@@ -14,6 +14,15 @@ USUAL_DECISION_S = 0.1
 machine."""
 
 
+CHANGE_S = 0.005
+"""Until one was measured: from the last vote under one plan to the first instruction under the next, beside what a
+commit and the decision take."""
+
+RESTORE_S = 1.0
+"""Until one was measured: from the loss of a layer's last replica to the first step from a checkpoint, beside the steps
+that are lost."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
     """At one decision.
@@ -25,6 +34,9 @@ class Outlook:
         checkpoint_every: steps between checkpoints; 0: none is written on the way.
         decision_s: that a decision takes; workers wait for it. One that follows another costs so much.
         storage: that checkpoints are read from.
+        change_s: that a change of plans takes for which nothing moves, the decision aside.
+        transfer_stretch: how many times longer state is under way than the profile's links say.
+        restore_s: until the first step from a checkpoint begins, when a layer's last replica is lost.
         at_once: the plan is for the next step, so its state moves first, or beside that step. Else it is for the step
             after, and its state moves beside the plan of now in any case.
     """
@@ -35,4 +47,7 @@ class Outlook:
     checkpoint_every: int = 0
     decision_s: float = USUAL_DECISION_S
     storage: Storage = field(default_factory=Storage)
+    change_s: float = CHANGE_S
+    transfer_stretch: float = 1.0
+    restore_s: float = RESTORE_S
     at_once: bool = True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, Self
 
@@ -35,6 +35,9 @@ class Proposal:
         restores: the workers' state is that of the last checkpoint, not of the last commit: what was trained since is
             trained again.
         candidates: the plans that were weighed, the best, which is this one, first; none where nothing was weighed.
+        again_s: of a plan that finishes a step, estimated seconds of what it runs again alone; None: the step is
+            finished so in any case, and not begun anew where that is quicker.
+        gap: by how much of it a step may be longer than any on the same stages; 0: not known.
     """
 
     plan: Plan
@@ -50,6 +53,8 @@ class Proposal:
     beside: Proposal | None = None
     restores: bool = False
     candidates: tuple[Candidate, ...] = ()
+    again_s: float | None = None
+    gap: float = 0.0
 
     @property
     def batch_s(self) -> float:
@@ -91,6 +96,11 @@ class Policy(Protocol):
         """A plan for the next steps; raises TooFewNodes or NoReplica when there is none.
 
         It does without the `leaving` nodes, which still live and send what they hold.
+        """
+
+    def ponder(self, plan: Plan, lost: Collection[NodeId], holders: Holders) -> Iterator[None]:
+        """Prepare the answer to `reconfigure` for when these nodes are lost, in short pieces. Nothing follows from it
+        but that the same answer comes sooner then; it raises nothing.
         """
 
     def warm_up(self, plan: Plan, target: Proposal, generation: int) -> Proposal | None:

@@ -11,6 +11,7 @@ from collections import deque
 
 from planaria.plan.plan import Plan, WorkerId
 from planaria.policy.proposal import Policy
+from planaria.protocol.course import ahead
 from planaria.protocol.course.run import Run
 from planaria.protocol.course.switch import refusal
 from planaria.protocol.events import Command, Event, Received
@@ -64,6 +65,10 @@ class Coordinator:
         commands = handler(run, event)
         run.history.append(f"{before.value} --{name}--> {run.phase.value}")
         return tuple(commands)
+
+    def thinks(self, now: float) -> bool:
+        """Whether `Idle` leads to anything at this moment."""
+        return ahead.thinks(self._run, now)
 
     @property
     def settings(self) -> RunSettings:

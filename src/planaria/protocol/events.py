@@ -84,6 +84,18 @@ class DecisionTook:
 
 
 @dataclass(frozen=True, slots=True)
+class Idle:
+    """Nothing waits to be handled: there may be time to prepare decisions."""
+
+
+@dataclass(frozen=True, slots=True)
+class PieceTook:
+    """How long the last piece of such a preparation took, as the driver measured it."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class ManifestWritten:
     """The checkpoint of this step is whole on disk."""
 
@@ -109,6 +121,8 @@ Event = (
     | StopRequested
     | PolicyRequested
     | DecisionTook
+    | Idle
+    | PieceTook
     | ManifestWritten
     | ManifestFailed
 )

@@ -112,7 +112,8 @@ class PlanMeasured(Record, frozen=True, kw_only=True, tag="plan_measured"):
 
     `steps` is how many were measured (the last ones; none in which a node was lost); `measured_step_s` their median.
     `measured_transition_s`: by how much the plan's first step took longer than that, the decision aside: what it
-    waited for the plan and for state. None where the steps were too few, or too many, to say.
+    waited for the plan and for state. None where the steps were too few, or too many, to say. `decision_s` is what
+    the decision for the plan took.
     """
 
     generation: int
@@ -120,6 +121,8 @@ class PlanMeasured(Record, frozen=True, kw_only=True, tag="plan_measured"):
     estimated_step_s: float
     measured_step_s: float
     measured_transition_s: float | None = None
+    estimated_transition_s: float | None = None
+    decision_s: float = 0.0
 
 
 class StepCommitted(Record, frozen=True, kw_only=True, tag="step_committed"):

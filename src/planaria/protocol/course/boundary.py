@@ -81,7 +81,8 @@ def reconfigure(run: Run, holders: Holders) -> list[Command]:
 def _hand_over(run: Run, holders: Holders) -> list[Command]:
     """Nobody is lost; nodes came, will go or have other speeds."""
     steps_left = run.settings.train.steps - run.step + 1
-    choice = run.placing.beside(run.situation(holders), stands=run.stands, steps_left=steps_left)
+    stands = run.stands and not run.is_degraded
+    choice = run.placing.beside(run.situation(holders), stands=stands, steps_left=steps_left)
     news: list[Command] = [Publish(Note(level="info", text=choice.told))] if choice.told else []
     return news + _change_over(run, holders, choice)
 

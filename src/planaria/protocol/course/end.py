@@ -59,6 +59,7 @@ def end(run: Run, status: RunStatus, message: str) -> list[Command]:
 def decision_took(run: Run, event: DecisionTook) -> list[Command]:
     """A measurement for the account of the recovery, which may be over with that decision, and for the next one."""
     run.timing.decided(event.seconds)
+    run.moving.decided(event.seconds)
     if run.recovery is not None:
         run.recovery.decide_s += event.seconds
     return close_recovery(run)

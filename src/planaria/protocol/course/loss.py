@@ -16,6 +16,7 @@ def lose(run: Run, event: NodeGone) -> list[Command]:
     if event.ran_out is not None:
         event = run.shortages.note(event, run.current, run.step)
     run.failures.lost(run.step)
+    run.moving.stop()
     run.standing.lost(event.node)
     run.placing.forget(event.node, run.step)
     for worker in run.members.lose(event.node):

@@ -18,9 +18,11 @@ from planaria.protocol.ballot import Ballot
 from planaria.protocol.commit import FIRST_EXPONENT
 from planaria.protocol.damage import Damages
 from planaria.protocol.failures import Failures
+from planaria.protocol.foresight import Foresight
 from planaria.protocol.kept import Kept
 from planaria.protocol.loading import Loading
 from planaria.protocol.membership import Membership
+from planaria.protocol.moving import Moving
 from planaria.protocol.past import Past
 from planaria.protocol.phases import AT_WORK, Phase
 from planaria.protocol.placing import Placing, Situation
@@ -29,6 +31,7 @@ from planaria.protocol.recovery import OpenRecovery
 from planaria.protocol.returning import Returning
 from planaria.protocol.salvage import Salvage
 from planaria.protocol.saving import Checkpoints
+from planaria.protocol.second_look import SecondLook
 from planaria.protocol.settings import CheckpointRef, RunSettings
 from planaria.protocol.shortage import Shortages
 from planaria.protocol.standing import Standing
@@ -148,6 +151,9 @@ class Run:
         self.checkpoints = Checkpoints(settings.checkpoint_root, settings.checkpoint_every, settings.resume)
         self.timing = Timing()
         self.loading = Loading(settings.storage)
+        self.moving = Moving()
+        self.foresight = Foresight()
+        self.second_look = SecondLook()
         self.failures = Failures(settings.mean_time_between_failures_s)
         self.damages = Damages()
         self.attempt = Attempt()
@@ -231,6 +237,9 @@ class Run:
             checkpoint_every=self.settings.checkpoint_every,
             storage=self.loading.storage,
             decision_s=USUAL_DECISION_S if decision_s is None else decision_s,
+            change_s=self.moving.change_s,
+            transfer_stretch=self.moving.transfer_stretch,
+            restore_s=self.moving.restore_s,
         )
 
     # Whether the plan in force goes on

@@ -28,6 +28,7 @@ def ready(run: Run, event: Received) -> list[Command]:
             run.loading.settled(run.now)
             if run.recovery is not None:
                 run.recovery.settled(run.now)
+        run.moving.ready(event.worker, run.now)
     return []
 
 
@@ -57,6 +58,8 @@ def commit(run: Run) -> list[Command]:
     run.exponents = found.exponents
     # What a step tells of speeds may make the next one's plan due, and so the commit hold.
     news = [] if run.recovery is not None else run.placing.judge(run.step, tally.compute_s)
+    if run.recovery is None and run.second_look.is_due(run.failures.time_to_next_s(run.now)):
+        run.placing.pacing.look_again(run.step + 1)
     message = Commit(
         generation=run.plan.generation,
         step=run.step,

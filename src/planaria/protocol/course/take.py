@@ -60,6 +60,10 @@ def take(
         afresh=run.attempt.is_void,
     )
     run.attempt.is_void = False
+    if purpose in (Purpose.RECONFIGURE, Purpose.WARM_UP, Purpose.RESTORE):
+        run.moving.begin(plan.workers, run.now, proposal.transfer_s, is_restore=purpose is Purpose.RESTORE)
+    else:
+        run.moving.stop()
     told += _expect(run, proposal, purpose)
     entry = JournalPlan(
         message=message,
@@ -91,7 +95,16 @@ def _expect(run: Run, proposal: Proposal, purpose: Purpose) -> tuple[AnyRecord, 
     """What the plan should take, and what is told of it."""
     told: tuple[AnyRecord, ...] = ()
     if purpose is not Purpose.GO_ON:
-        run.timing.expect(proposal.step_time_s, proposal.longest_s, is_weighed=bool(proposal.candidates))
+        run.timing.expect(
+            proposal.step_time_s,
+            proposal.longest_s,
+            is_weighed=bool(proposal.candidates),
+            transition_s=proposal.transition_s,
+        )
+        if proposal.candidates:
+            run.second_look.chosen(run.failures.time_to_next_s(run.now))
+        elif purpose in PLACING:
+            run.second_look.forget()
         run.placing.speeds.expect(proposal.plan, proposal.compute_s)
         told += (plan_taken(proposal, run.step, purpose.value, run.placing.switching.name.value),)
         run.decision = decision_of(told) or run.decision
