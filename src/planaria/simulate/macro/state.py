@@ -78,45 +78,39 @@ def _twins(state: State) -> tuple[tuple[tuple[int, int], ...] | None, ...]:
     return tuple(twins)
 
 
-def canonical(plan: Plan, nodes: Iterable[NodeId], leaving: Iterable[NodeId] = ()) -> tuple[State, tuple[NodeId, ...]]:
+def canonical(
+    plan: Plan, nodes: Iterable[NodeId], leaving: Iterable[NodeId] = (), *, by_number: bool = False
+) -> tuple[State, tuple[NodeId, ...]]:
     """The state of live nodes under a plan, and, for each canonical number, the node that has it.
 
     Args:
         plan: in force; every microbatch has one route.
         nodes: live ones.
         leaving: of them, those that gave notice.
+        by_number: nodes keep the order of their numbers, and pipelines and microbatches theirs. Then ties are broken
+            as in a run of these very nodes, and few situations are met twice.
     """
+    noticed = frozenset(leaving)
+    keys = [tuple((s.worker, s.first_layer, s.end_layer) for s in pipeline.stages) for pipeline in plan.pipelines]
     shares: dict[tuple[tuple[int, int, int], ...], int] = {}
     for route in plan.routes:
         shares[route.key] = shares.get(route.key, 0) + len(route.microbatches)
-    keys = [tuple((s.worker, s.first_layer, s.end_layer) for s in pipeline.stages) for pipeline in plan.pipelines]
-    is_plain = shares.keys() <= set(keys)
-    noticed = frozenset(leaving)
-    signs = [
-        _sign(plan, pipeline, shares.get(key, 0), noticed) for pipeline, key in zip(plan.pipelines, keys, strict=True)
-    ]
-    order = sorted(range(len(keys)), key=lambda at: (signs[at], at))
-    names: dict[NodeId, NodeId] = {}
-    for at in order:
-        for stage in plan.pipelines[at].stages:
-            names.setdefault(plan.node_of(stage.worker), NodeId(len(names)))
-    for shadow in plan.shadows:
-        names.setdefault(plan.node_of(shadow.worker), NodeId(len(names)))
+    order = list(range(len(keys)))
+    if not by_number:
+        pairs = zip(plan.pipelines, keys, strict=True)
+        signs = [_sign(plan, pipeline, shares.get(key, 0), noticed) for pipeline, key in pairs]
+        order.sort(key=lambda at: (signs[at], at))
+    names = _names(plan, order, by_number=by_number)
     placed = len(names)
     for node in sorted(nodes):
         names.setdefault(node, NodeId(len(names)))
     pipelines = tuple(_renamed(plan, plan.pipelines[at].stages, names) for at in order)
-    if is_plain:
+    if not by_number and shares.keys() <= set(keys):
         routes = _dealt(pipelines, [shares.get(keys[at], 0) for at in order], plan.num_layers)
     else:
         routes = tuple(
-            sorted(
-                (
-                    msgspec.structs.replace(route, hops=_renamed(plan, route.hops, names), born=GENERATION)
-                    for route in plan.routes
-                ),
-                key=lambda route: route.microbatches,
-            )
+            msgspec.structs.replace(route, hops=_renamed(plan, route.hops, names), born=GENERATION)
+            for route in (plan.routes if by_number else sorted(plan.routes, key=lambda route: route.microbatches))
         )
     result = msgspec.structs.replace(
         plan,
@@ -130,6 +124,16 @@ def canonical(plan: Plan, nodes: Iterable[NodeId], leaving: Iterable[NodeId] = (
     back = tuple(sorted(names, key=names.__getitem__))
     state = State(result, len(names) - placed, tuple(sorted(names[node] for node in noticed if node in names)))
     return state, back
+
+
+def _names(plan: Plan, order: Sequence[int], *, by_number: bool) -> dict[NodeId, NodeId]:
+    """The plan's nodes, in the order of their places, or of their numbers."""
+    places = [plan.node_of(stage.worker) for at in order for stage in plan.pipelines[at].stages]
+    places += [plan.node_of(shadow.worker) for shadow in plan.shadows]
+    names: dict[NodeId, NodeId] = {}
+    for node in sorted(places) if by_number else places:
+        names.setdefault(node, NodeId(len(names)))
+    return names
 
 
 def _sign(plan: Plan, pipeline: Pipeline, share: int, leaving: frozenset[NodeId]) -> _Sign:
