@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from planaria.job.errors import UserError
-from planaria.launch.comparison import Comparison, ComparisonFolder
+from planaria.launch.comparison import Comparison, ComparisonFolder, Row
 from planaria.launch.rehearsal import Rehearsed
 from planaria.observe.rehearsal_plot import Line, Nodes, plot_rehearsal
 from planaria.observe.run_folder import RunFolder
@@ -89,10 +89,15 @@ def show_comparison(comparison: Comparison) -> None:
             str(tally.restored_steps),
             str(tally.rerun_microbatches),
             str(tally.dropped_samples),
-            row.reason,
+            "; ".join(filter(None, (row.reason, _unplanned(row)))),
         )
     console.print(f"{comparison.job}, {counted(comparison.nodes, 'node')}, script {comparison.script}")
     console.print(table)
+
+
+def _unplanned(row: Row) -> str:
+    lost = row.rehearsed.unplanned_losses if row.rehearsed is not None else 0
+    return f"{counted(lost, 'node')} lost though the script did not take them" if lost else ""
 
 
 def plot_drill(ended: Rehearsed, folder: RunFolder) -> None:

@@ -140,7 +140,7 @@ class Advance:
 
 
 class RecoveryKinds:
-    """What each recovery did: by the policy's way, as the plan taken for it says, or by what happened in place of one."""
+    """What each recovery did: the policy's way, as the plan taken for it says, or what happened in place of one."""
 
     def __init__(self) -> None:
         self._kind = ""
