@@ -107,13 +107,13 @@ def test_half_an_hour_of_a_spot_trace(job_file: Path, nodes: LocalNodes) -> None
 def test_a_trace_of_losses_that_nobody_announced(job_file: Path, nodes: LocalNodes) -> None:
     population = Population(nodes=8, arrival_s=200.0)
     made = generate(ConstantRate(hourly=2.0, mean_bulk=1.5), population, HOUR_S, seed=4, name="made")
-    script = Script(trace=and_a_second(made.compressed(720.0)))
+    script = Script(trace=and_a_second(made.compressed(1200.0)))
     assert sum(event.change is Change.REMOVE for event in script.trace.events) >= 6
     job, ended, said = play(job_file, script, nodes)
     assert_played(job, ended, script, said)
     assert ended.tally is not None
     assert ended.tally.recoveries
-    assert ended.tally.window_s == pytest.approx(6.0)
+    assert ended.tally.window_s == pytest.approx(4.0)
 
 
 def test_a_script_by_steps_strikes_in_the_middle_of_a_step(job_file: Path, nodes: LocalNodes) -> None:
