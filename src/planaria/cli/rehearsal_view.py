@@ -68,16 +68,16 @@ def _recoveries(tally: Tally) -> str:
 
 
 def show_comparison(comparison: Comparison) -> None:
-    """Prints a row for each policy."""
+    """Prints a row for each policy, and below them what was wrong with any."""
     console = Console(highlight=False)
     console = console if console.is_terminal else Console(width=140, highlight=False)
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("policy", "samples/s", "of best", "recoveries", "pause", "steps redone", "rerun", "dropped", ""):
-        table.add_column(title, justify="left" if title in ("policy", "recoveries", "") else "right", overflow="fold")
+    for title in ("policy", "samples/s", "of best", "recoveries", "pause", "steps redone", "rerun", "dropped"):
+        table.add_column(title, justify="left" if title in ("policy", "recoveries") else "right", overflow="fold")
     for row in comparison.rows:
         tally = row.rehearsed.tally if row.rehearsed is not None else None
         if tally is None:
-            table.add_row(row.policy.value, *["-"] * 7, row.reason)
+            table.add_row(row.policy.value, *["-"] * 7)
             continue
         share = row.samples_per_s / comparison.best if comparison.best else 0.0
         table.add_row(
@@ -89,10 +89,12 @@ def show_comparison(comparison: Comparison) -> None:
             str(tally.restored_steps),
             str(tally.rerun_microbatches),
             str(tally.dropped_samples),
-            "; ".join(filter(None, (row.reason, _unplanned(row)))),
         )
     console.print(f"{comparison.job}, {counted(comparison.nodes, 'node')}, script {comparison.script}")
     console.print(table)
+    for row in comparison.rows:
+        for remark in filter(None, (row.reason, _unplanned(row))):
+            click.echo(f"{row.policy.value}: {remark}")
 
 
 def _unplanned(row: Row) -> str:
