@@ -23,7 +23,7 @@ from planaria.launch.local import LauncherError, LocalNodes
 from planaria.launch.rehearsal import Rehearsed, differences, fitted, rehearse, rehearsed_job, script_for
 from planaria.observe.run_folder import RunFolder
 from planaria.protocol.records import RunStatus
-from planaria.simulate.script_format import read_script
+from planaria.simulate.script_format import read_script, write_script
 from planaria.simulate.scripts import Clock, Script, ScriptName, announced, busiest
 from planaria.simulate.trace import HOUR_S, Change, Trace, TraceEvent
 from planaria.simulate.trace_formats import read_trace
@@ -107,13 +107,13 @@ def test_half_an_hour_of_a_spot_trace(job_file: Path, nodes: LocalNodes) -> None
 def test_a_trace_of_losses_that_nobody_announced(job_file: Path, nodes: LocalNodes) -> None:
     population = Population(nodes=8, arrival_s=200.0)
     made = generate(ConstantRate(hourly=2.0, mean_bulk=1.5), population, HOUR_S, seed=4, name="made")
-    script = Script(trace=and_a_second(made.compressed(720.0)))
+    script = Script(trace=and_a_second(made.compressed(1200.0)))
     assert sum(event.change is Change.REMOVE for event in script.trace.events) >= 6
     job, ended, said = play(job_file, script, nodes)
     assert_played(job, ended, script, said)
     assert ended.tally is not None
     assert ended.tally.recoveries
-    assert ended.tally.window_s == pytest.approx(6.0)
+    assert ended.tally.window_s == pytest.approx(4.0)
 
 
 def test_a_script_by_steps_strikes_in_the_middle_of_a_step(job_file: Path, nodes: LocalNodes) -> None:
@@ -278,3 +278,16 @@ def test_interrupt_leaves_no_process(arguments: tuple[str, str], run: str, job_f
     assert process.returncode == 130, said
     assert "stopped by the user" in said
     assert not descendants(command.folder)
+
+
+def test_a_faster_trace_is_one_of_which_more_losses_are_expected(job_file: Path) -> None:
+    script = script_for(ScriptName.SINGLE, load_job(job_file), profile(), 20.0)
+    path = job_file.parent / "single.jsonl"
+    path.write_text(write_script(announced(script, 8.0)))
+    code, said = invoke("drill", str(job_file), "--trace", str(path), "--speed", "20", "--hours", str(16 / 3600))
+    assert code == 0, said
+    assert "is given notice" in said
+    folder = RunFolder(job_file.parent / "runs" / "job-drill")
+    assert read_script(folder.script.read_text(), "script").script.trace.horizon_s == pytest.approx(0.8)
+    used = msgspec.json.decode(folder.job.read_bytes(), type=Job)
+    assert used.resilience.mean_time_between_failures_s == pytest.approx(10_800 / 20)

@@ -151,6 +151,8 @@ def test_the_curve_of_a_steady_run_is_flat_and_falls_to_nothing_when_it_stops() 
     stopped = throughput(steady(50), 10.0, 90.0, global_batch=10, microbatch=2)
     assert stopped.value[0] == pytest.approx(10.0)
     assert stopped.value[-1] == 0.0
+    soon = throughput(steady(12), 10.0, 90.0, global_batch=10, microbatch=2)
+    assert soon.value[-200:] == (0.0,) * 200, "two steps are not drawn over all of the time in which none follows"
 
 
 def test_the_curve_of_nodes_begins_with_those_that_were_there() -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from planaria.job.errors import UserError
-from planaria.launch.comparison import Comparison, ComparisonFolder
+from planaria.launch.comparison import Comparison, ComparisonFolder, Row
 from planaria.launch.rehearsal import Rehearsed
 from planaria.observe.rehearsal_plot import Line, Nodes, plot_rehearsal
 from planaria.observe.run_folder import RunFolder
@@ -68,16 +68,16 @@ def _recoveries(tally: Tally) -> str:
 
 
 def show_comparison(comparison: Comparison) -> None:
-    """Prints a row for each policy."""
+    """Prints a row for each policy, and below them what was wrong with any."""
     console = Console(highlight=False)
     console = console if console.is_terminal else Console(width=140, highlight=False)
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("policy", "samples/s", "of best", "recoveries", "pause", "steps redone", "rerun", "dropped", ""):
-        table.add_column(title, justify="left" if title in ("policy", "recoveries", "") else "right", overflow="fold")
+    for title in ("policy", "samples/s", "of best", "recoveries", "pause", "steps redone", "rerun", "dropped"):
+        table.add_column(title, justify="left" if title in ("policy", "recoveries") else "right", overflow="fold")
     for row in comparison.rows:
         tally = row.rehearsed.tally if row.rehearsed is not None else None
         if tally is None:
-            table.add_row(row.policy.value, *["-"] * 7, row.reason)
+            table.add_row(row.policy.value, *["-"] * 7)
             continue
         share = row.samples_per_s / comparison.best if comparison.best else 0.0
         table.add_row(
@@ -89,10 +89,17 @@ def show_comparison(comparison: Comparison) -> None:
             str(tally.restored_steps),
             str(tally.rerun_microbatches),
             str(tally.dropped_samples),
-            row.reason,
         )
     console.print(f"{comparison.job}, {counted(comparison.nodes, 'node')}, script {comparison.script}")
     console.print(table)
+    for row in comparison.rows:
+        for remark in filter(None, (row.reason, _unplanned(row))):
+            click.echo(f"{row.policy.value}: {remark}")
+
+
+def _unplanned(row: Row) -> str:
+    lost = row.rehearsed.unplanned_losses if row.rehearsed is not None else 0
+    return f"{counted(lost, 'node')} lost though the script did not take them" if lost else ""
 
 
 def plot_drill(ended: Rehearsed, folder: RunFolder) -> None:

@@ -130,6 +130,10 @@ def _prepared(job_file: Path, overrides: Sequence[str], wanted: Wanted) -> tuple
         _refuse(wanted, "is built in", ("speed", "start_h", "length_h", "busiest_h"), "--length says how long it is.")
     profile, origin = _costs(job, job_file.resolve().parent, wanted.profile)
     click.echo(f"costs {origin}", err=True)
+    if wanted.speed is not None:  # losses come so much sooner than the job expects
+        mean_s = job.resilience.mean_time_between_failures_s / wanted.speed
+        resilience = msgspec.structs.replace(job.resilience, mean_time_between_failures_s=mean_s)
+        job = msgspec.structs.replace(job, resilience=resilience)
     if script is None:
         script = _announced(script_for(ScriptName(wanted.script), job, profile, wanted.length_s), wanted)
     return job, profile, script

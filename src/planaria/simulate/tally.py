@@ -9,6 +9,7 @@ import bisect
 import statistics
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 
 import msgspec
 
@@ -130,6 +131,14 @@ class Advance:
             return before
         length_s = self._times[after] - self._times[after - 1]
         return before + (self._steps[after] - before) * (time_s - self._times[after - 1]) / length_s
+
+    def step_s(self, began_s: float, ended_s: float) -> float:
+        """Median time from one commit to the next, of those that end in the window; 0 without any."""
+        times = pairwise(zip(self._times, self._is_commit, strict=True))
+        gaps = [
+            at_s - before_s for (before_s, _), (at_s, is_commit) in times if is_commit and began_s < at_s <= ended_s
+        ]
+        return statistics.median(gaps) if gaps else 0.0
 
     def commits(self, began_s: float, ended_s: float) -> int:
         """In (began, ended]."""
@@ -256,8 +265,7 @@ def throughput(
     """
     advance = Advance(told, global_batch // microbatch)
     length_s = ended_s - began_s
-    mean_step_s = length_s / max(1, advance.commits(began_s, ended_s))
-    half_s = min(max(length_s / 60, 2 * mean_step_s) / 2, length_s / 2)
+    half_s = min(max(length_s / 60, 2 * advance.step_s(began_s, ended_s)) / 2, length_s / 2)
     at_s, value = [], []
     for point in range(points + 1):
         middle = began_s + length_s * point / points
