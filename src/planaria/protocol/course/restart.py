@@ -41,7 +41,7 @@ def restarted(run: Run, event: Restarted) -> list[Command]:
     run.attempt.began = run.now if event.step_began is None else event.step_began
     run.members.leaving = dict.fromkeys(past.leaving, run.now)
     if past.losses:
-        run.recovery = OpenRecovery(step=run.step, policy=run.placing.switching.name.value, began=run.now)
+        run.recovery = OpenRecovery(step=run.step, policy=run.placing.switching.name, began=run.now)
         for loss in past.losses:
             run.recovery.add_loss(loss.node, loss.cause, None)
         run.recovery.resumed = run.now if past.has_resumed else None

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from planaria.job.settings import PolicyName
 from planaria.plan.plan import NodeId, Plan, WorkerId
 from planaria.plan.replicas import lacking
 from planaria.policy.outlook import USUAL_DECISION_S, Outlook
@@ -143,7 +142,7 @@ class Run:
         self.current: Plan | None = None
         self.is_degraded = False
         self.decision: PlanTaken | None = None
-        switching = Switching(PolicyName(settings.policy_name), make, may_drop=settings.may_drop)
+        switching = Switching(settings.policy_name, make, may_drop=settings.may_drop)
         self.placing = Placing(policy, shortages or Shortages(), settings.fault_tolerance, switching)
         self.members = Membership(settings.num_nodes, settings.devices_per_node)
         self.standing = Standing()

@@ -14,13 +14,13 @@ from planaria.protocol.records import Note, PolicySwitched
 def policy_requested(run: Run, event: PolicyRequested) -> list[Command]:
     """Whoever asked has been told of any `refusal`; what cannot be done is not done."""
     before = run.placing.switching.name
-    if event.name is before:
+    if event.name == before:
         return []
     try:
         run.placing.switch(event.name)
     except PlanError as error:
         return [Publish(Note(level="warning", text=f"the policy stays {before}: {error}"))]
-    record = PolicySwitched(policy=event.name.value, before=before.value, step=run.step)
+    record = PolicySwitched(policy=event.name, before=before, step=run.step)
     commands: list[Command] = [JournalPolicy(policy=event.name, records=(record,)), Publish(record)]
     return commands + (boundary.try_again(run) if run.phase is Phase.WAITING else [])
 

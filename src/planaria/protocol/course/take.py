@@ -106,7 +106,7 @@ def _expect(run: Run, proposal: Proposal, purpose: Purpose) -> tuple[AnyRecord, 
         elif purpose in PLACING:
             run.second_look.forget()
         run.placing.speeds.expect(proposal.plan, proposal.compute_s)
-        told += (plan_taken(proposal, run.step, purpose.value, run.placing.switching.name.value),)
+        told += (plan_taken(proposal, run.step, purpose.value, run.placing.switching.name),)
         run.decision = decision_of(told) or run.decision
     becomes_degraded = proposal.is_degraded and not run.is_degraded
     if purpose in PLACING or (purpose is Purpose.WARM_UP and becomes_degraded):
