@@ -114,7 +114,7 @@ class Cluster:
             profile,
             lambda most_bytes: make_policy(setup.policy, profile, replace(setup.planner, memory_bytes=most_bytes)),
         )
-        return Server(Coordinator(self.settings, self._policy, past, shortages), self)
+        return Server(Coordinator(self.settings, self._policy, past, shortages), self, past)
 
     def _earlier_checkpoint(self) -> CheckpointRef | None:
         """What an earlier run left."""
