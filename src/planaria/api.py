@@ -141,6 +141,7 @@ def reference(
     observers: Sequence[Observer] = (),
     progress: bool = False,
     import_path: Path | None = None,
+    drops: Path | None = None,
 ) -> TrainResult:
     """Trains a job in this process alone, without any of the machinery: the oracle for `train`.
 
@@ -150,19 +151,22 @@ def reference(
         observers: called with each record of the run.
         progress: show the run's progress on standard error.
         import_path: folder in which a model given as "module:function" is looked for.
+        drops: folder of a run; the samples that it left out, step by step, are left out here too.
 
     Raises:
-        UserError: the job or the name cannot be used; no run folder is left behind.
+        UserError: the job, the name or the folder cannot be used; no run folder is left behind.
     """
     from planaria.launch.reference import train_reference
+    from planaria.observe.recorder import read_drops
 
     job = validated(job)
+    dropped = {} if drops is None else read_drops(RunFolder.open(drops).events)
     name = name or f"{job.run.name or 'run'}-reference"
     with (
         _run_folder(job, name, resume=False) as (job, folder),
         _shown(job, folder, observers, progress=progress) as shown,
     ):
-        return train_reference(job, folder, observers=shown, import_path=import_path)
+        return train_reference(job, folder, observers=shown, import_path=import_path, drops=dropped)
 
 
 def plan(

@@ -141,6 +141,8 @@ REFUSED = [
     ),
     ("resilience.preemption=azure", ["resilience.preemption = 'azure'", "none, aws, google or module:function"]),
     ("resilience.preemption='a:b c'", ["resilience.preemption = 'a:b c'"]),
+    ("resilience.policy=morph", ["run.checkpoint_every = 0", 'resilience.policy = "morph"', "Set for instance 10"]),
+    ("cluster.storage_gb_per_s=0", ["cluster.storage_gb_per_s = 0.0", "is not above 0"]),
     ("train.microbatch=8", ["gives 1 microbatches", "global_batch to 16 or more"]),
     ("run.keep_checkpoints=0", ["run.keep_checkpoints = 0"]),
     ("run.checkpoint_every=-1", ["run.checkpoint_every = -1"]),
@@ -153,6 +155,13 @@ REFUSED = [
     ("train.steps", ["--set 'train.steps'", "section.key=value"]),
     ("train.steps.x=3", ["train.steps = 10 is not a table"]),
 ]
+
+
+def test_morph_keeps_the_checkpoint_that_it_may_be_reading() -> None:
+    needed = ("resilience.policy=morph", "run.checkpoint_every=5")
+    assert parse(*needed).run.keep_checkpoints == 2
+    with pytest.raises(UserError, match=r"run\.keep_checkpoints = 1 is too few for"):
+        parse(*needed, "run.keep_checkpoints=1")
 
 
 @pytest.mark.parametrize(("override", "parts"), REFUSED, ids=[override for override, _ in REFUSED])

@@ -153,7 +153,7 @@ def nodes_that_gave_notice_are_released_at_once(patch: Patch) -> None:
 
 
 def the_ledger_of_an_earlier_loss_is_forgotten(patch: Patch) -> None:
-    patch.setattr(Salvage, "again", lambda self: Salvage())
+    patch.setattr(Salvage, "again", lambda self, dropped=(): Salvage())
 
 
 def an_interrupted_step_begins_anew(patch: Patch) -> None:

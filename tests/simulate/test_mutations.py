@@ -221,7 +221,6 @@ MUTATIONS: Mapping[Callable[[Patch], None], frozenset[FaultKind]] = {
     a_speed_of_one_node_is_applied_to_another: SLOWNESS,
     a_node_is_judged_by_what_another_measured: SLOWNESS,
     a_step_that_is_to_begin_afresh_goes_on: DAMAGES,
-    damage_is_not_told: DAMAGES,
     degraded_plans_do_not_say_so: LOSSES,
     degraded_plans_are_refused: LOSSES,
     an_update_forgets_how_rerouted_work_is_ordered: LOSSES,
@@ -255,6 +254,7 @@ def test_a_broken_protocol_is_found(mutation: Callable[[Patch], None]) -> None:
         (what_idle_workers_hold_is_forgotten, "a-replica-on-an-idle-node"),
         (the_ledger_of_an_earlier_loss_is_forgotten, "a-ledger-forgotten"),
         (a_commit_that_only_a_worker_knows_is_ignored, "a-commit-that-only-workers-know"),
+        (damage_is_not_told, "damage-that-nobody-is-told-of"),
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )

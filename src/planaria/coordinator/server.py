@@ -29,7 +29,9 @@ from planaria.protocol.events import (
     DecisionTook,
     Event,
     Finish,
+    Idle,
     NodeGone,
+    PieceTook,
     RanOut,
     Received,
     Restarted,
@@ -58,6 +60,9 @@ from planaria.worker.frames import FrameError, Unwanted
 
 GOODBYE_S = 5.0
 """How long workers may take to end after the run before they are killed."""
+
+REST = 1.0
+"""After a piece of a decision in advance, it rests for so many times as long: workers may need the processor."""
 
 POINTS = {
     "WorkerJoined": "join",
@@ -128,6 +133,7 @@ class Server:
         own = range(machine.settings.num_nodes) if agents is None else ()
         self._started = sorted({*map(NodeId, own), *started})
         self._wishes: list[str] = []
+        self._rests_until = 0.0
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_receiver.setblocking(False)
 
@@ -183,7 +189,7 @@ class Server:
         """
         self._begin()
         while self._executor.finished is None:
-            self._switchboard.serve(TICK_S)
+            self._switchboard.serve(self._idle())
             if "abort" in self._wishes:
                 return None
             self._look_at_the_clock()
@@ -194,6 +200,19 @@ class Server:
             if "abort" in self._wishes:
                 return None
         return self._executor.finished
+
+    def _idle(self) -> float:
+        """Prepare a decision if there is time; returns the seconds for which there is nothing to do."""
+        now = time.monotonic()
+        if now < self._rests_until:
+            return min(TICK_S, self._rests_until - now)
+        if not self._machine.thinks(now):
+            return TICK_S
+        self._machine.handle(Idle(), now)
+        took = time.monotonic() - now
+        self._machine.handle(PieceTook(took), now + took)
+        self._rests_until = now + (1 + REST) * took
+        return 0.0
 
     def _begin(self) -> None:
         if self._past is not None:

@@ -18,6 +18,7 @@ from planaria.job.settings import (
     Job,
     Launcher,
     ModelSection,
+    PolicyName,
     ResilienceSection,
     RunSection,
     TrainSection,
@@ -42,6 +43,7 @@ def check_job(job: Job) -> None:
     _check_cluster(job.cluster)
     _check_resilience(job.resilience)
     _check_run(job.run)
+    _check_morph(job)
     _check_replicas(job)
 
 
@@ -146,6 +148,7 @@ def _check_cluster(cluster: ClusterSection) -> None:
     _at_least("cluster.nodes", cluster.nodes, 1)
     _at_least("cluster.devices_per_node", cluster.devices_per_node, 1)
     _at_least("cluster.memory_gb", cluster.memory_gb, 0)
+    _positive("cluster.storage_gb_per_s", cluster.storage_gb_per_s)
     if cluster.device is Device.EMULATED and cluster.profile is None:
         _refuse(
             "cluster.device", cluster.device.value, "takes its times from a profile, and cluster.profile is missing",
@@ -209,6 +212,23 @@ def _check_run(run: RunSection) -> None:
         check_name("run.name", run.name)
     _at_least("run.checkpoint_every", run.checkpoint_every, 0)
     _at_least("run.keep_checkpoints", run.keep_checkpoints, 1)
+
+
+def _check_morph(job: Job) -> None:
+    """What a loss takes the job back to must be there, also while the next one is written."""
+    if job.resilience.policy is not PolicyName.MORPH:
+        return
+    for field, least, remedy in (
+        ("checkpoint_every", 1, "Set for instance 10: a loss costs the steps since the last checkpoint."),
+        ("keep_checkpoints", 2, "Set it to 2 or more."),
+    ):
+        value = getattr(job.run, field)
+        if value < least:
+            _refuse(
+                f"run.{field}", value,
+                'is too few for resilience.policy = "morph", which goes back to the last checkpoint after each loss',
+                remedy,
+            )  # fmt: skip
 
 
 def check_name(field: str, name: str) -> None:

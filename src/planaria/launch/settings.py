@@ -25,6 +25,7 @@ def planner_settings(job: Job) -> PlannerSettings:
         memory_bytes=int(job.cluster.memory_gb * 1e9),
         min_nodes=job.resilience.min_nodes_per_pipeline,
         schedule=ScheduleKind(job.cluster.schedule.value),
+        may_drop=job.resilience.may_drop,
     )
 
 

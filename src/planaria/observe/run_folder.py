@@ -123,6 +123,21 @@ class RunFolder:
         return self.path / "identity"
 
     @property
+    def script(self) -> Path:
+        """What a rehearsed run's nodes were to go through."""
+        return self.path / "script.jsonl"
+
+    @property
+    def drill(self) -> Path:
+        """What came of a rehearsed run, as JSON."""
+        return self.path / "drill.json"
+
+    @property
+    def drill_plots(self) -> tuple[Path, ...]:
+        """Throughput and nodes over time, as pictures."""
+        return self.path / "drill.png", self.path / "drill.svg"
+
+    @property
     def logs(self) -> Path:
         """One file a process."""
         return self.path / "logs"

@@ -9,13 +9,11 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
-
 from planaria.plan.batch import Distribution, Times, Undistributable, distribute
 from planaria.plan.errors import TooFewNodes
 from planaria.plan.instantiate import contiguous_routes, instances, instantiate, place
 from planaria.plan.placement import assign
-from planaria.plan.plan import NodeId, Pipeline, Plan, Stage, Transfer, WorkerId, runs_of
+from planaria.plan.plan import NodeId, Pipeline, Plan, WorkerId
 from planaria.plan.profile import ModelProfile
 from planaria.plan.recut import pipeline_times
 from planaria.plan.reinstantiate import How, Situation
@@ -23,7 +21,7 @@ from planaria.plan.settings import PlannerSettings
 from planaria.plan.sources import Holders
 from planaria.plan.speeds import Pace, Speeds, check_speeds, slowed, step_times
 from planaria.plan.templates import Template
-from planaria.plan.transfers import transfers
+from planaria.plan.transfers import moved
 from planaria.plan.zones import Zones
 
 
@@ -119,6 +117,11 @@ class Aftermath:
         self._paces: dict[int, Pace] = {}
 
     @property
+    def num_live(self) -> int:
+        """Nodes that pipelines can be made of."""
+        return len(self._live)
+
+    @property
     def speeds_differ(self) -> bool:
         return len({self._speed(node) for node in self._live}) > 1
 
@@ -140,9 +143,9 @@ class Aftermath:
             return None
         for at in kept:
             counts[sizes.index(self.alive[at])] += 1
-        return self._fitted(dict(zip(sizes, counts, strict=True)))
+        return self.fitted(dict(zip(sizes, counts, strict=True)))
 
-    def _fitted(self, counts: Mapping[int, int]) -> list[int]:
+    def fitted(self, counts: Mapping[int, int]) -> list[int]:
         """Sizes for so many pipelines of each: intact ones of a wanted size stay, the others are made anew."""
         wanted = Counter({size: count for size, count in counts.items() if count})
         sizes = [0] * len(self.alive)
@@ -220,36 +223,16 @@ class Aftermath:
             sync_epochs=(change.generation,) * len(profile.groups),
             schedule=change.settings.schedule,
         )
-        new, moves = self._moved(new)
+        new = moved(new, self._sources, change.leaving, change.plan.devices_of)
         before = set(change.plan.pipelines)
         return Reconfiguration(
-            plan=msgspec.structs.replace(new, transfers=moves),
+            plan=new,
             how=how,
-            transfer_bytes=sum(move.moved_bytes(profile.groups[move.group]) for move in moves),
+            transfer_bytes=sum(move.moved_bytes(profile.groups[move.group]) for move in new.transfers),
             rebuilt=tuple(at for at, pipeline in enumerate(pipelines) if pipeline not in before),
             step_time_s=max(float(time[share - 1]) for time, share in zip(times, shares, strict=True)),
-            transfer_s=_transfer_s(new, moves, profile),
+            transfer_s=_transfer_s(new, profile),
         )
-
-    def _moved(self, new: Plan) -> tuple[Plan, tuple[Transfer, ...]]:
-        """The plan's transfers. Who has no place in the plan never hears of it, and can send nothing, except for nodes
-        that leave: they take part in the step before it. The only holders of a group get a place as shadows."""
-        leaving = set(self._change.leaving)
-        told = {
-            worker: groups
-            for worker, groups in self._sources.items()
-            if worker in new.groups_of or new.node_of(worker) in leaving
-        }
-        held = {group for groups in told.values() for group in groups}
-        shadows: list[Stage] = []
-        for worker, groups in sorted(self._sources.items()):
-            if worker not in told and not held.issuperset(groups):
-                num_devices = self._change.plan.devices_of.get(worker, 1)
-                shadows += runs_of(worker, new.layers_held(groups), num_devices)
-                told[worker] = groups
-                held.update(groups)
-        new = msgspec.structs.replace(new, shadows=tuple(shadows))
-        return new, transfers(new, told)
 
     def _times(self, template: Template, pipeline: Pipeline) -> Times:
         """Step times of a template's pipeline on its nodes."""
@@ -266,11 +249,11 @@ class Aftermath:
         return self._change.speeds.get(node, 1.0)
 
 
-def _transfer_s(plan: Plan, moves: Sequence[Transfer], profile: ModelProfile) -> float:
+def _transfer_s(plan: Plan, profile: ModelProfile) -> float:
     """Seconds of the transfers at the worker that sends or receives longest."""
     sending: defaultdict[WorkerId, float] = defaultdict(float)
     receiving: defaultdict[WorkerId, float] = defaultdict(float)
-    for move in moves:
+    for move in plan.transfers:
         link = profile.links.of(same_node=plan.node_of(move.source) == plan.node_of(move.target))
         seconds = link.time_s(move.moved_bytes(profile.groups[move.group]))
         sending[move.source] += seconds

@@ -11,6 +11,7 @@ import enum
 
 import msgspec
 
+from planaria.job.settings import PolicyName
 from planaria.plan.plan import NodeId
 from planaria.protocol.messages import Commit, PlanMessage, decoded
 from planaria.protocol.records import AnyRecord
@@ -89,6 +90,12 @@ class JournalCheckpoint(JournalEntry, frozen=True, kw_only=True, tag="checkpoint
     checkpoint: CheckpointRef
 
 
+class JournalPolicy(JournalEntry, frozen=True, kw_only=True, tag="policy"):
+    """Another policy makes the plans from now on, and the user was told so."""
+
+    policy: PolicyName
+
+
 class JournalStop(JournalEntry, frozen=True, kw_only=True, tag="stop"):
     """The user wants the run to end, and was told that it will."""
 
@@ -101,7 +108,7 @@ class JournalEnd(JournalEntry, frozen=True, kw_only=True, tag="end"):
     """The run is over; its only record is the `RunEnded`."""
 
 
-LASTING = (JournalStop, JournalEnd)
+LASTING = (JournalPolicy, JournalStop, JournalEnd)
 """A user was told of them, and no worker knows them: they are written so that they, and with them all that was written
 before, outlast a power cut too."""
 
@@ -111,6 +118,7 @@ AnyEntry = (
     | JournalNode
     | JournalRecovery
     | JournalCheckpoint
+    | JournalPolicy
     | JournalStop
     | JournalRestart
     | JournalEnd

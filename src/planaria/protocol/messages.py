@@ -321,6 +321,9 @@ class Commit(Message, frozen=True, kw_only=True, tag="commit"):
         loss: mean over the step's microbatches. Workers do not need it, nor the norm; but who was told of a step can
             tell of it when the journal was lost.
         norm: global gradient norm.
+        scale: what the learning rate is multiplied by: the effective batch over the global one.
+        dropped: microbatches that were left out of the step, for good.
+        num_dropped: that were left out of this step and all before it.
     """
 
     generation: int
@@ -330,6 +333,9 @@ class Commit(Message, frozen=True, kw_only=True, tag="commit"):
     hold: bool
     loss: float = math.nan
     norm: float = math.nan
+    scale: float = 1.0
+    dropped: tuple[int, ...] = ()
+    num_dropped: int = 0
     save: Save | None = None
 
 

@@ -9,8 +9,10 @@ from dataclasses import replace
 from functools import partial
 from random import Random
 
+from planaria.job.settings import PolicyName
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.policy.choice import make_policy
+from planaria.policy.proposal import Policy
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.events import Finish, WriteManifest
 from planaria.protocol.journal import JournalCommit, JournalEntry, JournalPlan, decode_entry, encode_entry
@@ -77,6 +79,9 @@ class Cluster:
             Reference(self.algebra, setup.train),
             self.workers,
             is_clear=are_clear(schedule.faults),
+            policies=frozenset(
+                {setup.policy, *(PolicyName(f.what) for f in schedule.faults if f.kind is FaultKind.SWITCH)}
+            ),
         )
         self.settings = RunSettings(
             train=setup.train,
@@ -89,6 +94,7 @@ class Cluster:
             checkpoint_every=setup.checkpoint_every,
             resume=self._earlier_checkpoint(),
             waits=setup.waits,
+            may_drop=True,
         )
         self._policy = make_policy(setup.policy, self.profile, setup.planner)
         self._next_node = setup.num_nodes
@@ -110,11 +116,12 @@ class Cluster:
     def _serve(self, past: Past | None) -> Server:
         """A coordinator begins, or begins again."""
         setup, profile = self.schedule.setup, self.profile
-        shortages = Shortages(
-            profile,
-            lambda most_bytes: make_policy(setup.policy, profile, replace(setup.planner, memory_bytes=most_bytes)),
-        )
-        return Server(Coordinator(self.settings, self._policy, past, shortages), self, past)
+
+        def make(name: PolicyName, most_bytes: int) -> Policy:
+            return make_policy(name, profile, replace(setup.planner, memory_bytes=most_bytes))
+
+        shortages = Shortages(profile, partial(make, setup.policy))
+        return Server(Coordinator(self.settings, self._policy, past, shortages, make), self, past)
 
     def _earlier_checkpoint(self) -> CheckpointRef | None:
         """What an earlier run left."""

@@ -41,6 +41,8 @@ class FaultKind(enum.StrEnum):
     """Somebody plays the messages again that the node's workers sent on their connections."""
     CRASH = "crash"
     """The coordinator is killed, and begins again `for_s` later on its journal, which may have lost its end."""
+    SWITCH = "switch"
+    """The user wants another policy, if he may have it."""
     STOP = "stop"
     """The user ends the run."""
 
@@ -54,6 +56,7 @@ CLEAR = frozenset(
         FaultKind.FULL,
         FaultKind.REPLAY,
         FaultKind.CRASH,
+        FaultKind.SWITCH,
         FaultKind.STOP,
     }
 )
@@ -78,7 +81,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         delay_s: virtual seconds.
         for_s: how long it lasts.
         factor: of a slow node.
-        what: kind of message that is damaged ("state", "sum", "activation", "gradient"); "": any.
+        what: kind of message that is damaged ("state", "sum", "activation", "gradient"), "": any; name of a policy.
         times: how many messages are.
         cut: entries that a journal loses.
     """

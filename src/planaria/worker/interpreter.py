@@ -124,6 +124,8 @@ class Interpreter:
             self._begin_step(message.step, message.exponents)
             return
         self._sync.adopt(message.plan)
+        self._holdings.leave_out(message.plan.dropped)
+        self.losses = {m: loss for m, loss in self.losses.items() if m not in message.plan.dropped}
         born = {(microbatch, route.born) for route in message.plan.routes for microbatch in route.microbatches}
         self._holdings.compute.forget(lambda work: work in born)
         for store in (self._activations, self._gradients):
@@ -208,7 +210,7 @@ class Interpreter:
             self._faults.check(FAULT_KINDS[Op.APPLY], commit.step)
             if commit.clip_factor != NOT_APPLIED:
                 self._pace.apply(groups)
-            self._holdings.apply(groups, commit.step, commit.clip_factor)
+            self._holdings.apply(groups, commit.step, commit.clip_factor, commit.scale)
         self._holdings.keep_only(groups)
 
     @property
