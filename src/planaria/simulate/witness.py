@@ -81,6 +81,7 @@ class Witness:
         self._weather = weather
         self._profile = setup.profile
         self._strength = Strength(setup, policies)
+        self._may_go_back = PolicyName.MORPH in policies
         self.reference = reference
         self._workers = workers
         self._is_clear = is_clear
@@ -290,7 +291,7 @@ class Witness:
 
     def _must_be_lost(self, machine: Coordinator, why: str) -> None:
         """Some group has no replica left on the nodes that are in the job; or the policy goes back after any loss."""
-        if self._setup.policy is PolicyName.MORPH:
+        if self._may_go_back:
             self.require(any(isinstance(record, NodeLost) for record in self.records), f"{why}: but nobody was lost")
             return
         nodes = machine.state.nodes
@@ -345,7 +346,7 @@ class Witness:
         num_lost = sum(isinstance(record, NodeLost) for record in self.records)
         if self._strength.ever_degraded:  # who went with notice took replicas along, which was said
             num_lost += sum(isinstance(record, NodeReleased) for record in self.records)
-        if num_lost <= setup.fault_tolerance and setup.policy is not PolicyName.MORPH:
+        if num_lost <= setup.fault_tolerance and not self._may_go_back:
             went_back = any(isinstance(record, Restored) for record in self.records)
             self.require(not went_back, f"{num_lost} losses took the last replica, at f = {setup.fault_tolerance}")
             is_failed = status is RunStatus.FAILED and "there is no checkpoint" in message
