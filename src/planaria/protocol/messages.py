@@ -17,7 +17,7 @@ from planaria.plan.ledger import Ledger
 from planaria.plan.plan import Plan, Transfer, WorkerId
 from planaria.protocol.liveness import Pulse
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 """From outside: a number, not below zero, and no infinity."""
@@ -75,6 +75,12 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     pid: int
     data_address: str
     zone: ZoneName = ""
+
+
+class Proof(Message, frozen=True, kw_only=True, tag="proof"):
+    """Answer to `Challenge`: what is said on this connection is said now."""
+
+    nonce: str
 
 
 class Ready(Message, frozen=True, kw_only=True, tag="ready"):
@@ -231,6 +237,7 @@ class OutOfMemory(Message, frozen=True, kw_only=True, tag="out_of_memory"):
 
 FromWorker = (
     Hello
+    | Proof
     | Ready
     | Vote
     | Report
@@ -336,6 +343,13 @@ class Stop(Message, frozen=True, kw_only=True, tag="stop"):
     """End now; the reason is for the log."""
 
     reason: str
+
+
+class Challenge(Message, frozen=True, kw_only=True, tag="challenge"):
+    """A coordinator that began again asks whether the worker is there, or its messages are played again. It is answered
+    by `Proof` as soon as it is read, and is no order."""
+
+    nonce: str
 
 
 ToWorker = PlanMessage | Halt | Commit | Recall | Resend | Save | Stop

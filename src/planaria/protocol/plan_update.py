@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from planaria.plan.plan import Pipeline, Plan, Route, Stage, Transfer, WorkerId
-from planaria.protocol.messages import Message, PlanMessage, StateSource, ToWorker, decoded
+from planaria.protocol.messages import Challenge, Message, PlanMessage, StateSource, ToWorker, decoded
 
 Item = TypeVar("Item")
 
@@ -169,17 +169,17 @@ def updated(before: PlanMessage, update: PlanUpdate) -> PlanMessage:
     )
 
 
-_decoder = msgspec.msgpack.Decoder(ToWorker | PlanUpdate)
+_decoder = msgspec.msgpack.Decoder(ToWorker | Challenge | PlanUpdate)
 
 
-def decode_order(data: bytes, last: PlanMessage | None) -> ToWorker:
+def decode_order(data: bytes, last: PlanMessage | None) -> ToWorker | Challenge:
     """A message of the coordinator, where `last` is the plan that came before it.
 
     Raises:
         UpdateError: it is an update of another plan.
         msgspec.DecodeError: it is not a message of the coordinator.
     """
-    message: ToWorker | PlanUpdate = decoded(_decoder, data)
+    message: ToWorker | Challenge | PlanUpdate = decoded(_decoder, data)
     if not isinstance(message, PlanUpdate):
         return message
     if last is None:
@@ -193,7 +193,7 @@ class Orders:
     def __init__(self) -> None:
         self._last: PlanMessage | None = None
 
-    def decode(self, data: bytes) -> ToWorker:
+    def decode(self, data: bytes) -> ToWorker | Challenge:
         """Raises ValueError for anything that is not a message of the coordinator, or an update without its base."""
         message = decode_order(data, self._last)
         if isinstance(message, PlanMessage):

@@ -179,6 +179,9 @@ class _Watched:
     def with_speeds(self, speeds: Any) -> _Watched:
         return _Watched(self._policy.with_speeds(speeds), self._told)
 
+    def with_zones(self, zones: Any) -> _Watched:
+        return _Watched(self._policy.with_zones(zones), self._told)
+
     def with_outlook(self, outlook: Any) -> _Watched:
         return _Watched(self._policy.with_outlook(outlook), self._told)
 
