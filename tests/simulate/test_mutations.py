@@ -6,7 +6,7 @@ A schedule that finds a mutation keeps every promise without it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from planaria.plan import aftermath, salvage
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, Plan, Transfer, WorkerId
 from planaria.plan.sources import Holders
-from planaria.policy import templates
+from planaria.policy import drop, templates
 from planaria.policy.proposal import Proposal
 from planaria.policy.reroute import ReroutePolicy
 from planaria.policy.templates import TemplatesPolicy
@@ -45,6 +45,7 @@ from planaria.protocol.transitions import TRANSITIONS
 from planaria.protocol.worker import Adopt, Apply, WorkerMachine
 from planaria.simulate import wire
 from planaria.simulate.faults import FaultKind
+from planaria.simulate.holdings import Holdings as SimulatedHoldings
 from planaria.simulate.interpreter import Interpreter
 from planaria.simulate.schedule import Schedule, schedule
 from planaria.simulate.search import error_of, first_line
@@ -133,7 +134,7 @@ def shadows_are_left_out_of_the_step(patch: Patch) -> None:
         owned = set(self.plan.layers_of.get(self._worker, ()))
         groups = self.plan.groups_of[self._worker]
         mine = [g for g in groups if owned.intersection(self.plan.groups[g].layers)]
-        self._holdings.apply(mine, commit.step, commit.clip_factor)
+        self._holdings.apply(mine, commit.step, commit.clip_factor, commit.scale)
         for group in groups:
             self._holdings.replicas[group].step = commit.step
         self._holdings.keep_only(groups)
@@ -185,8 +186,8 @@ def fault_tolerance_is_quietly_lowered(patch: Patch) -> None:
 
 
 def _without_tolerance(initial_plan: Callable[..., Plan]) -> Callable[..., Plan]:
-    def lenient(profile: Any, shapes: Any, settings: Any, nodes: Any, generation: int) -> Plan:
-        return initial_plan(profile, shapes, replace(settings, fault_tolerance=0), nodes, generation)
+    def lenient(profile: Any, shapes: Any, settings: Any, nodes: Any, generation: int, **others: Any) -> Plan:
+        return initial_plan(profile, shapes, replace(settings, fault_tolerance=0), nodes, generation, **others)
 
     return lenient
 
@@ -289,6 +290,29 @@ def an_update_forgets_how_rerouted_work_is_ordered(patch: Patch) -> None:
     patch.setattr(wire, "difference", forgetful)
 
 
+def what_is_left_out_stays_in_the_sum(patch: Patch) -> None:
+    patch.setattr(SimulatedHoldings, "leave_out", lambda self, microbatches: None)
+
+
+def the_rate_is_not_scaled(patch: Patch) -> None:
+    apply = SimulatedHoldings.apply
+
+    def unscaled(self: SimulatedHoldings, groups: Iterable[int], step: int, factor: float, scale: float) -> None:
+        apply(self, groups, step, factor, 1.0)
+
+    patch.setattr(SimulatedHoldings, "apply", unscaled)
+
+
+def sums_go_on_though_samples_are_left_out(patch: Patch) -> None:
+    """What was sent of an accumulator has some of them."""
+    finish = drop.finish_without
+
+    def without_new_epochs(plan: Plan, *rest: Any) -> Plan:
+        return msgspec.structs.replace(finish(plan, *rest), sync_epochs=plan.sync_epochs)
+
+    patch.setattr(drop, "finish_without", without_new_epochs)
+
+
 # Mistakes that were made once
 
 
@@ -343,6 +367,9 @@ MUTATIONS: Mapping[Callable[[Patch], None], frozenset[FaultKind]] = {
     a_node_is_judged_by_what_another_measured: SLOWNESS,
     a_step_that_is_to_begin_afresh_goes_on: DAMAGES,
     damage_is_not_told: DAMAGES,
+    what_is_left_out_stays_in_the_sum: LOSSES,
+    the_rate_is_not_scaled: LOSSES,
+    sums_go_on_though_samples_are_left_out: LOSSES,
     degraded_plans_do_not_say_so: LOSSES,
     degraded_plans_are_refused: LOSSES,
     an_update_forgets_how_rerouted_work_is_ordered: LOSSES,

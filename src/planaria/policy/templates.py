@@ -18,6 +18,7 @@ from planaria.plan.placement import Holders
 from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError, WorkerId
 from planaria.plan.profile import ModelProfile
 from planaria.plan.reconfigure import STEPS_AHEAD, Change, How, Reconfiguration, reconfigure
+from planaria.plan.replicas import lacking
 from planaria.plan.respeed import candidates
 from planaria.plan.salvage import LayerHolders, finish_step
 from planaria.plan.settings import PlannerSettings
@@ -218,7 +219,9 @@ class TemplatesPolicy:
             return None
         reason = f"{_changes(plan, target.plan)} after this step; what has to move moves beside it."
         proposal = self._proposal(new, reason, target.transfer_bytes, "warm up")
-        return dataclasses.replace(proposal, dropped=plan.dropped)
+        # It goes on as it is, though another policy may have made it.
+        short = bool(lacking(new, self._settings.fault_tolerance))
+        return dataclasses.replace(proposal, is_degraded=short, dropped=plan.dropped)
 
     def finish_step(
         self,
