@@ -16,7 +16,7 @@ from planaria.plan.ledger import Ledger
 from planaria.plan.plan import Plan, Transfer, WorkerId
 from planaria.protocol.liveness import Pulse
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 """From outside: a number, not below zero, and no infinity."""
