@@ -6,7 +6,7 @@ A schedule that finds a mutation keeps every promise without it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from planaria.plan.plan import NodeId, WorkerId
+from planaria.plan.plan import NodeId, Plan, WorkerId
+from planaria.policy import drop
 from planaria.policy.reroute import ReroutePolicy
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol import placing, plan_update
@@ -30,6 +31,7 @@ from planaria.protocol.speeds import Speeds
 from planaria.protocol.worker import Apply, WorkerMachine
 from planaria.simulate import wire
 from planaria.simulate.faults import FaultKind
+from planaria.simulate.holdings import Holdings as SimulatedHoldings
 from planaria.simulate.interpreter import Interpreter
 from planaria.simulate.schedule import Schedule, schedule
 from planaria.simulate.search import error_of, first_line
@@ -172,6 +174,29 @@ def an_update_forgets_how_rerouted_work_is_ordered(patch: Patch) -> None:
     patch.setattr(wire, "difference", forgetful)
 
 
+def what_is_left_out_stays_in_the_sum(patch: Patch) -> None:
+    patch.setattr(SimulatedHoldings, "leave_out", lambda self, microbatches: None)
+
+
+def the_rate_is_not_scaled(patch: Patch) -> None:
+    apply = SimulatedHoldings.apply
+
+    def unscaled(self: SimulatedHoldings, groups: Iterable[int], step: int, factor: float, scale: float) -> None:
+        apply(self, groups, step, factor, 1.0)
+
+    patch.setattr(SimulatedHoldings, "apply", unscaled)
+
+
+def sums_go_on_though_samples_are_left_out(patch: Patch) -> None:
+    """What was sent of an accumulator has some of them."""
+    finish = drop.finish_without
+
+    def without_new_epochs(plan: Plan, *rest: Any) -> Plan:
+        return msgspec.structs.replace(finish(plan, *rest), sync_epochs=plan.sync_epochs)
+
+    patch.setattr(drop, "finish_without", without_new_epochs)
+
+
 # Mistakes that were made once
 
 
@@ -221,6 +246,9 @@ MUTATIONS: Mapping[Callable[[Patch], None], frozenset[FaultKind]] = {
     a_speed_of_one_node_is_applied_to_another: SLOWNESS,
     a_node_is_judged_by_what_another_measured: SLOWNESS,
     a_step_that_is_to_begin_afresh_goes_on: DAMAGES,
+    what_is_left_out_stays_in_the_sum: LOSSES,
+    the_rate_is_not_scaled: LOSSES,
+    sums_go_on_though_samples_are_left_out: LOSSES,
     degraded_plans_do_not_say_so: LOSSES,
     degraded_plans_are_refused: LOSSES,
     an_update_forgets_how_rerouted_work_is_ordered: LOSSES,
