@@ -13,7 +13,9 @@ from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, L
 from planaria.plan.settings import PlannerSettings
 from planaria.policy.choice import make_policy
 from planaria.simulate.macro.account import Prices, RunResult, estimate, summarise
+from planaria.simulate.macro.engine import Simulation
 from planaria.simulate.macro.experiment import Experiment
+from planaria.simulate.macro.moments import Memory
 from planaria.simulate.macro.references import limit_samples_per_s
 from planaria.simulate.macro.state import canonical
 from planaria.simulate.macro.timings import Timings
@@ -100,6 +102,15 @@ def test_nothing_is_found_out_twice() -> None:
     simulation.run(trace(1))
     assert found > 0
     assert simulation.memory.num_found == found
+
+
+def test_what_is_forgotten_is_found_out_again() -> None:
+    about = experiment()
+    policy = make_policy(PolicyName.TEMPLATES, about.profile, about.settings)
+    simulation = about.simulation("templates", policy)
+    small = Simulation(simulation.subject, about.terms, Memory(simulation.subject, most_workers=20))
+    assert small.run(trace(1)) == simulation.run(trace(1))
+    assert small.memory.num_forgotten > 1
 
 
 @pytest.mark.parametrize("seed", range(4))
