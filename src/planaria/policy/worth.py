@@ -12,15 +12,6 @@ from dataclasses import dataclass
 from planaria.plan.plan import NodeId
 from planaria.policy.outlook import Outlook
 
-CHANGE_S = 0.005
-"""From the last vote under one plan to the first instruction under the next, beside what a commit and the decision
-take: everybody waits for the plan. A guess, of the order of what 6 workers on emulated devices lost on a machine that
-others used too (2 to 90 ms, the decision included); `benchmarks/adaptive.py` measures it (`adaptive.change`)."""
-
-RESTORE_S = 1.0
-"""From the loss of a layer's last replica to the first step from a checkpoint, beside the steps that are lost. A guess:
-reading takes as long as the disk does. It counts only against plans of which one loss takes a last replica."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
@@ -73,7 +64,7 @@ def _at_stake_s(step_time_s: float, outlook: Outlook, seconds: float) -> float:
     work_s = outlook.steps_at_stake * step_time_s + seconds
     if outlook.checkpoint_every:
         work_s = min(work_s, max(outlook.checkpoint_every, outlook.steps_at_stake) * step_time_s)
-    return RESTORE_S + work_s
+    return outlook.restore_s + work_s
 
 
 def peril(holders: Iterable[tuple[NodeId, Collection[int]]], num_groups: int) -> float:
