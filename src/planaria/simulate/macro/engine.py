@@ -374,8 +374,8 @@ class Following:
         if moment.is_waiting:
             self._causes[Cause.IDLE] += max(0.0, due - now)
             now = max(now, due)
-        for what, number in struck:
-            if due <= now or moment.is_waiting:
+        for place, (what, number) in enumerate(struck):
+            if place or due <= now or moment.is_waiting:  # together with the one before, or at once
                 part = -1
             else:
                 part = min(memory.num_parts - 1, int((due - now) / moment.lasts_s * memory.num_parts))
