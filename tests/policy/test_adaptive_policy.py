@@ -18,6 +18,7 @@ from planaria.plan.replicas import lacking
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.validate import validate
 from planaria.policy.adaptive import AdaptivePolicy
+from planaria.policy.next_loss import next_loss_s
 from planaria.policy.outlook import CHANGE_S, RESTORE_S, Outlook
 from planaria.policy.proposal import Proposal
 from planaria.policy.rebuilding import Searched
@@ -74,6 +75,20 @@ def test_what_a_last_replica_costs() -> None:
     assert worth(course, saved, 100.0).risk_s == pytest.approx(0.25 * 20 / 100 * (RESTORE_S + 60 * 0.5))
 
 
+def test_what_the_next_loss_costs() -> None:
+    """Of two pipelines the one that is left does the work of both; of three, two share it."""
+    course = Course(step_time_s=0.5, transition_s=0.0, peril_before=0.0, peril=0.0, loss_s=10.0)
+    assert worth(course, Outlook(time_to_failure_s=100.0), 100.0).steps_per_s == pytest.approx(2 * 90 / 100)
+    assert worth(course, Outlook(time_to_failure_s=100.0), 20.0).steps_per_s == pytest.approx(2 * 18 / 20), "the end"
+    costs = []
+    for nodes in (6, 9, 18):
+        plan = started(SMALL, settings(nodes, 3, 36))[1]
+        step_s = step_time_s(plan, SMALL)
+        costs.append(next_loss_s(plan, SMALL, step_s) / step_s)
+    assert pytest.approx(costs[0]) == 0.5
+    assert costs[0] > costs[1] > costs[2] > 0
+
+
 def test_the_horizon_ends_with_the_job() -> None:
     assert horizon_s(Outlook(time_to_failure_s=100.0), 1.0) == 100
     assert horizon_s(Outlook(time_to_failure_s=100.0, steps_left=7), 2.0) == 14
@@ -127,6 +142,7 @@ def test_the_best_of_what_the_others_propose(seed: int) -> None:
             transition_s=CHANGE_S + transfer_time(alone.plan, profile.links).time_s,
             peril_before=peril_of(plan, held(plan, *lost)),
             peril=peril_of(alone.plan, alone.plan.groups_of),
+            loss_s=next_loss_s(alone.plan, profile, step_time_s(alone.plan, profile)),
         )
         value = worth(course, Outlook(time_to_failure_s=time_s), time_s)
         assert best.samples_per_s >= value.steps_per_s * of.num_microbatches * (1 - 1e-9)

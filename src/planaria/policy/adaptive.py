@@ -182,7 +182,11 @@ class AdaptivePolicy(ReroutePolicy):
         proposal = option.offer.proposal
         transition_s = self._transition_s(option)
         course = Course(
-            step_time_s=proposal.step_time_s, transition_s=transition_s, peril_before=peril_now, peril=option.peril
+            step_time_s=proposal.step_time_s,
+            transition_s=transition_s,
+            peril_before=peril_now,
+            peril=option.peril,
+            loss_s=option.loss_s,
         )
         value = worth(course, self._outlook, horizon)
         samples = self._settings.num_microbatches * self._profile.microbatch_size
@@ -194,6 +198,7 @@ class AdaptivePolicy(ReroutePolicy):
             memory_bytes=option.memory_bytes,
             is_degraded=option.is_degraded,
             risk_s=value.risk_s,
+            loss_s=option.loss_s,
             samples_per_s=samples * value.steps_per_s,
         )
 

@@ -15,6 +15,7 @@ from planaria.estimate.memory import fullest_device_bytes
 from planaria.estimate.transition import transfer_time
 from planaria.plan.plan import PlanError, ScheduleKind
 from planaria.plan.replicas import lacking
+from planaria.policy.next_loss import next_loss_s
 from planaria.policy.pieces import Pieces
 from planaria.policy.question import Question
 from planaria.policy.reroute import REROUTE, ReroutePolicy
@@ -38,6 +39,7 @@ class Option:
         is_awaited: somebody who has other work waits for the state first.
         is_degraded: some layer has fewer than f + 1 replicas under the plan that lasts.
         memory_bytes: of the fullest device under that plan.
+        loss_s: see `Course`.
         peril: of the nodes under that plan, the share of which each has a last replica.
     """
 
@@ -49,6 +51,7 @@ class Option:
     is_degraded: bool
     memory_bytes: int
     peril: float
+    loss_s: float
 
     @property
     def step_time_s(self) -> float:
@@ -122,6 +125,7 @@ def _option(planner: ReroutePolicy, offer: Offer) -> Option:
         is_awaited=True,
         is_degraded=bool(lacking(plan, planner.settings.fault_tolerance)),
         memory_bytes=fullest_device_bytes(plan, planner.profile),
+        loss_s=next_loss_s(plan, planner.profile, offer.proposal.step_time_s),
         peril=peril(((plan.node_of(w), groups) for w, groups in plan.groups_of.items()), len(plan.groups)),
     )
 

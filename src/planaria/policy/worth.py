@@ -22,12 +22,14 @@ class Course:
         transition_s: before that, without gain.
         peril_before: of the next losses, the share that takes a last replica while the transition lasts.
         peril: likewise under the plan.
+        loss_s: by how much longer the step takes under the plan in which the next node is lost.
     """
 
     step_time_s: float
     transition_s: float
     peril_before: float
     peril: float
+    loss_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,8 @@ def worth(course: Course, outlook: Outlook, seconds: float) -> Worth:
     before_s = min(course.transition_s, seconds)
     share = (course.peril_before * before_s + course.peril * (seconds - before_s)) / outlook.time_to_failure_s
     risk_s = share * _at_stake_s(course.step_time_s, outlook, seconds)
-    gained_s = max(0.0, seconds - course.transition_s - risk_s)
+    loss_s = min(1.0, seconds / outlook.time_to_failure_s) * course.loss_s
+    gained_s = max(0.0, seconds - course.transition_s - risk_s - loss_s)
     return Worth(risk_s=risk_s, steps_per_s=gained_s / (seconds * course.step_time_s))
 
 

@@ -13,7 +13,9 @@ from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, L
 from planaria.plan.settings import PlannerSettings
 from planaria.policy.choice import make_policy
 from planaria.simulate.macro.account import Prices, RunResult, estimate, summarise
+from planaria.simulate.macro.engine import Simulation
 from planaria.simulate.macro.experiment import Experiment
+from planaria.simulate.macro.moments import Memory
 from planaria.simulate.macro.references import limit_samples_per_s
 from planaria.simulate.macro.state import canonical
 from planaria.simulate.macro.timings import Timings
@@ -102,6 +104,15 @@ def test_nothing_is_found_out_twice() -> None:
     assert simulation.memory.num_found == found
 
 
+def test_what_is_forgotten_is_found_out_again() -> None:
+    about = experiment()
+    policy = make_policy(PolicyName.TEMPLATES, about.profile, about.settings)
+    simulation = about.simulation("templates", policy)
+    small = Simulation(simulation.subject, about.terms, Memory(simulation.subject, most_workers=20))
+    assert small.run(trace(1)) == simulation.run(trace(1))
+    assert small.memory.num_forgotten > 1
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_the_causes_are_all_of_the_time(seed: int) -> None:
     about = experiment()
@@ -169,6 +180,20 @@ def test_a_notice_saves_the_work_of_the_step() -> None:
     assert told.plans == {"warm up": 1, "reconfigure": 1}
     assert told.survived == {}
     assert told.seconds_by["detection"] == 0 < struck.seconds_by["detection"]
+
+
+def test_morph_goes_back_to_its_checkpoint_at_each_loss() -> None:
+    (run,), (templates,) = (experiment().run(name, [losing(1000.0, 2000.0)]) for name in ("morph", "templates"))
+    assert run.survived == {"checkpoint": 2}
+    assert run.fatal == run.plans["restore"] == 2
+    assert run.seconds_by["redone"] > templates.seconds_by["redone"]
+    assert run.steps < templates.steps
+
+
+def test_what_drop_leaves_out_is_no_sample() -> None:
+    (run,) = experiment().run("drop", [losing(1000.0)])
+    assert run.survived
+    assert 0.6 * 24 * run.steps < run.samples < 24 * run.steps
 
 
 def test_it_waits_for_the_first_nodes() -> None:

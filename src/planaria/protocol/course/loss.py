@@ -15,7 +15,7 @@ def lose(run: Run, event: NodeGone) -> list[Command]:
     """Fence a node and forget its workers."""
     if event.ran_out is not None:
         event = run.shortages.note(event, run.current, run.step)
-    run.failures.lost(run.step)
+    run.failures.lost(run.step, run.now)
     run.moving.stop()
     run.standing.lost(event.node)
     run.placing.forget(event.node, run.step)

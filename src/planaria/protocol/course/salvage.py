@@ -77,10 +77,10 @@ def _finish_step(run: Run, holders: Holders) -> list[Command]:
     return take(run, proposal, Purpose.FINISH_STEP, StateSource.LIVE)
 
 
-LONG = 1.5
+LONG = 1.1
 """A rest of a step that takes so many steps of the plan before it, or more, is held against the step begun anew."""
 
-CLEARLY = 0.8
+CLEARLY = 0.9
 """It is begun anew where that takes so much less, by estimate: what is done is done, and the estimate may be off."""
 
 
