@@ -29,11 +29,13 @@ from planaria.protocol.course import boundary, step, take
 from planaria.protocol.course import salvage as course_salvage
 from planaria.protocol.course.run import Run
 from planaria.protocol.events import Command, Evict, Received
+from planaria.protocol.journal import AnyEntry, JournalCommit
 from planaria.protocol.kept import Kept
 from planaria.protocol.liveness import Liveness
 from planaria.protocol.mail import Key, Mail
 from planaria.protocol.membership import Membership
 from planaria.protocol.messages import Commit, PlanMessage, Vote
+from planaria.protocol.past import Past
 from planaria.protocol.phases import Phase
 from planaria.protocol.placing import Placing, Situation
 from planaria.protocol.returning import Returning
@@ -311,6 +313,17 @@ def what_idle_workers_hold_is_forgotten(patch: Patch) -> None:
     patch.setattr(Kept, "added_to", lambda self, holders, step: dict(holders))
 
 
+def a_commit_that_was_undone_is_told_again(patch: Patch) -> None:
+    """By a coordinator that begins on a journal whose last plan goes back."""
+    after = Past.after
+
+    def telling_all(self: Past, entry: AnyEntry) -> Past:
+        past = after(self, entry)
+        return past if isinstance(entry, JournalCommit) else replace(past, records=self.records + entry.records)
+
+    patch.setattr(Past, "after", telling_all)
+
+
 LOSSES = frozenset({FaultKind.KILL})
 VISITS = frozenset({FaultKind.NOTICE, FaultKind.DRAIN})
 HANGS = frozenset({FaultKind.FREEZE, FaultKind.STUCK, FaultKind.HANG})
@@ -375,6 +388,7 @@ def test_a_broken_protocol_is_found(mutation: Callable[[Patch], None]) -> None:
         (what_idle_workers_hold_is_forgotten, "a-replica-on-an-idle-node"),
         (the_ledger_of_an_earlier_loss_is_forgotten, "a-ledger-forgotten"),
         (damage_is_not_told, "damage-that-nobody-is-told-of"),
+        (a_commit_that_was_undone_is_told_again, "a-commit-told-after-it-was-undone"),
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )
