@@ -184,7 +184,7 @@ def _check_recoveries(outcome: Outcome, per_node: int) -> None:
             assert set(recovery.lost_nodes) <= set(seen)
             assert recovery.microbatches_rerun <= recovery.microbatches_per_step
             assert recovery.resume_ms >= 0
-    last_commit = max((at for at, r in enumerate(outcome.records) if isinstance(r, COMMITTED)), default=0)
+    last_commit = _last_commit(outcome)
     started = next((at for at, r in enumerate(outcome.records) if isinstance(r, PlanTaken)), 0)
     used: set[int] = set()
     for record in outcome.records[started:last_commit]:
@@ -194,3 +194,14 @@ def _check_recoveries(outcome: Outcome, per_node: int) -> None:
             used = set()  # who dies now struck no step
         if isinstance(record, NodeLost) and record.node in used:
             assert record.node in told, f"node {record.node} was lost and survived, and no recovery tells of it"
+
+
+def _last_commit(outcome: Outcome) -> int:
+    """The place among the records of the last commit that no restore undid."""
+    stands = math.inf
+    for at, record in reversed(list(enumerate(outcome.records))):
+        if isinstance(record, Restored):
+            stands = min(stands, record.to_step)
+        elif isinstance(record, COMMITTED) and record.step <= stands:
+            return at
+    return 0

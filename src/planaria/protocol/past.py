@@ -131,7 +131,15 @@ class Past:
         skipped = frozenset(step for step in self.skipped_steps if step < entry.message.step)
         back = sum(record.from_step - record.to_step for record in entry.records if isinstance(record, Restored))
         redone = self.steps_redone + back if self.losses else 0
-        return replace(self, plan=entry, newcomers=newcomers, commit=None, skipped_steps=skipped, steps_redone=redone)
+        return replace(
+            self,
+            plan=entry,
+            newcomers=newcomers,
+            commit=None,
+            skipped_steps=skipped,
+            steps_redone=redone,
+            has_resumed=False,
+        )
 
     def _with_node(self, entry: JournalNode) -> Past:
         node = frozenset({entry.node})
