@@ -71,6 +71,7 @@ class PlanUpdate(Message, frozen=True, kw_only=True, tag="plan_update"):
     source: StateSource
     folder: str
     afresh: bool
+    begun: int
 
 
 class UpdateError(ValueError):
@@ -111,6 +112,7 @@ def difference(before: PlanMessage, after: PlanMessage) -> PlanUpdate | None:
         source=after.source,
         folder=after.folder,
         afresh=after.afresh,
+        begun=after.begun,
     )
 
 
@@ -162,6 +164,7 @@ def updated(before: PlanMessage, update: PlanUpdate) -> PlanMessage:
         source=update.source,
         folder=update.folder,
         afresh=update.afresh,
+        begun=update.begun,
     )
 
 
