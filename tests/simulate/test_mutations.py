@@ -20,11 +20,13 @@ from planaria.policy.reroute import ReroutePolicy
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol import placing, plan_update
 from planaria.protocol.events import Command, Evict
+from planaria.protocol.journal import AnyEntry, JournalCommit
 from planaria.protocol.kept import Kept
 from planaria.protocol.liveness import Liveness
 from planaria.protocol.mail import Key, Mail
 from planaria.protocol.membership import Membership
 from planaria.protocol.messages import Commit, PlanMessage, Returned
+from planaria.protocol.past import Past
 from planaria.protocol.returning import Returning
 from planaria.protocol.saving import Checkpoints, Saving
 from planaria.protocol.speeds import Speeds
@@ -215,6 +217,17 @@ def what_idle_workers_hold_is_forgotten(patch: Patch) -> None:
     patch.setattr(Kept, "added_to", lambda self, holders, step: dict(holders))
 
 
+def a_commit_that_was_undone_is_told_again(patch: Patch) -> None:
+    """By a coordinator that begins on a journal whose last plan goes back."""
+    after = Past.after
+
+    def telling_all(self: Past, entry: AnyEntry) -> Past:
+        past = after(self, entry)
+        return past if isinstance(entry, JournalCommit) else replace(past, records=self.records + entry.records)
+
+    patch.setattr(Past, "after", telling_all)
+
+
 LOSSES = frozenset({FaultKind.KILL})
 VISITS = frozenset({FaultKind.NOTICE, FaultKind.DRAIN})
 HANGS = frozenset({FaultKind.FREEZE, FaultKind.STUCK, FaultKind.HANG})
@@ -283,6 +296,7 @@ def test_a_broken_protocol_is_found(mutation: Callable[[Patch], None]) -> None:
         (the_ledger_of_an_earlier_loss_is_forgotten, "a-ledger-forgotten"),
         (a_commit_that_only_a_worker_knows_is_ignored, "a-commit-that-only-workers-know"),
         (damage_is_not_told, "damage-that-nobody-is-told-of"),
+        (a_commit_that_was_undone_is_told_again, "a-commit-told-after-it-was-undone"),
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )

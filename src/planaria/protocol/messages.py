@@ -266,6 +266,8 @@ class PlanMessage(Message, frozen=True, kw_only=True, tag="plan"):
         source: where replicas that the worker lacks come from.
         folder: the checkpoint, when that is the source.
         afresh: what was done of the step counts no more, and it is begun again.
+        begun: generation of the plan under which the step was begun, as it counts. A worker for whom no plan since then
+            had a place may have been in a step of that number before the job went back: what it has of that is nothing.
     """
 
     plan: Plan
@@ -275,6 +277,7 @@ class PlanMessage(Message, frozen=True, kw_only=True, tag="plan"):
     source: StateSource
     folder: str = ""
     afresh: bool = False
+    begun: int = -1
 
 
 class Halt(Message, frozen=True, kw_only=True, tag="halt"):

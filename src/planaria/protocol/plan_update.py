@@ -73,6 +73,7 @@ class PlanUpdate(Message, frozen=True, kw_only=True, tag="plan_update"):
     source: StateSource
     folder: str
     afresh: bool
+    begun: int
 
 
 class UpdateError(ValueError):
@@ -114,6 +115,7 @@ def difference(before: PlanMessage, after: PlanMessage) -> PlanUpdate | None:
         source=after.source,
         folder=after.folder,
         afresh=after.afresh,
+        begun=after.begun,
     )
 
 
@@ -166,6 +168,7 @@ def updated(before: PlanMessage, update: PlanUpdate) -> PlanMessage:
         source=update.source,
         folder=update.folder,
         afresh=update.afresh,
+        begun=update.begun,
     )
 
 

@@ -16,6 +16,7 @@ from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.events import Finish, WriteManifest
 from planaria.protocol.journal import JournalCommit, JournalPlan
 from planaria.protocol.messages import Commit, StateSource, ToWorker
+from planaria.protocol.phases import Phase
 from planaria.protocol.records import (
     AnyRecord,
     NodeJoined,
@@ -233,7 +234,12 @@ class Witness:
     def sent(self, machine: Coordinator, message: ToWorker) -> None:
         """A commit after which everybody goes on begins the next step."""
         if isinstance(message, Commit) and not message.hold and message.step == self._begun:
-            self._begin(machine, message.step + 1)
+            if machine.phase is Phase.SALVAGING or machine.plan.generation > message.generation:
+                self._begun += (
+                    1  # an earlier coordinator committed it; a loss since then has struck the next one already
+                )
+            else:
+                self._begin(machine, message.step + 1)
 
     def _begin(self, machine: Coordinator, step: int) -> None:
         self._begun = step

@@ -81,11 +81,13 @@ class Attempt:
         ballot: of the votes under the plan in force; None before there is one.
         unready: workers whose state is on its way, or who stopped inside the step.
         salvage: of the losses.
+        begun_in: generation of the plan under which it began.
         is_void: nobody can finish what others began of the step: it is begun anew.
     """
 
     def __init__(self) -> None:
         self.began = 0.0
+        self.begun_in = -1
         self.ballot: Ballot | None = None
         self.unready: set[WorkerId] = set()
         self.salvage = Salvage()
