@@ -67,11 +67,11 @@ class Durations:
     ) -> float:
         times = self._times[devices]
         total = 0.0
-        if op is Op.FORWARD:
+        if op in (Op.FORWARD, Op.SHADOW_FORWARD):
             total += sum(t.forward_s for t in times[first:end])
-        if op in (Op.BACKWARD, Op.BACKWARD_INPUT):
+        if op in (Op.BACKWARD, Op.BACKWARD_INPUT, Op.SHADOW_BACKWARD):
             total += sum(t.backward_input_s for t in times[first:end])
-        if op in (Op.BACKWARD, Op.BACKWARD_WEIGHT):
+        if op in (Op.BACKWARD, Op.BACKWARD_WEIGHT, Op.SHADOW_BACKWARD):
             total += sum(times[layer].backward_weight_s for layer in counted)
         return total / speed
 

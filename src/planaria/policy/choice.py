@@ -6,6 +6,7 @@ from planaria.job.settings import PolicyName
 from planaria.plan.profile import ModelProfile
 from planaria.plan.settings import PlannerSettings
 from planaria.policy.adaptive import AdaptivePolicy
+from planaria.policy.redundancy import RedundancyPolicy
 from planaria.policy.reroute import ReroutePolicy
 from planaria.policy.templates import TemplatesPolicy
 
@@ -21,5 +22,7 @@ def make_policy(name: PolicyName, profile: ModelProfile, settings: PlannerSettin
             return TemplatesPolicy(profile, settings)
         case PolicyName.REROUTE:
             return ReroutePolicy(profile, settings)
+        case PolicyName.REDUNDANCY:
+            return RedundancyPolicy(profile, settings)
         case PolicyName.ADAPTIVE:
             return AdaptivePolicy(profile, settings)

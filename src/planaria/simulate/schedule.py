@@ -7,7 +7,7 @@ from random import Random
 import msgspec
 
 from planaria.job.settings import PolicyName
-from planaria.plan.plan import ScheduleKind
+from planaria.plan.plan import Redundancy, ScheduleKind
 from planaria.simulate.faults import Fault, FaultKind
 from planaria.simulate.manners import MANNERS, WEIGHTS, damages, slowness, when
 from planaria.simulate.setup import Setup
@@ -85,6 +85,7 @@ def _setup(draw: Random) -> Setup:
         skips=skips,
         done=draw.randint(1, steps - 1) if draw.random() < 0.1 else 0,
         policy=draw.choice([*PolicyName]),
+        redundancy=draw.choice([*Redundancy]),
     )
 
 

@@ -7,7 +7,7 @@ from random import Random
 import msgspec
 
 from planaria.job.settings import PolicyName, TrainSection, WhenNotFinite
-from planaria.plan.plan import Group, ScheduleKind
+from planaria.plan.plan import Group, Redundancy, ScheduleKind
 from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
 from planaria.plan.settings import PlannerSettings
 
@@ -32,6 +32,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         skips: steps that are not finite; else they end the run.
         done: steps of an earlier run, from whose checkpoint this one begins.
         policy: that makes the plans.
+        redundancy: what shadows compute, under the policy of that name.
     """
 
     num_layers: int
@@ -50,6 +51,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     skips: bool = False
     done: int = 0
     policy: PolicyName = PolicyName.TEMPLATES
+    redundancy: Redundancy = Redundancy.EAGER_LAZY
 
     @property
     def needed_nodes(self) -> int:
@@ -75,6 +77,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             devices_per_node=self.devices_per_node,
             min_nodes=self.min_nodes,
             schedule=self.order,
+            redundancy=self.redundancy,
         )
 
     @property

@@ -1,7 +1,8 @@
 """Strength: how many replicas a plan keeps on live nodes, what its users were told of it, and whether that is true.
 
 Under `templates` every step begins with f + 1 whole pipelines. Under `reroute` and `adaptive` a plan may keep fewer
-replicas of some layer, but only if it says so, at the moment at which it is taken; f itself is never lowered.
+replicas of some layer, but only if it says so, at the moment at which it is taken; f itself is never lowered. Under
+`redundancy` shadows are replicas too.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Strength:
     def begun(self, plan: Plan, live: Collection[int], step: int) -> str | None:
         """A step is begun under a plan; returns what is wrong with that."""
         setup = self._setup
-        if setup.policy in MAY_BE_DEGRADED:
+        if setup.policy is PolicyName.REDUNDANCY or setup.policy in MAY_BE_DEGRADED:
             fewest = min(len({plan.node_of(w) for w in owners} & set(live)) for owners in plan.owners_of)
             if fewest > setup.fault_tolerance or self.is_degraded or (self.is_degraded is None and fewest):
                 return None
