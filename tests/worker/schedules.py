@@ -11,7 +11,7 @@ import msgspec
 from tests.worker.cluster import Crash, Kill, Visit, Weather
 
 from planaria.job.parse import job_from_table, validated
-from planaria.job.settings import Job, PolicyName, WhenExhausted
+from planaria.job.settings import Job, PolicyName, RedundancyMode, WhenExhausted
 
 INSTRUCTIONS = ("load", "forward", "backward", "send", "recv", "sync", "vote", "transfer")
 HAPPENINGS = (
@@ -73,6 +73,7 @@ def job_of(
     bad: float = 0.0,
     when_exhausted: str = "exit",
     policy: str = "templates",
+    redundancy: str = "eager-lazy",
     **train: Any,
 ) -> Job:
     """A job with the tiny model."""
@@ -98,6 +99,7 @@ def job_of(
                     "min_nodes_per_pipeline": smallest,
                     "when_exhausted": when_exhausted,
                     "policy": policy,
+                    "redundancy": redundancy,
                 },
                 "run": {"checkpoint_every": checkpoint_every, "keep_checkpoints": 100},
             }
@@ -208,8 +210,19 @@ def any_policy(seed: int, source: str) -> Schedule:
     draw = random.Random(f"policy {seed}")
     plain = draw.choice([schedule, comings_and_goings])(seed, source)
     policy = draw.choice([name for name in PolicyName if name is not PolicyName.TEMPLATES])
+    if policy is PolicyName.REDUNDANCY:
+        return shadowed(draw, plain)
     resilience = msgspec.structs.replace(plain.job.resilience, policy=policy)
     return replace(plain, job=msgspec.structs.replace(plain.job, resilience=resilience))
+
+
+def shadowed(draw: random.Random, plain: Schedule) -> Schedule:
+    """The schedule under the policy of redundancy, in one of its modes; some nodes die in what they shadow."""
+    resilience = msgspec.structs.replace(
+        plain.job.resilience, policy=PolicyName.REDUNDANCY, redundancy=draw.choice([*RedundancyMode])
+    )
+    kills = tuple(replace(k, at="shadow") if k.at in INSTRUCTIONS and draw.random() < 0.3 else k for k in plain.kills)
+    return replace(plain, job=msgspec.structs.replace(plain.job, resilience=resilience), kills=kills)
 
 
 def _visit(draw: random.Random, node: int, grace_s: float | None) -> Visit:
