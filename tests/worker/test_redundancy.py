@@ -14,8 +14,8 @@ from tests.worker.test_cluster import Laboratory
 from planaria.plan.plan import Redundancy
 from planaria.protocol.records import PlanTaken, Recovered, RunStatus
 
-SEEDS = range(40)
-BATCH = 20
+SEEDS = range(30)
+BATCH = 15
 
 
 @pytest.fixture(scope="module")
@@ -77,17 +77,6 @@ def test_a_kill_at_each_instruction_in_each_mode(victim: int, at: str, mode: str
         assert before[1] == after[1]
 
 
-def test_the_more_is_eager_the_shorter_is_the_pause(laboratory: Laboratory) -> None:
-    """A loss when all has been computed: copies are there, or backwards are left to do, or everything is."""
-    pauses = {}
-    for mode in Redundancy:
-        outcome = laboratory.run(grid(laboratory, (Kill(node=1, at="vote", step=2),), mode=mode))
-        assert len(finishes(outcome)) == 1
-        (recovered,) = outcome.of(Recovered)
-        pauses[mode] = recovered.recovery.resume_ms
-    assert pauses[Redundancy.EAGER_EAGER] < pauses[Redundancy.EAGER_LAZY] < pauses[Redundancy.LAZY_LAZY]
-
-
 @pytest.mark.parametrize("mode", [*Redundancy])
 def test_two_neighbours_are_a_reconfiguration(mode: str, laboratory: Laboratory) -> None:
     """A lost worker and its shadow: the step is finished elsewhere, then pipelines of depth 3 are made of the rest."""
@@ -95,7 +84,7 @@ def test_two_neighbours_are_a_reconfiguration(mode: str, laboratory: Laboratory)
     outcome = laboratory.run(grid(laboratory, kills, mode=mode))
     assert outcome.finish.status is RunStatus.COMPLETED
     last = outcome.of(PlanTaken)[-1]
-    assert len(last.pipelines) == 1 and len(last.pipelines[0]) == 3
+    assert [len(stages) for stages in last.pipelines] == [3]
     assert "1 node waits in the standby queue" in last.reason
 
 
