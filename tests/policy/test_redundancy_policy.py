@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from planaria.estimate.memory import memory_use
@@ -19,6 +20,7 @@ from planaria.policy.redundancy import RedundancyPolicy
 from tests.plan.profiles import uniform_profile
 
 PROFILE = uniform_profile(8, link=LinkCost(latency_s=0.0, bandwidth_bytes_per_s=1e30))
+NODES = [NodeId(number) for number in range(12)]
 
 
 def settings(**changes: object) -> PlannerSettings:
@@ -157,8 +159,14 @@ def test_the_more_is_eager_the_longer_is_a_step_and_the_more_is_kept() -> None:
 
 
 def test_what_does_not_fit_is_refused_with_a_remedy() -> None:
-    _, plan = started()
-    most = max(memory_use(plan, PROFILE, worker).total for worker in plan.workers)
-    with pytest.raises(PlanError, match='resilience.redundancy = "lazy-lazy", which keeps least'):
-        started(memory_bytes=most - 1)
-    assert started(memory_bytes=most - 1, redundancy=Redundancy.LAZY_LAZY)
+    """What eager forwards keep stays in the memory of a device that has no other."""
+    profile = msgspec.structs.replace(PROFILE, device=msgspec.structs.replace(PROFILE.device, is_host=True))
+    plans = {mode: RedundancyPolicy(profile, settings(redundancy=mode)).initial(NODES, 1).plan for mode in Redundancy}
+    most = {
+        mode: max(memory_use(plan, profile, worker).total for worker in plan.workers) for mode, plan in plans.items()
+    }
+    assert most[Redundancy.LAZY_LAZY] + 200_000 < most[Redundancy.EAGER_LAZY]
+    tight = most[Redundancy.EAGER_LAZY] - 1
+    with pytest.raises(PlanError, match=r'resilience.redundancy = "lazy-lazy", which keeps least'):
+        RedundancyPolicy(profile, settings(memory_bytes=tight))
+    assert RedundancyPolicy(profile, settings(memory_bytes=tight, redundancy=Redundancy.LAZY_LAZY)).depth == 4

@@ -231,7 +231,9 @@ class _Finish:
             end = flow.ends_s[worker]
             like = worker
             if durations.is_spread:
-                like = alike.setdefault((groups, end, durations.devices[worker], durations.speeds[worker]), worker)
+                owned = plan.layers_of.get(worker, ())
+                own = groups, owned, end, durations.devices[worker], durations.speeds[worker]
+                like = alike.setdefault(own, worker)
             if like == worker:
                 self.voted_s[worker] = self._sum(worker, groups, whole, 0.0 if conditions.overlap else end, end)
             else:
