@@ -16,10 +16,11 @@ class TooFewNodes(PlanError):
     def __init__(self, needed: int, left: int, replicas: int) -> None:
         self.needed = needed
         self.left = left
+        replicas_of = "1 replica of" if replicas == 1 else f"{replicas} replicas of"
         super().__init__(
-            f"{left} node{'s are' if left != 1 else ' is'} left, and {replicas} replicas of "
-            f"{needed // replicas} node{'s' if needed != replicas else ''} each need {needed}. "
-            f"Add {needed - left} node{'s' if needed - left != 1 else ''}, or set a lower fault_tolerance."
+            f"{left} node{'s are' if left != 1 else ' is'} left, and {replicas_of} "
+            f"{needed // replicas} node{'s' if needed != replicas else ''} {'needs' if replicas == 1 else 'each need'} "
+            f"{needed}. Add {needed - left} node{'s' if needed - left != 1 else ''}, or set a lower fault_tolerance."
         )
 
 
