@@ -15,8 +15,11 @@ from planaria.plan.replicas import lacking
 from planaria.plan.ring import conflicts
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.validate import validate
+from planaria.policy.adaptive import AdaptivePolicy
 from planaria.policy.proposal import Proposal
 from planaria.policy.redundancy import RedundancyPolicy
+from planaria.policy.reroute import ReroutePolicy
+from planaria.policy.templates import TemplatesPolicy
 from tests.plan.profiles import uniform_profile
 
 PROFILE = uniform_profile(8, link=LinkCost(latency_s=0.0, bandwidth_bytes_per_s=1e30))
@@ -34,7 +37,7 @@ def started(**changes: object) -> tuple[RedundancyPolicy, Plan]:
     return policy, policy.initial([NodeId(n) for n in range(settings(**changes).num_nodes)], 1).plan
 
 
-def after(policy: RedundancyPolicy, plan: Plan, *lost: int, came: tuple[int, ...] = ()) -> Proposal:
+def after(policy: TemplatesPolicy, plan: Plan, *lost: int, came: tuple[int, ...] = ()) -> Proposal:
     holders: Holders = {w: groups for w, groups in plan.groups_of.items() if plan.node_of(w) not in lost}
     holders = {**holders, **{WorkerId(node): () for node in came}}
     proposal = policy.reconfigure(plan, [NodeId(n) for n in lost], holders, plan.generation + 1)
@@ -170,3 +173,15 @@ def test_what_does_not_fit_is_refused_with_a_remedy() -> None:
     with pytest.raises(PlanError, match=r'resilience.redundancy = "lazy-lazy", which keeps least'):
         RedundancyPolicy(profile, settings(memory_bytes=tight))
     assert RedundancyPolicy(profile, settings(memory_bytes=tight, redundancy=Redundancy.LAZY_LAZY)).depth == 4
+
+
+@pytest.mark.parametrize("other", [TemplatesPolicy, ReroutePolicy, AdaptivePolicy])
+def test_other_policies_go_on_from_its_plans_and_it_from_theirs(other: type[TemplatesPolicy]) -> None:
+    policy, plan = started()
+    theirs = other(PROFILE, settings())
+    taken = after(theirs, after(policy, plan, 5).plan, 9)
+    validate(taken.plan, fault_tolerance=1)
+    assert taken.plan.redundancy is None
+    back = after(policy, taken.plan, came=(12, 13))
+    assert back.how == "redundancy"
+    assert back.plan.redundancy is Redundancy.EAGER_LAZY

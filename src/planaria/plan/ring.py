@@ -96,10 +96,15 @@ def _balanced(nodes: Sequence[NodeId], number: int, zones: Zones) -> list[NodeId
 def _exchanged(rings: list[list[NodeId]], zones: Zones) -> tuple[tuple[NodeId, ...], ...]:
     """With two nodes exchanged wherever that leaves fewer neighbours in one zone."""
     places = [(ring, at) for ring in range(len(rings)) for at in range(len(rings[ring]))]
-    while any(conflicts(ring, zones) for ring in rings):
-        if not any(_exchange(rings, a, b, zones) for i, a in enumerate(places) for b in places[i + 1 :]):
-            break
-    return tuple(tuple(ring) for ring in rings)
+    while True:
+        bad = [place for place in places if _is_bad(rings, place, zones)]
+        if not any(_exchange(rings, one, other, zones) for one in bad for other in places):
+            return tuple(tuple(ring) for ring in rings)
+
+
+def _is_bad(rings: Sequence[Sequence[NodeId]], place: tuple[int, int], zones: Zones) -> bool:
+    ring, at = rings[place[0]], place[1]
+    return len(ring) > 1 and _is_conflict(ring[at], ring[(at + 1) % len(ring)], zones)
 
 
 def _exchange(rings: list[list[NodeId]], a: tuple[int, int], b: tuple[int, int], zones: Zones) -> bool:

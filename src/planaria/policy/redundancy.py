@@ -21,7 +21,6 @@ from planaria.plan.batch import Times, distribute
 from planaria.plan.costs import StageCosts
 from planaria.plan.errors import TooFewNodes
 from planaria.plan.instantiate import contiguous_routes, place
-from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError, Stage, WorkerId, runs_of
 from planaria.plan.profile import ModelProfile
 from planaria.plan.replicas import lacking
@@ -30,7 +29,7 @@ from planaria.plan.salvage import LayerHolders
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.sources import Holders
 from planaria.plan.speeds import step_times
-from planaria.plan.takeover import in_the_ring, resume, taken_over, without_owned
+from planaria.plan.takeover import in_the_ring, taken_over, without_owned
 from planaria.plan.templates import Template
 from planaria.plan.transfers import transfers
 from planaria.policy.proposal import Proposal
@@ -315,33 +314,6 @@ class RedundancyPolicy(TemplatesPolicy):
         )
         moves = f"{size(moved)} of state move" if moved else "no state moves"
         return self._proposal(new, f"{happened}: {self._made(new, len(live))}; {moves}.", moved, REDUNDANCY)
-
-    def finish_step(
-        self,
-        plan: Plan,
-        live: Collection[WorkerId],
-        halted: Collection[WorkerId],
-        counted: Ledger,
-        holders: LayerHolders,
-        generation: int,
-    ) -> Proposal:
-        """Shadows go on with the step in the places of the lost; where they cannot, as under every policy.
-
-        Raises:
-            NoReplica: a layer has no live holder.
-        """
-        new = resume(plan, live, halted, counted, holders, generation)
-        if new is None:
-            return super().finish_step(plan, live, halted, counted, holders, generation)
-        lost = sorted({plan.node_of(worker) for worker in set(plan.workers) - set(live)})
-        again = {m for route in new.routes if route.reached is not None for m in route.microbatches}
-        reason = (
-            f"{'Nodes' if len(lost) > 1 else 'Node'} {join(lost)} {'are' if len(lost) > 1 else 'is'} gone; "
-            f"{'their predecessors take over' if len(lost) > 1 else 'its predecessor takes over'} where "
-            f"{count(len(again), 'microbatch', 'microbatches')} of {plan.num_microbatches} "
-            f"{'were' if len(again) != 1 else 'was'}, with all that survives of them."
-        )
-        return self._proposal(new, reason, 0, "finish step")
 
 
 def _complete_nodes(plan: Plan, holders: Holders, absent: Collection[NodeId]) -> list[NodeId]:
