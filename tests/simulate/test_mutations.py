@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from planaria.plan import aftermath, salvage
+from planaria.plan import aftermath, salvage, takeover
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, Plan, Transfer, WorkerId
 from planaria.plan.sources import Holders
@@ -40,6 +40,7 @@ from planaria.protocol.returning import Returning
 from planaria.protocol.salvage import Salvage
 from planaria.protocol.saving import Checkpoints, Saving
 from planaria.protocol.settings import CheckpointRef
+from planaria.protocol.shadowing import Fate, Shadows
 from planaria.protocol.speeds import Speeds
 from planaria.protocol.transitions import TRANSITIONS
 from planaria.protocol.worker import Adopt, Apply, WorkerMachine
@@ -281,6 +282,20 @@ def damage_is_not_told(patch: Patch) -> None:
     patch.setattr(Mail, "came_damaged", lambda self, key: False)
 
 
+def copies_never_count(patch: Patch) -> None:
+    patch.setattr(Shadows, "fate", lambda self, plan, worker: Fate.KEPT)
+
+
+def copies_count_whoever_lives(patch: Patch) -> None:
+    patch.setattr(Shadows, "fate", lambda self, plan, worker: Fate.PROMOTED if self.counted else Fate.KEPT)
+
+
+def a_takeover_leaves_out_what_nobody_has(patch: Patch) -> None:
+    plain = takeover._resumed
+    patch.setattr(takeover, "_resumed", lambda *given: tuple(plain(*given) or ())[1:])
+    patch.setattr(takeover, "_is_complete", lambda *given: True)
+
+
 def an_update_forgets_how_rerouted_work_is_ordered(patch: Patch) -> None:
     def forgetful(before: PlanMessage, after: PlanMessage) -> Any:
         update = plan_update.difference(before, after)
@@ -342,10 +357,12 @@ MUTATIONS: Mapping[Callable[[Patch], None], frozenset[FaultKind]] = {
     a_speed_of_one_node_is_applied_to_another: SLOWNESS,
     a_node_is_judged_by_what_another_measured: SLOWNESS,
     a_step_that_is_to_begin_afresh_goes_on: DAMAGES,
-    damage_is_not_told: DAMAGES,
     degraded_plans_do_not_say_so: LOSSES,
     degraded_plans_are_refused: LOSSES,
     an_update_forgets_how_rerouted_work_is_ordered: LOSSES,
+    copies_never_count: LOSSES,
+    copies_count_whoever_lives: LOSSES,
+    a_takeover_leaves_out_what_nobody_has: LOSSES,
 }
 """And the kinds of faults of which a schedule that should find it has one at least."""
 
@@ -375,6 +392,7 @@ def test_a_broken_protocol_is_found(mutation: Callable[[Patch], None]) -> None:
         (gathering_counts_workers_of_nodes_that_come_later, "a-node-that-comes-while-others-gather"),
         (what_idle_workers_hold_is_forgotten, "a-replica-on-an-idle-node"),
         (the_ledger_of_an_earlier_loss_is_forgotten, "a-ledger-forgotten"),
+        (damage_is_not_told, "damage-of-state"),
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )

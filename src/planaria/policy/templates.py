@@ -228,8 +228,8 @@ class TemplatesPolicy:
         holders: LayerHolders,
         generation: int,
     ) -> Proposal:
-        """A plan to finish the step that a loss interrupted. See `planaria.plan.salvage`; and where shadows can go on in
-        the places of the lost, `planaria.plan.takeover`.
+        """A plan to finish the step that a loss interrupted, where shadows cannot go on in the places of the lost
+        (`planaria.plan.takeover`) as under every policy: see `planaria.plan.salvage`.
 
         Raises:
             NoReplica: a layer has no live holder.

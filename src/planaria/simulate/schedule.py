@@ -85,7 +85,7 @@ def _setup(draw: Random) -> Setup:
         skips=skips,
         done=draw.randint(1, steps - 1) if draw.random() < 0.1 else 0,
         policy=draw.choice([*PolicyName]),
-        redundancy=draw.choice([*Redundancy]),
+        redundancy=[*Redundancy][(num_layers + num_nodes + steps) % len(Redundancy)],
     )
 
 
