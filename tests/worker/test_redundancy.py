@@ -14,8 +14,8 @@ from tests.worker.test_cluster import Laboratory
 from planaria.plan.plan import Redundancy
 from planaria.protocol.records import PlanTaken, Recovered, RunStatus
 
-SEEDS = range(30)
-BATCH = 15
+SEEDS = range(20)
+BATCH = 10
 
 
 @pytest.fixture(scope="module")

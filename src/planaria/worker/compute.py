@@ -13,10 +13,10 @@ from typing import Protocol
 
 import torch
 from torch import nn
-from torch.autograd.graph import save_on_cpu
 
 from planaria.job.settings import DType, TrainSection
 from planaria.model.model import Batch, Model, Tensors
+from planaria.worker.offload import kept_on_host
 from planaria.worker.seeds import seed_layer
 from planaria.worker.split import Gradients, WeightPass, backward_in_two
 
@@ -172,7 +172,7 @@ class Compute:
         leaves = tuple(
             tensor.detach().requires_grad_(keep and tensor.is_floating_point() and layer > 0) for tensor in inputs
         )
-        saving = save_on_cpu(pin_memory=True) if moves else nullcontext()
+        saving = kept_on_host(self._parameters[layer].values()) if moves else nullcontext()
         with torch.set_grad_enabled(keep and not recompute), saving:
             outputs = self._run(step, work[0], layer, leaves, batch)
         if keep:
