@@ -10,7 +10,7 @@ from planaria.estimate.step_time import step_time_s
 from planaria.plan.errors import NoReplica, TooFewNodes
 from planaria.plan.placement import Holders
 from planaria.plan.plan import NodeId, Plan, PlanError, Redundancy, WorkerId
-from planaria.plan.profile import LinkCost
+from planaria.plan.profile import LinkCost, StepCosts
 from planaria.plan.replicas import lacking
 from planaria.plan.ring import conflicts
 from planaria.plan.settings import PlannerSettings
@@ -79,6 +79,7 @@ def test_a_loss_is_taken_over_and_nothing_moves() -> None:
     assert (proposal.how, proposal.transfer_bytes, proposal.is_degraded) == ("takeover", 0, False)
     assert nodes_of(proposal.plan) == [[0, 1, 2, 3], [4, 4, 6, 7], [8, 9, 10, 11]]
     assert "node 4, which shadowed its successor, has both stages, and no state moves" in proposal.reason
+    assert "2 of 12 stages have no shadow until pipelines are whole" in proposal.reason
     shares = [len(route.microbatches) for route in proposal.plan.routes]
     assert shares[1] < min(shares[0], shares[2])  # who does the work of two gets less of it
     assert len(proposal.plan.shadows) == 10  # nobody holds a copy of the merged stage's second half, or of its next
@@ -124,12 +125,20 @@ def test_who_waits_makes_a_new_pipeline_and_never_more_than_at_the_start() -> No
 
 
 def test_a_shallower_pipeline_when_the_nodes_are_too_few_for_the_depth() -> None:
-    policy, plan = started(min_nodes=0, num_nodes=6, num_microbatches=6, fault_tolerance=1)
-    lost = tuple(range(6 - 2))
-    holders: Holders = {WorkerId(w): tuple(range(len(plan.groups))) for w in (4, 5)}
-    proposal = policy.reconfigure(plan, [NodeId(n) for n in lost], holders, 2)
-    assert len(proposal.plan.nodes) == 2
-    assert not lacking(proposal.plan, 1)
+    """And the depth of the start again as soon as it can be had."""
+    slow = uniform_profile(8, link=LinkCost(latency_s=0.0, bandwidth_bytes_per_s=1e30), group_bytes=10**9)
+    slow = msgspec.structs.replace(slow, step=StepCosts(sum_s_per_byte=1e-10))
+    policy = RedundancyPolicy(slow, settings(min_nodes=0, num_nodes=6))
+    plan = policy.initial(NODES[:6], 1).plan
+    assert policy.depth > 2
+    every = tuple(range(len(plan.groups)))
+    holders: Holders = dict.fromkeys((WorkerId(0), WorkerId(1)), every)
+    fewer = policy.reconfigure(plan, NODES[2:6], holders, 2).plan
+    assert len(fewer.nodes) == 2
+    assert not lacking(fewer, 1)
+    came = {**holders, **{WorkerId(node): () for node in range(6, 10)}}
+    again = policy.reconfigure(fewer, (), came, 3).plan
+    assert [len(pipeline.stages) for pipeline in again.pipelines] == [len(p.stages) for p in plan.pipelines]
 
 
 def test_no_replica_is_left() -> None:

@@ -217,13 +217,16 @@ class RedundancyPolicy(TemplatesPolicy):
     def _is_due(self, plan: Plan, standing: Sequence[Pipeline], live: Collection[NodeId]) -> bool:
         """Whether the nodes that wait are enough to make all pipelines whole, or one more (appendix A, trigger a)."""
         placed = {plan.node_of(worker) for pipeline in standing for worker in pipeline.workers}
-        number = min(len(live) // self.depth, self.most_pipelines)
-        is_whole = (
-            len(placed) == sum(len(left) for left in left_in_place(plan, self._template(self.depth), live))
-            and len(placed) == len(plan.pipelines) * self.depth
-        )
         if set(live) == placed:
             return False
+        try:
+            depth, number = self._shape_for(len(live))
+        except PlanError:
+            return False
+        rings = left_in_place(plan, self._template(depth), live)
+        if len(rings) < len(plan.pipelines):
+            return True  # they are of another depth, for which there were too few nodes
+        is_whole = all(node is not None for ring in rings for node in ring)
         return number > len(standing) or (number == len(standing) and not is_whole)
 
     def _taken_over(
@@ -264,9 +267,7 @@ class RedundancyPolicy(TemplatesPolicy):
 
     def _happened(self, before: Plan, after: Plan, live: Collection[NodeId]) -> str:
         gone = sorted(set(before.nodes) - set(live))
-        double = sorted(
-            {after.node_of(w) for p in after.pipelines for w in p.workers if p.workers.count(w) > self._per_node(p)}
-        )
+        double = sorted({after.node_of(w) for p in after.pipelines for w in p.workers if p.workers.count(w) > 1})
         parts = (
             [f"{'Nodes' if len(gone) > 1 else 'Node'} {join(gone)} {'are' if len(gone) > 1 else 'is'} gone"]
             if gone
@@ -278,14 +279,14 @@ class RedundancyPolicy(TemplatesPolicy):
                 f"{'their successors' if len(double) > 1 else 'its successor'}, "
                 f"{'have' if len(double) > 1 else 'has'} both stages, and no state moves"
             )
+            bare, stages = _bare(after), sum(len(pipeline.stages) for pipeline in after.pipelines)
+            parts.append(
+                f"{bare} of {stages} stages {'have' if bare != 1 else 'has'} no shadow until pipelines are whole"
+            )
         else:
             parts.append("the pipelines go on as they are, and no state moves")
         text = "; ".join(parts)
         return f"{text[:1].upper()}{text[1:]}."
-
-    def _per_node(self, pipeline: Pipeline) -> int:
-        """Stages that one worker has in a whole pipeline."""
-        return 1
 
     def _rebuilt(
         self,
@@ -314,6 +315,17 @@ class RedundancyPolicy(TemplatesPolicy):
         )
         moves = f"{size(moved)} of state move" if moved else "no state moves"
         return self._proposal(new, f"{happened}: {self._made(new, len(live))}; {moves}.", moved, REDUNDANCY)
+
+
+def _bare(plan: Plan) -> int:
+    """Stages that nobody shadows."""
+    return sum(
+        not any(
+            shadow.worker in pipeline.workers and set(stage.layers) <= set(shadow.layers) for shadow in plan.shadows
+        )
+        for pipeline in plan.pipelines
+        for stage in pipeline.stages
+    )
 
 
 def _complete_nodes(plan: Plan, holders: Holders, absent: Collection[NodeId]) -> list[NodeId]:
