@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from planaria.plan import takeover
 from planaria.plan.plan import NodeId, Plan, WorkerId
 from planaria.policy import drop
 from planaria.policy.reroute import ReroutePolicy
@@ -29,6 +30,7 @@ from planaria.protocol.messages import Commit, PlanMessage, Returned
 from planaria.protocol.past import Past
 from planaria.protocol.returning import Returning
 from planaria.protocol.saving import Checkpoints, Saving
+from planaria.protocol.shadowing import Fate, Shadows
 from planaria.protocol.speeds import Speeds
 from planaria.protocol.worker import Apply, WorkerMachine
 from planaria.simulate import wire
@@ -168,6 +170,20 @@ def damage_is_not_told(patch: Patch) -> None:
     patch.setattr(Mail, "came_damaged", lambda self, key: False)
 
 
+def copies_never_count(patch: Patch) -> None:
+    patch.setattr(Shadows, "fate", lambda self, plan, worker: Fate.KEPT)
+
+
+def copies_count_whoever_lives(patch: Patch) -> None:
+    patch.setattr(Shadows, "fate", lambda self, plan, worker: Fate.PROMOTED if self.counted else Fate.KEPT)
+
+
+def a_takeover_leaves_out_what_nobody_has(patch: Patch) -> None:
+    plain = takeover._resumed
+    patch.setattr(takeover, "_resumed", lambda *given: tuple(plain(*given) or ())[1:])
+    patch.setattr(takeover, "_is_complete", lambda *given: True)
+
+
 def an_update_forgets_how_rerouted_work_is_ordered(patch: Patch) -> None:
     def forgetful(before: PlanMessage, after: PlanMessage) -> Any:
         update = plan_update.difference(before, after)
@@ -265,6 +281,9 @@ MUTATIONS: Mapping[Callable[[Patch], None], frozenset[FaultKind]] = {
     degraded_plans_do_not_say_so: LOSSES,
     degraded_plans_are_refused: LOSSES,
     an_update_forgets_how_rerouted_work_is_ordered: LOSSES,
+    copies_never_count: LOSSES,
+    copies_count_whoever_lives: LOSSES,
+    a_takeover_leaves_out_what_nobody_has: LOSSES,
 }
 """And the kinds of faults of which a schedule that should find it has one at least."""
 
@@ -296,6 +315,7 @@ def test_a_broken_protocol_is_found(mutation: Callable[[Patch], None]) -> None:
         (the_ledger_of_an_earlier_loss_is_forgotten, "a-ledger-forgotten"),
         (a_commit_that_only_a_worker_knows_is_ignored, "a-commit-that-only-workers-know"),
         (damage_is_not_told, "damage-that-nobody-is-told-of"),
+        (damage_is_not_told, "damage-of-state"),
         (a_commit_that_was_undone_is_told_again, "a-commit-told-after-it-was-undone"),
     ],
     ids=lambda value: getattr(value, "__name__", value),

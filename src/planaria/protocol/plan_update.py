@@ -35,12 +35,14 @@ class Way(msgspec.Struct, frozen=True, array_like=True):
         microbatches: ranges of them.
         born: as the route's.
         counted: as the route's; None: every layer.
+        reached: as the route's.
     """
 
     hops: int | tuple[Cut, ...]
     microbatches: tuple[tuple[int, int], ...]
     born: int
     counted: tuple[int, ...] | None
+    reached: int | None
 
 
 class PlanUpdate(Message, frozen=True, kw_only=True, tag="plan_update"):
@@ -101,6 +103,7 @@ def difference(before: PlanMessage, after: PlanMessage) -> PlanUpdate | None:
                 tuple(_ranges(route.microbatches)),
                 route.born,
                 None if route.counted == tuple(range(new.num_layers)) else route.counted,
+                route.reached,
             )
             for route in new.routes
         ),
@@ -141,6 +144,7 @@ def updated(before: PlanMessage, update: PlanUpdate) -> PlanMessage:
             microbatches=_numbers(given.microbatches, old.num_microbatches),
             born=given.born,
             counted=every_layer if given.counted is None else given.counted,
+            reached=given.reached,
         )
         for given in update.routes
     )
@@ -206,7 +210,7 @@ class Orders:
 
 def _frame(plan: Plan) -> tuple[object, ...]:
     """What plans have in common of which one can be told as a change of the other."""
-    return plan.num_layers, plan.num_microbatches, plan.devices_per_node, plan.groups, plan.schedule
+    return plan.num_layers, plan.num_microbatches, plan.devices_per_node, plan.groups, plan.schedule, plan.redundancy
 
 
 def _cuts(stages: Sequence[Stage]) -> tuple[Cut, ...]:

@@ -386,7 +386,7 @@ class Worker:
         source = self.moves.take()
         if source is not None:
             return self._wait(source)
-        self.holdings.own_layers(self.interpreter.plan.layers_of.get(self.number, ()))
+        self.holdings.own_layers(self.interpreter.plan.layers_run_by.get(self.number, ()))
         self.moves.is_settled = True
         self.control.tell(Ready(generation=self.interpreter.plan.generation))
         self._progress += 1
