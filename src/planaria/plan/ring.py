@@ -7,7 +7,7 @@ nodes of one zone are taken away together.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -15,9 +15,7 @@ from planaria.plan.instantiate import place
 from planaria.plan.plan import NodeId, Pipeline, Plan, Stage, WorkerId
 from planaria.plan.sources import Holders
 from planaria.plan.templates import Template
-
-Zones = Mapping[NodeId, str]
-"""Of each node that has one, where it is: nodes of one zone are lost together."""
+from planaria.plan.zones import Zones
 
 Ring = tuple[NodeId | None, ...]
 """The nodes of a pipeline, from its first part to its last; None: nobody yet."""

@@ -24,7 +24,7 @@ from planaria.plan.instantiate import contiguous_routes, place
 from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError, Stage, WorkerId, runs_of
 from planaria.plan.profile import ModelProfile
 from planaria.plan.replicas import lacking
-from planaria.plan.ring import Lacks, Zones, left_in_place, refilled, ring_shadows, spread
+from planaria.plan.ring import Lacks, left_in_place, refilled, ring_shadows, spread
 from planaria.plan.salvage import LayerHolders
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.sources import Holders
@@ -32,6 +32,7 @@ from planaria.plan.speeds import step_times
 from planaria.plan.takeover import in_the_ring, taken_over, without_owned
 from planaria.plan.templates import Template
 from planaria.plan.transfers import transfers
+from planaria.plan.zones import Zones
 from planaria.policy.proposal import Proposal
 from planaria.policy.templates import TemplatesPolicy
 from planaria.policy.wording import count, join, size

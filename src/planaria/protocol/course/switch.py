@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from planaria.job.settings import PolicyName
 from planaria.plan.plan import PlanError
 from planaria.protocol.course import boundary
 from planaria.protocol.course.run import Run
@@ -34,6 +35,11 @@ def refusal(run: Run, name: str) -> str | None:
     why = placing.switching.refusal(name)
     if why is not None or name == placing.switching.name:
         return why
+    if name == PolicyName.MORPH and not run.settings.checkpoint_every:
+        return (
+            "policy morph goes back to the last checkpoint, and the job writes none on the way. Set "
+            "run.checkpoint_every in the job file, and go on with --resume"
+        )
     try:
         if run.current is None:
             placing.first_of(name, run.settings.num_nodes)
