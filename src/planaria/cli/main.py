@@ -27,6 +27,7 @@ from planaria.cli.options import (
     token_option,
 )
 from planaria.cli.plan_commands import plan, profile
+from planaria.cli.simulate import simulate
 from planaria.cli.trace import trace
 from planaria.job.errors import PlanariaError
 
@@ -162,7 +163,7 @@ def export(run: Path, target: Path) -> int:
     return 0
 
 
-for command in (train, agent, plan, profile, status, add, drain, stop, export, trace):
+for command in (train, agent, plan, profile, simulate, status, add, drain, stop, export, trace):
     cli.add_command(command)
 
 

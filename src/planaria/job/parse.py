@@ -71,14 +71,7 @@ def parse_job(text: str, *, overrides: Sequence[str] = (), origin: str) -> Job:
     Raises:
         UserError: one line with field, value and remedy.
     """
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{origin} is not valid TOML: {_one_line(error)}. Correct it there.") from None
-    except (RecursionError, ValueError, OverflowError) as error:
-        raise UserError(f"{origin} is not valid TOML: {_one_line(error) or 'nested too deeply'}.") from None
-    for override in overrides:
-        _apply_override(table, override)
+    table = read_toml(text, overrides, origin)
     try:
         return job_from_table(table)
     except UserError as error:
@@ -105,6 +98,39 @@ def job_from_table(table: Mapping[str, Any]) -> Job:
     job = Job(**sections)
     check_job(job)
     return job
+
+
+def sections(table: Mapping[str, Any], kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """The sections of a file of another kind, read as a job's are; what the file leaves out is left out.
+
+    Args:
+        table: the whole file.
+        kind: a struct of sections; those without a default must be there.
+
+    Raises:
+        UserError: one line with field, value and remedy.
+    """
+    fields = {field.name: field for field in msgspec.structs.fields(kind)}
+    types_ = typing.get_type_hints(kind)
+    _refuse_unknown(table, fields, prefix="", kind="section")
+    return {
+        name: _section(name, table.get(name, {}), types_[name])
+        for name, field in fields.items()
+        if name in table or field.required
+    }
+
+
+def read_toml(text: str, overrides: Sequence[str], origin: str) -> Table:
+    """A file's table, with the overrides over it; see `parse_job`. Raises UserError."""
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{origin} is not valid TOML: {_one_line(error)}. Correct it there.") from None
+    except (RecursionError, ValueError, OverflowError) as error:
+        raise UserError(f"{origin} is not valid TOML: {_one_line(error) or 'nested too deeply'}.") from None
+    for override in overrides:
+        _apply_override(table, override)
+    return table
 
 
 def _is_emulated(table: Mapping[str, Any]) -> bool:
@@ -256,6 +282,8 @@ def _expected(expected: Any) -> str:
     origin, arguments = typing.get_origin(expected), typing.get_args(expected)
     if origin in (types.UnionType, typing.Union):
         return _expected(next(part for part in arguments if part is not types.NoneType))
+    if origin is list:
+        return f"a list, each {_expected(arguments[0])}"
     if origin is tuple:
         return f"a list of {len(arguments)} numbers, for instance [0.9, 0.95]"
     return "a table"

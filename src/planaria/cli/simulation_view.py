@@ -1,0 +1,228 @@
+"""How `planaria simulate` simulates and shows what came of it: a table for people, JSON for programs, pictures."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from planaria.job.errors import UserError
+from planaria.launch.simulations import simulate_pieces
+from planaria.profile.of_scenario import load_scenario
+from planaria.simulate.macro.account import Estimate, RunResult, Summary, summarise
+from planaria.simulate.macro.calibration import calibrated
+from planaria.simulate.macro.scenario import Scenario, TimingsPart, check_policies
+from planaria.simulate.macro.sweep import Piece, Point, pieces, points
+
+_WIDTH_WITHOUT_TERMINAL = 118
+_SAID = 5
+"""Sentences of one kind that are said one by one."""
+
+_SHARES = ("training", "redone", "detection", "decision", "transfer", "restart", "checkpoint", "idle")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """The command's options; see `planaria simulate --help`."""
+
+    overrides: tuple[str, ...]
+    policies: tuple[str, ...]
+    runs: int | None
+    swept: bool
+    results: Path | None
+    processes: int
+    calibrated: Path | None
+    plots: tuple[Path, ...]
+    as_json: bool
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one scenario.
+
+    Attributes:
+        varied: what differs from the other scenarios of a sweep.
+        summaries: one for each policy.
+        runs: policy -> its runs, one for each seed.
+    """
+
+    varied: dict[str, float]
+    summaries: list[Summary]
+    runs: dict[str, list[RunResult]]
+
+
+def show(path: Path, wanted: Wanted) -> None:
+    """Simulate a scenario and show the outcome.
+
+    Raises:
+        UserError: the scenario, or a file that it names, cannot be used.
+        PlanError: the model does not fit.
+    """
+    scenario = _scenario(path, wanted)
+    if wanted.swept and not any(msgspec.to_builtins(scenario.sweep).values()):
+        raise UserError(f"{path}: --sweep, and [sweep] lists nothing. Add for instance [sweep] hourly = [0.05, 0.1].")
+    found = points(scenario, swept=wanted.swept)
+    work = [piece for point in found for piece in pieces(point, wants_timeline=bool(wanted.plots))]
+    runs = _simulated(work, path.resolve().parent, wanted)
+    outcomes = _outcomes(found, work, runs)
+    if wanted.as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(outcomes)).decode())
+    else:
+        for outcome in outcomes:
+            _tell(scenario, outcome)
+    for target in wanted.plots:
+        from planaria.observe.simulation_plot import plot_runs
+
+        plot_runs({policy: of for policy, of in outcomes[0].runs.items() if of}, target)
+        click.echo(f"picture: {target}", err=wanted.as_json)
+
+
+def _scenario(path: Path, wanted: Wanted) -> Scenario:
+    scenario = load_scenario(path, wanted.overrides)
+    if wanted.policies:
+        check_policies("--policy", wanted.policies)
+        scenario = msgspec.structs.replace(
+            scenario, job=msgspec.structs.replace(scenario.job, policies=list(wanted.policies))
+        )
+    if wanted.runs is not None:
+        scenario = msgspec.structs.replace(
+            scenario, failures=msgspec.structs.replace(scenario.failures, runs=wanted.runs)
+        )
+    if wanted.calibrated is not None:
+        timings, told = calibrated(_events(wanted.calibrated), msgspec.structs.asdict(scenario.timings))
+        scenario = msgspec.structs.replace(scenario, timings=TimingsPart(**timings))
+        for sentence in told:
+            click.echo(f"planaria: {wanted.calibrated}: {sentence}", err=True)
+    return scenario
+
+
+def _events(run: Path) -> list[dict[str, object]]:
+    """A run folder's events."""
+    path = run / "events.jsonl" if run.is_dir() else run
+    try:
+        lines = path.read_bytes().splitlines()
+        return [msgspec.json.decode(line, type=dict[str, object]) for line in lines if line]
+    except OSError as error:
+        raise UserError(f"--calibrate {run}: {error.strerror}. Give a run folder, which has an events.jsonl.") from None
+    except msgspec.DecodeError as error:
+        raise UserError(f"--calibrate {run}: {path.name} is damaged: {error}.") from None
+
+
+def _simulated(work: Sequence[Piece], folder: Path, wanted: Wanted) -> list[list[RunResult]]:
+    console = Console(stderr=True)
+    bar = Progress(
+        TextColumn("simulating"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    with bar:
+        task = bar.add_task("", total=len(work))
+
+        def progress(piece: Piece) -> None:
+            bar.update(task, advance=1, description=f"{piece.label}, {piece.policy}")
+
+        return simulate_pieces(
+            work,
+            folder,
+            processes=wanted.processes,
+            results=wanted.results,
+            progress=progress,
+            told=lambda text: click.echo(f"planaria: {text}", err=True),
+        )
+
+
+def _outcomes(found: Sequence[Point], work: Sequence[Piece], runs: Sequence[list[RunResult]]) -> list[Outcome]:
+    outcomes = []
+    for point in found:
+        of: dict[str, list[RunResult]] = {}
+        for piece, results in zip(work, runs, strict=True):
+            if piece.scenario is point.scenario:
+                of.setdefault(piece.policy, []).extend(results)
+        summaries = [summarise(results) for results in of.values()]
+        outcomes.append(Outcome(varied=point.varied, summaries=summaries, runs=of))
+    return outcomes
+
+
+# Tables
+
+
+def _tell(scenario: Scenario, outcome: Outcome) -> None:
+    console = Console(width=None if os.isatty(1) else _WIDTH_WITHOUT_TERMINAL)
+    runs = max(len(of) for of in outcome.runs.values())
+    table = Table(
+        title=_title(scenario, outcome, runs),
+        title_justify="left",
+        caption=f"Mean of {runs} runs, with half the 95% interval. Value: samples/s for a dollar an hour."
+        if runs > 1
+        else "Value: samples/s for a dollar an hour.",
+        caption_justify="left",
+    )
+    table.add_column("policy")
+    for name in ("samples/s", "trains", "$/h", "value", "hours", "nodes", "losses", "fatal", "waits"):
+        table.add_column(name, justify="right")
+    for summary in outcome.summaries:
+        figures = summary.figures
+        table.add_row(
+            summary.policy,
+            _shown(figures["samples_per_s"], 1),
+            f"{figures['effective'].mean:.1%}",
+            _shown(figures["cost_per_hour"], 2),
+            _shown(figures["value"], 2),
+            _shown(figures["hours"], 2),
+            _shown(figures["mean_nodes"], 1),
+            _shown(figures["losses"], 1),
+            _shown(figures["fatal"], 1),
+            _shown(figures["waits"], 1),
+        )
+    console.print(table)
+    console.print(_where_the_time_went(outcome))
+    for summary in outcome.summaries:
+        if summary.survived:
+            ways = ", ".join(f"{number:.3g} by {how}" for how, number in summary.survived.items())
+            console.print(f"{summary.policy}: losses survived: {ways}", highlight=False)
+        if not 0 < summary.completed < 1 and summary.completed:
+            continue
+        if scenario.job.samples and summary.completed < 1:
+            console.print(f"{summary.policy}: {summary.completed:.0%} of the runs trained all samples", highlight=False)
+    console.print()
+
+
+def _title(scenario: Scenario, outcome: Outcome, runs: int) -> str:
+    model = scenario.model.preset or Path(scenario.model.profile).name
+    varied = ", ".join(f"{name} = {value:g}" for name, value in outcome.varied.items())
+    failures = scenario.failures
+    what = failures.trace or f"{failures.kind.value} failures"
+    return f"{model}, {scenario.cluster.nodes} nodes, {what}{': ' if varied else ''}{varied}"
+
+
+def _where_the_time_went(outcome: Outcome) -> Table:
+    causes = [cause for cause in _SHARES if any(s.share_by.get(cause, 0.0) > 0 for s in outcome.summaries)]
+    table = Table(title="Share of the time", title_justify="left")
+    table.add_column("policy")
+    for cause in causes:
+        table.add_column(cause, justify="right")
+    for summary in outcome.summaries:
+        table.add_row(summary.policy, *(_share(summary.share_by.get(cause, 0.0)) for cause in causes))
+    return table
+
+
+def _share(share: float) -> str:
+    if share <= 0:
+        return "-"
+    return f"{share:.2%}" if share >= 0.0001 else "<0.01%"
+
+
+def _shown(figure: Estimate, digits: int) -> str:
+    text = f"{figure.mean:.{digits}f}"
+    return f"{text} ±{figure.half_width:.{digits}f}" if figure.half_width > 0 else text

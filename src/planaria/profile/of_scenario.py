@@ -1,0 +1,94 @@
+"""The files of a scenario: it is read, its model's costs are found, and its traces. Nothing is simulated here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from planaria.job.errors import UserError
+from planaria.plan.plan import PlanError
+from planaria.plan.profile import ModelProfile
+from planaria.plan.profile_check import decode_profile
+from planaria.profile.presets import DEFAULT_NETWORK_GBIT_S, preset
+from planaria.simulate.macro.scenario import Scenario, made_up, parse_scenario, part_of
+from planaria.simulate.trace import Trace
+from planaria.simulate.trace_formats import ReadTrace, read_trace
+
+
+def load_scenario(path: Path, overrides: Sequence[str] = ()) -> Scenario:
+    """Reads a scenario file.
+
+    Raises:
+        UserError: it cannot be read, or is not a valid scenario.
+    """
+    return parse_scenario(_text(path, "scenario"), overrides=overrides, origin=str(path))
+
+
+def _text(path: Path, what: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"{what} {path} does not exist. Give the path of a file.") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{what} {path} is not UTF-8 text (byte {error.start}). Save it as UTF-8.") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"{what} {path} cannot be read: {reason}. Give a readable file.") from None
+
+
+def profile_of(scenario: Scenario, folder: Path) -> ModelProfile:
+    """The costs of the scenario's model.
+
+    Args:
+        scenario: whose they are.
+        folder: from which a profile's path leads.
+
+    Raises:
+        UserError: there is no such preset, or no such profile.
+    """
+    model, cluster = scenario.model, scenario.cluster
+    if model.preset:
+        counts = [1]
+        while 2 * counts[-1] <= cluster.devices_per_node:
+            counts.append(2 * counts[-1])
+        return preset(
+            model.preset,
+            model.device,
+            microbatch_size=model.microbatch,
+            sequence_length=model.sequence_length,
+            device_counts=sorted({*counts, cluster.devices_per_node}),
+            network_gbit_s=cluster.network_gbit or DEFAULT_NETWORK_GBIT_S,
+        )
+    path = folder / model.profile
+    try:
+        return decode_profile(path.read_bytes())
+    except OSError as error:
+        raise UserError(
+            f"model.profile = {model.profile!r} cannot be read: {error.strerror}. "
+            "Give a path from the scenario's folder."
+        ) from None
+    except PlanError as error:
+        raise UserError(f"model.profile = {model.profile!r}: {error}") from None
+
+
+def traces_of(scenario: Scenario, folder: Path, told: Callable[[str], None] = lambda text: None) -> list[Trace]:
+    """The scenario's traces, one for each of its seeds.
+
+    Args:
+        scenario: whose they are.
+        folder: from which a trace's path leads.
+        told: called with what was repaired in a trace file, one sentence each.
+
+    Raises:
+        UserError: a trace cannot be read or used.
+    """
+    failures = scenario.failures
+    seeds = range(failures.seed, failures.seed + failures.runs)
+    if not failures.trace:
+        return [made_up(scenario, seed) for seed in seeds]
+    path = folder / failures.trace
+    text = _text(path, "failures.trace:")
+    read: list[ReadTrace] = [read_trace(text, path.name, seed=seed) for seed in seeds]
+    for repair in read[0].repairs:
+        told(f"{path.name}, {repair}")
+    return [part_of(one.trace, failures) for one in read]

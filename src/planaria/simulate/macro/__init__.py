@@ -1,0 +1,16 @@
+"""Hours of training in virtual time that jumps from one thing that happens to the next.
+
+The coordinator's real transitions, policies, planner and estimator decide; workers are not simulated one by one (that
+is `planaria.simulate.cluster`): what they would answer follows from the plan, and when, from the estimate. What was
+found out about a situation once is remembered.
+
+- `timings`: what is not modelled, with its defaults.
+- `state`: a situation in which a job trains undisturbed, up to the nodes' names.
+- `episode`: from a disturbance until the job trains undisturbed again.
+- `moments`: episodes that are known, moment by moment.
+- `account`: where the time went, and what came of it.
+- `engine`: one run over one trace.
+- `references`: what runs are held against.
+- `scenario`: the file that a user writes.
+- `sweep`: several of them.
+"""

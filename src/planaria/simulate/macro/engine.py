@@ -1,0 +1,473 @@
+"""The engine: one run over one trace, from thing to thing. Between them, undisturbed steps are counted, not run."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from planaria.plan.plan import PlanError
+from planaria.plan.settings import PlannerSettings
+from planaria.protocol.failures import Failures
+from planaria.simulate.macro.account import Prices, RunResult
+from planaria.simulate.macro.episode import NUM_CAUSES, Cause, Disturbance, Known, Rest, Subject, Tally
+from planaria.simulate.macro.moments import Memory, Moment, Root
+from planaria.simulate.macro.state import State
+from planaria.simulate.trace import HOUR_S, Change, Trace
+
+Happening = tuple[float, int, int]
+"""Time in seconds, a `Disturbance`, a node's number in the trace."""
+
+_NEVER = float("inf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """A trace, as a run meets it.
+
+    Attributes:
+        name: the trace's.
+        horizon_s: its length.
+        happenings: in the order of time; nodes come when their workers have joined.
+        num_initial: nodes 0, 1, ... that are there when it begins.
+        stays: for each node, when it came and went in the trace, and its zone; a node that comes back is another one.
+    """
+
+    name: str
+    horizon_s: float
+    happenings: Sequence[Happening]
+    num_initial: int
+    stays: Sequence[tuple[float, float, str]]
+
+    @classmethod
+    def of(cls, trace: Trace, start_s: float) -> Course:
+        """Of a trace in which nodes take so long to start."""
+        numbers: dict[str, int] = {}
+        stays: list[tuple[float, float, str]] = []
+        joined: list[float] = []
+        happenings: list[Happening] = []
+        num_initial = 0
+        for event in trace.events:
+            at_s = event.at_s
+            if event.change is Change.ADD:
+                numbers[event.node] = len(stays)
+                joined.append(at_s + start_s if at_s > 0 else 0.0)
+                num_initial += at_s == 0
+                stays.append((at_s, _NEVER, event.zone))
+                continue
+            number = numbers[event.node]
+            stays[number] = (stays[number][0], at_s, stays[number][2])
+            if joined[number] >= at_s:
+                continue
+            if event.notice_s > 0:
+                noticed_s = max(joined[number], at_s - event.notice_s)
+                happenings.append((noticed_s, Disturbance.NOTICED, number))
+            happenings.append((at_s, Disturbance.LOST, number))
+        for number, (came, went, _) in enumerate(stays):
+            if came > 0 and joined[number] < went:
+                happenings.append((joined[number], Disturbance.CAME, number))
+        happenings.sort()
+        return cls(
+            name=trace.name,
+            horizon_s=trace.horizon_s,
+            happenings=happenings,
+            num_initial=num_initial,
+            stays=stays,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What a run is about, beside its subject.
+
+    Attributes:
+        settings: the planner's.
+        samples: after which the job is complete; None: it trains for as long as the trace lasts.
+        checkpoint_every: steps between checkpoints; 0: none but the state that the run begins with.
+        mean_time_between_failures_s: as expected before any is seen.
+        prices: of nodes.
+        wants_timeline: nodes and throughput over time are told.
+    """
+
+    settings: PlannerSettings
+    samples: float | None = None
+    checkpoint_every: int = 0
+    mean_time_between_failures_s: float = 10_800.0
+    prices: Prices = field(default_factory=Prices)
+    wants_timeline: bool = False
+
+
+class Simulation:
+    """Runs of one policy on one kind of cluster. One trace gives one result, whatever was run before.
+
+    Args:
+        subject: of all runs.
+        terms: likewise.
+        memory: what is known by now; default: nothing.
+    """
+
+    def __init__(self, subject: Subject, terms: Terms, memory: Memory | None = None) -> None:
+        self.subject = subject
+        self.terms = terms
+        self.memory = memory or Memory(subject)
+        self._starts: dict[int, tuple[Rest, Tally] | None] = {}
+        self._costs: dict[State, tuple[float, float, int]] = {}
+
+    def run(self, trace: Trace) -> RunResult:
+        """Over a trace."""
+        return self.follow(Course.of(trace, self.subject.timings.start_s))
+
+    def follow(self, course: Course) -> RunResult:
+        """Over a trace, as a run meets it."""
+        run = Following(self, course)
+        run.begin()
+        while not run.is_over:
+            run.go_on()
+        return run.result()
+
+    def start(self, num_nodes: int) -> tuple[Rest, Tally] | None:
+        """A run begins on so many nodes; None where they make no plan."""
+        if num_nodes not in self._starts:
+            known = Known(
+                time_to_failure_s=self.terms.mean_time_between_failures_s, steps_left=1_000_000, steps_at_stake=0
+            )
+            try:
+                self._starts[num_nodes] = self.memory.start(num_nodes, known) if num_nodes else None
+            except PlanError:
+                self._starts[num_nodes] = None
+        return self._starts[num_nodes]
+
+    def costs(self, state: State) -> tuple[float, float, int]:
+        """Of a step of a state: its seconds, those for which it stands still while state is copied for a checkpoint,
+        and the steps after which a checkpoint is whole."""
+        found = self._costs.get(state)
+        if found is None:
+            step_s = self.memory.step_s(state)
+            every = self.terms.checkpoint_every
+            stall_s, lag = 0.0, 0
+            if every:
+                timings, plan = self.subject.timings, state.plan
+                share = sum(group.moved_bytes / len(on) for group, on in zip(plan.groups, plan.owners_of, strict=True))
+                workers = max(1, len(plan.workers))
+                most = max(max((group.moved_bytes for group in plan.groups), default=0), share / workers)
+                stall_s = share / workers / timings.checkpoint_copy_bytes_per_s / every
+                lag = math.ceil(most / timings.storage_bytes_per_s / step_s)
+            found = self._costs[state] = (step_s, stall_s, lag)
+        return found
+
+
+class Following:
+    """One run, as far as it has come.
+
+    Attributes:
+        now: seconds since the beginning of the trace; the end, where it is over.
+        state: in which it trains; None: it does not.
+        is_over: it is.
+        microbatches: trained, and not lost again.
+    """
+
+    def __init__(self, simulation: Simulation, course: Course) -> None:
+        self._simulation = simulation
+        self._terms = simulation.terms
+        self._memory = simulation.memory
+        self._course = course
+        self.now = 0.0
+        self.state: State | None = None
+        self.is_over = False
+        self._causes = [0.0] * NUM_CAUSES
+        self._steps = 0
+        self.microbatches = 0
+        self._last_saved = 0
+        self._recent: list[tuple[int, float, int]] = []
+        """Since the last checkpoint: steps, seconds of one, microbatches of one."""
+        self._survived: Counter[str] = Counter()
+        self._fatal = self._waits = self._losses = self._joins = self._moved_bytes = 0
+        self._loss_times: set[float] = set()
+        self._ended = ""
+        self._at = 0
+        """Next of the happenings."""
+        self._names: list[int] = []
+        self._gone: set[int] = set()
+        self._timeline: list[tuple[float, int, float]] = []
+        self._sample_size = simulation.subject.profile.microbatch_size
+        wanted = self._terms.samples
+        self._wanted = None if wanted is None else math.ceil(wanted / self._sample_size)
+        """Microbatches."""
+        self._failures = Failures(self._terms.mean_time_between_failures_s)
+
+    def fork(self, simulation: Simulation) -> Following:
+        """The same run, which goes on under another policy."""
+        other = copy.copy(self)
+        other._simulation, other._memory = simulation, simulation.memory
+        other._causes, other._recent, other._names = list(self._causes), list(self._recent), list(self._names)
+        other._survived, other._loss_times = self._survived.copy(), set(self._loss_times)
+        other._gone, other._timeline = set(self._gone), list(self._timeline)
+        other._failures = copy.copy(self._failures)
+        return other
+
+    def result(self) -> RunResult:
+        """Of the run, which is over."""
+        now, course, prices = self.now, self._course, self._terms.prices
+        cost = node_s = 0.0
+        for came, went, zone in course.stays:
+            if came < now:
+                stayed = min(went, now) - came
+                node_s += stayed
+                cost += stayed / HOUR_S * prices.zones.get(zone, prices.spot)
+        causes = {Cause(at).name.lower(): seconds for at, seconds in enumerate(self._causes)}
+        return RunResult(
+            policy=self._simulation.subject.policy_name,
+            trace=course.name,
+            seconds=now,
+            samples=self.microbatches * self._sample_size,
+            steps=self._steps,
+            seconds_by=causes,
+            node_hours=node_s / HOUR_S,
+            cost=cost,
+            losses=self._losses,
+            loss_times=len(self._loss_times),
+            joins=self._joins,
+            survived=dict(sorted(self._survived.items())),
+            fatal=self._fatal,
+            waits=self._waits,
+            moved_bytes=self._moved_bytes,
+            completed=self._wanted is not None and self.microbatches >= self._wanted,
+            ended=self._ended,
+            timeline=tuple(self._timeline),
+        )
+
+    # The run
+
+    def begin(self) -> None:
+        """Until it trains."""
+        rest, self.now = self._gather()
+        self.state = None if rest is None else rest.state
+        self.is_over = rest is None
+
+    def go_on(self) -> None:
+        """Until it trains again after the next disturbance, or to its end."""
+        state, end_s = self.state, self._course.horizon_s
+        assert state is not None
+        if self.now >= end_s:
+            self.is_over = True
+            return
+        happenings = self._course.happenings
+        step_s, stall_s, lag = self._simulation.costs(state)
+        whole_s = step_s + stall_s
+        due = happenings[self._at][0] if self._at < len(happenings) else _NEVER
+        steps = max(0, int((min(due, end_s) - self.now) / whole_s))
+        per_step = state.num_microbatches
+        completes = self._wanted is not None and self.microbatches + steps * per_step >= self._wanted
+        if completes and self._wanted is not None:
+            steps = -(-(self._wanted - self.microbatches) // per_step)
+        self._count(steps, step_s, stall_s, per_step)
+        self._tell(self.now, per_step / whole_s)
+        self.now += steps * whole_s
+        if completes:
+            self.is_over = True
+            return
+        if due >= end_s:
+            self._causes[Cause.TRAINING] += end_s - self.now
+            self.now, self.is_over = end_s, True
+            return
+        if self._terms.checkpoint_every:
+            self._save(lag)
+        found = self._disturbed(state, self.now, whole_s, end_s)
+        if found is None:
+            self.now, self.is_over = end_s, True
+            return
+        rest, self.now = found
+        self.state = rest.state
+
+    def _gather(self) -> tuple[Rest | None, float]:
+        """Until there are enough nodes for a plan."""
+        course, start_s = self._course, self._simulation.subject.timings.start_s
+        now = min(start_s, course.horizon_s)
+        names = list(range(course.num_initial))
+        self._causes[Cause.RESTART] += now
+        while True:
+            while self._at < len(course.happenings) and course.happenings[self._at][0] <= now:
+                _, what, node = course.happenings[self._at]
+                self._at += 1
+                if what == Disturbance.CAME:
+                    names.append(node)
+                elif what == Disturbance.LOST and node in names:
+                    names.remove(node)
+            found = self._simulation.start(len(names))
+            if found is not None:
+                rest, tally = found
+                seconds = sum(tally.causes)
+                self._causes[Cause.RESTART] += seconds
+                self._names = [names[at] for at in rest.order]
+                self._failures.begin(now)
+                return rest, now + seconds
+            due = course.happenings[self._at][0] if self._at < len(course.happenings) else _NEVER
+            self._causes[Cause.IDLE] += min(due, course.horizon_s) - now
+            now = min(due, course.horizon_s)
+            if due >= course.horizon_s:
+                return None, now
+
+    def _disturbed(self, state: State, began: float, step_s: float, end_s: float) -> tuple[Rest, float] | None:
+        """From the beginning of the step in which something happens; None where the run ends before it is over."""
+        memory, happenings = self._memory, self._course.happenings
+        root = memory.root(state, self._known(began, step_s))
+        moment = root.first
+        assert moment is not None
+        now = began
+        self._gone.clear()
+        while True:
+            due = happenings[self._at][0] if self._at < len(happenings) else _NEVER
+            if due < now + moment.lasts_s and due < end_s:
+                now, moment = self._strike(root, moment, now, due)
+            elif moment.lasts_s == _NEVER or now + moment.lasts_s >= end_s:
+                left = max(0.0, end_s - now)
+                self._causes[Cause.IDLE if moment.is_waiting else Cause.REDONE] += left
+                return None
+            else:
+                now += moment.lasts_s
+                moment = memory.after(root, moment)
+                self._take(moment.tally)
+            if moment.tally.ended is not None:
+                self._ended = moment.tally.ended
+                self._causes[Cause.IDLE] += max(0.0, end_s - now)
+                return None
+            rest = moment.rest
+            if rest is not None:
+                names = self._names
+                self._names = [names[at] for at in rest.order]
+                return rest, now
+
+    def _strike(self, root: Root, moment: Moment, now: float, due: float) -> tuple[float, Moment]:
+        """One thing happens; of several at a time those of the lowest numbers come first."""
+        happenings, memory = self._course.happenings, self._memory
+        at = self._at
+        while at < len(happenings) and happenings[at][0] == due:
+            at += 1
+        struck = sorted(filter(None, map(self._named, happenings[self._at : at])))
+        self._at = at
+        if moment.is_waiting:
+            self._causes[Cause.IDLE] += max(0.0, due - now)
+            now = max(now, due)
+        for what, number in struck:
+            if due <= now or moment.is_waiting:
+                part = -1
+            else:
+                part = min(memory.num_parts - 1, int((due - now) / moment.lasts_s * memory.num_parts))
+            was_waiting = moment.is_waiting
+            after = memory.struck(root, moment, (part, what, number))
+            now += memory.part_s(moment, part)
+            moment = after
+            self._take(moment.tally)
+            if moment.is_waiting and not was_waiting:
+                self._waits += 1
+            if moment.tally.ended is not None:
+                break
+        return now, moment
+
+    def _named(self, happening: Happening) -> tuple[int, int] | None:
+        """What happens to which node, by its name in the episode; None where the job has no such node."""
+        at_s, what, node = happening
+        if what == Disturbance.CAME:
+            self._joins += 1
+            self._names.append(node)
+            return what, len(self._names) - 1
+        try:
+            number = self._names.index(node)
+        except ValueError:
+            return None
+        if number in self._gone:
+            return None
+        if what == Disturbance.LOST:
+            self._losses += 1
+            self._loss_times.add(at_s)
+            self._gone.add(number)
+            self._failures.lost(self._steps)
+        return what, number
+
+    # Counting
+
+    def _count(self, steps: int, step_s: float, stall_s: float, microbatches: int) -> None:
+        if not steps:
+            return
+        self._steps += steps
+        self.microbatches += steps * microbatches
+        self._causes[Cause.TRAINING] += steps * step_s
+        self._causes[Cause.CHECKPOINT] += steps * stall_s
+        self._recent.append((steps, step_s, microbatches))
+
+    def _save(self, lag: int) -> None:
+        """Which checkpoint is whole by now."""
+        every = self._terms.checkpoint_every
+        saved = max(0, self._steps - lag) // every * every
+        if saved > self._last_saved:
+            self._last_saved = saved
+            unsaved, kept = self._steps - saved, []
+            for segment in reversed(self._recent):
+                if unsaved <= 0:
+                    break
+                kept.append(segment)
+                unsaved -= segment[0]
+            self._recent = kept[::-1]
+
+    def _take(self, tally: Tally) -> None:
+        """What a stretch of an episode came to."""
+        causes = self._causes
+        for at, seconds in enumerate(tally.causes):
+            causes[at] += seconds
+        if tally.restored:
+            self._go_back()
+        if tally.steps:
+            self._steps += tally.steps
+            self.microbatches += tally.microbatches
+            self._recent.append(
+                (tally.steps, tally.causes[Cause.TRAINING] / tally.steps, tally.microbatches // tally.steps)
+            )
+        for how in tally.survived:
+            self._survived[how] += 1
+        self._moved_bytes += tally.moved_bytes
+
+    def _go_back(self) -> None:
+        """To the last checkpoint: what was trained since is done again."""
+        self._fatal += 1
+        lost = self._steps - self._last_saved
+        while lost > 0 and self._recent:
+            steps, step_s, microbatches = self._recent.pop()
+            back = min(steps, lost)
+            lost -= back
+            self._steps -= back
+            self.microbatches -= back * microbatches
+            self._causes[Cause.TRAINING] -= back * step_s
+            self._causes[Cause.REDONE] += back * step_s
+            if steps > back:
+                self._recent.append((steps - back, step_s, microbatches))
+
+    def _tell(self, now: float, microbatches_per_s: float) -> None:
+        if self._terms.wants_timeline:
+            self._timeline.append((now, len(self._names), microbatches_per_s * self._sample_size))
+
+    def _known(self, now: float, step_s: float) -> Known:
+        """Of the time to come, as roughly as it is asked for; the same for policies that do not ask."""
+        if not self._memory.knows_outlook:
+            return _UNASKED
+        left = 1_000_000
+        if self._wanted is not None:
+            per_step = max(1, self._terms.settings.num_microbatches)
+            left = -(-(self._wanted - self.microbatches) // per_step)
+        return Known(
+            time_to_failure_s=_rough(self._failures.time_to_next_s(now)),
+            steps_left=min(1_000_000, int(_rough(left))),
+            steps_at_stake=int(_rough(self._steps - self._last_saved)),
+        )
+
+
+_UNASKED = Known(time_to_failure_s=HOUR_S, steps_left=1_000_000, steps_at_stake=1)
+
+_GRAIN = 2
+"""Of what is known of the time to come: steps in which it doubles."""
+
+
+def _rough(value: float) -> float:
+    """On a grid on which each number is the next's by the same factor."""
+    return float(2.0 ** (round(_GRAIN * math.log2(value)) / _GRAIN)) if value > 0 else 0.0

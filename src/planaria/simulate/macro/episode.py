@@ -1,0 +1,597 @@
+"""An episode: what the coordinator's real transitions make of a disturbance, until the job trains undisturbed again.
+
+Workers are not simulated one by one. They vote when the step's estimate says that it is over, halted ones report what
+they would have counted by then, and state has come when the estimate of its transfers says so. What is left out: the
+network between workers and coordinator (its messages take no time), slow, hung and partitioned nodes, damaged messages,
+shortages of memory, and a coordinator that dies; `planaria.simulate.cluster` has all of them, message by message.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from planaria.estimate.transition import transfer_time
+from planaria.job.settings import TrainSection
+from planaria.plan.ledger import Ledger, mask_of
+from planaria.plan.plan import NodeId, Plan, WorkerId
+from planaria.plan.profile import ModelProfile
+from planaria.plan.replicas import lacking
+from planaria.policy.proposal import Policy, Proposal
+from planaria.protocol.course.run import Run
+from planaria.protocol.course.take import take
+from planaria.protocol.events import (
+    Command,
+    DecisionTook,
+    Event,
+    Finish,
+    ManifestWritten,
+    NodeGone,
+    NodeNotice,
+    Publish,
+    Received,
+    Release,
+    Send,
+    WorkerJoined,
+    WriteManifest,
+)
+from planaria.protocol.failures import Failures
+from planaria.protocol.messages import (
+    Commit,
+    Halt,
+    PlanMessage,
+    Ready,
+    Report,
+    Save,
+    Saved,
+    SavedGroup,
+    StateSource,
+    Vote,
+)
+from planaria.protocol.phases import Phase, ProtocolError, Purpose
+from planaria.protocol.records import PlanTaken, Recovered, Restored
+from planaria.protocol.settings import CheckpointRef, RunSettings
+from planaria.protocol.transitions import TRANSITIONS
+from planaria.simulate.macro.state import State, canonical
+from planaria.simulate.macro.timings import Timings
+
+FIRST_STEP = 1_000_000
+"""Of every episode: steps are counted from there."""
+
+MANY_STEPS = 1_000_000
+
+_NEVER = float("inf")
+
+
+class Cause(enum.IntEnum):
+    """What a second of a run was spent on."""
+
+    TRAINING = 0
+    REDONE = 1
+    """Work that was lost and done again, and a struck step's surplus over an undisturbed one."""
+    DETECTION = 2
+    DECISION = 3
+    """With the change of plans."""
+    TRANSFER = 4
+    RESTART = 5
+    """Back to a checkpoint, or the start of the first processes."""
+    CHECKPOINT = 6
+    IDLE = 7
+    """Waiting for nodes."""
+
+
+NUM_CAUSES = len(Cause)
+
+
+class Disturbance(enum.IntEnum):
+    """What may happen to a node."""
+
+    LOST = 0
+    CAME = 1
+    NOTICED = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What is the same in all episodes of a simulation.
+
+    Attributes:
+        profile: of the model on the devices.
+        policy: makes the plans.
+        policy_name: for the records.
+        fault_tolerance: f.
+        devices_per_node: workers on each node.
+        timings: of what is not modelled.
+        checkpoint_every: steps between checkpoints, as policies are told; 0: none.
+    """
+
+    profile: ModelProfile
+    policy: Policy
+    policy_name: str
+    fault_tolerance: int
+    devices_per_node: int
+    timings: Timings
+    checkpoint_every: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What is known at the beginning of an episode of the time to come; see `planaria.policy.outlook`."""
+
+    time_to_failure_s: float
+    steps_left: int
+    steps_at_stake: int
+
+
+@dataclass(slots=True)
+class Tally:
+    """Of a stretch of an episode.
+
+    Attributes:
+        steps: committed.
+        microbatches: that they counted.
+        causes: seconds by cause.
+        restored: the job went back to its checkpoint; steps before count no more.
+        survived: by which mechanism losses were survived that the stretch ends.
+        moved_bytes: state that moved between nodes or devices.
+        ended: why the run is over; None: it is not.
+        released: nodes that are done without, by their names in the episode.
+    """
+
+    steps: int = 0
+    microbatches: int = 0
+    causes: list[float] = field(default_factory=lambda: [0.0] * NUM_CAUSES)
+    restored: bool = False
+    survived: list[str] = field(default_factory=list)
+    moved_bytes: int = 0
+    ended: str | None = None
+    released: list[NodeId] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rest:
+    """The job trains undisturbed again.
+
+    Attributes:
+        state: in which.
+        order: for each of the state's nodes, its name in the episode.
+        step_s: of its steps.
+    """
+
+    state: State
+    order: tuple[NodeId, ...]
+    step_s: float
+
+
+class _Watched:
+    """A policy, and how the last plan was made that it proposed."""
+
+    def __init__(self, policy: Any, told: dict[str, str]) -> None:
+        self._policy = policy
+        self._told = told
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._policy, name)
+
+    def with_speeds(self, speeds: Any) -> _Watched:
+        return _Watched(self._policy.with_speeds(speeds), self._told)
+
+    def with_outlook(self, outlook: Any) -> _Watched:
+        return _Watched(self._policy.with_outlook(outlook), self._told)
+
+    def reconfigure(self, *args: Any, **kwargs: Any) -> Proposal:
+        proposal: Proposal = self._policy.reconfigure(*args, **kwargs)
+        self._told["how"] = proposal.candidates[0].name.partition(" (")[0] if proposal.candidates else proposal.how
+        return proposal
+
+
+class _Foreseen(Failures):
+    """The next loss is expected in a given time."""
+
+    def __init__(self, time_to_next_s: float) -> None:
+        super().__init__(time_to_next_s)
+        self._time_to_next_s = time_to_next_s
+
+    def time_to_next_s(self, now: float) -> float:
+        return self._time_to_next_s
+
+
+class Episode:
+    """One, as far as it has come.
+
+    Attributes:
+        now: seconds since the beginning of the step in which it began. It stands still while the job waits for nodes.
+        rest: the job trains undisturbed; None: it does not yet, or no more.
+        is_waiting: for nodes.
+        is_over: the run has ended.
+    """
+
+    def __init__(self, subject: Subject, known: Known) -> None:
+        self._subject = subject
+        self._known = known
+        self._told: dict[str, str] = {}
+        self.now = 0.0
+        self.rest: Rest | None = None
+        self._tally = Tally()
+        self._dead: dict[NodeId, float] = {}
+        """Nodes that died, and when that will be known."""
+        self._purpose = Purpose.START
+        self._begins = self._ends = _NEVER
+        self._began = self._mark = 0.0
+        self._step_s = 0.0
+        self._parts: list[tuple[Cause, float]] = []
+        self._held: Mapping[WorkerId, tuple[int, ...]] = {}
+        self._counted: dict[WorkerId, list[int]] = {}
+        self._saves: list[tuple[WorkerId, Save]] = []
+        self._saved_at = _NEVER
+        self._has_restored = False
+        self.is_over = False
+        self._run: Run
+
+    @classmethod
+    def of(cls, subject: Subject, known: Known, state: State, estimated: Proposal) -> Episode:
+        """In the middle of a run that trains in this state; at the beginning of a step."""
+        episode = cls(subject, known)
+        plan = state.plan
+        run = episode._new_run(num_nodes=state.num_nodes)
+        for node in range(state.num_nodes):
+            for worker in run.members.workers_of(NodeId(node)):
+                run.members.join(worker, "-")
+        run.members.leaving = dict.fromkeys(state.leaving, 0.0)
+        run.current = plan
+        run.placing.generation = plan.generation
+        short = bool(lacking(plan, subject.fault_tolerance))
+        run.is_degraded = short
+        take(run, replace(estimated, plan=plan, is_degraded=short), Purpose.RECONFIGURE, StateSource.LIVE)
+        episode._purpose = Purpose.RECONFIGURE
+        episode._step_s = estimated.step_time_s
+        episode._ends = estimated.step_time_s
+        episode._held = plan.groups_of
+        return episode
+
+    @classmethod
+    def first(cls, subject: Subject, known: Known, num_nodes: int) -> Episode:
+        """At the beginning of a run, with so many nodes. Raises PlanError: they make no plan."""
+        subject.policy.initial([NodeId(node) for node in range(num_nodes)], 1)
+        episode = cls(subject, known)
+        run = episode._new_run(num_nodes=num_nodes)
+        run.checkpoints.last = None
+        run.step = run.settings.first_step
+        for node in range(num_nodes):
+            for worker in run.members.workers_of(NodeId(node)):
+                episode._handle(WorkerJoined(worker, "-"))
+        return episode
+
+    def _new_run(self, *, num_nodes: int) -> Run:
+        subject, known = self._subject, self._known
+        num_groups = len(subject.profile.groups)
+        settings = RunSettings(
+            train=TrainSection(
+                steps=FIRST_STEP + min(known.steps_left, MANY_STEPS),
+                global_batch=1,
+                microbatch=1,
+                sequence_length=1,
+            ),
+            policy_name=subject.policy_name,
+            fault_tolerance=subject.fault_tolerance,
+            num_nodes=num_nodes,
+            devices_per_node=subject.devices_per_node,
+            num_groups=num_groups,
+            checkpoint_root="",
+            checkpoint_every=subject.checkpoint_every,
+            resume=None,
+            waits=True,
+        )
+        policy: Any = _Watched(subject.policy, self._told)
+        run = self._run = Run(settings, policy, None, None)
+        run.failures = _Foreseen(known.time_to_failure_s)
+        run.timing.decision_s = subject.timings.decision_s
+        run.step = FIRST_STEP
+        run.checkpoints.last = CheckpointRef(
+            step=FIRST_STEP - 1 - known.steps_at_stake, folder="", exponents=run.exponents
+        )
+        return run
+
+    # Time
+
+    @property
+    def is_waiting(self) -> bool:
+        return self._run.phase is Phase.WAITING
+
+    @property
+    def next_s(self) -> float:
+        """When something happens by itself; infinite where nothing does."""
+        step_end = _NEVER if self._is_stalled else self._ends
+        return min(self._begins, step_end, self._saved_at, *self._dead.values())
+
+    @property
+    def _is_stalled(self) -> bool:
+        """A worker of the plan is dead, and nobody knows: no sum gets whole."""
+        return not self._dead.keys().isdisjoint(self._run.plan.nodes) if self._run.current is not None else False
+
+    def advance(self) -> Tally:
+        """To the next thing that happens by itself."""
+        self.rest = None
+        self.now = self.next_s
+        known = [node for node, at in self._dead.items() if at <= self.now]
+        if known:
+            for node in sorted(known):
+                del self._dead[node]
+                self._add(Cause.DETECTION, self._subject.timings.detection_s)
+                self._handle(NodeGone(node, "process killed"))
+        elif self._begins <= self.now:
+            self._begin()
+        elif self._saved_at <= self.now:
+            self._saved()
+        else:
+            self._vote()
+        return self._told_tally()
+
+    def disturb(self, what: Disturbance, node: NodeId, at_s: float) -> Tally:
+        """Something happens to a node at that time, which is not after `next_s`."""
+        self.now = max(self.now, at_s)
+        self.rest = None
+        run = self._run
+        match what:
+            case Disturbance.LOST if node in run.members.nodes and node not in self._dead:
+                self._dead[node] = self.now + self._subject.timings.detection_s
+            case Disturbance.CAME:
+                for worker in run.members.workers_of(node):
+                    self._handle(WorkerJoined(worker, "-"))
+            case Disturbance.NOTICED if node in run.members.nodes and node not in self._dead:
+                self._handle(NodeNotice(node, 0.0, "preemption"))
+            case _:
+                pass
+        return self._told_tally()
+
+    def _told_tally(self) -> Tally:
+        self._look_whether_it_rests()
+        tally, self._tally = self._tally, Tally()
+        return tally
+
+    def _look_whether_it_rests(self) -> None:
+        run = self._run
+        if (
+            run.phase is not Phase.TRAINING
+            or self._dead
+            or self._began != self.now
+            or self._begins != _NEVER
+            or self._purpose in (Purpose.FINISH_STEP, Purpose.WARM_UP)
+            or run.attempt.unready
+            or run.recovery is not None
+            or not run.goes_on(run.step)
+        ):
+            return
+        self._attribute(0.0)
+        state, order = canonical(run.plan, run.members.nodes, run.members.leaving)
+        self.rest = Rest(state=state, order=order, step_s=self._step_s)
+
+    # Where the time went
+
+    def _add(self, cause: Cause, seconds: float) -> None:
+        if seconds > 0:
+            self._parts.append((cause, seconds))
+
+    def _attribute(self, nominal_s: float) -> None:
+        """The time since it was last done: of it, what an undisturbed step takes is training, at most."""
+        span = self.now - self._mark
+        causes = self._tally.causes
+        surplus = max(0.0, span - nominal_s)
+        causes[Cause.TRAINING] += span - surplus
+        for cause, seconds in self._parts:
+            part = min(seconds, surplus)
+            causes[cause] += part
+            surplus -= part
+        causes[Cause.REDONE] += surplus
+        self._parts.clear()
+        self._mark = self.now
+
+    # The step
+
+    def _begin(self) -> None:
+        """State has come, and the plan's first step begins."""
+        self._begins = _NEVER
+        run = self._run
+        plan = run.plan
+        for worker in sorted(run.attempt.unready):
+            self._handle(Received(worker, Ready(generation=plan.generation)))
+        self._held = plan.groups_of
+        self._began, self._ends = self.now, self.now + self._step_s
+
+    def _vote(self) -> None:
+        """The step is over: everybody votes; the first vote tells what all of them would."""
+        run = self._run
+        plan = run.plan
+        for worker in sorted(run.attempt.unready):
+            self._handle(Received(worker, Ready(generation=plan.generation)))
+        first, *others = plan.workers
+        counted = self._bits_of(self._counted.values(), plan)
+        microbatches = (counted[0] if counted else 0).bit_count()
+        nothing = Ledger(())
+        for worker in others:
+            empty = Vote(generation=plan.generation, step=run.step, norms={}, losses={}, ledger=nothing)
+            run.attempt.votes.cast(worker, empty)
+        vote = Vote(
+            generation=plan.generation,
+            step=run.step,
+            norms=dict.fromkeys(range(len(plan.groups)), 1.0),
+            losses=dict.fromkeys(range(plan.num_microbatches), 1.0),
+            ledger=Ledger.from_bits(counted),
+        )
+        step = run.step
+        self._attribute(self._step_s)
+        self._handle(Received(first, vote))
+        if run.step != step + 1 and run.phase is not Phase.WAITING and not self.is_over:
+            raise ProtocolError(f"step {step} is over and was not committed; phase {run.phase.value}")
+        self._tally.steps += 1
+        self._tally.microbatches += microbatches
+
+    def _bits_of(self, kept: Any, plan: Plan) -> list[int]:
+        """For each layer, what accumulators hold at the end: what was kept from before, and the routes' work."""
+        bits = [0] * plan.num_layers
+        for own in kept:
+            for layer, mask in enumerate(own):
+                bits[layer] |= mask
+        for route in plan.routes:
+            mask = mask_of(route.microbatches)
+            for layer in route.counted:
+                bits[layer] |= mask
+        return bits
+
+    def _report(self, worker: WorkerId) -> Report:
+        """What the worker has counted when it is halted."""
+        run = self._run
+        plan = run.plan
+        share = 0.0
+        if self._begins == _NEVER and self._step_s > 0:
+            share = min(1.0, max(0.0, (self.now - self._subject.timings.detection_s - self._began) / self._step_s))
+        own = self._counted.setdefault(worker, [0] * plan.num_layers)
+        for route in plan.routes:
+            done = route.microbatches[: int(share * len(route.microbatches))]
+            if not done:
+                continue
+            mask = mask_of(done)
+            counted = set(route.counted)
+            for hop in route.hops:
+                if hop.worker == worker:
+                    for layer in hop.layers:
+                        if layer in counted:
+                            own[layer] |= mask
+        held = plan.groups_of.get(worker, ())
+        if worker in run.attempt.unready:
+            held = tuple(sorted(set(held).intersection(self._held.get(worker, ()))))
+        return Report(generation=plan.generation, step=run.step, ledger=Ledger.from_bits(own), held=held)
+
+    # The machine
+
+    def _handle(self, event: Event) -> None:
+        run = self._run
+        name = type(event.message).__name__ if isinstance(event, Received) else type(event).__name__
+        handler = TRANSITIONS.get((run.phase, name))
+        if handler is None:
+            raise ProtocolError(f"{name} is illegal in phase {run.phase.value}: {event!r:.300}")
+        run.now = self.now
+        self._carry_out(handler(run, event))
+
+    def _carry_out(self, commands: Sequence[Command]) -> None:
+        halted: list[WorkerId] = []
+        taken: PlanTaken | None = None
+        plan: PlanMessage | None = None
+        manifest: WriteManifest | None = None
+        for command in commands:
+            match command:
+                case Send(_, PlanMessage() as message):
+                    plan = message
+                case Send(worker, Halt()):
+                    halted.append(worker)
+                case Send(worker, Save() as save):
+                    self._saves.append((worker, save))
+                case Send(_, Commit()):
+                    self._counted.clear()
+                case Publish(record):
+                    taken = record if isinstance(record, PlanTaken) else taken
+                    self._note(record)
+                case WriteManifest():
+                    manifest = command
+                case Release(node):
+                    self._tally.released.append(node)
+                case Finish(status, message):
+                    self.is_over = True
+                    self._tally.ended = f"{status.value}: {message}"
+                case _:
+                    pass
+        if self.is_over:
+            self._begins = self._ends = self._saved_at = _NEVER
+            self._dead.clear()
+            self._attribute(0.0)
+            return
+        if any(isinstance(command, Send) and isinstance(command.message, Commit) for command in commands):
+            self._began, self._ends = self.now, self.now + self._step_s
+        if plan is not None:
+            self._adopt(plan, Purpose.GO_ON if taken is None else Purpose(taken.purpose))
+        elif self._run.phase is not Phase.TRAINING:
+            self._begins = self._ends = _NEVER
+        if self._run.phase is Phase.WAITING:
+            self._attribute(0.0)
+        if self._saves and self._saved_at == _NEVER:
+            self._saved_at = self.now + self._write_s()
+        for worker in halted:
+            if self._run.phase is Phase.SALVAGING:
+                self._handle(Received(worker, self._report(worker)))
+        if manifest is not None:
+            self._handle(ManifestWritten(manifest.step, manifest.folder, 0.0))
+
+    def _note(self, record: object) -> None:
+        if isinstance(record, Restored):
+            self._tally.restored = True
+            self._tally.steps = self._tally.microbatches = 0
+            self._has_restored = True
+        elif isinstance(record, Recovered):
+            how = "checkpoint" if self._has_restored else self._told.get("how", "nothing to do")
+            self._tally.survived.append(how)
+            self._has_restored = False
+            self._told.clear()
+
+    def _adopt(self, message: PlanMessage, purpose: Purpose) -> None:
+        """A plan is in force from now on, after what it takes to change plans."""
+        run, timings, plan = self._run, self._subject.timings, message.plan
+        before_s, self._purpose = self._step_s, purpose
+        if message.afresh or purpose is not Purpose.FINISH_STEP:
+            self._counted.clear()
+        if purpose is Purpose.GO_ON:
+            self._began, self._ends = self.now, self.now + self._step_s
+            return
+        self._step_s = run.timing.step_s
+        decided = self.now + timings.decision_s
+        self._add(Cause.DECISION, timings.decision_s)
+        self._handle(DecisionTook(timings.decision_s))
+        if purpose is Purpose.FINISH_STEP:
+            surplus = max(0.0, self._step_s - before_s)
+            is_kept = any(route.born < plan.generation for route in plan.routes)
+            self._ends = max(self._began + self._step_s, decided + surplus) if is_kept else decided + self._step_s
+            self._begins = _NEVER
+            self._step_s = before_s
+            return
+        self._add(Cause.DECISION, timings.change_s)
+        self._begins = decided + timings.change_s
+        self._ends = _NEVER
+        if message.source is StateSource.CHECKPOINT:
+            restart_s = timings.restart_s + self._most_held(plan) / timings.storage_bytes_per_s
+            self._add(Cause.RESTART, restart_s)
+            self._begins += restart_s
+        elif message.source is StateSource.LIVE and plan.transfers:
+            moved = transfer_time(plan, self._subject.profile.links)
+            self._tally.moved_bytes += moved.moved_bytes
+            if purpose is Purpose.WARM_UP:  # beside the step, which ends when both have
+                self._add(Cause.TRANSFER, max(0.0, moved.time_s - self._step_s))
+                self._ends = self._begins + max(self._step_s, moved.time_s)
+                self._began, self._begins = self._begins, _NEVER
+            else:
+                self._add(Cause.TRANSFER, moved.time_s)
+                self._begins += moved.time_s
+
+    def _most_held(self, plan: Plan) -> int:
+        """Bytes of state on the fullest node."""
+        held: dict[NodeId, set[int]] = {}
+        for worker, groups in plan.groups_of.items():
+            held.setdefault(plan.node_of(worker), set()).update(groups)
+        return max(sum(plan.groups[group].moved_bytes for group in groups) for groups in held.values())
+
+    # Saving while everybody waits
+
+    def _write_s(self) -> float:
+        groups = self._run.plan.groups
+        most = max(sum(groups[group].moved_bytes for group in save.groups) for _, save in self._saves)
+        seconds = most / self._subject.timings.storage_bytes_per_s
+        self._add(Cause.CHECKPOINT, seconds)
+        return seconds
+
+    def _saved(self) -> None:
+        saves, self._saves, self._saved_at = self._saves, [], _NEVER
+        members = self._run.members
+        for worker, save in saves:
+            if worker in members.addresses and members.node_of(worker) not in self._dead:
+                parts = tuple(SavedGroup(group=group, file="-", size_bytes=0, sha256="") for group in save.groups)
+                self._handle(Received(worker, Saved(step=save.step, serial=save.serial, groups=parts)))

@@ -1,0 +1,154 @@
+"""Moments: what is known of episodes, so that what happened once need not be found out again.
+
+A moment lasts until the next thing that happens by itself, or until a disturbance. From it lead ways to the moment
+after, and to those after each disturbance, at whatever part of it that comes. Ways are found by `Episode`, in canonical
+names, whether they are remembered or not: a memory answers what would have been found.
+"""
+
+from __future__ import annotations
+
+from planaria.plan.plan import NodeId
+from planaria.policy.outlook import Outlook
+from planaria.policy.proposal import Proposal
+from planaria.simulate.macro.episode import Disturbance, Episode, Known, Rest, Subject, Tally
+from planaria.simulate.macro.state import State
+
+Way = tuple[int, int, int]
+"""Which part of the moment, which disturbance, of which node."""
+
+
+class Moment:
+    """One.
+
+    Attributes:
+        lasts_s: until the next thing happens by itself; infinite: nothing does.
+        tally: of what led to it.
+        rest: where the job trains undisturbed.
+        is_waiting: for nodes.
+    """
+
+    __slots__ = ("after", "before", "is_waiting", "lasts_s", "rest", "struck", "tally", "way")
+
+    def __init__(self, episode: Episode, tally: Tally, before: Moment | None, way: Way | None) -> None:
+        self.lasts_s = episode.next_s - episode.now
+        self.tally = tally
+        self.rest = episode.rest
+        self.is_waiting = episode.is_waiting
+        self.before = before
+        self.way = way
+        self.after: Moment | None = None
+        self.struck: dict[Way, Moment] = {}
+
+
+class Root:
+    """The beginning of a step in a state, and what may follow."""
+
+    __slots__ = ("episode", "first", "known", "leaf", "moments", "state")
+
+    def __init__(self, state: State, known: Known) -> None:
+        self.state = state
+        self.known = known
+        self.episode: Episode | None = None
+        self.leaf: Moment | None = None
+        self.first: Moment | None = None
+
+
+class Memory:
+    """Of one subject.
+
+    Args:
+        subject: of all episodes.
+        num_parts: into how many parts a moment is divided: a disturbance comes in the middle of one.
+        remembers: else everything is found out each time; for tests.
+    """
+
+    def __init__(self, subject: Subject, *, num_parts: int = 1, remembers: bool = True) -> None:
+        self.subject = subject
+        self.num_parts = num_parts
+        self.num_found = 0
+        self._remembers = remembers
+        self._roots: dict[tuple[State, Known], Root] = {}
+        self._estimated: dict[State, Proposal] = {}
+        policy = subject.policy
+        self.knows_outlook = policy.with_outlook(Outlook()) is not policy
+
+    def step_s(self, state: State) -> float:
+        """Of an undisturbed step."""
+        return self._estimate(state).step_time_s
+
+    def _estimate(self, state: State) -> Proposal:
+        found = self._estimated.get(state)
+        if found is None:
+            found = self._estimated[state] = self.subject.policy.estimated(state.plan)
+        return found
+
+    def root(self, state: State, known: Known) -> Root:
+        """Where episodes begin in this state."""
+        key = (state, known)
+        found = self._roots.get(key) if self._remembers else None
+        if found is None:
+            found = self._roots[key] = Root(state, known)
+            self._begin(found)
+        return found
+
+    def _begin(self, root: Root) -> Episode:
+        root.episode = Episode.of(self.subject, root.known, root.state, self._estimate(root.state))
+        if root.first is None:
+            root.first = Moment(root.episode, Tally(), None, None)
+        root.leaf = root.first
+        return root.episode
+
+    def start(self, num_nodes: int, known: Known) -> tuple[Rest, Tally]:
+        """A run begins. Raises PlanError: so few nodes make no plan."""
+        episode = Episode.first(self.subject, known, num_nodes)
+        tally = episode.advance()
+        assert episode.rest is not None
+        return episode.rest, tally
+
+    def after(self, root: Root, moment: Moment) -> Moment:
+        """What happens by itself when the moment is over."""
+        found = moment.after
+        if found is None:
+            episode = self._live(root, moment)
+            found = moment.after = self._found(root, episode, episode.advance(), moment, None)
+        return found
+
+    def struck(self, root: Root, moment: Moment, way: Way) -> Moment:
+        """What a disturbance leads to."""
+        found = moment.struck.get(way)
+        if found is None:
+            episode = self._live(root, moment)
+            at_s = episode.now + self.part_s(moment, way[0])
+            tally = episode.disturb(Disturbance(way[1]), NodeId(way[2]), at_s)
+            found = self._found(root, episode, tally, moment, way)
+            moment.struck[way] = found
+        return found
+
+    def part_s(self, moment: Moment, part: int) -> float:
+        """The middle of a part of a moment, in seconds from its beginning; -1 is the beginning itself."""
+        return 0.0 if part < 0 else moment.lasts_s * (part + 0.5) / self.num_parts
+
+    def _found(self, root: Root, episode: Episode, tally: Tally, before: Moment, way: Way | None) -> Moment:
+        self.num_found += 1
+        root.leaf = Moment(episode, tally, before, way)
+        return root.leaf
+
+    def _live(self, root: Root, moment: Moment) -> Episode:
+        """The episode as it is at this moment: as it was left, or from its beginning."""
+        if root.leaf is moment and root.episode is not None:
+            return root.episode
+        ways: list[Moment] = []
+        at: Moment = moment
+        while at.before is not None:
+            ways.append(at)
+            at = at.before
+        episode = self._begin(root)
+        for step in reversed(ways):
+            before = step.before
+            assert before is not None
+            if step.way is None:
+                episode.advance()
+            else:
+                part, what, node = step.way
+                episode.disturb(Disturbance(what), NodeId(node), episode.now + self.part_s(before, part))
+        return episode

@@ -1,0 +1,155 @@
+"""A situation in which a job trains undisturbed, up to the names of nodes.
+
+Nodes of a kind are alike, so a question about a cluster is asked of the protocol and the policies in canonical names:
+pipelines in the order of their shapes, nodes in the order of their places. The answer is the same, but for ties that
+are broken by number, for all clusters of that shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from planaria.plan.plan import NodeId, Pipeline, Plan, Route, Stage, Transfer, WorkerId
+
+GENERATION = 1
+"""Of every canonical plan."""
+
+_Sign = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """One.
+
+    Attributes:
+        plan: in force, canonical.
+        num_idle: nodes that live and that it does without; their numbers follow its own.
+        leaving: nodes that gave notice and are kept, since nothing is possible without them.
+    """
+
+    plan: Plan
+    num_idle: int
+    leaving: tuple[NodeId, ...] = ()
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.plan, self.num_idle, self.leaving)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @property
+    def num_nodes(self) -> int:
+        """Live ones."""
+        return len(self.plan.nodes) + self.num_idle
+
+    @property
+    def num_microbatches(self) -> int:
+        """That a step counts."""
+        return sum(len(route.microbatches) for route in self.plan.routes)
+
+
+def canonical(plan: Plan, nodes: Iterable[NodeId], leaving: Iterable[NodeId] = ()) -> tuple[State, tuple[NodeId, ...]]:
+    """The state of live nodes under a plan, and, for each canonical number, the node that has it.
+
+    Args:
+        plan: in force; every microbatch has one route.
+        nodes: live ones.
+        leaving: of them, those that gave notice.
+    """
+    shares: dict[tuple[tuple[int, int, int], ...], int] = {}
+    for route in plan.routes:
+        shares[route.key] = shares.get(route.key, 0) + len(route.microbatches)
+    keys = [tuple((s.worker, s.first_layer, s.end_layer) for s in pipeline.stages) for pipeline in plan.pipelines]
+    is_plain = shares.keys() <= set(keys)
+    noticed = frozenset(leaving)
+    signs = [
+        _sign(plan, pipeline, shares.get(key, 0), noticed) for pipeline, key in zip(plan.pipelines, keys, strict=True)
+    ]
+    order = sorted(range(len(keys)), key=lambda at: (signs[at], at))
+    names: dict[NodeId, NodeId] = {}
+    for at in order:
+        for stage in plan.pipelines[at].stages:
+            names.setdefault(plan.node_of(stage.worker), NodeId(len(names)))
+    for shadow in plan.shadows:
+        names.setdefault(plan.node_of(shadow.worker), NodeId(len(names)))
+    placed = len(names)
+    for node in sorted(nodes):
+        names.setdefault(node, NodeId(len(names)))
+    pipelines = tuple(_renamed(plan, plan.pipelines[at].stages, names) for at in order)
+    if is_plain:
+        routes = _dealt(pipelines, [shares.get(keys[at], 0) for at in order], plan.num_layers)
+    else:
+        routes = tuple(
+            sorted(
+                (
+                    msgspec.structs.replace(route, hops=_renamed(plan, route.hops, names), born=GENERATION)
+                    for route in plan.routes
+                ),
+                key=lambda route: route.microbatches,
+            )
+        )
+    result = msgspec.structs.replace(
+        plan,
+        generation=GENERATION,
+        pipelines=tuple(Pipeline(stages=stages) for stages in pipelines),
+        routes=routes,
+        shadows=_renamed(plan, plan.shadows, names),
+        transfers=(),
+        sync_epochs=(GENERATION,) * len(plan.groups),
+    )
+    back = tuple(sorted(names, key=names.__getitem__))
+    state = State(result, len(names) - placed, tuple(sorted(names[node] for node in noticed if node in names)))
+    return state, back
+
+
+def _sign(plan: Plan, pipeline: Pipeline, share: int, leaving: frozenset[NodeId]) -> _Sign:
+    """What tells a pipeline from others, names aside."""
+    place: dict[NodeId, int] = {}
+    stages = tuple(
+        (
+            stage.first_layer,
+            stage.end_layer,
+            stage.num_devices,
+            place.setdefault(plan.node_of(stage.worker), len(place)),
+            stage.worker % plan.devices_per_node,
+            int(plan.node_of(stage.worker) in leaving),
+        )
+        for stage in pipeline.stages
+    )
+    return ((len(place), len(stages), share), *stages)
+
+
+def _renamed(plan: Plan, stages: Sequence[Stage], names: dict[NodeId, NodeId]) -> tuple[Stage, ...]:
+    devices = plan.devices_per_node
+    return tuple(
+        Stage(
+            worker=WorkerId(names[plan.node_of(stage.worker)] * devices + stage.worker % devices),
+            first_layer=stage.first_layer,
+            end_layer=stage.end_layer,
+            num_devices=stage.num_devices,
+        )
+        for stage in stages
+    )
+
+
+def _dealt(pipelines: Sequence[tuple[Stage, ...]], shares: Sequence[int], num_layers: int) -> tuple[Route, ...]:
+    """Each pipeline's microbatches, numbered in the pipelines' order."""
+    routes: list[Route] = []
+    first = 0
+    layers = tuple(range(num_layers))
+    for stages, share in zip(pipelines, shares, strict=True):
+        if share:
+            routes.append(
+                Route(hops=stages, microbatches=tuple(range(first, first + share)), born=GENERATION, counted=layers)
+            )
+            first += share
+    return tuple(routes)
+
+
+def moved_bytes(plan: Plan, transfers: Sequence[Transfer]) -> int:
+    """State that moves."""
+    return sum(move.moved_bytes(plan.groups[move.group]) for move in transfers)
