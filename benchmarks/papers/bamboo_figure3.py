@@ -75,8 +75,8 @@ def section(traces: Path | None = None) -> Section:
         setting=(
             f"GPT-2 ({described(trace)}). Each worker's state goes to host memory and from there to storage, one "
             f"checkpoint after the other, each taking {WRITE_S:g} s, beside training. Every change of nodes is a "
-            "restart on the best grid of equal pipelines, from the last checkpoint that is whole. The paper does not say how "
-            "long a restart takes, so several are here."
+            "restart on the best grid of equal pipelines, from the last checkpoint that is whole. The paper does not "
+            "say how long a restart takes, so several are here."
         ),
         comparisons=[Comparison(title="share of the time in which training makes progress", rows=rows)],
         verdict=(

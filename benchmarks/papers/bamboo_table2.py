@@ -50,7 +50,8 @@ def section(traces: Path | None = None) -> Section:
         setting=(
             "Each model to its number of samples (Table 1). The step is Demand-S's with the overhead of redundant "
             "computation that Table 4 gives for BERT (language models) and ResNet (the others). Nodes go at the "
-            f"segment's rate, {MEAN_BULK:g} at a time, and come so that their mean is what the paper paid for. Other costs as in Table 3a. Means of {len(SEEDS)} seeds."
+            f"segment's rate, {MEAN_BULK:g} at a time, and come so that their mean is what the paper paid for. Other "
+            f"costs as in Table 3a. Means of {len(SEEDS)} seeds."
         ),
         comparisons=[
             comparison("samples/s", "throughput"),
@@ -58,12 +59,12 @@ def section(traces: Path | None = None) -> Section:
             comparison("value, samples/s per dollar an hour", "value"),
         ],
         verdict=(
-            f"At 10% an hour the value is {gain:.2f} times that of training on demand (the paper: 1.95 times). VGG and GNMT "
-            "come within 10% at that rate; BERT, AlexNet and GPT are a fifth to a quarter faster in the paper, nearly as "
-            "fast as on demand, so its runs cannot have had the overhead of its Table 4. At 33% the paper loses more than "
-            "its number of nodes explains. ResNet's runs had fewer nodes than the cost column says (25.58 of 48, section "
-            "6.1). Bamboo-M (nodes of four GPUs) is not modelled: it was slow because such nodes came late, and the paper "
-            "does not say how late."
+            f"At 10% an hour the value is {gain:.2f} times that of training on demand (the paper: 1.95 times). VGG "
+            "and GNMT come within 10% at that rate; BERT, AlexNet and GPT are a fifth to a quarter faster in the "
+            "paper, nearly as fast as on demand, so its runs cannot have had the overhead of its Table 4. At 33% the "
+            "paper loses more than its number of nodes explains. ResNet's runs had fewer nodes than the cost column "
+            "says (25.58 of 48, section 6.1). Bamboo-M (nodes of four GPUs) is not modelled: it was slow because "
+            "such nodes came late, and the paper does not say how late."
         ),
         plots=[Plot(name="bamboo_table2", caption="Value against training on demand, Bamboo's Table 2", svg=picture)],
     )

@@ -49,12 +49,12 @@ def section(traces: Path | None = None) -> Section:
         source="Bamboo, Table 3a",
         title="BERT to completion on spot nodes",
         setting=(
-            "2.5 million samples in 4 pipelines of 12 stages. Step: Demand-S's 108 samples/s with 19.77% for redundant "
-            "computation (Table 4). The table's preemptions and intervals say that a node sets one off with "
-            f"probability p an hour and that {MEAN_BULK:g} nodes go together, so {MEAN_BULK:g} p of the nodes go in an "
-            "hour; others come as fast as gives the paper's mean number of nodes (which is thus an input). A shadow "
-            "takes over in a step's time; a reconfiguration takes 60 s, with which it takes the 7% of the time that the "
-            f"paper reports at 10%. Means of {len(SEEDS)} seeds."
+            "2.5 million samples in 4 pipelines of 12 stages. Step: Demand-S's 108 samples/s with 19.77% for "
+            "redundant computation (Table 4). The table's preemptions and intervals say that a node sets one off "
+            f"with probability p an hour and that {MEAN_BULK:g} nodes go together, so {MEAN_BULK:g} p of the nodes go "
+            "in an hour; others come as fast as gives the paper's mean number of nodes (which is thus an input). A "
+            "shadow takes over in a step's time; a reconfiguration takes 60 s, with which it takes the 7% of the "
+            f"time that the paper reports at 10%. Means of {len(SEEDS)} seeds."
         ),
         comparisons=[
             Comparison(title="Bamboo as published, samples/s", rows=rows("throughput", published)),
@@ -66,12 +66,13 @@ def section(traces: Path | None = None) -> Section:
             Comparison(title="value, samples/s per dollar an hour", rows=rows("value", published)),
         ],
         verdict=(
-            f"The published system comes out within {100 * (1 - worst):.0f}% of its table, lowest where preemptions are "
-            "most frequent: reconfigurations then follow one another, and each is counted here. The paper's own numbers "
-            "need a pipeline on a shadow to be as fast as a whole one; a worker that does two stages' work makes its "
-            "pipeline take about twice as long until it is formed anew (second comparison), which the paper's "
-            "simulator does not know. Fatal failures are fewer here: with four replicas and neighbours in different "
-            "zones the last holder of a stage is seldom lost; the paper does not say what it counts as fatal."
+            f"The published system comes out within {100 * (1 - worst):.0f}% of its table, lowest where preemptions "
+            "are most frequent: reconfigurations then follow one another, and each is counted here. The paper's own "
+            "numbers need a pipeline on a shadow to be as fast as a whole one; a worker that does two stages' work "
+            "makes its pipeline take about twice as long until it is formed anew (second comparison), which the "
+            "paper's simulator does not know. Fatal failures are fewer here: with four replicas and neighbours in "
+            "different zones the last holder of a stage is seldom lost; the paper does not say what it counts as "
+            "fatal."
         ),
         plots=[Plot(name="bamboo_table3a", caption="Throughput of BERT on spot nodes, Bamboo's Table 3a", svg=picture)],
     )

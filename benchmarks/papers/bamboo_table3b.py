@@ -46,10 +46,10 @@ def section(traces: Path | None = None) -> Section:
         source="Bamboo, Table 3b",
         title=f"BERT with {DEPTH_H} stages a pipeline",
         setting=(
-            f"As Table 3a, with 4 pipelines of P_h = {DEPTH_H} nodes. How much slower the deeper pipeline is than "
-            f"one of 12 comes from our planner (BERT-Large on V100s and 10 Gbit/s, {NUM_LAYERS} layers, so as many stages at "
-            f"most): a step takes {ratio:.2f} times as long. Nodes follow from the paper's cost. Means of {len(SEEDS)} "
-            "seeds."
+            f"As Table 3a, with 4 pipelines of P_h = {DEPTH_H} nodes. How much slower the deeper pipeline is than one "
+            f"of 12 comes from our planner (BERT-Large on V100s and 10 Gbit/s, {NUM_LAYERS} layers, so as many stages "
+            f"at most): a step takes {ratio:.2f} times as long. Nodes follow from the paper's cost. Means of "
+            f"{len(SEEDS)} seeds."
         ),
         comparisons=[
             Comparison(

@@ -1,9 +1,8 @@
 """Step times of sets of pipelines by the planner's templates: what published systems are given to run on.
 
-All systems of a comparison get the same templates (with the paper's own objective), so that what differs is what they
-do with them. Times are multiplied by one factor for each model, which brings one cell of the paper's table to the
-paper's figure: its machines reach less of their peak than our presets assume. Sums of gradients are left to that
-factor too.
+All systems of a comparison get the same templates (with the paper's own objective) and the same times of a step, so
+that what differs is what they do with them. Compute is multiplied by one factor for each model, which brings one cell
+of the paper's table to the paper's figure: its machines reach less of their peak than our presets assume.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class Grids:
     Attributes:
         profile: costs.
         settings: the planner's; `fault_tolerance` is f.
-        factor: of all times.
+        factor: of all times of forwards and backwards.
     """
 
     profile: ModelProfile
@@ -61,12 +60,12 @@ class Grids:
     def with_factor(self, factor: float) -> Grids:
         """The same templates, other times."""
         other = Grids(self.profile, self.settings, factor)
-        for name in ("templates", "times", "periods_s"):
+        for name in ("templates", "times", "periods_s", "fullest_bytes"):
             other.__dict__[name] = getattr(self, name)
         return other
 
     def step_s(self, pipelines: Sequence[int], *, literal: bool = False) -> float:
-        """Of pipelines of these numbers of nodes, the batch being distributed.
+        """Of pipelines of these numbers of nodes, the batch being distributed; sums and optimizer included.
 
         Args:
             pipelines: number of nodes of each.
@@ -81,7 +80,25 @@ class Grids:
             shares = least_variance([float(time[0]) for time in times], number)
         else:
             shares = distribute(times, number, Distribution.MINMAX)
-        return self.factor * max(float(time[share - 1]) for time, share in zip(times, shares, strict=True))
+        slowest_s = max(float(time[share - 1]) for time, share in zip(times, shares, strict=True))
+        return self.factor * slowest_s + self.beside_s(len(pipelines), min(pipelines))
+
+    def beside_s(self, count: int, smallest: int) -> float:
+        """Of a step, what is neither forward nor backward: the sums over so many pipelines by a ring, as NCCL has them,
+        and the optimizer; of the fullest stage of the smallest pipeline."""
+        size_bytes = self.fullest_bytes[smallest]
+        link = self.profile.links.between_nodes
+        ring_s = 2 * (count - 1) * (link.latency_s + size_bytes / count / link.bandwidth_bytes_per_s)
+        return ring_s + size_bytes * self.profile.step.apply_s_per_byte
+
+    @cached_property
+    def fullest_bytes(self) -> dict[int, int]:
+        """By number of nodes: bytes of parameters of the fullest stage."""
+        sizes = [layer.parameter_bytes for layer in self.profile.layers]
+        return {
+            template.num_nodes: max(sum(sizes[s.first_layer : s.end_layer]) for s in template.stages)
+            for template in self.templates
+        }
 
     def best(self, num_nodes: int) -> list[int]:
         """The set of pipelines that is fastest on so many nodes, largest first (Oobleck, section 4.2).
@@ -107,11 +124,11 @@ class Grids:
             for count in range(1, num_nodes // size + 1):
                 share = -(-number // count)
                 if count <= number:
-                    found.append((self.factor * float(self.times[size][share - 1]), count * size, count, size))
+                    found.append((float(self.times[size][share - 1]), count * size, count, size))
         if not found:
             return None
-        step_s, _, count, size = min(found)
-        return count, size, step_s
+        _, _, count, size = min(found)
+        return count, size, self.step_s([size] * count)
 
 
 def state_bytes(profile: ModelProfile) -> int:

@@ -62,9 +62,10 @@ def section(traces: Path | None = None) -> Section:
         source="Oobleck, Figure 10",
         title="throughput on spot traces",
         setting=(
-            f"30 nodes at most. {'; '.join(described(trace) for trace in found.values())}. Systems as in Table 2; joins "
-            "are changes like losses. Varuna saves when it is warned, where saving takes no longer than the warning (two "
-            "minutes on EC2, 30 s on GCP); joins wait for that. The figure's values are not in the paper's text; what the text says is compared."
+            f"30 nodes at most. {'; '.join(described(trace) for trace in found.values())}. Systems as in Table 2; "
+            "joins are changes like losses. Varuna saves when it is warned, where saving takes no longer than the "
+            "warning (two minutes on EC2, 30 s on GCP); joins wait for that. The figure's values are not in the "
+            "paper's text; what the text says is compared."
         ),
         comparisons=[
             Comparison(title="samples/s", rows=rows),
@@ -75,8 +76,8 @@ def section(traces: Path | None = None) -> Section:
         ],
         verdict=(
             "As in the paper the gap grows with the model: saving GPT-3 2.7b takes longer than the warning, so every "
-            "preemption throws Varuna back, and GPT-3 6.7b makes next to no progress. The gap is wider here than there, "
-            "for Varuna checkpoints every ten steps, as described (see Table 2)."
+            "preemption throws Varuna back, and GPT-3 6.7b makes next to no progress. The gap is wider here than "
+            "there, for Varuna checkpoints every ten steps, as described (see Table 2)."
         ),
         plots=plots,
     )

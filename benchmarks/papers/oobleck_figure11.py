@@ -35,9 +35,9 @@ def section(traces: Path | None = None) -> Section:
         source="Oobleck, Figure 11",
         title="where the time goes",
         setting=(
-            "As Table 2, by cause. The figure's bars are not in the paper's text; what its text says of them is compared. "
-            "Bamboo is left out: more than half of its bar is redundant computation and what the paper cannot separate "
-            "from it."
+            "As Table 2, by cause. The figure's bars are not in the paper's text; what its text says of them is "
+            "compared. Bamboo is left out: more than half of its bar is redundant computation and what the paper "
+            "cannot separate from it."
         ),
         comparisons=[
             Comparison(

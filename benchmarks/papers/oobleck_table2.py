@@ -62,26 +62,27 @@ def section(traces: Path | None = None) -> Section:
         title="throughput under monotonic losses",
         setting=(
             "30 A40s lose one after each interval until fewer than 15 are left. Every model's step has our planner's "
-            "times on a half-precision A40, multiplied by one factor so that Oobleck's cell of one loss in 6 h is met "
-            "(the paper ran TF32); its other cells and all of Varuna's follow from that. Oobleck: templates by its own "
-            "objective, f = 2 (the paper does not say), batches distributed as well as can be, reinstantiation by "
-            "borrowing and merging. Its pauses are what its table implies, fitted over all models: "
-            f"{constant_s:.1f} s and {per_byte_s * 1e9:.2f} s per GB of state. Varuna: a synchronous checkpoint every "
-            f"{CHECKPOINT_STEPS} steps, as the paper says, at the {storage_bytes_per_s() / 1e9:.2f} GB/s that Table 4 "
-            "implies; 10 s and loading for a restart; the best grid of equal pipelines. Since ten steps are a bad choice "
-            "for some models, it is here a second time with the interval that costs least (Young's). Bamboo's step "
-            "cannot be derived (the paper itself calls its gap surprising): only its middle column is, from the outer "
-            "two."
+            "times on a half-precision A40, multiplied by one factor so that Oobleck's cell of one loss in 6 h is "
+            "met (the paper ran TF32); its other cells and all of Varuna's follow from that. Oobleck: templates by "
+            "its own objective, f = 2 (the paper does not say), batches distributed as well as can be, "
+            "reinstantiation by borrowing and merging. Its pauses are what its table implies, fitted over all "
+            f"models: {constant_s:.1f} s and {per_byte_s * 1e9:.2f} s per GB of state. Varuna: a synchronous "
+            f"checkpoint every {CHECKPOINT_STEPS} steps, as the paper says, at the {storage_bytes_per_s() / 1e9:.2f} "
+            "GB/s that Table 4 implies; 10 s and loading for a restart; the best grid of equal pipelines. Since ten "
+            "steps are a bad choice for some models, it is here a second time with the interval that costs least "
+            "(Young's). Bamboo's step cannot be derived (the paper itself calls its gap surprising): only its middle "
+            "column is, from the outer two."
         ),
         comparisons=comparisons,
         verdict=(
-            "Varuna as described comes near the paper for BERT-Large, whose ten steps last five minutes. For GPT-2 and "
-            "GPT-3 Medium it cannot: ten steps of 8,192 samples last 16 and 47 minutes, so a run that loses a node every "
-            "10 minutes never completes a checkpoint, and yet the paper reports 80% and 70% of full speed. With the best "
-            "interval (a step or two for these models) both come within 11% in every cell, so that is how Varuna must "
-            "have run. GPT-3 6.7b saves and loads for five minutes, and gets nowhere at a loss every ten, there as here. "
-            "Oobleck's pauses as its table implies them are shorter than half a step of GPT-2 and GPT-3 Medium, so the "
-            "step in progress is not counted as lost, although section 7.4.2 says that it is."
+            "Varuna as described comes near the paper for BERT-Large, whose ten steps last five minutes. For GPT-2 "
+            "and GPT-3 Medium it cannot: ten steps of 8,192 samples last 16 and 47 minutes, so a run that loses a "
+            "node every 10 minutes never completes a checkpoint, and yet the paper reports 80% and 70% of full "
+            "speed. With the best interval (a step or two for these models) both come within 11% in every cell, so "
+            "that is how Varuna must have run. GPT-3 6.7b saves and loads for five minutes, and gets nowhere at a "
+            "loss every ten, there as here. Oobleck's pauses as its table implies them are shorter than half a step "
+            "of GPT-2 and GPT-3 Medium, so the step in progress is not counted as lost, although section 7.4.2 says "
+            "that it is."
         ),
         plots=[
             Plot(

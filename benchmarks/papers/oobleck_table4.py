@@ -32,8 +32,8 @@ def section(traces: Path | None = None) -> Section:
         source="Oobleck, Table 4",
         title="checkpoints that cost nothing",
         setting=(
-            "As Table 2. Without the cost of checkpoints, one is taken every 2 steps for nothing; a restart still loads "
-            "it, at the storage's speed."
+            "As Table 2. Without the cost of checkpoints, one is taken every 2 steps for nothing; a restart still "
+            "loads it, at the storage's speed."
         ),
         comparisons=comparisons,
         verdict=(

@@ -192,6 +192,7 @@ class ReCycle:
         # As the closed forms have it: every stage takes as long as the slowest.
         stage_s = self.grids.factor * self.grids.periods_s[size]
         step_s = self.closed_form(count, [count - left for left in alive], share, stage_s)
+        step_s += self.grids.beside_s(count, size)
         return Mode(step_s=step_s, samples=self.grids.samples)
 
 
@@ -265,4 +266,5 @@ class Odyssey:
             return None
         share = -(-self.grids.settings.num_microbatches // count)
         step_s = self.closed_form(count, losses, share, self.grids.factor * self.grids.periods_s[size])
+        step_s += self.grids.beside_s(count, size)
         return Mode(step_s=step_s, samples=self.grids.samples)
