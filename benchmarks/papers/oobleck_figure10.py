@@ -33,10 +33,9 @@ def used_traces(folder: Path | None) -> dict[str, Trace]:
     return found
 
 
-def smooth(outcome: Outcome, horizon_s: float) -> list[tuple[float, float]]:
-    """Steps of the rate over time, in hours."""
-    points = [(at_s / HOUR_S, rate) for at_s, rate in outcome.series if at_s <= horizon_s]
-    return [*points, (horizon_s / HOUR_S, points[-1][1])]
+def over_time(outcome: Outcome) -> list[tuple[float, float]]:
+    """Hours, and thousands of samples trained by then and not lost."""
+    return [(0.0, 0.0), *((at_s / HOUR_S, samples / 1000) for at_s, samples in outcome.trained)]
 
 
 def section(traces: Path | None = None) -> Section:
@@ -53,10 +52,10 @@ def section(traces: Path | None = None) -> Section:
             if model != HUNG:
                 gains.append(templates.samples / morphing.samples)
             if model == SHOWN:
-                series = {"Oobleck": smooth(templates, trace.horizon_s), "Varuna": smooth(morphing, trace.horizon_s)}
-                picture = lines(series, x="hours", y="samples/s while it trains", steps=True, title=f"{model}, {name}")
+                series = {"Oobleck": over_time(templates), "Varuna": over_time(morphing)}
+                picture = lines(series, x="hours", y="samples trained, thousands", title=f"{model}, {name}")
                 plot = "oobleck_figure10_" + name.lower().replace(" ", "_").replace(",", "")
-                plots.append(Plot(name=plot, caption=f"Throughput of {model} on a trace like {name}", svg=picture))
+                plots.append(Plot(name=plot, caption=f"Training of {model} on a trace like {name}", svg=picture))
     return Section(
         key="oobleck_figure10",
         source="Oobleck, Figure 10",

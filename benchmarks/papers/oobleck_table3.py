@@ -81,7 +81,7 @@ def section(traces: Path | None = None) -> Section:
     ]
     slowest = {objective: max(times) for objective, times in taken.items()}
     picture = {
-        f"{nodes}x{devices}x{layers}": {
+        f"{nodes} nodes\n{devices} GPUs\n{layers} layers": {
             "paper": paper,
             "the paper's objective": taken[Objective.OOBLECK][at],
             "ours": taken[Objective.STEP_TIME][at],
@@ -89,7 +89,7 @@ def section(traces: Path | None = None) -> Section:
         for at, (nodes, devices, layers, paper) in enumerate(cells)
         if layers in (24, 96) and devices in (1, 8)
     }
-    draw = partial(bars, y="seconds (logarithmic)", logarithmic=True, title="nodes x devices x layers")
+    draw = partial(bars, y="seconds (logarithmic)", logarithmic=True)
     return Section(
         key="oobleck_table3",
         source="Oobleck, Table 3",

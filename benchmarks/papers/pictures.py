@@ -12,13 +12,18 @@ from matplotlib.figure import Figure
 COLOURS = ("#1f5f8b", "#b03a2e", "#3a7d44", "#8e6c1f", "#6c4a8b", "#555555", "#d1752a")
 
 
-def _axes(height: float = 3.2) -> tuple[Figure, Axes]:
+def _axes(height: float = 3.6) -> tuple[Figure, Axes]:
     matplotlib.rcParams["svg.hashsalt"] = "planaria"
     # A figure of its own, without pyplot: no window system is looked for.
     figure = Figure(figsize=(9.0, height), layout="constrained")
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
     return figure, axes
+
+
+def _legend(figure: Figure) -> None:
+    """Below, so that the axes have the whole width."""
+    figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=9)
 
 
 def _text(figure: Figure) -> str:
@@ -41,7 +46,7 @@ def lines(
     axes.set_ylim(0, None)
     axes.margins(x=0)
     axes.set_title(title, loc="left")
-    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+    _legend(figure)
     return _text(figure)
 
 
@@ -54,18 +59,18 @@ def bars(groups: Mapping[str, Mapping[str, float]], *, y: str, title: str = "", 
         places = [place + (at - (len(names) - 1) / 2) * width for place in range(len(groups))]
         heights = [members.get(name, 0.0) for members in groups.values()]
         axes.bar(places, heights, width * 0.92, color=COLOURS[at % len(COLOURS)], label=name)
-    axes.set_xticks(range(len(groups)), list(groups))
+    axes.set_xticks(range(len(groups)), list(groups), fontsize=8)
     axes.set_ylabel(y)
     if logarithmic:
         axes.set_yscale("log")
     axes.set_title(title, loc="left")
-    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+    _legend(figure)
     return _text(figure)
 
 
 def shares(rows: Mapping[str, Mapping[str, float]], *, x: str, title: str = "") -> str:
     """For each row a bar of parts that add up to 1."""
-    figure, axes = _axes(1.2 + 0.34 * len(rows))
+    figure, axes = _axes(1.5 + 0.34 * len(rows))
     names = list(dict.fromkeys(name for parts in rows.values() for name in parts))
     left = [0.0] * len(rows)
     for at, name in enumerate(names):
@@ -77,5 +82,5 @@ def shares(rows: Mapping[str, Mapping[str, float]], *, x: str, title: str = "") 
     axes.set_xlim(0, 1)
     axes.set_xlabel(x)
     axes.set_title(title, loc="left")
-    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+    _legend(figure)
     return _text(figure)

@@ -98,6 +98,7 @@ class Outcome:
         end_s: when it ended.
         hows: number of changes by mechanism.
         series: (time in s, samples a second) from each change on.
+        trained: (time in s, samples trained and not lost) at each change and at the end.
     """
 
     samples: float = 0.0
@@ -106,6 +107,7 @@ class Outcome:
     end_s: float = 0.0
     hows: Counter[str] = field(default_factory=Counter)
     series: list[tuple[float, float]] = field(default_factory=list)
+    trained: list[tuple[float, float]] = field(default_factory=list)
 
     @property
     def samples_per_s(self) -> float:
@@ -172,6 +174,7 @@ class Replay:
             count += len(change.joined) - len(change.lost)
             self._take(self._system.change(change))
         self._outcome.end_s = self._now
+        self._outcome.trained.append((self._now, self._outcome.samples))
         return self._outcome
 
     def _end_early(self, samples: float, count: int) -> None:
@@ -186,6 +189,7 @@ class Replay:
     def _take(self, answer: Answer) -> None:
         outcome = self._outcome
         outcome.hows[answer.how] += 1
+        outcome.trained.append((self._now, outcome.samples))
         if answer.disturbs or answer.rolls_back:
             outcome.seconds["training"] -= self._progress_s
             outcome.seconds["redone"] += self._progress_s

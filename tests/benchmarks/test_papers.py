@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import bamboo_data
@@ -126,7 +127,7 @@ def test_neighbours_of_a_bamboo_pipeline_are_of_different_zones() -> None:
     system.start(NODES)
     for pipeline in system._pipelines:
         zones = [node.zone for node in pipeline if node is not None]
-        assert all(left != right for left, right in zip(zones, zones[1:], strict=False))
+        assert all(left != right for left, right in itertools.pairwise(zones))
 
 
 def test_spot_nodes_come_as_fast_as_gives_the_mean_of_the_paper() -> None:
