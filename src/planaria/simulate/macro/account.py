@@ -42,6 +42,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
         loss_times: times at which any were.
         joins: nodes that came after the beginning.
         survived: mechanism -> recoveries.
+        plans: purpose -> plans that were taken after the first.
         fatal: times when the job went back to a checkpoint.
         waits: times when there were too few nodes.
         moved_bytes: state that moved.
@@ -66,6 +67,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     waits: int
     moved_bytes: int
     completed: bool
+    plans: dict[str, int] = {}
     ended: str = ""
     timeline: tuple[tuple[float, int, float], ...] = ()
 

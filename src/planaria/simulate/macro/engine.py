@@ -183,6 +183,7 @@ class Following:
         self._recent: list[tuple[int, float, int]] = []
         """Since the last checkpoint: steps, seconds of one, microbatches of one."""
         self._survived: Counter[str] = Counter()
+        self._plans: Counter[str] = Counter()
         self._fatal = self._waits = self._losses = self._joins = self._moved_bytes = 0
         self._loss_times: set[float] = set()
         self._ended = ""
@@ -203,6 +204,7 @@ class Following:
         other._simulation, other._memory = simulation, simulation.memory
         other._causes, other._recent, other._names = list(self._causes), list(self._recent), list(self._names)
         other._survived, other._loss_times = self._survived.copy(), set(self._loss_times)
+        other._plans = self._plans.copy()
         other._gone, other._timeline = set(self._gone), list(self._timeline)
         other._failures = copy.copy(self._failures)
         return other
@@ -230,6 +232,7 @@ class Following:
             loss_times=len(self._loss_times),
             joins=self._joins,
             survived=dict(sorted(self._survived.items())),
+            plans=dict(sorted(self._plans.items())),
             fatal=self._fatal,
             waits=self._waits,
             moved_bytes=self._moved_bytes,
@@ -317,6 +320,8 @@ class Following:
         assert moment is not None
         now = began
         self._gone.clear()
+        if not self._simulation.subject.by_number:
+            self._bring_forward(state)
         while True:
             due = happenings[self._at][0] if self._at < len(happenings) else _NEVER
             if due < now + moment.lasts_s and due < end_s:
@@ -327,8 +332,10 @@ class Following:
                 return None
             else:
                 now += moment.lasts_s
+                was_waiting = moment.is_waiting
                 moment = memory.after(root, moment)
                 self._take(moment.tally)
+                self._waits += moment.is_waiting and not was_waiting
             if moment.tally.ended is not None:
                 self._ended = moment.tally.ended
                 self._causes[Cause.IDLE] += max(0.0, end_s - now)
@@ -338,6 +345,19 @@ class Following:
                 names = self._names
                 self._names = [names[at] for at in rest.order]
                 return rest, now
+
+    def _bring_forward(self, state: State) -> None:
+        """Of pipelines that are alike, the first one is struck: those that change places do not notice."""
+        _, _, node = self._course.happenings[self._at]
+        names = self._names
+        try:
+            number = names.index(node)
+        except ValueError:
+            return
+        swaps = state.twins[number]
+        if swaps is not None:
+            for one, other in swaps:
+                names[one], names[other] = names[other], names[one]
 
     def _strike(self, root: Root, moment: Moment, now: float, due: float) -> tuple[float, Moment]:
         """One thing happens; of several at a time those of the lowest numbers come first."""
@@ -360,8 +380,7 @@ class Following:
             now += memory.part_s(moment, part)
             moment = after
             self._take(moment.tally)
-            if moment.is_waiting and not was_waiting:
-                self._waits += 1
+            self._waits += moment.is_waiting and not was_waiting
             if moment.tally.ended is not None:
                 break
         return now, moment
@@ -426,6 +445,8 @@ class Following:
             )
         for how in tally.survived:
             self._survived[how] += 1
+        for purpose in tally.plans:
+            self._plans[purpose] += 1
         self._moved_bytes += tally.moved_bytes
 
     def _go_back(self) -> None:

@@ -57,9 +57,6 @@ from planaria.protocol.transitions import TRANSITIONS
 from planaria.simulate.macro.state import State, canonical
 from planaria.simulate.macro.timings import Timings
 
-FIRST_STEP = 1_000_000
-"""Of every episode: steps are counted from there."""
-
 MANY_STEPS = 1_000_000
 
 _NEVER = float("inf")
@@ -105,6 +102,7 @@ class Subject:
         devices_per_node: workers on each node.
         timings: of what is not modelled.
         checkpoint_every: steps between checkpoints, as policies are told; 0: none.
+        by_number: see `planaria.simulate.macro.state.canonical`.
     """
 
     profile: ModelProfile
@@ -114,6 +112,7 @@ class Subject:
     devices_per_node: int
     timings: Timings
     checkpoint_every: int = 0
+    by_number: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +134,7 @@ class Tally:
         causes: seconds by cause.
         restored: the job went back to its checkpoint; steps before count no more.
         survived: by which mechanism losses were survived that the stretch ends.
+        plans: purposes of the plans that were taken.
         moved_bytes: state that moved between nodes or devices.
         ended: why the run is over; None: it is not.
         released: nodes that are done without, by their names in the episode.
@@ -145,6 +145,7 @@ class Tally:
     causes: list[float] = field(default_factory=lambda: [0.0] * NUM_CAUSES)
     restored: bool = False
     survived: list[str] = field(default_factory=list)
+    plans: list[str] = field(default_factory=list)
     moved_bytes: int = 0
     ended: str | None = None
     released: list[NodeId] = field(default_factory=list)
@@ -224,6 +225,7 @@ class Episode:
         self._parts: list[tuple[Cause, float]] = []
         self._held: Mapping[WorkerId, tuple[int, ...]] = {}
         self._counted: dict[WorkerId, list[int]] = {}
+        self._halted: list[WorkerId] = []
         self._saves: list[tuple[WorkerId, Save]] = []
         self._saved_at = _NEVER
         self._has_restored = False
@@ -267,9 +269,11 @@ class Episode:
     def _new_run(self, *, num_nodes: int) -> Run:
         subject, known = self._subject, self._known
         num_groups = len(subject.profile.groups)
+        # So that no checkpoint is due soon: those between episodes are counted by whoever counts the steps.
+        first_step = 1 + MANY_STEPS * max(1, subject.checkpoint_every)
         settings = RunSettings(
             train=TrainSection(
-                steps=FIRST_STEP + min(known.steps_left, MANY_STEPS),
+                steps=first_step + min(known.steps_left, MANY_STEPS),
                 global_batch=1,
                 microbatch=1,
                 sequence_length=1,
@@ -288,9 +292,9 @@ class Episode:
         run = self._run = Run(settings, policy, None, None)
         run.failures = _Foreseen(known.time_to_failure_s)
         run.timing.decision_s = subject.timings.decision_s
-        run.step = FIRST_STEP
+        run.step = first_step
         run.checkpoints.last = CheckpointRef(
-            step=FIRST_STEP - 1 - known.steps_at_stake, folder="", exponents=run.exponents
+            step=first_step - 1 - known.steps_at_stake, folder="", exponents=run.exponents
         )
         return run
 
@@ -315,12 +319,15 @@ class Episode:
         """To the next thing that happens by itself."""
         self.rest = None
         self.now = self.next_s
+        if self.now == _NEVER:
+            raise ProtocolError(f"nothing happens any more in phase {self._run.phase.value}")
         known = [node for node, at in self._dead.items() if at <= self.now]
         if known:
+            self._add(Cause.DETECTION, self._subject.timings.detection_s)
             for node in sorted(known):
                 del self._dead[node]
-                self._add(Cause.DETECTION, self._subject.timings.detection_s)
                 self._handle(NodeGone(node, "process killed"))
+            self._report_all()
         elif self._begins <= self.now:
             self._begin()
         elif self._saved_at <= self.now:
@@ -365,7 +372,8 @@ class Episode:
         ):
             return
         self._attribute(0.0)
-        state, order = canonical(run.plan, run.members.nodes, run.members.leaving)
+        by_number = self._subject.by_number
+        state, order = canonical(run.plan, run.members.nodes, run.members.leaving, by_number=by_number)
         self.rest = Rest(state=state, order=order, step_s=self._step_s)
 
     # Where the time went
@@ -440,6 +448,13 @@ class Episode:
                 bits[layer] |= mask
         return bits
 
+    def _report_all(self) -> None:
+        """Whoever was halted tells what it has counted. Others may be halted by what that leads to."""
+        while self._halted:
+            worker = self._halted.pop(0)
+            if self._run.phase is Phase.SALVAGING and worker in self._run.members.addresses:
+                self._handle(Received(worker, self._report(worker)))
+
     def _report(self, worker: WorkerId) -> Report:
         """What the worker has counted when it is halted."""
         run = self._run
@@ -488,8 +503,10 @@ class Episode:
                     halted.append(worker)
                 case Send(worker, Save() as save):
                     self._saves.append((worker, save))
-                case Send(_, Commit()):
+                case Send(worker, Commit(save=save)):
                     self._counted.clear()
+                    if save is not None:
+                        self._saves.append((worker, save))
                 case Publish(record):
                     taken = record if isinstance(record, PlanTaken) else taken
                     self._note(record)
@@ -517,9 +534,7 @@ class Episode:
             self._attribute(0.0)
         if self._saves and self._saved_at == _NEVER:
             self._saved_at = self.now + self._write_s()
-        for worker in halted:
-            if self._run.phase is Phase.SALVAGING:
-                self._handle(Received(worker, self._report(worker)))
+        self._halted += halted
         if manifest is not None:
             self._handle(ManifestWritten(manifest.step, manifest.folder, 0.0))
 
@@ -543,6 +558,7 @@ class Episode:
         if purpose is Purpose.GO_ON:
             self._began, self._ends = self.now, self.now + self._step_s
             return
+        self._tally.plans.append(purpose.value)
         self._step_s = run.timing.step_s
         decided = self.now + timings.decision_s
         self._add(Cause.DECISION, timings.decision_s)
@@ -585,7 +601,8 @@ class Episode:
         groups = self._run.plan.groups
         most = max(sum(groups[group].moved_bytes for group in save.groups) for _, save in self._saves)
         seconds = most / self._subject.timings.storage_bytes_per_s
-        self._add(Cause.CHECKPOINT, seconds)
+        if self._run.phase is Phase.SAVING:
+            self._add(Cause.CHECKPOINT, seconds)
         return seconds
 
     def _saved(self) -> None:

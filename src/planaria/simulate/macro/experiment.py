@@ -46,6 +46,7 @@ class Experiment:
         timings: of what is not modelled.
         num_parts: see `planaria.simulate.macro.moments.Memory`.
         wants_timeline: results tell nodes and throughput over time.
+        by_number: nodes are asked about by their own numbers, see `planaria.simulate.macro.state.canonical`.
     """
 
     profile: ModelProfile
@@ -57,6 +58,7 @@ class Experiment:
     timings: Timings = field(default_factory=Timings)
     num_parts: int = 1
     wants_timeline: bool = False
+    by_number: bool = False
 
     @property
     def terms(self) -> Terms:
@@ -97,6 +99,7 @@ class Experiment:
             devices_per_node=self.settings.devices_per_node,
             timings=self.timings,
             checkpoint_every=self.checkpoint_every,
+            by_number=self.by_number,
         )
         return Simulation(subject, self.terms, Memory(subject, num_parts=self.num_parts, remembers=remembers))
 

@@ -7,6 +7,8 @@ names, whether they are remembered or not: a memory answers what would have been
 
 from __future__ import annotations
 
+import math
+
 from planaria.plan.plan import NodeId
 from planaria.policy.outlook import Outlook
 from planaria.policy.proposal import Proposal
@@ -30,7 +32,8 @@ class Moment:
     __slots__ = ("after", "before", "is_waiting", "lasts_s", "rest", "struck", "tally", "way")
 
     def __init__(self, episode: Episode, tally: Tally, before: Moment | None, way: Way | None) -> None:
-        self.lasts_s = episode.next_s - episode.now
+        next_s = episode.next_s
+        self.lasts_s = next_s if math.isinf(next_s) else max(0.0, next_s - episode.now)
         self.tally = tally
         self.rest = episode.rest
         self.is_waiting = episode.is_waiting

@@ -20,7 +20,7 @@ GENERATION = 1
 _Sign = tuple[tuple[int, ...], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class State:
     """One.
 
@@ -34,9 +34,13 @@ class State:
     num_idle: int
     leaving: tuple[NodeId, ...] = ()
     _hash: int = field(init=False, repr=False, compare=False)
+    twins: tuple[tuple[tuple[int, int], ...] | None, ...] = field(init=False, repr=False, compare=False)
+    """For each node, the nodes to change places with so that it is one of the first pipeline of its kind, or the first
+    idle one; None: it is."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_hash", hash((self.plan, self.num_idle, self.leaving)))
+        object.__setattr__(self, "twins", _twins(self))
 
     def __hash__(self) -> int:
         return self._hash
@@ -52,45 +56,61 @@ class State:
         return sum(len(route.microbatches) for route in self.plan.routes)
 
 
-def canonical(plan: Plan, nodes: Iterable[NodeId], leaving: Iterable[NodeId] = ()) -> tuple[State, tuple[NodeId, ...]]:
+def _twins(state: State) -> tuple[tuple[tuple[int, int], ...] | None, ...]:
+    plan = state.plan
+    twins: list[tuple[tuple[int, int], ...] | None] = [None] * state.num_nodes
+    keys = [tuple((s.worker, s.first_layer, s.end_layer) for s in pipeline.stages) for pipeline in plan.pipelines]
+    shares = {route.key: len(route.microbatches) for route in plan.routes}
+    if shares.keys() <= set(keys) and not plan.shadows:
+        firsts: dict[_Sign, list[int]] = {}
+        noticed = frozenset(state.leaving)
+        for pipeline, key in zip(plan.pipelines, keys, strict=True):
+            nodes = list(dict.fromkeys(int(plan.node_of(stage.worker)) for stage in pipeline.stages))
+            first = firsts.setdefault(_sign(plan, pipeline, shares.get(key, 0), noticed), nodes)
+            if first is not nodes:
+                swaps = tuple(zip(first, nodes, strict=True))
+                for node in nodes:
+                    twins[node] = swaps
+    if not state.leaving:
+        placed = state.num_nodes - state.num_idle
+        for node in range(placed + 1, state.num_nodes):
+            twins[node] = ((placed, node),)
+    return tuple(twins)
+
+
+def canonical(
+    plan: Plan, nodes: Iterable[NodeId], leaving: Iterable[NodeId] = (), *, by_number: bool = False
+) -> tuple[State, tuple[NodeId, ...]]:
     """The state of live nodes under a plan, and, for each canonical number, the node that has it.
 
     Args:
         plan: in force; every microbatch has one route.
         nodes: live ones.
         leaving: of them, those that gave notice.
+        by_number: nodes keep the order of their numbers, and pipelines and microbatches theirs. Then ties are broken
+            as in a run of these very nodes, and few situations are met twice.
     """
+    noticed = frozenset(leaving)
+    keys = [tuple((s.worker, s.first_layer, s.end_layer) for s in pipeline.stages) for pipeline in plan.pipelines]
     shares: dict[tuple[tuple[int, int, int], ...], int] = {}
     for route in plan.routes:
         shares[route.key] = shares.get(route.key, 0) + len(route.microbatches)
-    keys = [tuple((s.worker, s.first_layer, s.end_layer) for s in pipeline.stages) for pipeline in plan.pipelines]
-    is_plain = shares.keys() <= set(keys)
-    noticed = frozenset(leaving)
-    signs = [
-        _sign(plan, pipeline, shares.get(key, 0), noticed) for pipeline, key in zip(plan.pipelines, keys, strict=True)
-    ]
-    order = sorted(range(len(keys)), key=lambda at: (signs[at], at))
-    names: dict[NodeId, NodeId] = {}
-    for at in order:
-        for stage in plan.pipelines[at].stages:
-            names.setdefault(plan.node_of(stage.worker), NodeId(len(names)))
-    for shadow in plan.shadows:
-        names.setdefault(plan.node_of(shadow.worker), NodeId(len(names)))
+    order = list(range(len(keys)))
+    if not by_number:
+        pairs = zip(plan.pipelines, keys, strict=True)
+        signs = [_sign(plan, pipeline, shares.get(key, 0), noticed) for pipeline, key in pairs]
+        order.sort(key=lambda at: (signs[at], at))
+    names = _names(plan, order, by_number=by_number)
     placed = len(names)
     for node in sorted(nodes):
         names.setdefault(node, NodeId(len(names)))
     pipelines = tuple(_renamed(plan, plan.pipelines[at].stages, names) for at in order)
-    if is_plain:
+    if not by_number and shares.keys() <= set(keys):
         routes = _dealt(pipelines, [shares.get(keys[at], 0) for at in order], plan.num_layers)
     else:
         routes = tuple(
-            sorted(
-                (
-                    msgspec.structs.replace(route, hops=_renamed(plan, route.hops, names), born=GENERATION)
-                    for route in plan.routes
-                ),
-                key=lambda route: route.microbatches,
-            )
+            msgspec.structs.replace(route, hops=_renamed(plan, route.hops, names), born=GENERATION)
+            for route in (plan.routes if by_number else sorted(plan.routes, key=lambda route: route.microbatches))
         )
     result = msgspec.structs.replace(
         plan,
@@ -104,6 +124,16 @@ def canonical(plan: Plan, nodes: Iterable[NodeId], leaving: Iterable[NodeId] = (
     back = tuple(sorted(names, key=names.__getitem__))
     state = State(result, len(names) - placed, tuple(sorted(names[node] for node in noticed if node in names)))
     return state, back
+
+
+def _names(plan: Plan, order: Sequence[int], *, by_number: bool) -> dict[NodeId, NodeId]:
+    """The plan's nodes, in the order of their places, or of their numbers."""
+    places = [plan.node_of(stage.worker) for at in order for stage in plan.pipelines[at].stages]
+    places += [plan.node_of(shadow.worker) for shadow in plan.shadows]
+    names: dict[NodeId, NodeId] = {}
+    for node in sorted(places) if by_number else places:
+        names.setdefault(node, NodeId(len(names)))
+    return names
 
 
 def _sign(plan: Plan, pipeline: Pipeline, share: int, leaving: frozenset[NodeId]) -> _Sign:
