@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -18,9 +19,11 @@ from oobleck_data import (
     TABLE_2,
     TABLE_4_FREE,
 )
+from ours import Ours, scaled
 from replay import Checkpoints, replay
 from systems import Oobleck, Varuna
 
+from planaria.plan.plan import ScheduleKind
 from planaria.plan.profile import ModelProfile
 from planaria.plan.settings import Objective, PlannerSettings
 from planaria.profile.presets import preset
@@ -83,6 +86,14 @@ def implied_pause() -> tuple[float, float]:
             costs.append((1 - value / rare) * FREQUENCIES_S[frequency])
     (constant_s, per_byte_s), *_ = np.linalg.lstsq(np.array(rows), np.array(costs), rcond=None)
     return max(0.0, float(constant_s)), float(per_byte_s)
+
+
+def own(policy: str, model: str) -> dict[str, Ours]:
+    """A policy of this project on the same costs, by how often a node is lost; schedule and objective are its own."""
+    grid = grids(model)
+    settings = replace(grid.settings, schedule=ScheduleKind.EAGER_ONE_F_ONE_B, objective=Objective.STEP_TIME)
+    found = Ours.run(policy, scaled(grid.profile, grid.factor), settings, map(monotonic, FREQUENCIES_S), start_s=0.0)
+    return {f: Ours(results=[result]) for f, result in zip(FREQUENCIES_S, found.results, strict=True)}
 
 
 def oobleck(model: str) -> Oobleck:
