@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from bamboo_data import FIGURE_3_BAMBOO, FIGURE_3_NODES, FIGURE_3_USEFUL
 from bamboo_models import bamboo
 from grids import Grids
+from ours import Ours, scaled
 from pictures import shares
 from replay import Checkpoints, Outcome, replay
 from section import Comparison, Plot, Row, Section, run
 from systems import Varuna
 from traces import described, recorded_p3, with_interval
 
+from planaria.plan.plan import ScheduleKind
 from planaria.plan.settings import PlannerSettings
 from planaria.profile.presets import preset
 from planaria.simulate.trace import Trace
@@ -49,6 +52,12 @@ def checkpointing(trace: Trace, grid: Grids, restart_s: float) -> Outcome:
     return replay(system, trace)
 
 
+def ours(trace: Trace, grid: Grids) -> Ours:
+    """Our templates on the same costs, with f = 1."""
+    settings = replace(grid.settings, fault_tolerance=1, schedule=ScheduleKind.EAGER_ONE_F_ONE_B)
+    return Ours.run("templates", scaled(grid.profile, grid.factor), settings, [trace])
+
+
 def section(traces: Path | None = None) -> Section:
     recorded = recorded_p3(traces)
     trace = (
@@ -61,6 +70,8 @@ def section(traces: Path | None = None) -> Section:
         Row(what=f"checkpoints, a restart takes {restart_s:g} s", paper=FIGURE_3_USEFUL, ours=outcome.share("training"))
         for restart_s, outcome in outcomes.items()
     ]
+    own = ours(trace, grid)
+    rows.append(Row(what="ours, templates", paper=None, ours=own.effective))
     rows.append(Row(what="Bamboo", paper=FIGURE_3_BAMBOO, ours=other.share("training")))
     parts = {f"restart {s:g} s": outcome for s, outcome in outcomes.items()} | {"Bamboo": other}
     picture = shares(

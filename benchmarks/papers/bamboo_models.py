@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import mean
 
 from bamboo_data import MODELS, SPOT_PER_HOUR
 from bamboo_system import Bamboo
+from grids import Grids
+from ours import scaled
 from replay import Checkpoints, Outcome, System, replay
 
+from planaria.plan.plan import ScheduleKind
+from planaria.plan.profile import ModelProfile
+from planaria.plan.settings import PlannerSettings
+from planaria.profile.presets import preset
 from planaria.simulate.trace import HOUR_S, Trace
 from planaria.simulate.trace_generators import ConstantRate, Population, generate
 
@@ -70,6 +77,30 @@ def bamboo(model: str, *, demand: float | None = None, depth: int | None = None,
         shadow_slows=shadow_slows,
         checkpoints=Checkpoints(write_s=CHECKPOINT_S),
     )
+
+
+@cache
+def bert() -> tuple[ModelProfile, PlannerSettings]:
+    """BERT-Large on V100s, at the speed at which the best grid on 32 nodes does what Demand-S does."""
+    profile = preset("bert-large", "v100", microbatch_size=8, network_gbit_s=10.0)
+    settings = PlannerSettings(
+        num_microbatches=STEP_SAMPLES // 8,
+        fault_tolerance=1,
+        num_nodes=48,
+        devices_per_node=1,
+        memory_bytes=profile.device.memory_bytes,
+        schedule=ScheduleKind.EAGER_ONE_F_ONE_B,
+    )
+    grids = Grids(profile, settings)
+    for _ in range(5):
+        found = grids.symmetric(32)
+        assert found is not None
+        # What is not compute does not become faster.
+        beside_s = grids.beside_s(found[0], found[1])
+        grids = grids.with_factor(
+            grids.factor * (STEP_SAMPLES / MODELS["BERT"].demand - beside_s) / (found[2] - beside_s)
+        )
+    return scaled(profile, grids.factor), settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
