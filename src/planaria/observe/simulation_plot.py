@@ -13,7 +13,6 @@ from planaria.simulate.trace import HOUR_S
 _ENDINGS = (".png", ".svg", ".pdf")
 _LINES = ("#1f5f8b", "#c0612b", "#3a7d44", "#7a4f9a", "#b03a2e", "#8a6d1f", "#2a9d8f", "#5c6670", "#9a9a9a")
 _CAUSES = {
-    "training": "#1f5f8b",
     "redone": "#c0612b",
     "detection": "#b03a2e",
     "decision": "#7a4f9a",
@@ -49,6 +48,7 @@ def plot_runs(runs: Mapping[str, Sequence[RunResult]], target: Path) -> None:
     _draw_rates(rates, runs, colours)
     rates.sharex(nodes)
     nodes.tick_params(labelbottom=False)
+    nodes.set_xlim(0, max(run.seconds for of in runs.values() for run in of[:1]) / HOUR_S)
     _draw_shares(shares, runs)
     for axes in (nodes, rates, shares):
         axes.spines[["top", "right"]].set_visible(False)
@@ -75,11 +75,10 @@ def _draw_rates(axes: Any, runs: Mapping[str, Sequence[RunResult]], colours: Map
         hours, rates = _averaged(run)
         style = "--" if policy in ("ideal", "on-demand") else "-"
         axes.step(hours, rates, where="post", linewidth=1.3, linestyle=style, color=colours[policy], label=policy)
-    axes.set_xlim(0, None)
     axes.set_ylim(0, None)
     axes.set_xlabel("hours")
     axes.set_ylabel("samples a second")
-    axes.legend(loc="lower left", frameon=False, ncols=min(4, len(runs)), fontsize="small")
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), frameon=False, ncols=len(runs), fontsize="small")
 
 
 def _averaged(run: RunResult) -> tuple[list[float], list[float]]:
@@ -105,6 +104,7 @@ def _averaged(run: RunResult) -> tuple[list[float], list[float]]:
 
 
 def _draw_shares(axes: Any, runs: Mapping[str, Sequence[RunResult]]) -> None:
+    """What the time went to beside training."""
     names = list(runs)
     left = [0.0] * len(names)
     summaries = [summarise(of) for of in runs.values()]
@@ -114,7 +114,8 @@ def _draw_shares(axes: Any, runs: Mapping[str, Sequence[RunResult]]) -> None:
             axes.barh(names, shares, left=left, color=colour, height=0.62, label=cause)
             left = [before + share for before, share in zip(left, shares, strict=True)]
     axes.invert_yaxis()
-    axes.set_xlim(0, 100)
-    axes.set_xlabel("% of the time")
-    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.5 / (0.5 + 0.28 * len(names))), frameon=False, ncols=8,
-                fontsize="small", columnspacing=1.0, handlelength=1.0)  # fmt: skip
+    axes.set_xlim(0, 1.05 * max(left) if max(left) > 0 else 1)
+    axes.set_xlabel("% of the time that is not trained")
+    if max(left) > 0:
+        axes.legend(loc="lower right", bbox_to_anchor=(1, 1), frameon=False, ncols=7, fontsize="small",
+                    columnspacing=1.0, handlelength=1.0)  # fmt: skip

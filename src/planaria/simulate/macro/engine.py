@@ -114,6 +114,7 @@ class Simulation:
         self.memory = memory or Memory(subject)
         self._starts: dict[int, tuple[Rest, Tally] | None] = {}
         self._costs: dict[State, tuple[float, float, int]] = {}
+        self._num_forgotten = 0
 
     def run(self, trace: Trace) -> RunResult:
         """Over a trace."""
@@ -144,6 +145,9 @@ class Simulation:
         and the steps after which a checkpoint is whole."""
         found = self._costs.get(state)
         if found is None:
+            if self._num_forgotten != self.memory.num_forgotten:
+                self._costs.clear()
+                self._num_forgotten = self.memory.num_forgotten
             step_s = self.memory.step_s(state)
             every = self.terms.checkpoint_every
             stall_s, lag = 0.0, 0
@@ -334,7 +338,7 @@ class Following:
                 now += moment.lasts_s
                 was_waiting = moment.is_waiting
                 moment = memory.after(root, moment)
-                self._take(moment.tally)
+                self._take(moment)
                 self._waits += moment.is_waiting and not was_waiting
             if moment.tally.ended is not None:
                 self._ended = moment.tally.ended
@@ -379,7 +383,7 @@ class Following:
             after = memory.struck(root, moment, (part, what, number))
             now += memory.part_s(moment, part)
             moment = after
-            self._take(moment.tally)
+            self._take(moment)
             self._waits += moment.is_waiting and not was_waiting
             if moment.tally.ended is not None:
                 break
@@ -430,11 +434,14 @@ class Following:
                 unsaved -= segment[0]
             self._recent = kept[::-1]
 
-    def _take(self, tally: Tally) -> None:
-        """What a stretch of an episode came to."""
+    def _take(self, moment: Moment) -> None:
+        """What came of the way to a moment."""
         causes = self._causes
-        for at, seconds in enumerate(tally.causes):
+        for at, seconds in moment.spent:
             causes[at] += seconds
+        if moment.is_quiet:
+            return
+        tally = moment.tally
         if tally.restored:
             self._go_back()
         if tally.steps:

@@ -8,12 +8,16 @@ names, whether they are remembered or not: a memory answers what would have been
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from planaria.plan.plan import NodeId
 from planaria.policy.outlook import Outlook
 from planaria.policy.proposal import Proposal
 from planaria.simulate.macro.episode import Disturbance, Episode, Known, Rest, Subject, Tally
 from planaria.simulate.macro.state import State
+
+MOST_WORKERS = 500_000
+"""In all states that are remembered: some hundred megabytes. Then everything is forgotten, and found out again."""
 
 Way = tuple[int, int, int]
 """Which part of the moment, which disturbance, of which node."""
@@ -25,16 +29,20 @@ class Moment:
     Attributes:
         lasts_s: until the next thing happens by itself; infinite: nothing does.
         tally: of what led to it.
+        spent: the causes to which it gives seconds, with them.
+        is_quiet: nothing came of it but time.
         rest: where the job trains undisturbed.
         is_waiting: for nodes.
     """
 
-    __slots__ = ("after", "before", "is_waiting", "lasts_s", "rest", "struck", "tally", "way")
+    __slots__ = ("after", "before", "is_quiet", "is_waiting", "lasts_s", "rest", "spent", "struck", "tally", "way")
 
     def __init__(self, episode: Episode, tally: Tally, before: Moment | None, way: Way | None) -> None:
         next_s = episode.next_s
         self.lasts_s = next_s if math.isinf(next_s) else max(0.0, next_s - episode.now)
         self.tally = tally
+        self.spent = tuple((cause, seconds) for cause, seconds in enumerate(tally.causes) if seconds)
+        self.is_quiet = not (tally.steps or tally.restored or tally.survived or tally.plans or tally.moved_bytes)
         self.rest = episode.rest
         self.is_waiting = episode.is_waiting
         self.before = before
@@ -61,17 +69,24 @@ class Memory:
 
     Args:
         subject: of all episodes.
+        most_workers: see `MOST_WORKERS`.
         num_parts: into how many parts a moment is divided: a disturbance comes in the middle of one.
         remembers: else everything is found out each time; for tests.
     """
 
-    def __init__(self, subject: Subject, *, num_parts: int = 1, remembers: bool = True) -> None:
+    def __init__(
+        self, subject: Subject, *, num_parts: int = 1, remembers: bool = True, most_workers: int = MOST_WORKERS
+    ) -> None:
         self.subject = subject
         self.num_parts = num_parts
         self.num_found = 0
+        self.num_forgotten = 0
+        self._num_workers = 0
         self._remembers = remembers
+        self._most_workers = most_workers
         self._roots: dict[tuple[State, Known], Root] = {}
         self._estimated: dict[State, Proposal] = {}
+        self._states: dict[State, State] = {}
         policy = subject.policy
         self.knows_outlook = policy.with_outlook(Outlook()) is not policy
 
@@ -90,9 +105,20 @@ class Memory:
         key = (state, known)
         found = self._roots.get(key) if self._remembers else None
         if found is None:
+            self._make_room(len(state.plan.workers))
             found = self._roots[key] = Root(state, known)
             self._begin(found)
         return found
+
+    def _make_room(self, num_workers: int) -> None:
+        """So that what is remembered does not grow without end."""
+        self._num_workers += num_workers
+        if self._num_workers > self._most_workers:
+            self._roots.clear()
+            self._estimated.clear()
+            self._states.clear()
+            self._num_workers = num_workers
+            self.num_forgotten += 1
 
     def _begin(self, root: Root) -> Episode:
         root.episode = Episode.of(self.subject, root.known, root.state, self._estimate(root.state))
@@ -106,7 +132,7 @@ class Memory:
         episode = Episode.first(self.subject, known, num_nodes)
         tally = episode.advance()
         assert episode.rest is not None
-        return episode.rest, tally
+        return self._known_as(episode.rest), tally
 
     def after(self, root: Root, moment: Moment) -> Moment:
         """What happens by itself when the moment is over."""
@@ -133,8 +159,15 @@ class Memory:
 
     def _found(self, root: Root, episode: Episode, tally: Tally, before: Moment, way: Way | None) -> Moment:
         self.num_found += 1
-        root.leaf = Moment(episode, tally, before, way)
-        return root.leaf
+        found = root.leaf = Moment(episode, tally, before, way)
+        if found.rest is not None:
+            found.rest = self._known_as(found.rest)
+            root.episode = None  # it is over, and can be made again
+        return found
+
+    def _known_as(self, rest: Rest) -> Rest:
+        """With the one object that stands for this state: others are told from it at a glance."""
+        return replace(rest, state=self._states.setdefault(rest.state, rest.state))
 
     def _live(self, root: Root, moment: Moment) -> Episode:
         """The episode as it is at this moment: as it was left, or from its beginning."""

@@ -57,6 +57,8 @@ def run_ideal(profile: ModelProfile, devices_per_node: int, terms: Terms, trace:
         losses += sign < 0
         joins += sign > 0 and event.at_s > 0
         if terms.wants_timeline:
+            if timeline and timeline[-1][0] == now:
+                timeline.pop()
             timeline.append((now, nodes, rate * nodes))
     return RunResult(
         policy=IDEAL,

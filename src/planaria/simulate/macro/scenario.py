@@ -337,6 +337,11 @@ def part_of(trace: Trace, failures: FailuresPart) -> Trace:
             "hours long. Begin earlier."
         )
     length_s = failures.hours * HOUR_S if failures.hours else trace.horizon_s - start_s
+    if start_s + length_s > trace.horizon_s:
+        raise UserError(
+            f"failures.hours = {failures.hours:g}: trace {trace.name} has {(trace.horizon_s - start_s) / HOUR_S:.2f} "
+            "hours from there on. Give fewer, or 0 for all."
+        )
     if not start_s and length_s == trace.horizon_s:
         return trace
     return trace.window(start_s, length_s)

@@ -1,0 +1,142 @@
+"""`planaria simulate`: what it prints, keeps and draws; the same on any number of processes; without torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from planaria.cli.main import cli
+from planaria.job.errors import UserError
+from planaria.simulate.macro.calibration import calibrated
+
+TEXT = """
+[model]
+preset = "bert-large"
+device = "v100"
+[cluster]
+nodes = 6
+[job]
+global_batch = 96
+policies = ["templates", "ideal"]
+min_nodes_per_pipeline = 2
+[failures]
+hourly = 1.0
+arrival_s = 600
+hours = 0.5
+runs = 2
+"""
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Path:
+    path = tmp_path / "s.toml"
+    path.write_text(TEXT)
+    return path
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, ["simulate", *map(str, arguments), "--processes", "1"])
+
+
+def test_a_table_for_each_policy(scenario: Path) -> None:
+    result = run(scenario)
+    assert result.exit_code == 0, result.output
+    assert "bert-large, 6 nodes, constant failures" in result.output
+    for word in ("templates", "ideal", "samples/s", "training", "losses survived"):
+        assert word in result.output
+
+
+def test_json_has_every_run(scenario: Path) -> None:
+    (outcome,) = json.loads(run(scenario, "--json", "--policy", "templates").output)
+    assert [summary["policy"] for summary in outcome["summaries"]] == ["templates"]
+    runs = outcome["runs"]["templates"]
+    assert len(runs) == 2
+    assert runs[0]["trace"] == "constant, seed 0"
+    assert outcome["summaries"][0]["figures"]["steps"]["mean"] == sum(run["steps"] for run in runs) / 2
+
+
+def test_one_seed_has_one_result_on_any_number_of_processes(scenario: Path, tmp_path: Path) -> None:
+    """On processes of their own, and in this one after another scenario."""
+    many = CliRunner().invoke(cli, ["simulate", str(scenario), "--json", "--processes", "2"])
+    run(scenario, "--set", "failures.hourly=3")
+    assert json.loads(many.output) == json.loads(run(scenario, "--json").output)
+
+
+def test_results_are_kept_and_a_changed_scenario_is_noticed(scenario: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    first = run(scenario, "--json", "--results", kept)
+    (kept / "scenario-ideal-0.json").unlink()
+    again = run(scenario, "--json", "--results", kept)
+    assert "1 of 2 results were there already" in again.stderr
+    assert json.loads(again.stdout) == json.loads(first.stdout)
+    changed = run(scenario, "--results", kept, "--set", "failures.hourly=2")
+    assert "2 results" in changed.stderr
+    assert "of another scenario" in changed.stderr
+    (kept / "scenario-ideal-0.json").write_text("{")
+    assert "is damaged; it is simulated again" in run(scenario, "--results", kept).stderr
+
+
+def test_a_sweep_shows_each_scenario(scenario: Path) -> None:
+    result = run(scenario, "--sweep", "--policy", "ideal", "--set", "sweep.nodes=[4, 6]")
+    assert result.exit_code == 0, result.output
+    assert "nodes = 4" in result.output
+    assert "nodes = 6" in result.output
+    refused = run(scenario, "--sweep")
+    assert refused.exit_code == 2
+    assert "[sweep] lists nothing" in refused.output
+
+
+@pytest.mark.parametrize("ending", ["png", "svg"])
+def test_pictures(scenario: Path, tmp_path: Path, ending: str) -> None:
+    target = tmp_path / f"p.{ending}"
+    result = run(scenario, "--plot", target)
+    assert result.exit_code == 0, result.output
+    assert target.stat().st_size > 5000
+    assert run(scenario, "--plot", tmp_path / "p.doc").exit_code == 2
+
+
+def test_mistakes_end_with_two(scenario: Path, tmp_path: Path) -> None:
+    for arguments in (
+        (tmp_path / "none.toml",),
+        (scenario, "--policy", "x"),
+        (scenario, "--set", "job.global_batch=7"),
+    ):
+        result = run(*arguments)
+        assert result.exit_code == 2, result.output
+        assert result.output.startswith("planaria: error: ")
+
+
+def test_timings_are_taken_from_a_run(scenario: Path, tmp_path: Path) -> None:
+    events = [
+        {"type": "node_lost", "detect_ms": 40.0},
+        {"type": "node_lost", "detect_ms": 60.0},
+        {"type": "node_lost", "detect_ms": None},
+        {"type": "recovered", "recovery": {"decide_ms": 8.0}},
+        {"type": "plan_taken", "generation": 3, "transfer_bytes": 0},
+        {"type": "plan_taken", "generation": 4, "transfer_bytes": 9},
+        {"type": "plan_measured", "generation": 3, "measured_transition_s": 0.02},
+        {"type": "plan_measured", "generation": 4, "measured_transition_s": 9.0},
+    ]
+    found, told = calibrated(events, {"detection_s": 1.0, "decision_s": 1.0, "change_s": 1.0, "start_s": 5.0})
+    assert found == {"detection_s": 0.05, "decision_s": 0.008, "change_s": 0.02, "start_s": 5.0}
+    assert told[0] == "timings.detection_s = 0.05, the median of 2"
+    (tmp_path / "events.jsonl").write_text("\n".join(json.dumps(event) for event in events))
+    assert "timings.decision_s = 0.008" in run(scenario, "--calibrate", tmp_path).stderr
+    with pytest.raises(UserError, match="tell of no loss"):
+        calibrated([], {})
+
+
+def test_it_needs_no_torch(scenario: Path) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from planaria.cli.main import cli\n"
+        f"cli(['simulate', {str(scenario)!r}, '--policy', 'ideal', '--processes', '1'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "ideal" in done.stdout

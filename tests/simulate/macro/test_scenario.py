@@ -1,0 +1,154 @@
+"""Scenario files: what they say, what is refused and how, and what a sweep makes of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from planaria.job.errors import UserError
+from planaria.profile.of_scenario import load_scenario, profile_of, traces_of
+from planaria.simulate.macro.scenario import Scenario, experiment, parse_scenario
+from planaria.simulate.macro.sweep import RUNS_PER_PIECE, pieces, points
+
+TEXT = """
+[model]
+preset = "bert-large"
+device = "v100"
+[cluster]
+nodes = 8
+zones = ["a", "b"]
+[job]
+global_batch = 128
+policies = ["templates"]
+[failures]
+hours = 2
+runs = 2
+"""
+
+
+def parsed(*overrides: str) -> Scenario:
+    return parse_scenario(TEXT, overrides=overrides, origin="s.toml")
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("cluster.nodes=0", "cluster.nodes = 0: expected at least 1"),
+        ("cluster.nodes=many", "cluster.nodes = 'many' is a text; expected a whole number"),
+        ("cluster.node=3", "cluster.node = 3: there is no such field. Did you mean cluster.nodes?"),
+        ("model.profile=x.json", "model.preset and model.profile: both is given. Give one of them."),
+        ('job.policies=["oobleck"]', "job.policies = 'oobleck': expected policies among templates"),
+        ("job.policies=[]", "job.policies = []: expected at least one policy"),
+        ("job.policies=[1]", "expected a list, each a text in quotes"),
+        ("failures.kind=meteor", 'failures.kind = \'meteor\' is a text; expected "none" or "constant"'),
+        ("failures.hourly=-1", "failures.hourly = -1: expected a share of the nodes from 0 on"),
+        ("failures.runs=0", "failures.runs = 0: expected at least 1"),
+        ("failures.from_hours=1", "failures.from_hours = 1.0: expected 0 where there is no trace"),
+        ("prices.zones.c=1", "prices.zones = 'c': expected zones of cluster.zones (a, b)"),
+        ("prices.spot=-1", "prices.spot = -1.0: expected 0 or more dollars"),
+        ("timings.storage_bytes_per_s=0", "timings.storage_bytes_per_s = 0.0: expected a number above 0"),
+        ("timings.detection=1", "Did you mean timings.detection_s?"),
+        ('sweep.policies=["x"]', "sweep.policies = 'x'"),
+        ("weather.rain=1", "there is no such section"),
+    ],
+)
+def test_mistakes_are_said_with_field_value_and_remedy(override: str, said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        parsed(override)
+    assert str(caught.value).startswith("s.toml: ")
+    assert said in str(caught.value)
+
+
+def test_missing_sections_say_which_field() -> None:
+    with pytest.raises(UserError, match=r"cluster.nodes is missing \(expected a whole number\)"):
+        parse_scenario("[model]\npreset = 'x'\n[job]\nglobal_batch = 1\n", origin="s.toml")
+
+
+def test_a_batch_that_is_no_whole_number_of_microbatches() -> None:
+    scenario = parsed("job.global_batch=130")
+    with pytest.raises(UserError, match=r"job.global_batch = 130: .*no whole number of microbatches of 8"):
+        experiment(scenario, profile_of(scenario, Path()))
+
+
+def test_what_a_scenario_says_reaches_the_experiment() -> None:
+    scenario = parsed(
+        "cluster.memory_gb=12",
+        "cluster.network_gbit=10",
+        "cluster.network_latency_s=0.5",
+        "job.fault_tolerance=2",
+        "job.samples=5000",
+        "job.checkpoint_every=7",
+        "job.mean_time_between_failures_s=99",
+        "job.min_nodes_per_pipeline=2",
+        "model.microbatch=4",
+        "model.recompute=true",
+        "timings.detection_s=3",
+        "prices.zones.b=0.5",
+        "cluster.schedule=1f1b",
+    )
+    about = experiment(scenario, profile_of(scenario, Path()))
+    settings = about.settings
+    assert (settings.num_nodes, settings.num_microbatches, settings.fault_tolerance) == (8, 32, 2)
+    assert (settings.memory_bytes, settings.min_nodes, settings.schedule.value) == (12_000_000_000, 2, "1f1b")
+    assert (about.samples, about.checkpoint_every, about.mean_time_between_failures_s) == (5000, 7, 99)
+    assert about.profile.links.between_nodes.bandwidth_bytes_per_s == 10e9 / 8
+    assert about.profile.links.between_nodes.latency_s == 0.5
+    assert about.timings.detection_s == 3
+    assert about.prices.zones == {"b": 0.5}
+    plain = experiment(parsed("model.microbatch=4"), profile_of(parsed("model.microbatch=4"), Path())).profile
+    assert about.profile.layers[1].activation_bytes < plain.layers[1].activation_bytes
+
+
+@pytest.mark.parametrize("kind", ["none", "constant", "poisson", "diurnal", "weibull", "monotonic"])
+def test_every_kind_of_failures_makes_a_trace_of_each_seed(kind: str) -> None:
+    made = traces_of(parsed(f"failures.kind={kind}", "failures.hourly=1", "failures.mean_life_hours=1"), Path())
+    assert len(made) == 2
+    assert all(trace.horizon_s == 7200 and len(trace.initial) == 8 for trace in made)
+    assert (made[0].events == made[1].events) is (kind == "none")
+
+
+def test_traces_are_read_from_the_scenarios_folder(tmp_path: Path) -> None:
+    rows = [f"0,add,n{node}" for node in range(8)] + ["3600000,remove,n1", "1800000,remove,n2", "9000000,add,n9"]
+    (tmp_path / "t.csv").write_text("\n".join(rows))
+    told: list[str] = []
+    part = ("failures.trace=t.csv", "failures.from_hours=0.75")
+    (one, _) = traces_of(parsed(*part, "failures.hours=0"), tmp_path, told.append)
+    assert one.horizon_s == 9000 - 2700
+    assert len(one.initial) == 7
+    assert told == ["t.csv, line 10: it is earlier than line 9; the events were sorted by time"]
+    with pytest.raises(UserError, match=r"failures.hours = 2: trace t.csv has 1.75 hours from there on"):
+        traces_of(parsed(*part), tmp_path)
+    with pytest.raises(UserError, match=r"from_hours = 50: trace t.csv is 2.50 hours long"):
+        traces_of(parsed("failures.trace=t.csv", "failures.from_hours=50"), tmp_path)
+    with pytest.raises(UserError, match="does not exist"):
+        traces_of(parsed("failures.trace=u.csv"), tmp_path)
+
+
+def test_a_sweep_has_every_combination() -> None:
+    scenario = parsed("sweep.hourly=[0.1, 0.2]", "sweep.nodes=[4, 8, 16]", 'sweep.policies=["templates", "ideal"]')
+    found = points(scenario, swept=True)
+    assert [point.label for point in found][:2] == ["nodes=4_hourly=0.1", "nodes=4_hourly=0.2"]
+    assert len(found) == 6
+    assert found[-1].scenario.cluster.nodes == 16
+    assert found[-1].scenario.failures.hourly == 0.2
+    assert [piece.policy for piece in pieces(found[0], wants_timeline=False)] == ["templates", "ideal"]
+    (alone,) = points(scenario, swept=False)
+    assert alone.scenario.cluster.nodes == 8
+    with pytest.raises(UserError, match=r"cluster.nodes = 0"):
+        points(parsed("sweep.nodes=[0]"), swept=True)
+
+
+def test_pieces_are_the_same_for_any_number_of_processes() -> None:
+    (point,) = points(parsed(f"failures.runs={2 * RUNS_PER_PIECE + 1}", "failures.seed=5"), swept=False)
+    found = list(pieces(point, wants_timeline=True))
+    assert [(piece.first_seed, piece.runs) for piece in found] == [(5, 25), (30, 25), (55, 1)]
+    assert [piece.wants_timeline for piece in found] == [True, False, False]
+    assert len({piece.fingerprint(b"") for piece in found} | {found[0].fingerprint(b"x")}) == 4
+
+
+def test_the_example_is_a_scenario() -> None:
+    scenario = load_scenario(Path(__file__).parents[3] / "examples" / "scenario.toml")
+    assert scenario.cluster.nodes == 32
+    with pytest.raises(UserError, match="does not exist"):
+        load_scenario(Path("missing.toml"))
