@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from planaria.plan.batch import Distribution, distribute, least_variance
+from planaria.plan.batch import Distribution, Times, distribute, least_variance
 from planaria.plan.instantiate import fewest_seconds
 from planaria.plan.plan import PlanError
 from planaria.plan.profile import ModelProfile
 from planaria.plan.settings import PlannerSettings
-from planaria.plan.speeds import Times, step_times
+from planaria.plan.speeds import step_times
 from planaria.plan.templates import Template, make_templates
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from math import sqrt
 
 import numpy as np
 from grids import Grids, state_bytes
@@ -123,7 +124,7 @@ def best_interval(model: str, mean_loss_s: float) -> int:
     write_s = state_bytes(profile_of(model)) / storage_bytes_per_s()
     found = grids(model).symmetric(NUM_NODES)
     assert found is not None
-    return max(1, round((2 * write_s * mean_loss_s) ** 0.5 / found[2]))
+    return max(1, round(sqrt(2 * write_s * mean_loss_s) / found[2]))
 
 
 def varuna(model: str, every: int, *, is_free: bool = False, notice_s: float = 0.0) -> Varuna:

@@ -7,7 +7,7 @@ systems that it is compared with, by the costs that their papers give.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -102,7 +102,7 @@ class Outcome:
     """
 
     samples: float = 0.0
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     node_s: float = 0.0
     end_s: float = 0.0
     hows: Counter[str] = field(default_factory=Counter)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import bamboo_data
@@ -11,7 +12,7 @@ import page
 import pytest
 from bamboo_models import Spot, bamboo, to_completion
 from bamboo_system import Bamboo
-from replay import Answer, Changes, Checkpoints, Mode, Node, Replay, System
+from replay import Answer, Changes, Checkpoints, Mode, Node, Outcome, Replay, System
 from section import Comparison, Plot, Row, Section
 
 NODES = [Node(f"n{at}", "abc"[at % 3]) for at in range(12)]
@@ -26,14 +27,14 @@ class Steady:
         self.checkpoints = checkpoints
         self._rolls_back = rolls_back
 
-    def start(self, nodes: list[Node]) -> Mode | None:
+    def start(self, nodes: Sequence[Node]) -> Mode | None:
         return Mode(step_s=10.0, samples=100.0)
 
     def change(self, changes: Changes) -> Answer:
         return Answer(mode=Mode(step_s=20.0, samples=100.0), pause_s=5.0, rolls_back=self._rolls_back)
 
 
-def run(system: System, at_s: float, horizon_s: float) -> Replay:
+def run(system: System, at_s: float, horizon_s: float) -> Outcome:
     return Replay(system).run(NODES, [Changes(at_s=at_s, lost=(NODES[0],))], horizon_s)
 
 
