@@ -12,6 +12,7 @@ from bamboo_system import Bamboo
 from grids import Grids
 from ours import scaled
 from replay import Checkpoints, Outcome, System, replay
+from systems import Varuna
 
 from planaria.plan.plan import ScheduleKind
 from planaria.plan.profile import ModelProfile
@@ -80,7 +81,7 @@ def bamboo(model: str, *, demand: float | None = None, depth: int | None = None,
 
 
 @cache
-def bert() -> tuple[ModelProfile, PlannerSettings]:
+def bert_grids() -> Grids:
     """BERT-Large on V100s, at the speed at which the best grid on 32 nodes does what Demand-S does."""
     profile = preset("bert-large", "v100", microbatch_size=8, network_gbit_s=10.0)
     settings = PlannerSettings(
@@ -100,7 +101,18 @@ def bert() -> tuple[ModelProfile, PlannerSettings]:
         grids = grids.with_factor(
             grids.factor * (STEP_SAMPLES / MODELS["BERT"].demand - beside_s) / (found[2] - beside_s)
         )
-    return scaled(profile, grids.factor), settings
+    return grids
+
+
+def bert() -> tuple[ModelProfile, PlannerSettings]:
+    """The same for this project's policies."""
+    grids = bert_grids()
+    return scaled(grids.profile, grids.factor), grids.settings
+
+
+def varuna() -> Varuna:
+    """BERT with checkpoints beside training, restarted at every change of nodes (section 6.3)."""
+    return Varuna(grids=bert_grids(), restart_s=RESTART_S, checkpoints=Checkpoints(write_s=CHECKPOINT_S))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

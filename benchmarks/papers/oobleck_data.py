@@ -32,7 +32,6 @@ GLOBAL_BATCH: Final = {
 }
 MICROBATCH: Final = {"BERT-Large": 32, "GPT-2": 32, "GPT-3 Medium": 16, "GPT-3 2.7b": 2, "GPT-3 6.7b": 2}
 """Varuna's and Oobleck's (Table 1)."""
-BAMBOO_MICROBATCH: Final = {"BERT-Large": 4, "GPT-2": 1}
 
 TABLE_2: Final = {
     "Bamboo": {"BERT-Large": (77.04, 75.60, 69.84), "GPT-2": (17.47, 17.13, 16.01)},

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from oobleck_data import CHECKPOINT_STEPS, MODELS, NUM_NODES, TRACE_HOURS, TRACE_INTERVALS_S
-from oobleck_models import oobleck, varuna
+from oobleck_models import oobleck, own_terms, varuna
+from ours import Ours
 from pictures import lines
 from replay import Outcome, replay
 from section import Comparison, Plot, Row, Section, run
@@ -18,6 +19,8 @@ LARGEST_GAIN = 9.1
 NOTICE_S = {"EC2": 120.0, "GCP": 30.0}
 """How long before a preemption the clouds warn; section 7.1: all systems use it."""
 SHOWN = "GPT-3 2.7b"
+OURS = ("BERT-Large", SHOWN)
+"""Models for which this project's templates are run too."""
 HUNG = "GPT-3 6.7b"
 """Where the paper's Varuna made no progress."""
 
@@ -51,6 +54,9 @@ def section(traces: Path | None = None) -> Section:
             rows.append(Row(what=f"{name}, {model}, Varuna", paper=None, ours=morphing.samples_per_s))
             if model != HUNG:
                 gains.append(templates.samples / morphing.samples)
+            if model in OURS:
+                own = Ours.run("templates", *own_terms(model), [trace])
+                rows.append(Row(what=f"{name}, {model}, ours, templates", paper=None, ours=own.throughput))
             if model == SHOWN:
                 series = {"Oobleck": over_time(templates), "Varuna": over_time(morphing)}
                 picture = lines(series, x="hours", y="samples trained, thousands", title=f"{model}, {name}")

@@ -89,11 +89,16 @@ def implied_pause() -> tuple[float, float]:
     return max(0.0, float(constant_s)), float(per_byte_s)
 
 
-def own(policy: str, model: str) -> dict[str, Ours]:
-    """A policy of this project on the same costs, by how often a node is lost; schedule and objective are its own."""
+def own_terms(model: str) -> tuple[ModelProfile, PlannerSettings]:
+    """For this project's policies: the same costs, and schedule and objective of its own."""
     grid = grids(model)
     settings = replace(grid.settings, schedule=ScheduleKind.EAGER_ONE_F_ONE_B, objective=Objective.STEP_TIME)
-    found = Ours.run(policy, scaled(grid.profile, grid.factor), settings, map(monotonic, FREQUENCIES_S), start_s=0.0)
+    return scaled(grid.profile, grid.factor), settings
+
+
+def own(policy: str, model: str) -> dict[str, Ours]:
+    """A policy of this project, by how often a node is lost."""
+    found = Ours.run(policy, *own_terms(model), map(monotonic, FREQUENCIES_S), start_s=0.0)
     return {f: Ours(results=[result]) for f, result in zip(FREQUENCIES_S, found.results, strict=True)}
 
 
