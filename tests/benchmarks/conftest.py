@@ -6,4 +6,4 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "papers"
-sys.path.insert(0, str(FOLDER))
+sys.path.append(str(FOLDER))
