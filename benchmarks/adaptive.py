@@ -2,7 +2,10 @@
 
 Samples a second over each script, from the third step's commit to the last one's; the goal is as many as the better of
 the two policies alone, in each script. And the adaptive policy's estimates of steps and transitions beside what was
-measured. Takes three to five minutes; the machine should be idle.
+measured, and how long its decisions took. Takes three to five minutes; the machine should be idle.
+
+--virtual: the same scripts with simulated workers in virtual time, where decisions and the machine take none: what the
+plans alone are worth, the same every time, on whatever machine. A minute.
 """
 
 from __future__ import annotations
@@ -28,11 +31,16 @@ from planaria.job.errors import UserError
 from planaria.job.settings import PolicyName
 from planaria.observe.recorder import read_events
 from planaria.observe.run_folder import RunFolder
-from planaria.plan.plan import Plan
+from planaria.plan.plan import Plan, ScheduleKind
 from planaria.plan.profile import ModelProfile
 from planaria.plan.settings import PlannerSettings
 from planaria.protocol.records import AnyRecord, PlanMeasured, PlanTaken, StepCommitted
 from planaria.protocol.requests import Wish
+from planaria.simulate.cluster import Cluster
+from planaria.simulate.faults import Fault, FaultKind
+from planaria.simulate.schedule import Schedule
+from planaria.simulate.setup import Setup
+from planaria.simulate.weather import Weather
 
 NODES, STAGES, MICROBATCHES = 16, 4, 16
 LINK_MS = 1.0
@@ -84,6 +92,8 @@ class Result:
     changes: list[float]
     """Measured transitions of plans for which nothing moved."""
     choices: list[str]
+    decisions_s: list[float] = field(default_factory=list)
+    """Of plans that were weighed."""
 
 
 def first_plan(profile: ModelProfile) -> Plan:
@@ -149,13 +159,15 @@ def result_of(events: Sequence[tuple[AnyRecord, float]]) -> Result:
     times = {record.step: at for record, at in events if isinstance(record, StepCommitted)}
     last = max(times)
     taken = {record.generation: record for record, _ in events if isinstance(record, PlanTaken)}
-    steps, transitions, changes = [], [], []
+    steps, transitions, changes, decisions = [], [], [], []
     for record, _ in events:
         if not isinstance(record, PlanMeasured) or record.generation not in taken:
             continue
         plan = taken[record.generation]
         if plan.purpose == "reconfigure":
             steps.append((record.estimated_step_s, record.measured_step_s))
+            if plan.candidates:
+                decisions.append(record.decision_s)
             if record.measured_transition_s is not None:
                 if not plan.transfer_bytes:
                     changes.append(record.measured_transition_s)
@@ -166,8 +178,81 @@ def result_of(events: Sequence[tuple[AnyRecord, float]]) -> Result:
         steps=steps,
         transitions=transitions,
         changes=changes,
+        decisions_s=decisions,
         choices=[plan.candidates[0].name for plan in taken.values() if plan.candidates],
     )
+
+
+# In virtual time
+
+
+class GivenSetup(Setup, frozen=True, kw_only=True):
+    """A simulated job of a profile that is given."""
+
+    given: ModelProfile
+
+    @property
+    def profile(self) -> ModelProfile:
+        return self.given
+
+
+class Watched(Cluster):
+    """A simulated cluster that keeps when each step was committed, and what was chosen."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.committed: dict[int, float] = {}
+        self.choices: list[str] = []
+        super().__init__(schedule)
+
+    def publish(self, record: AnyRecord, *, again: bool) -> None:
+        if isinstance(record, StepCommitted):
+            self.committed[record.step] = self.clock.now
+        if isinstance(record, PlanTaken) and record.candidates:
+            self.choices.append(record.candidates[0].name)
+        super().publish(record, again=again)
+
+
+def simulated(profile: ModelProfile, script: Script, policy: PolicyName, at_s: float) -> Result:
+    """Nodes are lost so long after the step began."""
+    plan = first_plan(profile)
+    faults = []
+    for step, places in script.losses.items():
+        for pipeline, stage in places:
+            stages = plan.pipelines[pipeline % len(plan.pipelines)].stages
+            node = stages[stage % len(stages)].worker
+            faults.append(Fault(kind=FaultKind.KILL, nodes=(node,), at="JournalCommit", nth=step - 1, delay_s=at_s))
+    for step, number in script.joins.items():
+        faults += [Fault(kind=FaultKind.JOIN, at="JournalCommit", nth=step)] * number
+    setup = GivenSetup(
+        num_layers=profile.num_layers, is_tied=True, is_large=False, num_nodes=NODES, devices_per_node=1,
+        fault_tolerance=1, min_nodes=STAGES, num_microbatches=MICROBATCHES, steps=script.steps, checkpoint_every=0,
+        order=ScheduleKind.ONE_F_ONE_B, waits=False, policy=policy, given=profile,
+    )  # fmt: skip
+    weather = Weather(
+        compute_s=1e-4, network_s=LINK_MS * 1e-3, control_s=2e-3, detect_s=3e-3, spread=2.0, is_as_profiled=True
+    )
+    cluster = Watched(Schedule(seed=1, setup=setup, weather=weather, faults=tuple(faults)))
+    cluster.run()
+    last = max(cluster.committed)
+    samples_per_s = MICROBATCHES * (last - BEGIN) / (cluster.committed[last] - cluster.committed[BEGIN])
+    return Result(samples_per_s=samples_per_s, steps=[], transitions=[], changes=[], choices=cluster.choices)
+
+
+def compare_simulated(profile: ModelProfile, names: Sequence[str]) -> None:
+    """Each script with losses early, in the middle and late in a step."""
+    for name in names:
+        sums = dict.fromkeys(POLICIES, 0.0)
+        for at_s in (0.05, 0.15, 0.25):
+            for policy in POLICIES:
+                result = simulated(profile, SCRIPTS[name], policy, at_s)
+                sums[policy] += result.samples_per_s / 3
+                if policy is PolicyName.ADAPTIVE:
+                    note(f"{name}, {at_s * 1e3:.0f} ms into the step: {'; '.join(result.choices)}")
+        for policy, mean in sums.items():
+            report(f"adaptive.virtual.{name}.{policy.value}", mean, "samples/s")
+        alone = max(mean for policy, mean in sums.items() if policy is not PolicyName.ADAPTIVE)
+        ratio = sums[PolicyName.ADAPTIVE] / alone
+        report(f"adaptive.virtual.{name}.over-best-alone", ratio, "ratio", goal=">= 1")
 
 
 def main() -> None:
@@ -179,8 +264,13 @@ def main() -> None:
     parser.add_argument(
         "--mean-time-s", type=float, default=30.0, help="between failures, as the job expects it (%(default)s)"
     )
+    parser.add_argument("--virtual", action="store_true", help="simulated workers in virtual time")
     arguments = parser.parse_args()
     SCRATCH.mkdir(parents=True, exist_ok=True)
+    if arguments.virtual:
+        profile = profile_of(Case(name="adaptive", nodes=NODES, layers=EVEN, link_ms=LINK_MS), 0.006)
+        compare_simulated(profile, list(SCRIPTS) if arguments.script is None else [arguments.script])
+        return
     profile = profile_of(Case(name="adaptive", nodes=NODES, layers=EVEN, link_ms=LINK_MS), measure_vote_s(NODES, 3))
     results: list[Result] = []
     for name in SCRIPTS if arguments.script is None else (arguments.script,):
@@ -200,6 +290,11 @@ def main() -> None:
     changes = [seconds for result in results for seconds in result.changes]
     if changes:
         report("adaptive.change", statistics.median(changes) * 1e3, "ms")
+    decisions = [seconds for result in results for seconds in result.decisions_s]
+    if decisions:
+        report("adaptive.decision.median", statistics.median(decisions) * 1e3, "ms", goal="<= 10")
+        ready = sum(seconds < 0.01 for seconds in decisions) / len(decisions)
+        report("adaptive.decision.in-advance", ready, "ratio")
     transitions = [pair for result in results for pair in result.transitions]
     for estimated, measured in transitions:
         note(f"transition: estimated {estimated * 1e3:.1f} ms, measured {measured * 1e3:.1f} ms")

@@ -34,6 +34,7 @@ from typing import Any
 
 import msgspec
 from figures import Figures, note
+from made_up import uniform_profile
 from sides import make_job
 
 from planaria.coordinator.journal import Journal
@@ -44,8 +45,7 @@ from planaria.launch.settings import planner_settings
 from planaria.observe.recorder import Recorder
 from planaria.observe.run_folder import RunFolder
 from planaria.plan.ledger import Ledger, combine
-from planaria.plan.plan import Group, NodeId, Plan, WorkerId
-from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
+from planaria.plan.plan import NodeId, Plan, WorkerId
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.coordinator import Coordinator, RunSettings
 from planaria.protocol.events import Event, NodeGone, Received
@@ -94,26 +94,6 @@ PATIENT = Limits(silence_s=60.0, crowded_silence_s=60.0, least_s=600.0)
 """Thousands of agents share one process here: the first plans alone keep it from beating for seconds."""
 STEPS_A_LOSS = 4
 """The step that is lost in, the one after it, and two between losses."""
-
-
-def _profile() -> ModelProfile:
-    layer = LayerCost(
-        name="layer",
-        times=(LayerTimes(forward_s=1e-3, backward_input_s=1e-3, backward_weight_s=1e-3),),
-        parameter_bytes=1 << 20,
-        gradient_bytes=3 << 20,
-        optimizer_bytes=2 << 20,
-        activation_bytes=1,
-        recompute_activation_bytes=1,
-        output_bytes=1,
-    )
-    link = LinkCost(latency_s=1e-4, bandwidth_bytes_per_s=1e9)
-    return ModelProfile(
-        layers=(layer,) * NUM_LAYERS,
-        groups=tuple(Group(layers=(at,), size_bytes=1 << 20) for at in range(NUM_LAYERS)),
-        links=Links(within_node=link, between_nodes=link),
-        device=DeviceKind(name="none"),
-    )
 
 
 # The coordinator's side
@@ -206,7 +186,8 @@ def measure(agents: int, losses: int, seed: int, profile_to: Path | None) -> Mea
     text = JOB.format(steps=steps, nodes=agents, nodes_per_pipeline=per_pipeline, batch=batch)
     job = make_job(text)
     began = time.monotonic()
-    policy = TemplatesPolicy(_profile(), planner_settings(job))
+    profile = uniform_profile(NUM_LAYERS, 1e-3, parameter_bytes=1 << 20, output_bytes=1)
+    policy = TemplatesPolicy(profile, planner_settings(job))
     note(f"{agents} agents: templates after {time.monotonic() - began:.1f} s")
     folder = RunFolder.create(job.run.folder, f"agents-{secrets.token_hex(4)}")
     journal = Journal(folder.journal)

@@ -16,6 +16,7 @@ import struct
 import time
 from collections.abc import Sequence
 
+from made_up import uniform_profile
 from sides import make_job
 
 from planaria.coordinator.journal import Journal
@@ -26,8 +27,7 @@ from planaria.launch.settings import planner_settings
 from planaria.observe.recorder import Recorder
 from planaria.observe.run_folder import RunFolder
 from planaria.plan.ledger import Ledger
-from planaria.plan.plan import Group, NodeId, Plan, WorkerId
-from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
+from planaria.plan.plan import NodeId, Plan, WorkerId
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.coordinator import Coordinator, RunSettings
 from planaria.protocol.messages import PROTOCOL_VERSION, Commit, Hello, PlanMessage, Returned, Vote, WorkerPhase
@@ -84,7 +84,8 @@ def measure_commit(nodes: int, nodes_per_pipeline: int, *, steps: int) -> list[f
     pipes = []
     try:
         with Recorder(folder, job) as recorder:
-            machine = Coordinator(_run_settings(job, folder), TemplatesPolicy(_profile(), planner_settings(job)))
+            profile = uniform_profile(NUM_LAYERS, 1e-3, parameter_bytes=1 << 20, output_bytes=1)
+            machine = Coordinator(_run_settings(job, folder), TemplatesPolicy(profile, planner_settings(job)))
             server = Server(machine, "token", journal, _Forked(), (recorder,), lambda command: None)
             listener = listen("127.0.0.1", 0)
             server.start(listener)
@@ -122,26 +123,6 @@ def _run_settings(job: Job, folder: RunFolder) -> RunSettings:
         checkpoint_root=str(folder.checkpoints),
         checkpoint_every=0,
         resume=None,
-    )
-
-
-def _profile() -> ModelProfile:
-    layer = LayerCost(
-        name="layer",
-        times=(LayerTimes(forward_s=1e-3, backward_input_s=1e-3, backward_weight_s=1e-3),),
-        parameter_bytes=1 << 20,
-        gradient_bytes=3 << 20,
-        optimizer_bytes=2 << 20,
-        activation_bytes=1,
-        recompute_activation_bytes=1,
-        output_bytes=1,
-    )
-    link = LinkCost(latency_s=1e-4, bandwidth_bytes_per_s=1e9)
-    return ModelProfile(
-        layers=(layer,) * NUM_LAYERS,
-        groups=tuple(Group(layers=(at,), size_bytes=1 << 20) for at in range(NUM_LAYERS)),
-        links=Links(within_node=link, between_nodes=link),
-        device=DeviceKind(name="none"),
     )
 
 

@@ -34,6 +34,7 @@ from pathlib import Path
 import msgspec
 from elastic_restart import against_torchrun
 from figures import SCRATCH, Figures, note
+from made_up import uniform_profile
 from pauses import Traces
 from watched import STILL_STEPS, Run
 
@@ -41,8 +42,7 @@ from planaria.job.parse import load_job, parse_job
 from planaria.job.settings import Job, WhenExhausted
 from planaria.observe.run_folder import RunFolder
 from planaria.plan.costs import pipeline_cost
-from planaria.plan.plan import Group
-from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile, StepCosts
+from planaria.plan.profile import ModelProfile
 from planaria.protocol.records import NodeJoined, NodeLost, NodeReleased, PlanTaken, StepCommitted
 
 DEMO = Path(__file__).parents[1] / "examples" / "demo.toml"
@@ -302,25 +302,8 @@ def spares(job: Job, count: int, seed: int, samples: Samples) -> None:
 # The jobs
 
 
-def _profile(num_layers: int, layer_s: float) -> ModelProfile:
-    layer = LayerCost(
-        name="block",
-        times=(LayerTimes(forward_s=layer_s, backward_input_s=layer_s, backward_weight_s=layer_s),),
-        parameter_bytes=4_000_000,
-        gradient_bytes=8_000_000,
-        optimizer_bytes=8_000_000,
-        activation_bytes=100_000,
-        recompute_activation_bytes=10_000,
-        output_bytes=1_000_000,
-    )
-    link = LinkCost(latency_s=1e-4, bandwidth_bytes_per_s=1e9)
-    return ModelProfile(
-        layers=(layer,) * num_layers,
-        groups=tuple(Group(layers=(number,), size_bytes=4_000_000) for number in range(num_layers)),
-        links=Links(within_node=link, between_nodes=link),
-        device=DeviceKind(name="made up"),
-        step=StepCosts(apply_s_per_byte=1e-10, sum_s_per_byte=1e-10),
-    )
+def _emulated(num_layers: int, layer_s: float) -> ModelProfile:
+    return uniform_profile(num_layers, layer_s, parameter_bytes=4_000_000, output_bytes=1_000_000)
 
 
 def emulated_job(nodes: int, nodes_per_pipeline: int, microbatches: int, profile: ModelProfile) -> Job:
@@ -385,9 +368,9 @@ def main() -> None:
     layer_s = given.layer_ms / 1e3
     if given.kills:
         samples = Samples()
-        cycles(emulated_job(12, 4, 24, _profile(24, layer_s)), "emulated", given.kills, given.seed, samples)
+        cycles(emulated_job(12, 4, 24, _emulated(24, layer_s)), "emulated", given.kills, given.seed, samples)
         if given.spares:
-            spares(emulated_job(4, 2, 2, _profile(2, 10 * layer_s)), given.spares, given.seed, samples)
+            spares(emulated_job(4, 2, 2, _emulated(2, 10 * layer_s)), given.spares, given.seed, samples)
         tell(figures, "recovery.emulated", samples, emulated=True)
     if given.real_kills:
         samples = Samples()

@@ -62,6 +62,8 @@ def _kind(hint: object) -> str:
     arguments = typing.get_args(hint)
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         return _kind(next(part for part in arguments if part is not types.NoneType))
+    if typing.get_origin(hint) is tuple and arguments[-1] is Ellipsis:
+        return "list of texts"
     return f"{len(arguments)} numbers" if typing.get_origin(hint) is tuple else "table"
 
 

@@ -141,6 +141,7 @@ def reference(
     observers: Sequence[Observer] = (),
     progress: bool = False,
     import_path: Path | None = None,
+    drops: Path | None = None,
 ) -> TrainResult:
     """Trains a job in this process alone, without any of the machinery: the oracle for `train`.
 
@@ -150,19 +151,22 @@ def reference(
         observers: called with each record of the run.
         progress: show the run's progress on standard error.
         import_path: folder in which a model given as "module:function" is looked for.
+        drops: folder of a run; the samples that it left out, step by step, are left out here too.
 
     Raises:
-        UserError: the job or the name cannot be used; no run folder is left behind.
+        UserError: the job, the name or the folder cannot be used; no run folder is left behind.
     """
     from planaria.launch.reference import train_reference
+    from planaria.observe.recorder import read_drops
 
     job = validated(job)
+    dropped = {} if drops is None else read_drops(RunFolder.open(drops).events)
     name = name or f"{job.run.name or 'run'}-reference"
     with (
         _run_folder(job, name, resume=False) as (job, folder),
         _shown(job, folder, observers, progress=progress) as shown,
     ):
-        return train_reference(job, folder, observers=shown, import_path=import_path)
+        return train_reference(job, folder, observers=shown, import_path=import_path, drops=dropped)
 
 
 def plan(
@@ -205,6 +209,7 @@ def plan(
         policy=resilience.policy,
         mean_time_between_failures_s=resilience.mean_time_between_failures_s,
         losses=losses,
+        zones={node: job.cluster.zone_of(node) for node in range(job.cluster.nodes) if job.cluster.zones},
     )
     return dataclasses.replace(report, profile=profile)
 
@@ -216,6 +221,7 @@ def plan_for(
     policy: PolicyName = PolicyName.TEMPLATES,
     mean_time_between_failures_s: float = DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S,
     losses: Sequence[Collection[int]] = (),
+    zones: Mapping[int, str] | None = None,
 ) -> PlanReport:
     """The plan that a job with these costs and settings would start with. Needs neither a job file nor torch.
 
@@ -225,6 +231,7 @@ def plan_for(
         policy: that plans after losses.
         mean_time_between_failures_s: which an adaptive policy expects.
         losses: nodes that are lost between two steps, at once or one after the other.
+        zones: where nodes are, as far as it is known.
 
     Raises:
         PlanError: there is no such plan; the message says why and what to do.
@@ -236,7 +243,8 @@ def plan_for(
 
     began = time.perf_counter()
     outlook = Outlook(time_to_failure_s=mean_time_between_failures_s)
-    planner = make_policy(policy, profile, settings).with_outlook(outlook)
+    located = {NodeId(node): zone for node, zone in (zones or {}).items()}
+    planner = make_policy(policy, profile, settings).with_zones(located).with_outlook(outlook)
     first = planner.initial([NodeId(node) for node in range(settings.num_nodes)], 1)
     after_losses = _after_losses(planner, first, losses)
     planning_s = time.perf_counter() - began
@@ -296,7 +304,10 @@ def _run_folder(job: Job, name: str, *, resume: bool) -> Iterator[tuple[Job, Run
     """
     job = msgspec.structs.replace(job, run=msgspec.structs.replace(job.run, name=name))
     if resume:
-        folder = RunFolder.open(Path(job.run.folder) / name)
+        path = Path(job.run.folder) / name
+        if not path.exists():
+            raise UserError(f"run folder {path} does not exist. Correct the name, or train first, without --resume.")
+        folder = RunFolder.open(path)
         _refuse_other_job(folder, job)
     else:
         folder = RunFolder.create(job.run.folder, name)

@@ -202,6 +202,14 @@ def test_losses_under_each_policy(profile: Path) -> None:
     assert all(loss["transfer_bytes"] for loss in templates["after_losses"])
 
 
+def test_a_loss_under_morph(profile: Path) -> None:
+    options = ("--nodes", "8", "--global-batch", "12", "--min-nodes", "2", "--lose", "5", "--policy", "morph")
+    (after,) = json.loads(from_profile(profile, *options, "--json").output)["after_losses"]
+    assert after["how"] == "morph"
+    assert "back to the last checkpoint on a grid of" in after["reason"]
+    assert {candidate["name"] for candidate in after["candidates"]} >= {"grid 3 x 2", "grid 2 x 3"}
+
+
 @pytest.mark.parametrize(
     ("lose", "message"),
     [

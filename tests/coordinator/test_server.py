@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from planaria.coordinator.agents import Agents
 from planaria.coordinator.connection import HELLO_LIMIT_BYTES, Connection
 from planaria.coordinator.journal import Journal
 from planaria.coordinator.server import Server
-from planaria.coordinator.switchboard import listen
+from planaria.coordinator.switchboard import Switchboard, listen
 from planaria.job.errors import UserError
 from planaria.job.settings import TrainSection
 from planaria.plan.plan import NodeId, WorkerId
@@ -38,13 +39,13 @@ from planaria.protocol.messages import (
     Ready,
     Stop,
     ToWorker,
-    decode_to_worker,
     encode,
 )
+from planaria.protocol.plan_update import decode_order
 from planaria.protocol.records import AnyRecord, NodeJoined, NodeLost, PlanTaken, RunStatus
 from planaria.protocol.requests import Answer, Request, Wish, decode_answer
 from planaria.protocol.settings import RunSettings
-from planaria.worker.frames import control_frame, read_control
+from planaria.worker.frames import FrameError, Unwanted, control_frame, read_control
 
 TOKEN = "the token"
 DEADLINE_S = 10.0
@@ -109,7 +110,7 @@ class Client:
         self.send(Hello(worker=WorkerId(worker), **(fields | changes)))
 
     def receive(self) -> ToWorker:
-        return decode_to_worker(read_control(self.socket))
+        return decode_order(read_control(self.socket), None)
 
     def is_closed(self) -> bool:
         """Waits for the server to close the connection; what it says before does not count."""
@@ -453,6 +454,25 @@ def test_what_comes_after_a_connection_was_closed_is_not_heard() -> None:
             heard.append(frame)
             connection.close()
     assert heard == [b"first"]
+
+
+@pytest.mark.parametrize(("error", "told"), [(FrameError("noise"), 1), (Unwanted("node 3 is fenced"), 0)])
+def test_nobody_is_told_of_a_fenced_node_that_comes_back(error: FrameError, told: int) -> None:
+    def take(connection: Connection, frame: bytes) -> None:
+        raise error
+
+    lines: list[str] = []
+    ended: list[str] = []
+    switchboard = Switchboard(take, lambda connection, cause: ended.append(cause), lines.append)
+    listener = listen("127.0.0.1", 0)
+    switchboard.open(listener)
+    with socket.create_connection(listener.getsockname()) as client:
+        client.sendall(control_frame(b"hello"))
+        while not ended:
+            switchboard.serve(DEADLINE_S)
+        switchboard.send_strangers_away(time.monotonic())
+    switchboard.close()
+    assert len(lines) == told
 
 
 def asked(running: Running, **fields: Any) -> Answer:

@@ -105,6 +105,24 @@ def test_a_step_takes_at_least_what_its_busiest_worker_takes(profile_file: Path,
     assert measured["estimated_step_s"] == taken["estimated_step_s"]
 
 
+def test_a_restore_takes_at_least_the_storages_time(profile_file: Path, run: Run, reference: Reference) -> None:
+    """The busiest node reads its layers' parameters and optimizer state, 3 MB each."""
+    job = make_job(
+        profile_file, resilience__policy="morph", run__checkpoint_every=1, cluster__storage_gb_per_s=0.05,
+        train__steps=6,
+    )  # fmt: skip
+    outcome = run(job, "kill:node=1,step=3,at=backward")
+    outcome.assert_same_bits(reference(job))
+    restore = outcome.events("plan_taken")[-1]
+    assert restore["purpose"] == "restore"
+    layers = max(end - first for stages in restore["pipelines"] for _, first, end in stages)
+    (recovery,) = outcome.summary["recoveries"]
+    least_s = layers * 3e6 / 0.05e9
+    assert recovery["ready_ms"] >= 1e3 * least_s
+    assert restore["estimated_transition_s"] >= least_s
+    assert outcome.summary["time_s"]["recovering"] >= least_s
+
+
 def test_resuming_asks_for_the_same_layers(profile_file: Path, tmp_path: Path, run: Run) -> None:
     """The run ends early, for want of nodes."""
     folder = run(make_job(profile_file, cluster__nodes=4), "kill:node=3,step=1,at=vote").result.folder

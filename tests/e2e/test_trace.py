@@ -1,57 +1,14 @@
-"""Half an hour of a real spot trace, much compressed: nodes leave with and without a notice and others join, as the
-instances of a cloud did. `scripts/spot.py` replays all of it on many nodes; here are some of the instances."""
+"""What workers write down for benchmarks: what they did when."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-import pytest
-from scripts.spot import WINDOW_S, Change, Spot, Window, profile, read_trace, spot_job, until_step
-
-from planaria.job.settings import Job
 from planaria.launch.local import LocalNodes
-from planaria.launch.result import RunStatus
 from planaria.launch.session import train_job
 from planaria.observe.run_folder import RunFolder
 from planaria.worker.trace import read_trace as read_entries
-from tests.e2e.conftest import Run
-from tests.e2e.jobs import Outcome, make_job
-
-TRACE = Path(__file__).parents[3] / "shared" / "traces" / "p3-trace.csv"
-SPEED = 180.0
-
-needs_trace = pytest.mark.skipif(not TRACE.exists(), reason=f"{TRACE} is not there")
-
-
-@needs_trace
-def test_half_an_hour_of_a_spot_trace(tmp_path: Path, run: Run, reference: Callable[[Job], Outcome]) -> None:
-    window = Window.busiest(read_trace(TRACE)).thinned(4)
-    assert len(window.changes) >= 8
-    file = tmp_path / "profile.json"
-    file.write_bytes(msgspec.json.encode(profile(8, 0.002)))
-    job = spot_job(file, len(window.present), 2)
-    spot = Spot(tmp_path / "run-0", window, SPEED)
-    outcome = run(job, observers=[spot])
-    spot.join()
-    assert outcome.result.status is RunStatus.INTERRUPTED, outcome.result.message
-    expected = reference(until_step(job, outcome.result.steps))
-    assert outcome.losses == expected.losses
-    assert outcome.result.weights_sha256 == expected.result.weights_sha256
-    assert outcome.summary["skipped_microbatches"] == outcome.summary["duplicated_microbatches"] == 0
-    replayed = spot.replayed
-    assert replayed.added == sum(change.adds for change in window.changes)
-    assert len({*replayed.lost, *replayed.released}) == sum(not change.adds for change in window.changes)
-
-
-def test_a_window_knows_who_is_there() -> None:
-    changes = [Change(0, True, "a"), Change(0, True, "b"), Change(60, False, "a"), Change(120, True, "c")]
-    window = Window.of(changes, 60.0)
-    assert window.present == ("a", "b")
-    assert window.changes == (Change(0, False, "a"), Change(60, True, "c"))
-    assert window.thinned(2).present == ("a",)
-    assert Window.of(changes, 120.0 + WINDOW_S).present == ("b", "c")
+from tests.e2e.jobs import make_job
 
 
 def test_every_worker_writes_what_it_did_when(tmp_path: Path, text: Path, nodes: LocalNodes) -> None:

@@ -70,6 +70,17 @@ def test_overrides_are_toml_or_else_plain_text() -> None:
     assert job.run.name == "other"
 
 
+def test_zones_are_dealt_out_in_turn() -> None:
+    cluster = parse("cluster.zones=['a', 'b']").cluster
+    assert [cluster.zone_of(node) for node in range(3)] == ["a", "b", "a"]
+    assert parse().cluster.zone_of(3) == ""
+
+
+def test_agents_say_their_own_zones() -> None:
+    with pytest.raises(UserError, match=r"cluster.zones = \['a'\] .*--zone"):
+        parse("cluster.launcher=agents", "cluster.zones=['a']")
+
+
 def test_the_last_override_wins() -> None:
     assert parse("train.steps=7", "train.steps=9").train.steps == 9
 
@@ -115,6 +126,8 @@ REFUSED = [
     ("cluster.launcher=ray", ["cluster.launcher = 'ray'", '"local" or "agents"']),
     ("cluster.host=0.0.0.0", ["cluster.host = '0.0.0.0'", 'cluster.launcher = "agents"']),
     ("cluster.host=::1", ["cluster.host = '::1'", "IPv4"]),
+    ("cluster.zones=['a', ' ']", ["cluster.zones = ' '", "printable"]),
+    ("cluster.zones=3", ["cluster.zones = 3", "list of texts"]),
     ("cluster.host=''", ["cluster.host = ''", "0.0.0.0"]),
     ("cluster.memory_gb=-1", ["cluster.memory_gb = -1"]),
     ("cluster.devices_per_node=0", ["cluster.devices_per_node = 0"]),
@@ -128,6 +141,8 @@ REFUSED = [
     ),
     ("resilience.preemption=azure", ["resilience.preemption = 'azure'", "none, aws, google or module:function"]),
     ("resilience.preemption='a:b c'", ["resilience.preemption = 'a:b c'"]),
+    ("resilience.policy=morph", ["run.checkpoint_every = 0", 'resilience.policy = "morph"', "Set for instance 10"]),
+    ("cluster.storage_gb_per_s=0", ["cluster.storage_gb_per_s = 0.0", "is not above 0"]),
     ("train.microbatch=8", ["gives 1 microbatches", "global_batch to 16 or more"]),
     ("run.keep_checkpoints=0", ["run.keep_checkpoints = 0"]),
     ("run.checkpoint_every=-1", ["run.checkpoint_every = -1"]),
@@ -140,6 +155,13 @@ REFUSED = [
     ("train.steps", ["--set 'train.steps'", "section.key=value"]),
     ("train.steps.x=3", ["train.steps = 10 is not a table"]),
 ]
+
+
+def test_morph_keeps_the_checkpoint_that_it_may_be_reading() -> None:
+    needed = ("resilience.policy=morph", "run.checkpoint_every=5")
+    assert parse(*needed).run.keep_checkpoints == 2
+    with pytest.raises(UserError, match=r"run\.keep_checkpoints = 1 is too few for"):
+        parse(*needed, "run.keep_checkpoints=1")
 
 
 @pytest.mark.parametrize(("override", "parts"), REFUSED, ids=[override for override, _ in REFUSED])

@@ -172,7 +172,7 @@ def coordinator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Coo
 
 
 def test_a_node_from_enrolment_to_the_end_of_the_run(coordinator: CoordinatorStandIn, tmp_path: Path) -> None:
-    agent = Running(coordinator.address, import_path=tmp_path)
+    agent = Running(coordinator.address, import_path=tmp_path, zone="rack 7")
     enrol = coordinator.accept()
     assert (enrol.token, enrol.host, enrol.node) == (TOKEN, "127.0.0.1", -1)
     job = make_job("cluster.devices_per_node=2")
@@ -185,6 +185,7 @@ def test_a_node_from_enrolment_to_the_end_of_the_run(coordinator: CoordinatorSta
     assert coordinator.receive() == NodeEnded(node=4, cause="process ended with status 0")
     assert agent.wait() is None
     assert [settings.worker for settings in processes.spawned] == [8, 9]
+    assert [settings.zone for settings in processes.spawned] == ["rack 7", "rack 7"]
     first = processes.spawned[0]
     assert (first.coordinator, first.token, first.host) == (coordinator.address, TOKEN, "127.0.0.1")
     assert first.import_path == str(tmp_path)
@@ -332,6 +333,12 @@ def test_something_else_answers_there(data: bytes, coordinator: CoordinatorStand
 def test_what_is_no_address(address: str) -> None:
     with pytest.raises(UserError, match="HOST:PORT"):
         AgentSettings(coordinator=address, token=TOKEN)
+
+
+@pytest.mark.parametrize("zone", [" ", "a\nb", "z" * 129])
+def test_what_is_no_zone(zone: str) -> None:
+    with pytest.raises(UserError, match="--zone"):
+        AgentSettings(coordinator="host:1", token=TOKEN, zone=zone)
 
 
 def wait_for(condition: Callable[[], Any]) -> Any:

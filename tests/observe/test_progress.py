@@ -12,7 +12,7 @@ from planaria.job.settings import Device
 from planaria.observe.progress import Progress
 from planaria.observe.run_folder import RunFolder
 from planaria.observe.wording import age, counted, crowding, duration, picture, rate, recovery_sentence, size
-from planaria.protocol.records import AnyRecord, CheckpointSaved, NodeSpeed, Recovered, RunEnded, RunStatus
+from planaria.protocol.records import AnyRecord, CheckpointSaved, NodeSpeed, Recovered, Restored, RunEnded, RunStatus
 from tests.observe.happenings import JOB, RECOVERY, committed, plan_taken, short_run
 
 RECOVERED = (
@@ -45,6 +45,29 @@ def test_plain_lines() -> None:
         f"  {RECOVERED}",
         "run folder: runs/short",
     ]
+
+
+def test_steps_that_are_trained_again_are_told_of() -> None:
+    recovery = msgspec.structs.replace(RECOVERY, step=3, steps_redone=2)
+    records: list[AnyRecord] = [
+        *short_run()[:5],
+        committed(2),
+        Restored(from_step=2, to_step=0, reason="node 1 lost"),
+        plan_taken(2, "restore"),
+        committed(1),
+        Recovered(recovery=recovery),
+        committed(2),
+        short_run()[-1],
+    ]
+    told = (
+        "2 steps trained again after the loss of node 1 in step 3 (connection closed, seen after 8 ms); "
+        "the first of them committed 61 ms after it"
+    )
+    lines = plain(records)
+    assert "went back from step 2 to step 0: node 1 lost" in lines
+    assert f"recovered: {told}" in lines
+    assert "1 recovery, 0 microbatches skipped, 0 counted twice, 2 steps trained again" in lines[-3]
+    assert lines[-2] == f"  {told}"
 
 
 def test_a_reference_has_no_nodes_and_no_plan() -> None:

@@ -51,6 +51,9 @@ def test_files_of_a_run(folder: RunFolder) -> None:
     assert (summary["skipped_microbatches"], summary["duplicated_microbatches"]) == (0, 0)
     assert summary["recoveries"][0]["lost_nodes"] == [1]
     assert summary["recoveries"][0]["microbatches_rerun"] == 4
+    assert summary["steps_redone"] == 0
+    assert set(summary["time_s"]) == {"useful", "redone", "recovering", "waiting", "other"}
+    assert sum(summary["time_s"].values()) == pytest.approx(len(short_run()) - 1)
     assert summary["started"] == "2001-09-09T01:46:40.000+00:00"
     assert summary["step_time_median_s"] == 0.25
     assert summary["live_nodes"] == 2

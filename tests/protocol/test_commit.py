@@ -15,6 +15,7 @@ from planaria.protocol.commit import (
     learning_rate,
     mean_loss,
     next_exponents,
+    outcome,
 )
 
 
@@ -52,3 +53,16 @@ def test_learning_rate(schedule: LrSchedule, last: float) -> None:
     assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
     assert rates[-1] == pytest.approx(last)
     assert rates[3:] == sorted(rates[3:], reverse=True)
+
+
+def test_what_is_left_out_leaves_a_mean_over_the_rest() -> None:
+    """Contributions are shares of the whole batch: the mean over three of four is four thirds of their sum."""
+    norms, losses = {0: 9.0, 1: 16.0}, {0: 1.0, 1: 2.0, 3: 3.0}
+    whole = outcome(norms, {**losses, 2: 2.0}, (4, 4), 2.5, 4)
+    assert (whole.scale, whole.norm, whole.clip_factor) == (1.0, 5.0, clip_factor(5.0, 2.5))
+    part = outcome(norms, losses, (4, 4), 2.5, 4)
+    assert (part.scale, part.loss) == (0.75, 2.0)
+    assert part.norm == 5.0 / 0.75
+    assert part.clip_factor * 5.0 == pytest.approx(2.5)
+    assert outcome(norms, losses, (4, 4), 0.0, 4).clip_factor == 1 / 0.75
+    assert part.exponents == whole.exponents

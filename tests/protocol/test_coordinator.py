@@ -19,6 +19,7 @@ from planaria.protocol.commit import NOT_APPLIED
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.events import (
     Command,
+    DecisionTook,
     Finish,
     NodeGone,
     Publish,
@@ -32,7 +33,7 @@ from planaria.protocol.journal import JournalCommit, JournalNode, JournalStop
 from planaria.protocol.messages import Commit, Notice, PlanMessage, Ready, Report, Save, Stop, Vote
 from planaria.protocol.past import Past
 from planaria.protocol.phases import Phase, ProtocolError
-from planaria.protocol.records import RunStatus, StepCommitted, StepSkipped
+from planaria.protocol.records import Recovered, RunStatus, StepCommitted, StepSkipped
 from planaria.protocol.settings import RunSettings
 from planaria.protocol.transitions import TRANSITIONS
 
@@ -221,3 +222,15 @@ def test_every_phase_but_the_end_hears_of_losses_and_stops() -> None:
     for phase in Phase:
         assert (phase, "NodeGone") in TRANSITIONS
         assert (phase, "StopRequested") in TRANSITIONS
+
+
+def test_a_recovery_tells_how_long_its_last_decision_took(machine: Coordinator) -> None:
+    """The one that is made after the step which the loss struck."""
+    join_all(machine)
+    machine.handle(NodeGone(NodeId(2), "connection closed"), 1.0)
+    commands = list(machine.handle(DecisionTook(0.25), 1.1))
+    commands += itertools.chain(*(machine.handle(vote(machine, worker), 1.2) for worker in range(2)))
+    assert (machine.step, machine.plan.generation) == (2, 3)
+    commands += machine.handle(DecisionTook(0.5), 1.3)
+    (told,) = [c.record for c in commands if isinstance(c, Publish) and isinstance(c.record, Recovered)]
+    assert told.recovery.decide_ms == 750.0

@@ -15,6 +15,7 @@ import tracemalloc
 import types
 import typing
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,11 @@ from planaria.protocol.messages import (
     SavedGroup,
     Seconds,
     ToWorker,
+    ZoneName,
     decode_from_worker,
-    decode_to_worker,
     encode,
 )
+from planaria.protocol.plan_update import decode_order
 from planaria.protocol.requests import Answer, Request, decode_answer, decode_request
 from planaria.worker.frames import FrameError, control_frame, read_control
 
@@ -46,7 +48,7 @@ many = settings(max_examples=300, deadline=None, suppress_health_check=list(Heal
 
 DECODERS: dict[str, tuple[Callable[[bytes], Any], Any]] = {
     "from a worker": (decode_from_worker, FromWorker),
-    "to a worker": (decode_to_worker, ToWorker),
+    "to a worker": (partial(decode_order, last=None), ToWorker),
     "a request": (decode_request, Request),
     "an answer": (decode_answer, Answer),
     "a journal entry": (decode_entry, AnyEntry),
@@ -60,6 +62,8 @@ def anything(expected: Any, draw: random.Random) -> Any:
     """Of a type that messages are made of."""
     if expected == Seconds:
         return draw.choice([0.0, 1.5, 1e9])
+    if expected == ZoneName:
+        return draw.choice(["", "europe-west4-a", "\u20ac" * 128])
     if expected == Mask:
         return draw.choice(["0", "ff"])
     origin, arguments = typing.get_origin(expected), typing.get_args(expected)

@@ -106,6 +106,14 @@ def test_a_loss_stays_open_until_it_is_recovered_from() -> None:
     assert idle.losses == (), "the loss of a node that nothing needed is nothing to recover from"
 
 
+def test_zones_of_live_nodes_are_known() -> None:
+    entries = [
+        JournalNode(node=NodeId(number), fate=Fate.JOINED, zone=zone) for number, zone in enumerate(["a", "b", "", "a"])
+    ]
+    assert Past.of(entries).zones == {0: "a", 1: "b", 3: "a"}
+    assert Past.of([*entries, node(3, Fate.LOST), node(1, Fate.RELEASED)]).zones == {0: "a"}
+
+
 def test_back_to_a_checkpoint() -> None:
     past = Past.of([*ENTRIES, plan(3, 2, StateSource.CHECKPOINT)])
     assert (past.step, past.commit, past.skipped_steps) == (2, None, frozenset())

@@ -16,6 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -24,17 +25,19 @@ import torch
 
 from planaria.checkpoint.manifest import read_manifest, weights_sha256, write_manifest
 from planaria.job.parse import job_fingerprint
-from planaria.job.settings import Job, WhenExhausted
+from planaria.job.settings import Job, PolicyName, WhenExhausted
 from planaria.launch.settings import planner_settings
 from planaria.model.load import load_model
 from planaria.plan.plan import Group, NodeId, WorkerId
 from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
 from planaria.plan.program import Instruction
 from planaria.policy.choice import make_policy
+from planaria.policy.outlook import USUAL_DECISION_S
 from planaria.policy.proposal import Policy
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.events import (
     Command,
+    DecisionTook,
     Discard,
     Event,
     Evict,
@@ -42,6 +45,7 @@ from planaria.protocol.events import (
     ManifestWritten,
     NodeGone,
     NodeNotice,
+    PolicyRequested,
     Publish,
     Received,
     Release,
@@ -58,16 +62,17 @@ from planaria.protocol.messages import (
     FromWorker,
     Message,
     Notice,
+    PlanMessage,
     Returned,
     Save,
     Stop,
     ToWorker,
     decode_from_worker,
-    decode_to_worker,
     encode,
 )
 from planaria.protocol.past import Past
 from planaria.protocol.phases import Phase
+from planaria.protocol.plan_update import decode_order
 from planaria.protocol.records import AnyRecord, Restored, RunEnded, StepCommitted, StepSkipped
 from planaria.protocol.settings import CheckpointRef, RunSettings
 from planaria.protocol.shortage import Shortages
@@ -148,6 +153,16 @@ class Crash:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Switch:
+    """The user asks for another policy, `delay_s` after the n-th happening of a kind at the coordinator."""
+
+    policy: str
+    after: str
+    nth: int = 1
+    delay_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Slow:
     """A node computes `factor` times longer, from a step on until another (0: for good)."""
 
@@ -198,6 +213,12 @@ class Outcome:
     def of(self, kind: type | tuple[type, ...]) -> list[Any]:
         return [record for record in self.records if isinstance(record, kind)]
 
+    @property
+    def drops(self) -> dict[int, tuple[int, ...]]:
+        """step -> the microbatches that were left out of it, the last time that it was done."""
+        last = {record.step: record.dropped for record in self.of((StepCommitted, StepSkipped))}
+        return {step: dropped for step, dropped in last.items() if dropped}
+
 
 def profile_of(job: Job, vocab_size: int) -> ModelProfile:
     """Uneven layers; the groups are the model's own."""
@@ -246,6 +267,7 @@ class Cluster:
         shortages: who gets no memory when, at instruction kinds.
         visits: who comes or gives notice when.
         crashes: of the coordinator.
+        switches: of the policy; those that the coordinator refuses are not made.
         stop_at_s: when the user presses Ctrl-C.
     """
 
@@ -261,6 +283,7 @@ class Cluster:
         shortages: tuple[Kill, ...] = (),
         visits: tuple[Visit, ...] = (),
         crashes: tuple[Crash, ...] = (),
+        switches: tuple[Switch, ...] = (),
         weather: Weather | None = None,
         stop_at_s: float | None = None,
         resume: CheckpointRef | None = None,
@@ -277,6 +300,7 @@ class Cluster:
         self._kills = list(kills)
         self._shortages = list(shortages)
         self._visits = visits
+        self._switches = switches
         self._crashes = list(crashes)
         self._fuses: list[tuple[int, Crash]] = []
         """Crashes that are due, and when: by the number of commands carried out."""
@@ -306,14 +330,17 @@ class Cluster:
             checkpoint_every=job.run.checkpoint_every,
             resume=resume,
             waits=job.resilience.when_exhausted is WhenExhausted.WAIT,
+            may_drop=job.resilience.may_drop,
         )
         planner = planner_settings(job)
 
-        def policy_within(most_bytes: int) -> Policy:
-            return make_policy(job.resilience.policy, profile, replace(planner, memory_bytes=most_bytes))
+        def make(name: PolicyName, most_bytes: int) -> Policy:
+            return make_policy(name, profile, replace(planner, memory_bytes=most_bytes or planner.memory_bytes))
 
-        usual = policy_within(planner.memory_bytes)
-        self._make = lambda past: Coordinator(settings, usual, past, Shortages(profile, policy_within))
+        usual = make(job.resilience.policy, 0)
+        self._make = lambda past: Coordinator(
+            settings, usual, past, Shortages(profile, partial(make, job.resilience.policy)), make
+        )
         self.machine = self._make(None)
         self.incarnation = next(self._incarnations)
         nodes = max([job.cluster.nodes, *(visit.node + 1 for visit in visits)])
@@ -414,6 +441,20 @@ class Cluster:
         for visit in self._visits:
             if visit.after == name and visit.nth == count:
                 self.at(visit.delay_s, lambda visit=visit: self._visit(visit))  # type: ignore[misc]
+        for switch in self._switches:
+            if switch.after == name and switch.nth == count:
+                self.at(switch.delay_s, partial(self._switch, PolicyName(switch.policy)))
+
+    def _switch(self, name: PolicyName) -> None:
+        if self.finish is not None:
+            return
+        if not self.incarnation or self.machine.awaited:
+            self.at(1e-3, partial(self._switch, name))
+            return
+        refusal = self.machine.refusal(name)
+        self.note(f"a switch to {name}: {refusal or 'granted'}")
+        if refusal is None:
+            self.handle(PolicyRequested(name))
 
     def _visit(self, visit: Visit) -> None:
         if visit.grace_s is None:
@@ -578,8 +619,9 @@ class Cluster:
                 return
             self._carry_out(command)
             self._carried_out += 1
-        if self.incarnation == incarnation:
-            self._dies_now()
+        if self.incarnation == incarnation and not self._dies_now():
+            if any(isinstance(command, Send) and isinstance(command.message, PlanMessage) for command in commands):
+                self.handle(DecisionTook(USUAL_DECISION_S))
 
     def _carry_out(self, command: Command) -> None:
         match command:
@@ -732,7 +774,7 @@ class Worker:
 
     def _order(self, data: bytes) -> None:
         if not self.is_over:
-            order = decode_to_worker(data)
+            order = decode_order(data, None)
             self.cluster.note(f"        {type(order).__name__} reaches {self.number}")
             self.mailbox.put_order(order)
 

@@ -37,6 +37,7 @@ from tests.worker.schedules import (
     restarts,
     schedule,
     shortages,
+    switching,
 )
 from tests.worker.test_cluster import Laboratory
 
@@ -51,12 +52,14 @@ KINDS: dict[str, Make] = {
     "restarts": lambda seed, laboratory: restarts(seed, str(laboratory.source)),
     "power": lambda seed, laboratory: power_losses(seed, str(laboratory.source)),
     "policies": lambda seed, laboratory: any_policy(seed, str(laboratory.source)),
+    "switches": lambda seed, laboratory: switching(seed, str(laboratory.source)),
     "shortages": lambda seed, laboratory: shortages(seed, str(laboratory.source)),
     "holders": lambda seed, laboratory: all_holders_die(seed, str(laboratory.source), laboratory.holders),
 }
 """losses: nodes die. visits: they come and give notice too, and jobs wait. restarts: the coordinator
 dies as well. power: and its journal loses its end. policies: losses or visits under other policies than templates.
-shortages: nodes run out of memory. holders: all that hold one layer die."""
+switches: the user changes the policy on the way. shortages: nodes run out of memory. holders: all that hold one layer
+die."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +125,9 @@ def smaller(which: Schedule, place: Laboratory, error: BaseException) -> Schedul
         which = candidate if fails(candidate) else which
     for crash in which.crashes:
         candidate = replace(which, crashes=tuple(other for other in which.crashes if other is not crash))
+        which = candidate if fails(candidate) else which
+    for switch in which.switches:
+        candidate = replace(which, switches=tuple(other for other in which.switches if other is not switch))
         which = candidate if fails(candidate) else which
     return which
 
@@ -194,7 +200,7 @@ def replay(what: str) -> int:
             which = KINDS[kind](int(seed), place)
         else:
             which = msgspec.json.decode(Path(what).read_bytes(), type=Case).schedule_with(str(place.source))
-        for fault in (*which.kills, *which.visits, *which.crashes):
+        for fault in (*which.kills, *which.visits, *which.crashes, *which.switches):
             print(fault)
         cluster = place.cluster(which)
         outcome: Outcome | None = None

@@ -56,6 +56,7 @@ def _check_numbers(outcome: Outcome, reference: Reference) -> None:
         assert record.loss == reference.losses[record.step], f"loss of step {record.step}"
         assert isinstance(record, StepSkipped) == (record.step in reference.skipped)
     (ended,) = outcome.of(RunEnded)
+    assert ended.dropped_microbatches == sum(map(len, outcome.drops.values()))
     assert ended.skipped_steps == len({step for step in reference.skipped if step <= ended.steps})
     if outcome.finish.status is RunStatus.COMPLETED:
         assert outcome.weights == reference.weights
@@ -77,7 +78,13 @@ def _check_commits(outcome: Outcome, *, is_dark: bool) -> None:
     decided: dict[int, tuple[object, ...]] = {}
     for entry in outcome.commits:
         commit = entry.commit
-        numbers = (commit.clip_factor, commit.exponents, commit.loss if math.isfinite(commit.loss) else None)
+        numbers = (
+            commit.clip_factor,
+            commit.scale,
+            commit.dropped,
+            commit.exponents,
+            commit.loss if math.isfinite(commit.loss) else None,
+        )
         assert decided.setdefault(commit.step, numbers) == numbers, f"step {commit.step} is committed in two ways"
     if not is_dark:
         assert [entry.step for entry in outcome.commits] == [r.step for r in outcome.of(COMMITTED)]
@@ -96,7 +103,8 @@ def _check_restarts(schedule: Schedule, outcome: Outcome) -> None:
     lost = [record.node for record in outcome.of(NodeLost)]
     assert len(lost) == len(set(lost)), "a node is lost once"
     weather = schedule.weather
-    if not (schedule.kills or schedule.visits or schedule.shortages or weather.slow_nodes or weather.damage):
+    is_quiet = not (schedule.kills or schedule.visits or schedule.switches or schedule.shortages)
+    if is_quiet and not (weather.slow_nodes or weather.damage):
         assert len(outcome.of(PlanTaken)) <= 1
 
 
@@ -111,7 +119,8 @@ def _check_end(schedule: Schedule, outcome: Outcome) -> None:
         assert "--resume" in outcome.finish.message
         return
     if len(losses) <= tolerance:
-        assert not outcome.of(Restored), "no f losses can take the last replica"
+        goes_back = schedule.job.resilience.policy is PolicyName.MORPH
+        assert goes_back or not outcome.of(Restored), "no f losses can take the last replica"
         assert status is not RunStatus.FAILED, outcome.finish.message
     left = set(range(schedule.job.cluster.nodes)) | {record.node for record in outcome.of(NodeJoined)}
     left -= {record.node for record in (*losses, *outcome.of(NodeReleased))}
@@ -119,7 +128,7 @@ def _check_end(schedule: Schedule, outcome: Outcome) -> None:
         assert len(left) < schedule.needed_nodes, outcome.finish.message
     if status is RunStatus.FAILED:
         assert "there is no checkpoint" in outcome.finish.message or "could not be saved" in outcome.finish.message
-    if schedule.job.resilience.policy is PolicyName.TEMPLATES:
+    if schedule.job.resilience.policy is PolicyName.TEMPLATES and not schedule.switches:
         _check_that_too_few_nodes_end_it(schedule, outcome)
     _check_that_lacking_replicas_are_told(schedule, outcome)
 
@@ -163,7 +172,7 @@ def _check_that_lacking_replicas_are_told(schedule: Schedule, outcome: Outcome) 
         enough = replicas > job.resilience.fault_tolerance
         assert not (told and enough)
         assert told or enough or job.model.config["tied"]
-        assert not told or job.resilience.policy in (PolicyName.REROUTE, PolicyName.ADAPTIVE)
+        assert not told or schedule.switches or job.resilience.policy is not PolicyName.TEMPLATES
 
 
 def _check_recoveries(outcome: Outcome, per_node: int) -> None:

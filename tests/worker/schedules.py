@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
-from tests.worker.cluster import Crash, Kill, Visit, Weather
+from tests.worker.cluster import Crash, Kill, Switch, Visit, Weather
 
 from planaria.job.parse import job_from_table, validated
 from planaria.job.settings import Job, PolicyName, WhenExhausted
@@ -38,6 +38,7 @@ class Schedule:
     visits: tuple[Visit, ...] = ()
     crashes: tuple[Crash, ...] = ()
     shortages: tuple[Kill, ...] = ()
+    switches: tuple[Switch, ...] = ()
 
     @property
     def needed_nodes(self) -> int:
@@ -73,6 +74,7 @@ def job_of(
     bad: float = 0.0,
     when_exhausted: str = "exit",
     policy: str = "templates",
+    allow_drop: bool = False,
     **train: Any,
 ) -> Job:
     """A job with the tiny model."""
@@ -98,6 +100,7 @@ def job_of(
                     "min_nodes_per_pipeline": smallest,
                     "when_exhausted": when_exhausted,
                     "policy": policy,
+                    "allow_drop": allow_drop,
                 },
                 "run": {"checkpoint_every": checkpoint_every, "keep_checkpoints": 100},
             }
@@ -207,9 +210,31 @@ def any_policy(seed: int, source: str) -> Schedule:
     """The schedule of a seed, with losses alone or with all that comes and goes, under one of the other policies."""
     draw = random.Random(f"policy {seed}")
     plain = draw.choice([schedule, comings_and_goings])(seed, source)
-    policy = draw.choice([name for name in PolicyName if name is not PolicyName.TEMPLATES])
+    return under(draw.choice([name for name in PolicyName if name is not PolicyName.TEMPLATES]), plain)
+
+
+def under(policy: PolicyName, plain: Schedule) -> Schedule:
+    """The schedule under a policy; with checkpoints, where that needs them."""
     resilience = msgspec.structs.replace(plain.job.resilience, policy=policy)
-    return replace(plain, job=msgspec.structs.replace(plain.job, resilience=resilience))
+    run = plain.job.run
+    if policy is PolicyName.MORPH:
+        run = msgspec.structs.replace(run, checkpoint_every=max(1, run.checkpoint_every))
+    return replace(plain, job=msgspec.structs.replace(plain.job, resilience=resilience, run=run))
+
+
+def switching(seed: int, source: str) -> Schedule:
+    """The schedule of a seed, under any policy that changes on the way: at random points, among all that may happen."""
+    draw = random.Random(f"switch {seed}")
+    plain = draw.choice([schedule, comings_and_goings, restarts])(seed, source)
+    resilience = msgspec.structs.replace(plain.job.resilience, policy=draw.choice([*PolicyName]), allow_drop=True)
+    switches = []
+    for _ in range(draw.choice([1, 1, 2, 3])):
+        after = draw.choice(["StepCommitted", "StepCommitted", "Vote", "NodeLost", "Report", "PlanTaken", "Waiting"])
+        nth = draw.choice([1, 1, 2, 3]) if after != "Vote" else draw.randint(1, 12)
+        name = draw.choice([*PolicyName]).value
+        switches.append(Switch(policy=name, after=after, nth=nth, delay_s=_delay_s(draw)))
+    job = msgspec.structs.replace(plain.job, resilience=resilience)
+    return replace(plain, job=job, switches=tuple(switches))
 
 
 def _visit(draw: random.Random, node: int, grace_s: float | None) -> Visit:

@@ -15,8 +15,9 @@ from tests.worker.schedules import INSTRUCTIONS, Schedule, any_policy, comings_a
 from tests.worker.test_cluster import Laboratory
 
 from planaria.job.settings import PolicyName
-from planaria.policy.adaptive import AdaptivePolicy, _Option
+from planaria.policy.adaptive import AdaptivePolicy
 from planaria.policy.candidate import Candidate
+from planaria.policy.options import Option
 from planaria.policy.outlook import Outlook
 from planaria.policy.worth import Course, Worth
 from planaria.protocol.records import PlanMeasured, PlanTaken, RunStatus
@@ -81,7 +82,7 @@ def favouring(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The candidates whose name begins so are the best."""
     original = AdaptivePolicy._judged
 
-    def judged(policy: AdaptivePolicy, option: _Option, peril_now: float, horizon: float) -> Candidate:
+    def judged(policy: AdaptivePolicy, option: Option, peril_now: float, horizon: float) -> Candidate:
         candidate = original(policy, option, peril_now, horizon)
         return msgspec.structs.replace(candidate, samples_per_s=1e9) if option.name.startswith(name) else candidate
 

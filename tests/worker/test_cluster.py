@@ -10,7 +10,7 @@ import gc
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,11 +81,12 @@ class Laboratory:
         self._references: dict[bytes, Reference] = {}
         self._runs = 0
 
-    def reference(self, job: Job) -> Reference:
-        key = msgspec.json.encode((job.model, job.train))
+    def reference(self, job: Job, drops: Mapping[int, tuple[int, ...]] | None = None) -> Reference:
+        """One process that trains alone, without what a run dropped."""
+        key = msgspec.json.encode((job.model, job.train, sorted((drops or {}).items())))
         if key not in self._references:
             folder = RunFolder.create(self.folder / "references", str(len(self._references)))
-            result = train_reference(job, folder)
+            result = train_reference(job, folder, drops=drops)
             lines = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
             assert result.weights_sha256 is not None
             self._references[key] = Reference(
@@ -102,6 +103,7 @@ class Laboratory:
             "kills": schedule.kills,
             "visits": schedule.visits,
             "crashes": schedule.crashes,
+            "switches": schedule.switches,
             "shortages": schedule.shortages,
             "weather": schedule.weather,
             "stop_at_s": schedule.stop_at_s,
@@ -122,16 +124,17 @@ class Laboratory:
     def run(self, schedule: Schedule) -> Outcome:
         """Run, check every promise, and take an unfinished run to its end on a whole cluster."""
         outcome = self.cluster(schedule).run()
-        reference = self.reference(schedule.job)
+        reference = self.reference(schedule.job, outcome.drops)
         check(schedule, outcome, reference)
         saved = outcome.checkpoint
         if outcome.finish.status is not RunStatus.COMPLETED and saved is not None:
             if saved.step < schedule.job.train.steps:
                 resumed = self.cluster(
-                    schedule, kills=(), visits=(), crashes=(), shortages=(), stop_at_s=None, resume=saved
+                    schedule, kills=(), visits=(), crashes=(), shortages=(), switches=(), stop_at_s=None, resume=saved
                 ).run()
                 assert resumed.finish.status is RunStatus.COMPLETED
-                assert resumed.weights == reference.weights
+                before = {step: dropped for step, dropped in outcome.drops.items() if step <= saved.step}
+                assert resumed.weights == self.reference(schedule.job, before | resumed.drops).weights
         return outcome
 
 

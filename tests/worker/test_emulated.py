@@ -204,6 +204,20 @@ def test_sums_and_the_optimizer_take_time_by_bytes_on_each_device(clock: Clock) 
     assert clock.now == 1010 + 40 * 0.5 + 0.5
 
 
+def test_a_checkpoint_is_read_in_the_storages_time_and_an_order_ends_the_wait_only(clock: Clock) -> None:
+    pace = EmulatedPace(ME, profile(), clock.wait_until, clock, storage_bytes_per_s=50.0)
+    pace.read(200)
+    clock.interrupt = True
+    with pytest.raises(Interrupted):
+        pace.finish_reading()
+    clock.interrupt = False
+    pace.finish_reading()
+    assert clock.now == 1004.0
+    assert pace.free_at == 1004.0
+    pace.finish_reading()
+    assert clock.now == 1004.0
+
+
 # The links
 
 

@@ -5,7 +5,7 @@ A schedule that finds a mutation keeps every promise without it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,32 +13,33 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from tests.protocol.mutations import (
+    a_commit_without_all_votes,
+    a_vote_of_an_older_generation_counts,
+    an_interrupted_step_begins_anew,
+    exponents_of_a_checkpoint_are_forgotten,
+    fault_tolerance_is_quietly_lowered,
+    leave_shadows_out_of_the_step,
+    nodes_that_gave_notice_are_released_at_once,
+    only_the_pipeline_that_lost_a_worker_is_halted,
+    state_that_must_move_does_not,
+    sums_of_an_older_epoch_go_on,
+    the_ledger_of_an_earlier_loss_is_forgotten,
+    the_ledgers_are_ignored,
+    votes_of_before_the_restart_are_forgotten,
+)
 from tests.worker import dst
 from tests.worker.schedules import Case
 from tests.worker.test_cluster import Laboratory
 
-from planaria.plan import aftermath, salvage
-from planaria.plan.ledger import Ledger
 from planaria.plan.plan import Plan, Transfer, WorkerId
-from planaria.plan.sources import Holders
-from planaria.policy import templates
-from planaria.policy.proposal import Proposal
-from planaria.protocol import placing
-from planaria.protocol.ballot import Ballot
 from planaria.protocol.commit import FIRST_EXPONENT
-from planaria.protocol.course import boundary, departure, restart, step, take
-from planaria.protocol.course import salvage as course_salvage
+from planaria.protocol.course import boundary, departure, restart
 from planaria.protocol.course.run import Run
-from planaria.protocol.events import Command, Received, Send
+from planaria.protocol.events import Command, Send
 from planaria.protocol.journal import JournalNode
-from planaria.protocol.messages import Commit, Vote
-from planaria.protocol.phases import Phase
-from planaria.protocol.placing import Placing, Situation
+from planaria.protocol.messages import Commit
 from planaria.protocol.returning import Position, Returning
-from planaria.protocol.salvage import Salvage
-from planaria.protocol.settings import CheckpointRef
-from planaria.protocol.transitions import TRANSITIONS
-from planaria.protocol.worker import Adopt, WorkerMachine
 from planaria.worker import movement
 from planaria.worker.accumulator import Accumulator
 from planaria.worker.holdings import Holdings
@@ -54,46 +55,6 @@ MOST = 60
 Patch = pytest.MonkeyPatch
 
 
-def a_commit_without_all_votes(patch: Patch) -> None:
-    """All that is told of the step is there: norms, losses. What the others counted need not be."""
-
-    def is_enough(self: Ballot, live: Collection[WorkerId]) -> bool:
-        votes = self._votes.values()
-        norms = {group for vote in votes for group in vote.norms}
-        losses = {microbatch for vote in votes for microbatch in vote.losses}
-        return len(norms) == len(self._plan.groups) and len(losses) == self._plan.num_microbatches
-
-    patch.setattr(Ballot, "is_enough", is_enough)
-
-
-def the_ledgers_are_ignored(patch: Patch) -> None:
-    """What is in live accumulators runs again."""
-    patch.setattr(Salvage, "counted", lambda self, num_layers: Ledger.empty(num_layers))
-
-
-def the_ledger_of_an_earlier_loss_is_forgotten(patch: Patch) -> None:
-    patch.setattr(Salvage, "again", lambda self: Salvage())
-
-
-def only_the_pipeline_that_lost_a_worker_is_halted(patch: Patch) -> None:
-    def to_halt(plan: Plan, live: Collection[WorkerId], unready: Collection[WorkerId] = ()) -> frozenset[WorkerId]:
-        broken = [p.workers for p in plan.pipelines if not set(p.workers) <= set(live)]
-        return frozenset(worker for workers in broken for worker in workers if worker in live)
-
-    patch.setattr(course_salvage, "to_halt", to_halt)
-
-
-def a_vote_of_an_older_generation_counts(patch: Patch) -> None:
-    voted = TRANSITIONS[Phase.TRAINING, "Vote"]
-
-    def accept(run: Run, event: Received) -> list[Command]:
-        assert isinstance(event.message, Vote)
-        message = msgspec.structs.replace(event.message, generation=run.plan.generation)
-        return voted(run, Received(event.worker, message))
-
-    patch.setitem(TRANSITIONS, (Phase.TRAINING, "Vote"), accept)  # type: ignore[arg-type]
-
-
 def messages_of_dropped_routes_are_taken(patch: Patch) -> None:
     """A key without its epoch: what an older plan left under way is taken for the new one's."""
     put, poll = Mailbox.put, Mailbox.poll
@@ -103,16 +64,6 @@ def messages_of_dropped_routes_are_taken(patch: Patch) -> None:
 
     patch.setattr(Mailbox, "put", lambda self, key, tensors: put(self, blind(key), tensors))
     patch.setattr(Mailbox, "poll", lambda self, key: poll(self, blind(key)))
-
-
-def sums_of_an_older_epoch_go_on(patch: Patch) -> None:
-    """Contributions changed after a sum was begun, and it is taken all the same."""
-    finish_step = salvage.finish_step
-
-    def finish(plan: Plan, *arguments: Any) -> Plan:
-        return msgspec.structs.replace(finish_step(plan, *arguments), sync_epochs=plan.sync_epochs)
-
-    patch.setattr(templates, "finish_step", finish)
 
 
 def state_is_sent_as_it_was_a_step_ago(patch: Patch) -> None:
@@ -133,29 +84,8 @@ def state_is_sent_as_it_was_a_step_ago(patch: Patch) -> None:
     patch.setattr(movement, "_moving", old)
 
 
-def state_that_must_move_does_not(patch: Patch) -> None:
-    """The new owner begins with what it has: nothing."""
-    original = aftermath.transfers
-
-    def all_but_one(plan: Plan, holders: Holders) -> tuple[Transfer, ...]:
-        return original(plan, holders)[1:]
-
-    patch.setattr(aftermath, "transfers", all_but_one)
-
-
 def shadows_are_left_out_of_the_step(patch: Patch) -> None:
-    """They get their state beside a step, and not the step: it is one too old when they compute with it."""
-
-    def apply(self: Interpreter, commit: Commit) -> None:
-        owned = set(self.plan.layers_of.get(self._worker, ()))
-        groups = self.plan.groups_of[self._worker]
-        mine = [g for g in groups if owned.intersection(self.plan.groups[g].layers)]
-        self._holdings.apply(mine, commit.step, commit.clip_factor)
-        for group in groups:
-            self._holdings.replicas[group].step = commit.step
-        self._holdings.keep_only(groups)
-
-    patch.setattr(Interpreter, "apply", apply)
+    leave_shadows_out_of_the_step(patch, Interpreter)
 
 
 def shadows_send_their_sums_and_get_none(patch: Patch) -> None:
@@ -172,13 +102,6 @@ def shadows_send_their_sums_and_get_none(patch: Patch) -> None:
 def exponents_are_not_told(patch: Patch) -> None:
     begin_step = Holdings.begin_step
     patch.setattr(Holdings, "begin_step", lambda self, exponents: begin_step(self, (FIRST_EXPONENT,) * len(exponents)))
-
-
-def exponents_of_a_checkpoint_are_forgotten(patch: Patch) -> None:
-    def first(self: Run, checkpoint: CheckpointRef | None) -> tuple[int, ...]:
-        return (FIRST_EXPONENT,) * self.settings.num_groups
-
-    patch.setattr(Run, "exponents_of", first)
 
 
 def a_step_is_applied_twice(patch: Patch) -> None:
@@ -205,56 +128,6 @@ def a_step_is_applied_twice(patch: Patch) -> None:
 def the_clip_factor_is_each_workers_own(patch: Patch) -> None:
     apply = Holdings.apply
     patch.setattr(Holdings, "apply", lambda self, groups, step, clip_factor: apply(self, groups, step, 1.0))
-
-
-def an_interrupted_step_begins_anew(patch: Patch) -> None:
-    """A plan that finishes a step is taken for one that begins it: what was counted is lost."""
-    plan = WorkerMachine._plan
-
-    def forgetful(self: WorkerMachine, message: Any) -> tuple[Any, ...]:
-        commands = plan(self, message)
-        return tuple(Adopt(command.message, False) for command in commands)
-
-    patch.setattr(WorkerMachine, "_plan", forgetful)
-
-
-def fault_tolerance_is_quietly_lowered(patch: Patch) -> None:
-    """Fewer than (f + 1) n0 nodes are left, and training goes on."""
-    before = Placing.placement
-
-    def lowered(self: Placing, situation: Situation, **others: Any) -> Proposal:
-        try:
-            return before(self, situation, **others)
-        except aftermath.TooFewNodes:
-            left = {situation.plan.node_of(worker) for worker in situation.holders}
-            return self.first(sorted(left))
-
-    patch.setattr(Placing, "placement", lowered)
-    patch.setattr(placing, "validate", lambda *arguments, **others: None)
-    patch.setattr(templates, "initial_plan", _without_tolerance(templates.initial_plan))
-
-
-def _without_tolerance(initial_plan: Callable[..., Plan]) -> Callable[..., Plan]:
-    def lenient(profile: Any, shapes: Any, settings: Any, nodes: Any, generation: int) -> Plan:
-        return initial_plan(profile, shapes, replace(settings, fault_tolerance=0), nodes, generation)
-
-    return lenient
-
-
-def nodes_that_gave_notice_are_released_at_once(patch: Patch) -> None:
-    """At the next boundary, whether or not the plan does without them."""
-
-    def release(run: Run) -> list[Command]:
-        plan = run.plan
-        run.current = msgspec.structs.replace(plan, pipelines=(), shadows=())
-        try:
-            return _release(run)
-        finally:
-            run.current = plan
-
-    _release = take.release
-    for module in (take, boundary, step):
-        patch.setattr(module, "release", release)
 
 
 def a_commit_is_told_again_with_another_clip_factor(patch: Patch) -> None:
@@ -300,10 +173,6 @@ def accumulators_of_before_the_restart_are_forgotten(patch: Patch) -> None:
 
 def a_plan_that_was_written_down_is_not_sent_again(patch: Patch) -> None:
     patch.setattr(Returning, "lacks_plan", lambda self, position: [])
-
-
-def votes_of_before_the_restart_are_forgotten(patch: Patch) -> None:
-    patch.setattr(Returning, "votes", lambda self, position: {})
 
 
 def whoever_stopped_before_the_restart_is_taken_to_go_on(patch: Patch) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from planaria.cli.options import EXIT_INTERRUPTED, TOKEN_VARIABLE, token_of, token_option
+from planaria.cli.options import EXIT_INTERRUPTED, TOKEN_VARIABLE, ZONE_VARIABLE, token_of, token_option
 
 
 @click.command()
@@ -19,6 +19,11 @@ from planaria.cli.options import EXIT_INTERRUPTED, TOKEN_VARIABLE, token_of, tok
     help="Address of this node for other nodes.  [default: the one from which it reaches the coordinator]",
 )  # fmt: skip
 @click.option(
+    "--zone", default="", metavar="NAME", envvar=ZONE_VARIABLE,
+    help="Where this node is: whatever fails as one, a cloud's zone or a rack. The replicas of a layer are spread "
+    f"over zones. Or set {ZONE_VARIABLE}.",
+)  # fmt: skip
+@click.option(
     "--import-path", type=click.Path(path_type=Path, file_okay=False), default=Path(), metavar="FOLDER",
     help="Where a model given as module:function is looked for.  [default: the current folder]",
 )  # fmt: skip
@@ -26,7 +31,7 @@ from planaria.cli.options import EXIT_INTERRUPTED, TOKEN_VARIABLE, token_of, tok
     "--give-up", "give_up_s", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True,
     metavar="SECONDS", help="End when nothing was heard from the coordinator for so long.",
 )  # fmt: skip
-def agent(coordinator: str, token_file: Path | None, host: str, import_path: Path, give_up_s: float) -> int:
+def agent(coordinator: str, token_file: Path | None, host: str, zone: str, import_path: Path, give_up_s: float) -> int:
     """Offer this node to a job whose cluster.launcher is "agents"; see docs/hosts.md.
 
     Starts the node's workers, and offers the node again under a new number when it was cut off. The first SIGTERM or
@@ -47,7 +52,12 @@ def agent(coordinator: str, token_file: Path | None, host: str, import_path: Pat
     if not token:
         raise click.UsageError(f"An agent needs the job's token. Give --token-file FILE, or set {TOKEN_VARIABLE}.")
     settings = AgentSettings(
-        coordinator=coordinator, token=token, host=host, import_path=import_path.resolve(), give_up_s=give_up_s
+        coordinator=coordinator,
+        token=token,
+        host=host,
+        zone=zone,
+        import_path=import_path.resolve(),
+        give_up_s=give_up_s,
     )
     try:
         NodeAgent(settings, lambda line: click.echo(line, err=True)).run()

@@ -1,4 +1,4 @@
-"""`planaria status`, `add`, `drain` and `stop`: what a user asks of a run that is under way. Reads arguments only."""
+"""`planaria status`, `add`, `drain`, `policy` and `stop`: what is asked of a running job. Reads arguments only."""
 
 from __future__ import annotations
 
@@ -49,6 +49,22 @@ def drain(run: Path, node: int, grace: float) -> int:
     from planaria.cli import live
 
     click.echo(live.drain(run, node, grace))
+    return 0
+
+
+@click.command()
+@click.argument("run", type=RUN_FOLDER)
+@click.argument("name", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Without NAME: the policy and the decision as one JSON object.")
+def policy(run: Path, name: str | None, as_json: bool) -> int:
+    """Let the policy NAME make the plans of a RUN that is under way.
+
+    The step in progress is finished as it is. After it, another plan is taken if what the new policy makes of now is
+    better. Without NAME: show the policy in force, and its last decision.
+    """
+    from planaria.cli import live
+
+    click.echo(live.policy(run, as_json=as_json) if name is None else live.switch(run, name))
     return 0
 
 

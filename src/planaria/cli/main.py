@@ -13,8 +13,9 @@ from typing import Any, NoReturn
 import click
 
 from planaria import __version__
+from planaria.cli.drill_commands import compare, drill
 from planaria.cli.host_commands import agent
-from planaria.cli.live_commands import add, drain, status, stop
+from planaria.cli.live_commands import add, drain, policy, status, stop
 from planaria.cli.options import (
     EXIT_EXHAUSTED,
     EXIT_FAILED,
@@ -93,6 +94,7 @@ def cli(context: click.Context) -> None:
 @click.option(
     "--reference", is_flag=True, help="Train in one process, without any of the machinery: what every run must equal."
 )
+@click.option("--drops", type=RUN_FOLDER, help="With --reference: leave out the samples that this run left out.")
 @token_option
 def train(
     job: Path,
@@ -101,6 +103,7 @@ def train(
     faults: tuple[str, ...],
     resume: bool,
     reference: bool,
+    drops: Path | None,
     token_file: Path | None,
 ) -> int:
     """Train JOB on worker processes of this machine, or on nodes whose agents come to it (cluster.launcher).
@@ -121,12 +124,14 @@ def train(
     """
     if reference and (resume or faults):
         raise click.UsageError("--reference goes with neither --resume nor --fail. Drop one of them.")
+    if drops is not None and not reference:
+        raise click.UsageError("--drops goes with --reference. Add that, or drop it.")
     from planaria import api
 
     parsed = api.load_job(job, overrides)
     folder = job.resolve().parent
     if reference:
-        result = api.reference(parsed, name=name, progress=True, import_path=folder)
+        result = api.reference(parsed, name=name, progress=True, import_path=folder, drops=drops)
     else:
         token = token_of(token_file)
         result = api.train(
@@ -163,7 +168,7 @@ def export(run: Path, target: Path) -> int:
     return 0
 
 
-for command in (train, agent, plan, profile, simulate, status, add, drain, stop, export, trace):
+for command in (train, agent, plan, profile, simulate, status, add, drain, policy, stop, export, trace, drill, compare):
     cli.add_command(command)
 
 

@@ -18,6 +18,7 @@ EXIT_EXHAUSTED = 3
 EXIT_INTERRUPTED = 130
 
 TOKEN_VARIABLE = "PLANARIA_TOKEN"
+ZONE_VARIABLE = "PLANARIA_ZONE"
 JOB_FILE = click.Path(path_type=Path)
 FILE = click.Path(path_type=Path, dir_okay=False)
 RUN_FOLDER = click.Path(path_type=Path)

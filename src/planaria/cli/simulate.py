@@ -43,7 +43,7 @@ def simulate(
 
     \b
     Examples:
-      planaria simulate examples/scenario.toml
+      planaria simulate examples/scenarios/spot.toml
       planaria simulate scenario.toml --policy adaptive --policy ideal --runs 20 --plot spot.png
       planaria simulate scenario.toml --sweep --results sweep/
     """

@@ -34,7 +34,7 @@ def write_private(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def ask(path: Path, wish: Wish, *, node: int = -1, count: int = 1, grace_s: float = 0.0) -> Answer:
+def ask(path: Path, wish: Wish, *, node: int = -1, count: int = 1, grace_s: float = 0.0, policy: str = "") -> Answer:
     """Ask the job whose contact file this is.
 
     Raises:
@@ -45,7 +45,13 @@ def ask(path: Path, wish: Wish, *, node: int = -1, count: int = 1, grace_s: floa
         contact = msgspec.json.decode(path.read_bytes(), type=Contact)
         host, _, port = contact.address.rpartition(":")
         request = Request(
-            version=PROTOCOL_VERSION, token=contact.token, wish=wish, node=node, count=count, grace_s=grace_s
+            version=PROTOCOL_VERSION,
+            token=contact.token,
+            wish=wish,
+            node=node,
+            count=count,
+            grace_s=grace_s,
+            policy=policy,
         )
         with socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as connection:
             connection.sendall(control_frame(msgspec.msgpack.encode(request)))

@@ -10,9 +10,10 @@ import msgspec
 
 from planaria.coordinator.connection import Connection
 from planaria.coordinator.switchboard import Switchboard
+from planaria.job.settings import PolicyName
 from planaria.plan.plan import NodeId
 from planaria.protocol.coordinator import Coordinator
-from planaria.protocol.events import Event, NodeNotice, StopRequested
+from planaria.protocol.events import Event, NodeNotice, PolicyRequested, StopRequested
 from planaria.protocol.messages import PROTOCOL_VERSION
 from planaria.protocol.requests import Answer, Request, Wish, decode_request
 from planaria.worker.frames import FrameError
@@ -46,6 +47,8 @@ class Requests:
         self._handle = handle
         self._start_node = start_node
         self._held_up: deque[tuple[Connection, Request]] = deque()
+        self._started: tuple[NodeId, ...] = ()
+        """By the request that is being answered."""
 
     def take(self, connection: Connection, frame: bytes) -> bool:
         """Take a connection's first frame if it is a request.
@@ -76,8 +79,9 @@ class Requests:
         if self._machine.awaited and request.wish is not Wish.STATUS:
             self._held_up.append((connection, request))
             return
+        self._started = ()
         accepted, text = self._grant(request)
-        answer = Answer(accepted=accepted, text=text, state=self._machine.state)
+        answer = Answer(accepted=accepted, text=text, state=self._machine.state, nodes=self._started)
         self._switchboard.say(connection, msgspec.msgpack.encode(answer))
         self._switchboard.hang_up(connection)
 
@@ -97,11 +101,22 @@ class Requests:
                 return True, f"node {request.node} hands over its work and ends after the next steps"
             case Wish.ADD:
                 return self._add(request.count)
+            case Wish.POLICY:
+                return self._switch(request.policy, state.policy, state.step)
+
+    def _switch(self, name: str, before: str, step: int) -> tuple[bool, str]:
+        refusal = self._machine.refusal(name)
+        if refusal is not None:
+            return False, refusal
+        if name == before:
+            return True, f"policy {name} is in force already"
+        self._handle(PolicyRequested(PolicyName(name)))
+        return True, f"policy {name} makes the plans from now on; the plan in force is looked at after step {step}"
 
     def _add(self, count: int) -> tuple[bool, str]:
         if self._start_node is None:
             return False, "nodes are not started from here. Run planaria agent on one more"
         if not 1 <= count <= MAX_ADDED:
             return False, f"count = {count}: from 1 to {MAX_ADDED} nodes can be added at once"
-        added = [self._start_node() for _ in range(count)]
+        added = self._started = tuple(self._start_node() for _ in range(count))
         return True, f"node{'s' if len(added) > 1 else ''} {', '.join(map(str, added))} started"

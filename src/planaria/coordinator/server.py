@@ -27,7 +27,9 @@ from planaria.protocol.events import (
     DecisionTook,
     Event,
     Finish,
+    Idle,
     NodeGone,
+    PieceTook,
     RanOut,
     Received,
     Restarted,
@@ -50,10 +52,13 @@ from planaria.protocol.messages import (
     encode,
 )
 from planaria.protocol.past import Past
-from planaria.worker.frames import FrameError
+from planaria.worker.frames import FrameError, Unwanted
 
 GOODBYE_S = 5.0
 """How long workers may take to end after the run before they are killed."""
+
+REST = 1.0
+"""After a piece of a decision in advance, it rests for so many times as long: workers may need the processor."""
 
 POINTS = {
     "WorkerJoined": "join",
@@ -124,6 +129,7 @@ class Server:
         own = range(machine.settings.num_nodes) if agents is None else ()
         self._started = sorted({*map(NodeId, own), *started})
         self._wishes: list[str] = []
+        self._rests_until = 0.0
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_receiver.setblocking(False)
 
@@ -178,7 +184,7 @@ class Server:
         """
         self._begin()
         while self._executor.finished is None:
-            self._switchboard.serve(TICK_S)
+            self._switchboard.serve(self._idle())
             if "abort" in self._wishes:
                 return None
             self._look_at_the_clock()
@@ -189,6 +195,19 @@ class Server:
             if "abort" in self._wishes:
                 return None
         return self._executor.finished
+
+    def _idle(self) -> float:
+        """Prepare a decision if there is time; returns the seconds for which there is nothing to do."""
+        now = time.monotonic()
+        if now < self._rests_until:
+            return min(TICK_S, self._rests_until - now)
+        if not self._machine.thinks(now):
+            return TICK_S
+        self._machine.handle(Idle(), now)
+        took = time.monotonic() - now
+        self._machine.handle(PieceTook(took), now + took)
+        self._rests_until = now + (1 + REST) * took
+        return 0.0
 
     def _begin(self) -> None:
         if self._past is not None:
@@ -259,13 +278,14 @@ class Server:
         refusal = self._admission.refusal(hello)
         if refusal is not None:
             self._switchboard.say(connection, encode(Stop(reason=refusal)))
-            raise FrameError(refusal)
+            is_ours = self._admission.is_fenced(self._admission.node_of(hello.worker))
+            raise Unwanted(refusal) if is_ours else FrameError(refusal)
         connection.worker = hello.worker
         connection.limit_bytes = MAX_FRAME_BYTES
         self._switchboard.trust(connection)
         self._admission.admit(hello.worker, connection)
         self._judge.liveness.joined(hello.worker, time.monotonic())
-        self._handle(WorkerJoined(hello.worker, hello.data_address))
+        self._handle(WorkerJoined(hello.worker, hello.data_address, hello.zone))
 
     def _ended(self, connection: Connection, cause: str) -> None:
         """A connection is gone."""
@@ -308,7 +328,8 @@ class Server:
             self._pass(command)
         decided = any(isinstance(c, Send) and isinstance(c.message, PlanMessage) for c in commands)
         if decided and self._executor.finished is None:
-            self._machine.handle(DecisionTook(took), time.monotonic())
+            for command in self._machine.handle(DecisionTook(took), time.monotonic()):
+                self._executor.carry_out(command)
         self._requests.answer_held_up()
 
     def _pass(self, thing: Event | Command) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from planaria.coordinator.connection import Connection
 from planaria.job.errors import UserError
-from planaria.worker.frames import FrameError
+from planaria.worker.frames import FrameError, Unwanted
 from planaria.worker.sockets import watch_over
 from planaria.worker.strangers import Strangers
 
@@ -48,7 +48,8 @@ class Switchboard:
     """All connections of one coordinator. Used by one thread.
 
     Args:
-        take: gets each whole frame. It raises FrameError for what is not a message.
+        take: gets each whole frame. It raises FrameError for what is not a message; Unwanted, of which nobody is told,
+            where a fenced node comes back.
         ended: called once for each connection that ends from the other side, or is ended for what it sent, with the
             cause.
         warn: takes a line for people.
@@ -144,6 +145,9 @@ class Switchboard:
                 self._take(connection, frame)
         except EOFError:
             self._end(connection, "connection closed")
+        except Unwanted as error:
+            log.info("a connection was ended: %s", error)
+            self._end(connection, str(error))
         except FrameError as error:
             if connection.worker is not None:
                 log.warning("worker %d sent what is not a message: %s", connection.worker, error)

@@ -85,6 +85,35 @@ def worker_memory_bytes(plan: Plan, profile: ModelProfile, worker: WorkerId) -> 
     return memory_use(plan, profile, worker).total
 
 
+def fullest_device_bytes(plan: Plan, profile: ModelProfile) -> int:
+    """Of the worker whose devices must hold most. Workers in equal places of equal pipelines are looked at once."""
+    return max(worker_memory_bytes(plan, profile, worker) for worker in _one_of_each(plan))
+
+
+def _one_of_each(plan: Plan) -> set[WorkerId]:
+    """Of pipelines that run nothing but their own microbatches, one of each shape and number; and everybody else."""
+    at_of = {stage.worker: at for at, pipeline in enumerate(plan.pipelines) for stage in pipeline.stages}
+    shares: dict[int, list[int]] = {}
+    mixed = {at_of[shadow.worker] for shadow in plan.shadows if shadow.worker in at_of}
+    for route in plan.routes:
+        passed = {at_of.get(hop.worker, -1) for hop in route.hops}
+        at = min(passed)
+        if len(passed) == 1 and at >= 0 and route.hops == plan.pipelines[at].stages:
+            shares.setdefault(at, []).append(len(route.microbatches))
+        else:
+            mixed |= passed
+    seen: set[object] = set()
+    found = {shadow.worker for shadow in plan.shadows}
+    for at, pipeline in enumerate(plan.pipelines):
+        shape = tuple((stage.first_layer, stage.end_layer, stage.num_devices) for stage in pipeline.stages)
+        like = (shape, tuple(shares.get(at, ())))
+        if at in mixed or like not in seen:
+            found |= set(pipeline.workers)
+        if at not in mixed:
+            seen.add(like)
+    return found
+
+
 def fullest_moment(profile: ModelProfile, instructions: Program) -> tuple[int, int]:
     """Bytes of activations, and of workspace, when they are largest together while a program runs on one device."""
     walk = _Walk(profile)

@@ -18,6 +18,7 @@ from planaria.job.settings import (
     Job,
     Launcher,
     ModelSection,
+    PolicyName,
     ResilienceSection,
     RunSection,
     TrainSection,
@@ -27,6 +28,7 @@ _DOTTED = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 _FUNCTION = re.compile(rf"{_DOTTED}:{_DOTTED}")
 _MAX_SHOWN = 80
+MAX_ZONE_LENGTH = 128
 
 
 def check_job(job: Job) -> None:
@@ -41,6 +43,7 @@ def check_job(job: Job) -> None:
     _check_cluster(job.cluster)
     _check_resilience(job.resilience)
     _check_run(job.run)
+    _check_morph(job)
     _check_replicas(job)
 
 
@@ -145,6 +148,7 @@ def _check_cluster(cluster: ClusterSection) -> None:
     _at_least("cluster.nodes", cluster.nodes, 1)
     _at_least("cluster.devices_per_node", cluster.devices_per_node, 1)
     _at_least("cluster.memory_gb", cluster.memory_gb, 0)
+    _positive("cluster.storage_gb_per_s", cluster.storage_gb_per_s)
     if cluster.device is Device.EMULATED and cluster.profile is None:
         _refuse(
             "cluster.device", cluster.device.value, "takes its times from a profile, and cluster.profile is missing",
@@ -161,6 +165,13 @@ def _check_cluster(cluster: ClusterSection) -> None:
     if not 0 <= cluster.port <= 65535:
         _refuse("cluster.port", cluster.port, "is not a TCP port", "Set 1 to 65535, or 0 for any free one.")
     _check_host(cluster)
+    for zone in cluster.zones:
+        check_zone("cluster.zones", zone)
+    if cluster.zones and cluster.launcher is not Launcher.LOCAL:
+        _refuse(
+            "cluster.zones", list(cluster.zones), f"goes with nodes of this machine, not with {cluster.launcher.value}",
+            "Leave it out, and give each agent its --zone.",
+        )  # fmt: skip
 
 
 def _check_host(cluster: ClusterSection) -> None:
@@ -174,6 +185,12 @@ def _check_host(cluster: ClusterSection) -> None:
             "cluster.host", cluster.host, 'goes with cluster.launcher = "agents" only',
             "Leave it out: nodes of this machine are reached on loopback.",
         )  # fmt: skip
+
+
+def check_zone(field: str, zone: str) -> None:
+    """Raises UserError for what is no name of a zone."""
+    if not (zone.strip() and zone.isprintable() and len(zone) <= MAX_ZONE_LENGTH):
+        _refuse(field, zone, "is not the name of a zone", f"Use 1 to {MAX_ZONE_LENGTH} printable characters.")
 
 
 def _check_resilience(resilience: ResilienceSection) -> None:
@@ -195,6 +212,23 @@ def _check_run(run: RunSection) -> None:
         check_name("run.name", run.name)
     _at_least("run.checkpoint_every", run.checkpoint_every, 0)
     _at_least("run.keep_checkpoints", run.keep_checkpoints, 1)
+
+
+def _check_morph(job: Job) -> None:
+    """What a loss takes the job back to must be there, also while the next one is written."""
+    if job.resilience.policy is not PolicyName.MORPH:
+        return
+    for field, least, remedy in (
+        ("checkpoint_every", 1, "Set for instance 10: a loss costs the steps since the last checkpoint."),
+        ("keep_checkpoints", 2, "Set it to 2 or more."),
+    ):
+        value = getattr(job.run, field)
+        if value < least:
+            _refuse(
+                f"run.{field}", value,
+                'is too few for resilience.policy = "morph", which goes back to the last checkpoint after each loss',
+                remedy,
+            )  # fmt: skip
 
 
 def check_name(field: str, name: str) -> None:

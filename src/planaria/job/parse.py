@@ -282,6 +282,8 @@ def _expected(expected: Any) -> str:
     origin, arguments = typing.get_origin(expected), typing.get_args(expected)
     if origin in (types.UnionType, typing.Union):
         return _expected(next(part for part in arguments if part is not types.NoneType))
+    if origin is tuple and arguments[-1] is Ellipsis:
+        return 'a list of texts, for instance ["a", "b"]'
     if origin is list:
         return f"a list, each {_expected(arguments[0])}"
     if origin is tuple:

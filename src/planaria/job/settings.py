@@ -51,6 +51,8 @@ class Launcher(enum.StrEnum):
 class PolicyName(enum.StrEnum):
     TEMPLATES = "templates"
     REROUTE = "reroute"
+    MORPH = "morph"
+    DROP = "drop"
     ADAPTIVE = "adaptive"
 
 
@@ -195,10 +197,15 @@ class ClusterSection(Section, frozen=True):
             and messages take the times that `profile` gives, losses and weights are made up, no data is needed.
         profile: file of a model profile; only for an emulated device, which needs it.
         memory_gb: memory of one device in GB (10**9 bytes); 0: as much as there is.
+        storage_gb_per_s: GB (10**9 bytes) a second that a node is expected to read checkpoints with, until the run has
+            measured it at its first restore. Only policies that weigh one ask. An emulated device takes that long.
         schedule: order of forwards and backwards in a pipeline: eager-1f1b, 1f1b, gpipe or zb-h1.
         port: TCP port of the coordinator; 0: any free one.
         launcher: local: nodes are processes of this machine. agents: nodes are hosts on which `planaria agent` runs.
         host: IPv4 address, or name, at which the coordinator listens; loopback unless told otherwise. Goes with agents.
+        zones: names of zones, to which nodes that are processes of this machine are dealt out in turn, to try out what
+            an outage of one does; agents say theirs by --zone. Whatever fails as one is a zone: the replicas of a layer
+            are spread over zones as far as can be.
     """
 
     nodes: int
@@ -206,10 +213,16 @@ class ClusterSection(Section, frozen=True):
     device: Device = Device.CPU
     profile: str | None = None
     memory_gb: float = 0.0
+    storage_gb_per_s: float = 1.0
     schedule: PipelineSchedule = PipelineSchedule.EAGER_ONE_F_ONE_B
     port: int = 0
     launcher: Launcher = Launcher.LOCAL
     host: str = LOOPBACK
+    zones: tuple[str, ...] = ()
+
+    def zone_of(self, node: int) -> str:
+        """Of a node that is a process of this machine; "": none."""
+        return self.zones[node % len(self.zones)] if self.zones else ""
 
 
 class ResilienceSection(Section, frozen=True):
@@ -218,8 +231,13 @@ class ResilienceSection(Section, frozen=True):
     Attributes:
         fault_tolerance: f. At least f + 1 pipelines are kept, so any f nodes may be lost at once.
         policy: how plans are made after a change: templates (new pipelines from templates; state moves), reroute
-            (peers that own the same layers run what lost nodes did; no state moves, replicas become fewer), or adaptive
-            (at each change, the one of them, or both one after the other, that trains most until the next loss).
+            (peers that own the same layers run what lost nodes did; no state moves, replicas become fewer), morph (all
+            go back to the last checkpoint, on the best symmetric grid; needs run.checkpoint_every), drop (the
+            samples of a pipeline that lost a node are left out until it is complete again; they are counted, and the
+            learning rate is scaled by what is left of the batch), or adaptive (at each change, the one of them, or
+            several one after the other, that trains most until the next loss).
+        allow_drop: whether the adaptive policy may leave samples out, and `planaria policy RUN drop` may be used. With
+            policy = "drop" it is a matter of course.
         mean_time_between_failures_s: seconds between losses of nodes, over the whole job, as expected before it runs;
             what is then observed counts more and more. Only the adaptive policy asks.
         when_exhausted: what to do when fewer than (f + 1) n0 nodes are left.
@@ -235,12 +253,18 @@ class ResilienceSection(Section, frozen=True):
 
     fault_tolerance: int = 1
     policy: PolicyName = PolicyName.TEMPLATES
+    allow_drop: bool = False
     mean_time_between_failures_s: float = 10_800.0
     when_exhausted: WhenExhausted = WhenExhausted.EXIT
     min_nodes_per_pipeline: int = 0
     heartbeat_timeout_s: float = 1.0
     coordinator_timeout_s: float = 60.0
     preemption: str = NO_PREEMPTION
+
+    @property
+    def may_drop(self) -> bool:
+        """Whether samples may be left out at all."""
+        return self.allow_drop or self.policy is PolicyName.DROP
 
 
 class RunSection(Section, frozen=True):

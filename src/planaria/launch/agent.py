@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from planaria.coordinator.connection import Connection
+from planaria.job.checks import check_zone
 from planaria.job.errors import PlanariaError, UserError
 from planaria.launch.hosts import boot_id, imported
 from planaria.launch.interrupts import interrupts
@@ -75,6 +76,7 @@ class AgentSettings:
         coordinator: "host:port".
         token: of the job.
         host: address at which other nodes reach this one; "": the one from which it reaches the coordinator.
+        zone: where this node is: whatever fails as one; "": not known.
         import_path: where a model given as "module:function" is looked for.
         give_up_s: without a word from the coordinator, after which the agent ends.
     """
@@ -82,6 +84,7 @@ class AgentSettings:
     coordinator: str
     token: str
     host: str = ""
+    zone: str = ""
     import_path: Path | None = None
     give_up_s: float = 600.0
 
@@ -89,6 +92,8 @@ class AgentSettings:
         host, _, port = self.coordinator.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:
             raise UserError(f"--coordinator {self.coordinator!r} is not HOST:PORT. `planaria train` prints it.")
+        if self.zone:
+            check_zone("--zone", self.zone)
 
 
 class NodeAgent:
@@ -274,6 +279,7 @@ class NodeAgent:
             faults=order.faults,
             import_path=self._settings.import_path,
             host=self._address,
+            zone=self._settings.zone,
         ):
             self._nodes.spawn(settings)
         self._nodes_told()

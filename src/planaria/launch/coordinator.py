@@ -22,9 +22,10 @@ from planaria.coordinator.link import Begin, Finished, Link, Prepared, Refused, 
 from planaria.coordinator.nodes import SupervisedNodes
 from planaria.coordinator.server import Server
 from planaria.coordinator.settings import CoordinatorSettings
+from planaria.estimate.restore import Storage
 from planaria.job.errors import UserError
 from planaria.job.parse import job_fingerprint
-from planaria.job.settings import Device, Job, Launcher, WhenExhausted
+from planaria.job.settings import Device, Job, Launcher, PolicyName, WhenExhausted
 from planaria.launch.hosts import agents_of
 from planaria.launch.kernel_kills import KernelKills, counters
 from planaria.launch.settings import job_profile, planner_settings
@@ -107,10 +108,13 @@ class _Coordinating:
         self._journal = Journal(self._folder.journal, settings.run_id, job_fingerprint(settings.job))
         self._journal.start()
         past = Past.of(self._journal.read()) if begin.incarnation > 1 else None
-        shortages = Shortages(
-            job_profile(settings.job, profile), lambda most_bytes: _policy(settings.job, profile, most_bytes)
-        )
-        self._machine = Coordinator(_run_settings(settings, profile), policy, past, shortages)
+        job = settings.job
+
+        def make(name: PolicyName, most_bytes: int) -> Policy:
+            return _policy(job, profile, most_bytes, name)
+
+        shortages = Shortages(job_profile(job, profile), lambda most_bytes: _policy(job, profile, most_bytes))
+        self._machine = Coordinator(_run_settings(settings, profile), policy, past, shortages, make)
         nodes = SupervisedNodes(link, begin, lambda: self._server.request_stop())
         agents = agents_of(self._job, self._folder, settings.token, settings.run_id, settings.faults)
         self._server = Server(
@@ -168,13 +172,13 @@ class _Coordinating:
         retain(self._folder.checkpoints, self._job.run.keep_checkpoints, Path(command.folder))
 
 
-def _policy(job: Job, profile: ModelProfile, most_bytes: int = 0) -> Policy:
-    """The job's policy; `most_bytes`: that a device has of memory, where less is known than the job says."""
+def _policy(job: Job, profile: ModelProfile, most_bytes: int = 0, name: PolicyName | None = None) -> Policy:
+    """The job's policy, or another; `most_bytes`: what a device has, where less is known than the job says."""
     planner = planner_settings(job)
     if most_bytes:
         limit = min(most_bytes, planner.memory_bytes) if planner.memory_bytes else most_bytes
         planner = dataclasses.replace(planner, memory_bytes=limit)
-    return make_policy(job.resilience.policy, job_profile(job, profile), planner)
+    return make_policy(name or job.resilience.policy, job_profile(job, profile), planner)
 
 
 def _run_settings(settings: CoordinatorSettings, profile: ModelProfile) -> RunSettings:
@@ -190,7 +194,9 @@ def _run_settings(settings: CoordinatorSettings, profile: ModelProfile) -> RunSe
         checkpoint_root=str(RunFolder(Path(settings.folder)).checkpoints),
         checkpoint_every=job.run.checkpoint_every,
         resume=settings.resume,
+        storage=Storage(node_bytes_per_s=job.cluster.storage_gb_per_s * 1e9),
         waits=job.resilience.when_exhausted is WhenExhausted.WAIT,
+        may_drop=job.resilience.may_drop,
     )
 
 

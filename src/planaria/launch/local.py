@@ -195,11 +195,12 @@ class LocalNodes:
         return found
 
     def kill(self, node: NodeId) -> None:
-        """SIGKILL for what is left of a node."""
-        if node not in self._node_of.values():
+        """SIGKILL for what is left of a node. Safe from any thread."""
+        leader = self._leaders.get(node)
+        if leader is None or node not in self._node_of.values():
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._leaders[node], signal.SIGKILL)
+            os.killpg(leader, signal.SIGKILL)
 
     def all_ended(self) -> bool:
         return not self._node_of

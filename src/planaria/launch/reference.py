@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -28,15 +28,7 @@ from planaria.launch.settings import is_emulated, named_profile
 from planaria.model.model import Batch, Tensors
 from planaria.observe.recorder import Recorder
 from planaria.observe.run_folder import RunFolder
-from planaria.protocol.commit import (
-    FIRST_EXPONENT,
-    NOT_APPLIED,
-    clip_factor,
-    gradient_norm,
-    is_finite,
-    mean_loss,
-    next_exponents,
-)
+from planaria.protocol.commit import FIRST_EXPONENT, outcome
 from planaria.protocol.messages import Commit
 from planaria.protocol.records import AnyRecord, CheckpointSaved, RunEnded, RunStatus, StepCommitted
 from planaria.protocol.telling import not_finite, step_committed
@@ -48,25 +40,36 @@ from planaria.worker.holdings import Holdings
 from planaria.worker.pace import OwnPace
 from planaria.worker.seeds import seed_layer
 
+Drops = Mapping[int, Collection[int]]
+"""step -> microbatches that are left out of it."""
+
 
 def train_reference(
-    job: Job, folder: RunFolder, *, observers: Sequence[Observer] = (), import_path: Path | None = None
+    job: Job,
+    folder: RunFolder,
+    *,
+    observers: Sequence[Observer] = (),
+    import_path: Path | None = None,
+    drops: Drops | None = None,
 ) -> TrainResult:
-    """Train to the end in this process, on one thread."""
+    """Train to the end in this process, on one thread, without the microbatches that a run left out."""
     if import_path is not None and str(import_path) not in sys.path:
         sys.path.insert(0, str(import_path))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with Recorder(folder, job) as recorder:
-            return _Reference(job, folder, recorder, (recorder, *observers)).train()
+            return _Reference(job, folder, recorder, (recorder, *observers), drops or {}).train()
     finally:
         torch.set_num_threads(threads)
 
 
 class _Reference:
-    def __init__(self, job: Job, folder: RunFolder, recorder: Recorder, observers: tuple[Observer, ...]) -> None:
+    def __init__(
+        self, job: Job, folder: RunFolder, recorder: Recorder, observers: tuple[Observer, ...], drops: Drops
+    ) -> None:
         self._job = job
+        self._drops = drops
         self._train = job.train
         self._folder = folder
         self._recorder = recorder
@@ -88,26 +91,34 @@ class _Reference:
         exponents = (FIRST_EXPONENT,) * len(self._model.groups)
         last: StepCommitted | None = None
         status, message = RunStatus.COMPLETED, ""
-        steps = skipped = 0
+        steps = skipped = num_dropped = 0
         for step in range(1, self._train.steps + 1):
             began = time.perf_counter()
             self._holdings.begin_step(exponents)
-            losses = {m: self._microbatch(step, m) for m in range(self._train.num_microbatches)}
-            norms = self._sum()
-            norm, loss = gradient_norm(norms), mean_loss(losses)
-            factor = clip_factor(norm, self._train.clip_norm)
-            if is_finite(loss, norm):
-                exponents = next_exponents(exponents, norms)
-            elif self._train.when_not_finite is WhenNotFinite.SKIP:
-                factor = NOT_APPLIED
-                skipped += 1
-            else:
-                status, message = RunStatus.FAILED, not_finite(step, loss, norm)
+            dropped = tuple(sorted(self._drops.get(step, ())))
+            losses = {m: self._microbatch(step, m) for m in range(self._train.num_microbatches) if m not in dropped}
+            found = outcome(self._sum(), losses, exponents, self._train.clip_norm, self._train.num_microbatches)
+            exponents = found.exponents
+            if not found.is_applied and self._train.when_not_finite is not WhenNotFinite.SKIP:
+                status, message = RunStatus.FAILED, not_finite(step, found.loss, found.norm)
                 break
-            self._holdings.apply(range(len(self._model.groups)), step, factor)
-            commit = Commit(generation=0, step=step, clip_factor=factor, exponents=exponents, hold=False)
+            skipped += not found.is_applied
+            num_dropped += len(dropped)
+            self._holdings.apply(range(len(self._model.groups)), step, found.clip_factor, found.scale)
+            commit = Commit(
+                generation=0,
+                step=step,
+                clip_factor=found.clip_factor,
+                exponents=exponents,
+                hold=False,
+                scale=found.scale,
+                dropped=dropped,
+                num_dropped=num_dropped,
+            )
             duration = time.perf_counter() - began
-            record = step_committed(self._train, commit, loss=loss, norm=norm, live_nodes=1, duration_s=duration)
+            record = step_committed(
+                self._train, commit, loss=found.loss, norm=found.norm, live_nodes=1, duration_s=duration
+            )
             self._record(record)
             steps = step
             last = record if isinstance(record, StepCommitted) else last
@@ -119,6 +130,7 @@ class _Reference:
             skipped_microbatches=0,
             duplicated_microbatches=0,
             skipped_steps=skipped,
+            dropped_microbatches=num_dropped,
         )
         return finish_run(self._recorder, self._observers, self._folder, ended, last, digest)
 

@@ -249,6 +249,7 @@ class _Run:
             token=contact.token,
             faults=tuple(fault for fault in self._faults if fault.node == node),
             import_path=self._import_path,
+            zone=self._job.cluster.zone_of(node),
             metadata_url=self._metadata_url,
             traces=self._traces,
         ):

@@ -25,6 +25,7 @@ def planner_settings(job: Job) -> PlannerSettings:
         memory_bytes=int(job.cluster.memory_gb * 1e9),
         min_nodes=job.resilience.min_nodes_per_pipeline,
         schedule=ScheduleKind(job.cluster.schedule.value),
+        may_drop=job.resilience.may_drop,
     )
 
 
@@ -71,6 +72,7 @@ def node_settings(
     faults: tuple[Fault, ...],
     import_path: Path | None,
     host: str = LOOPBACK,
+    zone: str = "",
     metadata_url: str = "",
     traces: bool = False,
 ) -> list[WorkerSettings]:
@@ -85,6 +87,7 @@ def node_settings(
         faults: on order, of this node.
         import_path: where a model given as "module:function" is looked for.
         host: address on which peers reach the node.
+        zone: where it is; "": not known.
         metadata_url: of the cloud's metadata server; "": where it always is.
         traces: every worker writes what it did when into the logs, for benchmarks.
     """
@@ -103,6 +106,7 @@ def node_settings(
             metadata_url=metadata_url,
             log=str(folder.logs / f"worker-{worker}.log"),
             host=host,
+            zone=zone,
             trace=str(folder.logs / f"trace-{worker}.jsonl") if traces else None,
         )
         for worker in range(first, first + job.cluster.devices_per_node)

@@ -300,6 +300,8 @@ class _LivePanel:
             ("   ", ""), (rate(self._step.tokens_per_s), ""),
             ("   ", ""), (f"{duration(self._step.duration_s)} a step   ", ""),
         ]  # fmt: skip
+        if self._step is not None and self._step.num_dropped:
+            figures.append((f"{counted(self._step.num_dropped, 'microbatch')} dropped   ", "yellow"))
         if self._plan is not None:
             of = self._job.cluster.nodes
             nodes = self._live_nodes if self._live_nodes is not None else of
@@ -315,11 +317,13 @@ class _Ending:
 
     def __init__(self, job: Job, folder: RunFolder) -> None:
         self._num_steps = job.train.steps
+        self._microbatch_size = job.train.microbatch
         self._folder = folder
         self._step: StepCommitted | None = None
         self._live_nodes = 0
         self._saved_step: int | None = None
         self._recoveries: list[Recovery] = []
+        self._steps_redone = 0
 
     def note(self, record: AnyRecord) -> None:
         if isinstance(record, StepCommitted):
@@ -330,6 +334,8 @@ class _Ending:
             self._saved_step = record.step
         elif isinstance(record, Recovered):
             self._recoveries.append(record.recovery)
+        elif isinstance(record, Restored):
+            self._steps_redone += record.from_step - record.to_step
 
     def lines(self, ended: RunEnded, *, with_recoveries: bool = True) -> list[str]:
         facts = [f"{ended.steps} of {self._num_steps} steps"]
@@ -340,6 +346,11 @@ class _Ending:
             facts.append(counted(len(self._recoveries), "recovery"))
         facts.append(f"{counted(ended.skipped_microbatches, 'microbatch')} skipped")
         facts.append(f"{ended.duplicated_microbatches} counted twice")
+        if self._steps_redone:
+            facts.append(f"{counted(self._steps_redone, 'step')} trained again")
+        if ended.dropped_microbatches:
+            samples = ended.dropped_microbatches * self._microbatch_size
+            facts.append(f"{counted(ended.dropped_microbatches, 'microbatch')} dropped ({counted(samples, 'sample')})")
         if ended.skipped_steps:
             facts.append(f"{counted(ended.skipped_steps, 'step')} not applied")
         lines = [f"{ended.status.value}: {', '.join(facts)}"]
@@ -357,7 +368,8 @@ class _Ending:
 
 def _step_line(step: StepCommitted, num_steps: int) -> str:
     where = "" if _is_reference(step) else f"  {counted(step.live_nodes, 'node')}  plan {step.generation}"
-    return f"step {step.step}/{num_steps}  loss {step.loss:.4f}  {rate(step.tokens_per_s)}{where}"
+    dropped = f"  {counted(step.num_dropped, 'microbatch')} dropped" if step.num_dropped else ""
+    return f"step {step.step}/{num_steps}  loss {step.loss:.4f}  {rate(step.tokens_per_s)}{where}{dropped}"
 
 
 def _is_reference(step: StepCommitted) -> bool:

@@ -25,6 +25,7 @@ from planaria.protocol.records import (
     CheckpointSaved,
     NodeJoined,
     NodeLost,
+    PolicySwitched,
     Record,
     Recovered,
     Recovery,
@@ -33,6 +34,7 @@ from planaria.protocol.records import (
     StepCommitted,
     StepSkipped,
 )
+from planaria.protocol.spent import Spent
 
 
 class _Time(msgspec.Struct):
@@ -59,14 +61,18 @@ class Recorder:
         self._skipped = 0
         self._duplicated = 0
         self._skipped_steps: set[int] = set()
+        self._dropped: dict[int, int] = {}
         self._last_step: StepCommitted | None = None
         self._live_nodes: int | None = None
         self._checkpoint: str | None = None
         self._recoveries: list[Recovery] = []
+        self._spent = Spent()
         self._step_s = array("d")
         self._tokens_per_s = array("d")
         self._weights_sha256: str | None = None
         self._extra: dict[str, object] = {}
+        self._policy = job.resilience.policy.value
+        self._switches: list[PolicySwitched] = []
         for record, time_s in read_events(folder.events):
             self._note(record, time_s)
         self._ended = None
@@ -117,20 +123,27 @@ class Recorder:
 
     def _note(self, record: Record, time_s: float) -> None:
         """Keeps what the summary needs."""
+        self._spent.note(record, time_s)
         if self._started_s is None:
             self._started_s = time_s
         match record:
             case StepCommitted():
+                self._dropped[record.step] = len(record.dropped)
                 self._last_step = record
                 self._live_nodes = record.live_nodes
                 self._step_s.append(record.duration_s)
                 self._tokens_per_s.append(record.tokens_per_s)
             case StepSkipped():
+                self._dropped[record.step] = len(record.dropped)
                 self._skipped_steps.add(record.step)
             case Restored():
                 self._skipped_steps = {step for step in self._skipped_steps if step <= record.to_step}
+                self._dropped = {step: num for step, num in self._dropped.items() if step <= record.to_step}
             case NodeLost() | NodeJoined():
                 self._live_nodes = record.live_nodes
+            case PolicySwitched():
+                self._policy = record.policy
+                self._switches.append(record)
             case Recovered():
                 self._recoveries.append(record.recovery)
             case CheckpointSaved():
@@ -155,6 +168,14 @@ class Recorder:
             "skipped_microbatches": self._skipped,
             "duplicated_microbatches": self._duplicated,
             "skipped_steps": len(self._skipped_steps),
+            "steps_redone": self._spent.steps_redone,
+            "time_s": {
+                cause: round(seconds, 6) for cause, seconds in msgspec.structs.asdict(self._spent.split).items()
+            },
+            "dropped_microbatches": sum(self._dropped.values()),
+            "dropped_samples": sum(self._dropped.values()) * self._job.train.microbatch,
+            "policy": self._policy,
+            "policy_switches": [{"step": s.step, "policy": s.policy, "before": s.before} for s in self._switches],
             "recoveries": msgspec.to_builtins(self._recoveries),
             "started": _timestamp(self._started_s),
             "ended": _timestamp(ended_s),
@@ -181,6 +202,15 @@ def read_events(path: Path) -> Iterator[tuple[AnyRecord, float]]:
                 yield decode(line), decode_time(line).time
 
 
+def read_drops(path: Path) -> dict[int, tuple[int, ...]]:
+    """step -> the microbatches that a run left out of it, by its events.jsonl; of a step done again, the last time."""
+    drops: dict[int, tuple[int, ...]] = {}
+    for record, _ in read_events(path):
+        if isinstance(record, StepCommitted | StepSkipped):
+            drops[record.step] = record.dropped
+    return {step: dropped for step, dropped in drops.items() if dropped}
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Writes a file that is either whole or as it was before."""
     partial = path.with_name(f".{path.name}.partial")
@@ -202,6 +232,10 @@ def _metrics_line(step: StepCommitted | StepSkipped) -> bytes:
         "live_nodes": step.live_nodes,
         "generation": step.generation,
     }
+    if step.dropped:
+        line["dropped"] = len(step.dropped)
+    if isinstance(step, StepCommitted) and step.dropped:
+        line["scale"] = step.scale
     if isinstance(step, StepSkipped):
         line["applied"] = False
     return json.dumps(line).encode() + b"\n"

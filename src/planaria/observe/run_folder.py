@@ -53,9 +53,7 @@ class RunFolder:
         path = Path(path)
         try:
             if not path.is_dir():
-                raise UserError(
-                    f"run folder {path} does not exist. Correct the name, or train first, without --resume."
-                )
+                raise UserError(f"run folder {path} does not exist. Give the folder of a run, for instance runs/NAME.")
             folder = cls(path)
             if not folder.job.is_file():
                 raise UserError(f"{path} is not a run folder (it has no job.json). Give the folder of a run.")
@@ -123,6 +121,21 @@ class RunFolder:
     def identity(self) -> Path:
         """By this, a node knows that what it sees here is the coordinator's folder."""
         return self.path / "identity"
+
+    @property
+    def script(self) -> Path:
+        """What a rehearsed run's nodes were to go through."""
+        return self.path / "script.jsonl"
+
+    @property
+    def drill(self) -> Path:
+        """What came of a rehearsed run, as JSON."""
+        return self.path / "drill.json"
+
+    @property
+    def drill_plots(self) -> tuple[Path, ...]:
+        """Throughput and nodes over time, as pictures."""
+        return self.path / "drill.png", self.path / "drill.svg"
 
     @property
     def logs(self) -> Path:

@@ -18,6 +18,7 @@ from planaria.protocol.records import (
     Note,
     PlanMeasured,
     PlanTaken,
+    PolicySwitched,
     Recovered,
     Recovery,
     Restored,
@@ -32,7 +33,8 @@ def sentence(record: AnyRecord) -> str | None:
     """What a record says to a user, in one line; None when it is told otherwise (steps, the end)."""
     match record:
         case NodeJoined():
-            return f"node {record.node} joined, {counted(record.live_nodes, 'node')} live"
+            where = f" in zone {record.zone}" if record.zone else ""
+            return f"node {record.node} joined{where}, {counted(record.live_nodes, 'node')} live"
         case NodeLost():
             seen = _cause(record.cause, record.detect_ms)
             return f"step {record.step}: node {record.node} lost ({seen}), {counted(record.live_nodes, 'node')} live"
@@ -48,6 +50,8 @@ def sentence(record: AnyRecord) -> str | None:
             return f"waiting for nodes before step {record.step}, {live} live: {record.reason}"
         case PlanTaken():
             return _plan_sentence(record)
+        case PolicySwitched():
+            return f"step {record.step}: policy {record.policy} makes the plans from now on (before: {record.before})"
         case Recovered():
             return f"recovered: {recovery_sentence(record.recovery)}"
         case CheckpointSaved():
@@ -83,6 +87,12 @@ def recovery_sentence(recovery: Recovery) -> str:
         rerun = f"{recovery.microbatches_rerun} of {recovery.microbatches_per_step} microbatches ran again"
     else:
         rerun = "no microbatch had to run again"
+    if recovery.steps_redone:
+        return (
+            f"{counted(recovery.steps_redone, 'step')} trained again after the loss of node{many} {nodes} in step "
+            f"{recovery.step} ({_cause(recovery.cause, recovery.detect_ms)}); the first of them committed "
+            f"{duration(recovery.resume_ms / 1e3)} after it"
+        )
     return (
         f"step {recovery.step} committed {duration(recovery.resume_ms / 1e3)} after the loss of node{many} {nodes} "
         f"({_cause(recovery.cause, recovery.detect_ms)}); {rerun}"

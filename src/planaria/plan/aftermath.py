@@ -9,13 +9,11 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
-
 from planaria.plan.batch import Distribution, Times, Undistributable, distribute
 from planaria.plan.errors import TooFewNodes
 from planaria.plan.instantiate import contiguous_routes, instances, instantiate, place
 from planaria.plan.placement import assign
-from planaria.plan.plan import NodeId, Pipeline, Plan, Stage, Transfer, WorkerId, runs_of
+from planaria.plan.plan import NodeId, Pipeline, Plan, WorkerId
 from planaria.plan.profile import ModelProfile
 from planaria.plan.recut import pipeline_times
 from planaria.plan.reinstantiate import How, Situation
@@ -23,7 +21,8 @@ from planaria.plan.settings import PlannerSettings
 from planaria.plan.sources import Holders
 from planaria.plan.speeds import Pace, Speeds, check_speeds, slowed, step_times
 from planaria.plan.templates import Template
-from planaria.plan.transfers import transfers
+from planaria.plan.transfers import moved
+from planaria.plan.zones import Zones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +41,7 @@ class Change:
             least those that drive its stages.
         generation: of the new plan.
         speeds: of nodes that compute slower or faster than the profile says.
+        zones: where the nodes are.
         distribution: what the microbatches are dealt out for.
     """
 
@@ -55,6 +55,7 @@ class Change:
     leaving: Collection[NodeId] = ()
     joined: Collection[NodeId] = ()
     speeds: Speeds = field(default_factory=dict)
+    zones: Zones = field(default_factory=dict)
     distribution: Distribution = Distribution.MINMAX
 
 
@@ -116,6 +117,11 @@ class Aftermath:
         self._paces: dict[int, Pace] = {}
 
     @property
+    def num_live(self) -> int:
+        """Nodes that pipelines can be made of."""
+        return len(self._live)
+
+    @property
     def speeds_differ(self) -> bool:
         return len({self._speed(node) for node in self._live}) > 1
 
@@ -137,9 +143,9 @@ class Aftermath:
             return None
         for at in kept:
             counts[sizes.index(self.alive[at])] += 1
-        return self._fitted(dict(zip(sizes, counts, strict=True)))
+        return self.fitted(dict(zip(sizes, counts, strict=True)))
 
-    def _fitted(self, counts: Mapping[int, int]) -> list[int]:
+    def fitted(self, counts: Mapping[int, int]) -> list[int]:
         """Sizes for so many pipelines of each: intact ones of a wanted size stay, the others are made anew."""
         wanted = Counter({size: count for size, count in counts.items() if count})
         sizes = [0] * len(self.alive)
@@ -165,6 +171,8 @@ class Aftermath:
             change.plan.devices_per_node,
             change.profile.groups,
             self._sources,
+            change.zones,
+            [change.plan.pipelines[at] for at in sorted(kept)],
         )
         built = dict(zip(made_anew, anew, strict=True)) | {at: change.plan.pipelines[at] for at in kept}
         order = sorted(built)
@@ -174,7 +182,7 @@ class Aftermath:
     def build_by_speed(self) -> Reconfiguration:
         """The plan with the best grouping of nodes by speed, wherever their state is."""
         change = self._change
-        chosen = instances(change.profile, change.templates, change.settings, self._live, change.speeds)
+        chosen = instances(change.profile, change.templates, change.settings, self._live, change.speeds, change.zones)
         pipelines = [place(one.template, one.nodes, change.settings.devices_per_node) for one in chosen]
         return self._planned(pipelines, [one.times for one in chosen], How.INSTANTIATE)
 
@@ -215,36 +223,16 @@ class Aftermath:
             sync_epochs=(change.generation,) * len(profile.groups),
             schedule=change.settings.schedule,
         )
-        new, moves = self._moved(new)
+        new = moved(new, self._sources, change.leaving, change.plan.devices_of)
         before = set(change.plan.pipelines)
         return Reconfiguration(
-            plan=msgspec.structs.replace(new, transfers=moves),
+            plan=new,
             how=how,
-            transfer_bytes=sum(move.moved_bytes(profile.groups[move.group]) for move in moves),
+            transfer_bytes=sum(move.moved_bytes(profile.groups[move.group]) for move in new.transfers),
             rebuilt=tuple(at for at, pipeline in enumerate(pipelines) if pipeline not in before),
             step_time_s=max(float(time[share - 1]) for time, share in zip(times, shares, strict=True)),
-            transfer_s=_transfer_s(new, moves, profile),
+            transfer_s=_transfer_s(new, profile),
         )
-
-    def _moved(self, new: Plan) -> tuple[Plan, tuple[Transfer, ...]]:
-        """The plan's transfers. Who has no place in the plan never hears of it, and can send nothing, except for nodes
-        that leave: they take part in the step before it. The only holders of a group get a place as shadows."""
-        leaving = set(self._change.leaving)
-        told = {
-            worker: groups
-            for worker, groups in self._sources.items()
-            if worker in new.groups_of or new.node_of(worker) in leaving
-        }
-        held = {group for groups in told.values() for group in groups}
-        shadows: list[Stage] = []
-        for worker, groups in sorted(self._sources.items()):
-            if worker not in told and not held.issuperset(groups):
-                num_devices = self._change.plan.devices_of.get(worker, 1)
-                shadows += runs_of(worker, new.layers_held(groups), num_devices)
-                told[worker] = groups
-                held.update(groups)
-        new = msgspec.structs.replace(new, shadows=tuple(shadows))
-        return new, transfers(new, told)
 
     def _times(self, template: Template, pipeline: Pipeline) -> Times:
         """Step times of a template's pipeline on its nodes."""
@@ -261,11 +249,11 @@ class Aftermath:
         return self._change.speeds.get(node, 1.0)
 
 
-def _transfer_s(plan: Plan, moves: Sequence[Transfer], profile: ModelProfile) -> float:
+def _transfer_s(plan: Plan, profile: ModelProfile) -> float:
     """Seconds of the transfers at the worker that sends or receives longest."""
     sending: defaultdict[WorkerId, float] = defaultdict(float)
     receiving: defaultdict[WorkerId, float] = defaultdict(float)
-    for move in moves:
+    for move in plan.transfers:
         link = profile.links.of(same_node=plan.node_of(move.source) == plan.node_of(move.target))
         seconds = link.time_s(move.moved_bytes(profile.groups[move.group]))
         sending[move.source] += seconds

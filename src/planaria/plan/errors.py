@@ -16,10 +16,12 @@ class TooFewNodes(PlanError):
     def __init__(self, needed: int, left: int, replicas: int) -> None:
         self.needed = needed
         self.left = left
+        each = f"{needed // replicas} node{'s' if needed != replicas else ''}"
+        what = f"{replicas} replicas of {each} each need" if replicas != 1 else f"one replica of {each} needs"
+        lower = ", or set a lower fault_tolerance" if replicas != 1 else ""
         super().__init__(
-            f"{left} node{'s are' if left != 1 else ' is'} left, and {replicas} replicas of "
-            f"{needed // replicas} node{'s' if needed != replicas else ''} each need {needed}. "
-            f"Add {needed - left} node{'s' if needed - left != 1 else ''}, or set a lower fault_tolerance."
+            f"{left} node{'s are' if left != 1 else ' is'} left, and {what} {needed}. "
+            f"Add {needed - left} node{'s' if needed - left != 1 else ''}{lower}."
         )
 
 

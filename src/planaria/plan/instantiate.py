@@ -7,7 +7,7 @@ with a knapsack, so the answer is exact and quick for thousands of nodes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from planaria.plan.profile import ModelProfile
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.speeds import Pace, Speeds, check_speeds, slowed, step_times
 from planaria.plan.templates import Template, check_replicas
+from planaria.plan.zones import Role, Zones, differ, zone_of, zones_of_roles
 
 
 def instantiate(
@@ -202,16 +203,30 @@ def instances(
     settings: PlannerSettings,
     nodes: Sequence[NodeId],
     speeds: Speeds,
+    zones: Zones | None = None,
 ) -> list[Instance]:
     """The pipelines that make the shortest step, on these nodes; largest first. What no sum of sizes uses is left out.
 
-    Where speeds differ, fast nodes go together, and slow ones; see `planaria.plan.grouping`.
+    Where speeds differ, fast nodes go together, and slow ones; see `planaria.plan.grouping`. Of nodes equally fast,
+    those of one zone go together, as far as replicas are spread over the zones then; see `planaria.plan.zones`.
 
     Raises:
         PlanError: too few nodes or microbatches; a speed that is none.
     """
+    found = _instances(profile, templates, settings, nodes, speeds, zones or {})
+    return _over_zones(found, nodes, speeds, zones, profile.num_layers) if zones and differ(zones, nodes) else found
+
+
+def _instances(
+    profile: ModelProfile,
+    templates: Sequence[Template],
+    settings: PlannerSettings,
+    nodes: Sequence[NodeId],
+    speeds: Speeds,
+    zones: Zones,
+) -> list[Instance]:
     check_speeds(speeds)
-    ordered = sorted(set(nodes), key=lambda node: (-speeds.get(node, 1.0), node))
+    ordered = sorted(set(nodes), key=lambda node: (-speeds.get(node, 1.0), zone_of(zones, node), node))
     different = {speeds.get(node, 1.0) for node in ordered}
     if len(different) > 1:
         return [
@@ -234,6 +249,30 @@ def instances(
     return result
 
 
+def _over_zones(
+    found: Sequence[Instance], nodes: Sequence[NodeId], speeds: Speeds, zones: Zones, num_layers: int
+) -> list[Instance]:
+    """The same pipelines; of nodes equally fast, those are exchanged that are in the wrong zone."""
+    used = [node for instance in found for node in instance.nodes]
+    idle = sorted(set(nodes).difference(used))
+    speed = {node: speeds.get(node, 1.0) for node in nodes}
+    parts = [stages for one in found for stages in map(one.template.stages_of, range(one.template.num_nodes))]
+    roles = [
+        Role(first_layer=stages[0].first_layer, end_layer=stages[-1].end_layer, kind=speed[node])
+        for stages, node in zip(parts, used, strict=True)
+    ]
+    wanted = zones_of_roles(roles, used, [(node, speed[node]) for node in idle], zones, [{}] * num_layers)
+    stays = [zone_of(zones, node) == zone for node, zone in zip(used, wanted, strict=True)]
+    free = sorted([*idle, *(node for node, does in zip(used, stays, strict=True) if not does)], reverse=True)
+    pools: dict[tuple[str, float], list[NodeId]] = {}
+    for node in free:
+        pools.setdefault((zone_of(zones, node), speed[node]), []).append(node)
+    placed = iter(
+        [node if does else pools[zone, speed[node]].pop() for node, does, zone in zip(used, stays, wanted, strict=True)]
+    )
+    return [replace(one, nodes=tuple(next(placed) for _ in one.nodes)) for one in found]
+
+
 def initial_plan(
     profile: ModelProfile,
     templates: Sequence[Template],
@@ -242,6 +281,7 @@ def initial_plan(
     generation: int,
     *,
     speeds: Speeds | None = None,
+    zones: Zones | None = None,
     distribution: Distribution = Distribution.MINMAX,
 ) -> Plan:
     """A job's first plan: the best instantiation.
@@ -253,12 +293,13 @@ def initial_plan(
         nodes: live ones; taken in ascending order, largest pipelines first.
         generation: of the plan.
         speeds: of nodes that compute slower or faster than the profile says.
+        zones: where the nodes are.
         distribution: what the microbatches are dealt out for.
 
     Raises:
         PlanError: too few nodes or microbatches.
     """
-    chosen = instances(profile, templates, settings, nodes, speeds or {})
+    chosen = instances(profile, templates, settings, nodes, speeds or {}, zones)
     pipelines = [place(instance.template, instance.nodes, settings.devices_per_node) for instance in chosen]
     shares = distribute([instance.times for instance in chosen], settings.num_microbatches, distribution)
     return Plan(

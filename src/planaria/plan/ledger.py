@@ -50,6 +50,10 @@ class Ledger(msgspec.Struct, frozen=True):
         mask = int(self.masks[layer], 16)
         return tuple(m for m in range(mask.bit_length()) if mask >> m & 1)
 
+    def without(self, left_out: int) -> Ledger:
+        """Without these microbatches, a bit mask."""
+        return Ledger.from_bits(mask & ~left_out for mask in self.bits())
+
     @property
     def is_empty(self) -> bool:
         return all(mask == "0" for mask in self.masks)

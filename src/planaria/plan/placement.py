@@ -6,7 +6,7 @@ equal roles, and among the matchings of fewest bytes one is chosen whose busiest
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from planaria.plan.plan import Group, NodeId, Pipeline, PlanError, Stage, Worker
 from planaria.plan.sources import Busiest, Sources, held_by_node
 from planaria.plan.sources import Holders as Holders
 from planaria.plan.templates import Template, TemplateStage
+from planaria.plan.zones import Role, Zones, differ, replicas_by_zone, zone_of, zones_of_roles
 
 _ATTEMPTS = 4
 """At lowering what the busiest sender sends; a further one hardly ever finds anything."""
@@ -28,6 +29,8 @@ def assign(
     devices_per_node: int,
     groups: Sequence[Group],
     holders: Holders,
+    zones: Zones | None = None,
+    standing: Sequence[Pipeline] = (),
 ) -> list[Pipeline]:
     """One pipeline a template on these nodes; nodes that are left over stay idle.
 
@@ -35,12 +38,17 @@ def assign(
     those, one whose busiest node, receiver or sender, has little to do (`_balanced` says how little). Where nodes
     or roles are equal, the lowest template, part and node go together.
 
+    Where nodes are of several zones, replicas are first spread over these (`planaria.plan.zones`); what is said above
+    then holds within each zone.
+
     Args:
         templates: one for each pipeline.
         nodes: that may be used; those of other pipelines are not among them.
         devices_per_node: M.
         groups: of the model.
         holders: every live worker, nodes of other pipelines included: they send.
+        zones: where the nodes are.
+        standing: pipelines that stay as they are, on other nodes.
 
     Raises:
         PlanError: the templates need more nodes.
@@ -50,13 +58,62 @@ def assign(
         raise PlanError(f"The templates need {len(roles)} nodes, and there are {len(nodes)}. Use smaller templates.")
     if not roles:
         return []
-    table = _Table(roles, nodes, devices_per_node, groups, holders)
-    flow = _balanced(table, Sources(held_by_node(holders, devices_per_node), len(groups)))
-    placed = iter(table.stages_of_roles(flow))
+    found = _placed(roles, nodes, devices_per_node, groups, holders)
+    if zones and differ(zones, nodes):
+        found = _spread(found, roles, nodes, devices_per_node, groups, holders, zones, standing)
+    placed = iter(found)
     return [
         Pipeline(stages=tuple(stage for _ in range(template.num_nodes) for stage in next(placed)))
         for template in templates
     ]
+
+
+_Roles = Sequence[tuple[TemplateStage, ...]]
+
+
+def _placed(
+    roles: _Roles, nodes: Sequence[NodeId], devices_per_node: int, groups: Sequence[Group], holders: Holders
+) -> list[tuple[Stage, ...]]:
+    """Each role's stages on a node."""
+    table = _Table(roles, nodes, devices_per_node, groups, holders)
+    flow = _balanced(table, Sources(held_by_node(holders, devices_per_node), len(groups)))
+    return table.stages_of_roles(flow)
+
+
+def _spread(
+    placed: list[tuple[Stage, ...]],
+    roles: _Roles,
+    nodes: Sequence[NodeId],
+    devices_per_node: int,
+    groups: Sequence[Group],
+    holders: Holders,
+    zones: Zones,
+    standing: Sequence[Pipeline],
+) -> list[tuple[Stage, ...]]:
+    """The same roles over zones; exactly as they are placed where that is as good as can be."""
+    num_layers = max(stage.end_layer for role in roles for stage in role)
+    used = [NodeId(stages[0].worker // devices_per_node) for stages in placed]
+    by_zone: dict[str, list[NodeId]] = {}
+    for node in nodes:
+        by_zone.setdefault(zone_of(zones, node), []).append(node)
+    table = _Table(roles, nodes, devices_per_node, groups, holders)
+    wanted = zones_of_roles(
+        [Role(first_layer=role[0].first_layer, end_layer=role[-1].end_layer) for role in roles],
+        used,
+        [(node, 1.0) for node in nodes if node not in set(used)],
+        zones,
+        replicas_by_zone(standing, num_layers, zones, devices_per_node),
+        {zone: table.least_moved(members) for zone, members in by_zone.items()},
+    )
+    if wanted == [zone_of(zones, node) for node in used]:
+        return placed
+    for zone, members in by_zone.items():
+        own = [at for at, its in enumerate(wanted) if its == zone]
+        if own:
+            found = _placed([roles[at] for at in own], members, devices_per_node, groups, holders)
+            for at, stages in zip(own, found, strict=True):
+                placed[at] = stages
+    return placed
 
 
 _Held = tuple[frozenset[int], ...]
@@ -121,6 +178,12 @@ class _Table:
             for at, column in enumerate(columns):
                 self._orders[column] = orders, at * len(self._nodes)
         self.received = self.lacks @ self.sizes
+
+    def least_moved(self, nodes: Collection[NodeId]) -> list[int]:
+        """Bytes that the fittest of these nodes lacks, for each role."""
+        rows = [row for row, members in enumerate(self._nodes.values()) if not set(nodes).isdisjoint(members)]
+        least = self.moved[rows].min(axis=0)
+        return [int(least[shape]) for shape in self._shape_of]
 
     def needed(self, flow: Ints) -> Ints:
         """Bytes of each group that must come from other nodes."""

@@ -196,6 +196,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             carries others' work waits for more of them.
         layer_units: of each layer, how long its forward, its input's and its weights' gradients take, in one unit for
             all: the orders of workers whose routes cross go by them. None: all alike.
+        dropped: microbatches that the plan leaves out of the step, ascending: no route has them and no layer counts
+            them; what a worker has accumulated of them is void. Only a policy that may drop samples leaves any out.
     """
 
     generation: int
@@ -211,6 +213,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     schedule: ScheduleKind = ScheduleKind.ONE_F_ONE_B
     spare_in_flight: int = 0
     layer_units: tuple[tuple[int, int, int], ...] = ()
+    dropped: tuple[int, ...] = ()
+
+    @property
+    def num_counted(self) -> int:
+        """Microbatches of a step that count: all but those that the plan leaves out."""
+        return self.num_microbatches - len(self.dropped)
 
     @cached_property
     def workers(self) -> tuple[WorkerId, ...]:
@@ -277,10 +285,3 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def node_of(self, worker: WorkerId) -> NodeId:
         return NodeId(worker // self.devices_per_node)
-
-    def to_json(self) -> bytes:
-        return msgspec.json.encode(self, order="deterministic")
-
-    @classmethod
-    def from_json(cls, data: bytes) -> Plan:
-        return msgspec.json.decode(data, type=cls)

@@ -22,6 +22,7 @@ from planaria.plan.settings import PlannerSettings
 from planaria.plan.sources import Holders
 from planaria.plan.speeds import Speeds
 from planaria.plan.templates import Template
+from planaria.plan.zones import Zones
 
 STEPS_AHEAD = 500
 """Steps that a full search takes a plan to last: so much more than its transfers its step time counts."""
@@ -39,6 +40,7 @@ def reconfigure(
     *,
     joined: Collection[NodeId] = (),
     speeds: Speeds | None = None,
+    zones: Zones | None = None,
     search: bool = False,
     steps_ahead: int = STEPS_AHEAD,
 ) -> Reconfiguration:
@@ -63,6 +65,7 @@ def reconfigure(
         leaving=leaving,
         joined=joined,
         speeds=speeds or {},
+        zones=zones or {},
     )
     left = Aftermath(change)
     found = None if search else reinstantiate(left.situation)

@@ -35,6 +35,37 @@ def left_over(plan: Plan, holders: Holders, absent: Collection[NodeId]) -> tuple
     return tuple(result)
 
 
+def as_placed(plan: Plan, holders: Holders, absent: Collection[NodeId]) -> tuple[Pipeline, ...]:
+    """What is left of each pipeline, whether or not its state is in place yet; and, of layers that none of it has,
+    whoever holds most of them as an owner.
+
+    Arguments as `left_over`. Where every group has a holder, every layer has an owner; else there is nothing.
+    """
+    gone = set(absent)
+    live = {worker: set(groups) for worker, groups in sorted(holders.items()) if plan.node_of(worker) not in gone}
+    held = {group for groups in live.values() for group in groups}
+    kept = [[stage for stage in pipeline.stages if stage.worker in live] for pipeline in plan.pipelines]
+    owned = {layer for stages in kept for stage in stages for layer in stage.layers}
+    extra: dict[WorkerId, list[int]] = {}
+    for layer in sorted(set(range(plan.num_layers)) - owned):
+        groups = {number for number, group in enumerate(plan.groups) if layer in group.layers}
+        if not groups.issubset(held):
+            return ()
+        owner = max(live, key=lambda worker: (len(groups & live[worker]), -worker))
+        extra.setdefault(owner, []).append(layer)
+    pipeline_of = {stage.worker: stages for stages in kept for stage in stages}
+    for worker, layers in extra.items():
+        if worker not in pipeline_of:
+            kept.append([])
+        stages = pipeline_of.get(worker, kept[-1])
+        stages += runs_of(worker, layers, plan.devices_of.get(worker, 1))
+    return tuple(
+        Pipeline(stages=tuple(sorted(stages, key=lambda stage: (stage.first_layer, stage.worker))))
+        for stages in kept
+        if stages
+    )
+
+
 def _lacks(plan: Plan, stage: Stage, holders: Holders) -> bool:
     return not set(plan.groups_of.get(stage.worker, ())) <= set(holders[stage.worker])
 

@@ -113,14 +113,17 @@ def _check_holders(plan: Plan, live: Collection[WorkerId], holders: LayerHolders
 
 
 def _missing(plan: Plan, kept: Sequence[Route], counted: Ledger) -> dict[tuple[int, ...], list[int]]:
-    """For each set of layers, the microbatches that are missing from exactly those."""
+    """For each set of layers, the microbatches that are missing from exactly those; what is left out stays so."""
     present = list(counted.bits())
     for route in kept:
         mask = mask_of(route.microbatches)
         for layer in route.counted:
             present[layer] |= mask
     missing: dict[tuple[int, ...], list[int]] = {}
+    left_out = set(plan.dropped)
     for microbatch in range(plan.num_microbatches):
+        if microbatch in left_out:
+            continue
         layers = tuple(layer for layer in range(plan.num_layers) if not present[layer] >> microbatch & 1)
         if layers:
             missing.setdefault(layers, []).append(microbatch)

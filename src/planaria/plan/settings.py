@@ -38,6 +38,7 @@ class PlannerSettings:
             section 5): templates leave room for it.
         microbatch_range: templates serve a pipeline's share from the first to the second number of microbatches; None:
             the one number `microbatches_per_pipeline`.
+        may_drop: whether a policy may leave microbatches out of a step.
     """
 
     num_microbatches: int
@@ -53,6 +54,7 @@ class PlannerSettings:
     thorough: bool = False
     shadows: bool = False
     microbatch_range: tuple[int, int] | None = None
+    may_drop: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (

@@ -6,18 +6,51 @@ Odyssey, section IV-B, chooses who takes which role (`planaria.plan.placement`);
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
+import msgspec
 import numpy as np
 
 from planaria.plan.errors import NoReplica
 from planaria.plan.matching import Ints
-from planaria.plan.plan import NodeId, Plan, Transfer, WorkerId
+from planaria.plan.plan import NodeId, Plan, Stage, Transfer, WorkerId, runs_of
 from planaria.plan.sources import Holders, Sources, held_by_node
 
 WORTH_SPLITTING_BYTES = 1 << 20
 """Parameters that the busiest node must be spared for groups to be split: a message more costs as long as some 100
 microseconds, in which a fast link carries three times as much (the optimizer's state goes along)."""
+
+
+def moved(plan: Plan, sources: Holders, leaving: Collection[NodeId], devices_of: Mapping[WorkerId, int]) -> Plan:
+    """The plan with its transfers.
+
+    Who has no place in the plan never hears of it, and can send nothing, except for nodes that leave: they take part
+    in the step before it. The only holders of a group get a place as shadows.
+
+    Args:
+        plan: without shadows.
+        sources: the live workers, and the groups that each holds.
+        leaving: nodes that still live, and that the plan does without.
+        devices_of: how many devices a worker drives; of who is left out, one.
+
+    Raises:
+        NoReplica: nobody holds a group.
+    """
+    told = {
+        worker: groups
+        for worker, groups in sources.items()
+        if worker in plan.groups_of or plan.node_of(worker) in set(leaving)
+    }
+    held = {group for groups in told.values() for group in groups}
+    shadows: list[Stage] = []
+    for worker, groups in sorted(sources.items()):
+        if worker not in told and not held.issuperset(groups):
+            shadows += runs_of(worker, plan.layers_held(groups), devices_of.get(worker, 1))
+            told[worker] = groups
+            held.update(groups)
+    plan = msgspec.structs.replace(plan, shadows=tuple(shadows))
+    return msgspec.structs.replace(plan, transfers=transfers(plan, told))
+
 
 _Need = tuple[int, WorkerId]
 """A group, and a worker that lacks it."""

@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from planaria.plan.ledger import Ledger, mask_of
 from planaria.plan.plan import Plan, PlanError, Route, WorkerId
 from planaria.plan.replicas import lacking
 
 
-def validate(plan: Plan, *, fault_tolerance: int | None = None, already: Ledger | None = None) -> None:
+def validate(
+    plan: Plan,
+    *,
+    fault_tolerance: int | None = None,
+    already: Ledger | None = None,
+    dropped: Sequence[int] = (),
+) -> None:
     """Check every invariant of a plan.
 
     Args:
         plan: to be checked.
         fault_tolerance: f; given, every layer must have f + 1 replicas, on nodes of their own.
         already: what live accumulators hold beside the routes' work; default: nothing. Together with the
-            routes it must count every microbatch exactly once for every layer.
+            routes it must count every microbatch exactly once for every layer. What it has of microbatches that
+            the plan leaves out is void.
+        dropped: the microbatches that the policy means to leave out. The plan must leave out exactly those.
 
     Raises:
         PlanError: the first invariant found broken, with its values.
     """
     _check_placement(plan)
     _check_order(plan)
+    _check_dropped(plan, dropped)
     _check_groups(plan)
     for route in plan.routes:
         _check_route(plan, route)
@@ -85,6 +96,18 @@ def _check_order(plan: Plan) -> None:
     _require(all(min(layer) >= 0 for layer in units), "a layer takes less than no time")
 
 
+def _check_dropped(plan: Plan, allowed: Sequence[int]) -> None:
+    _require(
+        plan.dropped == tuple(allowed),
+        f"it leaves out microbatches {plan.dropped}, and the policy means to leave out {tuple(allowed)}",
+    )
+    if plan.dropped:
+        _require(tuple(sorted(set(plan.dropped))) == plan.dropped, f"left out are {plan.dropped}: not ascending")
+        known = plan.dropped[0] >= 0 and plan.dropped[-1] < plan.num_microbatches
+        _require(known, f"left out are {plan.dropped}: a step has {plan.num_microbatches} microbatches")
+        _require(plan.num_counted > 0, "it leaves out every microbatch")
+
+
 def _check_groups(plan: Plan) -> None:
     _require(
         len(plan.sync_epochs) == len(plan.groups),
@@ -133,14 +156,18 @@ def _check_travellers(plan: Plan) -> None:
 def _check_counts(plan: Plan, already: Ledger | None) -> None:
     bits = list((already or Ledger.empty(plan.num_layers)).bits())
     _require(len(bits) == plan.num_layers, f"the ledger has {len(bits)} layers, the plan {plan.num_layers}")
+    left_out = mask_of(plan.dropped)
+    bits = [mask & ~left_out for mask in bits]
     for route in plan.routes:
         mask = mask_of(route.microbatches)
         for layer in route.counted:
             twice = bits[layer] & mask
             _require(not twice, f"microbatch {twice.bit_length() - 1} is counted twice for layer {layer}")
             bits[layer] |= mask
-    everything = (1 << plan.num_microbatches) - 1
+    everything = ((1 << plan.num_microbatches) - 1) & ~left_out
     for layer, mask in enumerate(bits):
+        extra = mask & left_out
+        _require(not extra, f"microbatch {extra.bit_length() - 1} is left out and counted for layer {layer}")
         missing = everything & ~mask
         _require(not missing, f"microbatch {missing.bit_length() - 1} is not counted for layer {layer}")
 

@@ -1,58 +1,47 @@
 """The adaptive policy (Odyssey): after each change it asks the other policies, estimates each answer, takes the best.
 
-Candidates: going on without the lost (rerouting), new pipelines from templates in every way that is worth an estimate,
-and both in time: one step rerouted, beside which the state for the new pipelines moves. The objective is Odyssey's
-Eq. 8, see `planaria.policy.worth`. It makes no plan of its own.
+Candidates come from the sources of `planaria.policy.sources`: going on without the lost (rerouting), new pipelines from
+templates and from a search; each also with split backwards, and with one step rerouted beside which its state moves.
+The objective is Odyssey's Eq. 8, see `planaria.policy.worth`. It makes no plan of its own.
+
+What the candidates are depends on the question alone, so it can be found out before (`ponder`); which is best depends
+on the outlook, and takes no time. An answer that was prepared is the answer that would be given.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from typing import Self
 
-from planaria.estimate.memory import worker_memory_bytes
-from planaria.estimate.transition import transfer_time
+import msgspec
+
+from planaria.plan.ledger import Ledger
 from planaria.plan.placement import Holders
-from planaria.plan.plan import NodeId, Plan, PlanError
+from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
 from planaria.plan.profile import ModelProfile
-from planaria.plan.reconfigure import Change
-from planaria.plan.replicas import lacking
-from planaria.plan.respeed import candidates
+from planaria.plan.salvage import LayerHolders
 from planaria.plan.settings import PlannerSettings
+from planaria.plan.speeds import Speeds
+from planaria.plan.zones import Zones
 from planaria.policy.candidate import Candidate
+from planaria.policy.options import Option, options_in_pieces
 from planaria.policy.outlook import Outlook
+from planaria.policy.pieces import Pieces, finished
 from planaria.policy.proposal import Proposal
-from planaria.policy.reroute import REROUTE, ReroutePolicy
-from planaria.policy.templates import TemplatesPolicy
+from planaria.policy.question import Canonical, Question, canonical
+from planaria.policy.reroute import ReroutePolicy
+from planaria.policy.source import Source
+from planaria.policy.sources import SOURCES
 from planaria.policy.wording import join, time
-from planaria.policy.worth import CHANGE_S, Course, horizon_s, peril, worth
+from planaria.policy.worth import Course, horizon_s, peril, worth
 
 MOST_TOLD = 3
 """Candidates that the sentence names, the chosen one included; records have all."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Option:
-    """A candidate before it is judged.
-
-    Attributes:
-        name: see `Candidate`.
-        proposal: of the plan that lasts.
-        moves_s: seconds for which its state is under way.
-        transition_s: see `Candidate`.
-        is_degraded: some layer has fewer than f + 1 replicas under the plan that lasts.
-        memory_bytes: of the fullest device under that plan.
-    """
-
-    name: str
-    proposal: Proposal
-    moves_s: float
-    transition_s: float
-    is_degraded: bool
-    memory_bytes: int
+MOST_KEPT = 256
+"""Answers. Nodes in equal places have one, so a cluster of a thousand needs some tens."""
 
 
 class AdaptivePolicy(ReroutePolicy):
@@ -66,11 +55,27 @@ class AdaptivePolicy(ReroutePolicy):
         """
         super().__init__(profile, settings)
         self._outlook = Outlook()
+        self._sources: tuple[Source, ...] = tuple(make(ReroutePolicy.like(self)) for make in SOURCES)
+        self._answers: dict[Hashable, Sequence[Option]] = {}
 
     def with_outlook(self, outlook: Outlook) -> Self:
         """The same templates, for decisions at such a time."""
         policy = copy.copy(self)
         policy._outlook = outlook
+        return policy
+
+    def with_speeds(self, speeds: Speeds) -> Self:
+        """The same templates, for nodes that compute so fast; what was prepared is forgotten."""
+        policy = super().with_speeds(speeds)
+        policy._sources = tuple(source.at_speeds(speeds) for source in self._sources)
+        policy._answers = {}
+        return policy
+
+    def with_zones(self, zones: Zones) -> Self:
+        """The same templates, for nodes in these zones; what was prepared is forgotten."""
+        policy = super().with_zones(zones)
+        policy._sources = tuple(source.in_zones(zones) for source in self._sources)
+        policy._answers = {}
         return policy
 
     def reconfigure(
@@ -87,153 +92,129 @@ class AdaptivePolicy(ReroutePolicy):
             TooFewNodes: nothing can be rerouted, and fewer than (f + 1) n0 nodes are left.
             NoReplica: a group has no live holder.
         """
-        question = plan, lost, holders, generation, leaving
-        rerouted = self.on_what_is_left(*question)
-        try:
-            made = list(self._from_templates(*question))
-        except PlanError:
-            rerouted = rerouted or self.as_it_is(*question)
-            if rerouted is None:
-                raise
-            made = []
-        options = list(self._options(rerouted, made, generation))
-        horizon = horizon_s(self._outlook, min(option.proposal.step_time_s for option in options))
+        asked = self._form(Question(plan=plan, lost=lost, holders=holders, leaving=leaving))
+        options = finished(self._options(asked))
+        horizon = horizon_s(self._outlook, min(option.step_time_s for option in options))
         absent = {*lost, *leaving}
         live = [(plan.node_of(w), groups) for w, groups in holders.items() if plan.node_of(w) not in absent]
-        return self._best(self._allowed(options, horizon), peril(live, len(plan.groups)), horizon)
+        now = peril(live, len(plan.groups))
+        return self._best(asked, self._allowed(options, horizon), now, horizon, generation)
+
+    def finish_step(
+        self,
+        plan: Plan,
+        live: Collection[WorkerId],
+        halted: Collection[WorkerId],
+        counted: Ledger,
+        holders: LayerHolders,
+        generation: int,
+    ) -> Proposal:
+        """As for the others; and how long what runs again takes, so that the step may be begun anew instead."""
+        proposal = super().finish_step(plan, live, halted, counted, holders, generation)
+        again = tuple(route for route in proposal.plan.routes if route.born == generation)
+        if not again:
+            return proposal
+        alone = self._outline(msgspec.structs.replace(proposal.plan, routes=again))
+        return dataclasses.replace(proposal, again_s=alone.step_time_s)
+
+    def ponder(self, plan: Plan, lost: Collection[NodeId], holders: Holders) -> Iterator[None]:
+        """The candidates for when these nodes are lost, each piece at most a simulated step; for a second look at the
+        plan where nobody is.
+        """
+        policy = self.with_outlook(dataclasses.replace(self._outlook, at_once=bool(lost)))
+        try:
+            yield from policy._options(policy._form(Question(plan=plan, lost=lost, holders=holders)))
+        except PlanError:
+            return  # it is found out as quickly when it is asked
 
     def warm_up(self, plan: Plan, target: Proposal, generation: int) -> Proposal | None:
         """As for the others; what was weighed for the target is told."""
         proposal = super().warm_up(plan, target, generation)
-        return None if proposal is None else dataclasses.replace(proposal, candidates=target.candidates)
-
-    def _from_templates(
-        self,
-        plan: Plan,
-        lost: Collection[NodeId],
-        holders: Holders,
-        generation: int,
-        leaving: Collection[NodeId],
-    ) -> Iterator[Proposal]:
-        """The paper's way first, then others that fit. Raises PlanError: there is none."""
-        first = TemplatesPolicy.reconfigure(self, plan, lost, holders, generation, leaving)
-        yield first
-        change = Change(
-            profile=self._profile,
-            templates=self.templates,
-            settings=self._settings,
-            plan=plan,
-            lost=lost,
-            holders=holders,
-            generation=generation,
-            leaving=leaving,
-            speeds=self._speeds or {},
-        )
-        try:
-            others = candidates(change)
-        except PlanError:  # more nodes than the microbatches are enough for; the first way leaves some idle
-            return
-        seen = {(first.plan.pipelines, first.plan.routes)}
-        for found in others:
-            if (found.plan.pipelines, found.plan.routes) not in seen and self._fits(found.plan):
-                yield self.reconfigured(plan, lost, found)
-
-    def _options(self, rerouted: Proposal | None, made: Sequence[Proposal], generation: int) -> Iterator[_Option]:
-        """In the order in which equally good ones are preferred."""
-        if rerouted is not None:
-            yield self._option(REROUTE, rerouted)
-        for target in made:
-            option = self._option(f"templates ({target.how}, {_shape(target.plan)})", target)
-            both = self._both(rerouted, option, generation) if rerouted is not None else None
-            if both is not None:
-                yield both
-            yield option
-
-    def _option(self, name: str, proposal: Proposal) -> _Option:
-        plan = proposal.plan
-        moves_s = transfer_time(plan, self._profile.links).time_s
-        if self._outlook.at_once:
-            waits_s = moves_s
-        else:
-            waits_s = self._second_s + max(0.0, moves_s - proposal.step_time_s) if moves_s else 0.0
-        return _Option(
-            name=name,
-            proposal=proposal,
-            moves_s=moves_s,
-            transition_s=CHANGE_S + waits_s,
-            is_degraded=bool(lacking(plan, self._settings.fault_tolerance)),
-            memory_bytes=max(worker_memory_bytes(plan, self._profile, worker) for worker in plan.workers),
-        )
-
-    @property
-    def _second_s(self) -> float:
-        """Of the change after the step beside which state moved: it is decided once more."""
-        return CHANGE_S + self._outlook.decision_s
-
-    def _both(self, rerouted: Proposal, option: _Option, generation: int) -> _Option | None:
-        """A rerouted step, beside which the state moves for the option. None where that is no use, or cannot be."""
-        target = option.proposal
-        if not self._outlook.at_once or rerouted.plan.transfers or not target.plan.transfers:
+        if proposal is None:
             return None
-        step = self.warm_up(rerouted.plan, target, generation)
-        if step is None or not {move.source for move in target.plan.transfers} <= set(step.plan.workers):
-            return None
-        degraded = " It is degraded until then." if step.is_degraded else ""
-        step = dataclasses.replace(
-            step, reason=f"The lost nodes' work is rerouted for one step, beside which state moves.{degraded}"
-        )
-        return dataclasses.replace(
-            option,
-            name=f"one step rerouted, then {option.name}",
-            proposal=dataclasses.replace(target, beside=step),
-            transition_s=CHANGE_S
-            + self._second_s
-            + max(0.0, max(step.step_time_s, option.moves_s) - target.step_time_s),
-        )
+        return dataclasses.replace(proposal, candidates=target.candidates, transfer_s=target.transfer_s)
 
-    def _allowed(self, options: Sequence[_Option], horizon: float) -> Sequence[_Option]:
-        """A degraded plan lasts only where no full one is possible: none at all, or none in time."""
-        full = [option for option in options if not option.is_degraded]
-        in_time = any(option.moves_s < horizon or not self._outlook.at_once for option in full)
-        return full if in_time else options
+    def _form(self, asked: Question) -> Canonical:
+        """Where a plan is not for the next step, it is compared with that of now, and nodes keep their numbers; so they
+        do where they differ, in speed or in zone."""
+        return canonical(asked, may_rename=self._outlook.at_once and not self._speeds and not self._zones)
 
-    def _best(self, options: Sequence[_Option], peril_now: float, horizon: float) -> Proposal:
-        """The option that is worth most; of equals that with the shorter transition, then the first."""
+    def _options(self, asked: Canonical) -> Pieces[Sequence[Option]]:
+        """Of the canonical question. Raises PlanError: there is none."""
+        key = asked.question.key
+        options = self._answers.get(key)
+        if options is None:
+            options = yield from options_in_pieces(self, self._sources, asked.question)
+            self._answers[key] = options
+            while len(self._answers) > MOST_KEPT:
+                del self._answers[next(iter(self._answers))]
+        return options
+
+    def _allowed(self, options: Sequence[Option], horizon: float) -> Sequence[Option]:
+        """A degraded plan lasts only where no full one is possible: none at all, or none in time. What would move
+        beside a step moves so only where the plan is for the next step."""
+        outlook = self._outlook
+        possible = [option for option in options if option.beside_s is None or outlook.at_once]
+        full = [option for option in possible if not option.is_degraded]
+        in_time = any(option.moves_s * outlook.transfer_stretch < horizon or not outlook.at_once for option in full)
+        return full if in_time else possible
+
+    def _best(
+        self, asked: Canonical, options: Sequence[Option], peril_now: float, horizon: float, generation: int
+    ) -> Proposal:
+        """The option that is worth most; of equals the one with the shorter transition, of fewer bytes, the first."""
         judged = [self._judged(option, peril_now, horizon) for option in options]
-        order = sorted(range(len(options)), key=lambda at: (-judged[at].samples_per_s, judged[at].transition_s))
+        order = sorted(
+            range(len(options)),
+            key=lambda at: (-judged[at].samples_per_s, judged[at].transition_s, judged[at].transfer_bytes),
+        )
         ranked = tuple(judged[at] for at in order)
-        chosen = options[order[0]].proposal
+        offer = options[order[0]].offer
+        chosen = asked.answered(offer.proposal, generation)
         told = _comparison(ranked, horizon, self._outlook)
         beside = chosen.beside
         if beside is not None:
             beside = dataclasses.replace(beside, reason=f"{beside.reason} {told}", candidates=ranked)
-        return dataclasses.replace(chosen, reason=f"{chosen.reason} {told}", candidates=ranked, beside=beside)
+        reason = f"{offer.explain(asked.asked, chosen.plan)} {told}"
+        return dataclasses.replace(chosen, reason=reason, candidates=ranked, beside=beside)
 
-    def _judged(self, option: _Option, peril_now: float, horizon: float) -> Candidate:
-        proposal, plan = option.proposal, option.proposal.plan
+    def _judged(self, option: Option, peril_now: float, horizon: float) -> Candidate:
+        proposal = option.offer.proposal
+        transition_s = self._transition_s(option)
         course = Course(
             step_time_s=proposal.step_time_s,
-            transition_s=option.transition_s,
+            transition_s=transition_s,
             peril_before=peril_now,
-            peril=peril(((plan.node_of(w), groups) for w, groups in plan.groups_of.items()), len(plan.groups)),
+            peril=option.peril,
+            loss_s=option.loss_s,
         )
         value = worth(course, self._outlook, horizon)
         samples = self._settings.num_microbatches * self._profile.microbatch_size
         return Candidate(
             name=option.name,
             step_time_s=proposal.step_time_s,
-            transition_s=option.transition_s,
+            transition_s=transition_s,
             transfer_bytes=proposal.transfer_bytes,
             memory_bytes=option.memory_bytes,
             is_degraded=option.is_degraded,
             risk_s=value.risk_s,
+            loss_s=option.loss_s,
             samples_per_s=samples * value.steps_per_s,
         )
 
-
-def _shape(plan: Plan) -> str:
-    """The pipelines' numbers of nodes."""
-    return "+".join(str(len({plan.node_of(worker) for worker in pipeline.workers})) for pipeline in plan.pipelines)
+    def _transition_s(self, option: Option) -> float:
+        """What passes without gain until the plan runs."""
+        outlook, step_s = self._outlook, option.step_time_s
+        moves_s = option.moves_s * outlook.transfer_stretch
+        second_s = outlook.change_s + outlook.decision_s  # after the step beside which state moved it is decided again
+        if option.beside_s is not None:
+            long_s = option.beside_s + moves_s if option.is_awaited else max(option.beside_s, moves_s)
+            waits_s = second_s + max(0.0, long_s - step_s)
+        elif outlook.at_once or not moves_s:
+            waits_s = moves_s
+        else:
+            waits_s = second_s + max(0.0, moves_s - step_s)
+        return outlook.change_s + waits_s + option.offer.costs_s + option.offer.wasted_steps * step_s
 
 
 def _comparison(ranked: Sequence[Candidate], horizon: float, outlook: Outlook) -> str:

@@ -17,6 +17,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
         memory_bytes: of the device that must hold most.
         is_degraded: some layer has fewer than f + 1 replicas.
         risk_s: expected seconds that the next loss costs because it takes a last replica.
+        loss_s: by how much longer the step is expected to take in which the next node is lost.
         samples_per_s: mean until the next loss, or the end of the job if that is sooner; the most is best.
     """
 
@@ -28,3 +29,4 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     is_degraded: bool
     risk_s: float
     samples_per_s: float
+    loss_s: float = 0.0

@@ -20,6 +20,7 @@ from planaria.plan.plan import NodeId, Pipeline, Plan, ScheduleKind
 from planaria.plan.profile import ModelProfile
 from planaria.plan.reroute import rerouted
 from planaria.plan.settings import PlannerSettings
+from planaria.policy.pieces import Pieces, finished
 
 CLOSE = 0.002
 """A step that may be shorter by so little is not looked for; nor is one worth more memory."""
@@ -68,6 +69,19 @@ def fastest_detours(
 
     Backwards are split where the memory allows for it, but for a plan at full strength: that keeps the job's schedule.
     """
+    return finished(detours_in_pieces(profile, settings, pipelines, generation, conditions=conditions, budget=budget))
+
+
+def detours_in_pieces(
+    profile: ModelProfile,
+    settings: PlannerSettings,
+    pipelines: Sequence[Pipeline],
+    generation: int,
+    *,
+    conditions: Conditions = AS_PROFILED,
+    budget: int = BUDGET,
+) -> Pieces[Rerouted | None]:
+    """`fastest_detours`, with a pause before each simulated step."""
     return _Search(profile, settings, pipelines, generation, conditions, budget).run()
 
 
@@ -104,18 +118,20 @@ class _Search:
         """Simulations."""
         self._best: tuple[float, Deal, _Order, Plan] | None = None
 
-    def run(self) -> Rerouted | None:
+    def run(self) -> Pieces[Rerouted | None]:
         deals = self._deals()
         first = next(deals)
         order = next((order for order in self._orders() if self._fits(self._plan(first, order))), None)
         if order is None:
             return None
+        yield
         self._try(first, order)
         for deal in deals:
             if self._is_close() or self._left <= 1:
                 break
+            yield
             self._try(deal, order)
-        self._other_orders()
+        yield from self._other_orders()
         assert self._best is not None
         seconds, _, _, plan = self._best
         return Rerouted(plan=plan, step_time_s=seconds, lower_bound_s=self._bound_s)
@@ -140,21 +156,24 @@ class _Search:
         kinds = dict.fromkeys((ScheduleKind.ZERO_BUBBLE_H1, own, ScheduleKind.ONE_F_ONE_B))
         return [(kind, spare) for kind in kinds for spare in SPARE if spare <= SPARE[0]]
 
-    def _other_orders(self) -> None:
+    def _other_orders(self) -> Pieces[None]:
         """For the best deal: less memory where it costs no time, more where it gains some, the job's own schedule."""
         assert self._best is not None
         _, deal, (kind, spare), _ = self._best
         if self._is_full:
             return
         for less in sorted((other for other in SPARE if other < spare), reverse=True):
+            yield
             if self._left <= 0 or not self._try(deal, (kind, less), instead=True):
                 break
         if spare < SPARE[0]:
             return  # memory is short
         for more in sorted(other for other in SPARE if other > spare):
+            yield
             if self._is_close() or self._left <= 0 or not self._try(deal, (kind, more)):
                 break
         if kind is not self._settings.schedule and self._left > 0 and not self._is_close():
+            yield
             self._try(deal, (self._settings.schedule, 0))
 
     def _is_close(self) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from planaria.estimate.restore import Storage
 
 DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S = 3 * 3600.0
 """Llama 3.1's training was interrupted 419 times in 54 days, about every three hours (Odyssey, section II-B)."""
@@ -10,6 +12,15 @@ DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S = 3 * 3600.0
 USUAL_DECISION_S = 0.1
 """Until one was measured. Seconds of the processor for 16 nodes and 64 microbatches, 2 cores of an AMD EPYC virtual
 machine."""
+
+
+CHANGE_S = 0.005
+"""Until one was measured: from the last vote under one plan to the first instruction under the next, beside what a
+commit and the decision take."""
+
+RESTORE_S = 1.0
+"""Until one was measured: from the loss of a layer's last replica to the first step from a checkpoint, beside the steps
+that are lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +33,10 @@ class Outlook:
         steps_at_stake: committed since the last checkpoint: lost if all replicas of a layer are.
         checkpoint_every: steps between checkpoints; 0: none is written on the way.
         decision_s: that a decision takes; workers wait for it. One that follows another costs so much.
+        storage: that checkpoints are read from.
+        change_s: that a change of plans takes for which nothing moves, the decision aside.
+        transfer_stretch: how many times longer state is under way than the profile's links say.
+        restore_s: until the first step from a checkpoint begins, when a layer's last replica is lost.
         at_once: the plan is for the next step, so its state moves first, or beside that step. Else it is for the step
             after, and its state moves beside the plan of now in any case.
     """
@@ -31,4 +46,8 @@ class Outlook:
     steps_at_stake: int = 0
     checkpoint_every: int = 0
     decision_s: float = USUAL_DECISION_S
+    storage: Storage = field(default_factory=Storage)
+    change_s: float = CHANGE_S
+    transfer_stretch: float = 1.0
+    restore_s: float = RESTORE_S
     at_once: bool = True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, Self
 
@@ -11,6 +11,7 @@ from planaria.plan.placement import Holders
 from planaria.plan.plan import NodeId, Plan, WorkerId
 from planaria.plan.salvage import LayerHolders
 from planaria.plan.speeds import Speeds
+from planaria.plan.zones import Zones
 from planaria.policy.candidate import Candidate
 from planaria.policy.outlook import Outlook
 
@@ -27,10 +28,16 @@ class Proposal:
         longest_s: estimated seconds of the plan's longest instruction.
         how: of a reconfiguration, how pipelines were made again; "initial" or "finish step" otherwise.
         is_degraded: the policy means to go on though some layer has fewer than f + 1 replicas.
+        dropped: microbatches that the policy means to leave out; the plan leaves out exactly those.
         transfer_s: estimated seconds until the state has moved, where nothing else is done meanwhile.
         compute_s: seconds that each worker computes in a step, on a node as fast as the profile says.
         beside: a plan to go on with for one step, beside which the state for this one moves; None: it moves first.
+        restores: the workers' state is that of the last checkpoint, not of the last commit: what was trained since is
+            trained again.
         candidates: the plans that were weighed, the best, which is this one, first; none where nothing was weighed.
+        again_s: of a plan that finishes a step, estimated seconds of what it runs again alone; None: the step is
+            finished so in any case, and not begun anew where that is quicker.
+        gap: by how much of it a step may be longer than any on the same stages; 0: not known.
     """
 
     plan: Plan
@@ -40,10 +47,19 @@ class Proposal:
     longest_s: float
     how: str
     is_degraded: bool = False
+    dropped: tuple[int, ...] = ()
     transfer_s: float = 0.0
     compute_s: Mapping[WorkerId, float] = field(default_factory=dict)
     beside: Proposal | None = None
+    restores: bool = False
     candidates: tuple[Candidate, ...] = ()
+    again_s: float | None = None
+    gap: float = 0.0
+
+    @property
+    def batch_s(self) -> float:
+        """Estimated seconds for as many samples as the global batch has: longer than a step that leaves some out."""
+        return self.step_time_s * self.plan.num_microbatches / self.plan.num_counted
 
     @property
     def transition_s(self) -> float | None:
@@ -56,6 +72,9 @@ class Policy(Protocol):
 
     def with_speeds(self, speeds: Speeds) -> Self:
         """The same policy for nodes that compute so fast; all others are as fast as the profile says."""
+
+    def with_zones(self, zones: Zones) -> Self:
+        """The same policy for nodes that are there; a plan's replicas are spread over the zones as far as can be."""
 
     def with_outlook(self, outlook: Outlook) -> Self:
         """The same policy, for decisions at such a time. Most policies make the same plans at any."""
@@ -79,8 +98,17 @@ class Policy(Protocol):
         It does without the `leaving` nodes, which still live and send what they hold.
         """
 
+    def ponder(self, plan: Plan, lost: Collection[NodeId], holders: Holders) -> Iterator[None]:
+        """Prepare the answer to `reconfigure` for when these nodes are lost, in short pieces. Nothing follows from it
+        but that the same answer comes sooner then; it raises nothing.
+        """
+
     def warm_up(self, plan: Plan, target: Proposal, generation: int) -> Proposal | None:
         """A plan for one step that goes on as `plan` while the state for `target` travels; None to take it at once."""
+
+    def finishes(self, plan: Plan, live: Collection[WorkerId]) -> bool:
+        """Whether what losses left undone of the step in progress is done; else all of it is begun anew, under the
+        answer of `reconfigure`."""
 
     def finish_step(
         self,

@@ -11,17 +11,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Sequence
 
-import msgspec
-
 from planaria.plan.costs import StageCosts
 from planaria.plan.detours import Detours, unowned
 from planaria.plan.placement import Holders
 from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError, WorkerId
 from planaria.plan.refill import Place, places, with_place
 from planaria.plan.replicas import lacking
-from planaria.plan.reroute import carriers, left_over
-from planaria.plan.transfers import transfers
-from planaria.policy.detour_search import Rerouted, fastest_detours
+from planaria.plan.reroute import as_placed, carriers, left_over
+from planaria.plan.transfers import moved
+from planaria.policy.detour_search import Rerouted, detours_in_pieces
+from planaria.policy.pieces import Pieces, finished
 from planaria.policy.proposal import Proposal
 from planaria.policy.templates import TemplatesPolicy
 from planaria.policy.wording import count, join, size
@@ -35,6 +34,13 @@ _Rank = tuple[int, float, float, int]
 
 class ReroutePolicy(TemplatesPolicy):
     """Proposes plans on what is left. The first plan, and the rest of a step after a loss, are those of templates."""
+
+    @classmethod
+    def like(cls, other: TemplatesPolicy) -> ReroutePolicy:
+        """One with the same templates, for another one's use."""
+        policy = object.__new__(ReroutePolicy)
+        policy.__dict__.update(other.__dict__)
+        return policy
 
     def reconfigure(
         self,
@@ -76,11 +82,19 @@ class ReroutePolicy(TemplatesPolicy):
         generation: int,
         leaving: Collection[NodeId] = (),
     ) -> Proposal | None:
-        """What is left goes on, whole as it is, though nodes came: they are too few for more pipelines."""
+        """What is left goes on, as nothing else is possible. None where that is not either.
+
+        Though nodes came: they are too few for more pipelines. Or though of some layer no owner has the state in place:
+        it comes to him before the step; or who holds it beside the plan becomes an owner.
+        """
         gone = {*lost, *leaving}
         left = left_over(plan, holders, gone)
         came = self._came(plan, left, holders, gone)
-        return self._rerouted(plan, left, came, holders, generation, gone, leaving) if came else None
+        found = finished(self._rerouted(plan, left, came, holders, generation, gone, leaving)) if came else None
+        if found is not None:
+            return found
+        placed = as_placed(plan, holders, gone)
+        return finished(self._rerouted(plan, placed, (), holders, generation, gone, leaving))
 
     def on_what_is_left(
         self,
@@ -94,6 +108,17 @@ class ReroutePolicy(TemplatesPolicy):
 
         None where some layer would have no owner, nothing fits the memory, or nodes came and none has a place to take.
         """
+        return finished(self.on_what_is_left_in_pieces(plan, lost, holders, generation, leaving))
+
+    def on_what_is_left_in_pieces(
+        self,
+        plan: Plan,
+        lost: Collection[NodeId],
+        holders: Holders,
+        generation: int,
+        leaving: Collection[NodeId] = (),
+    ) -> Pieces[Proposal | None]:
+        """`on_what_is_left`, with pauses."""
         gone = {*lost, *leaving}
         left = left_over(plan, holders, gone)
         came = self._came(plan, left, holders, gone)
@@ -101,7 +126,7 @@ class ReroutePolicy(TemplatesPolicy):
         has_place = not whole or not gone.isdisjoint(plan.nodes)
         if came and not has_place:
             return None
-        return self._rerouted(plan, left, came, holders, generation, gone, leaving)
+        return (yield from self._rerouted(plan, left, came, holders, generation, gone, leaving))
 
     def warm_up(self, plan: Plan, target: Proposal, generation: int) -> Proposal | None:
         """As for templates; the step that goes on may be one with too few replicas."""
@@ -129,19 +154,19 @@ class ReroutePolicy(TemplatesPolicy):
         generation: int,
         gone: Collection[NodeId],
         leaving: Collection[NodeId],
-    ) -> Proposal | None:
+    ) -> Pieces[Proposal | None]:
         """None where some layer would have no owner, or nothing fits the memory."""
         filled = self._filled(plan, left, came, holders)
         for pipelines in (filled, left) if filled != left else (left,):
             if not pipelines or unowned(pipelines, plan.num_layers):
                 continue
-            found = fastest_detours(self._profile, self._settings, pipelines, generation, conditions=self._conditions)
+            found = yield from detours_in_pieces(
+                self._profile, self._settings, pipelines, generation, conditions=self._conditions
+            )
             if found is None:
                 continue
-            new = found.plan
-            told = {w: g for w, g in holders.items() if w in new.groups_of or plan.node_of(w) in set(leaving)}
-            new = msgspec.structs.replace(new, transfers=transfers(new, told))
-            return self._sentence(plan, found, new, gone)
+            sources = {w: g for w, g in holders.items() if plan.node_of(w) not in gone or plan.node_of(w) in leaving}
+            return self._sentence(plan, found, moved(found.plan, sources, leaving, plan.devices_of), gone)
         return None
 
     def _filled(
@@ -209,14 +234,20 @@ class ReroutePolicy(TemplatesPolicy):
         moved = sum(move.moved_bytes(plan.groups[move.group]) for move in plan.transfers)
         proposal = self._proposal(plan, "", moved, REROUTE)
         short = lacking(plan, self._settings.fault_tolerance)
-        reason = f"{_happened(before, plan, gone)}; {_detours(plan, found)}"
-        if moved:
-            reason += f", and {size(moved)} of state move to who came"
+        proposal = dataclasses.replace(proposal, is_degraded=bool(short), gap=found.gap)
+        return dataclasses.replace(proposal, reason=self.reason(before, gone, proposal, plan))
+
+    def reason(self, before: Plan, gone: Collection[NodeId], proposal: Proposal, plan: Plan) -> str:
+        """The sentence for a rerouted plan: `plan` after `before`, as the proposal has it."""
+        short = lacking(plan, self._settings.fault_tolerance)
+        reason = f"{_happened(before, plan, gone)}; {_detours(plan, proposal.gap)}"
+        if proposal.transfer_bytes:
+            reason += f", and {size(proposal.transfer_bytes)} of state move"
         else:
             reason += ", and no state moves"
         if short:
             reason += f". Degraded: {_replicas(short, self._settings.fault_tolerance)}"
-        return dataclasses.replace(proposal, reason=f"{reason}.", is_degraded=bool(short))
+        return f"{reason}."
 
 
 def _happened(before: Plan, after: Plan, gone: Collection[NodeId]) -> str:
@@ -237,11 +268,11 @@ def _are(things: Sequence[object]) -> str:
     return "are" if len(things) > 1 else "is"
 
 
-def _detours(plan: Plan, found: Rerouted) -> str:
+def _detours(plan: Plan, gap_share: float) -> str:
     carried = carriers(plan)
     if not carried:
         return "the microbatches are dealt out over whole pipelines"
-    gap = f" (a step at most {100 * found.gap:.0f}% longer than the best possible)" if found.gap >= 0.005 else ""
+    gap = f" (a step at most {100 * gap_share:.0f}% longer than the best possible)" if gap_share >= 0.005 else ""
     owns = "owns" if len(carried) == 1 else "own"
     return f"{count(len(carried), 'peer')} that {owns} the same layers run what is missing{gap}"
 

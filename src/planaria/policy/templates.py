@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Self
 
 from planaria.estimate.conditions import AS_PROFILED, Conditions
-from planaria.estimate.memory import worker_memory_bytes
+from planaria.estimate.memory import fullest_device_bytes
 from planaria.estimate.step_time import Known, Outline, outline
 from planaria.plan.batch import Undistributable
 from planaria.plan.instantiate import initial_plan
@@ -21,8 +22,9 @@ from planaria.plan.respeed import candidates
 from planaria.plan.salvage import LayerHolders, finish_step
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.speeds import Speeds
-from planaria.plan.templates import make_templates
+from planaria.plan.templates import Template, make_templates
 from planaria.plan.warm_up import warm_up
+from planaria.plan.zones import Zones
 from planaria.policy.outlook import Outlook
 from planaria.policy.proposal import Proposal
 from planaria.policy.wording import count as _count
@@ -49,6 +51,7 @@ class TemplatesPolicy:
         self._profile = profile
         self._settings = settings
         self._speeds: Speeds | None = None
+        self._zones: Zones = {}
         self._conditions = AS_PROFILED
         self._known: Known = {}
         """Pipelines that were estimated before: most of a plan's are as in the one before."""
@@ -59,6 +62,16 @@ class TemplatesPolicy:
                 "Set a lower resilience.min_nodes_per_pipeline, or use devices with more memory."
             )
 
+    @property
+    def profile(self) -> ModelProfile:
+        """Costs."""
+        return self._profile
+
+    @property
+    def settings(self) -> PlannerSettings:
+        """Of the job."""
+        return self._settings
+
     def with_speeds(self, speeds: Speeds) -> Self:
         """The same templates, for nodes that compute so fast.
 
@@ -68,6 +81,12 @@ class TemplatesPolicy:
         policy = copy.copy(self)
         policy._speeds = dict(speeds)
         policy._conditions = Conditions(node_speeds=policy._speeds)
+        return policy
+
+    def with_zones(self, zones: Zones) -> Self:
+        """The same templates, for nodes in these zones."""
+        policy = copy.copy(self)
+        policy._zones = dict(zones)
         return policy
 
     def with_outlook(self, outlook: Outlook) -> Self:
@@ -100,14 +119,12 @@ class TemplatesPolicy:
         An instantiation weighs compute alone. The more pipelines there are, the longer their sums take: where that
         counts, fewer and larger pipelines are faster.
         """
-        best = initial_plan(self._profile, self.templates, self._settings, nodes, generation, speeds=self._speeds)
+        best = self._instantiated(self.templates, nodes, generation)
         least_s = CLEARLY * self._outline(best).step_time_s
         smallest = 1
         while smallest < len(self.templates):
             try:
-                plan = initial_plan(
-                    self._profile, self.templates[smallest:], self._settings, nodes, generation, speeds=self._speeds
-                )
+                plan = self._instantiated(self.templates[smallest:], nodes, generation)
             except PlanError:
                 break  # too few nodes for f + 1 pipelines of that size
             seconds = self._outline(plan).step_time_s
@@ -115,6 +132,11 @@ class TemplatesPolicy:
                 best, least_s = plan, seconds
             smallest *= 2
         return best
+
+    def _instantiated(self, templates: Sequence[Template], nodes: Sequence[NodeId], generation: int) -> Plan:
+        return initial_plan(
+            self._profile, templates, self._settings, nodes, generation, speeds=self._speeds, zones=self._zones
+        )
 
     def reconfigure(
         self,
@@ -134,11 +156,54 @@ class TemplatesPolicy:
 
     def reconfigured(self, plan: Plan, lost: Collection[NodeId], result: Reconfiguration) -> Proposal:
         """The proposal of this very reconfiguration."""
-        if self._speeds is None:
-            reason = _why(plan, lost, result)
-        else:
-            reason = _why_at_speeds(plan, lost, result, self._speeds)
+        reason = self.reason_of(plan, lost, result)
         return self._proposal(result.plan, reason, result.transfer_bytes, result.how.value, result.transfer_s)
+
+    def reason_of(self, plan: Plan, lost: Collection[NodeId], result: Reconfiguration) -> str:
+        """The sentence for a reconfiguration."""
+        if self._speeds is None:
+            return _why(plan, lost, result)
+        return _why_at_speeds(plan, lost, result, self._speeds)
+
+    def reconfigurations(
+        self, plan: Plan, lost: Collection[NodeId], holders: Holders, generation: int, leaving: Collection[NodeId] = ()
+    ) -> Iterator[Reconfiguration]:
+        """The one that is taken under this policy, then the others that are worth an estimate and fit the memory.
+
+        Raises:
+            PlanError: there is none, see `reconfigure`.
+        """
+        first = self._reconfiguration(plan, lost, holders, generation, leaving)
+        yield first
+        try:
+            others = candidates(self.change(plan, lost, holders, generation, leaving))
+        except PlanError:  # more nodes than the microbatches are enough for; the first way leaves some idle
+            return
+        seen = {(first.plan.pipelines, first.plan.routes)}
+        for found in others:
+            if (found.plan.pipelines, found.plan.routes) not in seen and self.fits(found.plan):
+                yield found
+
+    def change(
+        self, plan: Plan, lost: Collection[NodeId], holders: Holders, generation: int, leaving: Collection[NodeId] = ()
+    ) -> Change:
+        """What plans after it are made from."""
+        return Change(
+            profile=self._profile,
+            templates=self.templates,
+            settings=self._settings,
+            plan=plan,
+            lost=lost,
+            holders=holders,
+            generation=generation,
+            leaving=leaving,
+            speeds=self._speeds or {},
+            zones=self._zones,
+        )
+
+    def ponder(self, plan: Plan, lost: Collection[NodeId], holders: Holders) -> Iterator[None]:
+        """Nothing: each question is answered when it is asked."""
+        return iter(())
 
     def _initial_plan(self, nodes: Sequence[NodeId], generation: int) -> Plan:
         """Of more nodes than the job began with, as many as a step's microbatches are enough for."""
@@ -162,9 +227,7 @@ class TemplatesPolicy:
             try:
                 if self._speeds is not None:
                     return self._at_speeds(plan, absent, holders, generation, leaving, self._speeds)
-                found = reconfigure(
-                    self._profile, self.templates, self._settings, plan, absent, holders, generation, leaving
-                )
+                found = self._as_ever(plan, absent, holders, generation, leaving)
                 return self._with_sums(found, plan, absent, holders, leaving)
             except Undistributable as error:
                 too_many = error
@@ -192,7 +255,16 @@ class TemplatesPolicy:
             larger = self.templates[smallest:]
             try:
                 other = reconfigure(
-                    self._profile, larger, self._settings, plan, lost, holders, generation, leaving, search=True
+                    self._profile,
+                    larger,
+                    self._settings,
+                    plan,
+                    lost,
+                    holders,
+                    generation,
+                    leaving,
+                    search=True,
+                    zones=self._zones,
                 )
             except PlanError:
                 break  # too few nodes for f + 1 pipelines of that size
@@ -212,40 +284,52 @@ class TemplatesPolicy:
         speeds: Speeds,
     ) -> Reconfiguration:
         """Of the candidates that fit into memory, the one that takes least in the long run, as simulated."""
-        change = Change(
-            profile=self._profile,
-            templates=self.templates,
-            settings=self._settings,
-            plan=plan,
-            lost=lost,
-            holders=holders,
-            generation=generation,
-            leaving=leaving,
-            speeds=speeds,
-        )
+        change = dataclasses.replace(self.change(plan, lost, holders, generation, leaving), speeds=speeds)
         best: Reconfiguration | None = None
         least_s = float("inf")
         for found in candidates(change):
             seconds = STEPS_AHEAD * self._outline(found.plan).step_time_s + found.transfer_s
-            if (best is None or seconds < least_s) and self._fits(found.plan):
+            if (best is None or seconds < least_s) and self.fits(found.plan):
                 best, least_s = found, seconds
         if best is None:
-            return reconfigure(self._profile, self.templates, self._settings, plan, lost, holders, generation, leaving)
+            return self._as_ever(plan, lost, holders, generation, leaving)
         return best
 
-    def _fits(self, plan: Plan) -> bool:
+    def _as_ever(
+        self, plan: Plan, lost: Collection[NodeId], holders: Holders, generation: int, leaving: Collection[NodeId]
+    ) -> Reconfiguration:
+        """Whatever the speeds are."""
+        return reconfigure(
+            self._profile,
+            self.templates,
+            self._settings,
+            plan,
+            lost,
+            holders,
+            generation,
+            leaving,
+            zones=self._zones,
+        )
+
+    def fits(self, plan: Plan) -> bool:
+        """Whether no device has to hold more than it may."""
         limit = self._settings.memory_bytes
-        return not limit or all(worker_memory_bytes(plan, self._profile, worker) <= limit for worker in plan.workers)
+        return not limit or fullest_device_bytes(plan, self._profile) <= limit
 
     def warm_up(self, plan: Plan, target: Proposal, generation: int) -> Proposal | None:
         """One more step of `plan`, beside which the workers of `target` get their state; None where that would not fit
         into the devices' memory. See `planaria.plan.warm_up`.
         """
         new = warm_up(plan, target.plan, generation)
-        if not self._fits(new):
+        if not self.fits(new):
             return None
         reason = f"{_changes(plan, target.plan)} after this step; what has to move moves beside it."
-        return self._proposal(new, reason, target.transfer_bytes, "warm up")
+        proposal = self._proposal(new, reason, target.transfer_bytes, "warm up")
+        return dataclasses.replace(proposal, dropped=plan.dropped)
+
+    def finishes(self, plan: Plan, live: Collection[WorkerId]) -> bool:
+        """Always: what is intact is not done twice."""
+        return True
 
     def finish_step(
         self,
@@ -275,7 +359,9 @@ class TemplatesPolicy:
             )
         else:
             what = "every microbatch is in a live accumulator or under way, so nothing runs again"
-        return self._proposal(new, f"{happened}; {what}.", 0, "finish step")
+        proposal = self._proposal(new, f"{happened}; {what}.", 0, "finish step")
+        # What was left out of the step before has left every accumulator.
+        return dataclasses.replace(proposal, dropped=plan.dropped)
 
     def _outline(self, plan: Plan) -> Outline:
         return outline(plan, self._profile, self._conditions, self._known)

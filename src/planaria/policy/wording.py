@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from planaria.plan.plan import Plan
+
 
 def size(size_bytes: int) -> str:
     """In the largest unit that fits."""
@@ -30,3 +32,8 @@ def time(seconds: float) -> str:
         if seconds >= 2 * scale:
             return f"{seconds / scale:.3g} {unit}"
     return f"{seconds * 1e3:.3g} ms"
+
+
+def shape(plan: Plan) -> str:
+    """The pipelines' numbers of nodes."""
+    return "+".join(str(len({plan.node_of(worker) for worker in pipeline.workers})) for pipeline in plan.pipelines)

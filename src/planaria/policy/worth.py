@@ -12,15 +12,6 @@ from dataclasses import dataclass
 from planaria.plan.plan import NodeId
 from planaria.policy.outlook import Outlook
 
-CHANGE_S = 0.005
-"""From the last vote under one plan to the first instruction under the next, beside what a commit and the decision
-take: everybody waits for the plan. A guess, of the order of what 6 workers on emulated devices lost on a machine that
-others used too (2 to 90 ms, the decision included); `benchmarks/adaptive.py` measures it (`adaptive.change`)."""
-
-RESTORE_S = 1.0
-"""From the loss of a layer's last replica to the first step from a checkpoint, beside the steps that are lost. A guess:
-reading takes as long as the disk does. It counts only against plans of which one loss takes a last replica."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
@@ -31,12 +22,14 @@ class Course:
         transition_s: before that, without gain.
         peril_before: of the next losses, the share that takes a last replica while the transition lasts.
         peril: likewise under the plan.
+        loss_s: by how much longer the step takes under the plan in which the next node is lost.
     """
 
     step_time_s: float
     transition_s: float
     peril_before: float
     peril: float
+    loss_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +57,8 @@ def worth(course: Course, outlook: Outlook, seconds: float) -> Worth:
     before_s = min(course.transition_s, seconds)
     share = (course.peril_before * before_s + course.peril * (seconds - before_s)) / outlook.time_to_failure_s
     risk_s = share * _at_stake_s(course.step_time_s, outlook, seconds)
-    gained_s = max(0.0, seconds - course.transition_s - risk_s)
+    loss_s = min(1.0, seconds / outlook.time_to_failure_s) * course.loss_s
+    gained_s = max(0.0, seconds - course.transition_s - risk_s - loss_s)
     return Worth(risk_s=risk_s, steps_per_s=gained_s / (seconds * course.step_time_s))
 
 
@@ -73,7 +67,7 @@ def _at_stake_s(step_time_s: float, outlook: Outlook, seconds: float) -> float:
     work_s = outlook.steps_at_stake * step_time_s + seconds
     if outlook.checkpoint_every:
         work_s = min(work_s, max(outlook.checkpoint_every, outlook.steps_at_stake) * step_time_s)
-    return RESTORE_S + work_s
+    return outlook.restore_s + work_s
 
 
 def peril(holders: Iterable[tuple[NodeId, Collection[int]]], num_groups: int) -> float:

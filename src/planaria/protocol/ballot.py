@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from planaria.plan.ledger import combine
+from planaria.plan.ledger import combine, mask_of
 from planaria.plan.plan import Plan, WorkerId
 from planaria.protocol.messages import Vote
 
@@ -18,7 +18,7 @@ class Tally:
         norms: group -> squared norm of its summed gradient.
         losses: microbatch -> loss.
         missing: contributions (layer, microbatch) that no vote has; 0 when a worker died after all had its own.
-        twice: contributions that more than one vote has.
+        twice: contributions that more than one vote has, or of microbatches that the plan leaves out.
         compute_s: how long each worker computed.
     """
 
@@ -64,7 +64,7 @@ class Ballot:
             return True
         norms = {group for vote in self._votes.values() for group in vote.norms}
         losses = {microbatch for vote in self._votes.values() for microbatch in vote.losses}
-        return len(norms) == len(self._plan.groups) and len(losses) == self._plan.num_microbatches
+        return len(norms) == len(self._plan.groups) and len(losses) == self._plan.num_counted
 
     def tally(self) -> Tally:
         norms: dict[int, float] = {}
@@ -76,6 +76,8 @@ class Ballot:
         missing = twice = 0
         if len(self._votes) == len(self._plan.workers):
             union, twice = combine((vote.ledger for vote in self._votes.values()), self._plan.num_layers)
-            full = (1 << self._plan.num_microbatches) - 1
+            left_out = mask_of(self._plan.dropped)
+            full = ((1 << self._plan.num_microbatches) - 1) & ~left_out
             missing = sum((full & ~mask).bit_count() for mask in union.bits())
+            twice += sum((left_out & mask).bit_count() for mask in union.bits())
         return Tally(norms=norms, losses=losses, missing=missing, twice=twice, compute_s=took)

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from planaria.job.settings import LrSchedule, TrainSection
-from planaria.protocol.ballot import Tally
 
 FIRST_EXPONENT = 4
 """Grid exponent before anything is committed: gradients of up to 2**4 are far from the limit."""
@@ -24,10 +23,12 @@ class Outcome:
 
     Attributes:
         loss: mean over its microbatches.
-        norm: global L2 norm of its gradient.
+        norm: global L2 norm of its gradient: the mean over the microbatches that counted.
         is_applied: both are numbers.
-        clip_factor: what gradients are multiplied by; `NOT_APPLIED` if the step is not applied.
+        clip_factor: what gradients are multiplied by; `NOT_APPLIED` if the step is not applied. Where microbatches were
+            left out, that makes a mean over those that counted of what was summed as a share of the whole batch.
         exponents: grid exponents of the next step.
+        scale: what the learning rate is multiplied by: the effective batch over the global one.
     """
 
     loss: float
@@ -35,25 +36,41 @@ class Outcome:
     is_applied: bool
     clip_factor: float
     exponents: tuple[int, ...]
+    scale: float = 1.0
 
 
-def outcome(tally: Tally, exponents: tuple[int, ...], clip_norm: float) -> Outcome:
-    """What the votes make of a step.
+def outcome(
+    norms: Mapping[int, float],
+    losses: Mapping[int, float],
+    exponents: tuple[int, ...],
+    clip_norm: float,
+    num_microbatches: int,
+) -> Outcome:
+    """What a step's sums and losses make of it. Whoever trains asks this: a coordinator, or a process alone.
 
     Args:
-        tally: of all votes.
+        norms: group -> squared norm of its summed gradient.
+        losses: microbatch -> loss, of those that counted.
         exponents: grid exponents of the step.
         clip_norm: limit of the gradient's norm; 0: none.
+        num_microbatches: of the global batch. Those without a loss were left out.
     """
-    norm, loss = gradient_norm(tally.norms), mean_loss(tally.losses)
+    scale = effective_share(len(losses), num_microbatches)
+    norm, loss = gradient_norm(norms) / scale, mean_loss(losses)
     is_applied = is_finite(loss, norm)
     return Outcome(
         loss=loss,
         norm=norm,
         is_applied=is_applied,
-        clip_factor=clip_factor(norm, clip_norm) if is_applied else NOT_APPLIED,
-        exponents=next_exponents(exponents, tally.norms) if is_applied else exponents,
+        clip_factor=clip_factor(norm, clip_norm) / scale if is_applied else NOT_APPLIED,
+        exponents=next_exponents(exponents, norms) if is_applied else exponents,
+        scale=scale,
     )
+
+
+def effective_share(num_counted: int, num_microbatches: int) -> float:
+    """The effective batch as a share of the global one; exactly 1 where nothing was left out."""
+    return num_counted / num_microbatches
 
 
 def next_exponents(exponents: Sequence[int], norms: Mapping[int, float]) -> tuple[int, ...]:

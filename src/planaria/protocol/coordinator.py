@@ -11,7 +11,9 @@ from collections import deque
 
 from planaria.plan.plan import Plan, WorkerId
 from planaria.policy.proposal import Policy
+from planaria.protocol.course import ahead
 from planaria.protocol.course.run import Run
+from planaria.protocol.course.switch import refusal
 from planaria.protocol.events import Command, Event, Received
 from planaria.protocol.past import Past
 from planaria.protocol.phases import Phase, ProtocolError
@@ -19,6 +21,7 @@ from planaria.protocol.requests import RunState
 from planaria.protocol.saving import Checkpoints
 from planaria.protocol.settings import RunSettings
 from planaria.protocol.shortage import Shortages
+from planaria.protocol.switching import MakePolicy
 from planaria.protocol.telling import shapes
 from planaria.protocol.timing import Timing
 from planaria.protocol.transitions import TRANSITIONS
@@ -32,12 +35,18 @@ class Coordinator:
         policy: makes the plans.
         past: what the journal of a coordinator that died says; then the first event must be `Restarted`.
         shortages: of memory, and what they say of the next plan.
+        make: makes other policies, if the user wants one; None: there are none.
     """
 
     def __init__(
-        self, settings: RunSettings, policy: Policy, past: Past | None = None, shortages: Shortages | None = None
+        self,
+        settings: RunSettings,
+        policy: Policy,
+        past: Past | None = None,
+        shortages: Shortages | None = None,
+        make: MakePolicy | None = None,
     ) -> None:
-        self._run = Run(settings, policy, past, shortages)
+        self._run = Run(settings, policy, past, shortages, make)
 
     def handle(self, event: Event, now: float) -> tuple[Command, ...]:
         """Take one event at monotonic time `now` (seconds); returns commands to carry out in order.
@@ -57,6 +66,10 @@ class Coordinator:
         run.history.append(f"{before.value} --{name}--> {run.phase.value}")
         return tuple(commands)
 
+    def thinks(self, now: float) -> bool:
+        """Whether `Idle` leads to anything at this moment."""
+        return ahead.thinks(self._run, now)
+
     @property
     def settings(self) -> RunSettings:
         return self._run.settings
@@ -65,6 +78,10 @@ class Coordinator:
     def policy(self) -> Policy:
         """For the nodes' speeds as they are known by now."""
         return self._run.placing.policy
+
+    def refusal(self, policy: str) -> str | None:
+        """Why the user cannot have the policy of this name now; None: he can, by `PolicyRequested`."""
+        return refusal(self._run, policy)
 
     @property
     def phase(self) -> Phase:
@@ -115,6 +132,10 @@ class Coordinator:
             generation=plan.generation if plan is not None else 0,
             speeds={int(node): speed for node, speed in sorted(run.placing.speeds.known.items())},
             resting=tuple(sorted(run.placing.pacing.resting)),
+            zones={int(node): run.members.zones[node] for node in run.members.nodes if node in run.members.zones},
+            policy=run.placing.switching.name.value,
+            num_dropped=run.counts.dropped,
+            decision=run.decision,
         )
 
     @property

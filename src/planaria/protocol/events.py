@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from planaria.job.settings import PolicyName
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.journal import JournalEntry
 from planaria.protocol.messages import FromWorker, SavedGroup, ToWorker
@@ -16,6 +17,7 @@ class WorkerJoined:
 
     worker: WorkerId
     data_address: str
+    zone: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +70,27 @@ class StopRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class PolicyRequested:
+    """The user wants another policy to make the plans from now on."""
+
+    name: PolicyName
+
+
+@dataclass(frozen=True, slots=True)
 class DecisionTook:
     """How long the last decision's computation took, as the driver measured it."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Nothing waits to be handled: there may be time to prepare decisions."""
+
+
+@dataclass(frozen=True, slots=True)
+class PieceTook:
+    """How long the last piece of such a preparation took, as the driver measured it."""
 
     seconds: float
 
@@ -98,7 +119,10 @@ Event = (
     | NodeNotice
     | Received
     | StopRequested
+    | PolicyRequested
     | DecisionTook
+    | Idle
+    | PieceTook
     | ManifestWritten
     | ManifestFailed
 )

@@ -11,6 +11,7 @@ import enum
 
 import msgspec
 
+from planaria.job.settings import PolicyName
 from planaria.plan.plan import NodeId
 from planaria.protocol.messages import Commit, PlanMessage, decoded
 from planaria.protocol.records import AnyRecord
@@ -69,12 +70,14 @@ class JournalNode(JournalEntry, frozen=True, kw_only=True, tag="node"):
     Attributes:
         cause: of a loss.
         strikes: it was lost while the plan in force needed it, so that there is something to recover from.
+        zone: of a node that joined.
     """
 
     node: NodeId
     fate: Fate
     cause: str = ""
     strikes: bool = False
+    zone: str = ""
 
 
 class JournalRecovery(JournalEntry, frozen=True, kw_only=True, tag="recovery"):
@@ -85,6 +88,12 @@ class JournalCheckpoint(JournalEntry, frozen=True, kw_only=True, tag="checkpoint
     """A checkpoint is whole on disk."""
 
     checkpoint: CheckpointRef
+
+
+class JournalPolicy(JournalEntry, frozen=True, kw_only=True, tag="policy"):
+    """Another policy makes the plans from now on, and the user was told so."""
+
+    policy: PolicyName
 
 
 class JournalStop(JournalEntry, frozen=True, kw_only=True, tag="stop"):
@@ -105,6 +114,7 @@ AnyEntry = (
     | JournalNode
     | JournalRecovery
     | JournalCheckpoint
+    | JournalPolicy
     | JournalStop
     | JournalRestart
     | JournalEnd

@@ -14,6 +14,7 @@ class Membership:
         addresses: of the live workers.
         gone: nodes that were lost or released; they never come back under the same number.
         leaving: live nodes that gave notice, and when (monotonic seconds).
+        zones: of live nodes that said where they are.
     """
 
     def __init__(self, num_nodes: int, devices_per_node: int) -> None:
@@ -22,6 +23,7 @@ class Membership:
         self.addresses: dict[WorkerId, str] = {}
         self.gone: set[NodeId] = set()
         self.leaving: dict[NodeId, float] = {}
+        self.zones: dict[NodeId, str] = {}
         self._faults: dict[NodeId, float] = {}
         self._joined: Counter[NodeId] = Counter()
         self._nodes: tuple[NodeId, ...] | None = ()
@@ -69,6 +71,7 @@ class Membership:
         """Forget a node; returns the workers that lived on it."""
         self.gone.add(node)
         self.leaving.pop(node, None)
+        self.zones.pop(node, None)
         self._joined.pop(node, None)
         self._nodes = None
         lost = tuple(worker for worker in self.workers_of(node) if worker in self.addresses)

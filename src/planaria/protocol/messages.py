@@ -12,6 +12,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
+from planaria.job.checks import MAX_ZONE_LENGTH
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import Plan, Transfer, WorkerId
 from planaria.protocol.liveness import Pulse
@@ -20,6 +21,9 @@ PROTOCOL_VERSION = 2
 
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 """From outside: a number, not below zero, and no infinity."""
+
+ZoneName = Annotated[str, msgspec.Meta(max_length=MAX_ZONE_LENGTH)]
+"""Where a node is: whatever fails as one. "": not known."""
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 """Longest control message that is read; a longer one is refused before memory is taken for it."""
@@ -63,13 +67,14 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
 
 
 class Hello(Message, frozen=True, kw_only=True, tag="hello"):
-    """First message of a worker. `data_address` is where peers reach it ("host:port")."""
+    """First message of a worker. `data_address` is where peers reach it ("host:port"), `zone` where its node is."""
 
     version: int
     token: str
     worker: WorkerId
     pid: int
     data_address: str
+    zone: ZoneName = ""
 
 
 class Ready(Message, frozen=True, kw_only=True, tag="ready"):
@@ -309,6 +314,9 @@ class Commit(Message, frozen=True, kw_only=True, tag="commit"):
         loss: mean over the step's microbatches. Workers do not need it, nor the norm; but who was told of a step can
             tell of it when the journal was lost.
         norm: global gradient norm.
+        scale: what the learning rate is multiplied by: the effective batch over the global one.
+        dropped: microbatches that were left out of the step, for good.
+        num_dropped: that were left out of this step and all before it.
     """
 
     generation: int
@@ -318,6 +326,9 @@ class Commit(Message, frozen=True, kw_only=True, tag="commit"):
     hold: bool
     loss: float = math.nan
     norm: float = math.nan
+    scale: float = 1.0
+    dropped: tuple[int, ...] = ()
+    num_dropped: int = 0
     save: Save | None = None
 
 
@@ -331,7 +342,6 @@ ToWorker = PlanMessage | Halt | Commit | Recall | Resend | Save | Stop
 
 # msgpack, not JSON: a loss may be NaN, which JSON cannot say.
 _from_worker = msgspec.msgpack.Decoder(FromWorker)
-_to_worker = msgspec.msgpack.Decoder(ToWorker)
 _encoder = msgspec.msgpack.Encoder()
 
 Decoded = TypeVar("Decoded")
@@ -352,10 +362,4 @@ def decoded(decoder: msgspec.msgpack.Decoder[Decoded], data: bytes) -> Decoded:
 def decode_from_worker(data: bytes) -> FromWorker:
     """Raises msgspec.DecodeError (a ValueError) for anything that is not a message of a worker."""
     message: FromWorker = decoded(_from_worker, data)
-    return message
-
-
-def decode_to_worker(data: bytes) -> ToWorker:
-    """Raises msgspec.DecodeError (a ValueError) for anything that is not a message of the coordinator."""
-    message: ToWorker = decoded(_to_worker, data)
     return message

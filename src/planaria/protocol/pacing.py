@@ -98,7 +98,7 @@ class Pacing:
             rest = self._rests[node]
             self._rests[node] = _Rest(until=step + rest.num_steps, num_steps=rest.num_steps)
         best, resting = self._best(speeds, propose, on_trial)
-        if stay is not None and not on_trial and not _pays(stay, best, steps_left):
+        if stay is not None and not on_trial and not pays(stay, best, steps_left):
             return None
         self._rest(step, resting, speeds)
         return best
@@ -124,7 +124,8 @@ class Pacing:
             raise error
         best = found[0]
         for other in found[1:]:
-            if other[0].step_time_s < WORTH_RESTING * best[0].step_time_s:
+            drops_more = len(other[0].plan.dropped) > len(best[0].plan.dropped)
+            if not drops_more and other[0].batch_s < WORTH_RESTING * best[0].batch_s:
                 best = other
         return best
 
@@ -138,11 +139,11 @@ class Pacing:
         self.resting = resting
 
 
-def _pays(stay: Proposal, other: Proposal, steps_left: int) -> bool:
+def pays(stay: Proposal, other: Proposal, steps_left: int) -> bool:
     """Whether what a plan gains is more than it costs: its transfers, and a step boundary at which everybody waits."""
-    gain_s = stay.step_time_s - other.step_time_s
+    gain_s = stay.batch_s - other.batch_s
     return (
-        other.step_time_s <= WORTH * stay.step_time_s
+        other.batch_s <= WORTH * stay.batch_s
         and gain_s * min(steps_left, STEPS_AHEAD) > other.transfer_s + stay.step_time_s
     )
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import assert_never
 
+from planaria.job.settings import PolicyName
 from planaria.plan.plan import NodeId
 from planaria.protocol.commit import NOT_APPLIED
 from planaria.protocol.journal import (
@@ -16,13 +17,21 @@ from planaria.protocol.journal import (
     JournalEnd,
     JournalNode,
     JournalPlan,
+    JournalPolicy,
     JournalRecovery,
     JournalRestart,
     JournalStop,
 )
 from planaria.protocol.messages import StateSource
-from planaria.protocol.records import AnyRecord, StepCommitted, StepSkipped
+from planaria.protocol.phases import Purpose
+from planaria.protocol.records import AnyRecord, PlanTaken, Restored, StepCommitted, StepSkipped
 from planaria.protocol.settings import CheckpointRef
+
+
+def decision_of(records: Iterable[AnyRecord]) -> PlanTaken | None:
+    """The plan among these records that a placement was decided by; one that finishes a step is none."""
+    plans = [r for r in records if isinstance(r, PlanTaken) and r.purpose != Purpose.FINISH_STEP]
+    return plans[-1] if plans else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +46,16 @@ class Past:
         released: nodes that were let go.
         leaving: live nodes that gave notice.
         newcomers: nodes that came since the placement in force was made, or tried in vain.
+        zones: of the nodes that joined, where they said so.
         checkpoint: the last whole one of this run; None: there is none.
         skipped_steps: that were committed without being applied.
+        num_dropped: microbatches that were left out up to the last commit.
+        policy: in force, if the user changed it.
+        decision: the last one on a placement, as it was told.
         is_stopping: the user wants it to end.
         end: of the run.
         losses: in the order in which they happened, those that no recovery has been told of.
+        steps_redone: by which the job went back because of them.
         has_resumed: a step was committed after the first of them.
         records: that the last entries made public: the last commit's and all since.
         restarts: how often a coordinator began on this journal.
@@ -54,11 +68,16 @@ class Past:
     released: frozenset[NodeId] = frozenset()
     leaving: frozenset[NodeId] = frozenset()
     newcomers: frozenset[NodeId] = frozenset()
+    zones: Mapping[NodeId, str] = field(default_factory=dict)
     checkpoint: CheckpointRef | None = None
     skipped_steps: frozenset[int] = frozenset()
+    num_dropped: int = 0
+    policy: PolicyName | None = None
+    decision: PlanTaken | None = None
     is_stopping: bool = False
     end: JournalEnd | None = None
     losses: tuple[JournalNode, ...] = ()
+    steps_redone: int = 0
     has_resumed: bool = False
     records: tuple[AnyRecord, ...] = ()
     restarts: int = 0
@@ -95,13 +114,15 @@ class Past:
             case JournalCommit():
                 past = self._committed(entry)
             case JournalPlan():
-                past = self._planned(entry)
+                past = replace(self._planned(entry), decision=decision_of(entry.records) or self.decision)
             case JournalNode():
                 past = self._with_node(entry)
             case JournalRecovery():
-                past = replace(self, losses=(), has_resumed=False)
+                past = replace(self, losses=(), steps_redone=0, has_resumed=False)
             case JournalCheckpoint():
                 past = replace(self, checkpoint=entry.checkpoint)
+            case JournalPolicy():
+                past = replace(self, policy=entry.policy)
             case JournalStop():
                 past = replace(self, is_stopping=True)
             case JournalRestart():
@@ -110,25 +131,47 @@ class Past:
                 past = replace(self, end=entry)
             case _:
                 assert_never(entry)
-        records = entry.records if isinstance(entry, JournalCommit) else self.records + entry.records
-        return replace(past, records=records)
+        if isinstance(entry, JournalCommit):
+            return replace(past, records=entry.records)
+        records = self.records
+        if isinstance(entry, JournalPlan) and entry.message.source is not StateSource.LIVE:
+            # A commit that was undone is not told after what undid it.
+            records = tuple(record for record in records if not isinstance(record, StepCommitted | StepSkipped))
+        return replace(past, records=records + entry.records)
 
     def _committed(self, entry: JournalCommit) -> Past:
         skipped = self.skipped_steps | {entry.step} if entry.commit.clip_factor == NOT_APPLIED else self.skipped_steps
-        return replace(self, commit=entry, skipped_steps=skipped, has_resumed=bool(self.losses))
+        return replace(
+            self,
+            commit=entry,
+            skipped_steps=skipped,
+            num_dropped=entry.commit.num_dropped,
+            has_resumed=bool(self.losses),
+        )
 
     def _planned(self, entry: JournalPlan) -> Past:
         newcomers = frozenset(entry.stand.newcomers)
         if entry.message.source is StateSource.LIVE:
             return replace(self, plan=entry, newcomers=newcomers)
         skipped = frozenset(step for step in self.skipped_steps if step < entry.message.step)
-        return replace(self, plan=entry, newcomers=newcomers, commit=None, skipped_steps=skipped)
+        back = sum(record.from_step - record.to_step for record in entry.records if isinstance(record, Restored))
+        last = self.checkpoint
+        return replace(
+            self,
+            plan=entry,
+            newcomers=newcomers,
+            commit=None,
+            skipped_steps=skipped,
+            steps_redone=self.steps_redone + back if self.losses else 0,
+            num_dropped=last.num_dropped if last is not None and last.step < entry.message.step else 0,
+        )
 
     def _with_node(self, entry: JournalNode) -> Past:
         node = frozenset({entry.node})
         match entry.fate:
             case Fate.JOINED:
-                return replace(self, joined=self.joined | node, newcomers=self.newcomers | node)
+                zones = {**self.zones, entry.node: entry.zone} if entry.zone else self.zones
+                return replace(self, joined=self.joined | node, newcomers=self.newcomers | node, zones=zones)
             case Fate.LEAVING:
                 return replace(self, leaving=self.leaving | node, newcomers=self.newcomers - node)
             case Fate.RELEASED:
@@ -138,4 +181,11 @@ class Past:
                 return replace(self._without(node), lost=self.lost | node, losses=losses)
 
     def _without(self, node: frozenset[NodeId]) -> Past:
-        return replace(self, joined=self.joined - node, leaving=self.leaving - node, newcomers=self.newcomers - node)
+        zones = {other: zone for other, zone in self.zones.items() if other not in node}
+        return replace(
+            self,
+            joined=self.joined - node,
+            leaving=self.leaving - node,
+            newcomers=self.newcomers - node,
+            zones=zones,
+        )

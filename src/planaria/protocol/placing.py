@@ -12,9 +12,11 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
+from planaria.job.settings import PolicyName
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
 from planaria.plan.validate import validate
+from planaria.plan.zones import Zones
 from planaria.policy.outlook import Outlook
 from planaria.policy.proposal import Policy, Proposal
 from planaria.protocol.kept import Holders
@@ -23,6 +25,7 @@ from planaria.protocol.phases import Purpose
 from planaria.protocol.records import NodeSpeed
 from planaria.protocol.shortage import Shortages
 from planaria.protocol.speeds import Speeds
+from planaria.protocol.switching import Switching, why_change
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +56,14 @@ class Choice:
     Attributes:
         purpose: `GO_ON` with the plan in force, `WARM_UP` for another one, or `RECONFIGURE` at once.
         proposal: of a warm-up; the others are made when they are taken.
+        told: what a new policy thinks of the plan in force; "": it was not asked.
         is_second_look: the plan was looked at because of the nodes' speeds.
     """
 
     purpose: Purpose
     is_second_look: bool
     proposal: Proposal | None = None
+    told: str = ""
 
 
 class Placing:
@@ -68,26 +73,40 @@ class Placing:
         policy: makes the plans.
         shortages: of memory.
         fault_tolerance: f.
+        switching: which policy that is, and which others there are.
 
     Attributes:
-        policy: for the nodes' speeds as they are known by now.
+        policy: for the nodes' speeds and zones as they are known by now.
         speeds: of the nodes.
         pacing: who rests, and whether the plan in force is to be looked at again.
         generation: of the last plan that was asked for.
     """
 
-    def __init__(self, policy: Policy, shortages: Shortages, fault_tolerance: int) -> None:
+    def __init__(
+        self, policy: Policy, shortages: Shortages, fault_tolerance: int, switching: Switching | None = None
+    ) -> None:
         self.policy = policy
+        self.switching = switching or Switching(PolicyName.TEMPLATES, None, may_drop=False)
         self.shortages = shortages
         self.speeds = Speeds()
         self.pacing = Pacing()
         self.generation = 0
+        self._zones: Zones = {}
         self._fault_tolerance = fault_tolerance
+
+    def is_due(self, step: int) -> bool:
+        """Whether the plan is to be looked at before this step, though nobody came or went."""
+        return self.switching.is_new or self.pacing.is_due(step)
 
     def next_generation(self) -> int:
         """A plan that is proposed uses one up, whether it is taken or not."""
         self.generation += 1
         return self.generation
+
+    def locate(self, zones: Zones) -> None:
+        """It is known where nodes are."""
+        self._zones = dict(zones)
+        self.policy = self.policy.with_zones(self._zones)
 
     # Plans that need no other
 
@@ -110,6 +129,10 @@ class Placing:
         )
 
     # The rest of a step
+
+    def finishes(self, plan: Plan, live: Collection[WorkerId]) -> bool:
+        """Whether it is done, or the step begun anew under another placement."""
+        return self.policy.finishes(plan, live)
 
     def finish_step(
         self,
@@ -136,19 +159,21 @@ class Placing:
             holders={worker: layers[groups] for worker, groups in holders.items()},
             generation=self.next_generation(),
         )
-        validate(proposal.plan, already=counted)
+        validate(proposal.plan, already=counted, dropped=proposal.dropped)
         return proposal if self.shortages.allows(proposal.plan) else None
 
     # Another placement
 
     def placement(self, situation: Situation, *, at_once: bool, at_rest: frozenset[NodeId] | None = None) -> Proposal:
         """Within the memory that devices are known to have, see `_any_placement`. Raises PlanError."""
+        if at_once:
+            self.switching.is_new = False  # whoever asks takes what there is
         proposal = self._any_placement(situation, at_once=at_once, at_rest=at_rest)
         if self.shortages.allows(proposal.plan):
             return proposal
         refused = proposal.plan
         try:
-            policy = self.shortages.policy()
+            policy = self.shortages.policy().with_zones(self._zones)
             self.policy = policy.with_speeds(self.speeds.known) if self.speeds.known else policy
             proposal = self._any_placement(situation, at_once=at_once, at_rest=at_rest)
         except PlanError as error:
@@ -159,6 +184,8 @@ class Placing:
 
     def _any_placement(self, situation: Situation, *, at_once: bool, at_rest: frozenset[NodeId] | None) -> Proposal:
         """Without the nodes that gave notice or rest where that is possible, else with them for as long as they live.
+
+        No node rests so that replicas lack: speed is not worth f.
 
         Args:
             situation: of the job.
@@ -179,6 +206,8 @@ class Placing:
                     generation=self.next_generation(),
                     leaving=() if at_once else absent,
                 )
+                if proposal.is_degraded and not resting.isdisjoint(without):
+                    raise PlanError("Without the slow nodes some layer has too few replicas: they are needed.")
             except PlanError:
                 if number == len(set(attempts)):
                     raise
@@ -198,8 +227,9 @@ class Placing:
         return beside
 
     def _check(self, proposal: Proposal) -> None:
-        """What is not f + 1 replicas of every layer is refused, unless the policy means it and says so."""
-        validate(proposal.plan, fault_tolerance=None if proposal.is_degraded else self._fault_tolerance)
+        """Too few replicas of a layer, or microbatches left out, are refused unless the policy means it and says so."""
+        needed = None if proposal.is_degraded else self._fault_tolerance
+        validate(proposal.plan, fault_tolerance=needed, dropped=proposal.dropped)
 
     def beside(self, situation: Situation, *, stands: bool, steps_left: int) -> Choice:
         """Nobody is lost; nodes came, will go or have other speeds. The next placement gets its state beside a step.
@@ -209,7 +239,9 @@ class Placing:
             stands: the placement in force could go on.
             steps_left: of the job.
         """
-        is_due = self.pacing.is_due(situation.step)
+        was_switched, self.switching.is_new = self.switching.is_new, False
+        is_due = self.pacing.is_due(situation.step) and not was_switched
+        told = ""
         try:
             if is_due:
                 target = self._paced(situation, stands=stands, steps_left=steps_left)
@@ -217,14 +249,52 @@ class Placing:
                 target = self.placement(situation, at_once=False)
         except PlanError:
             target = None  # more nodes than the job can use
+        if was_switched and stands:
+            target, told = self._worth_changing(situation, target, steps_left)
         if target is None or same_work(target.plan, situation.plan):
-            return Choice(purpose=Purpose.GO_ON, is_second_look=is_due)
+            return Choice(purpose=Purpose.GO_ON, is_second_look=is_due, told=told)
         moves_state = bool(target.plan.transfers)
         warming = self.policy.warm_up(situation.plan, target, self.next_generation()) if moves_state else None
         if warming is None or not self.shortages.allows(warming.plan):
-            return Choice(purpose=Purpose.RECONFIGURE, is_second_look=is_due)
+            return Choice(purpose=Purpose.RECONFIGURE, is_second_look=is_due, told=told)
         self._check(warming)
-        return Choice(purpose=Purpose.WARM_UP, is_second_look=is_due, proposal=warming)
+        return Choice(purpose=Purpose.WARM_UP, is_second_look=is_due, proposal=warming, told=told)
+
+    # Another policy
+
+    def first_of(self, name: str, num_nodes: int) -> None:
+        """Whether that policy has a plan for a job that has not begun. Raises PlanError: it has none."""
+        policy = self.switching.candidate(PolicyName(name), self.shortages.bound_bytes)
+        policy.initial([NodeId(node) for node in range(num_nodes)], self.generation + 1)
+
+    def next_of(self, name: str, situation: Situation) -> None:
+        """Whether that policy has a plan for the nodes of now. Raises PlanError: it has none."""
+        policy = self._for_now(self.switching.candidate(PolicyName(name), self.shortages.bound_bytes))
+        gone = tuple(sorted(situation.gone))
+        policy.with_outlook(situation.outlook).reconfigure(
+            situation.plan, lost=gone, holders=situation.holders, generation=self.generation + 1
+        )
+
+    def switch(self, name: PolicyName) -> None:
+        """Another policy makes the plans from now on. Raises PlanError: it has none for this job."""
+        policy = self._for_now(self.switching.candidate(name, self.shortages.bound_bytes))
+        self.switching.switch(name, self.policy)
+        self.policy = policy
+        self.shortages.plan_by(lambda most_bytes: self.switching.made(name, most_bytes))
+
+    def _for_now(self, policy: Policy) -> Policy:
+        return policy.with_speeds(self.speeds.known) if self.speeds.known else policy
+
+    def _worth_changing(
+        self, situation: Situation, target: Proposal | None, steps_left: int
+    ) -> tuple[Proposal | None, str]:
+        """What the new policy would do, if that is better than to go on; and what is told of it."""
+        name, why = self.switching.name, None
+        if target is not None and not same_work(target.plan, situation.plan):
+            why = why_change(self.policy.estimated(situation.plan), target, self._fault_tolerance, steps_left)
+        if why is None:
+            return None, f"policy {name}: the plan in force goes on, nothing that it has for now is better"
+        return target, f"policy {name}: another plan is taken, since {why}"
 
     # Speeds
 

@@ -53,6 +53,7 @@ class PlanUpdate(Message, frozen=True, kw_only=True, tag="plan_update"):
         routes: each a number of a route there, or the way.
         shadows: all of them.
         layer_units: the plan's; None: as there.
+        dropped: microbatches that the plan leaves out.
         addresses: of workers that have none, or another one, there.
     """
 
@@ -66,6 +67,7 @@ class PlanUpdate(Message, frozen=True, kw_only=True, tag="plan_update"):
     transfers: tuple[Transfer, ...]
     spare_in_flight: int
     layer_units: tuple[tuple[int, int, int], ...] | None
+    dropped: tuple[int, ...]
     addresses: dict[WorkerId, str]
     exponents: tuple[int, ...]
     source: StateSource
@@ -106,6 +108,7 @@ def difference(before: PlanMessage, after: PlanMessage) -> PlanUpdate | None:
         transfers=new.transfers,
         spare_in_flight=new.spare_in_flight,
         layer_units=None if new.layer_units == old.layer_units else new.layer_units,
+        dropped=new.dropped,
         addresses={w: a for w, a in after.addresses.items() if before.addresses.get(w) != a},
         exponents=after.exponents,
         source=after.source,
@@ -149,6 +152,7 @@ def updated(before: PlanMessage, update: PlanUpdate) -> PlanMessage:
         transfers=update.transfers,
         spare_in_flight=update.spare_in_flight,
         layer_units=old.layer_units if update.layer_units is None else update.layer_units,
+        dropped=update.dropped,
     )
     known = before.addresses | update.addresses
     missing = [worker for worker in plan.workers if worker not in known]

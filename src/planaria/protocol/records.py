@@ -21,8 +21,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
 
 
 class NodeJoined(Record, frozen=True, kw_only=True, tag="node_joined"):
+    """zone: where the node is; "": not known."""
+
     node: int
     live_nodes: int
+    zone: str = ""
 
 
 class NodeLost(Record, frozen=True, kw_only=True, tag="node_lost"):
@@ -96,12 +99,21 @@ class PlanTaken(Record, frozen=True, kw_only=True, tag="plan_taken"):
     """Of the best: seconds without gain until its plan runs."""
 
 
+class PolicySwitched(Record, frozen=True, kw_only=True, tag="policy_switched"):
+    """The user wants another policy: it makes the plans from now on. `step` is in progress."""
+
+    policy: str
+    before: str
+    step: int
+
+
 class PlanMeasured(Record, frozen=True, kw_only=True, tag="plan_measured"):
     """How long the steps of a plan took, beside the estimate. Told when the plan is replaced and at the end.
 
     `steps` is how many were measured (the last ones; none in which a node was lost); `measured_step_s` their median.
     `measured_transition_s`: by how much the plan's first step took longer than that, the decision aside: what it
-    waited for the plan and for state. None where the steps were too few, or too many, to say.
+    waited for the plan and for state. None where the steps were too few, or too many, to say. `decision_s` is what
+    the decision for the plan took.
     """
 
     generation: int
@@ -109,10 +121,16 @@ class PlanMeasured(Record, frozen=True, kw_only=True, tag="plan_measured"):
     estimated_step_s: float
     measured_step_s: float
     measured_transition_s: float | None = None
+    estimated_transition_s: float | None = None
+    decision_s: float = 0.0
 
 
 class StepCommitted(Record, frozen=True, kw_only=True, tag="step_committed"):
-    """One optimizer step is durable. `step` counts from 1; `loss` is the mean over the global batch."""
+    """One optimizer step is durable. `step` counts from 1; `loss` is the mean over the microbatches that counted.
+
+    `dropped` are those that were left out for good, `num_dropped` how many were so far; `scale` is the effective batch
+    over the global one, by which `learning_rate` is multiplied already.
+    """
 
     step: int
     loss: float
@@ -123,6 +141,9 @@ class StepCommitted(Record, frozen=True, kw_only=True, tag="step_committed"):
     live_nodes: int
     duration_s: float
     tokens_per_s: float
+    scale: float = 1.0
+    dropped: tuple[int, ...] = ()
+    num_dropped: int = 0
 
 
 class StepSkipped(Record, frozen=True, kw_only=True, tag="step_skipped"):
@@ -136,6 +157,8 @@ class StepSkipped(Record, frozen=True, kw_only=True, tag="step_skipped"):
     live_nodes: int
     duration_s: float
     tokens_per_s: float
+    dropped: tuple[int, ...] = ()
+    num_dropped: int = 0
 
 
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,6 +176,10 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     """From the fault (from its detection, when the moment of the fault is unknown) to the next committed step."""
     microbatches_rerun: int
     microbatches_per_step: int
+    steps_redone: int = 0
+    """Committed ones that are trained again, because the job went back to a checkpoint."""
+    ready_ms: float | None = None
+    """From the fault to the last worker that got its state; None where none had to move or be loaded."""
 
 
 class Recovered(Record, frozen=True, kw_only=True, tag="recovered"):
@@ -182,7 +209,7 @@ class CoordinatorRestarted(Record, frozen=True, kw_only=True, tag="coordinator_r
 
 
 class Restored(Record, frozen=True, kw_only=True, tag="restored"):
-    """The job went back to a checkpoint: all replicas of a layer were lost."""
+    """The job went back to a checkpoint, or its start: all replicas of a layer were lost, or the policy answers so."""
 
     from_step: int
     to_step: int
@@ -204,6 +231,8 @@ class RunEnded(Record, frozen=True, kw_only=True, tag="run_ended"):
     duplicated_microbatches: int
     skipped_steps: int = 0
     """Steps whose loss or gradient was not finite, and which `train.when_not_finite` skipped."""
+    dropped_microbatches: int = 0
+    """Left out for good by a policy that may drop samples."""
 
 
 AnyRecord = (
@@ -214,6 +243,7 @@ AnyRecord = (
     | NodeSpeed
     | Waiting
     | PlanTaken
+    | PolicySwitched
     | PlanMeasured
     | StepCommitted
     | StepSkipped

@@ -28,6 +28,8 @@ class OpenRecovery:
     resumed: float | None = None
     reason: str = ""
     rerun: set[int] = field(default_factory=set)
+    steps_redone: int = 0
+    ready: float | None = None
 
     def add_loss(self, node: NodeId, cause: str, detect_ms: float | None) -> None:
         self.lost.append(node)
@@ -45,6 +47,17 @@ class OpenRecovery:
     def add_reconfiguration(self, proposal: Proposal) -> None:
         self.transfer_bytes += proposal.transfer_bytes
         self.reason = proposal.reason
+
+    def add_restore(self, plan: Plan, steps: int, reason: str) -> None:
+        """The job went back by so many committed steps."""
+        self.add_rerun(plan)
+        self.steps_redone += steps
+        self.reason = reason
+
+    def settled(self, now: float) -> None:
+        """All workers have their state; of several times until a step is committed, the last counts."""
+        if self.resumed is None:
+            self.ready = now
 
     def committed(self, now: float) -> None:
         if self.resumed is None:
@@ -64,4 +77,6 @@ class OpenRecovery:
             resume_ms=(resumed - self.began) * 1e3,
             microbatches_rerun=len(self.rerun),
             microbatches_per_step=microbatches_per_step,
+            steps_redone=self.steps_redone,
+            ready_ms=None if self.ready is None else (self.ready - self.began) * 1e3,
         )

@@ -1,4 +1,4 @@
-"""What a user asks of a running job: its state, a node more, a node less, an end. One request a connection."""
+"""What a user asks of a running job: state, a node more or less, another policy, an end. One request a connection."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import enum
 import msgspec
 
 from planaria.protocol.messages import Seconds, decoded
+from planaria.protocol.records import PlanTaken
 
 
 class Wish(enum.StrEnum):
@@ -15,6 +16,8 @@ class Wish(enum.StrEnum):
     """Start more nodes."""
     DRAIN = "drain"
     """Let a node hand over its work and end."""
+    POLICY = "policy"
+    """Let another policy make the plans."""
     STOP = "stop"
     """Finish the step, save and end."""
 
@@ -29,6 +32,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request", tag_fiel
         node: to be drained.
         count: of nodes to add.
         grace_s: of a drain: seconds until the node is gone, for the record.
+        policy: name of the one that is wanted.
     """
 
     version: int
@@ -37,6 +41,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request", tag_fiel
     node: int = -1
     count: int = 1
     grace_s: Seconds = 0.0
+    policy: str = ""
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +57,10 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
         generation: of the plan in force; 0 before the first.
         speeds: of nodes that are slower than the others, as parts of their speed.
         resting: nodes that the plan does without because they are slow.
+        zones: of nodes that said where they are.
+        policy: in force.
+        num_dropped: microbatches that were left out so far.
+        decision: the last one on a placement, with what was weighed for it; None before the first.
     """
 
     phase: str
@@ -63,14 +72,19 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
     speeds: dict[int, float] = {}
     resting: tuple[int, ...] = ()
+    zones: dict[int, str] = {}
+    policy: str = ""
+    num_dropped: int = 0
+    decision: PlanTaken | None = None
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer", tag_field="type"):
-    """`text` says what will happen, or why nothing will."""
+    """`text` says what will happen, or why nothing will; `nodes` are those that are started."""
 
     accepted: bool
     text: str
     state: RunState
+    nodes: tuple[int, ...] = ()
 
 
 _request = msgspec.msgpack.Decoder(Request)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from planaria.job.settings import TrainSection
-from planaria.plan.ledger import Ledger
+from planaria.plan.ledger import Ledger, mask_of
 from planaria.plan.plan import NodeId, Plan, WorkerId
 from planaria.protocol.events import Received
 from planaria.protocol.journal import JournalCommit, JournalEntry, JournalPlan
@@ -311,7 +311,7 @@ def _needs(plan: Plan, worker: WorkerId) -> set[int]:
 
 def without_routes(plan: Plan, worker: WorkerId, ledger: Ledger) -> Ledger:
     """The ledger without what the plan's routes have this worker count."""
-    bits = list(ledger.bits())
+    bits = list(ledger.without(mask_of(plan.dropped)).bits())
     for route in plan.routes:
         mask = sum(1 << microbatch for microbatch in route.microbatches)
         own = {layer for hop in route.hops if hop.worker == worker for layer in hop.layers}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
-from planaria.plan.ledger import Ledger, combine
+from planaria.plan.ledger import Ledger, combine, mask_of
 from planaria.plan.plan import WorkerId
 from planaria.protocol.messages import Report
 
@@ -22,9 +22,12 @@ class Salvage:
         self._reports: dict[WorkerId, Report] = {}
         self._earlier = dict(earlier or {})
 
-    def again(self) -> Salvage:
-        """For the next loss in the same step."""
-        return Salvage(self._ledgers)
+    def again(self, dropped: Sequence[int] = ()) -> Salvage:
+        """For the next loss in the same step, under a plan that leaves these microbatches out."""
+        left_out = mask_of(dropped)
+        if not left_out:
+            return Salvage(self._ledgers)
+        return Salvage({worker: ledger.without(left_out) for worker, ledger in self._ledgers.items()})
 
     def halt(self, workers: Collection[WorkerId]) -> tuple[WorkerId, ...]:
         """Count these as halted; returns those that were not yet."""

@@ -26,16 +26,26 @@ class Saving:
         folder: where it is written.
         exponents: grid exponents of the next step.
         began: monotonic seconds.
+        num_dropped: microbatches that the run left out up to `step`.
     """
 
     def __init__(
-        self, num_groups: int, *, step: int, serial: int, folder: str, exponents: tuple[int, ...], began: float
+        self,
+        num_groups: int,
+        *,
+        step: int,
+        serial: int,
+        folder: str,
+        exponents: tuple[int, ...],
+        began: float,
+        num_dropped: int = 0,
     ) -> None:
         self.step = step
         self.serial = serial
         self.folder = folder
         self.exponents = exponents
         self.began = began
+        self.num_dropped = num_dropped
         self._num_groups = num_groups
         self._writer: dict[int, WorkerId] = {}
         self._written: dict[int, SavedGroup] = {}
@@ -114,12 +124,18 @@ class Checkpoints:
     def is_due(self, committed: int) -> bool:
         return self._every > 0 and committed % self._every == 0
 
-    def begin(self, step: int, num_groups: int, exponents: tuple[int, ...], now: float) -> Saving:
+    def begin(self, step: int, num_groups: int, exponents: tuple[int, ...], now: float, num_dropped: int = 0) -> Saving:
         """Order one of the state after `step`. What was under way is given up."""
         self._orders += 1
         folder = f"{self._root}/step-{step:08d}"
         self.under_way = Saving(
-            num_groups, step=step, serial=self._orders, folder=folder, exponents=exponents, began=now
+            num_groups,
+            step=step,
+            serial=self._orders,
+            folder=folder,
+            exponents=exponents,
+            began=now,
+            num_dropped=num_dropped,
         )
         return self.under_way
 
@@ -140,5 +156,7 @@ class Checkpoints:
         """The one under way is whole on disk."""
         assert self.under_way is not None, "no checkpoint is under way"
         saving, self.under_way = self.under_way, None
-        self.last = CheckpointRef(step=saving.step, folder=saving.folder, exponents=saving.exponents)
+        self.last = CheckpointRef(
+            step=saving.step, folder=saving.folder, exponents=saving.exponents, num_dropped=saving.num_dropped
+        )
         return saving

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from planaria.estimate.restore import Storage
 from planaria.job.settings import TrainSection
 from planaria.policy.outlook import DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRef:
-    """A whole checkpoint: the state after `step`, and the grid exponents of the next."""
+    """A whole checkpoint: the state after `step`, and the grid exponents of the next.
+
+    `num_dropped`: microbatches that this run left out up to `step`.
+    """
 
     step: int
     folder: str
     exponents: tuple[int, ...]
+    num_dropped: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +28,7 @@ class RunSettings:
 
     Attributes:
         train: steps, batch, clip, schedule.
-        policy_name: for the records.
+        policy_name: of the policy that the run begins with.
         fault_tolerance: f.
         num_nodes: nodes that are started.
         devices_per_node: workers on each.
@@ -32,7 +37,9 @@ class RunSettings:
         checkpoint_every: steps between checkpoints; 0 for none but the last.
         resume: checkpoint to start from.
         mean_time_between_failures_s: as expected before any is seen.
+        storage: that checkpoints are read from, as expected before a restore was measured.
         waits: with too few nodes, save and wait for others to join; else save and end.
+        may_drop: samples may be left out, if a policy is chosen that does so.
     """
 
     train: TrainSection
@@ -45,7 +52,9 @@ class RunSettings:
     checkpoint_every: int
     resume: CheckpointRef | None
     mean_time_between_failures_s: float = DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S
+    storage: Storage = field(default_factory=Storage)
     waits: bool = False
+    may_drop: bool = False
 
     @property
     def first_step(self) -> int:

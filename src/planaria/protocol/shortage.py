@@ -66,6 +66,10 @@ class Shortages:
         self.bound_bytes: int | None = None
         self.fatal: str | None = None
 
+    def plan_by(self, within: Callable[[int], Policy]) -> None:
+        """Another policy is in force."""
+        self._within = within
+
     def committed(self, plan: Plan) -> None:
         """A step was committed under this plan: its devices can hold what it puts on them."""
         if not self._carried or self._carried[-1] is not plan:

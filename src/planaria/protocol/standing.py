@@ -55,6 +55,11 @@ class Standing:
         self._is_warming = is_warming
 
     @property
+    def is_warming(self) -> bool:
+        """The next placement gets its state beside this step."""
+        return self._is_warming
+
+    @property
     def stand(self) -> Stand:
         return Stand(
             placed=tuple(sorted(self._placed)),

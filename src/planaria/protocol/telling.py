@@ -60,28 +60,34 @@ def step_committed(
     train: TrainSection, commit: Commit, *, loss: float, norm: float, live_nodes: int, duration_s: float
 ) -> StepCommitted | StepSkipped:
     """The committed step, with its mean loss and global gradient norm."""
-    tokens_per_s = train.global_batch * train.sequence_length / duration_s
+    num_counted = train.global_batch - train.microbatch * len(commit.dropped)
+    tokens_per_s = num_counted * train.sequence_length / duration_s
     if commit.clip_factor == NOT_APPLIED:
         return StepSkipped(
             step=commit.step,
             loss=loss if math.isfinite(loss) else None,
             grad_norm=norm if math.isfinite(norm) else None,
-            learning_rate=learning_rate(train, commit.step),
+            learning_rate=learning_rate(train, commit.step) * commit.scale,
             generation=commit.generation,
             live_nodes=live_nodes,
             duration_s=duration_s,
             tokens_per_s=tokens_per_s,
+            dropped=commit.dropped,
+            num_dropped=commit.num_dropped,
         )
     return StepCommitted(
         step=commit.step,
         loss=loss,
         grad_norm=norm,
-        learning_rate=learning_rate(train, commit.step),
+        learning_rate=learning_rate(train, commit.step) * commit.scale,
         clip_factor=commit.clip_factor,
         generation=commit.generation,
         live_nodes=live_nodes,
         duration_s=duration_s,
         tokens_per_s=tokens_per_s,
+        scale=commit.scale,
+        dropped=commit.dropped,
+        num_dropped=commit.num_dropped,
     )
 
 

@@ -44,14 +44,19 @@ class Timing:
         self.patience_s = 0.0
         self.decision_s: float | None = None
         self._is_weighed = False
+        self._transition_s: float | None = None
         self._decided_s = 0.0
         self._stretch = 0.0
         """How many times longer than estimated steps took under the plans before; 0: not known."""
 
-    def expect(self, step_s: float, instruction_s: float, *, is_weighed: bool = False) -> None:
+    def expect(
+        self, step_s: float, instruction_s: float, *, is_weighed: bool = False, transition_s: float | None = None
+    ) -> None:
         """A plan is in force now whose steps and longest instruction are estimated so; it may be one of several that
-        were weighed."""
+        were weighed, and then so is what passes without gain until it runs."""
         self._is_weighed = is_weighed
+        self._transition_s = transition_s
+        self._decided_s = 0.0
         self.step_s, self.instruction_s = step_s, instruction_s
         self.patience_s = 0.0
 
@@ -83,7 +88,9 @@ class Timing:
             steps=len(self._measured),
             estimated_step_s=self.step_s,
             measured_step_s=usual_s,
+            estimated_transition_s=self._transition_s,
             measured_transition_s=None if first_s is None else max(0.0, first_s - usual_s - self._decided_s),
+            decision_s=self._decided_s,
         )
         self._measured.clear()
         return record
@@ -98,6 +105,16 @@ class Timing:
                 step_s=UNMEASURED_S + self.step_s + self.patience_s,
             )
         return Expectation(instruction_s=self.instruction_s * stretch, step_s=self.step_s * stretch + self.patience_s)
+
+    @property
+    def expected_step_s(self) -> float:
+        """Of the plan in force, as this machine takes it; the estimate while nobody knows."""
+        return self.step_s * self.stretch
+
+    @property
+    def stretch(self) -> float:
+        """How many times longer than estimated steps take on this machine; not below 1."""
+        return max(1.0, self._current_stretch)
 
     @property
     def _current_stretch(self) -> float:

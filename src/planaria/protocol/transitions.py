@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from planaria.protocol.course import arrival, departure, end, loss, restart, salvage, saved, step
+from planaria.protocol.course import ahead, arrival, departure, end, loss, restart, salvage, saved, step, switch
 from planaria.protocol.course.run import Run
 from planaria.protocol.damage import what
 from planaria.protocol.events import Command, Event, NodeGone, Publish, RanOut, Received, Send
@@ -137,9 +137,13 @@ TRANSITIONS: Mapping[tuple[Phase, str], Handler] = {
     **{(phase, "Notice"): arrival.notice for phase in ALIVE},
     **{(phase, "NodeNotice"): arrival.node_notice for phase in ALIVE},
     **{(phase, "StopRequested"): end.stop_requested for phase in ALIVE},
+    **{(phase, "PolicyRequested"): switch.policy_requested for phase in ALIVE},
     **{(phase, "FaultInjected"): loss.fault_injected for phase in ALIVE},
     **{(phase, "OutOfMemory"): out_of_memory for phase in ALIVE},
     **{(phase, "DecisionTook"): end.decision_took for phase in ALIVE},
+    (Phase.TRAINING, "Idle"): ahead.think,
+    **{(phase, "Idle"): ignore for phase in Phase if phase is not Phase.TRAINING},
+    **{(phase, "PieceTook"): ahead.took for phase in Phase},
     **{(phase, "Failed"): end.failed for phase in ALIVE},
     (Phase.ENDED, "Restarted"): restart.restarted,
     (Phase.ENDED, "WorkerJoined"): arrival.joined_too_late,
@@ -157,6 +161,7 @@ TRANSITIONS: Mapping[tuple[Phase, str], Handler] = {
             "ManifestWritten",
             "ManifestFailed",
             "StopRequested",
+            "PolicyRequested",
             "FaultInjected",
             "OutOfMemory",
             "DecisionTook",

@@ -9,8 +9,10 @@ from dataclasses import replace
 from functools import partial
 from random import Random
 
+from planaria.job.settings import PolicyName
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.policy.choice import make_policy
+from planaria.policy.proposal import Policy
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.events import Finish, WriteManifest
 from planaria.protocol.journal import JournalCommit, JournalEntry, JournalPlan, decode_entry, encode_entry
@@ -22,7 +24,7 @@ from planaria.protocol.settings import CheckpointRef, RunSettings
 from planaria.protocol.shortage import Shortages
 from planaria.simulate.clock import Clock
 from planaria.simulate.disk import Disk, SavedState
-from planaria.simulate.faults import CLEAR, Fault, FaultKind
+from planaria.simulate.faults import Fault, FaultKind, are_clear
 from planaria.simulate.injector import Injector
 from planaria.simulate.network import COORDINATOR, Network, Way
 from planaria.simulate.schedule import Schedule
@@ -71,9 +73,15 @@ class Cluster:
         self.algebra = Algebra(self.profile.groups, setup.num_layers, schedule.seed % 97, setup.bad)
         self.workers: dict[WorkerId, Worker] = {}
         self.journal: list[bytes] = []
-        is_clear = all(fault.kind in CLEAR and not fault.cut for fault in schedule.faults)
         self.witness = Witness(
-            setup, schedule.weather, Reference(self.algebra, setup.train), self.workers, is_clear=is_clear
+            setup,
+            schedule.weather,
+            Reference(self.algebra, setup.train),
+            self.workers,
+            is_clear=are_clear(schedule.faults),
+            policies=frozenset(
+                {setup.policy, *(PolicyName(f.what) for f in schedule.faults if f.kind is FaultKind.SWITCH)}
+            ),
         )
         self.settings = RunSettings(
             train=setup.train,
@@ -86,6 +94,7 @@ class Cluster:
             checkpoint_every=setup.checkpoint_every,
             resume=self._earlier_checkpoint(),
             waits=setup.waits,
+            may_drop=True,
         )
         self._policy = make_policy(setup.policy, self.profile, setup.planner)
         self._next_node = setup.num_nodes
@@ -107,11 +116,12 @@ class Cluster:
     def _serve(self, past: Past | None) -> Server:
         """A coordinator begins, or begins again."""
         setup, profile = self.schedule.setup, self.profile
-        shortages = Shortages(
-            profile,
-            lambda most_bytes: make_policy(setup.policy, profile, replace(setup.planner, memory_bytes=most_bytes)),
-        )
-        return Server(Coordinator(self.settings, self._policy, past, shortages), self)
+
+        def make(name: PolicyName, most_bytes: int) -> Policy:
+            return make_policy(name, profile, replace(setup.planner, memory_bytes=most_bytes))
+
+        shortages = Shortages(profile, partial(make, setup.policy))
+        return Server(Coordinator(self.settings, self._policy, past, shortages, make), self)
 
     def _earlier_checkpoint(self) -> CheckpointRef | None:
         """What an earlier run left."""
@@ -229,6 +239,7 @@ class Cluster:
             worker=worker.number,
             pid=worker.number,
             data_address=f"virtual:{worker.number}",
+            zone=self.schedule.setup.zone_of(worker.node),
         )
         connection.tell(self, hello)
         return connection

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 
 import msgspec
 
@@ -40,6 +41,8 @@ class FaultKind(enum.StrEnum):
     """Somebody plays the messages again that the node's workers sent on their connections."""
     CRASH = "crash"
     """The coordinator is killed, and begins again `for_s` later on its journal, which may have lost its end."""
+    SWITCH = "switch"
+    """The user wants another policy, if he may have it."""
     STOP = "stop"
     """The user ends the run."""
 
@@ -53,10 +56,11 @@ CLEAR = frozenset(
         FaultKind.FULL,
         FaultKind.REPLAY,
         FaultKind.CRASH,
+        FaultKind.SWITCH,
         FaultKind.STOP,
     }
 )
-"""After these nobody who lives may be taken for lost, unless a journal loses entries."""
+"""After these nobody who lives may be taken for lost; unless a journal loses entries that tell of a node."""
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -77,7 +81,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         delay_s: virtual seconds.
         for_s: how long it lasts.
         factor: of a slow node.
-        what: kind of message that is damaged ("state", "sum", "activation", "gradient"); "": any.
+        what: kind of message that is damaged ("state", "sum", "activation", "gradient"), "": any; name of a policy.
         times: how many messages are.
         cut: entries that a journal loses.
     """
@@ -94,3 +98,12 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     what: str = ""
     times: int = 1
     cut: int = 0
+
+
+def are_clear(faults: Sequence[Fault]) -> bool:
+    """Whether nobody who lives may be taken for lost: what a journal loses of steps and plans, the workers know; and
+    what arrives damaged once, is sent or computed again."""
+    if any(fault.cut for fault in faults):
+        return all(fault.kind in (FaultKind.CRASH, FaultKind.STOP) for fault in faults)
+    num_damaged = sum(fault.times for fault in faults if fault.kind is FaultKind.DAMAGE)
+    return num_damaged <= 1 and all(fault.kind in CLEAR or fault.kind is FaultKind.DAMAGE for fault in faults)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from planaria.plan.ledger import Ledger
+from planaria.plan.ledger import Ledger, mask_of
 from planaria.plan.plan import Group
 from planaria.simulate.symbols import Algebra, Symbol
 
@@ -109,9 +109,17 @@ class Holdings:
     def ledger(self) -> Ledger:
         return Ledger.from_bits(self.counted)
 
-    def apply(self, groups: Iterable[int], step: int, factor: float) -> None:
+    def leave_out(self, microbatches: Sequence[int]) -> None:
+        """What is counted of these is void. An accumulator has nothing but them, or none of them."""
+        left_out = mask_of(microbatches)
+        if not any(mask & left_out for mask in self.counted):
+            return
+        assert not any(mask & ~left_out for mask in self.counted), "a sum cannot be left out in part"
+        self.begin_step(self.exponents)
+
+    def apply(self, groups: Iterable[int], step: int, factor: float, scale: float) -> None:
         for group in groups:
             replica = self.replicas[group]
             assert replica.gradient is not None, f"group {group} has no sum of step {step}"
-            replica.state = self._algebra.applied(replica.state, replica.gradient, step, factor)
+            replica.state = self._algebra.applied(replica.state, replica.gradient, step, factor, scale)
             replica.step = step

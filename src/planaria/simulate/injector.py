@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from planaria.job.settings import PolicyName
 from planaria.plan.plan import NodeId
-from planaria.protocol.events import NodeNotice
+from planaria.protocol.events import NodeNotice, PolicyRequested
 from planaria.protocol.journal import decode_entry
 from planaria.protocol.messages import Notice
 from planaria.simulate.faults import Fault, FaultKind
@@ -80,6 +81,8 @@ class Injector:
             case FaultKind.STOP:
                 self._cluster.is_stopped = True
                 self._clock.after(0.0, self._request_stop)
+            case FaultKind.SWITCH:
+                self._clock.after(0.0, partial(self._switch, PolicyName(fault.what)))
             case FaultKind.CRASH:
                 self._crash(fault)
             case FaultKind.PARTITION:
@@ -135,6 +138,15 @@ class Injector:
             self._clock.after(ASK_AGAIN_S, self._request_stop)
         else:
             self._cluster.server.request_stop()
+
+    def _switch(self, name: PolicyName) -> None:
+        server = self._cluster.server
+        if server.is_dead or server.machine.awaited:
+            self._clock.after(ASK_AGAIN_S, partial(self._switch, name))
+        elif server.finished is None and (refusal := server.machine.refusal(name)) is not None:
+            self._cluster.note(f"* no switch: {refusal}")
+        else:
+            server.handle(PolicyRequested(name))
 
     def _drain(self, notice: NodeNotice) -> None:
         if self._cluster.server.is_dead:

@@ -101,6 +101,8 @@ class Interpreter:
         if not continues:
             self._begin_step(message.step, message.exponents)
             return
+        self._holdings.leave_out(message.plan.dropped)
+        self.losses = {m: loss for m, loss in self.losses.items() if m not in message.plan.dropped}
         born = {(microbatch, route.born) for route in message.plan.routes for microbatch in route.microbatches}
         stores: tuple[dict[tuple[Work, int], Any], ...] = (
             self._kept,
@@ -130,7 +132,7 @@ class Interpreter:
 
     def apply(self, commit: Commit) -> None:
         groups = self.plan.groups_of[self._worker]
-        self._holdings.apply(groups, commit.step, commit.clip_factor)
+        self._holdings.apply(groups, commit.step, commit.clip_factor, commit.scale)
         self._holdings.keep_only(groups)
 
     def give_up(self) -> None:

@@ -32,7 +32,9 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 def schedule(seed: int) -> Schedule:
     """The schedule of a seed."""
     draw = Random(seed)
-    setup = _setup(draw)
+    setup = msgspec.structs.replace(_setup(draw), num_zones=Random(f"zones of {seed}").choice([0, 0, 2, 3]))
+    if setup.policy is PolicyName.MORPH:  # which has something to go back to
+        setup = msgspec.structs.replace(setup, checkpoint_every=max(1, setup.checkpoint_every))
     manner = draw.choices(MANNERS, WEIGHTS)[0]
     if manner is slowness:
         setup = _longer(draw, setup)
@@ -53,6 +55,8 @@ def schedule(seed: int) -> Schedule:
     faults = manner(draw, setup)
     if draw.random() < 0.08:
         faults.append(when(draw, setup, -1, kind=FaultKind.STOP))
+    setup, switches = _policies(Random(f"policies {seed}"), setup)
+    faults += switches
     return Schedule(seed=seed, setup=setup, weather=weather, faults=tuple(faults))
 
 
@@ -84,8 +88,19 @@ def _setup(draw: Random) -> Setup:
         bad=bad,
         skips=skips,
         done=draw.randint(1, steps - 1) if draw.random() < 0.1 else 0,
-        policy=draw.choice([*PolicyName]),
+        policy=draw.choice([PolicyName.TEMPLATES, PolicyName.REROUTE, PolicyName.ADAPTIVE]),
     )
+
+
+def _policies(draw: Random, setup: Setup) -> tuple[Setup, list[Fault]]:
+    """One of the other policies now and then, and now and then another on the way."""
+    if draw.random() < 0.25:
+        setup = msgspec.structs.replace(setup, policy=PolicyName.DROP)
+    switches = []
+    for _ in range(draw.choice([0, 0, 0, 1, 2]) if draw.random() < 0.5 else 0):
+        switch = when(draw, setup, -1, kind=FaultKind.SWITCH)
+        switches.append(msgspec.structs.replace(switch, what=draw.choice([*PolicyName]).value))
+    return setup, switches
 
 
 def _longer(draw: Random, setup: Setup) -> Setup:

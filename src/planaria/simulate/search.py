@@ -12,6 +12,9 @@ from planaria.simulate.cluster import Cluster
 from planaria.simulate.schedule import Schedule, schedule
 from planaria.simulate.weather import Weather
 
+PLAIN = {"done": 0, "bad": (), "is_large": False, "is_tied": False, "checkpoint_every": 0, "num_zones": 0}
+"""Fields of a setup, and what is tried for them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
@@ -72,7 +75,7 @@ def _candidates(which: Schedule) -> Iterator[Schedule]:
         yield replace(which, faults=which.faults[:at] + which.faults[at + 1 :])
     if setup.steps > setup.done + 1:
         yield replace(which, setup=replace(setup, steps=setup.steps - 1))
-    for name, plain in (("done", 0), ("bad", ()), ("is_large", False), ("is_tied", False), ("checkpoint_every", 0)):
+    for name, plain in PLAIN.items():
         if getattr(setup, name) != plain:
             yield replace(which, setup=replace(setup, **{name: plain}))
     if which.weather != Weather():

@@ -20,6 +20,7 @@ from planaria.protocol.events import (
     Event,
     Evict,
     Finish,
+    Idle,
     ManifestFailed,
     ManifestWritten,
     NodeGone,
@@ -45,6 +46,10 @@ if TYPE_CHECKING:
     from planaria.simulate.cluster import Cluster
 
 LIMITS = Limits(busy_s=10.0, join_s=5.0)
+
+
+PIECES = 0
+"""Of decisions in advance, after each event. None: an answer in advance changes nothing, as a test says."""
 
 
 class Connection:
@@ -186,7 +191,7 @@ class Server:
         connection.worker = hello.worker
         self.admission.admit(hello.worker, connection)
         self._judge.liveness.joined(hello.worker, self._clock.now)
-        self.handle(WorkerJoined(hello.worker, hello.data_address))
+        self.handle(WorkerJoined(hello.worker, hello.data_address, hello.zone))
 
     def drop(self, connection: Connection, cause: str) -> None:
         """The connection ended."""
@@ -239,7 +244,16 @@ class Server:
                 return
             self._carry_out(command)
         if self._lives and any(isinstance(c, Send) and isinstance(c.message, PlanMessage) for c in commands):
-            self.machine.handle(DecisionTook(1e-3), self._clock.now)
+            for command in self.machine.handle(DecisionTook(1e-3), self._clock.now):
+                if self._lives:
+                    self._carry_out(command)
+        self._prepare(PIECES)
+
+    def _prepare(self, pieces: int) -> None:
+        """Decisions in advance, as far as they take no time."""
+        while pieces and self._lives and self.machine.thinks(self._clock.now):
+            self.machine.handle(Idle(), self._clock.now)
+            pieces -= 1
 
     def _carry_out(self, command: Command) -> None:
         cluster = self._cluster
@@ -284,6 +298,7 @@ class Server:
         self._cluster.happened(f"Send {type(message).__name__}")
 
     def _evict(self, node: NodeId) -> None:
+        self._cluster.witness.evicted(node)
         connections = self.admission.fence(node)
         self._cluster.kill_where_possible(node)
         for connection in connections:

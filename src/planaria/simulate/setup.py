@@ -32,6 +32,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         skips: steps that are not finite; else they end the run.
         done: steps of an earlier run, from whose checkpoint this one begins.
         policy: that makes the plans.
+        num_zones: to which nodes are dealt out in turn; 0: nobody knows where they are.
     """
 
     num_layers: int
@@ -50,6 +51,10 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     skips: bool = False
     done: int = 0
     policy: PolicyName = PolicyName.TEMPLATES
+    num_zones: int = 0
+
+    def zone_of(self, node: int) -> str:
+        return f"zone-{node % self.num_zones}" if self.num_zones else ""
 
     @property
     def needed_nodes(self) -> int:

@@ -1,6 +1,6 @@
 """Strength: how many replicas a plan keeps on live nodes, what its users were told of it, and whether that is true.
 
-Under `templates` every step begins with f + 1 whole pipelines. Under `reroute` and `adaptive` a plan may keep fewer
+Under `templates` every step begins with f + 1 whole pipelines. Under the others a plan may keep fewer
 replicas of some layer, but only if it says so, at the moment at which it is taken; f itself is never lowered.
 """
 
@@ -16,7 +16,7 @@ from planaria.protocol.journal import JournalPlan
 from planaria.protocol.records import Note, PlanTaken
 from planaria.simulate.setup import Setup
 
-MAY_BE_DEGRADED = (PolicyName.REROUTE, PolicyName.ADAPTIVE)
+MAY_BE_DEGRADED = (PolicyName.REROUTE, PolicyName.MORPH, PolicyName.DROP, PolicyName.ADAPTIVE)
 PLACING = ("start", "reconfigure", "restore")
 """Purposes of plans that say how strong they are. The others go on with a placement, or finish a step."""
 
@@ -24,16 +24,23 @@ PLACING = ("start", "reconfigure", "restore")
 class Strength:
     """Of the placements of one run.
 
+    Args:
+        setup: the job.
+        policies: that are in force at one time or another.
+
     Attributes:
         is_degraded: the user was told that the placement in force has fewer than f + 1 replicas of some layer; None: a
             journal lost its end, and nobody knows.
         ever_degraded: he was told so of some placement.
     """
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, policies: frozenset[PolicyName]) -> None:
         self.is_degraded: bool | None = False
         self.ever_degraded = False
         self._setup = setup
+        self._may_be_degraded = not policies.isdisjoint(MAY_BE_DEGRADED)
+        self._must_go_on = policies <= set(MAY_BE_DEGRADED)
+        self._may_drop = PolicyName.DROP in policies
 
     def planned(self, entry: JournalPlan) -> str | None:
         """A plan is taken; returns what is wrong with what is told of it."""
@@ -48,7 +55,7 @@ class Strength:
         self.is_degraded = says
         self.ever_degraded |= says
         plan, short = entry.message.plan, lacking(entry.message.plan, self._setup.fault_tolerance)
-        if says and self._setup.policy not in MAY_BE_DEGRADED:
+        if says and not self._may_be_degraded:
             return f"plan {plan.generation} is degraded under {self._setup.policy}"
         if says != bool(short):
             return f"plan {plan.generation} lacks replicas of {short}, and says {'that' if says else 'nothing'}"
@@ -57,7 +64,7 @@ class Strength:
     def begun(self, plan: Plan, live: Collection[int], step: int) -> str | None:
         """A step is begun under a plan; returns what is wrong with that."""
         setup = self._setup
-        if setup.policy in MAY_BE_DEGRADED:
+        if self._may_be_degraded:
             fewest = min(len({plan.node_of(w) for w in owners} & set(live)) for owners in plan.owners_of)
             if fewest > setup.fault_tolerance or self.is_degraded or (self.is_degraded is None and fewest):
                 return None
@@ -70,14 +77,17 @@ class Strength:
         return None
 
     def exhausted(self, machine: Coordinator, reason: str) -> str | None:
-        """The job does not go on; returns why it could: rerouting needs one live owner of each layer, and no more."""
-        if self._setup.policy not in MAY_BE_DEGRADED or "no replica" in reason:
+        """The job does not go on; returns why it could: rerouting needs one live owner of each layer, and no more;
+        dropping samples one whole pipeline; morph nodes enough for one row of a grid."""
+        if not self._must_go_on or "no replica" in reason:
             return None
         if machine.shortages.bound_bytes is not None:
             return None
         plan, live = machine.plan, set(machine.state.nodes)
         owned = {layer for stage in plan.stages() if plan.node_of(stage.worker) in live for layer in stage.layers}
         if len(owned) < plan.num_layers:
+            return None
+        if self._may_drop and not _whole_pipelines(plan, live)[0]:
             return None
         return f"the job does not go on, and live workers own every layer: {reason}"
 

@@ -18,6 +18,7 @@ from planaria.protocol.commit import (
     FIRST_EXPONENT,
     NOT_APPLIED,
     clip_factor,
+    effective_share,
     gradient_norm,
     is_finite,
     mean_loss,
@@ -79,9 +80,9 @@ class Algebra:
         """Squared norm of a sum."""
         return 0.25 + (total % 4096) / 1024.0
 
-    def applied(self, replica: Symbol, total: Symbol, step: int, factor: float) -> Symbol:
+    def applied(self, replica: Symbol, total: Symbol, step: int, factor: float, scale: float) -> Symbol:
         """The replica after a step."""
-        return replica if factor == NOT_APPLIED else hash((APPLIED, replica, total, step, factor))
+        return replica if factor == NOT_APPLIED else hash((APPLIED, replica, total, step, factor, scale))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +93,8 @@ class TrainedStep:
         totals: group -> sum of all contributions.
         replicas: group -> its replica after the step.
         clip_factor: as committed.
-        loss: mean over the microbatches.
+        scale: of the learning rate.
+        loss: mean over the microbatches that count.
         exponents: of the next step.
         is_finite: whether the step may be applied.
     """
@@ -100,13 +102,15 @@ class TrainedStep:
     totals: tuple[Symbol, ...]
     replicas: tuple[Symbol, ...]
     clip_factor: float
+    scale: float
     loss: float
     exponents: tuple[int, ...]
     is_finite: bool
 
 
 class Reference:
-    """One process that trains alone. Steps are computed when they are asked for."""
+    """One process that trains alone, and leaves out the microbatches that it is told of. Steps are computed when they
+    are asked for."""
 
     def __init__(self, algebra: Algebra, train: TrainSection) -> None:
         self._algebra = algebra
@@ -115,11 +119,23 @@ class Reference:
             totals=(),
             replicas=tuple(algebra.initial(group) for group in range(algebra.num_groups)),
             clip_factor=1.0,
+            scale=1.0,
             loss=0.0,
             exponents=(FIRST_EXPONENT,) * algebra.num_groups,
             is_finite=True,
         )
         self._steps = [first]
+        self._dropped: dict[int, tuple[int, ...]] = {}
+
+    def leave_out(self, step: int, dropped: tuple[int, ...]) -> None:
+        """These microbatches do not count in the step."""
+        if self.dropped(step) != dropped:
+            self._dropped[step] = dropped
+            del self._steps[step:]
+
+    def dropped(self, step: int) -> tuple[int, ...]:
+        """What does not count in the step."""
+        return self._dropped.get(step, ())
 
     def after(self, step: int) -> TrainedStep:
         """The state after a step; 0 is the beginning."""
@@ -133,6 +149,8 @@ class Reference:
         losses: dict[int, float] = {}
         parameters = [algebra.parameters(layer, before.replicas.__getitem__) for layer in range(algebra.num_layers)]
         for microbatch in range(self._train.num_microbatches):
+            if microbatch in self.dropped(step):
+                continue
             kept = [algebra.batch(step, microbatch)]
             for layer in range(algebra.num_layers):
                 kept.append(algebra.forward(parameters[layer], kept[-1], step, microbatch, layer))
@@ -144,15 +162,18 @@ class Reference:
                     totals[group] += algebra.contribution(gradient, made, group, before.exponents[group])
                 gradient = algebra.backward(gradient, made)
         norms = {group: algebra.norm(total) for group, total in enumerate(totals)}
-        norm, loss = gradient_norm(norms), mean_loss(losses)
+        scale = effective_share(len(losses), self._train.num_microbatches)
+        norm, loss = gradient_norm(norms) / scale, mean_loss(losses)
         finite = is_finite(loss, norm)
-        factor = clip_factor(norm, self._train.clip_norm) if finite else NOT_APPLIED
+        factor = clip_factor(norm, self._train.clip_norm) / scale if finite else NOT_APPLIED
         return TrainedStep(
             totals=tuple(totals),
             replicas=tuple(
-                algebra.applied(replica, totals[group], step, factor) for group, replica in enumerate(before.replicas)
+                algebra.applied(replica, totals[group], step, factor, scale)
+                for group, replica in enumerate(before.replicas)
             ),
             clip_factor=factor,
+            scale=scale,
             loss=loss,
             exponents=next_exponents(before.exponents, norms) if finite else before.exponents,
             is_finite=finite,

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 from planaria.estimate.conditions import Conditions
 from planaria.estimate.step_time import outline
+from planaria.job.settings import PolicyName
 from planaria.plan.plan import NodeId, Plan
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.events import Finish, WriteManifest
 from planaria.protocol.journal import JournalCommit, JournalPlan
-from planaria.protocol.messages import Commit, ToWorker
+from planaria.protocol.messages import Commit, StateSource, ToWorker
 from planaria.protocol.records import (
     AnyRecord,
     NodeJoined,
@@ -56,6 +57,7 @@ class Witness:
         reference: its numbers.
         workers: every process there ever was.
         is_clear: nothing befalls a node after which it may live and be taken for lost.
+        policies: that are in force at one time or another.
 
     Attributes:
         records: that were published.
@@ -71,18 +73,20 @@ class Witness:
         workers: Mapping[WorkerId, Worker],
         *,
         is_clear: bool,
+        policies: frozenset[PolicyName],
     ) -> None:
         self.records: list[AnyRecord] = []
         self.committed = setup.done
         self._setup = setup
         self._weather = weather
         self._profile = setup.profile
-        self._strength = Strength(setup)
+        self._strength = Strength(setup, policies)
         self.reference = reference
         self._workers = workers
         self._is_clear = is_clear
         self._touched: dict[WorkerId, Worker] = {}
         self._commits: dict[tuple[int, int], JournalCommit] = {}
+        self._evicted_alive: set[NodeId] = set()
         self._begun = setup.done
         self._generation = 0
         self._plan: Plan | None = None
@@ -105,6 +109,11 @@ class Witness:
             raise BrokenPromise(broken)
 
     # Workers
+
+    def evicted(self, node: NodeId) -> None:
+        """The coordinator gives the node up, and is about to have it killed."""
+        if not any(worker.is_over for worker in self._workers.values() if worker.node == node):
+            self._evicted_alive.add(node)
 
     def touched(self, worker: Worker) -> None:
         """What it holds may have changed."""
@@ -147,6 +156,8 @@ class Witness:
                 self.require(record.from_step == self.committed, f"{record} when {self.committed} steps are committed")
                 self._must_be_lost(machine, record.reason)
                 self.committed = self._begun = record.to_step
+        if self._is_cut and entry.message.source is not StateSource.LIVE and step <= self.committed:
+            self.committed = self._begun = step - 1  # that it went back, only workers knew
         self.require(plan.generation > self._generation, f"generation {plan.generation} after {self._generation}")
         self.require(
             step == self.committed + 1 or (self._is_cut and step <= self._highest + 1),
@@ -184,10 +195,12 @@ class Witness:
         self.require(is_next, f"step {step} is committed after step {self.committed}")
         is_known = self._plan is not None and self._plan.generation == commit.generation
         self.require(is_known or self._is_cut, f"generation {commit.generation} commits step {step}")
+        self.reference.leave_out(step, commit.dropped)
         right = self.reference.after(step)
         self.require(
             (commit.loss == right.loss or not right.is_finite)
             and commit.clip_factor == right.clip_factor
+            and commit.scale == right.scale
             and commit.exponents == right.exponents,
             f"step {step} is committed with other numbers than one process has: {entry}",
         )
@@ -248,8 +261,9 @@ class Witness:
         self.records.append(record)
         match record:
             case NodeLost(node=node, cause=cause) if self._is_clear:
-                is_dead = any(worker.is_over for worker in self._workers.values() if worker.node == node)
-                self.require(is_dead, f"node {node} is given up, and nothing is wrong with it: {cause}")
+                self.require(
+                    node not in self._evicted_alive, f"node {node} is given up, and nothing is wrong with it: {cause}"
+                )
             case NodeSpeed() if self._weather.is_as_profiled:
                 self._check_speed(record)
             case Waiting(reason=reason) | RunEnded(status=RunStatus.EXHAUSTED, message=reason) if (
@@ -275,7 +289,10 @@ class Witness:
         )
 
     def _must_be_lost(self, machine: Coordinator, why: str) -> None:
-        """Some group has no replica left on the nodes that are in the job."""
+        """Some group has no replica left on the nodes that are in the job; or the policy goes back after any loss."""
+        if self._setup.policy is PolicyName.MORPH:
+            self.require(any(isinstance(record, NodeLost) for record in self.records), f"{why}: but nobody was lost")
+            return
         nodes = machine.state.nodes
         held = {
             group
@@ -317,13 +334,18 @@ class Witness:
         status, message, setup = finish.status, finish.message, self._setup
         self.require((ended.skipped_microbatches, ended.duplicated_microbatches) == (0, 0), f"{ended}")
         skipped = sum(not self.reference.after(step).is_finite for step in range(setup.done + 1, ended.steps + 1))
+        dropped = sum(len(self.reference.dropped(step)) for step in range(setup.done + 1, ended.steps + 1))
+        self.require(
+            ended.dropped_microbatches == dropped or self._is_cut,
+            f"{ended.dropped_microbatches} microbatches dropped, not {dropped}",
+        )
         # Workers know the last commit: of earlier ones that the journal lost, nobody knows whether they were applied.
         is_told = ended.skipped_steps == skipped or (self._is_cut and ended.skipped_steps < skipped)
         self.require(is_told, f"{ended.skipped_steps} steps skipped, not {skipped}")
         num_lost = sum(isinstance(record, NodeLost) for record in self.records)
         if self._strength.ever_degraded:  # who went with notice took replicas along, which was said
             num_lost += sum(isinstance(record, NodeReleased) for record in self.records)
-        if num_lost <= setup.fault_tolerance:
+        if num_lost <= setup.fault_tolerance and setup.policy is not PolicyName.MORPH:
             went_back = any(isinstance(record, Restored) for record in self.records)
             self.require(not went_back, f"{num_lost} losses took the last replica, at f = {setup.fault_tolerance}")
             is_failed = status is RunStatus.FAILED and "there is no checkpoint" in message

@@ -289,6 +289,8 @@ class Worker:
         if self.runs_out and isinstance(command, Adopt | Apply):
             self.runs_out, self._is_done_for = False, True  # its last words, and then it waits to be told to end
             self.control.tell(self.device.out_of_memory(self.interpreter, self.number, holds=False))
+            if self.control.is_closed:
+                self._exit()  # it was told so already
             return
         match command:
             case Adopt(message, continues):

@@ -98,6 +98,7 @@ class Agent:
             mailbox,
             heartbeat,
             self._faults,
+            engine.pace,
             control.send,
         )
         self._status: int | None = None

@@ -41,6 +41,7 @@ class EmulatedPace:
         profile: the costs.
         wait_until: returns at a moment of the clock; raises Interrupted on an order.
         clock: seconds.
+        storage_bytes_per_s: that a node reads a checkpoint with.
 
     Attributes:
         free_at: when the device will have done what it was given.
@@ -53,8 +54,11 @@ class EmulatedPace:
         profile: ModelProfile,
         wait_until: Callable[[float], None],
         clock: Callable[[], float] = time.monotonic,
+        storage_bytes_per_s: float = math.inf,
     ) -> None:
         self.free_at = clock()
+        self._storage_bytes_per_s = storage_bytes_per_s
+        self._read_at = 0.0
         self.slowness = 1.0
         self._computed_s = 0.0
         self._work: tuple[float, float | None] = (0.0, None)
@@ -95,6 +99,13 @@ class EmulatedPace:
     def _note_devices(self, stage: Stage) -> None:
         if stage.worker == self._worker:
             self._devices.update(dict.fromkeys(stage.layers, stage.num_devices))
+
+    def read(self, size_bytes: int) -> None:
+        self._read_at = self._clock() + size_bytes / self._storage_bytes_per_s
+
+    def finish_reading(self) -> None:
+        self._wait_until(self._read_at)
+        self.not_before(self._read_at)
 
     def begin_step(self) -> None:
         self._launched.clear()

@@ -43,6 +43,10 @@ class FrameError(ValueError):
     """Bytes that are not a frame of ours."""
 
 
+class Unwanted(FrameError):
+    """Its sender is one of us, and takes no part any more."""
+
+
 class DamagedFrame(FrameError):
     """What arrived is not what was sent.
 

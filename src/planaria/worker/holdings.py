@@ -9,7 +9,7 @@ from torch import nn
 
 from planaria.job.settings import TrainSection
 from planaria.model.model import Model
-from planaria.plan.ledger import Ledger
+from planaria.plan.ledger import Ledger, mask_of
 from planaria.protocol.commit import NOT_APPLIED
 from planaria.worker.accumulator import Accumulator, Rounding
 from planaria.worker.compute import Compute, Count, LayerCompute, LayerFailed
@@ -142,10 +142,18 @@ class Holdings:
     def ledger(self) -> Ledger:
         return Ledger.from_bits(self._counted)
 
-    def apply(self, groups: Iterable[int], step: int, clip_factor: float) -> None:
+    def leave_out(self, microbatches: Sequence[int]) -> None:
+        """What is counted of these is void: a plan drops them. An accumulator has nothing but them, or none of them."""
+        left_out = mask_of(microbatches)
+        if not any(mask & left_out for mask in self._counted):
+            return
+        assert not any(mask & ~left_out for mask in self._counted), "a sum cannot be left out in part"
+        self.begin_step(self._exponents)
+
+    def apply(self, groups: Iterable[int], step: int, clip_factor: float, lr_scale: float = 1.0) -> None:
         """One optimizer step of these groups, or (`NOT_APPLIED`) none: then they are as of `step` all the same."""
         replicas = [self.replicas[group] for group in groups]
         if clip_factor != NOT_APPLIED:
-            apply_adamw(replicas, self._train, step, clip_factor)
+            apply_adamw(replicas, self._train, step, clip_factor, lr_scale)
         for replica in replicas:
             replica.step = step

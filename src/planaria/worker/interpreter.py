@@ -124,6 +124,8 @@ class Interpreter:
             self._begin_step(message.step, message.exponents)
             return
         self._sync.adopt(message.plan)
+        self._holdings.leave_out(message.plan.dropped)
+        self.losses = {m: loss for m, loss in self.losses.items() if m not in message.plan.dropped}
         born = {(microbatch, route.born) for route in message.plan.routes for microbatch in route.microbatches}
         self._holdings.compute.forget(lambda work: work in born)
         for store in (self._activations, self._gradients):
@@ -163,16 +165,26 @@ class Interpreter:
         while (instruction := self._done.next) is not None:
             if self._mailbox.has_orders:
                 raise Interrupted
+            began_s = time.monotonic() if self._trace is not None else 0.0
             with self._heartbeat.during(Activity.COMPUTING):
                 self._faults.check(FAULT_KINDS[instruction.op], self._step)
-                began, began_s = self._pace.stopwatch(), time.monotonic()
-                self._run[instruction.op](instruction)
                 if instruction.op in _COMPUTING:
-                    self._pace.slow_down(self._pace.stopwatch() - began)
-                    self.compute_s += max(0.0, self._pace.stopwatch() - began)
+                    self._compute(instruction)
+                else:
+                    self._run[instruction.op](instruction)
             if self._trace is not None:
                 self._trace.note(self._step, instruction, began_s, time.monotonic())
             self._done.finish()
+
+    def _compute(self, instruction: Instruction) -> None:
+        """Timed. A device's stopwatch waits for the device, so it is read no oftener than it must be."""
+        began = self._pace.stopwatch()
+        self._run[instruction.op](instruction)
+        ended = self._pace.stopwatch()
+        if self._pace.slowness != 1.0:
+            self._pace.slow_down(ended - began)
+            ended = self._pace.stopwatch()
+        self.compute_s += max(0.0, ended - began)
 
     def give_up(self) -> None:
         """Let go of what is kept for the step in progress: it will not be finished here."""
@@ -198,7 +210,7 @@ class Interpreter:
             self._faults.check(FAULT_KINDS[Op.APPLY], commit.step)
             if commit.clip_factor != NOT_APPLIED:
                 self._pace.apply(groups)
-            self._holdings.apply(groups, commit.step, commit.clip_factor)
+            self._holdings.apply(groups, commit.step, commit.clip_factor, commit.scale)
         self._holdings.keep_only(groups)
 
     @property

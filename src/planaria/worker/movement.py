@@ -21,6 +21,7 @@ from planaria.worker.faults import FaultInjector
 from planaria.worker.heartbeat import Heartbeat
 from planaria.worker.holdings import Holdings
 from planaria.worker.mailbox import Key, Kind, Mailbox
+from planaria.worker.pace import Pace
 from planaria.worker.replica import Replica
 from planaria.worker.transport import Transport
 
@@ -38,6 +39,7 @@ class Movement:
         mailbox: of what comes from them.
         heartbeat: told who is waited for.
         faults: on the user's order.
+        pace: of what is read from a checkpoint.
         send: to the coordinator.
 
     Attributes:
@@ -55,6 +57,7 @@ class Movement:
         mailbox: Mailbox,
         heartbeat: Heartbeat,
         faults: FaultInjector,
+        pace: Pace,
         send: Callable[[Message], None],
     ) -> None:
         self.is_settled = True
@@ -67,6 +70,7 @@ class Movement:
         self._mailbox = mailbox
         self._heartbeat = heartbeat
         self._faults = faults
+        self._pace = pace
         self._send = send
         self._incoming: list[Transfer] = []
         self._attempts: dict[Transfer, int] = {}
@@ -95,6 +99,7 @@ class Movement:
         """Bring in what is still missing, then bind the layers. Raises Interrupted."""
         if self.is_settled:
             return
+        self._pace.finish_reading()
         while self._incoming:
             transfer = self._incoming[0]
             with self._heartbeat.during(Activity.WAITING, transfer.source):
@@ -122,6 +127,7 @@ class Movement:
         manifest = None
         if message.source is StateSource.CHECKPOINT:
             manifest = read_manifest(Path(message.folder), verify=False)
+            self._pace.read(_read_by_node(message.plan, self._worker))
         for group in groups:
             replica = self._holdings.new_replica(group)
             if manifest is None:
@@ -129,6 +135,7 @@ class Movement:
             else:
                 replica.load_named(read_group(Path(message.folder), manifest, group), message.step - 1)
             self._holdings.put(group, replica)
+            self._heartbeat.advance()
 
     def _move(self, plan: Plan, transfer: Transfer) -> None:
         replica = self._holdings.replicas[transfer.group]
@@ -164,6 +171,13 @@ class Movement:
                 part=part,
             )
         )
+
+
+def _read_by_node(plan: Plan, worker: WorkerId) -> int:
+    """Bytes of a checkpoint that the worker's node reads."""
+    node = plan.node_of(worker)
+    held = [group for other, groups in plan.groups_of.items() if plan.node_of(other) == node for group in groups]
+    return sum(plan.groups[group].moved_bytes for group in held)
 
 
 def _moving(plan: Plan, transfer: Transfer, replica: Replica) -> tuple[torch.Tensor, ...]:

@@ -38,6 +38,14 @@ class Pace(Protocol):
         """A plan is in force, from now on."""
         ...
 
+    def read(self, size_bytes: int) -> None:
+        """All workers of the node have begun to read so much of a checkpoint, together."""
+        ...
+
+    def finish_reading(self) -> None:
+        """Returns when what was begun last is read; raises Interrupted on an order, and may be asked again."""
+        ...
+
     def begin_step(self) -> None:
         """The commit of the step before has come, or the plan: nothing of the new step began earlier."""
         ...
@@ -87,6 +95,12 @@ class OwnPace:
             time.sleep(min(left, NAP_S))
 
     def adopt(self, plan: Plan) -> None:
+        pass
+
+    def read(self, size_bytes: int) -> None:
+        pass
+
+    def finish_reading(self) -> None:
         pass
 
     def begin_step(self) -> None:

@@ -52,6 +52,7 @@ def run_worker(settings: WorkerSettings) -> int:
         worker=settings.worker,
         pid=os.getpid(),
         data_address=transport.start(),
+        zone=settings.zone,
     )
     try:
         control.start(hello)
@@ -110,7 +111,9 @@ def _emulated_parts(settings: WorkerSettings) -> Parts:
     job, worker = settings.job, settings.worker
     profile = read_costs(Path(settings.profile), job)
     mailbox = EmulatedMailbox()
-    pace = mailbox.pace = EmulatedPace(worker, profile, mailbox.wait_until_moment)
+    pace = mailbox.pace = EmulatedPace(
+        worker, profile, mailbox.wait_until_moment, storage_bytes_per_s=job.cluster.storage_gb_per_s * 1e9
+    )
     control = Control(settings.coordinator, mailbox, settings.job.resilience.coordinator_timeout_s)
     transport = EmulatedTransport(
         worker, settings.token, mailbox, pace, settings.host, lambda peer: control.send(CutOff(peer=peer))

@@ -68,7 +68,9 @@ class Replica:
 
 
 @torch.no_grad()
-def apply_adamw(replicas: Sequence[Replica], train: TrainSection, step: int, clip_factor: float) -> None:
+def apply_adamw(
+    replicas: Sequence[Replica], train: TrainSection, step: int, clip_factor: float, lr_scale: float = 1.0
+) -> None:
     """One AdamW step (Loshchilov and Hutter, 2019) on each replica, with its gradient times `clip_factor`.
 
     Args:
@@ -76,6 +78,7 @@ def apply_adamw(replicas: Sequence[Replica], train: TrainSection, step: int, cli
         train: rates, betas, decay.
         step: the committed step; the first is 1. Bias correction goes by it, whether or not all before were applied.
         clip_factor: from the commit.
+        lr_scale: from the commit: what the learning rate is multiplied by.
     """
     device = replicas[0].parameters.device if replicas else torch.device("cpu")
     scale = torch.tensor(1.0 / clip_factor, device=device) if clip_factor != 1.0 else None
@@ -98,7 +101,7 @@ def apply_adamw(replicas: Sequence[Replica], train: TrainSection, step: int, cli
             squares,
             [],
             [torch.tensor(float(step), device=device) for _ in parameters],
-            lr=learning_rate(train, step),
+            lr=learning_rate(train, step) * lr_scale,
             beta1=train.betas[0],
             beta2=train.betas[1],
             weight_decay=train.weight_decay if decayed else 0.0,

@@ -26,6 +26,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         metadata_url: of the cloud's metadata server; "": where it always is.
         log: file for what it prints.
         host: address on which its peers reach it.
+        zone: where its node is; "": not known.
         trace: file for what it did when, for benchmarks; None: none.
     """
 
@@ -42,4 +43,5 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     metadata_url: str = ""
     log: str | None = None
     host: str = LOOPBACK
+    zone: str = ""
     trace: str | None = None

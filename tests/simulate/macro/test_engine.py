@@ -182,6 +182,20 @@ def test_a_notice_saves_the_work_of_the_step() -> None:
     assert told.seconds_by["detection"] == 0 < struck.seconds_by["detection"]
 
 
+def test_morph_goes_back_to_its_checkpoint_at_each_loss() -> None:
+    (run,), (templates,) = (experiment().run(name, [losing(1000.0, 2000.0)]) for name in ("morph", "templates"))
+    assert run.survived == {"checkpoint": 2}
+    assert run.fatal == run.plans["restore"] == 2
+    assert run.seconds_by["redone"] > templates.seconds_by["redone"]
+    assert run.steps < templates.steps
+
+
+def test_what_drop_leaves_out_is_no_sample() -> None:
+    (run,) = experiment().run("drop", [losing(1000.0)])
+    assert run.survived
+    assert 0.6 * 24 * run.steps < run.samples < 24 * run.steps
+
+
 def test_it_waits_for_the_first_nodes() -> None:
     events = [TraceEvent(at_s=600.0 * node, change=Change.ADD, node=str(node)) for node in range(4)]
     (run,) = experiment().run("templates", [Trace(name="ramp", horizon_s=HOUR_S, events=tuple(events))])

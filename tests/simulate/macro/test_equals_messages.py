@@ -52,7 +52,7 @@ def case(seed: int) -> Case:
         checkpoint_every=draw.choice([0, 5]),
         order=draw.choice([ScheduleKind.ONE_F_ONE_B, ScheduleKind.EAGER_ONE_F_ONE_B]),
         waits=True,
-        policy=draw.choice([PolicyName.TEMPLATES, PolicyName.REROUTE, PolicyName.ADAPTIVE]),
+        policy=draw.choice([*PolicyName]),
     )
     step_s = make_policy(setup.policy, setup.profile, setup.planner).initial([NodeId(n) for n in range(num_nodes)], 1)
     gap_s = 9.3 * step_s.step_time_s
@@ -146,7 +146,9 @@ def test_recoveries_and_plans_are_those_of_the_messages(seeds: range) -> None:
         for purpose in ("warm up", "reconfigure", "restore"):
             assert result.plans.get(purpose, 0) == purposes[purpose], f"{purpose}, {where}"
         if not result.waits:
-            assert shapes(run) == layouts(taken[-1].pipelines), where
+            # What adaptive weighs depends on what transitions took, and the messages' times are others.
+            if which.setup.policy is not PolicyName.ADAPTIVE:
+                assert shapes(run) == layouts(taken[-1].pipelines), where
             assert result.steps == which.setup.steps == cluster.server.machine.step - 1, where
         survived += recovered
     assert survived > len(seeds)

@@ -148,7 +148,7 @@ def test_pieces_are_the_same_for_any_number_of_processes() -> None:
 
 
 def test_the_example_is_a_scenario() -> None:
-    scenario = load_scenario(Path(__file__).parents[3] / "examples" / "scenario.toml")
+    scenario = load_scenario(Path(__file__).parents[3] / "examples" / "scenarios" / "spot.toml")
     assert scenario.cluster.nodes == 32
     with pytest.raises(UserError, match="does not exist"):
         load_scenario(Path("missing.toml"))

@@ -13,7 +13,9 @@ in this list:
 - `salvage`: a loss inside a step.
 - `step`: votes and the commit.
 - `arrival`: nodes that join, or give notice.
+- `switch`: another policy, at the user's wish.
 - `departure`: nodes that are lost, by phase.
+- `ahead`: decisions in advance, while a step is in progress.
 - `saved`: answers to orders to save.
 - `restart`: after a coordinator that died.
 """

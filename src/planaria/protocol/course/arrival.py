@@ -22,10 +22,14 @@ def join(run: Run, event: WorkerJoined) -> list[Command]:
     """A node is there when all of its workers are."""
     node = run.members.node_of(event.worker)
     is_complete = run.members.join(event.worker, event.data_address)
+    if event.zone and run.members.zones.get(node) != event.zone:
+        run.members.zones[node] = event.zone
+        run.placing.locate(run.members.zones)
     if not is_complete or node in run.past.joined:
         return []
-    record = NodeJoined(node=node, live_nodes=len(run.members.nodes))
-    return [JournalNode(node=node, fate=Fate.JOINED, records=(record,)), Publish(record)]
+    zone = run.members.zones.get(node, "")
+    record = NodeJoined(node=node, live_nodes=len(run.members.nodes), zone=zone)
+    return [JournalNode(node=node, fate=Fate.JOINED, zone=zone, records=(record,)), Publish(record)]
 
 
 def joined_running(run: Run, event: WorkerJoined) -> list[Command]:

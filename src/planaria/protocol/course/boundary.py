@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from planaria.plan.plan import PlanError
 from planaria.protocol.course import checkpoint, end
-from planaria.protocol.course.restore import restore, wait
+from planaria.protocol.course.restore import go_back, restore, wait
 from planaria.protocol.course.run import Run
 from planaria.protocol.course.take import release, same_again, take
 from planaria.protocol.events import Command, Publish
 from planaria.protocol.kept import Holders
 from planaria.protocol.messages import StateSource
 from planaria.protocol.phases import Phase, Purpose
+from planaria.protocol.placing import Choice
 from planaria.protocol.records import Note, RunStatus
 from planaria.protocol.saving import NobodyHolds
 from planaria.protocol.shortage import WouldRunOut
@@ -29,15 +30,18 @@ def after_commit(run: Run, committed: int) -> list[Command]:
 
 
 def go_on(run: Run) -> list[Command]:
-    """Begin the step with the same plan if it still stands, else with a new one."""
+    """Begin the step with the same plan if it still stands, else with a new one.
+
+    A recovery is over with that, and told when it is known how long the decision took (`end.decision_took`).
+    """
     if run.goes_on(run.step):
-        return [*same_again(run), *end.close_recovery(run)]
+        return same_again(run)
     holders = run.holders()
     if without := run.without_replica(holders):
         return restore(run, without)
     if run.standing.has_lost_nobody(frozenset(run.members.nodes)):
-        return [*_hand_over(run, holders), *end.close_recovery(run)]
-    return [*reconfigure(run, holders), *end.close_recovery(run)]
+        return _hand_over(run, holders)
+    return reconfigure(run, holders)
 
 
 def try_again(run: Run) -> list[Command]:
@@ -61,6 +65,9 @@ def reconfigure(run: Run, holders: Holders) -> list[Command]:
         return _exhausted(run, str(error), RunStatus.FAILED)
     except PlanError as error:
         return _exhausted(run, str(error))
+    if proposal.restores:
+        lost = sorted(set(run.plan.nodes) & run.members.gone)
+        return go_back(run, proposal, f"node{'s' if len(lost) > 1 else ''} {', '.join(map(str, lost))} lost")
     if run.recovery is not None:
         run.recovery.add_reconfiguration(proposal)
         if run.attempt.is_void:
@@ -74,7 +81,14 @@ def reconfigure(run: Run, holders: Holders) -> list[Command]:
 def _hand_over(run: Run, holders: Holders) -> list[Command]:
     """Nobody is lost; nodes came, will go or have other speeds."""
     steps_left = run.settings.train.steps - run.step + 1
-    choice = run.placing.beside(run.situation(holders), stands=run.stands, steps_left=steps_left)
+    stands = run.stands and not run.is_degraded
+    choice = run.placing.beside(run.situation(holders), stands=stands, steps_left=steps_left)
+    news: list[Command] = [Publish(Note(level="info", text=choice.told))] if choice.told else []
+    return news + _change_over(run, holders, choice)
+
+
+def _change_over(run: Run, holders: Holders, choice: Choice) -> list[Command]:
+    """Do as was chosen."""
     if choice.purpose is Purpose.GO_ON:
         run.standing.keep(run.members.leaving.keys())
         measured = end.close_timing(run) if choice.is_second_look else []
@@ -95,7 +109,7 @@ def _exhausted(run: Run, reason: str, status: RunStatus = RunStatus.EXHAUSTED) -
     if not run.settings.waits:
         return save_then_end(run, status, reason)
     run.intent.waiting = reason
-    return _save(run)
+    return [*end.close_recovery(run), *_save(run)]
 
 
 def end_short_of_memory(run: Run) -> list[Command]:
@@ -122,7 +136,7 @@ def _save(run: Run) -> list[Command]:
         return after_saving(run)
     run.phase = Phase.SAVING
     if under_way is None or under_way.step != run.step - 1:
-        run.checkpoints.begin(run.step - 1, len(run.plan.groups), run.exponents, run.now)
+        run.checkpoints.begin(run.step - 1, len(run.plan.groups), run.exponents, run.now, run.counts.dropped)
     return ask_to_save(run)
 
 

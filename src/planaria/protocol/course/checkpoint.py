@@ -18,7 +18,7 @@ def order_beside(run: Run, committed: int) -> dict[WorkerId, Save]:
     """What each voter writes of the committed step while training goes on; nothing while an earlier is written."""
     if not run.checkpoints.is_due(committed) or run.checkpoints.under_way is not None:
         return {}
-    saving = run.checkpoints.begin(committed, len(run.plan.groups), run.exponents, run.now)
+    saving = run.checkpoints.begin(committed, len(run.plan.groups), run.exponents, run.now, run.counts.dropped)
     try:
         return saving.assign({worker: run.plan.groups_of[worker] for worker in run.attempt.votes.voters})
     except NobodyHolds:

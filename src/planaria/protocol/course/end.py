@@ -43,6 +43,7 @@ def end(run: Run, status: RunStatus, message: str) -> list[Command]:
         skipped_microbatches=run.counts.skipped,
         duplicated_microbatches=run.counts.duplicated,
         skipped_steps=len(run.skipped_steps),
+        dropped_microbatches=run.counts.dropped,
     )
     stops: list[Command] = [Send(worker, stop) for worker in run.members.workers]
     return [
@@ -56,11 +57,12 @@ def end(run: Run, status: RunStatus, message: str) -> list[Command]:
 
 
 def decision_took(run: Run, event: DecisionTook) -> list[Command]:
-    """A measurement for the account of the recovery, and for the next decision."""
+    """A measurement for the account of the recovery, which may be over with that decision, and for the next one."""
     run.timing.decided(event.seconds)
+    run.moving.decided(event.seconds)
     if run.recovery is not None:
         run.recovery.decide_s += event.seconds
-    return []
+    return close_recovery(run)
 
 
 def close_recovery(run: Run) -> list[Command]:

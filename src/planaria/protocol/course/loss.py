@@ -15,7 +15,8 @@ def lose(run: Run, event: NodeGone) -> list[Command]:
     """Fence a node and forget its workers."""
     if event.ran_out is not None:
         event = run.shortages.note(event, run.current, run.step)
-    run.failures.lost(run.step)
+    run.failures.lost(run.step, run.now)
+    run.moving.stop()
     run.standing.lost(event.node)
     run.placing.forget(event.node, run.step)
     for worker in run.members.lose(event.node):
@@ -27,7 +28,7 @@ def lose(run: Run, event: NodeGone) -> list[Command]:
     strikes = run.needs(event.node)
     if run.recovery is None and strikes:
         began = run.now if fault_at is None else fault_at
-        run.recovery = OpenRecovery(step=run.step, policy=run.settings.policy_name, began=began)
+        run.recovery = OpenRecovery(step=run.step, policy=run.placing.switching.name.value, began=began)
     if run.recovery is not None:
         run.recovery.add_loss(event.node, event.cause, detect_ms)
     lost = NodeLost(

@@ -41,10 +41,11 @@ def restarted(run: Run, event: Restarted) -> list[Command]:
     run.attempt.began = run.now if event.step_began is None else event.step_began
     run.members.leaving = dict.fromkeys(past.leaving, run.now)
     if past.losses:
-        run.recovery = OpenRecovery(step=run.step, policy=run.settings.policy_name, began=run.now)
+        run.recovery = OpenRecovery(step=run.step, policy=run.placing.switching.name.value, began=run.now)
         for loss in past.losses:
             run.recovery.add_loss(loss.node, loss.cause, None)
         run.recovery.resumed = run.now if past.has_resumed else None
+        run.recovery.steps_redone = past.steps_redone
     commands: list[Command] = [JournalRestart()]
     commands += [Evict(node) for node in sorted(past.lost)]
     commands += [Release(node) for node in sorted(past.released)]
@@ -127,6 +128,8 @@ def go_on_from(run: Run, position: Position) -> list[Command]:
     commands: list[Command] = []
     for entry in returning.unwritten(position, run.settings.train, len(run.members.nodes), run.now):
         commands += [entry, *(Publish(record, again=True) for record in entry.records)]
+    if position.commit is not None:
+        run.counts.dropped = position.commit.num_dropped
     if position.commit is not None and position.commit.clip_factor == NOT_APPLIED:
         run.skipped_steps.add(position.commit.step)
     stale = {run.members.node_of(worker) for worker in returning.stale(position)}

@@ -1,11 +1,14 @@
-"""Back to the last checkpoint when some group has no replica left; and waiting when too few nodes are left for it."""
+"""Back to the last checkpoint when some group has no replica left, or the policy answers a loss so; and waiting when
+too few nodes are left for it."""
 
 from __future__ import annotations
 
 from planaria.plan.plan import PlanError
+from planaria.policy.proposal import Proposal
+from planaria.protocol.course import checkpoint as saving_course
 from planaria.protocol.course import end
 from planaria.protocol.course.run import Run
-from planaria.protocol.course.take import take
+from planaria.protocol.course.take import release, take
 from planaria.protocol.events import Command, Publish
 from planaria.protocol.messages import StateSource
 from planaria.protocol.phases import Phase, Purpose
@@ -15,7 +18,7 @@ from planaria.protocol.shortage import WouldRunOut
 
 
 def restore(run: Run, without: list[int]) -> list[Command]:
-    """To the last checkpoint, or to the start if nothing was committed.
+    """Some group has no replica left: a placement of all live nodes from the last checkpoint.
 
     Args:
         run: whose state is lost in part.
@@ -23,24 +26,48 @@ def restore(run: Run, without: list[int]) -> list[Command]:
     """
     layers = sorted({layer for group in without for layer in run.plan.groups[group].layers})
     lost = f"no replica of layer{'s' if len(layers) > 1 else ''} {', '.join(map(str, layers))} is left"
-    checkpoint = run.checkpoints.last
     if run.shortages.fatal is not None:
         return end.end(run, RunStatus.FAILED, f"{run.shortages.fatal}; {lost}")
-    if checkpoint is None and run.step > run.settings.first_step:
-        remedy = "Set run.checkpoint_every, or a higher resilience.fault_tolerance."
-        return end.end(run, RunStatus.FAILED, f"{lost} and there is no checkpoint. {remedy}")
+    if not _can_go_back(run):
+        return _nothing_saved(run, lost)
     try:
         proposal = run.placing.again(run.members.nodes)
     except PlanError as error:
         return _no_plan(run, error, lost)
-    committed = run.step - 1
-    _go_back(run, checkpoint)
+    return go_back(run, proposal, lost)
+
+
+def go_back(run: Run, proposal: Proposal, why: str) -> list[Command]:
+    """To the last checkpoint, under this plan. To the start if nothing was committed, or none is whole yet of the
+    checkpoints that the job writes."""
+    if not _can_go_back(run):
+        return _nothing_saved(run, why)
+    checkpoint, committed = run.checkpoints.last, run.step - 1
+    given_up = _give_up_saving(run)
+    _rewind(run, checkpoint)
     if run.recovery is not None:
-        run.recovery.reason = f"{lost}: back to step {run.step - 1}."
+        reason = proposal.reason if proposal.restores else f"{why}: back to step {run.step - 1}."
+        run.recovery.add_restore(proposal.plan, committed - (run.step - 1), reason)
     source = StateSource.CHECKPOINT if checkpoint else StateSource.INITIAL
-    record = Restored(from_step=committed, to_step=run.step - 1, reason=lost)
+    record = Restored(from_step=committed, to_step=run.step - 1, reason=why)
     folder = checkpoint.folder if checkpoint else ""
-    return take(run, proposal, Purpose.RESTORE, source, folder, (record,))
+    return [*given_up, *take(run, proposal, Purpose.RESTORE, source, folder, (record,)), *release(run)]
+
+
+def _give_up_saving(run: Run) -> list[Command]:
+    """What is under way is of a step that is to be done again. Whole on disk, it may be getting its manifest: it stays,
+    and nobody goes back to it."""
+    saving = run.checkpoints.under_way
+    return [] if saving is None or saving.is_whole else saving_course.give_up(run, "the job goes back")
+
+
+def _can_go_back(run: Run) -> bool:
+    return run.checkpoints.last is not None or run.step == run.settings.first_step or run.settings.checkpoint_every > 0
+
+
+def _nothing_saved(run: Run, why: str) -> list[Command]:
+    remedy = "Set run.checkpoint_every, or a higher resilience.fault_tolerance."
+    return end.end(run, RunStatus.FAILED, f"{why} and there is no checkpoint. {remedy}")
 
 
 def _no_plan(run: Run, error: PlanError, lost: str) -> list[Command]:
@@ -55,10 +82,11 @@ def _no_plan(run: Run, error: PlanError, lost: str) -> list[Command]:
     return wait(run)
 
 
-def _go_back(run: Run, checkpoint: CheckpointRef | None) -> None:
+def _rewind(run: Run, checkpoint: CheckpointRef | None) -> None:
     run.placing.wake_all(run.step)
     run.checkpoints.under_way = None
     run.step = 1 + (checkpoint.step if checkpoint else 0)
+    run.counts.dropped = checkpoint.num_dropped if checkpoint else 0
     run.skipped_steps = {step for step in run.skipped_steps if step < run.step}
     run.exponents = run.exponents_of(checkpoint)
 

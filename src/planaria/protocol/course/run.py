@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from planaria.job.settings import PolicyName
 from planaria.plan.plan import NodeId, Plan, WorkerId
 from planaria.plan.replicas import lacking
 from planaria.policy.outlook import USUAL_DECISION_S, Outlook
@@ -17,33 +18,40 @@ from planaria.protocol.ballot import Ballot
 from planaria.protocol.commit import FIRST_EXPONENT
 from planaria.protocol.damage import Damages
 from planaria.protocol.failures import Failures
+from planaria.protocol.foresight import Foresight
 from planaria.protocol.kept import Kept
+from planaria.protocol.loading import Loading
 from planaria.protocol.membership import Membership
+from planaria.protocol.moving import Moving
 from planaria.protocol.past import Past
 from planaria.protocol.phases import AT_WORK, Phase
 from planaria.protocol.placing import Placing, Situation
-from planaria.protocol.records import RunStatus
+from planaria.protocol.records import PlanTaken, RunStatus
 from planaria.protocol.recovery import OpenRecovery
 from planaria.protocol.returning import Returning
 from planaria.protocol.salvage import Salvage
 from planaria.protocol.saving import Checkpoints
+from planaria.protocol.second_look import SecondLook
 from planaria.protocol.settings import CheckpointRef, RunSettings
 from planaria.protocol.shortage import Shortages
 from planaria.protocol.standing import Standing
+from planaria.protocol.switching import MakePolicy, Switching
 from planaria.protocol.timing import Timing
 
 
 @dataclass(slots=True)
 class Counts:
-    """Of contributions, for the user: 0 both, or the machine stopped itself.
+    """For the user. Of contributions: 0 both, or the machine stopped itself.
 
     Attributes:
         skipped: that a commit lacked.
         duplicated: that a commit had twice.
+        dropped: microbatches that plans left out of the steps committed so far.
     """
 
     skipped: int = 0
     duplicated: int = 0
+    dropped: int = 0
 
 
 @dataclass(slots=True)
@@ -105,6 +113,7 @@ class Run:
         policy: makes the plans.
         past: what the journal of a coordinator that died says.
         shortages: of memory.
+        make: makes other policies; None: the run keeps to the one that it begins with.
 
     Attributes:
         phase: of the machine.
@@ -113,11 +122,19 @@ class Run:
         exponents: grid exponents of the step in progress.
         current: the plan in force; None until the workers have joined.
         is_degraded: the plan in force has too few replicas of some layer.
+        decision: the last one on a placement, as it was told.
         recovery: from the losses that are not recovered from.
         history: of the machine's latest transitions.
     """
 
-    def __init__(self, settings: RunSettings, policy: Policy, past: Past | None, shortages: Shortages | None) -> None:
+    def __init__(
+        self,
+        settings: RunSettings,
+        policy: Policy,
+        past: Past | None,
+        shortages: Shortages | None,
+        make: MakePolicy | None = None,
+    ) -> None:
         self.settings = settings
         self.phase = Phase.GATHERING
         self.now = 0.0
@@ -125,12 +142,18 @@ class Run:
         self.exponents = self.exponents_of(settings.resume)
         self.current: Plan | None = None
         self.is_degraded = False
-        self.placing = Placing(policy, shortages or Shortages(), settings.fault_tolerance)
+        self.decision: PlanTaken | None = None
+        switching = Switching(PolicyName(settings.policy_name), make, may_drop=settings.may_drop)
+        self.placing = Placing(policy, shortages or Shortages(), settings.fault_tolerance, switching)
         self.members = Membership(settings.num_nodes, settings.devices_per_node)
         self.standing = Standing()
         self.kept = Kept()
         self.checkpoints = Checkpoints(settings.checkpoint_root, settings.checkpoint_every, settings.resume)
         self.timing = Timing()
+        self.loading = Loading(settings.storage)
+        self.moving = Moving()
+        self.foresight = Foresight()
+        self.second_look = SecondLook()
         self.failures = Failures(settings.mean_time_between_failures_s)
         self.damages = Damages()
         self.attempt = Attempt()
@@ -149,9 +172,15 @@ class Run:
         self.step = past.step or self.step
         self.checkpoints.last = past.checkpoint or self.checkpoints.last
         self.skipped_steps = set(past.skipped_steps)
+        self.counts.dropped = past.num_dropped
+        self.decision = past.decision
+        if past.policy is not None and past.policy is not self.placing.switching.name:
+            self.placing.switch(past.policy)
         self.intent.is_stopping = past.is_stopping
         self.members.gone = set(past.gone)
         self.members.leaving = dict.fromkeys(past.leaving, 0.0)
+        self.members.zones = dict(past.zones)
+        self.placing.locate(self.members.zones)
         if past.plan is not None:
             self.timing.expect(past.plan.step_time_s, past.plan.longest_s)
             self.is_degraded = bool(lacking(past.plan.message.plan, self.settings.fault_tolerance))
@@ -206,7 +235,11 @@ class Run:
             steps_left=self.settings.train.steps - self.step + 1,
             steps_at_stake=self.step - 1 - (last.step if last is not None else 0),
             checkpoint_every=self.settings.checkpoint_every,
+            storage=self.loading.storage,
             decision_s=USUAL_DECISION_S if decision_s is None else decision_s,
+            change_s=self.moving.change_s,
+            transfer_stretch=self.moving.transfer_stretch,
+            restore_s=self.moving.restore_s,
         )
 
     # Whether the plan in force goes on
@@ -218,7 +251,7 @@ class Run:
 
     def goes_on(self, step: int) -> bool:
         """Whether the plan in force is the one for this step too."""
-        return self.stands and not self.placing.pacing.is_due(step)
+        return self.stands and not self.placing.is_due(step)
 
     # Nodes
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from planaria.plan.plan import PlanError
 from planaria.plan.salvage import to_halt
+from planaria.policy.proposal import Proposal
 from planaria.protocol.course import boundary
 from planaria.protocol.course.restore import restore
 from planaria.protocol.course.run import Run
 from planaria.protocol.course.take import take
-from planaria.protocol.events import Command, Received, Send
+from planaria.protocol.events import Command, Publish, Received, Send
 from planaria.protocol.kept import Holders
 from planaria.protocol.messages import Halt, Report, StateSource
 from planaria.protocol.phases import Phase, Purpose
+from planaria.protocol.records import Note
 
 
 def begin(run: Run) -> list[Command]:
     """Halt what the loss broke; decide once all of it has reported."""
     run.phase = Phase.SALVAGING
+    run.attempt.is_void |= not run.placing.finishes(run.plan, run.members.addresses)
     broken = to_halt(run.plan, run.members.addresses, run.attempt.unready)
     if run.attempt.is_void or run.shortages.fatal is not None:
         broken = frozenset(run.plan.workers) & run.members.addresses.keys()
@@ -63,6 +67,34 @@ def _finish_step(run: Run, holders: Holders) -> list[Command]:
     if proposal is None:
         run.attempt.is_void = True
         return begin(run)
+    if (sooner := _anew_s(run, proposal, holders)) is not None:
+        run.attempt.is_void = True
+        rest_s, anew_s = sooner
+        text = f"step {run.step} is begun anew ({anew_s:.3g} s), which is quicker than to finish it ({rest_s:.3g} s)"
+        return [Publish(Note(level="info", text=text)), *begin(run)]
     if run.recovery is not None:
         run.recovery.add_rerun(proposal.plan)
     return take(run, proposal, Purpose.FINISH_STEP, StateSource.LIVE)
+
+
+LONG = 1.1
+"""A rest of a step that takes so many steps of the plan before it, or more, is held against the step begun anew."""
+
+CLEARLY = 0.9
+"""It is begun anew where that takes so much less, by estimate: what is done is done, and the estimate may be off."""
+
+
+def _anew_s(run: Run, proposal: Proposal, holders: Holders) -> tuple[float, float] | None:
+    """Seconds to finish the step, and to begin it anew on another placement where that is clearly quicker."""
+    if proposal.again_s is None:
+        return None
+    stretch = run.timing.stretch
+    rest_s = max(proposal.step_time_s * stretch - (run.now - run.attempt.began), proposal.again_s * stretch)
+    if rest_s < LONG * run.timing.expected_step_s:
+        return None
+    try:
+        anew = run.placing.placement(run.situation(holders), at_once=True)
+    except PlanError:
+        return None
+    anew_s = (anew.transition_s or 0.0) + anew.step_time_s * stretch
+    return (rest_s, anew_s) if anew_s < CLEARLY * rest_s else None

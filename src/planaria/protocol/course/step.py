@@ -22,7 +22,13 @@ def ready(run: Run, event: Received) -> list[Command]:
     """All state that the plan gives the worker is in place."""
     assert isinstance(event.message, Ready)
     if event.message.generation == run.plan.generation:
+        was_awaited = event.worker in run.attempt.unready
         run.attempt.unready.discard(event.worker)
+        if was_awaited and not run.attempt.unready:
+            run.loading.settled(run.now)
+            if run.recovery is not None:
+                run.recovery.settled(run.now)
+        run.moving.ready(event.worker, run.now)
     return []
 
 
@@ -43,14 +49,17 @@ def commit(run: Run) -> list[Command]:
     tally = run.attempt.votes.tally()
     _require_whole(run, tally)
     run.shortages.committed(run.plan)
-    found = outcome(tally, run.exponents, run.settings.train.clip_norm)
-    if not found.is_applied and run.settings.train.when_not_finite is not WhenNotFinite.SKIP:
+    train = run.settings.train
+    found = outcome(tally.norms, tally.losses, run.exponents, train.clip_norm, train.num_microbatches)
+    if not found.is_applied and train.when_not_finite is not WhenNotFinite.SKIP:
         return boundary.save_then_end(run, RunStatus.FAILED, not_finite(run.step, found.loss, found.norm))
     if not found.is_applied:
         run.skipped_steps.add(run.step)
     run.exponents = found.exponents
     # What a step tells of speeds may make the next one's plan due, and so the commit hold.
     news = [] if run.recovery is not None else run.placing.judge(run.step, tally.compute_s)
+    if run.recovery is None and run.second_look.is_due(run.failures.time_to_next_s(run.now)):
+        run.placing.pacing.look_again(run.step + 1)
     message = Commit(
         generation=run.plan.generation,
         step=run.step,
@@ -59,7 +68,11 @@ def commit(run: Run) -> list[Command]:
         hold=_holds_after(run, run.step),
         loss=found.loss,
         norm=found.norm,
+        scale=found.scale,
+        dropped=run.plan.dropped,
+        num_dropped=run.counts.dropped + len(run.plan.dropped),
     )
+    run.counts.dropped = message.num_dropped
     told = [*_tell(run, message, found), *map(Publish, news)]
     run.step += 1
     run.attempt.began = run.now

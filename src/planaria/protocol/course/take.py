@@ -12,6 +12,7 @@ from planaria.protocol.course.run import Run
 from planaria.protocol.events import Command, Publish, Release, Send
 from planaria.protocol.journal import Fate, JournalNode, JournalPlan
 from planaria.protocol.messages import PlanMessage, StateSource, Stop
+from planaria.protocol.past import decision_of
 from planaria.protocol.phases import PLACING, Phase, Purpose
 from planaria.protocol.records import AnyRecord, NodeReleased
 from planaria.protocol.salvage import Salvage
@@ -40,6 +41,10 @@ def take(
         run.kept.note(run.step, run.holders())
     else:
         run.kept.forget()
+    if source is StateSource.CHECKPOINT:
+        run.loading.begin(proposal.plan, run.now)
+    else:
+        run.loading.give_up()
     measured = end.close_timing(run) if purpose is not Purpose.GO_ON else []
     plan = run.current = proposal.plan
     run.failures.begin(run.now)
@@ -55,6 +60,10 @@ def take(
         afresh=run.attempt.is_void,
     )
     run.attempt.is_void = False
+    if purpose in (Purpose.RECONFIGURE, Purpose.WARM_UP, Purpose.RESTORE):
+        run.moving.begin(plan.workers, run.now, proposal.transfer_s, is_restore=purpose is Purpose.RESTORE)
+    else:
+        run.moving.stop()
     told += _expect(run, proposal, purpose)
     entry = JournalPlan(
         message=message,
@@ -70,7 +79,7 @@ def take(
 def _begin_attempt(run: Run, purpose: Purpose, *, moves_state: bool) -> None:
     plan, attempt = run.plan, run.attempt
     attempt.ballot = Ballot(plan)
-    attempt.salvage = attempt.salvage.again() if purpose is Purpose.FINISH_STEP else Salvage()
+    attempt.salvage = attempt.salvage.again(plan.dropped) if purpose is Purpose.FINISH_STEP else Salvage()
     attempt.unready = set(plan.workers) if moves_state else set()
     if purpose is not Purpose.FINISH_STEP:
         attempt.began = run.now
@@ -86,9 +95,19 @@ def _expect(run: Run, proposal: Proposal, purpose: Purpose) -> tuple[AnyRecord, 
     """What the plan should take, and what is told of it."""
     told: tuple[AnyRecord, ...] = ()
     if purpose is not Purpose.GO_ON:
-        run.timing.expect(proposal.step_time_s, proposal.longest_s, is_weighed=bool(proposal.candidates))
+        run.timing.expect(
+            proposal.step_time_s,
+            proposal.longest_s,
+            is_weighed=bool(proposal.candidates),
+            transition_s=proposal.transition_s,
+        )
+        if proposal.candidates:
+            run.second_look.chosen(run.failures.time_to_next_s(run.now))
+        elif purpose in PLACING:
+            run.second_look.forget()
         run.placing.speeds.expect(proposal.plan, proposal.compute_s)
-        told += (plan_taken(proposal, run.step, purpose.value, run.settings.policy_name),)
+        told += (plan_taken(proposal, run.step, purpose.value, run.placing.switching.name.value),)
+        run.decision = decision_of(told) or run.decision
     becomes_degraded = proposal.is_degraded and not run.is_degraded
     if purpose in PLACING or (purpose is Purpose.WARM_UP and becomes_degraded):
         told += _replicas_told(run, proposal)

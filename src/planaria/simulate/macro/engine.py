@@ -406,7 +406,7 @@ class Following:
             self._losses += 1
             self._loss_times.add(at_s)
             self._gone.add(number)
-            self._failures.lost(self._steps)
+            self._failures.lost(self._steps, at_s)
         return what, number
 
     # Counting

@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from planaria.estimate.restore import Storage
 from planaria.estimate.transition import transfer_time
-from planaria.job.settings import TrainSection
+from planaria.job.settings import PolicyName, TrainSection
 from planaria.plan.ledger import Ledger, mask_of
 from planaria.plan.plan import NodeId, Plan, WorkerId
 from planaria.plan.profile import ModelProfile
@@ -100,6 +101,7 @@ class Subject:
         policy_name: for the records.
         fault_tolerance: f.
         devices_per_node: workers on each node.
+        num_microbatches: of a step.
         timings: of what is not modelled.
         checkpoint_every: steps between checkpoints, as policies are told; 0: none.
         by_number: see `planaria.simulate.macro.state.canonical`.
@@ -110,6 +112,7 @@ class Subject:
     policy_name: str
     fault_tolerance: int
     devices_per_node: int
+    num_microbatches: int
     timings: Timings
     checkpoint_every: int = 0
     by_number: bool = False
@@ -274,11 +277,11 @@ class Episode:
         settings = RunSettings(
             train=TrainSection(
                 steps=first_step + min(known.steps_left, MANY_STEPS),
-                global_batch=1,
+                global_batch=subject.num_microbatches,
                 microbatch=1,
                 sequence_length=1,
             ),
-            policy_name=subject.policy_name,
+            policy_name=PolicyName.TEMPLATES.value,  # of no consequence while nobody asks for another one
             fault_tolerance=subject.fault_tolerance,
             num_nodes=num_nodes,
             devices_per_node=subject.devices_per_node,
@@ -286,7 +289,9 @@ class Episode:
             checkpoint_root="",
             checkpoint_every=subject.checkpoint_every,
             resume=None,
+            storage=Storage(node_bytes_per_s=subject.timings.storage_bytes_per_s),
             waits=True,
+            may_drop=True,
         )
         policy: Any = _Watched(subject.policy, self._told)
         run = self._run = Run(settings, policy, None, None)
@@ -416,7 +421,7 @@ class Episode:
             self._handle(Received(worker, Ready(generation=plan.generation)))
         first, *others = plan.workers
         counted = self._bits_of(self._counted.values(), plan)
-        microbatches = (counted[0] if counted else 0).bit_count()
+        all_counted = counted[0]
         nothing = Ledger(())
         for worker in others:
             empty = Vote(generation=plan.generation, step=run.step, norms={}, losses={}, ledger=nothing)
@@ -425,7 +430,7 @@ class Episode:
             generation=plan.generation,
             step=run.step,
             norms=dict.fromkeys(range(len(plan.groups)), 1.0),
-            losses=dict.fromkeys(range(plan.num_microbatches), 1.0),
+            losses={microbatch: 1.0 for microbatch in range(plan.num_microbatches) if all_counted >> microbatch & 1},
             ledger=Ledger.from_bits(counted),
         )
         step = run.step
@@ -434,7 +439,7 @@ class Episode:
         if run.step != step + 1 and run.phase is not Phase.WAITING and not self.is_over:
             raise ProtocolError(f"step {step} is over and was not committed; phase {run.phase.value}")
         self._tally.steps += 1
-        self._tally.microbatches += microbatches
+        self._tally.microbatches += all_counted.bit_count()
 
     def _bits_of(self, kept: Any, plan: Plan) -> list[int]:
         """For each layer, what accumulators hold at the end: what was kept from before, and the routes' work."""
@@ -446,7 +451,8 @@ class Episode:
             mask = mask_of(route.microbatches)
             for layer in route.counted:
                 bits[layer] |= mask
-        return bits
+        left_out = mask_of(plan.dropped)
+        return [mask & ~left_out for mask in bits]
 
     def _report_all(self) -> None:
         """Whoever was halted tells what it has counted. Others may be halted by what that leads to."""

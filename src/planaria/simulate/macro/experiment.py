@@ -97,6 +97,7 @@ class Experiment:
             policy_name=name,
             fault_tolerance=self.settings.fault_tolerance,
             devices_per_node=self.settings.devices_per_node,
+            num_microbatches=self.settings.num_microbatches,
             timings=self.timings,
             checkpoint_every=self.checkpoint_every,
             by_number=self.by_number,

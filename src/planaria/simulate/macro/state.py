@@ -105,8 +105,10 @@ def canonical(
     for node in sorted(nodes):
         names.setdefault(node, NodeId(len(names)))
     pipelines = tuple(_renamed(plan, plan.pipelines[at].stages, names) for at in order)
+    dropped = plan.dropped
     if not by_number and shares.keys() <= set(keys):
         routes = _dealt(pipelines, [shares.get(keys[at], 0) for at in order], plan.num_layers)
+        dropped = tuple(range(plan.num_microbatches - len(dropped), plan.num_microbatches))
     else:
         routes = tuple(
             msgspec.structs.replace(route, hops=_renamed(plan, route.hops, names), born=GENERATION)
@@ -117,6 +119,7 @@ def canonical(
         generation=GENERATION,
         pipelines=tuple(Pipeline(stages=stages) for stages in pipelines),
         routes=routes,
+        dropped=dropped,
         shadows=_renamed(plan, plan.shadows, names),
         transfers=(),
         sync_epochs=(GENERATION,) * len(plan.groups),

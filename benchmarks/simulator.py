@@ -1,0 +1,326 @@
+"""The simulator: how fast it is, that one seed has one result, and what the adaptive policy comes to over many traces.
+
+speed: runs a second in Bamboo's Table 3a setting (BERT-Large, 48 nodes, to completion), as the simulator first meets it
+    and once it knows the situations; 9 h at 10% an hour on 32, 1,024 and 4,096 nodes; memory after many runs.
+determinism: results of one process and of two.
+adaptive: against the best single policy on every trace, and as a share of the physical limit. Traces: made-up ones (2%
+    to 40% an hour, bulks, zones), and files given by --traces.
+fidelity: a drill's run folder (planaria drill) against the simulation of its trace: --run, --job and --trace.
+
+Times are of the processor, of one thread. --quick: fewer of everything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import random
+import resource
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from figures import note, report
+
+from planaria.job.parse import load_job
+from planaria.job.settings import PolicyName
+from planaria.launch.settings import job_profile, named_profile, planner_settings
+from planaria.plan.plan import PlanError
+from planaria.plan.settings import PlannerSettings
+from planaria.profile.presets import preset
+from planaria.simulate.macro.account import RunResult
+from planaria.simulate.macro.calibration import calibrated
+from planaria.simulate.macro.experiment import Experiment
+from planaria.simulate.macro.timings import Timings
+from planaria.simulate.trace import HOUR_S, Trace
+from planaria.simulate.trace_formats import read_trace
+from planaria.simulate.trace_generators import ConstantRate, Population, generate
+
+PARTS = ("speed", "determinism", "adaptive", "fidelity")
+
+TABLE_3A_NODES = 48
+TABLE_3A_SAMPLES = 23 * HOUR_S * 1150
+"""23 hours' work at the preset's speed: so long Bamboo's runs at 10% an hour were (99.77 losses, 0.23 h apart)."""
+TABLE_3A_ARRIVAL_S = 5440.0
+"""Of a node for a lost one: then 41.7 nodes are there on average at 10% an hour, as in the table."""
+
+MODELS = {
+    # preset, device, samples in a step
+    "BERT-Large": ("bert-large", "v100", 512),
+    "GPT-2": ("gpt2-1.5b", "a100", 128),
+    "GPT-3 2.7B": ("gpt3-2.7b", "a100", 64),
+    "GPT-3 6.7B": ("gpt3-6.7b", "a100", 64),
+}
+REFERENCES_OF_ADAPTIVE = ("ideal",)
+
+
+def bert(nodes: int, microbatches: int, **terms: object) -> Experiment:
+    profile = preset("bert-large", "v100")
+    settings = PlannerSettings(
+        num_microbatches=microbatches,
+        fault_tolerance=1,
+        num_nodes=nodes,
+        devices_per_node=1,
+        memory_bytes=profile.device.memory_bytes,
+        min_nodes=8,
+    )
+    return replace(Experiment(profile=profile, settings=settings), **terms)  # type: ignore[arg-type]
+
+
+# Speed
+
+
+def table_3a_trace(seed: int) -> Trace:
+    population = Population(nodes=TABLE_3A_NODES, zones=("a", "b", "c"), arrival_s=TABLE_3A_ARRIVAL_S)
+    return generate(ConstantRate(hourly=0.1), population, 26 * HOUR_S, seed=seed, name=f"seed {seed}")
+
+
+def measure_speed(*, quick: bool, policy: str) -> None:
+    about = bert(TABLE_3A_NODES, 128, samples=TABLE_3A_SAMPLES, mean_time_between_failures_s=900.0)
+    runner = about.runner(policy)
+    number = 30 if quick else 1000
+    began, runs = time.process_time(), [runner.run(table_3a_trace(seed)) for seed in range(number)]
+    cold_s = time.process_time() - began
+    before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    began = time.process_time()
+    again = [runner.run(table_3a_trace(seed)) for seed in range(number)]
+    warm_s = time.process_time() - began
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / before_kb
+    assert runs == again
+    losses = sum(run.losses for run in runs) / number
+    done = sum(run.completed for run in runs) / number
+    hours = sum(run.seconds for run in runs) / number / HOUR_S
+    note(f"Table 3a's setting, {policy}: {losses:.0f} losses, {hours:.1f} h a run, {done:.0%} complete, {number} runs")
+    report(f"simulator.table3a.{policy}.first", number / cold_s, "runs/s")
+    report(f"simulator.table3a.{policy}.known", number / warm_s, "runs/s", goal=">= 300")
+    report(f"simulator.table3a.{policy}.memory", grown, "ratio", goal="<= 1.05")
+    for nodes, goal_s in ((32, 0.1), (1024, 5.0), (4096, 60.0)):
+        if quick and nodes > 32:
+            continue
+        measure_large(nodes, goal_s, policy)
+
+
+def measure_large(nodes: int, goal_s: float, policy: str) -> None:
+    """9 h at 10% an hour: a first run, and one that knows the situations."""
+    about = bert(nodes, 4 * nodes)
+    runner = about.runner(policy)
+    trace = generate(ConstantRate(hourly=0.1), Population(nodes=nodes), 9 * HOUR_S, seed=1, name="9 h")
+    for name in ("first", "known") if nodes <= 32 else ("first",):
+        began = time.process_time()
+        run = runner.run(trace)
+        took_s = time.process_time() - began
+        report(f"simulator.{nodes}.{policy}.{name}", took_s, "s", goal=f"<= {goal_s:g}")
+        note(f"{nodes} nodes, {run.losses} losses: {1e3 * took_s / max(1, run.losses):.1f} ms a loss")
+
+
+# Determinism
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One policy, one model, one trace."""
+
+    model: str
+    policy: str
+    trace: Trace
+    nodes: int
+
+
+def experiment_of(task: Task) -> Experiment:
+    name, device, samples = MODELS[task.model]
+    profile = preset(name, device)
+    settings = PlannerSettings(
+        num_microbatches=samples // profile.microbatch_size,
+        fault_tolerance=1,
+        num_nodes=task.nodes,
+        devices_per_node=1,
+        memory_bytes=profile.device.memory_bytes,
+    )
+    losses_an_hour = max(0.2, sum(e.change == "remove" for e in task.trace.events) / (task.trace.horizon_s / HOUR_S))
+    return Experiment(profile=profile, settings=settings, mean_time_between_failures_s=HOUR_S / losses_an_hour)
+
+
+def simulate(task: Task) -> RunResult | None:
+    """None: the model does not fit on so many nodes."""
+    try:
+        (run,) = experiment_of(task).run(task.policy, [task.trace])
+    except PlanError as error:
+        print(f"{task.model}, {task.policy}, {task.trace.name}: {error}", file=sys.stderr)
+        return None
+    return run
+
+
+def simulated(tasks: Sequence[Task], processes: int) -> list[RunResult | None]:
+    if processes == 1:
+        return [simulate(task) for task in tasks]
+    with ProcessPoolExecutor(processes) as pool:
+        return list(pool.map(simulate, tasks))
+
+
+def measure_determinism(*, quick: bool) -> None:
+    traces = made_up(4 if quick else 12, hours=1.0, nodes=12)
+    tasks = [
+        Task(model="BERT-Large", policy=policy, trace=trace, nodes=12)
+        for policy in ("templates", "reroute")
+        for trace in traces
+    ]
+    one, two, backward = simulated(tasks, 1), simulated(tasks, 2), simulated(tasks[::-1], 2)[::-1]
+    differ = sum(not (a == b == c) for a, b, c in zip(one, two, backward, strict=True))
+    report("simulator.determinism.different", differ, "count", goal="<= 0")
+
+
+# Adaptive
+
+
+def made_up(number: int, *, hours: float, nodes: int) -> list[Trace]:
+    """2% to 40% an hour, in bulks or one by one, with zones or without, with and without others that come."""
+    traces = []
+    for seed in range(number):
+        draw = random.Random(seed)
+        hourly = 0.02 * 20 ** draw.random()
+        failures = ConstantRate(hourly=hourly, mean_bulk=draw.choice([1.0, 1.0, 2.0, 3.0]))
+        zones = draw.choice([("",), ("a", "b"), ("a", "b", "c")])
+        arrival_s = draw.choice([None, 600.0, 3600.0])
+        population = Population(nodes=nodes, zones=zones, arrival_s=arrival_s, notice_s=draw.choice([0.0, 0.0, 120.0]))
+        name = f"{hourly:.0%} an hour, seed {seed}"
+        traces.append(generate(failures, population, hours * HOUR_S, seed=seed, name=name))
+    return traces
+
+
+def files(folder: Path, hours: float) -> list[Trace]:
+    """Windows of trace files that begin with nodes."""
+    traces = []
+    for path in sorted([*folder.glob("*.csv"), *folder.glob("*.txt")]):
+        whole = read_trace(path.read_text(), path.name).trace
+        for share in (0.15, 0.4, 0.65):
+            start_s = share * whole.horizon_s
+            if start_s + hours * HOUR_S <= whole.horizon_s:
+                part = whole.window(start_s, hours * HOUR_S)
+                traces.append(Trace(name=f"{path.name} at {share:.0%}", horizon_s=part.horizon_s, events=part.events))
+    return traces
+
+
+def measure_adaptive(*, quick: bool, folder: Path | None, processes: int) -> None:
+    nodes, hours = 16, 2.0 if quick else 4.0
+    traces = made_up(3 if quick else 200, hours=hours, nodes=nodes)
+    given = files(folder, hours) if folder is not None else []
+    singles = [name.value for name in PolicyName if name.value not in ("adaptive", "drop")]
+    policies = [*singles, "adaptive", *REFERENCES_OF_ADAPTIVE]
+    models = list(MODELS)[:1] if quick else list(MODELS)
+    # Each made-up trace for one of the models, in turn; each file for all of them.
+    cases = [(models[at % len(models)], trace) for at, trace in enumerate(traces)]
+    cases += list(itertools.product(models, given))
+    tasks = [
+        Task(model=model, policy=policy, trace=trace, nodes=max(nodes, len(trace.initial)))
+        for model, trace in cases
+        for policy in policies
+    ]
+    results = iter(simulated(tasks, processes))
+    ratios: dict[str, list[float]] = {model: [] for model in models}
+    shares: dict[str, list[float]] = {model: [] for model in models}
+    for model, trace in cases:
+        found = {policy: next(results) for policy in policies}
+        rates = {policy: run.samples_per_s for policy, run in found.items() if run is not None and run.steps}
+        if "adaptive" not in rates or not any(single in rates for single in singles):
+            continue
+        best = max((single for single in singles if single in rates), key=rates.__getitem__)
+        ratios[model].append(rates["adaptive"] / rates[best])
+        shares[model].append(rates["adaptive"] / rates["ideal"])
+        if ratios[model][-1] < 0.999:
+            note(f"{model}, {trace.name}: adaptive {rates['adaptive']:.4g}/s, {best} {rates[best]:.4g}/s")
+    for model in models:
+        if ratios[model]:
+            name = model.lower().replace(" ", "-")
+            mean = sum(ratios[model]) / len(ratios[model])
+            report(f"simulator.adaptive.{name}.to_best.least", min(ratios[model]), "ratio", goal=">= 1.0")
+            report(f"simulator.adaptive.{name}.to_best.mean", mean, "ratio")
+            report(f"simulator.adaptive.{name}.traces", len(ratios[model]), "count")
+            report(f"simulator.adaptive.{name}.of_ideal", sum(shares[model]) / len(shares[model]), "ratio")
+
+
+# Fidelity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Of a real run, from its events.
+
+    Attributes:
+        samples_per_s: from its first committed step to its last.
+        recoveries: of losses.
+        restores: of them, from a checkpoint.
+    """
+
+    samples_per_s: float
+    recoveries: int
+    restores: int
+
+
+def measured(run: Path, samples_per_step: int) -> Measured:
+    """What the events of a run folder say."""
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    times = [event["time"] for event in events if event["type"] == "step_committed"]
+    kinds = [event["type"] for event in events]
+    return Measured(
+        samples_per_s=(len(times) - 1) * samples_per_step / (times[-1] - times[0]),
+        recoveries=kinds.count("recovered"),
+        restores=kinds.count("restored"),
+    )
+
+
+def fidelity(run: Path, job_file: Path, trace: Trace) -> float:
+    """The simulated samples per second over the measured ones of an emulated run over this trace."""
+    job = load_job(job_file)
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    base = {name: getattr(Timings(start_s=0.0), name) for name in Timings.__struct_fields__}
+    timings, _ = calibrated(events, base)
+    about = Experiment(
+        profile=job_profile(job, named_profile(job)),
+        settings=planner_settings(job),
+        checkpoint_every=job.run.checkpoint_every,
+        mean_time_between_failures_s=job.resilience.mean_time_between_failures_s,
+        timings=Timings(**timings),
+        num_parts=4,
+    )
+    (told,) = about.run(job.resilience.policy.value, [trace])
+    real = measured(run, job.train.global_batch)
+    note(f"recoveries: {real.recoveries} measured, {sum(told.survived.values())} simulated; from a checkpoint: "
+         f"{real.restores} and {told.fatal}")  # fmt: skip
+    report("simulator.fidelity.recoveries", sum(told.survived.values()) - real.recoveries, "count")
+    return told.samples_per_s / real.samples_per_s
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", default=["speed", "determinism", "adaptive"], help=", ".join(PARTS))
+    parser.add_argument("--quick", action="store_true", help="fewer of everything")
+    parser.add_argument("--policy", default="templates", help="of speed")
+    parser.add_argument("--traces", type=Path, help="a folder of trace files, for adaptive")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--run", type=Path, help="of fidelity: a run folder of planaria drill")
+    parser.add_argument("--job", type=Path, help="of fidelity: its job file")
+    parser.add_argument("--trace", type=Path, help="of fidelity: its trace, at the drill's speed")
+    arguments = parser.parse_args()
+    unknown = sorted(set(arguments.parts) - set(PARTS))
+    if unknown:
+        parser.error(f"no part {', '.join(unknown)}; there are {', '.join(PARTS)}")
+    if "speed" in arguments.parts:
+        measure_speed(quick=arguments.quick, policy=arguments.policy)
+    if "determinism" in arguments.parts:
+        measure_determinism(quick=arguments.quick)
+    if "adaptive" in arguments.parts:
+        measure_adaptive(quick=arguments.quick, folder=arguments.traces, processes=arguments.processes)
+    if "fidelity" in arguments.parts:
+        if not (arguments.run and arguments.job and arguments.trace):
+            parser.error("fidelity needs --run, --job and --trace")
+        trace = read_trace(arguments.trace.read_text(), arguments.trace.name).trace
+        report("simulator.fidelity.samples_per_s", fidelity(arguments.run, arguments.job, trace), "ratio")
+
+
+if __name__ == "__main__":
+    main()

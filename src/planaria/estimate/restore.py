@@ -1,0 +1,103 @@
+"""Restore: how long it takes to go back to a checkpoint, and what that costs beside the time that it takes.
+
+Every worker reads the groups that it will hold, all at once, and trains when the last one has its own. What was trained
+since the checkpoint is trained again: time that passes without gain too (Bamboo, section 3: "wasted"; Oobleck, section
+7.4.2: "fallback"). Processes live on; a system that starts them anew adds `restart_s`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from planaria.plan.plan import NodeId, Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """Where checkpoints are read from.
+
+    Attributes:
+        node_bytes_per_s: that one node reads. A guess until a run's first restore is measured: the order of an NVMe
+            disk, and of the 10 Gb/s that Bamboo's and Varuna's instances have to their object store.
+        shared_bytes_per_s: that all nodes read together; infinite where each has its own way.
+        latency_s: before the first byte.
+    """
+
+    node_bytes_per_s: float = 1e9
+    shared_bytes_per_s: float = math.inf
+    latency_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("node_bytes_per_s", "shared_bytes_per_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0.")
+        if not self.latency_s >= 0:
+            raise ValueError(f"latency_s is {self.latency_s}; it must be at least 0.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreTime:
+    """Of the state that a plan's workers read from a checkpoint.
+
+    Attributes:
+        time_s: until the last worker has all.
+        busiest_bytes: that the node reads which reads most.
+        total_bytes: that all read.
+    """
+
+    time_s: float
+    busiest_bytes: int
+    total_bytes: int
+
+
+def restore_time(plan: Plan, storage: Storage) -> RestoreTime:
+    """Predicted time until all workers of the plan have read their parameters and optimizer state."""
+    by_node: dict[NodeId, int] = {}
+    for worker, groups in plan.groups_of.items():
+        node = plan.node_of(worker)
+        by_node[node] = by_node.get(node, 0) + sum(plan.groups[group].moved_bytes for group in groups)
+    busiest, total = max(by_node.values(), default=0), sum(by_node.values())
+    seconds = max(busiest / storage.node_bytes_per_s, total / storage.shared_bytes_per_s)
+    return RestoreTime(time_s=storage.latency_s + seconds, busiest_bytes=busiest, total_bytes=total)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MorphTime:
+    """What a loss costs that is answered by going back to the last checkpoint, in seconds.
+
+    Attributes:
+        load_s: until all have their state.
+        change_s: of plans, and of processes where they are started anew.
+        redone_s: that the steps take which are trained again, under the new plan.
+    """
+
+    load_s: float
+    change_s: float
+    redone_s: float
+
+    @property
+    def transition_s(self) -> float:
+        """Without gain, in all."""
+        return self.load_s + self.change_s + self.redone_s
+
+
+def morph_time(
+    plan: Plan, storage: Storage, *, lost_steps: float, step_time_s: float, change_s: float, restart_s: float = 0.0
+) -> MorphTime:
+    """Predicted cost of a morph to this plan.
+
+    Args:
+        plan: on the nodes that are left.
+        storage: that holds the checkpoint.
+        lost_steps: committed since the checkpoint. Where a loss is yet to come: half of those between two checkpoints,
+            and those for which one is under way.
+        step_time_s: of a step under the plan.
+        change_s: from the last instruction under one plan to the first under the next, state aside.
+        restart_s: that processes take to start, where they do not live on (Varuna's do not).
+    """
+    return MorphTime(
+        load_s=restore_time(plan, storage).time_s,
+        change_s=change_s + restart_s,
+        redone_s=lost_steps * step_time_s,
+    )

@@ -1,0 +1,196 @@
+"""A question to a policy: what was the plan, who is gone, who holds what. And its canonical form.
+
+Questions that differ only in the numbers of nodes and in the order of pipelines have one canonical form, so they have
+one answer: what was found out for the loss of one node holds for the loss of any node like it. Pure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Hashable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from planaria.plan.placement import Holders
+from planaria.plan.plan import NodeId, Pipeline, Plan, Route, Stage, WorkerId
+from planaria.policy.proposal import Proposal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What the next steps are to be planned after.
+
+    Attributes:
+        plan: in force, or what is left of it.
+        lost: nodes that are gone.
+        holders: the live workers, and the groups that each holds.
+        leaving: live nodes that the plan must do without; they still send what they hold.
+    """
+
+    plan: Plan
+    lost: Collection[NodeId]
+    holders: Holders
+    leaving: Collection[NodeId] = ()
+
+    @property
+    def key(self) -> Hashable:
+        """All that the answer depends on, beside what a policy always knows."""
+        return self.plan.pipelines, tuple(sorted(self.holders.items())), tuple(sorted(self.leaving))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Canonical:
+    """A question in its canonical form.
+
+    Attributes:
+        question: nobody is lost any more: the dead have no place in its plan.
+        node_of: the real number of each node; None: they are the real ones.
+        asked: the question as it was.
+    """
+
+    question: Question
+    node_of: Mapping[NodeId, NodeId] | None
+    asked: Question
+
+    def answered(self, proposal: Proposal, generation: int) -> Proposal:
+        """A proposal that answers the canonical question, for the question as it was asked."""
+        beside = proposal.beside
+        return dataclasses.replace(
+            proposal,
+            plan=self._real(proposal.plan, generation),
+            compute_s={self._worker(worker): seconds for worker, seconds in proposal.compute_s.items()},
+            beside=None if beside is None else self.answered(beside, generation),
+        )
+
+    def _worker(self, worker: WorkerId) -> WorkerId:
+        if self.node_of is None:
+            return worker
+        node, device = divmod(worker, self.asked.plan.devices_per_node)
+        return WorkerId(self.node_of[NodeId(node)] * self.asked.plan.devices_per_node + device)
+
+    def _real(self, plan: Plan, generation: int) -> Plan:
+        """Workers by their real numbers, everything of this generation, pipelines in the order that they had."""
+        old = {stage.worker: at for at, p in enumerate(self.asked.plan.pipelines) for stage in p.stages}
+        stages: dict[Stage, Stage] = {}
+        ways: dict[tuple[Stage, ...], tuple[Stage, ...]] = {}
+
+        def real(stage: Stage) -> Stage:
+            if stage not in stages:
+                stages[stage] = msgspec.structs.replace(stage, worker=self._worker(stage.worker))
+            return stages[stage]
+
+        def way(hops: tuple[Stage, ...]) -> tuple[Stage, ...]:
+            if hops not in ways:
+                ways[hops] = tuple(map(real, hops)) if self.node_of is not None else hops
+            return ways[hops]
+
+        pipelines = [Pipeline(stages=_in_order(way(pipeline.stages))) for pipeline in plan.pipelines]
+        if self.node_of is not None:
+            pipelines.sort(key=lambda pipeline: min(old.get(stage.worker, len(old)) for stage in pipeline.stages))
+        return msgspec.structs.replace(
+            plan,
+            generation=generation,
+            pipelines=tuple(pipelines),
+            routes=tuple(
+                Route(hops=way(r.hops), microbatches=r.microbatches, born=generation, counted=r.counted)
+                for r in plan.routes
+            ),
+            sync_epochs=(generation,) * len(plan.groups),
+            shadows=way(plan.shadows),
+            transfers=tuple(
+                msgspec.structs.replace(move, source=self._worker(move.source), target=self._worker(move.target))
+                for move in plan.transfers
+            ),
+        )
+
+
+def canonical(asked: Question, *, may_rename: bool) -> Canonical:
+    """The canonical form of a question.
+
+    Args:
+        asked: it.
+        may_rename: nodes are as good as each other. Not where somebody compares what is proposed with what is.
+    """
+    plan, lost = asked.plan, set(asked.lost)
+    live = {worker: groups for worker, groups in asked.holders.items() if plan.node_of(worker) not in lost}
+    left = [
+        Pipeline(stages=tuple(stage for stage in pipeline.stages if stage.worker in live))
+        for pipeline in plan.pipelines
+    ]
+    left = [pipeline for pipeline in left if pipeline.stages]
+    names = _names(left, live, plan.devices_per_node) if may_rename and not asked.leaving else None
+    if names is not None:
+        number_of = {node: number for number, node in enumerate(names)}
+        live = {_renamed(worker, number_of, plan.devices_per_node): groups for worker, groups in live.items()}
+        left = [
+            Pipeline(
+                stages=tuple(
+                    msgspec.structs.replace(stage, worker=_renamed(stage.worker, number_of, plan.devices_per_node))
+                    for stage in pipeline.stages
+                )
+            )
+            for pipeline in _in_rank(left, live_shapes(left, asked.holders, plan.devices_per_node))
+        ]
+    stripped = msgspec.structs.replace(
+        plan, generation=0, pipelines=tuple(left), routes=(), sync_epochs=(), shadows=(), transfers=()
+    )
+    question = Question(
+        plan=stripped, lost=(), holders=dict(sorted(live.items())), leaving=tuple(sorted(asked.leaving))
+    )
+    node_of = None if names is None else {NodeId(number): node for number, node in enumerate(names)}
+    return Canonical(question=question, node_of=node_of, asked=asked)
+
+
+_Shape = tuple[tuple[int, int, int, int, int, tuple[int, ...]], ...]
+"""Of a pipeline: for each stage its layers, its devices, which node of the pipeline's and which device, and what the
+worker holds."""
+
+
+def live_shapes(pipelines: Collection[Pipeline], holders: Holders, devices_per_node: int) -> list[_Shape]:
+    """Pipelines of one shape differ in the numbers of their nodes alone."""
+    shapes = []
+    for pipeline in pipelines:
+        places: dict[int, int] = {}
+        shape = []
+        for stage in pipeline.stages:
+            node, device = divmod(stage.worker, devices_per_node)
+            place = places.setdefault(node, len(places))
+            held = holders[stage.worker]
+            shape.append((stage.first_layer, stage.end_layer, stage.num_devices, place, device, tuple(held)))
+        shapes.append(tuple(shape))
+    return shapes
+
+
+def _in_rank(pipelines: Collection[Pipeline], shapes: Collection[_Shape]) -> list[Pipeline]:
+    """Longest first; of one shape as they were."""
+    order = sorted(zip(shapes, range(len(shapes)), strict=True), key=lambda one: (-len(one[0]), one))
+    listed = list(pipelines)
+    return [listed[at] for _, at in order]
+
+
+def _names(left: Collection[Pipeline], live: Holders, devices_per_node: int) -> list[NodeId] | None:
+    """The nodes in canonical order: those of the pipelines as they come, then who has no place. None: a node is in two
+    pipelines."""
+    names: dict[NodeId, None] = {}
+    for pipeline in _in_rank(left, live_shapes(left, live, devices_per_node)):
+        nodes = dict.fromkeys(NodeId(stage.worker // devices_per_node) for stage in pipeline.stages)
+        if not nodes.keys().isdisjoint(names):
+            return None
+        names |= nodes
+    spare: dict[NodeId, list[tuple[int, tuple[int, ...]]]] = {}
+    for worker, groups in live.items():
+        node, device = divmod(worker, devices_per_node)
+        if NodeId(node) not in names:
+            spare.setdefault(NodeId(node), []).append((device, tuple(groups)))
+    names |= dict.fromkeys(sorted(spare, key=lambda node: (sorted(spare[node]), node)))
+    return list(names)
+
+
+def _renamed(worker: WorkerId, number_of: Mapping[NodeId, int], devices_per_node: int) -> WorkerId:
+    node, device = divmod(worker, devices_per_node)
+    return WorkerId(number_of[NodeId(node)] * devices_per_node + device)
+
+
+def _in_order(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
+    return tuple(sorted(stages, key=lambda stage: (stage.first_layer, stage.worker)))

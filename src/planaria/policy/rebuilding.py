@@ -1,0 +1,145 @@
+"""New pipelines as a source of candidates: from templates (Oobleck), and from a search beyond them (Odyssey).
+
+Odyssey, section IV-A and algorithm 1: numbers of pipelines near that of now, nodes dealt out to them, microbatches and
+layers split to suit. Its splits are even ones; here each size has the best split there is, of layers and microbatches.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from planaria.plan.aftermath import Aftermath, Reconfiguration
+from planaria.plan.batch import Times, distribute
+from planaria.plan.plan import Plan, PlanError
+from planaria.plan.reinstantiate import How
+from planaria.plan.respeed import PROMISING
+from planaria.plan.speeds import Speeds, step_times
+from planaria.plan.templates import Template, make_templates
+from planaria.plan.zones import Zones
+from planaria.policy.question import Question
+from planaria.policy.reroute import ReroutePolicy
+from planaria.policy.source import Offer
+from planaria.policy.wording import shape
+
+NEAR = 2
+"""The best number of pipelines often differs from the one of now by less (Odyssey, section IV-A)."""
+
+MOST_BUILT = 4
+"""Shapes of which plans are made: the best in closed form."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Templates:
+    """As the policy `templates` makes them, and in all other ways of its templates that are worth an estimate."""
+
+    planner: ReroutePolicy
+    name: str = "templates"
+
+    def at_speeds(self, speeds: Speeds) -> Templates:
+        return dataclasses.replace(self, planner=self.planner.with_speeds(speeds))
+
+    def in_zones(self, zones: Zones) -> Templates:
+        return dataclasses.replace(self, planner=self.planner.with_zones(zones))
+
+    def offers(self, question: Question) -> Iterator[Offer | None]:
+        found = self.planner.reconfigurations(
+            question.plan, question.lost, question.holders, question.plan.generation, question.leaving
+        )
+        for result in found:
+            yield offer_of(self.planner, f"{self.name} ({result.how}, {shape(result.plan)})", result)
+            yield None
+
+
+class Searched:
+    """Any number of pipelines near that of now, of any sizes that fit, whether or not there is a template of the job's.
+
+    Args:
+        planner: estimates.
+        sizes: a pipeline of each number of nodes that fits.
+    """
+
+    name = "search"
+
+    def __init__(self, planner: ReroutePolicy, sizes: Sequence[Template] | None = None) -> None:
+        self._planner = planner
+        self._sizes = _every_size(planner) if sizes is None else sizes
+
+    def at_speeds(self, speeds: Speeds) -> Searched:
+        return Searched(self._planner.with_speeds(speeds), self._sizes)
+
+    def in_zones(self, zones: Zones) -> Searched:
+        return Searched(self._planner.with_zones(zones), self._sizes)
+
+    def offers(self, question: Question) -> Iterator[Offer | None]:
+        change = self._planner.change(
+            question.plan, question.lost, question.holders, question.plan.generation, question.leaving
+        )
+        left = Aftermath(dataclasses.replace(change, templates=self._sizes))
+        settings = change.settings
+        known = {template.num_nodes: step_times(template, settings.num_microbatches) for template in self._sizes}
+        now = sum(1 for size in left.alive if size)
+        fewest = max(settings.fault_tolerance + 1, now - NEAR)
+        shapes = {
+            tuple(sorted(sizes, reverse=True))
+            for number in range(fewest, min(now + NEAR, settings.num_microbatches) + 1)
+            for sizes in _partitions(left, number)
+            if all(size in known for size in sizes)
+        }
+        seconds = {sizes: _seconds(sizes, known, settings.num_microbatches) for sizes in shapes}
+        order = sorted(shapes, key=lambda sizes: (seconds[sizes], sizes))
+        yield None
+        for sizes in order[:MOST_BUILT]:
+            if seconds[sizes] > PROMISING * seconds[order[0]]:
+                break
+            result = left.build(left.fitted(Counter(sizes)), How.INSTANTIATE)
+            if self._planner.fits(result.plan):
+                yield offer_of(self._planner, f"{self.name} ({shape(result.plan)})", result)
+            yield None
+
+
+def _every_size(planner: ReroutePolicy) -> tuple[Template, ...]:
+    """The job's templates; and smaller ones, where the user wants no pipeline so small, but it is known to fit."""
+    settings, own = planner.settings, planner.templates
+    if not (settings.memory_bytes and settings.min_nodes > 1):
+        return own
+    share = settings.microbatches_per_pipeline
+    wider = dataclasses.replace(settings, min_nodes=0, microbatch_range=settings.microbatch_range or (share, share))
+    try:
+        made = make_templates(planner.profile, wider)
+    except PlanError:
+        return own
+    sizes = {template.num_nodes: template for template in (*made, *own)}
+    return tuple(sizes[size] for size in sorted(sizes))
+
+
+def _partitions(left: Aftermath, number: int) -> Iterator[list[int]]:
+    """All live nodes in so many pipelines: as evenly as can be; and likewise around intact ones, the largest first."""
+    intact = sorted((left.alive[at] for at, is_intact in enumerate(left.intact) if is_intact), reverse=True)
+    for num_kept in range(min(len(intact), number) + 1):
+        kept, others = intact[:num_kept], number - num_kept
+        nodes = left.num_live - sum(kept)
+        if others == 0:
+            if not nodes:
+                yield kept
+        elif nodes >= others:
+            size, larger = divmod(nodes, others)
+            yield kept + [size + 1] * larger + [size] * (others - larger)
+
+
+def _seconds(sizes: Sequence[int], known: dict[int, Times], num_microbatches: int) -> float:
+    """Of a step, without sums between pipelines."""
+    times = [known[size] for size in sizes]
+    return max(float(time[share - 1]) for time, share in zip(times, distribute(times, num_microbatches), strict=True))
+
+
+def offer_of(planner: ReroutePolicy, name: str, result: Reconfiguration) -> Offer:
+    """With its estimate."""
+
+    def explain(asked: Question, plan: Plan) -> str:
+        before = set(asked.plan.pipelines)
+        rebuilt = tuple(at for at, pipeline in enumerate(plan.pipelines) if pipeline not in before)
+        return planner.reason_of(asked.plan, asked.lost, dataclasses.replace(result, plan=plan, rebuilt=rebuilt))
+
+    return Offer(name=name, proposal=planner.reconfigured(result.plan, (), result), explain=explain)

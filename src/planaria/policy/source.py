@@ -1,0 +1,58 @@
+"""Sources: where candidates come from. One module or policy a source; `planaria.policy.sources` has the table.
+
+A source answers a question with offers, each a plan that could be run and what it costs to come to it. It does not
+judge them, and knows nothing of the time to come. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from planaria.plan.plan import Plan
+from planaria.plan.speeds import Speeds
+from planaria.plan.zones import Zones
+from planaria.policy.proposal import Proposal
+from planaria.policy.question import Question
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """A plan that could be run.
+
+    Attributes:
+        name: of the candidate, for people.
+        proposal: the plan and what a step of it takes. Its reason is made later, for the question as it was asked.
+        explain: the reason, of the question as it was asked and the plan in its terms.
+        costs_s: seconds that pass before the plan's first step beside the transfers that it names: state read from a
+            checkpoint, for instance.
+        wasted_steps: committed steps that are trained again.
+    """
+
+    name: str
+    proposal: Proposal
+    explain: Callable[[Question, Plan], str]
+    costs_s: float = 0.0
+    wasted_steps: int = 0
+
+
+class Source(Protocol):
+    """Of offers."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+
+    def at_speeds(self, speeds: Speeds) -> Source:
+        """The same, for nodes that compute so fast."""
+
+    def in_zones(self, zones: Zones) -> Source:
+        """The same, for nodes in these zones."""
+
+    def offers(self, question: Question) -> Iterator[Offer | None]:
+        """All that are worth an estimate, the likeliest first; None wherever the work may pause.
+
+        Raises:
+            PlanError: there is none.
+        """

@@ -1,0 +1,44 @@
+"""Another policy, at the user's wish. It makes the plans from now on; the plan in force is looked at after the step."""
+
+from __future__ import annotations
+
+from planaria.plan.plan import PlanError
+from planaria.protocol.course import boundary
+from planaria.protocol.course.run import Run
+from planaria.protocol.events import Command, PolicyRequested, Publish
+from planaria.protocol.journal import JournalPolicy
+from planaria.protocol.phases import Phase
+from planaria.protocol.records import Note, PolicySwitched
+
+
+def policy_requested(run: Run, event: PolicyRequested) -> list[Command]:
+    """Whoever asked has been told of any `refusal`; what cannot be done is not done."""
+    before = run.placing.switching.name
+    if event.name is before:
+        return []
+    try:
+        run.placing.switch(event.name)
+    except PlanError as error:
+        return [Publish(Note(level="warning", text=f"the policy stays {before}: {error}"))]
+    record = PolicySwitched(policy=event.name.value, before=before.value, step=run.step)
+    commands: list[Command] = [JournalPolicy(policy=event.name, records=(record,)), Publish(record)]
+    return commands + (boundary.try_again(run) if run.phase is Phase.WAITING else [])
+
+
+def refusal(run: Run, name: str) -> str | None:
+    """Why the policy in force cannot be changed for the one of this name; None: it can.
+
+    It must have a plan for the nodes of now. What makes a job wait for nodes is no reason: any policy may wait.
+    """
+    placing = run.placing
+    why = placing.switching.refusal(name)
+    if why is not None or name == placing.switching.name:
+        return why
+    try:
+        if run.current is None:
+            placing.first_of(name, run.settings.num_nodes)
+        elif run.phase in (Phase.TRAINING, Phase.SALVAGING, Phase.SAVING):
+            placing.next_of(name, run.situation(run.holders()))
+    except PlanError as error:
+        return f"policy {name} has no plan for this job: {str(error).rstrip('.')}"
+    return None

@@ -1,0 +1,31 @@
+"""A zone's outage on real processes: all its nodes die at once, and the job goes on from live replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from planaria.cli import live
+from planaria.job.settings import Job
+from planaria.protocol.records import AnyRecord, StepCommitted
+from tests.e2e.conftest import Run
+from tests.e2e.jobs import Outcome, make_job
+
+
+def test_half_of_the_nodes_are_lost_with_their_zone(
+    tmp_path: Path, text: Path, run: Run, reference: Callable[[Job], Outcome]
+) -> None:
+    said: list[str] = []
+
+    def ask(record: AnyRecord, time_s: float) -> None:
+        if isinstance(record, StepCommitted) and not said:
+            said.append(live.status(tmp_path / "run-0", as_json=False))
+
+    job = make_job(text, cluster__nodes=8, cluster__zones=["left", "right"])
+    faults = [f"kill:node={node},step=3,at=backward" for node in (0, 2, 4, 6)]
+    outcome = run(job, *faults, observers=[ask])
+    outcome.assert_same_bits(reference(job))
+    assert "zones: left: 0, 2, 4, 6; right: 1, 3, 5, 7" in said[0]
+    assert {event["node"] for event in outcome.events("node_lost")} == {0, 2, 4, 6}
+    assert not outcome.events("restored")
+    assert {event["zone"] for event in outcome.events("node_joined")} == {"left", "right"}

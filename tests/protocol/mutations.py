@@ -1,0 +1,170 @@
+"""The protocol broken on purpose, each time in one way, where both simulations must notice: see the tests of mutations
+in tests/simulate and tests/worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from planaria.plan import aftermath, salvage
+from planaria.plan.ledger import Ledger
+from planaria.plan.plan import Plan, Transfer, WorkerId
+from planaria.plan.sources import Holders
+from planaria.policy import templates
+from planaria.policy.proposal import Proposal
+from planaria.protocol import placing
+from planaria.protocol.ballot import Ballot
+from planaria.protocol.commit import FIRST_EXPONENT
+from planaria.protocol.course import boundary, step, take
+from planaria.protocol.course import salvage as course_salvage
+from planaria.protocol.course.run import Run
+from planaria.protocol.events import Command, Received
+from planaria.protocol.messages import Commit, Vote
+from planaria.protocol.phases import Phase
+from planaria.protocol.placing import Placing, Situation
+from planaria.protocol.returning import Returning
+from planaria.protocol.salvage import Salvage
+from planaria.protocol.settings import CheckpointRef
+from planaria.protocol.transitions import TRANSITIONS
+from planaria.protocol.worker import Adopt, WorkerMachine
+
+Patch = pytest.MonkeyPatch
+
+
+def a_commit_without_all_votes(patch: Patch) -> None:
+    """All that is told of the step is there: norms, losses. What the others counted need not be."""
+
+    def is_enough(self: Ballot, live: Collection[WorkerId]) -> bool:
+        votes = self._votes.values()
+        norms = {group for vote in votes for group in vote.norms}
+        losses = {microbatch for vote in votes for microbatch in vote.losses}
+        return len(norms) == len(self._plan.groups) and len(losses) == self._plan.num_microbatches
+
+    patch.setattr(Ballot, "is_enough", is_enough)
+
+
+def the_ledgers_are_ignored(patch: Patch) -> None:
+    """What is in live accumulators runs again."""
+    patch.setattr(Salvage, "counted", lambda self, num_layers: Ledger.empty(num_layers))
+
+
+def only_the_pipeline_that_lost_a_worker_is_halted(patch: Patch) -> None:
+    def to_halt(plan: Plan, live: Collection[WorkerId], unready: Collection[WorkerId] = ()) -> frozenset[WorkerId]:
+        broken = [p.workers for p in plan.pipelines if not set(p.workers) <= set(live)]
+        return frozenset(worker for workers in broken for worker in workers if worker in live)
+
+    patch.setattr(course_salvage, "to_halt", to_halt)
+
+
+def a_vote_of_an_older_generation_counts(patch: Patch) -> None:
+    voted = TRANSITIONS[Phase.TRAINING, "Vote"]
+
+    def accept(run: Run, event: Received) -> list[Command]:
+        assert isinstance(event.message, Vote)
+        message = msgspec.structs.replace(event.message, generation=run.plan.generation)
+        return voted(run, Received(event.worker, message))
+
+    patch.setitem(TRANSITIONS, (Phase.TRAINING, "Vote"), accept)  # type: ignore[arg-type]
+
+
+def sums_of_an_older_epoch_go_on(patch: Patch) -> None:
+    """Contributions changed after a sum was begun, and it is taken all the same."""
+    finish_step = salvage.finish_step
+
+    def finish(plan: Plan, *arguments: Any) -> Plan:
+        return msgspec.structs.replace(finish_step(plan, *arguments), sync_epochs=plan.sync_epochs)
+
+    patch.setattr(templates, "finish_step", finish)
+
+
+def state_that_must_move_does_not(patch: Patch) -> None:
+    """The new owner begins with what it has: nothing."""
+    original = aftermath.transfers
+
+    def all_but_one(plan: Plan, holders: Holders) -> tuple[Transfer, ...]:
+        return original(plan, holders)[1:]
+
+    patch.setattr(aftermath, "transfers", all_but_one)
+
+
+def exponents_of_a_checkpoint_are_forgotten(patch: Patch) -> None:
+    def first(self: Run, checkpoint: CheckpointRef | None) -> tuple[int, ...]:
+        return (FIRST_EXPONENT,) * self.settings.num_groups
+
+    patch.setattr(Run, "exponents_of", first)
+
+
+def leave_shadows_out_of_the_step(patch: Patch, interpreter: type) -> None:
+    """They get their state beside a step, and not the step: it is one too old when they compute with it."""
+
+    def apply(self: Any, commit: Commit) -> None:
+        owned = set(self.plan.layers_of.get(self._worker, ()))
+        groups = self.plan.groups_of[self._worker]
+        mine = [g for g in groups if owned.intersection(self.plan.groups[g].layers)]
+        self._holdings.apply(mine, commit.step, commit.clip_factor)
+        for group in groups:
+            self._holdings.replicas[group].step = commit.step
+        self._holdings.keep_only(groups)
+
+    patch.setattr(interpreter, "apply", apply)
+
+
+def fault_tolerance_is_quietly_lowered(patch: Patch) -> None:
+    """Fewer than (f + 1) n0 nodes are left, and training goes on."""
+    before = Placing.placement
+
+    def lowered(self: Placing, situation: Situation, **others: Any) -> Proposal:
+        try:
+            return before(self, situation, **others)
+        except aftermath.TooFewNodes:
+            left = {situation.plan.node_of(worker) for worker in situation.holders}
+            return self.first(sorted(left))
+
+    patch.setattr(Placing, "placement", lowered)
+    patch.setattr(placing, "validate", lambda *arguments, **others: None)
+    patch.setattr(templates, "initial_plan", _without_tolerance(templates.initial_plan))
+
+
+def _without_tolerance(initial_plan: Callable[..., Plan]) -> Callable[..., Plan]:
+    def lenient(profile: Any, shapes: Any, settings: Any, nodes: Any, generation: int, **others: Any) -> Plan:
+        return initial_plan(profile, shapes, replace(settings, fault_tolerance=0), nodes, generation, **others)
+
+    return lenient
+
+
+def nodes_that_gave_notice_are_released_at_once(patch: Patch) -> None:
+    """At the next boundary, whether or not the plan does without them."""
+
+    def release(run: Run) -> list[Command]:
+        plan = run.plan
+        run.current = msgspec.structs.replace(plan, pipelines=(), shadows=())
+        try:
+            return _release(run)
+        finally:
+            run.current = plan
+
+    _release = take.release
+    for module in (take, boundary, step):
+        patch.setattr(module, "release", release)
+
+
+def the_ledger_of_an_earlier_loss_is_forgotten(patch: Patch) -> None:
+    patch.setattr(Salvage, "again", lambda self, dropped=(): Salvage())
+
+
+def an_interrupted_step_begins_anew(patch: Patch) -> None:
+    """A plan that finishes a step is taken for one that begins it: what was counted is lost."""
+    plan = WorkerMachine._plan
+
+    def forgetful(self: WorkerMachine, message: Any) -> tuple[Any, ...]:
+        return tuple(Adopt(command.message, False) for command in plan(self, message))
+
+    patch.setattr(WorkerMachine, "_plan", forgetful)
+
+
+def votes_of_before_the_restart_are_forgotten(patch: Patch) -> None:
+    patch.setattr(Returning, "votes", lambda self, position: {})

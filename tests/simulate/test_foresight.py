@@ -1,0 +1,44 @@
+"""Decisions in advance: the whole history of a run is the same with them and without, to the last message."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from planaria.job.settings import PolicyName
+from planaria.policy.adaptive import AdaptivePolicy
+from planaria.simulate.cluster import Cluster
+from planaria.simulate.schedule import Schedule, schedule
+
+
+def adaptively(seed: int) -> Schedule:
+    which = schedule(seed)
+    return replace(which, setup=replace(which.setup, policy=PolicyName.ADAPTIVE))
+
+
+def history(which: Schedule) -> list[str]:
+    cluster = Cluster(which, is_telling=True)
+    cluster.run()
+    return cluster.history
+
+
+def test_an_answer_in_advance_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 24 schedules, with everything thought out as soon as there is time, and with single pieces of it."""
+    schedules = [adaptively(seed) for seed in range(24)]
+    plain = [history(which) for which in schedules]
+    asked = prepared = 0
+    original = AdaptivePolicy.reconfigure
+
+    def counting(policy: AdaptivePolicy, *args: object, **kwargs: object) -> object:
+        nonlocal asked, prepared
+        before = set(policy._answers)
+        proposal = original(policy, *args, **kwargs)  # type: ignore[arg-type]
+        asked, prepared = asked + 1, prepared + (before == set(policy._answers))
+        return proposal
+
+    monkeypatch.setattr(AdaptivePolicy, "reconfigure", counting)
+    for pieces in (1, 10_000):
+        monkeypatch.setattr("planaria.simulate.server.PIECES", pieces)
+        for which, expected in zip(schedules, plain, strict=True):
+            assert history(which) == expected, f"seed {which.seed}, {pieces} pieces"
+    assert prepared >= 5, (prepared, asked)
