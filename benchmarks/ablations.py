@@ -168,6 +168,7 @@ class Member:
             self.mailbox,
             heartbeat,
             faults,
+            self.pace,
             lambda message: None,
         )
         self.pace.adopt(plan)

@@ -1,9 +1,9 @@
-"""The papers' scripts are run from their own folder; so are their tests."""
+"""Benchmarks are run from their own folders; so are their tests."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-FOLDER = Path(__file__).parents[2] / "benchmarks" / "papers"
-sys.path.append(str(FOLDER))
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+sys.path += [str(FOLDER), str(FOLDER / "papers")]
