@@ -17,7 +17,7 @@ from planaria.estimate.restore import Storage
 from planaria.estimate.transition import transfer_time
 from planaria.job.settings import PolicyName, TrainSection
 from planaria.plan.ledger import Ledger, mask_of
-from planaria.plan.plan import NodeId, Plan, WorkerId
+from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
 from planaria.plan.profile import ModelProfile
 from planaria.plan.replicas import lacking
 from planaria.policy.proposal import Policy, Proposal
@@ -262,7 +262,6 @@ class Episode:
     @classmethod
     def first(cls, subject: Subject, known: Known, num_nodes: int) -> Episode:
         """At the beginning of a run, with so many nodes. Raises PlanError: they make no plan."""
-        subject.policy.initial([NodeId(node) for node in range(num_nodes)], 1)
         episode = cls(subject, known)
         run = episode._new_run(num_nodes=num_nodes)
         run.checkpoints.last = None
@@ -270,6 +269,8 @@ class Episode:
         for node in range(num_nodes):
             for worker in run.members.workers_of(NodeId(node)):
                 episode._handle(WorkerJoined(worker, "-"))
+        if episode.is_over:
+            raise PlanError(f"{num_nodes} nodes make no plan: {episode._tally.ended}")
         return episode
 
     def _new_run(self, *, num_nodes: int) -> Run:
