@@ -213,6 +213,7 @@ class Run:
             steps_at_stake=self.step - 1 - (last.step if last is not None else 0),
             checkpoint_every=self.settings.checkpoint_every,
             decision_s=USUAL_DECISION_S if decision_s is None else decision_s,
+            is_prepared=self.standing.is_warming,
             change_s=self.moving.change_s,
             transfer_stretch=self.moving.transfer_stretch,
             restore_s=self.moving.restore_s,
