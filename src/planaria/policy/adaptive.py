@@ -152,9 +152,10 @@ class AdaptivePolicy(ReroutePolicy):
 
     def _allowed(self, options: Sequence[Option], horizon: float) -> Sequence[Option]:
         """A degraded plan lasts only where no full one is possible: none at all, or none in time. What would move
-        beside a step moves so only where the plan is for the next step."""
+        beside a step moves so only where the plan is for the next step, and not twice in a row."""
         outlook = self._outlook
-        possible = [option for option in options if option.beside_s is None or outlook.at_once]
+        may_wait = outlook.at_once and not outlook.is_prepared
+        possible = [option for option in options if option.beside_s is None or may_wait]
         full = [option for option in possible if not option.is_degraded]
         in_time = any(option.moves_s * outlook.transfer_stretch < horizon or not outlook.at_once for option in full)
         return full if in_time else possible

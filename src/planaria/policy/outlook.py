@@ -37,6 +37,7 @@ class Outlook:
         change_s: that a change of plans takes for which nothing moves, the decision aside.
         transfer_stretch: how many times longer state is under way than the profile's links say.
         restore_s: until the first step from a checkpoint begins, when a layer's last replica is lost.
+        is_prepared: state moved beside the last step: another step beside which some moves does not follow.
         at_once: the plan is for the next step, so its state moves first, or beside that step. Else it is for the step
             after, and its state moves beside the plan of now in any case.
     """
@@ -50,4 +51,5 @@ class Outlook:
     change_s: float = CHANGE_S
     transfer_stretch: float = 1.0
     restore_s: float = RESTORE_S
+    is_prepared: bool = False
     at_once: bool = True

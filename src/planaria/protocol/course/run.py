@@ -238,6 +238,7 @@ class Run:
             checkpoint_every=self.settings.checkpoint_every,
             storage=self.loading.storage,
             decision_s=USUAL_DECISION_S if decision_s is None else decision_s,
+            is_prepared=self.standing.is_warming,
             change_s=self.moving.change_s,
             transfer_stretch=self.moving.transfer_stretch,
             restore_s=self.moving.restore_s,
