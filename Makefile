@@ -21,7 +21,7 @@ SEED ?= 0
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format docs bench chaos clean
+.PHONY: help demo test lint format docs bench papers chaos clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ docs: $(VENV)/.installed-dev ## write the generated parts of docs/ again
 
 bench: $(VENV)/.installed ## the measurements that docs/benchmarks.md describes; takes a while
 	$(BIN)/python benchmarks/all.py
+
+papers: $(VENV)/.installed-dev ## write docs/papers.md: the papers' tables beside ours; TRACES=FOLDER has recorded traces
+	$(BIN)/python benchmarks/papers/page.py $(if $(TRACES),--traces $(TRACES))
 
 chaos: $(VENV)/.installed ## random faults for SECONDS (300), or in many short runs until there were FAULTS; bits compared
 	@$(BIN)/python scripts/chaos.py --seed $(SEED) $(if $(FAULTS),--faults $(FAULTS),--seconds $(SECONDS))

@@ -16,7 +16,7 @@ from planaria.coordinator.journal import COMMITS_KEPT, THINNED_EVERY, Journal
 from planaria.job.errors import UserError
 from planaria.plan.plan import NodeId
 from planaria.protocol.commit import NOT_APPLIED
-from planaria.protocol.journal import AnyEntry, Fate, JournalCommit, JournalNode, JournalRestart
+from planaria.protocol.journal import AnyEntry, Fate, JournalCommit, JournalNode, JournalRestart, JournalStop
 from planaria.protocol.messages import Commit
 from planaria.protocol.past import Past
 from planaria.protocol.records import NodeJoined, Note
@@ -51,6 +51,23 @@ def written(path: Path, count: int, run: str = RUN) -> list[AnyEntry]:
         shutil.copy(alive.with_name(alive.name + suffix), path.with_name(path.name + suffix))
     journal.close()
     return entries
+
+
+def test_what_no_worker_knows_outlasts_a_power_cut(tmp_path: Path) -> None:
+    """Its transaction is synchronised, and no other's is."""
+    said: list[str] = []
+    with opened(tmp_path / "journal.sqlite") as journal:
+        journal._need().set_trace_callback(said.append)
+        for one in (entry(2), JournalStop(), entry(3)):
+            journal.write(one)
+        assert [line.partition(" (")[0] for line in said if "BEGIN" not in line and "COMMIT" not in line] == [
+            "INSERT INTO entries",
+            "PRAGMA synchronous = FULL",
+            "INSERT INTO entries",
+            "PRAGMA synchronous = NORMAL",
+            "INSERT INTO entries",
+        ]
+        assert len(journal.read()) == 3
 
 
 @contextlib.contextmanager

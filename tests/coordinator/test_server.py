@@ -31,18 +31,21 @@ from planaria.protocol.liveness import Limits
 from planaria.protocol.messages import (
     MAX_FRAME_BYTES,
     PROTOCOL_VERSION,
+    Challenge,
     CutOff,
     Failed,
     Hello,
     Message,
     PlanMessage,
+    Proof,
     Ready,
     Stop,
     ToWorker,
     encode,
 )
+from planaria.protocol.past import Past
 from planaria.protocol.plan_update import decode_order
-from planaria.protocol.records import AnyRecord, NodeJoined, NodeLost, PlanTaken, RunStatus
+from planaria.protocol.records import AnyRecord, NodeJoined, NodeLost, PlanTaken, RunEnded, RunStatus
 from planaria.protocol.requests import Answer, Request, Wish, decode_answer
 from planaria.protocol.settings import RunSettings
 from planaria.worker.frames import FrameError, Unwanted, control_frame, read_control
@@ -109,7 +112,7 @@ class Client:
         fields = {"version": PROTOCOL_VERSION, "token": TOKEN, "pid": 1, "data_address": f"nowhere:{worker}"}
         self.send(Hello(worker=WorkerId(worker), **(fields | changes)))
 
-    def receive(self) -> ToWorker:
+    def receive(self) -> ToWorker | Challenge:
         return decode_order(read_control(self.socket), None)
 
     def is_closed(self) -> bool:
@@ -128,6 +131,7 @@ class Running:
         folder: Path,
         limits: Limits = Limits(),  # noqa: B008 (frozen)
         agents: Agents | None = None,
+        past: Past | None = None,
     ) -> None:
         planner = PlannerSettings(num_microbatches=6, fault_tolerance=1, num_nodes=NODES, devices_per_node=DEVICES)
         profile = uniform_profile(2)
@@ -143,7 +147,7 @@ class Running:
             resume=None,
         )
         self.nodes = StandInNodes()
-        self.machine = Coordinator(settings, TemplatesPolicy(profile, planner))
+        self.machine = Coordinator(settings, TemplatesPolicy(profile, planner), past)
         self.records: list[AnyRecord] = []
         self._told = threading.Condition()
         self.journal = Journal(folder / "journal.sqlite")
@@ -157,6 +161,7 @@ class Running:
             lambda command: None,
             limits,
             agents=agents,
+            past=past,
             patience_s=60.0,
         )
         self.listener = listen("127.0.0.1", 0)
@@ -473,6 +478,37 @@ def test_nobody_is_told_of_a_fenced_node_that_comes_back(error: FrameError, told
         switchboard.send_strangers_away(time.monotonic())
     switchboard.close()
     assert len(lines) == told
+
+
+def test_nobody_speaks_for_a_worker_that_is_yet_to_come_back(tmp_path: Path) -> None:
+    """What it said to the coordinator before this one is played again: that costs it nothing."""
+    running = Running(tmp_path, past=Past(joined=frozenset({NodeId(0)})))
+    try:
+        played = running.client()
+        played.hello(0)
+        assert isinstance(played.receive(), Challenge)
+        played.send(Failed(where="layer 1", text="an error that was mended since"))
+        played.send(Proof(nonce="what the coordinator before had asked for"))
+        assert played.is_closed()
+        assert asked(running, wish=Wish.STATUS).state.nodes == ()
+        for worker in range(DEVICES):
+            client = running.client()
+            client.hello(worker)
+            challenge = client.receive()
+            assert isinstance(challenge, Challenge)
+            client.send(Proof(nonce=challenge.nonce))
+        assert waited_for(lambda: asked(running, wish=Wish.STATUS).state.nodes == (0,))
+        assert not running.of(RunEnded)
+    finally:
+        running.close()
+
+
+def waited_for(condition: Callable[[], bool]) -> bool:
+    ends = time.monotonic() + DEADLINE_S
+    while not condition():
+        if time.monotonic() > ends:
+            return False
+    return True
 
 
 def asked(running: Running, **fields: Any) -> Answer:

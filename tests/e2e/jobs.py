@@ -22,7 +22,7 @@ MODELS = {
 
 
 def make_job(text: Path, model: str = "gpt2", **changes: Any) -> Job:
-    """A job of six layers on seven nodes, with f = 1 and n0 = 2; `changes` are "section__key" = value."""
+    """A job of six layers on seven nodes, f = 1, n0 = 2, under templates; `changes` are "section__key" = value."""
     lines = f"""
 [model]
 {MODELS[model]}
@@ -40,6 +40,7 @@ seed = 3
 nodes = 7
 [resilience]
 fault_tolerance = 1
+policy = "templates"
 min_nodes_per_pipeline = 2
 """
     overrides = [f"{key.replace('__', '.')}={json.dumps(value)}" for key, value in changes.items()]

@@ -38,6 +38,7 @@ def test_the_coordinator_of_hosts_is_killed(cluster: Callable[..., Cluster], ref
     away = job.host_of(5)
     job.network.pull(away)
     job.wait_for("node_lost")
+    job.wait_for_plan_of(5)
     job.network.plug(away)
     job.wait_for_plan_of(6)
     assert max(job.nodes_in_plan()) >= 6, "it came back under a new number"

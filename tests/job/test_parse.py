@@ -326,3 +326,24 @@ def test_anything_is_a_job_or_one_line(text: str, overrides: list[str]) -> None:
         assert job_from_json(job_json(job)) == job
         assert validated(job) == job
     assert len(refusal.splitlines()) <= 1
+
+
+def test_an_owner_and_its_shadow_are_two_replicas() -> None:
+    """So the policy redundancy keeps f + 1 with half as many pipelines, if they have more than one node."""
+    lines = """
+model = { type = "gpt2" }
+train = { steps = 1, global_batch = 8, microbatch = 1, sequence_length = 4 }
+cluster = { nodes = 4 }
+[resilience]
+min_nodes_per_pipeline = 4
+"""
+    with pytest.raises(UserError, match="needs 2 pipelines of 4 nodes each"):
+        parse_job(lines, origin="test")
+    job = parse_job(lines + 'policy = "redundancy"\n', origin="test")
+    assert job.resilience.redundancy == "eager-lazy"
+    with pytest.raises(UserError, match="needs 4 pipelines of 1 node each"):
+        parse_job(
+            lines + 'policy = "redundancy"\nfault_tolerance = 3\n',
+            overrides=["resilience.min_nodes_per_pipeline=1", "cluster.nodes=3"],
+            origin="test",
+        )

@@ -79,6 +79,15 @@ def test_a_reference_has_no_nodes_and_no_plan() -> None:
     ]
 
 
+def test_dropped_samples_are_told_of() -> None:
+    step = msgspec.structs.replace(committed(3), dropped=(1,), num_dropped=7)
+    ended = msgspec.structs.replace(short_run()[-1], dropped_microbatches=7)
+    assert isinstance(ended, RunEnded)
+    first, last, _ = plain([step, ended])
+    assert first == "step 3/3  loss 0.3000  41.2k tok/s  2 nodes  plan 2  7 microbatches dropped"
+    assert last.endswith("0 counted twice, 7 microbatches dropped (14 samples)")
+
+
 def test_slow_nodes_are_told_of() -> None:
     records: list[AnyRecord] = [
         NodeSpeed(node=2, step=7, speed=0.5, before=1.0, steps=3),

@@ -6,13 +6,14 @@ import json
 import math
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from planaria.job.errors import UserError
-from planaria.observe.recorder import Recorder, read_events
+from planaria.observe.recorder import Recorder, read_drops, read_events
 from planaria.observe.run_folder import RunFolder
 from planaria.observe.wording import sentence
-from planaria.protocol.records import Note, Restored, RunEnded, RunStatus, StepSkipped
+from planaria.protocol.records import Note, PolicySwitched, Restored, RunEnded, RunStatus, StepCommitted, StepSkipped
 from tests.observe.happenings import JOB, committed, short_run
 
 
@@ -141,3 +142,33 @@ def test_run_folders_that_cannot_be(tmp_path: Path) -> None:
         RunFolder.create(tmp_path / "file", "a")
     with pytest.raises(UserError, match="folder's name"):
         RunFolder.create(tmp_path, "../a")
+
+
+def test_what_is_dropped_is_counted_step_by_step(folder: RunFolder) -> None:
+    """A step done again counts as it was done the last time; microbatches are of two samples."""
+
+    def dropping(step: int, *dropped: int) -> StepCommitted:
+        return msgspec.structs.replace(committed(step), dropped=dropped, scale=1 - len(dropped) / 4)
+
+    switched = PolicySwitched(policy="templates", before="drop", step=3)
+    happenings = [
+        dropping(1, 0, 1),
+        dropping(2, 1),
+        dropping(3, 2),
+        Restored(from_step=3, to_step=1, reason="why"),
+        dropping(2),
+        switched,
+        *short_run()[-3:],
+    ]
+    with Recorder(folder, JOB) as recorder:
+        for happening in happenings:
+            recorder(happening, 1.0)
+    summary = json.loads(folder.summary.read_text())
+    assert (summary["dropped_microbatches"], summary["dropped_samples"]) == (2, 4)
+    assert summary["policy"] == "templates"
+    assert summary["policy_switches"] == [{"step": 3, "policy": "templates", "before": "drop"}]
+    first, *_, last = lines(folder.metrics)
+    assert (first["dropped"], first["scale"]) == (2, 0.5)
+    assert "dropped" not in last
+    assert read_drops(folder.events) == {1: (0, 1)}
+    assert sentence(switched) == "step 3: policy templates makes the plans from now on (before: drop)"

@@ -40,7 +40,7 @@ def test_one_grid_for_each_depth_as_wide_as_can_be(seed: int) -> None:
     templates = make_templates(PROFILE, wanted)
     live = draw.sample(nodes(most), draw.randint(1, most))
     speeds = {node: draw.choice([0.5, 1.0]) for node in live} if draw.random() < 0.5 else None
-    found = list(grids(PROFILE, templates, wanted, live, 3, speeds=speeds))
+    found = [grid.plan for grid in grids(PROFILE, templates, wanted, live, 3, speeds=speeds)]
     depths = [template.num_nodes for template in templates if template.num_nodes <= len(live)]
     assert [shape(plan) for plan in found] == [
         f"{min(len(live) // depth, wanted.num_microbatches)} x {depth}" for depth in depths
@@ -57,9 +57,11 @@ def test_one_grid_for_each_depth_as_wide_as_can_be(seed: int) -> None:
 
 def test_microbatches_that_do_not_divide_are_dealt_out_as_evenly_as_can_be() -> None:
     wanted = settings(7, microbatches=10, smallest=2)
-    (two, three, *_) = grids(PROFILE, make_templates(PROFILE, wanted), wanted, nodes(7), 1)
-    assert sorted(len(route.microbatches) for route in two.routes) == [3, 3, 4]
-    assert sorted(len(route.microbatches) for route in three.routes) == [5, 5]
+    templates = make_templates(PROFILE, wanted)
+    (two, three, *_) = grids(PROFILE, templates, wanted, nodes(7), 1)
+    assert sorted(len(route.microbatches) for route in two.plan.routes) == [3, 3, 4]
+    assert sorted(len(route.microbatches) for route in three.plan.routes) == [5, 5]
+    assert [two.step_time_s, three.step_time_s] == [templates[0].time_s(4), templates[1].time_s(5)]
 
 
 def test_a_pipeline_of_slow_nodes_gets_fewer_microbatches() -> None:
@@ -67,7 +69,7 @@ def test_a_pipeline_of_slow_nodes_gets_fewer_microbatches() -> None:
     wanted = settings(4, microbatches=9, smallest=2)
     speeds = {NodeId(0): 0.5, NodeId(2): 0.5}
     (template, *_) = make_templates(PROFILE, wanted)
-    (grid, *_) = grids(PROFILE, [template], wanted, nodes(4), 1, speeds=speeds)
+    grid = next(grids(PROFILE, [template], wanted, nodes(4), 1, speeds=speeds)).plan
     rows = [sorted(grid.node_of(worker) for worker in pipeline.workers) for pipeline in grid.pipelines]
     assert rows == [[1, 3], [0, 2]]
     fast, slow = (len(route.microbatches) for route in grid.routes)
@@ -79,9 +81,9 @@ def test_a_pipeline_of_slow_nodes_gets_fewer_microbatches() -> None:
 def test_state_stays_in_its_place_when_nodes_come() -> None:
     wanted = settings(8, smallest=2)
     templates = make_templates(PROFILE, wanted)
-    before = next(grids(PROFILE, templates, wanted, [NodeId(n) for n in (1, 4, 6, 7)], 1))
+    before = next(grids(PROFILE, templates, wanted, [NodeId(n) for n in (1, 4, 6, 7)], 1)).plan
     held = dict(before.groups_of)
-    after = next(grids(PROFILE, templates, wanted, [NodeId(n) for n in (0, 1, 3, 4, 6, 7)], 2, holders=held))
+    after = next(grids(PROFILE, templates, wanted, [NodeId(n) for n in (0, 1, 3, 4, 6, 7)], 2, holders=held)).plan
     kept = {stage for pipeline in before.pipelines for stage in pipeline.stages}
     assert kept <= {stage for pipeline in after.pipelines for stage in pipeline.stages}
     assert len(after.pipelines) == 3
@@ -89,7 +91,7 @@ def test_state_stays_in_its_place_when_nodes_come() -> None:
 
 def test_what_is_no_grid() -> None:
     wanted = settings(6, smallest=2)
-    grid = next(grids(PROFILE, make_templates(PROFILE, wanted), wanted, nodes(6), 1))
+    grid = next(grids(PROFILE, make_templates(PROFILE, wanted), wanted, nodes(6), 1)).plan
     first, *others = grid.pipelines
     uneven = tuple(msgspec.structs.replace(s, end_layer=s.end_layer) for s in first.stages[:1])
     assert not is_grid(msgspec.structs.replace(grid, pipelines=(Pipeline(stages=uneven), *others)))

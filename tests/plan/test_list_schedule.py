@@ -35,7 +35,7 @@ def losses(draw: st.DrawFn) -> tuple[int, int, int, frozenset[tuple[int, int]]]:
 
 def most_kept(units: tuple[Unit, ...]) -> int:
     kept = most = 0
-    for phase, leg, _ in units:
+    for phase, leg, _, _ in units:
         if phase is Phase.FORWARD and leg.keeps:
             kept += leg.num_layers
         elif phase is Phase.WEIGHT_GRADIENTS or (phase is Phase.INPUT_GRADIENT and not leg.has_weight):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from planaria.estimate.memory import worker_memory_bytes
@@ -21,6 +22,7 @@ from planaria.policy.adaptive import AdaptivePolicy
 from planaria.policy.next_loss import next_loss_s
 from planaria.policy.outlook import CHANGE_S, RESTORE_S, Outlook
 from planaria.policy.proposal import Proposal
+from planaria.policy.question import Question, canonical
 from planaria.policy.rebuilding import Searched
 from planaria.policy.reroute import ReroutePolicy
 from planaria.policy.sources import OfPolicy
@@ -130,9 +132,11 @@ def test_the_best_of_what_the_others_propose(seed: int) -> None:
     assert best.step_time_s == pytest.approx(step_time_s(chosen.plan, profile))
     assert best.memory_bytes == max(worker_memory_bytes(chosen.plan, profile, w) for w in chosen.plan.workers)
     assert [c.samples_per_s for c in chosen.candidates] == sorted(c.samples_per_s for c in chosen.candidates)[::-1]
+    # Which detours are found depends a little on the numbers of nodes: the same question for all.
+    asked = canonical(Question(plan=plan, lost=nodes, holders=held(plan, *lost)), may_rename=True).question
     for other in (TemplatesPolicy(profile, of), ReroutePolicy(profile, of)):
         try:
-            alone = other.reconfigure(plan, nodes, held(plan, *lost), 2)
+            alone = other.reconfigure(asked.plan, (), asked.holders, 2)
         except TooFewNodes:
             continue
         if alone.is_degraded and not chosen.is_degraded:
@@ -273,6 +277,17 @@ def test_smaller_pipelines_than_the_user_asked_for_where_they_are_known_to_fit()
     assert {template.num_nodes for template in searched._sizes} >= {1, 2, 3}
     unknown = next(s for s in AdaptivePolicy(SMALL, settings(nodes=12))._sources if isinstance(s, Searched))
     assert min(template.num_nodes for template in unknown._sizes) == 3
+
+
+def test_backwards_are_split_only_where_they_fit() -> None:
+    """By the job's limit, or what the profile says of its devices; where nobody knows, as everywhere else."""
+    policy, plan = started(SMALL, settings(nodes=12))
+    split = [c for c in after(policy, plan, 1).candidates if "split" in c.name]
+    assert split
+    tight = min(c.memory_bytes for c in split) - 1
+    device = msgspec.structs.replace(SMALL.device, memory_bytes=tight)
+    known, plan = started(msgspec.structs.replace(SMALL, device=device), settings(nodes=12))
+    assert not any("split" in c.name for c in after(known, plan, 1).candidates)
 
 
 def test_any_policy_can_be_a_source(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,8 @@ from planaria.estimate.restore import Storage
 from planaria.estimate.step_time import step_time_s
 from planaria.plan.errors import NoReplica, TooFewNodes
 from planaria.plan.grid import grids, is_grid, shape
-from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
+from planaria.plan.plan import NodeId, Plan, PlanError, ScheduleKind, WorkerId
+from planaria.plan.profile import LinkCost
 from planaria.plan.replicas import lacking
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.validate import validate
@@ -50,10 +51,30 @@ def test_the_first_plan_is_the_fastest_grid_with_f_plus_one_pipelines() -> None:
     policy, plan = started()
     validate(plan, fault_tolerance=1)
     assert is_grid(plan)
-    every = list(grids(PROFILE, policy.templates, GRID, nodes(*range(8)), 1))
+    every = [grid.plan for grid in grids(PROFILE, policy.templates, GRID, nodes(*range(8)), 1)]
     allowed = [grid for grid in every if len(grid.pipelines) > 1]
     assert step_time_s(plan, PROFILE) == min(step_time_s(grid, PROFILE) for grid in allowed)
     assert policy.initial(nodes(*range(8)), 1).reason == ("8 nodes make a grid of 4 pipelines of 2 nodes, the fastest.")
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_grid_is_faster_than_the_one_that_is_taken(seed: int) -> None:
+    """Against all of them, with sums of gradients that take next to nothing, or most of a step."""
+    draw = random.Random(seed)
+    link = LinkCost(latency_s=1e-4, bandwidth_bytes_per_s=draw.choice([1e6, 1e7, 1e8, 1e9]))
+    profile = uniform_profile(8, link=link)
+    settings = PlannerSettings(
+        num_microbatches=draw.randint(3, 30),
+        fault_tolerance=draw.choice([0, 1, 2]),
+        num_nodes=draw.randint(6, 20),
+        devices_per_node=1,
+        min_nodes=1,
+        schedule=draw.choice(list(ScheduleKind)),
+    )
+    policy, live = MorphPolicy(profile, settings), nodes(*range(settings.num_nodes))
+    every = [grid.plan for grid in grids(profile, policy.templates, settings, live, 1)]
+    allowed = [plan for plan in every if len(plan.pipelines) > settings.fault_tolerance]
+    assert policy.initial(live, 1).step_time_s == min(step_time_s(plan, profile) for plan in allowed)
 
 
 def test_a_loss_goes_back_to_the_checkpoint_and_leaves_nodes_idle() -> None:

@@ -105,7 +105,7 @@ def leave_shadows_out_of_the_step(patch: Patch, interpreter: type) -> None:
         owned = set(self.plan.layers_of.get(self._worker, ()))
         groups = self.plan.groups_of[self._worker]
         mine = [g for g in groups if owned.intersection(self.plan.groups[g].layers)]
-        self._holdings.apply(mine, commit.step, commit.clip_factor)
+        self._holdings.apply(mine, commit.step, commit.clip_factor, commit.scale)
         for group in groups:
             self._holdings.replicas[group].step = commit.step
         self._holdings.keep_only(groups)

@@ -10,10 +10,11 @@ import msgspec
 import pytest
 from tests.plan.profiles import uniform_profile
 
-from planaria.job.settings import TrainSection, WhenNotFinite
+from planaria.job.settings import PolicyName, TrainSection, WhenNotFinite
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.plan.settings import PlannerSettings
+from planaria.policy.choice import make_policy
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.commit import NOT_APPLIED
 from planaria.protocol.coordinator import Coordinator
@@ -22,6 +23,7 @@ from planaria.protocol.events import (
     DecisionTook,
     Finish,
     NodeGone,
+    PolicyRequested,
     Publish,
     Received,
     Release,
@@ -222,6 +224,23 @@ def test_every_phase_but_the_end_hears_of_losses_and_stops() -> None:
     for phase in Phase:
         assert (phase, "NodeGone") in TRANSITIONS
         assert (phase, "StopRequested") in TRANSITIONS
+
+
+def test_plans_know_zones_whatever_policy_makes_them() -> None:
+    """Nodes 0 and 2 are in one zone: a pipeline of both leaves the others' zone a whole one."""
+    planner = PlannerSettings(num_microbatches=8, fault_tolerance=1, num_nodes=4, devices_per_node=1, min_nodes=2)
+    profile = uniform_profile(2, tied=False)
+    settings = dataclasses.replace(make_machine().settings, num_nodes=4, num_groups=len(profile.groups))
+    policy = TemplatesPolicy(profile, planner)
+    machine = Coordinator(settings, policy, make=lambda name, most_bytes: make_policy(name, profile, planner))
+    for worker in range(4):
+        machine.handle(WorkerJoined(WorkerId(worker), f"host:{worker}", "ab"[worker % 2]), 0.0)
+    assert [pipeline.workers for pipeline in machine.plan.pipelines] == [(0, 2), (1, 3)]
+    assert machine.state.zones == {0: "a", 1: "b", 2: "a", 3: "b"}
+    machine.handle(PolicyRequested(PolicyName.REROUTE), 1.0)
+    machine.handle(NodeGone(NodeId(3), "killed"), 1.0)
+    again = machine.policy.initial([NodeId(node) for node in range(4)], 9)
+    assert [pipeline.workers for pipeline in again.plan.pipelines] == [(0, 2), (1, 3)]
 
 
 def test_a_recovery_tells_how_long_its_last_decision_took(machine: Coordinator) -> None:

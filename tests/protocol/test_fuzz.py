@@ -32,6 +32,7 @@ from planaria.job.settings import Job
 from planaria.plan.ledger import Mask
 from planaria.protocol.journal import AnyEntry, decode_entry
 from planaria.protocol.messages import (
+    Challenge,
     FromWorker,
     SavedGroup,
     Seconds,
@@ -48,7 +49,7 @@ many = settings(max_examples=300, deadline=None, suppress_health_check=list(Heal
 
 DECODERS: dict[str, tuple[Callable[[bytes], Any], Any]] = {
     "from a worker": (decode_from_worker, FromWorker),
-    "to a worker": (partial(decode_order, last=None), ToWorker),
+    "to a worker": (partial(decode_order, last=None), ToWorker | Challenge),
     "a request": (decode_request, Request),
     "an answer": (decode_answer, Answer),
     "a journal entry": (decode_entry, AnyEntry),

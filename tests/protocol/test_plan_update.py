@@ -10,12 +10,14 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.plan.shadowed import ring_plan
 
 from planaria.plan.ledger import Ledger
-from planaria.plan.plan import Group, NodeId, Plan, WorkerId
+from planaria.plan.plan import Group, NodeId, Plan, Redundancy, WorkerId
 from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
 from planaria.plan.salvage import to_halt
 from planaria.plan.settings import PlannerSettings
+from planaria.plan.takeover import resume
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.messages import Halt, PlanMessage, StateSource, ToWorker, encode
 from planaria.protocol.plan_update import Orders, UpdateError, decode_order, difference, updated
@@ -162,3 +164,19 @@ def test_the_order_of_rerouted_work_is_told() -> None:
         assert update is not None
         assert (update.layer_units is None) == (other is later)
         assert orders.decode(encode(update)) == other
+
+
+def test_a_takeover_is_told_as_a_change() -> None:
+    """Shadows that compute, and routes that are resumed."""
+    before = ring_plan(Redundancy.EAGER_LAZY, pipelines=3, depth=3, microbatches=9)
+    live = [worker for worker in before.workers if worker != 4]
+    holders = {worker: before.layers_held(before.groups_of[worker]) for worker in live}
+    counted = Ledger.of([[3]] * 2 + [[]] * 4)  # of pipeline 1, the first stage
+    after = resume(before, live, to_halt(before, live), counted, holders, 2)
+    assert after is not None
+    assert {route.reached for route in after.routes} == {None, 0, before.num_layers}
+    update = difference(message(before), message(after))
+    assert update is not None
+    assert updated(message(before), update) == message(after)
+    plain = msgspec.structs.replace(after, redundancy=None)
+    assert difference(message(before), message(plain)) is None

@@ -109,6 +109,25 @@ def test_a_step_that_survivors_finish_costs_what_it_took_longer_than_usual() -> 
     assert split.useful == pytest.approx(4.2)
 
 
+def test_a_step_that_is_committed_in_spite_of_a_loss_and_undone() -> None:
+    """All votes were in. The fault at 7.5, the commit at 8.0; all have their state at 8.6."""
+    happenings = (
+        *BEGIN,
+        (lost(3), 7.5),
+        (committed(3), 8.0),
+        (Restored(from_step=3, to_step=2, reason=""), 8.0),
+        (plan(3, "restore"), 8.0),
+        (committed(3, 1.6), 9.6),
+        (recovered(3, 500.0, ready_ms=1100.0, redone=1), 9.6),
+        (END, 9.6),
+    )
+    split = split_of(*happenings)
+    assert split.redone == pytest.approx(1.0)
+    assert split.recovering == pytest.approx(0.6)
+    assert split.useful == pytest.approx(3.0)
+    assert Spent(happenings).steps_redone == 1
+
+
 def test_a_second_loss_during_the_restore_is_one_recovery() -> None:
     split = split_of(
         *BEGIN,

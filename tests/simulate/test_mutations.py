@@ -6,7 +6,7 @@ A schedule that finds a mutation keeps every promise without it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,22 +14,28 @@ from typing import Any
 import msgspec
 import pytest
 
-from planaria.plan.plan import NodeId, WorkerId
+from planaria.plan import takeover
+from planaria.plan.plan import NodeId, Plan, WorkerId
+from planaria.policy import drop
 from planaria.policy.reroute import ReroutePolicy
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol import placing, plan_update
 from planaria.protocol.events import Command, Evict
+from planaria.protocol.journal import AnyEntry, JournalCommit
 from planaria.protocol.kept import Kept
 from planaria.protocol.liveness import Liveness
 from planaria.protocol.mail import Key, Mail
 from planaria.protocol.membership import Membership
 from planaria.protocol.messages import Commit, PlanMessage, Returned
+from planaria.protocol.past import Past
 from planaria.protocol.returning import Returning
 from planaria.protocol.saving import Checkpoints, Saving
+from planaria.protocol.shadowing import Fate, Shadows
 from planaria.protocol.speeds import Speeds
 from planaria.protocol.worker import Apply, WorkerMachine
 from planaria.simulate import wire
 from planaria.simulate.faults import FaultKind
+from planaria.simulate.holdings import Holdings as SimulatedHoldings
 from planaria.simulate.interpreter import Interpreter
 from planaria.simulate.schedule import Schedule, schedule
 from planaria.simulate.search import error_of, first_line
@@ -164,12 +170,49 @@ def damage_is_not_told(patch: Patch) -> None:
     patch.setattr(Mail, "came_damaged", lambda self, key: False)
 
 
+def copies_never_count(patch: Patch) -> None:
+    patch.setattr(Shadows, "fate", lambda self, plan, worker: Fate.KEPT)
+
+
+def copies_count_whoever_lives(patch: Patch) -> None:
+    patch.setattr(Shadows, "fate", lambda self, plan, worker: Fate.PROMOTED if self.counted else Fate.KEPT)
+
+
+def a_takeover_leaves_out_what_nobody_has(patch: Patch) -> None:
+    plain = takeover._resumed
+    patch.setattr(takeover, "_resumed", lambda *given: tuple(plain(*given) or ())[1:])
+    patch.setattr(takeover, "_is_complete", lambda *given: True)
+
+
 def an_update_forgets_how_rerouted_work_is_ordered(patch: Patch) -> None:
     def forgetful(before: PlanMessage, after: PlanMessage) -> Any:
         update = plan_update.difference(before, after)
         return None if update is None else msgspec.structs.replace(update, layer_units=None)
 
     patch.setattr(wire, "difference", forgetful)
+
+
+def what_is_left_out_stays_in_the_sum(patch: Patch) -> None:
+    patch.setattr(SimulatedHoldings, "leave_out", lambda self, microbatches: None)
+
+
+def the_rate_is_not_scaled(patch: Patch) -> None:
+    apply = SimulatedHoldings.apply
+
+    def unscaled(self: SimulatedHoldings, groups: Iterable[int], step: int, factor: float, scale: float) -> None:
+        apply(self, groups, step, factor, 1.0)
+
+    patch.setattr(SimulatedHoldings, "apply", unscaled)
+
+
+def sums_go_on_though_samples_are_left_out(patch: Patch) -> None:
+    """What was sent of an accumulator has some of them."""
+    finish = drop.finish_without
+
+    def without_new_epochs(plan: Plan, *rest: Any) -> Plan:
+        return msgspec.structs.replace(finish(plan, *rest), sync_epochs=plan.sync_epochs)
+
+    patch.setattr(drop, "finish_without", without_new_epochs)
 
 
 # Mistakes that were made once
@@ -188,6 +231,17 @@ def gathering_counts_workers_of_nodes_that_come_later(patch: Patch) -> None:
 
 def what_idle_workers_hold_is_forgotten(patch: Patch) -> None:
     patch.setattr(Kept, "added_to", lambda self, holders, step: dict(holders))
+
+
+def a_commit_that_was_undone_is_told_again(patch: Patch) -> None:
+    """By a coordinator that begins on a journal whose last plan goes back."""
+    after = Past.after
+
+    def telling_all(self: Past, entry: AnyEntry) -> Past:
+        past = after(self, entry)
+        return past if isinstance(entry, JournalCommit) else replace(past, records=self.records + entry.records)
+
+    patch.setattr(Past, "after", telling_all)
 
 
 LOSSES = frozenset({FaultKind.KILL})
@@ -221,9 +275,15 @@ MUTATIONS: Mapping[Callable[[Patch], None], frozenset[FaultKind]] = {
     a_speed_of_one_node_is_applied_to_another: SLOWNESS,
     a_node_is_judged_by_what_another_measured: SLOWNESS,
     a_step_that_is_to_begin_afresh_goes_on: DAMAGES,
+    what_is_left_out_stays_in_the_sum: LOSSES,
+    the_rate_is_not_scaled: LOSSES,
+    sums_go_on_though_samples_are_left_out: LOSSES,
     degraded_plans_do_not_say_so: LOSSES,
     degraded_plans_are_refused: LOSSES,
     an_update_forgets_how_rerouted_work_is_ordered: LOSSES,
+    copies_never_count: LOSSES,
+    copies_count_whoever_lives: LOSSES,
+    a_takeover_leaves_out_what_nobody_has: LOSSES,
 }
 """And the kinds of faults of which a schedule that should find it has one at least."""
 
@@ -255,6 +315,8 @@ def test_a_broken_protocol_is_found(mutation: Callable[[Patch], None]) -> None:
         (the_ledger_of_an_earlier_loss_is_forgotten, "a-ledger-forgotten"),
         (a_commit_that_only_a_worker_knows_is_ignored, "a-commit-that-only-workers-know"),
         (damage_is_not_told, "damage-that-nobody-is-told-of"),
+        (damage_is_not_told, "damage-of-state"),
+        (a_commit_that_was_undone_is_told_again, "a-commit-told-after-it-was-undone"),
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )

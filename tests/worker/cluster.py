@@ -57,6 +57,7 @@ from planaria.protocol.events import (
 )
 from planaria.protocol.journal import AnyEntry, JournalCommit, JournalEntry, JournalPlan, decode_entry, encode_entry
 from planaria.protocol.messages import (
+    Challenge,
     Failed,
     FaultInjected,
     FromWorker,
@@ -775,6 +776,7 @@ class Worker:
     def _order(self, data: bytes) -> None:
         if not self.is_over:
             order = decode_order(data, None)
+            assert not isinstance(order, Challenge)
             self.cluster.note(f"        {type(order).__name__} reaches {self.number}")
             self.mailbox.put_order(order)
 

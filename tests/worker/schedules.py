@@ -11,7 +11,7 @@ import msgspec
 from tests.worker.cluster import Crash, Kill, Switch, Visit, Weather
 
 from planaria.job.parse import job_from_table, validated
-from planaria.job.settings import Job, PolicyName, WhenExhausted
+from planaria.job.settings import Job, PolicyName, RedundancyMode, WhenExhausted
 
 INSTRUCTIONS = ("load", "forward", "backward", "send", "recv", "sync", "vote", "transfer")
 HAPPENINGS = (
@@ -74,6 +74,7 @@ def job_of(
     bad: float = 0.0,
     when_exhausted: str = "exit",
     policy: str = "templates",
+    redundancy: str = "eager-lazy",
     allow_drop: bool = False,
     **train: Any,
 ) -> Job:
@@ -100,6 +101,7 @@ def job_of(
                     "min_nodes_per_pipeline": smallest,
                     "when_exhausted": when_exhausted,
                     "policy": policy,
+                    "redundancy": redundancy,
                     "allow_drop": allow_drop,
                 },
                 "run": {"checkpoint_every": checkpoint_every, "keep_checkpoints": 100},
@@ -210,11 +212,13 @@ def any_policy(seed: int, source: str) -> Schedule:
     """The schedule of a seed, with losses alone or with all that comes and goes, under one of the other policies."""
     draw = random.Random(f"policy {seed}")
     plain = draw.choice([schedule, comings_and_goings])(seed, source)
-    return under(draw.choice([name for name in PolicyName if name is not PolicyName.TEMPLATES]), plain)
+    return under(draw.choice([name for name in PolicyName if name is not PolicyName.TEMPLATES]), plain, draw)
 
 
-def under(policy: PolicyName, plain: Schedule) -> Schedule:
+def under(policy: PolicyName, plain: Schedule, draw: random.Random | None = None) -> Schedule:
     """The schedule under a policy; with checkpoints, where that needs them."""
+    if policy is PolicyName.REDUNDANCY:
+        return shadowed(draw or random.Random(plain.seed), plain)
     resilience = msgspec.structs.replace(plain.job.resilience, policy=policy)
     run = plain.job.run
     if policy is PolicyName.MORPH:
@@ -235,6 +239,15 @@ def switching(seed: int, source: str) -> Schedule:
         switches.append(Switch(policy=name, after=after, nth=nth, delay_s=_delay_s(draw)))
     job = msgspec.structs.replace(plain.job, resilience=resilience)
     return replace(plain, job=job, switches=tuple(switches))
+
+
+def shadowed(draw: random.Random, plain: Schedule) -> Schedule:
+    """The schedule under the policy of redundancy, in one of its modes; some nodes die in what they shadow."""
+    resilience = msgspec.structs.replace(
+        plain.job.resilience, policy=PolicyName.REDUNDANCY, redundancy=draw.choice([*RedundancyMode])
+    )
+    kills = tuple(replace(k, at="shadow") if k.at in INSTRUCTIONS and draw.random() < 0.3 else k for k in plain.kills)
+    return replace(plain, job=msgspec.structs.replace(plain.job, resilience=resilience), kills=kills)
 
 
 def _visit(draw: random.Random, node: int, grace_s: float | None) -> Visit:

@@ -16,12 +16,14 @@ from planaria.protocol.liveness import Activity, Pulse
 from planaria.protocol.messages import (
     PROTOCOL_VERSION,
     Alive,
+    Challenge,
     Failed,
     FromWorker,
     Halt,
     Hello,
     Notice,
     OutOfMemory,
+    Proof,
     Ready,
     Returned,
     Stop,
@@ -80,7 +82,7 @@ class Coordinators:
     def heard(self) -> FromWorker:
         return decode_from_worker(read_control(self.sock))
 
-    def say(self, order: Halt | Stop) -> None:
+    def say(self, order: Halt | Stop | Challenge) -> None:
         self.sock.sendall(control_frame(encode(order)))
 
     def die(self) -> None:
@@ -113,6 +115,14 @@ def test_orders_arrive_in_order(coordinators: Coordinators) -> None:
     orders = [Halt(generation=n, step=n) for n in range(20)]
     coordinators.sock.sendall(b"".join(control_frame(encode(order)) for order in orders))
     assert [order(coordinators) for _ in orders] == orders
+
+
+def test_a_challenge_is_answered_and_is_no_order(coordinators: Coordinators) -> None:
+    halt = Halt(generation=1, step=1)
+    coordinators.say(Challenge(nonce="never said before"))
+    coordinators.say(halt)
+    assert coordinators.heard() == Proof(nonce="never said before")
+    assert order(coordinators) == halt
 
 
 def test_the_next_coordinator_is_found_after_the_last_order_of_the_one_before(coordinators: Coordinators) -> None:

@@ -70,12 +70,12 @@ def state_is_sent_as_it_was_a_step_ago(patch: Patch) -> None:
     apply, moving = Holdings.apply, movement._moving
     earlier: dict[Replica, Replica] = {}
 
-    def remember(self: Holdings, groups: Iterable[int], step: int, clip_factor: float) -> None:
+    def remember(self: Holdings, groups: Iterable[int], step: int, clip_factor: float, lr_scale: float) -> None:
         for group in groups:
             replica = self.replicas[group]
             earlier[replica] = self.new_replica(group)
             earlier[replica].load(replica.state, replica.step)
-        apply(self, groups, step, clip_factor)
+        apply(self, groups, step, clip_factor, lr_scale)
 
     def old(plan: Plan, transfer: Transfer, replica: Replica) -> tuple[torch.Tensor, ...]:
         return moving(plan, transfer, earlier.get(replica, replica))

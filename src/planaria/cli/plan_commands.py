@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _SCHEDULES = ("eager-1f1b", "1f1b", "gpipe", "zb-h1")
 """Of `planaria.plan.plan.ScheduleKind`, which is not imported for a help page."""
 _OBJECTIVES = ("steptime", "oobleck")
-_POLICIES = ("templates", "reroute", "drop", "morph", "adaptive")
+_POLICIES = ("templates", "reroute", "redundancy", "morph", "drop", "adaptive")
 """Of `planaria.job.settings.PolicyName`, likewise."""
 
 

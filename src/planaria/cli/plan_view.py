@@ -33,8 +33,21 @@ if TYPE_CHECKING:
     from planaria.policy.candidate import Candidate
 
 _WIDTH_WITHOUT_TERMINAL = 100
-_COMPUTE = (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
-_BACKGROUND = {CellKind.FORWARD: 117, CellKind.BACKWARD: 215, CellKind.WEIGHT: 223, CellKind.SYNC: 71}
+_COMPUTE = (
+    Op.FORWARD,
+    Op.BACKWARD,
+    Op.BACKWARD_INPUT,
+    Op.BACKWARD_WEIGHT,
+    Op.SHADOW_FORWARD,
+    Op.SHADOW_BACKWARD,
+)
+_BACKGROUND = {
+    CellKind.FORWARD: 117,
+    CellKind.BACKWARD: 215,
+    CellKind.WEIGHT: 223,
+    CellKind.SHADOW: 250,
+    CellKind.SYNC: 71,
+}
 """Of the terminal's 256 colours."""
 
 

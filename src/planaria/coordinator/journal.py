@@ -1,8 +1,9 @@
 """The journal: what the coordinator decided, durable before anybody acts on it. SQLite in WAL mode.
 
 An entry survives the death of the coordinator's process; `synchronous = NORMAL` leaves the last ones to the mercy of
-a power cut, which a worker's report of what it committed makes up for. Entries have checksums of their own and follow
-each other without gaps: of a damaged file, what comes before the damage is kept, and nothing after it is believed.
+a power cut, which a worker's report of what it committed makes up for; what no worker knows is synchronised. Entries
+have checksums of their own and follow each other without gaps: of a damaged file, what comes before the damage is kept,
+and nothing after it is believed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import xxhash
 
 from planaria.job.errors import UserError
 from planaria.protocol.commit import NOT_APPLIED
-from planaria.protocol.journal import AnyEntry, JournalCommit, JournalEntry, decode_entry, encode_entry
+from planaria.protocol.journal import LASTING, AnyEntry, JournalCommit, JournalEntry, decode_entry, encode_entry
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS entries (
@@ -55,7 +56,7 @@ class Journal:
         self._path = path
         self._run = run
         self._job = job
-        self._kept: deque[bytes] = deque()
+        self._kept: deque[tuple[bytes, bool]] = deque()
         self._database: sqlite3.Connection | None = None
         self._since_thinned = 0
         self.complaints: list[str] = []
@@ -90,13 +91,14 @@ class Journal:
         return entries
 
     def write(self, entry: JournalEntry) -> None:
-        """Returns when the entry is durable, or kept in memory while the disk has no room: then training goes on, and
-        a coordinator that dies meanwhile leaves its workers ahead of the journal."""
+        """Returns when the entry is durable (`protocol.journal.LASTING`: against power cuts too), or kept in memory
+        while the disk has no room: then training goes on, and a coordinator that dies meanwhile leaves its workers
+        ahead of the journal."""
         was_full = bool(self._kept)
-        self._kept.append(encode_entry(entry))
+        self._kept.append((encode_entry(entry), isinstance(entry, LASTING)))
         try:
             while self._kept:
-                self._insert(self._kept[0])
+                self._insert(*self._kept[0])
                 self._kept.popleft()
             if self._since_thinned >= THINNED_EVERY:
                 self._thin()
@@ -106,11 +108,18 @@ class Journal:
                     "%s: %s. Training goes on, and steps are written there once they can be.", self._path, error
                 )
 
-    def _insert(self, body: bytes) -> None:
-        self._need().execute(
-            "INSERT INTO entries (run, entry, checksum) VALUES (?, ?, ?)",
-            (self._run, body, _checksum(self._run, body)),
-        )
+    def _insert(self, body: bytes, lasts: bool) -> None:
+        database = self._need()
+        if lasts:
+            database.execute("PRAGMA synchronous = FULL")
+        try:
+            database.execute(
+                "INSERT INTO entries (run, entry, checksum) VALUES (?, ?, ?)",
+                (self._run, body, _checksum(self._run, body)),
+            )
+        finally:
+            if lasts:
+                database.execute("PRAGMA synchronous = NORMAL")
         self._since_thinned += 1
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ nothing: who may come in, and who is lost, is said by `protocol.admission` and `
 from __future__ import annotations
 
 import hmac
+import secrets
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -19,9 +20,10 @@ from planaria.coordinator.manifests import ManifestWriter
 from planaria.coordinator.nodes import Nodes
 from planaria.coordinator.requests import Requests
 from planaria.coordinator.switchboard import Switchboard
-from planaria.plan.plan import NodeId
+from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.admission import Admission
 from planaria.protocol.coordinator import Coordinator
+from planaria.protocol.doubts import Doubts, Unproven
 from planaria.protocol.events import (
     Command,
     DecisionTook,
@@ -43,10 +45,12 @@ from planaria.protocol.liveness import Limits
 from planaria.protocol.messages import (
     MAX_FRAME_BYTES,
     Alive,
+    Challenge,
     CutOff,
     FromWorker,
     Hello,
     PlanMessage,
+    Proof,
     Stop,
     decode_from_worker,
     encode,
@@ -136,6 +140,7 @@ class Server:
         self._admission: Admission[Connection] = Admission(machine.settings.devices_per_node)
         for node in (*self._started, *(past.gone if past else ()), *(past.joined if past else ())):
             self._admission.took_number(node)
+        self._doubts: Doubts[Connection] = Doubts(past.joined if past else ())
         self._judge = Judge(self._admission, limits, patience_s if agents is not None else 0.0, time.monotonic())
         self._switchboard = Switchboard(self._take, self._ended, lambda text: self._executor.warn(text))
         self._manifests = ManifestWriter(write_manifest, self._wake)
@@ -257,12 +262,18 @@ class Server:
             message = decode_from_worker(frame)
         except (ValueError, RecursionError) as error:
             raise FrameError(str(error)) from error
-        worker = connection.worker
-        if worker is None:
+        if self._doubts.is_asked(connection):
+            self._hear_doubtful(connection, message)
+        elif connection.worker is None:
             self._welcome(connection, message)
-        elif isinstance(message, Hello):
+        else:
+            self._hear(connection.worker, message)
+
+    def _hear(self, worker: WorkerId, message: FromWorker) -> None:
+        """Raises FrameError for what nobody may say twice."""
+        if isinstance(message, Hello):
             raise FrameError("a second hello")
-        elif isinstance(message, Alive):
+        if isinstance(message, Alive):
             self._judge.liveness.felt(worker, message.pulse, time.monotonic(), message.worked_s)
         elif isinstance(message, CutOff):
             verdict = self._judge.cut_off(worker, message.peer)
@@ -280,8 +291,34 @@ class Server:
             self._switchboard.say(connection, encode(Stop(reason=refusal)))
             is_ours = self._admission.is_fenced(self._admission.node_of(hello.worker))
             raise Unwanted(refusal) if is_ours else FrameError(refusal)
-        connection.worker = hello.worker
         connection.limit_bytes = MAX_FRAME_BYTES
+        if self._doubts.about(self._admission.node_of(hello.worker)):
+            nonce = secrets.token_hex(16)
+            self._doubts.ask(connection, hello, nonce)
+            self._switchboard.say(connection, encode(Challenge(nonce=nonce)))
+        else:
+            self._admit(connection, hello)
+
+    def _hear_doubtful(self, connection: Connection, message: FromWorker) -> None:
+        """Raises FrameError for what is no proof in place of one."""
+        try:
+            if not isinstance(message, Proof):
+                self._doubts.hold(connection, message)
+                return
+            hello, held = self._doubts.proven(connection, message.nonce)
+        except Unproven as error:
+            raise FrameError(str(error)) from error
+        refusal = self._admission.refusal(hello)  # it may have been given up meanwhile
+        if refusal is not None:
+            self._switchboard.say(connection, encode(Stop(reason=refusal)))
+            raise Unwanted(refusal)
+        self._admit(connection, hello)
+        for earlier in held:
+            if not connection.is_closed:
+                self._hear(hello.worker, earlier)
+
+    def _admit(self, connection: Connection, hello: Hello) -> None:
+        connection.worker = hello.worker
         self._switchboard.trust(connection)
         self._admission.admit(hello.worker, connection)
         self._judge.liveness.joined(hello.worker, time.monotonic())
@@ -289,6 +326,7 @@ class Server:
 
     def _ended(self, connection: Connection, cause: str) -> None:
         """A connection is gone."""
+        self._doubts.forget(connection)
         if self._agents is not None:
             self._agents.dropped(connection)
         worker = connection.worker

@@ -29,14 +29,24 @@ class Durations:
         self._times = {count: self._times_on(count) for count in sorted(set(devices.values()))}
         self._compute: dict[tuple[int, float, Op, int, int, tuple[int, ...]], float] = {}
         self._outputs = [layer.output_bytes for layer in profile.layers]
-        self._owners_on: list[dict[int, int]] = []
-        for owners in plan.owners_of:
+        self._counting = tuple(self._counting_of(group) for group in range(len(plan.groups)))
+        self._counting_on: list[dict[int, int]] = []
+        for workers in self._counting:
             on: dict[int, int] = {}
-            for owner in owners:
-                on[plan.node_of(owner)] = on.get(plan.node_of(owner), 0) + 1
-            self._owners_on.append(on)
-        self.is_spread = all(count == 1 for on in self._owners_on for count in on.values())
-        """No group has two owners on one node, so all of its owners take equally long to read it."""
+            for worker in workers:
+                on[plan.node_of(worker)] = on.get(plan.node_of(worker), 0) + 1
+            self._counting_on.append(on)
+        self.is_spread = all(count == 1 for on in self._counting_on for count in on.values())
+        """No group is counted twice on one node, so all who own the same take equally long to read it."""
+
+    def _counting_of(self, group: int) -> frozenset[WorkerId]:
+        """Who owns the group, and so has something in its sum. A shadow's part is empty, and is not sent."""
+        layers = set(self._plan.groups[group].layers)
+        return frozenset(
+            worker
+            for worker in self._plan.owners_of[group]
+            if not layers.isdisjoint(self._plan.layers_of.get(worker, ()))
+        )
 
     def _times_on(self, num_devices: int) -> Sequence[LayerTimes]:
         try:
@@ -67,11 +77,11 @@ class Durations:
     ) -> float:
         times = self._times[devices]
         total = 0.0
-        if op is Op.FORWARD:
+        if op in (Op.FORWARD, Op.SHADOW_FORWARD):
             total += sum(t.forward_s for t in times[first:end])
-        if op in (Op.BACKWARD, Op.BACKWARD_INPUT):
+        if op in (Op.BACKWARD, Op.BACKWARD_INPUT, Op.SHADOW_BACKWARD):
             total += sum(t.backward_input_s for t in times[first:end])
-        if op in (Op.BACKWARD, Op.BACKWARD_WEIGHT):
+        if op in (Op.BACKWARD, Op.BACKWARD_WEIGHT, Op.SHADOW_BACKWARD):
             total += sum(times[layer].backward_weight_s for layer in counted)
         return total / speed
 
@@ -83,8 +93,9 @@ class Durations:
     def read_s(self, worker: WorkerId, group: int) -> float:
         """Reading the group's gradients of all its other owners, one after another."""
         share = self._plan.groups[group].size_bytes / self.devices[worker]
-        near = self._owners_on[group][self._plan.node_of(worker)] - 1
-        far = len(self._plan.owners_of[group]) - 1 - near
+        own = worker in self._counting[group]
+        near = self._counting_on[group].get(self._plan.node_of(worker), 0) - own
+        far = len(self._counting[group]) - own - near
         seconds = 0.0
         for count, link in ((near, self._links.within_node), (far, self._links.between_nodes)):
             if count:
@@ -93,7 +104,7 @@ class Durations:
 
     def sum_s(self, worker: WorkerId, group: int) -> float:
         """Adding what was read."""
-        others = len(self._plan.owners_of[group]) - 1
+        others = len(self._counting[group]) - 1
         share = self._plan.groups[group].size_bytes / self.devices[worker]
         return others * share * self._profile.step.sum_s_per_byte / self.speeds[worker]
 

@@ -63,6 +63,8 @@ def memory_use(plan: Plan, profile: ModelProfile, worker: WorkerId) -> MemoryUse
             parameters += group.size_bytes
             gradients += round(layer.gradient_bytes * share)
             optimizer += round(layer.optimizer_bytes * share)
+            if plan.redundancy is not None and plan.redundancy.runs_backwards and _is_shadowed(plan, worker, number):
+                gradients += round(layer.gradient_bytes * share)  # copies are counted apart
     activations, workspace = fullest_moment(profile, instructions)
     if plan.schedule is not ScheduleKind.GPIPE:
         # What is freed and allocated in turn leaves holes; GPipe's forwards find the heap as it was a step before.
@@ -78,6 +80,11 @@ def memory_use(plan: Plan, profile: ModelProfile, worker: WorkerId) -> MemoryUse
     return MemoryUse(
         **{name: -(-size // devices) for name, size in parts.items()}, process=profile.device.process_bytes
     )
+
+
+def _is_shadowed(plan: Plan, worker: WorkerId, group: int) -> bool:
+    layers = set(plan.groups[group].layers)
+    return any(shadow.worker == worker and not layers.isdisjoint(shadow.layers) for shadow in plan.shadows)
 
 
 def worker_memory_bytes(plan: Plan, profile: ModelProfile, worker: WorkerId) -> int:
@@ -131,6 +138,7 @@ class _Walk:
 
     def __init__(self, profile: ModelProfile) -> None:
         self._layers = profile.layers
+        self._is_host = profile.device.is_host
         self._now = 0
         self.most = (0, 0)
 
@@ -149,6 +157,26 @@ class _Walk:
             case Op.BACKWARD_WEIGHT:
                 self._backward(layers, top=instruction.end_layer)
                 self._now -= sum(layer.output_bytes for layer in layers)
+            case Op.SHADOW_FORWARD:
+                self._shadow_forward(layers)
+            case Op.SHADOW_BACKWARD:
+                for layer in reversed(layers):
+                    self._note(layer.workspace_bytes)
+                    self._now -= self._left_by_shadow(layer)
+            case Op.SEND_ACTIVATION | Op.SEND_GRADIENT if instruction.keeps:
+                self._now += self._layers[instruction.first_layer - 1].output_bytes
+                self._note(0)
+
+    def _shadow_forward(self, layers: tuple[LayerCost, ...]) -> None:
+        """What it keeps stays until the step's end, or its backward: on a device with a memory of its own, each layer's
+        output; the rest goes to the host."""
+        for layer in layers:
+            self._note(layer.activation_bytes + layer.workspace_bytes)
+            self._now += self._left_by_shadow(layer)
+
+    def _left_by_shadow(self, layer: LayerCost) -> int:
+        kept = layer.activation_bytes + layer.output_bytes
+        return kept if self._is_host else min(kept, layer.output_bytes)
 
     def _forward(self, layers: tuple[LayerCost, ...], *, top: int, keeps: bool) -> None:
         before = self._now

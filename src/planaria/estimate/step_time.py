@@ -28,7 +28,14 @@ from planaria.plan.program import Instruction, Op, Program
 from planaria.plan.schedule import Path, paths, programs
 from planaria.plan.sync_rounds import colour
 
-COMPUTING = (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
+COMPUTING = (
+    Op.FORWARD,
+    Op.BACKWARD,
+    Op.BACKWARD_INPUT,
+    Op.BACKWARD_WEIGHT,
+    Op.SHADOW_FORWARD,
+    Op.SHADOW_BACKWARD,
+)
 
 Span = tuple[Instruction, float, float]
 """An instruction, and the seconds from the step's beginning at which it starts and ends."""
@@ -184,7 +191,10 @@ def simulate(plan: Plan, profile: ModelProfile, conditions: Conditions = AS_PROF
 def _shape(plan: Plan, durations: Durations, path: Path) -> Shape:
     """Of a pipeline. Of generations, only their order counts."""
     turn_of = {born: turn for turn, born in enumerate(sorted({route.born for route in path.routes}))}
-    routes = tuple((turn_of[route.born], route.counted, len(route.microbatches)) for route in path.routes)
+    routes = tuple(
+        (turn_of[route.born], route.counted, len(route.microbatches), route.reached) for route in path.routes
+    )
+    shadowed = tuple((route.counted, len(route.microbatches), route.reached) for route in path.following)
     nodes = [plan.node_of(hop.worker) for hop in path.hops]
     return (
         plan.schedule,
@@ -193,6 +203,7 @@ def _shape(plan: Plan, durations: Durations, path: Path) -> Shape:
         tuple(left == right for left, right in pairwise(nodes)),
         tuple(plan.groups_of[hop.worker] for hop in path.hops),
         routes,
+        (plan.redundancy, tuple(worker is not None for worker in path.stand_ins), shadowed),
         tuple(at for _, _, at in path.travellers) if len(routes) > 1 else (),
     )
 
@@ -220,7 +231,9 @@ class _Finish:
             end = flow.ends_s[worker]
             like = worker
             if durations.is_spread:
-                like = alike.setdefault((groups, end, durations.devices[worker], durations.speeds[worker]), worker)
+                owned = plan.layers_of.get(worker, ())
+                own = groups, owned, end, durations.devices[worker], durations.speeds[worker]
+                like = alike.setdefault(own, worker)
             if like == worker:
                 self.voted_s[worker] = self._sum(worker, groups, whole, 0.0 if conditions.overlap else end, end)
             else:
@@ -268,7 +281,14 @@ def _spans(
     for instruction in program:
         start = end = clock
         match instruction.op:
-            case Op.FORWARD | Op.BACKWARD | Op.BACKWARD_INPUT | Op.BACKWARD_WEIGHT:
+            case (
+                Op.FORWARD
+                | Op.BACKWARD
+                | Op.BACKWARD_INPUT
+                | Op.BACKWARD_WEIGHT
+                | Op.SHADOW_FORWARD
+                | Op.SHADOW_BACKWARD
+            ):
                 end = clock = start + durations.compute_s(worker, instruction)
             case Op.SEND_ACTIVATION | Op.SEND_GRADIENT:
                 assert instruction.peer is not None

@@ -248,6 +248,8 @@ def _check_replicas(job: Job) -> None:
     tolerance = job.resilience.fault_tolerance
     pipelines = tolerance + 1
     nodes_each = max(1, job.resilience.min_nodes_per_pipeline)
+    if job.resilience.policy is PolicyName.REDUNDANCY and nodes_each > 1:
+        pipelines = -(-pipelines // 2)  # an owner and its shadow are two replicas
     if job.cluster.nodes < pipelines * nodes_each:
         each = f"{nodes_each} node{'s' if nodes_each > 1 else ''} each"
         possible = job.cluster.nodes // nodes_each - 1

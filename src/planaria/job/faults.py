@@ -13,9 +13,10 @@ from planaria.job.checks import shown
 from planaria.job.errors import UserError
 from planaria.job.settings import Job
 
-FAULT_POINTS = ("load", "forward", "backward", "weight", "send", "recv", "sync", "vote", "apply", "transfer")
+FAULT_POINTS = ("load", "forward", "backward", "weight", "shadow", "send", "recv", "sync", "vote", "apply", "transfer")
 """Where a fault may strike. `send` and `recv` stand for activations and gradients alike; `weight` is the second half of
-a backward in two passes (cluster.schedule = "zb-h1")."""
+a backward in two passes (cluster.schedule = "zb-h1"); `shadow` a forward or backward of what a worker shadows (the
+policy redundancy)."""
 
 COORDINATOR_POINTS = (
     "join", "plan", "send", "vote", "commit", "tell", "loss", "report", "save", "manifest", "return", "end",

@@ -51,9 +51,22 @@ class Launcher(enum.StrEnum):
 class PolicyName(enum.StrEnum):
     TEMPLATES = "templates"
     REROUTE = "reroute"
+    REDUNDANCY = "redundancy"
     MORPH = "morph"
     DROP = "drop"
     ADAPTIVE = "adaptive"
+
+
+class RedundancyMode(enum.StrEnum):
+    """What workers compute of their successors' layers, beside their own: forward passes, then backward passes.
+
+    `eager`: in every step; `lazy`: only once the successor is lost. The more is eager, the shorter is the pause after a
+    loss, and the longer is each step.
+    """
+
+    EAGER_LAZY = "eager-lazy"
+    LAZY_LAZY = "lazy-lazy"
+    EAGER_EAGER = "eager-eager"
 
 
 class WhenExhausted(enum.StrEnum):
@@ -231,11 +244,14 @@ class ResilienceSection(Section, frozen=True):
     Attributes:
         fault_tolerance: f. At least f + 1 pipelines are kept, so any f nodes may be lost at once.
         policy: how plans are made after a change: templates (new pipelines from templates; state moves), reroute
-            (peers that own the same layers run what lost nodes did; no state moves, replicas become fewer), morph (all
-            go back to the last checkpoint, on the best symmetric grid; needs run.checkpoint_every), drop (the
-            samples of a pipeline that lost a node are left out until it is complete again; they are counted, and the
-            learning rate is scaled by what is left of the batch), or adaptive (at each change, the one of them, or
-            several one after the other, that trains most until the next loss).
+            (peers that own the same layers run what lost nodes did; no state moves, replicas become fewer), redundancy
+            (each worker shadows its successor in the pipeline and takes over when that is lost), morph (all go back to
+            the last checkpoint, on the best symmetric grid; needs run.checkpoint_every), drop (the samples of a
+            pipeline that lost a node are left out until it is complete again; they are counted, and the learning rate
+            is scaled by what is left of the batch), or adaptive (at each change, the one of them, or several one after
+            the other, that trains most until the next loss).
+        redundancy: under the policy redundancy, what each worker computes of its successor's layers beside its own:
+            eager-lazy (forwards in every step, backwards once the successor is lost), lazy-lazy or eager-eager.
         allow_drop: whether the adaptive policy may leave samples out, and `planaria policy RUN drop` may be used. With
             policy = "drop" it is a matter of course.
         mean_time_between_failures_s: seconds between losses of nodes, over the whole job, as expected before it runs;
@@ -253,6 +269,7 @@ class ResilienceSection(Section, frozen=True):
 
     fault_tolerance: int = 1
     policy: PolicyName = PolicyName.TEMPLATES
+    redundancy: RedundancyMode = RedundancyMode.EAGER_LAZY
     allow_drop: bool = False
     mean_time_between_failures_s: float = 10_800.0
     when_exhausted: WhenExhausted = WhenExhausted.EXIT

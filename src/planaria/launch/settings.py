@@ -8,7 +8,7 @@ from planaria.job.errors import UserError
 from planaria.job.faults import Fault
 from planaria.job.settings import LOOPBACK, Device, Job
 from planaria.observe.run_folder import RunFolder
-from planaria.plan.plan import NodeId, PlanError, ScheduleKind, WorkerId
+from planaria.plan.plan import NodeId, PlanError, Redundancy, ScheduleKind, WorkerId
 from planaria.plan.profile import ModelProfile
 from planaria.plan.profile_check import decode_profile
 from planaria.plan.settings import PlannerSettings
@@ -26,6 +26,7 @@ def planner_settings(job: Job) -> PlannerSettings:
         min_nodes=job.resilience.min_nodes_per_pipeline,
         schedule=ScheduleKind(job.cluster.schedule.value),
         may_drop=job.resilience.may_drop,
+        redundancy=Redundancy(job.resilience.redundancy.value),
     )
 
 

@@ -26,6 +26,8 @@ class CellKind(enum.StrEnum):
     BACKWARD = "backward"
     WEIGHT = "weight gradients"
     """Of a split backward; the other half is drawn as a backward."""
+    SHADOW = "shadow"
+    """A forward or backward of what the worker shadows."""
     SYNC = "sync"
 
 
@@ -44,6 +46,8 @@ _KINDS = {
     Op.BACKWARD: CellKind.BACKWARD,
     Op.BACKWARD_INPUT: CellKind.BACKWARD,
     Op.BACKWARD_WEIGHT: CellKind.WEIGHT,
+    Op.SHADOW_FORWARD: CellKind.SHADOW,
+    Op.SHADOW_BACKWARD: CellKind.SHADOW,
     Op.SYNC: CellKind.SYNC,
 }
 

@@ -11,7 +11,7 @@ from planaria.plan.plan import Plan
 from planaria.plan.program import Op
 from planaria.plan.reroute import shares
 
-_FILL = {CellKind.FORWARD: "░", CellKind.BACKWARD: "▓", CellKind.WEIGHT: "▒", CellKind.SYNC: "≈"}
+_FILL = {CellKind.FORWARD: "░", CellKind.BACKWARD: "▓", CellKind.WEIGHT: "▒", CellKind.SHADOW: "·", CellKind.SYNC: "≈"}
 
 
 Paint = Callable[[CellKind, str], str]
@@ -53,6 +53,8 @@ def _shown(timeline: Timeline) -> set[CellKind]:
     kinds = {CellKind.FORWARD, CellKind.BACKWARD, CellKind.SYNC}
     if any(i.op is Op.BACKWARD_WEIGHT for spans in timeline.spans.values() for i, _, _ in spans):
         kinds.add(CellKind.WEIGHT)
+    if any(i.op is Op.SHADOW_FORWARD for spans in timeline.spans.values() for i, _, _ in spans):
+        kinds.add(CellKind.SHADOW)
     return kinds
 
 
@@ -92,12 +94,14 @@ _COLOURS = {
     CellKind.FORWARD: "#8ecae6",
     CellKind.BACKWARD: "#f4a261",
     CellKind.WEIGHT: "#e9d8a6",
+    CellKind.SHADOW: "#d5d5d5",
     CellKind.SYNC: "#6a994e",
 }
 _WORDS = {
     CellKind.FORWARD: "forward",
     CellKind.BACKWARD: "backward",
     CellKind.WEIGHT: "weight gradients",
+    CellKind.SHADOW: "shadow",
     CellKind.SYNC: "sync of gradients",
 }
 _ROW, _BAR, _SYNC_BAR, _HEADING, _TOP, _CHART, _RIGHT = 34, 20, 5, 24, 44, 960, 24

@@ -94,7 +94,7 @@ def combined(pipelines: Sequence[Pipeline], profile: ModelProfile, devices_per_n
     broken = [pipeline for pipeline in pipelines if not pipeline.is_whole(num_layers)]
     made: list[Pipeline] = []
     shadows: list[Stage] = []
-    while True:
+    while len(broken) > 1:
         stages = sorted(
             (stage for pipeline in broken for stage in pipeline.stages), key=lambda s: (s.first_layer, s.worker)
         )

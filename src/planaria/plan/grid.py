@@ -8,6 +8,7 @@ state comes from, is a policy's to say.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from planaria.plan.batch import Times, distribute
 from planaria.plan.instantiate import contiguous_routes, place
@@ -19,6 +20,19 @@ from planaria.plan.speeds import Pace, Speeds, check_speeds, slowed, step_times
 from planaria.plan.templates import Template
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """A grid of one depth.
+
+    Attributes:
+        plan: the grid, without transfers.
+        step_time_s: of the slowest pipeline, by its template's time; without sums between pipelines.
+    """
+
+    plan: Plan
+    step_time_s: float
+
+
 def grids(
     profile: ModelProfile,
     templates: Sequence[Template],
@@ -28,11 +42,11 @@ def grids(
     *,
     speeds: Speeds | None = None,
     holders: Holders | None = None,
-) -> Iterator[Plan]:
+) -> Iterator[Grid]:
     """For each depth for which there is a template, the widest grid of these nodes: as many pipelines as they make.
 
     Where the microbatches do not divide, some pipelines run one more; where nodes differ in speed, the slowest stay
-    idle, fast ones go together, and shares follow their speeds. Without transfers.
+    idle, fast ones go together, and shares follow their speeds.
 
     Args:
         profile: costs and groups.
@@ -99,21 +113,22 @@ def _grid(
     settings: PlannerSettings,
     generation: int,
     speeds: Speeds,
-) -> Plan:
-    per_node = settings.devices_per_node
+) -> Grid:
     times = [_times(profile, template, pipeline, settings, speeds) for pipeline in pipelines]
     shares = distribute(times, settings.num_microbatches)
-    return Plan(
+    plan = Plan(
         generation=generation,
         num_layers=profile.num_layers,
         num_microbatches=settings.num_microbatches,
-        devices_per_node=per_node,
+        devices_per_node=settings.devices_per_node,
         groups=profile.groups,
         pipelines=tuple(pipelines),
         routes=contiguous_routes(pipelines, shares, profile.num_layers, generation),
         sync_epochs=(generation,) * len(profile.groups),
         schedule=settings.schedule,
     )
+    slowest_s = max(float(time[share - 1]) for time, share in zip(times, shares, strict=True))
+    return Grid(plan=plan, step_time_s=slowest_s)
 
 
 def _times(

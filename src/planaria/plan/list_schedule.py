@@ -30,6 +30,8 @@ def list_schedule(
     kind: ScheduleKind = ScheduleKind.ONE_F_ONE_B,
     spare_in_flight: int = 0,
     layer_units: Sequence[LayerUnits] = (),
+    *,
+    keeps_sent: bool = False,
 ) -> dict[WorkerId, tuple[Unit, ...]]:
     """Every worker's order: the order of starts in one simulated run, so a restriction of a global order.
 
@@ -51,13 +53,19 @@ def list_schedule(
         kind: how backwards are made, and how many microbatches are kept.
         spare_in_flight: microbatches that a worker may keep beyond these.
         layer_units: of each layer; none: all layers and phases take the same.
+        keeps_sent: whether what is sent is kept, to be sent again.
     """
-    return _ListSchedule(routes, kind, spare_in_flight, layer_units).run() if routes else {}
+    return _ListSchedule(routes, kind, spare_in_flight, layer_units, keeps_sent).run() if routes else {}
 
 
 class _ListSchedule:
     def __init__(
-        self, routes: Sequence[Route], kind: ScheduleKind, spare_in_flight: int, layer_units: Sequence[LayerUnits]
+        self,
+        routes: Sequence[Route],
+        kind: ScheduleKind,
+        spare_in_flight: int,
+        layer_units: Sequence[LayerUnits],
+        keeps_sent: bool,
     ) -> None:
         self._layer_units = layer_units
         self._units: list[Unit] = []
@@ -67,7 +75,9 @@ class _ListSchedule:
         """Of each unit, those that it makes ready."""
         self._ranks: list[_Waiting] = []
         self._bounds: dict[WorkerId, int] = {}
-        ways = [legs(route, merge_hops(route.hops), split=kind.splits_backward) for route in routes]
+        ways = [
+            legs(route, merge_hops(route.hops), split=kind.splits_backward, keeps_sent=keeps_sent) for route in routes
+        ]
         turns = _turns(routes, ways)
         num_served: dict[WorkerId, int] = {}
         for route, way in zip(routes, ways, strict=True):
@@ -185,7 +195,7 @@ class _ListSchedule:
         heapq.heappush(self._running, (now + self._costs[number], number))
 
     def _finish(self, number: int) -> None:
-        phase, leg, _ = self._units[number]
+        phase, leg, _, _ = self._units[number]
         self._busy[leg.worker] = False
         self._touched.add(leg.worker)
         if phase is Phase.WEIGHT_GRADIENTS or (phase is Phase.INPUT_GRADIENT and not leg.has_weight):

@@ -65,6 +65,24 @@ class ScheduleKind(enum.StrEnum):
         return min(ahead + 1 + self.weights_behind(stages_before), num_microbatches)
 
 
+class Redundancy(enum.StrEnum):
+    """What a worker computes, beside its own layers, of those that it shadows (Bamboo, section 5): forwards (FRC) and
+    backwards (BRC), each in every step (eager) or only once their owner is lost (lazy)."""
+
+    EAGER_LAZY = "eager-lazy"
+    """Forwards only: the paper's choice."""
+    LAZY_LAZY = "lazy-lazy"
+    EAGER_EAGER = "eager-eager"
+
+    @property
+    def runs_forwards(self) -> bool:
+        return self is not Redundancy.LAZY_LAZY
+
+    @property
+    def runs_backwards(self) -> bool:
+        return self is Redundancy.EAGER_EAGER
+
+
 class Group(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A parameter group: what is summed, owned and moved as one.
 
@@ -137,12 +155,16 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
             a later plan goes on undisturbed, and what a dropped route left under way is refused.
         counted: layers whose gradients are accumulated; the others are only passed through, because what they
             give for these microbatches is already in somebody's accumulator.
+        reached: a worker on the way was lost within the step, and its shadow goes on in its place: what was done under
+            the same `born` stays done. The lowest layer that is in somebody's accumulator already, or the number of
+            layers; a hop of which that says that all is done only sends again what it sent. None: nobody was lost.
     """
 
     hops: tuple[Stage, ...]
     microbatches: tuple[int, ...]
     born: int
     counted: tuple[int, ...]
+    reached: int | None = None
 
     @property
     def key(self) -> tuple[tuple[int, int, int], ...]:
@@ -191,6 +213,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         sync_epochs: for each group, the generation in which its set of contributions last changed. Sums of an older
             epoch are void.
         transfers: state that moves before the first step of the plan.
+        redundancy: shadows compute, and everybody keeps what he sends until the step's end, so that a shadow can go on
+            in the middle of a step where its worker was lost (`planaria.plan.stand_in`); None: they only hold state.
         schedule: order of forwards and backwards.
         spare_in_flight: microbatches that a worker whose routes cross may keep beyond what the schedule keeps: one that
             carries others' work waits for more of them.
@@ -210,6 +234,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     sync_epochs: tuple[int, ...]
     shadows: tuple[Stage, ...] = ()
     transfers: tuple[Transfer, ...] = ()
+    redundancy: Redundancy | None = None
     schedule: ScheduleKind = ScheduleKind.ONE_F_ONE_B
     spare_in_flight: int = 0
     layer_units: tuple[tuple[int, int, int], ...] = ()
@@ -244,6 +269,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         for stage in self.stages():
             owned.setdefault(stage.worker, set()).update(stage.layers)
         return {worker: tuple(sorted(layers)) for worker, layers in sorted(owned.items())}
+
+    @cached_property
+    def layers_run_by(self) -> dict[WorkerId, tuple[int, ...]]:
+        """The layers that each worker must be able to run: those that it owns and, if shadows compute, shadows."""
+        if self.redundancy is None:
+            return self.layers_of
+        runs = {worker: set(layers) for worker, layers in self.layers_of.items()}
+        for shadow in self.shadows:
+            runs.setdefault(shadow.worker, set()).update(shadow.layers)
+        return {worker: tuple(sorted(layers)) for worker, layers in sorted(runs.items())}
 
     @cached_property
     def groups_of(self) -> dict[WorkerId, tuple[int, ...]]:

@@ -111,12 +111,14 @@ class DeviceKind(Part, frozen=True, kw_only=True):
         process_bytes: of them, taken by a process that trains nothing yet.
         allocator_overhead: what the allocator holds for activations beyond what it is asked for, as a share of it,
             where forwards and backwards alternate.
+        is_host: it computes in the host's memory, so there is no other to move anything to.
     """
 
     name: str
     memory_bytes: int = 0
     process_bytes: int = 0
     allocator_overhead: float = 0.0
+    is_host: bool = False
 
 
 class StepCosts(Part, frozen=True, kw_only=True):

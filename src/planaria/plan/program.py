@@ -17,6 +17,8 @@ class Op(enum.StrEnum):
     BACKWARD = "backward"
     BACKWARD_INPUT = "backward_input"
     BACKWARD_WEIGHT = "backward_weight"
+    SHADOW_FORWARD = "shadow_forward"
+    SHADOW_BACKWARD = "shadow_backward"
     SEND_ACTIVATION = "send_activation"
     RECV_ACTIVATION = "recv_activation"
     SEND_GRADIENT = "send_gradient"
@@ -33,6 +35,10 @@ class Instruction(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     BACKWARD_WEIGHT gives, later and perhaps in pieces, the gradients of the counted layers' parameters. What the
     forward kept for a range is needed until then. (A backward that counts nothing at all is a whole one.)
 
+    A SHADOW_FORWARD runs layers that another worker owns, on what this worker sent that one, and keeps everything:
+    their forward is then done here, should their owner be lost. A SHADOW_BACKWARD gives those layers' gradients a
+    second time; what it counts counts for nothing until the owner is lost.
+
     Attributes:
         op: what is done.
         microbatch: whose (load, forward, backward, send, receive).
@@ -41,7 +47,8 @@ class Instruction(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             end excluded. For a send or receive it is the boundary: the layer that consumes the activation.
         end_layer: see first_layer.
         counted: of a backward, the layers whose gradients are accumulated, ascending.
-        keeps: of a forward, whether a backward will follow for at least one of its layers.
+        keeps: of a forward, whether a backward will follow for at least one of its layers; of a send, whether what is
+            sent stays here as well, because it may have to be sent again.
         peer: of a send or receive, the other worker.
         group: of a sync, which parameter group.
         epoch: of a sync, the group's sync epoch; of a vote, the plan's generation: each plan is voted for anew.

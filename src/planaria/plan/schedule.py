@@ -14,12 +14,13 @@ the same generation that the worker counts: it keeps or drops all of those toget
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from planaria.plan.list_schedule import list_schedule
-from planaria.plan.plan import Plan, Route, ScheduleKind, Stage, WorkerId
+from planaria.plan.plan import Plan, Redundancy, Route, ScheduleKind, Stage, WorkerId
 from planaria.plan.program import Instruction, Op, Program
+from planaria.plan.stand_in import ring_of_whole, stand_ins, with_shadows
 from planaria.plan.sync_rounds import colour
 from planaria.plan.work import Leg, Phase, Unit, legs, merge_hops
 
@@ -31,15 +32,51 @@ class Path:
     Attributes:
         hops: merged.
         routes: all that take it, in the plan's order.
+        stand_ins: of each hop, the worker that runs it once more, or none.
+        copies: of each hop, the worker that runs its backwards once more, or none.
+        keeps_sent: whether what is sent is kept.
+        following: of a pipeline of one stage, another one's routes, whose microbatches its worker runs once more.
     """
 
     hops: tuple[Stage, ...]
     routes: tuple[Route, ...]
+    stand_ins: tuple[WorkerId | None, ...]
+    copies: tuple[WorkerId | None, ...]
+    keeps_sent: bool
+    following: tuple[Route, ...] = ()
 
     @property
     def travellers(self) -> list[tuple[int, int, int]]:
         """Born, microbatch and number of its route, of all microbatches in the order in which they set out."""
-        return sorted((route.born, m, at) for at, route in enumerate(self.routes) for m in route.microbatches)
+        return _travellers(self.routes)
+
+    def at(self, place: int, kind: ScheduleKind) -> list[tuple[Leg, int]]:
+        """What passes that place: the leg and the microbatch, in the order of the travellers."""
+        return self._at(self.routes, place, kind)
+
+    def shadowed(self, place: int, kind: ScheduleKind) -> list[tuple[Leg, int]]:
+        """What the worker at that place may run once more: what its successor does, or another pipeline."""
+        if self.following:
+            return self._at(self.following, 0, kind)
+        following = (place + 1) % len(self.hops)
+        return self.at(following, kind) if self.stand_ins[following] == self.hops[place].worker else []
+
+    def _at(self, routes: Sequence[Route], place: int, kind: ScheduleKind) -> list[tuple[Leg, int]]:
+        ways = [
+            legs(
+                route,
+                merge_hops(route.hops),
+                split=kind.splits_backward,
+                keeps_sent=self.keeps_sent,
+                copies=self.copies,
+            )[place]
+            for route in routes
+        ]
+        return [(ways[at], microbatch) for _, microbatch, at in _travellers(routes)]
+
+
+def _travellers(routes: Sequence[Route]) -> list[tuple[int, int, int]]:
+    return sorted((route.born, m, at) for at, route in enumerate(routes) for m in route.microbatches)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,18 +88,25 @@ class _Layout:
         place_of: of a worker of one: number of its path, and its place there.
         orders: of every other worker: its units of work, in order.
         rounds: of each group's sum.
+        redundancy: the plan's.
     """
 
     paths: tuple[Path, ...]
     place_of: Mapping[WorkerId, tuple[int, int]]
     orders: Mapping[WorkerId, Sequence[Unit]]
     rounds: tuple[int, ...]
+    redundancy: Redundancy | None
 
     def units(self, worker: WorkerId, kind: ScheduleKind) -> Sequence[Unit]:
-        if worker in self.place_of:
-            number, place = self.place_of[worker]
-            return tuple(_pipeline_order(self.paths[number], place, kind))
-        return self.orders.get(worker, ())
+        if worker not in self.place_of:
+            return self.orders.get(worker, ())
+        number, place = self.place_of[worker]
+        path = self.paths[number]
+        own = tuple(_pipeline_order(path, place, kind))
+        if self.redundancy is None or not self.redundancy.runs_forwards:
+            return own
+        shadowed = path.shadowed(place, kind)
+        return tuple(with_shadows(own, shadowed, worker, self.redundancy, place, len(path.hops)))
 
 
 def program(plan: Plan, worker: WorkerId) -> Program:
@@ -122,17 +166,48 @@ def _layout(plan: Plan) -> _Layout:
     irregular: list[Route] = []
     for hops, routes in ways.items():
         if all(visits[hop.worker] == 1 for hop in hops):
-            regular.append(Path(hops=hops, routes=tuple(routes)))
+            regular.append(_path(plan, hops, routes))
         else:
             irregular.extend(routes)
     place_of = {hop.worker: (at, place) for at, path in enumerate(regular) for place, hop in enumerate(path.hops)}
-    orders = list_schedule(irregular, plan.schedule, plan.spare_in_flight, plan.layer_units)
-    return _Layout(paths=tuple(regular), place_of=place_of, orders=orders, rounds=colour(plan))
+    orders = list_schedule(
+        irregular, plan.schedule, plan.spare_in_flight, plan.layer_units, keeps_sent=plan.redundancy is not None
+    )
+    return _Layout(
+        paths=_with_following(plan, regular),
+        place_of=place_of,
+        orders=orders,
+        rounds=colour(plan),
+        redundancy=plan.redundancy,
+    )
+
+
+def _path(plan: Plan, hops: tuple[Stage, ...], routes: Sequence[Route]) -> Path:
+    found = stand_ins(plan, hops)
+    runs_backwards = plan.redundancy is not None and plan.redundancy.runs_backwards
+    return Path(
+        hops=hops,
+        routes=tuple(routes),
+        stand_ins=found,
+        copies=found if runs_backwards else (None,) * len(hops),
+        keeps_sent=plan.redundancy is not None,
+    )
+
+
+def _with_following(plan: Plan, regular: Sequence[Path]) -> tuple[Path, ...]:
+    """Pipelines of one stage are in a ring, in the order of their workers."""
+    alone = {path.hops[0].worker: path for path in regular if len(path.hops) == 1}
+    following = ring_of_whole(plan, sorted(alone))
+    return tuple(
+        replace(path, following=alone[following[path.hops[0].worker]].routes)
+        if len(path.hops) == 1 and path.hops[0].worker in following
+        else path
+        for path in regular
+    )
 
 
 def _pipeline_order(path: Path, place: int, kind: ScheduleKind) -> Iterator[Unit]:
-    ways = [legs(route, path.hops, split=kind.splits_backward)[place] for route in path.routes]
-    here = [(ways[at], microbatch) for _, microbatch, at in path.travellers]
+    here = path.at(place, kind)
     ahead = kind.forwards_ahead(len(path.hops) - 1 - place, len(here))
     return _one_f_one_b(here, ahead, kind.weights_behind(place))
 
@@ -161,28 +236,32 @@ def _one_f_one_b(travellers: Sequence[tuple[Leg, int]], ahead: int, behind: int)
 def _body(units: Sequence[Unit]) -> list[Instruction]:
     """The units' instructions, with the last counting backwards cut into layers, so that syncs can start early."""
     cut = _to_cut(units)
-    end = len(units)
+    own_end = len(units)
+    while own_end > 0 and units[own_end - 1].phase.is_shadow:
+        own_end -= 1
+    end = own_end
     while end > 0 and units[end - 1].phase is Phase.WEIGHT_GRADIENTS:
         end -= 1
     body: list[Instruction] = []
     for unit in units[:end]:
         body += unit.instructions(by_layer=(unit.leg.born, unit.microbatch, unit.phase) in cut)
     tail: list[Instruction] = []
-    for unit in units[end:]:
+    for unit in units[end:own_end]:
         tail += unit.instructions(by_layer=(unit.leg.born, unit.microbatch, unit.phase) in cut)
     # Only weight gradients are left: layer by layer from the top, so that the upper layers' sums start first.
     tail.sort(key=lambda i: (len(i.counted) == 1, -i.counted[0]))
-    return body + tail
+    return body + tail + [instruction for unit in units[own_end:] for instruction in unit.instructions()]
 
 
 def _last_counts(units: Sequence[Unit], body: Sequence[Instruction]) -> dict[int, int]:
     """For each layer that is counted here, the place of its last count."""
-    num_layers = len({layer for leg in {id(unit.leg): unit.leg for unit in units}.values() for layer in leg.counted})
+    own = {id(unit.leg): unit.leg for unit in units if not unit.phase.is_shadow}
+    num_layers = len({layer for leg in own.values() for layer in leg.counted})
     last: dict[int, int] = {}
     for at in range(len(body) - 1, -1, -1):
         if len(last) == num_layers:
             break
-        for layer in body[at].counted:
+        for layer in body[at].counted if body[at].op is not Op.SHADOW_BACKWARD else ():
             last.setdefault(layer, at)
     return last
 
@@ -196,8 +275,8 @@ def _to_cut(units: Sequence[Unit]) -> set[tuple[int, int, Phase]]:
     because it may be half done.
     """
     microbatches: dict[tuple[int, Phase], tuple[Leg, list[int]]] = {}
-    for phase, leg, microbatch in units:
-        if leg.counted and phase is not Phase.FORWARD:
+    for phase, leg, microbatch, _ in units:
+        if leg.counted and phase in (Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENTS):
             microbatches.setdefault((id(leg), phase), (leg, []))[1].append(microbatch)
     counting: dict[tuple[int, int, Phase], list[tuple[int, int]]] = {}
     for (_, phase), (leg, of_leg) in microbatches.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from planaria.plan.plan import PlanError, ScheduleKind
+from planaria.plan.plan import PlanError, Redundancy, ScheduleKind
 
 
 class Objective(enum.StrEnum):
@@ -36,6 +36,7 @@ class PlannerSettings:
             ones then take seconds, not tenths of one.
         shadows: whether each worker also holds a shadow of its successor's state, the last one of the first's (Bamboo,
             section 5): templates leave room for it.
+        redundancy: under the policy of that name, what workers compute of what they shadow.
         microbatch_range: templates serve a pipeline's share from the first to the second number of microbatches; None:
             the one number `microbatches_per_pipeline`.
         may_drop: whether a policy may leave microbatches out of a step.
@@ -53,6 +54,7 @@ class PlannerSettings:
     overlap: bool = True
     thorough: bool = False
     shadows: bool = False
+    redundancy: Redundancy = Redundancy.EAGER_LAZY
     microbatch_range: tuple[int, int] | None = None
     may_drop: bool = False
 

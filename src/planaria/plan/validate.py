@@ -127,6 +127,8 @@ def _check_route(plan: Plan, route: Route) -> None:
     _require(known, f"{name}: a step has {plan.num_microbatches} microbatches")
     _require(bool(route.counted), f"{name} counts no layer")
     _require(tuple(sorted(set(route.counted))) == route.counted, f"{name}: counted layers not ascending")
+    reached = plan.num_layers if route.reached is None else route.reached
+    _require(0 <= reached <= plan.num_layers, f"{name} reached layer {reached} of {plan.num_layers}")
     inside = route.counted[0] >= 0 and route.counted[-1] < plan.num_layers
     _require(inside, f"{name} counts layers {route.counted} of {plan.num_layers}")
     position = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -44,7 +44,11 @@ class Leg(msgspec.Struct, frozen=True, kw_only=True):
             is counted.
         below: the worker of the hop below, or none.
         above: the worker of the hop above, or none.
+        activation_to: the worker of the hop above where that still runs a forward, or none.
         gradient_to: the worker of the hop below where that runs a backward too, or none.
+        copy_to: the worker that runs the hop below once more, and so needs the gradient too, or none.
+        keeps_sent: what is sent is kept, to be sent again if its receiver is lost.
+        is_done: of a resumed route: all that this hop had to compute is done, and it only sends again.
     """
 
     worker: WorkerId
@@ -58,7 +62,11 @@ class Leg(msgspec.Struct, frozen=True, kw_only=True):
     backward: Op | None
     below: WorkerId | None
     above: WorkerId | None
+    activation_to: WorkerId | None
     gradient_to: WorkerId | None
+    copy_to: WorkerId | None
+    keeps_sent: bool
+    is_done: bool
 
     @property
     def num_layers(self) -> int:
@@ -76,6 +84,9 @@ class Leg(msgspec.Struct, frozen=True, kw_only=True):
 
     def forward(self, microbatch: int) -> Iterator[Instruction]:
         """A forward with what comes before and after it."""
+        if self.is_done:
+            yield from self._sent(Op.SEND_ACTIVATION, microbatch, self.end_layer, self.activation_to)
+            return
         if self.place == 0 or self.hops_after == 0:
             yield Instruction(op=Op.LOAD, microbatch=microbatch, born=self.born)
         if self.below is not None:
@@ -88,13 +99,16 @@ class Leg(msgspec.Struct, frozen=True, kw_only=True):
             end_layer=self.end_layer,
             keeps=self.keeps,
         )
-        if self.above is not None:
-            yield self._message(Op.SEND_ACTIVATION, microbatch, self.end_layer, self.above)
+        yield from self._sent(Op.SEND_ACTIVATION, microbatch, self.end_layer, self.activation_to)
 
     def input_gradient(self, microbatch: int, *, by_layer: bool) -> Iterator[Instruction]:
         """A BACKWARD or BACKWARD_INPUT with what comes before and after it; `by_layer`: a BACKWARD is cut into layers,
         from the top down."""
         assert self.backward is not None
+        if self.is_done:
+            yield from self._sent(Op.SEND_GRADIENT, microbatch, self.low_layer, self.gradient_to)
+            yield from self._sent(Op.SEND_GRADIENT, microbatch, self.low_layer, self.copy_to)
+            return
         if self.above is not None:
             yield self._message(Op.RECV_GRADIENT, microbatch, self.end_layer, self.above)
         ranges = [(self.low_layer, self.end_layer)]
@@ -110,8 +124,8 @@ class Leg(msgspec.Struct, frozen=True, kw_only=True):
                 end_layer=end,
                 counted=counted if self.backward is Op.BACKWARD else (),
             )
-        if self.gradient_to is not None:
-            yield self._message(Op.SEND_GRADIENT, microbatch, self.low_layer, self.gradient_to)
+        yield from self._sent(Op.SEND_GRADIENT, microbatch, self.low_layer, self.gradient_to)
+        yield from self._sent(Op.SEND_GRADIENT, microbatch, self.low_layer, self.copy_to)
 
     def weight_gradients(self, microbatch: int, *, by_layer: bool) -> Iterator[Instruction]:
         """A BACKWARD_WEIGHT; `by_layer`: one for each counted layer, from the top down.
@@ -133,27 +147,71 @@ class Leg(msgspec.Struct, frozen=True, kw_only=True):
                 counted=counted,
             )
 
+    def shadow_forward(self, microbatch: int) -> Iterator[Instruction]:
+        """The forward once more, at the worker that shadows this hop: what it takes in is there."""
+        if self.place == 0 or self.hops_after == 0:
+            yield Instruction(op=Op.LOAD, microbatch=microbatch, born=self.born)
+        yield Instruction(
+            op=Op.SHADOW_FORWARD,
+            microbatch=microbatch,
+            born=self.born,
+            first_layer=self.first_layer,
+            end_layer=self.end_layer,
+            keeps=True,
+        )
+
+    def shadow_backward(self, microbatch: int, by: WorkerId) -> Iterator[Instruction]:
+        """The backward once more, at the worker `by` that shadows this hop; the gradient comes from the hop above."""
+        if self.above is not None and self.above != by:
+            yield self._message(Op.RECV_GRADIENT, microbatch, self.end_layer, self.above)
+        yield Instruction(
+            op=Op.SHADOW_BACKWARD,
+            microbatch=microbatch,
+            born=self.born,
+            first_layer=self.low_layer,
+            end_layer=self.end_layer,
+            counted=self.counted,
+        )
+
+    def _sent(self, op: Op, microbatch: int, boundary: int, peer: WorkerId | None) -> Iterator[Instruction]:
+        if peer is not None:
+            yield Instruction(
+                op=op, microbatch=microbatch, born=self.born, first_layer=boundary, peer=peer, keeps=self.keeps_sent
+            )
+
     def _message(self, op: Op, microbatch: int, boundary: int, peer: WorkerId) -> Instruction:
         return Instruction(op=op, microbatch=microbatch, born=self.born, first_layer=boundary, peer=peer)
 
 
-def legs(route: Route, hops: tuple[Stage, ...], *, split: bool) -> tuple[Leg, ...]:
+def legs(
+    route: Route,
+    hops: tuple[Stage, ...],
+    *,
+    split: bool,
+    keeps_sent: bool = False,
+    copies: Sequence[WorkerId | None] = (),
+) -> tuple[Leg, ...]:
     """The legs of a route.
 
     Args:
         route: whose.
         hops: its merged hops.
         split: whether backwards are split, where an input's gradient goes on to another worker and weights count.
+        keeps_sent: whether what is sent is kept.
+        copies: of each hop, the worker that runs its backwards once more, or none; nothing: nobody does.
     """
-    low, counted = route.counted[0], set(route.counted)
+    low, top, counted = route.counted[0], route.counted[-1] + 1, set(route.counted)
+    done = [_is_done(hop, route.reached, low, top) for hop in hops]
     result = []
     for place, hop in enumerate(hops):
         below = hops[place - 1].worker if place > 0 else None
-        gradient_to = below if hop.first_layer > low else None
+        above = hops[place + 1].worker if place + 1 < len(hops) else None
+        gradient_to = below if hop.first_layer > low and not (place > 0 and done[place] and done[place - 1]) else None
         mine = tuple(layer for layer in hop.layers if layer in counted)
         backward = None
         if hop.end_layer > low:
             backward = Op.BACKWARD_INPUT if split and mine and gradient_to is not None else Op.BACKWARD
+        copy_to = copies[place - 1] if copies and place > 0 and gradient_to is not None else None
         result.append(
             Leg(
                 worker=hop.worker,
@@ -166,11 +224,22 @@ def legs(route: Route, hops: tuple[Stage, ...], *, split: bool) -> tuple[Leg, ..
                 counted=mine,
                 backward=backward,
                 below=below,
-                above=hops[place + 1].worker if place + 1 < len(hops) else None,
+                above=above,
+                activation_to=above if place + 1 < len(hops) and not done[place + 1] else None,
                 gradient_to=gradient_to,
+                copy_to=None if copy_to == hop.worker else copy_to,
+                keeps_sent=keeps_sent,
+                is_done=done[place],
             )
         )
     return tuple(result)
+
+
+def _is_done(hop: Stage, reached: int | None, low: int, top: int) -> bool:
+    """Whether nothing is left to compute on the hop: nothing of it is to be counted, or passed through any more."""
+    if reached is None:
+        return False
+    return (hop.first_layer >= top and reached <= hop.first_layer) or (hop.end_layer <= low and reached < hop.end_layer)
 
 
 class Phase(enum.IntEnum):
@@ -180,14 +249,22 @@ class Phase(enum.IntEnum):
     INPUT_GRADIENT = 1
     """A whole backward, or the input's half of a split one."""
     WEIGHT_GRADIENTS = 2
+    SHADOW_FORWARD = 3
+    """At the worker that shadows the leg."""
+    SHADOW_BACKWARD = 4
+
+    @property
+    def is_shadow(self) -> bool:
+        return self >= Phase.SHADOW_FORWARD
 
 
 class Unit(NamedTuple):
-    """One phase of a leg for one microbatch."""
+    """One phase of a leg for one microbatch; of a shadow's phases, `by` is the worker that shadows the leg."""
 
     phase: Phase
     leg: Leg
     microbatch: int
+    by: WorkerId | None = None
 
     def instructions(self, *, by_layer: bool = False) -> Iterator[Instruction]:
         """What the worker does for it; `by_layer`: gradients of weights are computed layer by layer."""
@@ -198,3 +275,8 @@ class Unit(NamedTuple):
                 return self.leg.input_gradient(self.microbatch, by_layer=by_layer)
             case Phase.WEIGHT_GRADIENTS:
                 return self.leg.weight_gradients(self.microbatch, by_layer=by_layer)
+            case Phase.SHADOW_FORWARD:
+                return self.leg.shadow_forward(self.microbatch)
+            case Phase.SHADOW_BACKWARD:
+                assert self.by is not None
+                return self.leg.shadow_backward(self.microbatch, self.by)

@@ -8,6 +8,7 @@ from planaria.plan.settings import PlannerSettings
 from planaria.policy.adaptive import AdaptivePolicy
 from planaria.policy.drop import DropPolicy
 from planaria.policy.morph import MorphPolicy
+from planaria.policy.redundancy import RedundancyPolicy
 from planaria.policy.reroute import ReroutePolicy
 from planaria.policy.templates import TemplatesPolicy
 
@@ -27,5 +28,7 @@ def make_policy(name: PolicyName, profile: ModelProfile, settings: PlannerSettin
             return DropPolicy(profile, settings)
         case PolicyName.MORPH:
             return MorphPolicy(profile, settings)
+        case PolicyName.REDUNDANCY:
+            return RedundancyPolicy(profile, settings)
         case PolicyName.ADAPTIVE:
             return AdaptivePolicy(profile, settings)

@@ -56,14 +56,15 @@ class DropPolicy(ReroutePolicy):
         came = self._came(plan, left, holders, gone)
         placed = {plan.node_of(stage.worker) for pipeline in left for stage in pipeline.stages}
         is_complete = len(placed) + len(came) >= self._settings.num_nodes
-        proposal = None if is_complete else self._suspended(plan, left, came, holders, generation, leaving, gone)
+        question = plan, lost, holders, generation, leaving
+        proposal = None if is_complete else self.on_whole_pipelines(*question)
         if proposal is not None and not (came and (proposal.is_degraded or set(came) - set(proposal.plan.nodes))):
             return proposal
         try:
-            return TemplatesPolicy.reconfigure(self, plan, lost, holders, generation, leaving)
+            return TemplatesPolicy.reconfigure(self, *question)
         except PlanError:
             if is_complete:
-                proposal = self._suspended(plan, left, came, holders, generation, leaving, gone)
+                proposal = self.on_whole_pipelines(*question)
             if proposal is None:
                 raise
             return proposal
@@ -91,17 +92,21 @@ class DropPolicy(ReroutePolicy):
         happened = f"{'Nodes' if len(nodes) > 1 else 'Node'} {join(nodes)} lost" if nodes else "The live nodes changed"
         return dataclasses.replace(proposal, reason=f"{happened}; {_left_out(new, 'this step')}.", dropped=dropped)
 
-    def _suspended(
+    def on_whole_pipelines(
         self,
         plan: Plan,
-        left: Sequence[Pipeline],
-        came: Sequence[NodeId],
+        lost: Collection[NodeId],
         holders: Holders,
         generation: int,
-        leaving: Collection[NodeId],
-        gone: Collection[NodeId],
+        leaving: Collection[NodeId] = (),
     ) -> Proposal | None:
-        """None where nothing is broken or left out, or no pipeline would be whole."""
+        """To go on with whole pipelines alone, nodes that came in the gaps of others.
+
+        None where nothing is broken or left out, no pipeline would be whole, or nothing fits the memory.
+        """
+        gone = {*lost, *leaving}
+        left = left_over(plan, holders, gone)
+        came = self._came(plan, left, holders, gone)
         is_whole = all(pipeline.is_whole(plan.num_layers) for pipeline in left)
         if is_whole and sum(map(len, kept_shares(plan, left).values())) == plan.num_microbatches:
             return None

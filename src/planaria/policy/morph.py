@@ -11,20 +11,20 @@ nodes are too few for any, one with fewer is taken, and it says that it is degra
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
 import msgspec
 
-from planaria.estimate.memory import worker_memory_bytes
+from planaria.estimate.memory import fullest_device_bytes
 from planaria.estimate.restore import morph_time
 from planaria.estimate.transition import transfer_time
 from planaria.plan.aftermath import Aftermath, Change
 from planaria.plan.errors import TooFewNodes
-from planaria.plan.grid import grids, is_grid, shape
+from planaria.plan.grid import Grid, grids, is_grid, shape
 from planaria.plan.placement import Holders
-from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
+from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError, WorkerId
 from planaria.plan.profile import ModelProfile
 from planaria.plan.replicas import lacking
 from planaria.plan.settings import PlannerSettings
@@ -37,6 +37,9 @@ from planaria.policy.worth import horizon_s
 
 MORPH = "morph"
 """How a plan was made."""
+
+CLOSE = 1.25
+"""Where split backwards fill the bubbles, a step is shorter than its template's time: not by so much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,18 +170,20 @@ class MorphPolicy(TemplatesPolicy):
             speeds=self._speeds or {},
         )
 
-        def plans() -> Iterator[Plan]:
-            left = Aftermath(change)
-            if is_grid(plan):  # else it was made by another policy
-                found = left.build_from(plan.pipelines)
-                if found is not None:
-                    yield _dealt_as(plan, found.plan)
-            for grid in self._grids(nodes, generation, holders):
-                found = left.build_from(grid.pipelines)
-                if found is not None:
-                    yield found.plan
+        left = Aftermath(change)
 
-        ranked, told = self._ranked(self._options(plans(), self._moving_s))
+        def with_state(pipelines: Sequence[Pipeline]) -> Plan | None:
+            found = left.build_from(pipelines)
+            return None if found is None or not self.fits(found.plan) else found.plan
+
+        kept = with_state(plan.pipelines) if is_grid(plan) else None  # else it was made by another policy
+        made = self._options(
+            self._grids(nodes, generation, holders),
+            self._moving_s,
+            lambda grid: with_state(grid.plan.pipelines),
+            kept=None if kept is None else _dealt_as(plan, kept),
+        )
+        ranked, told = self._ranked(made)
         best = ranked[0]
         moved = sum(move.moved_bytes(best.plan.groups[move.group]) for move in best.plan.transfers)
         state = f"{size(moved)} of state move from live workers" if moved else "no state moves"
@@ -198,29 +203,56 @@ class MorphPolicy(TemplatesPolicy):
 
     # Grids, and which is best
 
-    def _grids(self, nodes: Sequence[NodeId], generation: int, holders: Holders | None = None) -> Iterator[Plan]:
-        """Raises TooFewNodes: not even one pipeline."""
+    def _grids(self, nodes: Sequence[NodeId], generation: int, holders: Holders | None = None) -> list[Grid]:
+        """Those that fit, fastest by their templates' times first: with f + 1 pipelines, or else all that there are.
+
+        Raises:
+            TooFewNodes: not even one pipeline.
+            PlanError: no grid fits the memory.
+        """
         needed = self.templates[0].num_nodes
         if len(nodes) < needed:
             raise TooFewNodes(needed, len(nodes), 1)
-        return grids(
-            self._profile, self.templates, self._settings, nodes, generation, speeds=self._speeds, holders=holders
-        )
+        made = [
+            grid
+            for grid in grids(
+                self._profile, self.templates, self._settings, nodes, generation, speeds=self._speeds, holders=holders
+            )
+            if self.fits(grid.plan)
+        ]
+        if not made:
+            raise PlanError(f"No grid of {count(len(nodes), 'node')} fits the devices' memory. Add nodes.")
+        full = [grid for grid in made if len(grid.plan.pipelines) > self._settings.fault_tolerance]
+        return sorted(full or made, key=lambda grid: grid.step_time_s)
 
-    def _options(self, plans: Iterator[Plan], transition: Callable[[Plan, float], float]) -> list[_Option]:
-        found: list[_Option] = []
-        for plan in plans:
-            if self.fits(plan):
-                seconds = self._outline(plan).step_time_s
-                found.append(
-                    _Option(
-                        plan=plan,
-                        step_time_s=seconds,
-                        transition_s=transition(plan, seconds),
-                        is_degraded=bool(lacking(plan, self._settings.fault_tolerance)),
-                    )
-                )
+    def _options(
+        self,
+        grids: Sequence[Grid],
+        transition: Callable[[Plan, float], float],
+        build: Callable[[Grid], Plan | None] = lambda grid: grid.plan,
+        kept: Plan | None = None,
+    ) -> list[_Option]:
+        """Each with its estimate. Where a grid's pipelines alone take much longer than the best step, sums of gradients
+        included, neither it nor those after it are built."""
+        found = [] if kept is None else [self._option(kept, transition)]
+        for grid in grids:
+            is_short = len(grid.plan.pipelines) <= self._settings.fault_tolerance
+            rivals = [option.step_time_s for option in found if is_short or not option.is_degraded]
+            if grid.step_time_s > CLOSE * min(rivals, default=float("inf")):
+                break
+            plan = build(grid)
+            if plan is not None:
+                found.append(self._option(plan, transition))
         return found
+
+    def _option(self, plan: Plan, transition: Callable[[Plan, float], float]) -> _Option:
+        seconds = self._outline(plan).step_time_s
+        return _Option(
+            plan=plan,
+            step_time_s=seconds,
+            transition_s=transition(plan, seconds),
+            is_degraded=bool(lacking(plan, self._settings.fault_tolerance)),
+        )
 
     def _ranked(self, options: Sequence[_Option]) -> tuple[Sequence[_Option], tuple[Candidate, ...]]:
         """Those with f + 1 replicas first, then those that train most until the next loss or the end; of equals the
@@ -246,7 +278,7 @@ class MorphPolicy(TemplatesPolicy):
             step_time_s=option.step_time_s,
             transition_s=option.transition_s,
             transfer_bytes=sum(move.moved_bytes(plan.groups[move.group]) for move in plan.transfers),
-            memory_bytes=max(worker_memory_bytes(plan, self._profile, worker) for worker in plan.workers),
+            memory_bytes=fullest_device_bytes(plan, self._profile),
             is_degraded=option.is_degraded,
             risk_s=0.0,
             samples_per_s=gained * samples / option.step_time_s,

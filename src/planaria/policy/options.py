@@ -131,13 +131,18 @@ def _option(planner: ReroutePolicy, offer: Offer) -> Option:
 
 
 def _split(planner: ReroutePolicy, offer: Offer) -> Offer | None:
-    """The same plan with split backwards, where the memory allows for it and its steps are shorter."""
+    """The same plan with split backwards, where its steps are shorter and the memory allows for it: what plans may use,
+    or else what the profile says that a device has.
+    """
     proposal = offer.proposal
     if proposal.plan.schedule is ScheduleKind.ZERO_BUBBLE_H1:
         return None
     plan = msgspec.structs.replace(proposal.plan, schedule=ScheduleKind.ZERO_BUBBLE_H1)
     estimated = planner.estimated(plan)
-    if estimated.step_time_s >= proposal.step_time_s or not planner.fits(plan):
+    if estimated.step_time_s >= proposal.step_time_s:
+        return None
+    limit = planner.settings.memory_bytes or planner.profile.device.memory_bytes
+    if limit and fullest_device_bytes(plan, planner.profile) > limit:
         return None
     shorter = dataclasses.replace(
         proposal,

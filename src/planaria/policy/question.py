@@ -163,10 +163,14 @@ def live_shapes(pipelines: Collection[Pipeline], holders: Holders, devices_per_n
 
 
 def _in_rank(pipelines: Collection[Pipeline], shapes: Collection[_Shape]) -> list[Pipeline]:
-    """Longest first; of one shape as they were."""
-    order = sorted(zip(shapes, range(len(shapes)), strict=True), key=lambda one: (-len(one[0]), one))
+    """Fewest layers first, so that those with gaps are dealt to first; of one shape as they were."""
     listed = list(pipelines)
-    return [listed[at] for _, at in order]
+    order = sorted(zip(map(_num_layers, listed), shapes, range(len(listed)), strict=True))
+    return [listed[at] for _, _, at in order]
+
+
+def _num_layers(pipeline: Pipeline) -> int:
+    return len({layer for stage in pipeline.stages for layer in stage.layers})
 
 
 def _names(left: Collection[Pipeline], live: Holders, devices_per_node: int) -> list[NodeId] | None:

@@ -128,14 +128,6 @@ class ReroutePolicy(TemplatesPolicy):
             return None
         return (yield from self._rerouted(plan, left, came, holders, generation, gone, leaving))
 
-    def warm_up(self, plan: Plan, target: Proposal, generation: int) -> Proposal | None:
-        """As for templates; the step that goes on may be one with too few replicas."""
-        proposal = super().warm_up(plan, target, generation)
-        if proposal is None:
-            return None
-        short = lacking(proposal.plan, self._settings.fault_tolerance)
-        return dataclasses.replace(proposal, is_degraded=bool(short))
-
     def _came(self, plan: Plan, left: Sequence[Pipeline], holders: Holders, absent: Collection[NodeId]) -> list[NodeId]:
         """The live nodes, all of their workers there, that have no place yet."""
         workers: dict[NodeId, int] = {}

@@ -18,10 +18,12 @@ from planaria.plan.placement import Holders
 from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError, WorkerId
 from planaria.plan.profile import ModelProfile
 from planaria.plan.reconfigure import STEPS_AHEAD, Change, How, Reconfiguration, reconfigure
+from planaria.plan.replicas import lacking
 from planaria.plan.respeed import candidates
 from planaria.plan.salvage import LayerHolders, finish_step
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.speeds import Speeds
+from planaria.plan.takeover import resume
 from planaria.plan.templates import Template, make_templates
 from planaria.plan.warm_up import warm_up
 from planaria.plan.zones import Zones
@@ -325,7 +327,9 @@ class TemplatesPolicy:
             return None
         reason = f"{_changes(plan, target.plan)} after this step; what has to move moves beside it."
         proposal = self._proposal(new, reason, target.transfer_bytes, "warm up")
-        return dataclasses.replace(proposal, dropped=plan.dropped)
+        # The plan in force may be another policy's, and lack replicas.
+        short = lacking(new, self._settings.fault_tolerance)
+        return dataclasses.replace(proposal, dropped=plan.dropped, is_degraded=bool(short))
 
     def finishes(self, plan: Plan, live: Collection[WorkerId]) -> bool:
         """Always: what is intact is not done twice."""
@@ -340,11 +344,15 @@ class TemplatesPolicy:
         holders: LayerHolders,
         generation: int,
     ) -> Proposal:
-        """A plan to finish the step that a loss interrupted. See `planaria.plan.salvage`.
+        """A plan to finish the step that a loss interrupted, where shadows cannot go on in the places of the lost
+        (`planaria.plan.takeover`) as under every policy: see `planaria.plan.salvage`.
 
         Raises:
             NoReplica: a layer has no live holder.
         """
+        resumed = resume(plan, live, halted, counted, holders, generation)
+        if resumed is not None:
+            return self._proposal(resumed, _taken_over(plan, resumed, live), 0, "finish step")
         new = finish_step(plan, live, halted, counted, holders, generation, self._profile)
         added = [route for route in new.routes if route.born == generation]
         again = {microbatch for route in added for microbatch in route.microbatches}
@@ -410,6 +418,19 @@ def _losses(plan: Plan, lost: Collection[NodeId]) -> str:
             parts.append(f"pipeline {at} is not whole")
     text = _join(parts)
     return text[:1].upper() + text[1:]
+
+
+def _taken_over(plan: Plan, resumed: Plan, live: Collection[WorkerId]) -> str:
+    """The sentence for a step in which shadows go on."""
+    lost = sorted({plan.node_of(worker) for worker in set(plan.workers) - set(live)})
+    left = {m for route in resumed.routes if route.reached is not None for m in route.microbatches}
+    many = len(lost) > 1
+    return (
+        f"{'Nodes' if many else 'Node'} {_join(lost)} {'are' if many else 'is'} gone; "
+        f"{'their predecessors take' if many else 'its predecessor takes'} over where "
+        f"{_count(len(left), 'microbatch', 'microbatches')} of {plan.num_microbatches} "
+        f"{'was' if len(left) == 1 else 'were'}, with all that survives of them."
+    )
 
 
 def _why(plan: Plan, lost: Collection[NodeId], result: Reconfiguration) -> str:

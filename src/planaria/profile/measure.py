@@ -104,6 +104,7 @@ def measure(job: Job, data_folder: Path) -> ModelProfile:
             memory_bytes=device_bytes(device),
             process_bytes=own_bytes,
             allocator_overhead=overhead,
+            is_host=device.type == "cpu",
         ),
         step=measure_step(job.train, device, link),
         provenance=f"measured by planaria {__version__} on {platform.node()}, one thread a worker",

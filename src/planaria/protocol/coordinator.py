@@ -133,7 +133,7 @@ class Coordinator:
             speeds={int(node): speed for node, speed in sorted(run.placing.speeds.known.items())},
             resting=tuple(sorted(run.placing.pacing.resting)),
             zones={int(node): run.members.zones[node] for node in run.members.nodes if node in run.members.zones},
-            policy=run.placing.switching.name.value,
+            policy=run.placing.switching.name,
             num_dropped=run.counts.dropped,
             decision=run.decision,
         )

@@ -108,6 +108,10 @@ class JournalEnd(JournalEntry, frozen=True, kw_only=True, tag="end"):
     """The run is over; its only record is the `RunEnded`."""
 
 
+LASTING = (JournalPolicy, JournalStop, JournalEnd)
+"""A user was told of them, and no worker knows them: they are written so that they, and with them all that was written
+before, outlast a power cut too."""
+
 AnyEntry = (
     JournalCommit
     | JournalPlan

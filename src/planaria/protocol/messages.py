@@ -17,7 +17,7 @@ from planaria.plan.ledger import Ledger
 from planaria.plan.plan import Plan, Transfer, WorkerId
 from planaria.protocol.liveness import Pulse
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 """From outside: a number, not below zero, and no infinity."""
@@ -75,6 +75,12 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     pid: int
     data_address: str
     zone: ZoneName = ""
+
+
+class Proof(Message, frozen=True, kw_only=True, tag="proof"):
+    """Answer to `Challenge`: what is said on this connection is said now."""
+
+    nonce: str
 
 
 class Ready(Message, frozen=True, kw_only=True, tag="ready"):
@@ -231,6 +237,7 @@ class OutOfMemory(Message, frozen=True, kw_only=True, tag="out_of_memory"):
 
 FromWorker = (
     Hello
+    | Proof
     | Ready
     | Vote
     | Report
@@ -259,6 +266,8 @@ class PlanMessage(Message, frozen=True, kw_only=True, tag="plan"):
         source: where replicas that the worker lacks come from.
         folder: the checkpoint, when that is the source.
         afresh: what was done of the step counts no more, and it is begun again.
+        begun: generation of the plan under which the step was begun, as it counts. A worker for whom no plan since then
+            had a place may have been in a step of that number before the job went back: what it has of that is nothing.
     """
 
     plan: Plan
@@ -268,6 +277,7 @@ class PlanMessage(Message, frozen=True, kw_only=True, tag="plan"):
     source: StateSource
     folder: str = ""
     afresh: bool = False
+    begun: int = -1
 
 
 class Halt(Message, frozen=True, kw_only=True, tag="halt"):
@@ -336,6 +346,13 @@ class Stop(Message, frozen=True, kw_only=True, tag="stop"):
     """End now; the reason is for the log."""
 
     reason: str
+
+
+class Challenge(Message, frozen=True, kw_only=True, tag="challenge"):
+    """A coordinator that began again asks whether the worker is there, or its messages are played again. It is answered
+    by `Proof` as soon as it is read, and is no order."""
+
+    nonce: str
 
 
 ToWorker = PlanMessage | Halt | Commit | Recall | Resend | Save | Stop

@@ -155,6 +155,7 @@ class Past:
             return replace(self, plan=entry, newcomers=newcomers)
         skipped = frozenset(step for step in self.skipped_steps if step < entry.message.step)
         back = sum(record.from_step - record.to_step for record in entry.records if isinstance(record, Restored))
+        redone = self.steps_redone + back if self.losses else 0
         last = self.checkpoint
         return replace(
             self,
@@ -162,8 +163,9 @@ class Past:
             newcomers=newcomers,
             commit=None,
             skipped_steps=skipped,
-            steps_redone=self.steps_redone + back if self.losses else 0,
+            steps_redone=redone,
             num_dropped=last.num_dropped if last is not None and last.step < entry.message.step else 0,
+            has_resumed=False,
         )
 
     def _with_node(self, entry: JournalNode) -> Past:

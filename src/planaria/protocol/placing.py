@@ -173,8 +173,7 @@ class Placing:
             return proposal
         refused = proposal.plan
         try:
-            policy = self.shortages.policy().with_zones(self._zones)
-            self.policy = policy.with_speeds(self.speeds.known) if self.speeds.known else policy
+            self.policy = self._for_now(self.shortages.policy())
             proposal = self._any_placement(situation, at_once=at_once, at_rest=at_rest)
         except PlanError as error:
             raise self.shortages.refuse(refused) from error
@@ -283,6 +282,9 @@ class Placing:
         self.shortages.plan_by(lambda most_bytes: self.switching.made(name, most_bytes))
 
     def _for_now(self, policy: Policy) -> Policy:
+        """For the nodes' zones and speeds."""
+        if self._zones:
+            policy = policy.with_zones(self._zones)
         return policy.with_speeds(self.speeds.known) if self.speeds.known else policy
 
     def _worth_changing(

@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from planaria.plan.plan import Pipeline, Plan, Route, Stage, Transfer, WorkerId
-from planaria.protocol.messages import Message, PlanMessage, StateSource, ToWorker, decoded
+from planaria.protocol.messages import Challenge, Message, PlanMessage, StateSource, ToWorker, decoded
 
 Item = TypeVar("Item")
 
@@ -35,12 +35,14 @@ class Way(msgspec.Struct, frozen=True, array_like=True):
         microbatches: ranges of them.
         born: as the route's.
         counted: as the route's; None: every layer.
+        reached: as the route's.
     """
 
     hops: int | tuple[Cut, ...]
     microbatches: tuple[tuple[int, int], ...]
     born: int
     counted: tuple[int, ...] | None
+    reached: int | None
 
 
 class PlanUpdate(Message, frozen=True, kw_only=True, tag="plan_update"):
@@ -73,6 +75,7 @@ class PlanUpdate(Message, frozen=True, kw_only=True, tag="plan_update"):
     source: StateSource
     folder: str
     afresh: bool
+    begun: int
 
 
 class UpdateError(ValueError):
@@ -100,6 +103,7 @@ def difference(before: PlanMessage, after: PlanMessage) -> PlanUpdate | None:
                 tuple(_ranges(route.microbatches)),
                 route.born,
                 None if route.counted == tuple(range(new.num_layers)) else route.counted,
+                route.reached,
             )
             for route in new.routes
         ),
@@ -114,6 +118,7 @@ def difference(before: PlanMessage, after: PlanMessage) -> PlanUpdate | None:
         source=after.source,
         folder=after.folder,
         afresh=after.afresh,
+        begun=after.begun,
     )
 
 
@@ -139,6 +144,7 @@ def updated(before: PlanMessage, update: PlanUpdate) -> PlanMessage:
             microbatches=_numbers(given.microbatches, old.num_microbatches),
             born=given.born,
             counted=every_layer if given.counted is None else given.counted,
+            reached=given.reached,
         )
         for given in update.routes
     )
@@ -166,20 +172,21 @@ def updated(before: PlanMessage, update: PlanUpdate) -> PlanMessage:
         source=update.source,
         folder=update.folder,
         afresh=update.afresh,
+        begun=update.begun,
     )
 
 
-_decoder = msgspec.msgpack.Decoder(ToWorker | PlanUpdate)
+_decoder = msgspec.msgpack.Decoder(ToWorker | Challenge | PlanUpdate)
 
 
-def decode_order(data: bytes, last: PlanMessage | None) -> ToWorker:
+def decode_order(data: bytes, last: PlanMessage | None) -> ToWorker | Challenge:
     """A message of the coordinator, where `last` is the plan that came before it.
 
     Raises:
         UpdateError: it is an update of another plan.
         msgspec.DecodeError: it is not a message of the coordinator.
     """
-    message: ToWorker | PlanUpdate = decoded(_decoder, data)
+    message: ToWorker | Challenge | PlanUpdate = decoded(_decoder, data)
     if not isinstance(message, PlanUpdate):
         return message
     if last is None:
@@ -193,7 +200,7 @@ class Orders:
     def __init__(self) -> None:
         self._last: PlanMessage | None = None
 
-    def decode(self, data: bytes) -> ToWorker:
+    def decode(self, data: bytes) -> ToWorker | Challenge:
         """Raises ValueError for anything that is not a message of the coordinator, or an update without its base."""
         message = decode_order(data, self._last)
         if isinstance(message, PlanMessage):
@@ -203,7 +210,7 @@ class Orders:
 
 def _frame(plan: Plan) -> tuple[object, ...]:
     """What plans have in common of which one can be told as a change of the other."""
-    return plan.num_layers, plan.num_microbatches, plan.devices_per_node, plan.groups, plan.schedule
+    return plan.num_layers, plan.num_microbatches, plan.devices_per_node, plan.groups, plan.schedule, plan.redundancy
 
 
 def _cuts(stages: Sequence[Stage]) -> tuple[Cut, ...]:

@@ -21,19 +21,34 @@ class Progress:
     def __init__(self) -> None:
         self._todo: deque[Instruction] = deque()
         self._done: set[Instruction] = set()
+        self._done_forward: set[tuple[Work, int]] = set()
         self._done_input: set[tuple[Work, int]] = set()
         self._done_backward: set[tuple[Work, int]] = set()
 
     def begin(self, program: Program) -> None:
         """A step begins: nothing is done."""
         self._done.clear()
+        self._done_forward.clear()
         self._done_input.clear()
         self._done_backward.clear()
         self.go_on(program)
 
     def go_on(self, program: Program) -> None:
-        """The step goes on with this program: what is done stays done."""
-        self._todo = deque(i for i in program if i not in self._done and i.op is not Op.APPLY)
+        """The step goes on with this program: what is done stays done, and so does what followed from a message."""
+        self._todo = deque(
+            i for i in program if i not in self._done and i.op is not Op.APPLY and not self._came_before(i)
+        )
+
+    def _came_before(self, instruction: Instruction) -> bool:
+        """Whether it is the receipt of what came before, from a worker that is lost now, and was used."""
+        work = (instruction.microbatch, instruction.born)
+        match instruction.op:
+            case Op.RECV_ACTIVATION:
+                return (work, instruction.first_layer) in self._done_forward
+            case Op.RECV_GRADIENT:
+                return (work, instruction.first_layer - 1) in self._done_input
+            case _:
+                return False
 
     @property
     def next(self) -> Instruction | None:
@@ -44,7 +59,21 @@ class Progress:
         """The next instruction is done."""
         self._done.add(self._todo.popleft())
 
-    # A backward may have been cut into other pieces, or halves, under an earlier plan.
+    # Under an earlier plan, a forward or backward may have been a shadow's, and cut into other pieces, or halves.
+
+    def forwards_left(self, instruction: Instruction) -> tuple[range, ...]:
+        """Ranges of layers, bottom up, whose forward the instruction has yet to run."""
+        work = (instruction.microbatch, instruction.born)
+        left: list[range] = []
+        for layer in range(instruction.first_layer, instruction.end_layer):
+            if (work, layer) not in self._done_forward:
+                first = left.pop().start if left and left[-1].stop == layer else layer
+                left.append(range(first, layer + 1))
+        return tuple(left)
+
+    def note_forward(self, work: Work, layer: int) -> None:
+        """The layer's forward is done."""
+        self._done_forward.add((work, layer))
 
     def inputs_left(self, instruction: Instruction) -> tuple[int, ...]:
         """Layers, top down, of which the instruction has yet to compute the input's gradient."""

@@ -49,7 +49,8 @@ class OpenRecovery:
         self.reason = proposal.reason
 
     def add_restore(self, plan: Plan, steps: int, reason: str) -> None:
-        """The job went back by so many committed steps."""
+        """The job went back by so many committed steps. It is not over before one is committed again."""
+        self.resumed = None
         self.add_rerun(plan)
         self.steps_redone += steps
         self.reason = reason

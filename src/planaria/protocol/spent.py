@@ -62,7 +62,7 @@ class _Struck(msgspec.Struct):
     step: int = 0
     committed_at: float = 0.0
     waited_s: float = 0.0
-    """From the fault until the job had waited for nodes, if it did."""
+    """From the first fault to `fault_at`, where something came in between: the job waited, or committed the step."""
 
 
 class Spent:
@@ -144,9 +144,14 @@ class Spent:
             self._mark = fault_at
 
     def _went_back(self, to_step: int) -> None:
-        if self._struck is not None and not self._struck.went_back:
-            self._redone_s += self._struck.begun_s
-            self._struck.went_back = True
+        struck = self._struck
+        if struck is not None and struck.step:  # it was committed in spite of the loss, and is undone all the same
+            self._settle()
+            gone_s = struck.waited_s + struck.committed_at - struck.fault_at
+            self._struck = _Struck(begun_s=0.0, fault_at=struck.committed_at, went_back=True, waited_s=gone_s)
+        elif struck is not None and not struck.went_back:
+            self._redone_s += struck.begun_s
+            struck.went_back = True
         self._undo(to_step)
 
     def _undo(self, to_step: int) -> None:

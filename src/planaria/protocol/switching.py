@@ -30,12 +30,12 @@ class Switching:
         is_new: it came since the plan in force was looked at.
     """
 
-    def __init__(self, name: PolicyName, make: MakePolicy | None, *, may_drop: bool) -> None:
+    def __init__(self, name: str, make: MakePolicy | None, *, may_drop: bool) -> None:
         self.name = name
         self.is_new = False
         self._make = make
         self._may_drop = may_drop
-        self._kept: dict[PolicyName, Policy] = {}
+        self._kept: dict[str, Policy] = {}
 
     def refusal(self, name: str) -> str | None:
         """Why a user may not have this policy, whatever plans it would make; None: he may."""

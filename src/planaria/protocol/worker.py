@@ -188,7 +188,7 @@ class WorkerMachine:
     def _plan(self, message: PlanMessage) -> tuple[WorkerCommand, ...]:
         if message.plan.generation <= self.generation:
             return ()
-        in_step = self.step == message.step and self.phase is not WorkerPhase.IDLE
+        in_step = self.step == message.step and self.phase is not WorkerPhase.IDLE and self.generation >= message.begun
         continues = in_step and message.source is StateSource.LIVE and not message.afresh
         self.generation = message.plan.generation
         self.step = message.step

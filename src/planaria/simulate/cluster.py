@@ -121,7 +121,7 @@ class Cluster:
             return make_policy(name, profile, replace(setup.planner, memory_bytes=most_bytes))
 
         shortages = Shortages(profile, partial(make, setup.policy))
-        return Server(Coordinator(self.settings, self._policy, past, shortages, make), self)
+        return Server(Coordinator(self.settings, self._policy, past, shortages, make), self, past)
 
     def _earlier_checkpoint(self) -> CheckpointRef | None:
         """What an earlier run left."""

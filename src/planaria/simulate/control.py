@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 from planaria.protocol.liveness import Pulse
 from planaria.protocol.messages import (
     Alive,
+    Challenge,
     Failed,
     FaultInjected,
     FromWorker,
     Notice,
     NotSaved,
     OutOfMemory,
+    Proof,
     Ready,
     Report,
     Returned,
@@ -59,6 +61,7 @@ class Control:
         self._lasting: list[FromWorker] = []
         self._is_known = False
         self._backoff_s = 0.0
+        self._challenge: Challenge | None = None
         self._alone_since_s: float | None = None
 
     def start(self) -> None:
@@ -88,7 +91,7 @@ class Control:
         """The coordinator's end of it closed: look for another one, with growing pauses."""
         if self._worker.is_over or connection is not self._connection:
             return
-        self._connection, self._is_known = None, False
+        self._connection, self._is_known, self._challenge = None, False, None
         if self.is_closed:
             return
         self._alone_since_s, self._backoff_s = self._clock.now, FIRST_BACKOFF_S
@@ -104,6 +107,18 @@ class Control:
             return
         if self._connection is not None:
             self._connection.tell(self._cluster, message)
+
+    def challenged(self, challenge: Challenge) -> None:
+        """It is answered at once; by a process that is stopped, when it goes on."""
+        self._challenge = challenge
+        if not self._worker.is_stopped:
+            self.resume()
+
+    def resume(self) -> None:
+        """The process goes on."""
+        if self._challenge is not None:
+            self.tell(Proof(nonce=self._challenge.nonce))
+            self._challenge = None
 
     def cut(self, *, silently: bool) -> None:
         """The process is killed: what is under way may not arrive. `silently`: nor does a closing packet come."""

@@ -11,7 +11,14 @@ from planaria.simulate.clock import Clock
 from planaria.simulate.interpreter import Interpreter
 from planaria.simulate.weather import Weather
 
-COMPUTES = (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
+COMPUTES = (
+    Op.FORWARD,
+    Op.BACKWARD,
+    Op.BACKWARD_INPUT,
+    Op.BACKWARD_WEIGHT,
+    Op.SHADOW_FORWARD,
+    Op.SHADOW_BACKWARD,
+)
 
 NOISE = 0.05
 """By so much, to either side, computing differs from what the profile says, where it is as the profile says at all."""
@@ -49,11 +56,12 @@ class Device:
         seconds = 0.0
         for layer in layers:
             times = self._profile.layers[layer].times[0]
-            if instruction.op is Op.FORWARD:
+            if instruction.op in (Op.FORWARD, Op.SHADOW_FORWARD):
                 seconds += times.forward_s
-            if instruction.op in (Op.BACKWARD, Op.BACKWARD_INPUT):
+            if instruction.op in (Op.BACKWARD, Op.BACKWARD_INPUT, Op.SHADOW_BACKWARD):
                 seconds += times.backward_input_s
-            if instruction.op is Op.BACKWARD_WEIGHT or (instruction.op is Op.BACKWARD and layer in instruction.counted):
+            counts = instruction.op in (Op.BACKWARD, Op.SHADOW_BACKWARD) and layer in instruction.counted
+            if instruction.op is Op.BACKWARD_WEIGHT or counts:
                 seconds += times.backward_weight_s
         return seconds * self._clock.random.uniform(1 - NOISE, 1 + NOISE)
 

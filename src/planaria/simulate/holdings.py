@@ -52,6 +52,7 @@ class Holdings:
         """layer -> the replicas whose memory it computes with"""
         self.counted: list[int] = [0] * algebra.num_layers
         self.exponents: tuple[int, ...] = ()
+        self._shadows: dict[int, Accumulator] = {}
         self._algebra = algebra
         self._groups = groups
 
@@ -79,6 +80,7 @@ class Holdings:
         for group in [group for group in self.replicas if group not in groups]:
             del self.replicas[group]
             self.accumulators.pop(group, None)
+            self._shadows.pop(group, None)
 
     def forget_all(self) -> None:
         self.own_layers(())
@@ -89,13 +91,38 @@ class Holdings:
         self.counted = [0] * len(self.counted)
         for group, accumulator in self.accumulators.items():
             accumulator.reset(self.exponents[group])
+        self.drop_shadows()
 
     def accumulator(self, group: int) -> Accumulator:
-        found = self.accumulators.get(group)
+        return self._found(group, self.accumulators)
+
+    def _found(self, group: int, accumulators: dict[int, Accumulator]) -> Accumulator:
+        found = accumulators.get(group)
         if found is None:
             assert group in self.replicas, f"group {group} is counted, and there is no replica of it"
-            found = self.accumulators[group] = Accumulator(exponent=self.exponents[group])
+            found = accumulators[group] = Accumulator(exponent=self.exponents[group])
         return found
+
+    def count_apart(self, layer: int, given: Symbol, kept: Symbol) -> None:
+        """A second copy of what another worker counts: no part of any sum."""
+        for group in self._algebra.groups_of[layer]:
+            accumulator = self._found(group, self._shadows)
+            accumulator.add(self._algebra.contribution(given, kept, group, accumulator.exponent))
+
+    def promote_shadows(self, counted: Collection[tuple[int, int]]) -> None:
+        """The other worker is lost: its contributions, as (layer, microbatch), are what these copies are."""
+        for group, shadow in self._shadows.items():
+            if not shadow.is_empty:
+                self.accumulator(group).add(shadow.total)
+        for layer, microbatch in counted:
+            assert not self.counted[layer] >> microbatch & 1, f"microbatch {microbatch} counts twice for layer {layer}"
+            self.counted[layer] |= 1 << microbatch
+        self.drop_shadows()
+
+    def drop_shadows(self) -> None:
+        """The copies are of no use, or a new step begins."""
+        for group, shadow in self._shadows.items():
+            shadow.reset(self.exponents[group])
 
     def count(self, layer: int, microbatch: int, given: Symbol, kept: Symbol) -> None:
         """Add one microbatch's gradients of a layer."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from planaria.job.settings import PolicyName
 from planaria.plan.plan import NodeId
 from planaria.protocol.events import NodeNotice, PolicyRequested
-from planaria.protocol.journal import decode_entry
+from planaria.protocol.journal import LASTING, decode_entry
 from planaria.protocol.messages import Notice
 from planaria.simulate.faults import Fault, FaultKind
 
@@ -161,8 +161,10 @@ class Injector:
         self._cluster.server.die()
         if fault.cut:
             journal = self._cluster.journal
-            self._cluster.note(f"* the journal loses {[type(decode_entry(e)).__name__ for e in journal[-fault.cut :]]}")
-            del journal[-fault.cut :]
+            lasting = [at for at, entry in enumerate(journal, 1) if isinstance(decode_entry(entry), LASTING)]
+            kept = max(len(journal) - fault.cut, max(lasting, default=0))
+            self._cluster.note(f"* the journal loses {[type(decode_entry(e)).__name__ for e in journal[kept:]]}")
+            del journal[kept:]
         self._clock.after(fault.for_s, partial(self._cluster.begin_again, is_cut=fault.cut > 0))
 
     def _make_room(self) -> None:

@@ -15,6 +15,7 @@ from planaria.plan.schedule import program
 from planaria.protocol.mail import Key, Kind, Mail
 from planaria.protocol.messages import Commit, PlanMessage
 from planaria.protocol.progress import Progress, Work
+from planaria.protocol.shadowing import Fate, Shadows
 from planaria.protocol.sums import Sum, Sums
 from planaria.simulate.holdings import Accumulator, Holdings
 from planaria.simulate.symbols import Algebra, Symbol
@@ -68,6 +69,7 @@ class Interpreter:
         self._activations: dict[tuple[Work, int], Symbol] = {}
         self._gradients: dict[tuple[Work, int], Symbol] = {}
         self._kept: dict[tuple[Work, int], Symbol] = {}
+        self._shadows = Shadows()
         self._halves: dict[tuple[Work, int], tuple[Symbol, Symbol]] = {}
         self._run: dict[Op, Callable[[Instruction], None]] = {
             Op.LOAD: self._load,
@@ -75,6 +77,8 @@ class Interpreter:
             Op.BACKWARD: self._backward,
             Op.BACKWARD_INPUT: self._backward_input,
             Op.BACKWARD_WEIGHT: self._backward_weight,
+            Op.SHADOW_FORWARD: self._shadow_forward,
+            Op.SHADOW_BACKWARD: self._shadow_backward,
             Op.SEND_ACTIVATION: self._send_activation,
             Op.RECV_ACTIVATION: self._recv_activation,
             Op.SEND_GRADIENT: self._send_gradient,
@@ -113,6 +117,13 @@ class Interpreter:
         for store in stores:
             for entry in [entry for entry in store if entry[0] not in born]:
                 del store[entry]
+        fate = self._shadows.fate(message.plan, self._worker)
+        if fate is Fate.PROMOTED:
+            self._holdings.promote_shadows([(layer, work[0]) for layer, work in self._shadows.counted])
+        elif fate is Fate.DROPPED:
+            self._holdings.drop_shadows()
+        if fate is not Fate.KEPT:
+            self._shadows.counted.clear()
         self.progress.go_on(self._program)
 
     def begin_next_step(self, commit: Commit) -> None:
@@ -122,6 +133,7 @@ class Interpreter:
     def _begin_step(self, step: int, exponents: tuple[int, ...]) -> None:
         self.step = step
         self.losses = {}
+        self._shadows.clear()
         self.compute_s = 0.0
         for store in (self._loaded, self._activations, self._gradients, self._kept, self._halves):
             store.clear()
@@ -172,22 +184,37 @@ class Interpreter:
         self._loaded[instruction.microbatch] = self._algebra.batch(self.step, instruction.microbatch)
 
     def _forward(self, instruction: Instruction) -> None:
-        work = (instruction.microbatch, instruction.born)
-        if instruction.first_layer == 0:
-            value = self._loaded[instruction.microbatch]
-        else:
-            value = self._activations.pop((work, instruction.first_layer))
-        for layer in range(instruction.first_layer, instruction.end_layer):
-            value = self._algebra.forward(
-                self._holdings.parameters(layer), value, self.step, instruction.microbatch, layer
-            )
-            if instruction.keeps:
-                self._kept[work, layer] = value
-        if instruction.end_layer == self._algebra.num_layers:
-            assert instruction.microbatch in self._loaded, "no labels for the loss"
-            self.losses[instruction.microbatch] = self._algebra.loss(self.step, instruction.microbatch, value)
-        else:
-            self._activations[work, instruction.end_layer] = value
+        loss = self._run_forwards(instruction, stays=False)
+        if loss is None and instruction.end_layer == self._algebra.num_layers:
+            loss = self._shadows.losses.get(instruction.microbatch)
+        if loss is not None:
+            self.losses[instruction.microbatch] = loss
+
+    def _shadow_forward(self, instruction: Instruction) -> None:
+        loss = self._run_forwards(instruction, stays=True)
+        if loss is not None:
+            self._shadows.losses[instruction.microbatch] = loss
+
+    def _run_forwards(self, instruction: Instruction, *, stays: bool) -> float | None:
+        microbatch, work = instruction.microbatch, (instruction.microbatch, instruction.born)
+        loss: float | None = None
+        for layers in self.progress.forwards_left(instruction):
+            at = (work, layers.start)
+            if layers.start == 0:
+                value = self._loaded[microbatch]
+            else:
+                value = self._activations[at] if stays else self._activations.pop(at)
+            for layer in layers:
+                value = self._algebra.forward(self._holdings.parameters(layer), value, self.step, microbatch, layer)
+                if instruction.keeps:
+                    self._kept[work, layer] = value
+                self.progress.note_forward(work, layer)
+            if layers.stop == self._algebra.num_layers:
+                assert microbatch in self._loaded, "no labels for the loss"
+                loss = self._algebra.loss(self.step, microbatch, value)
+            else:
+                self._activations[work, layers.stop] = value
+        return loss
 
     def _backward(self, instruction: Instruction) -> None:
         work = (instruction.microbatch, instruction.born)
@@ -206,6 +233,17 @@ class Interpreter:
         work = (instruction.microbatch, instruction.born)
         for layer in self.progress.backwards_left(instruction):
             self._weight_gradients(work, layer, counted=layer in instruction.counted)
+
+    def _shadow_backward(self, instruction: Instruction) -> None:
+        work = (instruction.microbatch, instruction.born)
+        given = self._gradients.get((work, instruction.end_layer), 0)
+        for layer in self.progress.backwards_left(instruction):
+            kept = self._kept.pop((work, layer))
+            if layer in instruction.counted:
+                self._holdings.count_apart(layer, given, kept)
+                self._shadows.counted.add((layer, work))
+            self.progress.note_backward(work, layer)
+            given = self._gradients[work, layer] = self._algebra.backward(given, kept)
 
     def _input_gradient(self, work: Work, layer: int) -> None:
         given = 0 if layer + 1 == self._algebra.num_layers else self._gradients.pop((work, layer + 1))
@@ -229,13 +267,15 @@ class Interpreter:
         return (instruction.microbatch, instruction.born), instruction.first_layer
 
     def _send_activation(self, instruction: Instruction) -> None:
-        self._send_value(Kind.ACTIVATION, instruction, self._activations.pop(self._at(instruction)))
+        self._send_value(Kind.ACTIVATION, instruction, self._activations)
 
     def _send_gradient(self, instruction: Instruction) -> None:
-        self._send_value(Kind.GRADIENT, instruction, self._gradients.pop(self._at(instruction)))
+        self._send_value(Kind.GRADIENT, instruction, self._gradients)
 
-    def _send_value(self, kind: str, instruction: Instruction, value: Symbol) -> None:
+    def _send_value(self, kind: str, instruction: Instruction, store: dict[tuple[Work, int], Symbol]) -> None:
         assert instruction.peer is not None
+        at = self._at(instruction)
+        value = store[at] if instruction.keeps else store.pop(at)
         self._send(instruction.peer, self._key(kind, self._worker, instruction), lambda: value)
 
     def _recv_activation(self, instruction: Instruction) -> None:

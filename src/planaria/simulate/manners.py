@@ -10,7 +10,10 @@ import msgspec
 from planaria.simulate.faults import Fault, FaultKind
 from planaria.simulate.setup import Setup
 
-INSTRUCTIONS = ("load", "forward", "backward", "send_activation", "recv_activation", "recv_gradient", "sync", "vote")
+INSTRUCTIONS = (
+    "load", "forward", "backward", "send_activation", "recv_activation", "send_gradient", "recv_gradient",
+    "shadow_forward", "shadow_backward", "sync", "vote",
+)  # fmt: skip
 ORDERS = ("Adopt", "Apply", "SendReport", "SendVote", "Write", "write")
 OFTEN = ("Ready", "Vote", "WorkerJoined", "JournalCommit", "Send PlanMessage", "Send Commit", "StepCommitted")
 SELDOM = (

@@ -7,7 +7,7 @@ from random import Random
 import msgspec
 
 from planaria.job.settings import PolicyName
-from planaria.plan.plan import ScheduleKind
+from planaria.plan.plan import Redundancy, ScheduleKind
 from planaria.simulate.faults import Fault, FaultKind
 from planaria.simulate.manners import MANNERS, WEIGHTS, damages, slowness, when
 from planaria.simulate.setup import Setup
@@ -33,8 +33,6 @@ def schedule(seed: int) -> Schedule:
     """The schedule of a seed."""
     draw = Random(seed)
     setup = msgspec.structs.replace(_setup(draw), num_zones=Random(f"zones of {seed}").choice([0, 0, 2, 3]))
-    if setup.policy is PolicyName.MORPH:  # which has something to go back to
-        setup = msgspec.structs.replace(setup, checkpoint_every=max(1, setup.checkpoint_every))
     manner = draw.choices(MANNERS, WEIGHTS)[0]
     if manner is slowness:
         setup = _longer(draw, setup)
@@ -89,13 +87,17 @@ def _setup(draw: Random) -> Setup:
         skips=skips,
         done=draw.randint(1, steps - 1) if draw.random() < 0.1 else 0,
         policy=draw.choice([PolicyName.TEMPLATES, PolicyName.REROUTE, PolicyName.ADAPTIVE]),
+        redundancy=[*Redundancy][(num_layers + num_nodes + steps) % len(Redundancy)],
     )
 
 
 def _policies(draw: Random, setup: Setup) -> tuple[Setup, list[Fault]]:
     """One of the other policies now and then, and now and then another on the way."""
-    if draw.random() < 0.25:
-        setup = msgspec.structs.replace(setup, policy=PolicyName.DROP)
+    if draw.random() < 0.5:
+        policy = draw.choice([PolicyName.DROP, PolicyName.MORPH, PolicyName.REDUNDANCY])
+        setup = msgspec.structs.replace(setup, policy=policy)
+    if setup.policy is PolicyName.MORPH:  # which has something to go back to
+        setup = msgspec.structs.replace(setup, checkpoint_every=max(1, setup.checkpoint_every))
     switches = []
     for _ in range(draw.choice([0, 0, 0, 1, 2]) if draw.random() < 0.5 else 0):
         switch = when(draw, setup, -1, kind=FaultKind.SWITCH)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.admission import Admission
 from planaria.protocol.coordinator import Coordinator
+from planaria.protocol.doubts import Doubts, Unproven
 from planaria.protocol.events import (
     Command,
     DecisionTook,
@@ -36,7 +37,8 @@ from planaria.protocol.events import (
 from planaria.protocol.journal import JournalEntry
 from planaria.protocol.judge import TICK_S, Judge
 from planaria.protocol.liveness import Limits
-from planaria.protocol.messages import Alive, CutOff, FromWorker, Hello, PlanMessage, Stop, ToWorker
+from planaria.protocol.messages import Alive, Challenge, CutOff, FromWorker, Hello, PlanMessage, Proof, Stop, ToWorker
+from planaria.protocol.past import Past
 from planaria.simulate.disk import DiskFull
 from planaria.simulate.network import COORDINATOR, Network, Way
 from planaria.simulate.wire import Wire
@@ -91,7 +93,7 @@ class Connection:
         if self.server is not None:
             self.server.drop(self, "connection closed")
 
-    def send(self, message: ToWorker) -> None:
+    def send(self, message: ToWorker | Challenge) -> None:
         if self.process is None:
             return
         if self._wire is None:
@@ -99,7 +101,7 @@ class Connection:
         else:
             self.down.send(partial(self._arrive, self.process, self._wire.order(message)))
 
-    def _arrive(self, process: Worker, read: Callable[[], ToWorker]) -> None:
+    def _arrive(self, process: Worker, read: Callable[[], ToWorker | Challenge]) -> None:
         process.order(read())
 
     def tell(self, cluster: Cluster, message: FromWorker) -> None:
@@ -130,13 +132,15 @@ class Server:
         finished: how the run ended.
     """
 
-    def __init__(self, machine: Coordinator, cluster: Cluster) -> None:
+    def __init__(self, machine: Coordinator, cluster: Cluster, past: Past | None = None) -> None:
         self.machine = machine
         self.admission: Admission[Connection] = Admission(machine.settings.devices_per_node)
         self.accepted: list[Connection] = []
         self.finished: Finish | None = None
         self._cluster = cluster
         self._clock = cluster.clock
+        self._doubts: Doubts[Connection] = Doubts(past.joined if past else ())
+        self._incarnation = past.restarts + 1 if past else 0
         self._judge = Judge(self.admission, LIMITS, 0.0, self._clock.now)
         self._is_dead = False
         self._clock.after(TICK_S, self._look_at_the_clock)
@@ -166,18 +170,24 @@ class Server:
     def take(self, connection: Connection, message: FromWorker) -> None:
         if self._is_dead or connection.is_closed:
             return
-        if connection.worker is None:
+        if self._doubts.is_asked(connection):
+            self._hear_doubtful(connection, message)
+        elif connection.worker is None:
             self._welcome(connection, message)
-        elif isinstance(message, Hello):
+        else:
+            self._hear(connection, connection.worker, message)
+
+    def _hear(self, connection: Connection, worker: WorkerId, message: FromWorker) -> None:
+        if isinstance(message, Hello):
             self.drop(connection, "it sent what is not a message")
         elif isinstance(message, Alive):
-            self._judge.liveness.felt(connection.worker, message.pulse, self._clock.now, message.worked_s)
+            self._judge.liveness.felt(worker, message.pulse, self._clock.now, message.worked_s)
         elif isinstance(message, CutOff):
-            verdict = self._judge.cut_off(connection.worker, message.peer)
+            verdict = self._judge.cut_off(worker, message.peer)
             if verdict is not None:
                 self.lose(*verdict)
         else:
-            self.handle(Received(connection.worker, message))
+            self.handle(Received(worker, message))
 
     def _welcome(self, connection: Connection, hello: FromWorker) -> None:
         if not isinstance(hello, Hello):
@@ -188,6 +198,33 @@ class Server:
             connection.send(Stop(reason=refusal))
             connection.close()
             return
+        if self._doubts.about(self.admission.node_of(hello.worker)):
+            nonce = f"{self._incarnation}.{len(self.accepted)}"
+            self._doubts.ask(connection, hello, nonce)
+            connection.send(Challenge(nonce=nonce))
+        else:
+            self._admit(connection, hello)
+
+    def _hear_doubtful(self, connection: Connection, message: FromWorker) -> None:
+        try:
+            if not isinstance(message, Proof):
+                self._doubts.hold(connection, message)
+                return
+            hello, held = self._doubts.proven(connection, message.nonce)
+        except Unproven:
+            self.drop(connection, "it sent what is not a message")
+            return
+        refusal = self.admission.refusal(hello)
+        if refusal is not None:
+            connection.send(Stop(reason=refusal))
+            connection.close()
+            return
+        self._admit(connection, hello)
+        for earlier in held:
+            if not (self._is_dead or connection.is_closed):
+                self._hear(connection, hello.worker, earlier)
+
+    def _admit(self, connection: Connection, hello: Hello) -> None:
         connection.worker = hello.worker
         self.admission.admit(hello.worker, connection)
         self._judge.liveness.joined(hello.worker, self._clock.now)
@@ -198,6 +235,7 @@ class Server:
         if self._is_dead or connection.is_closed:
             return
         connection.close()
+        self._doubts.forget(connection)
         worker = connection.worker
         if worker is not None and self.admission.left(worker, connection):
             self._judge.liveness.forget(worker, self._clock.now)

@@ -7,7 +7,7 @@ from random import Random
 import msgspec
 
 from planaria.job.settings import PolicyName, TrainSection, WhenNotFinite
-from planaria.plan.plan import Group, ScheduleKind
+from planaria.plan.plan import Group, Redundancy, ScheduleKind
 from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
 from planaria.plan.settings import PlannerSettings
 
@@ -33,6 +33,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         done: steps of an earlier run, from whose checkpoint this one begins.
         policy: that makes the plans.
         num_zones: to which nodes are dealt out in turn; 0: nobody knows where they are.
+        redundancy: what shadows compute, under the policy of that name.
     """
 
     num_layers: int
@@ -52,6 +53,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     done: int = 0
     policy: PolicyName = PolicyName.TEMPLATES
     num_zones: int = 0
+    redundancy: Redundancy = Redundancy.EAGER_LAZY
 
     def zone_of(self, node: int) -> str:
         return f"zone-{node % self.num_zones}" if self.num_zones else ""
@@ -80,6 +82,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             devices_per_node=self.devices_per_node,
             min_nodes=self.min_nodes,
             schedule=self.order,
+            redundancy=self.redundancy,
         )
 
     @property

@@ -1,7 +1,8 @@
 """Strength: how many replicas a plan keeps on live nodes, what its users were told of it, and whether that is true.
 
 Under `templates` every step begins with f + 1 whole pipelines. Under the others a plan may keep fewer
-replicas of some layer, but only if it says so, at the moment at which it is taken; f itself is never lowered.
+replicas of some layer, but only if it says so, at the moment at which it is taken; f itself is never lowered. Under
+`redundancy` shadows are replicas too, and no plan has fewer.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class Strength:
         self._setup = setup
         self._may_be_degraded = not policies.isdisjoint(MAY_BE_DEGRADED)
         self._must_go_on = policies <= set(MAY_BE_DEGRADED)
+        self._has_shadows = PolicyName.REDUNDANCY in policies
         self._may_drop = PolicyName.DROP in policies
 
     def planned(self, entry: JournalPlan) -> str | None:
@@ -64,7 +66,7 @@ class Strength:
     def begun(self, plan: Plan, live: Collection[int], step: int) -> str | None:
         """A step is begun under a plan; returns what is wrong with that."""
         setup = self._setup
-        if self._may_be_degraded:
+        if self._may_be_degraded or self._has_shadows:
             fewest = min(len({plan.node_of(w) for w in owners} & set(live)) for owners in plan.owners_of)
             if fewest > setup.fault_tolerance or self.is_degraded or (self.is_degraded is None and fewest):
                 return None

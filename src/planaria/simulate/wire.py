@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from planaria.protocol.messages import FromWorker, PlanMessage, ToWorker, decode_from_worker, encode
+from planaria.protocol.messages import Challenge, FromWorker, PlanMessage, ToWorker, decode_from_worker, encode
 from planaria.protocol.plan_update import Orders, difference
 
 
@@ -24,7 +24,7 @@ class Wire:
         self._orders = Orders()
         self._last: PlanMessage | None = None
 
-    def order(self, message: ToWorker) -> Callable[[], ToWorker]:
+    def order(self, message: ToWorker | Challenge) -> Callable[[], ToWorker | Challenge]:
         """To a worker; returns what reads it when it arrives."""
         before, update = self._last, None
         if isinstance(message, PlanMessage):
@@ -32,7 +32,7 @@ class Wire:
             update = difference(before, message) if before is not None else None
         return partial(self._ordered, encode(update or message), message)
 
-    def _ordered(self, data: bytes, sent: ToWorker) -> ToWorker:
+    def _ordered(self, data: bytes, sent: ToWorker | Challenge) -> ToWorker | Challenge:
         """Raises ChangedOnTheWire."""
         message = self._orders.decode(data)
         if isinstance(sent, PlanMessage) and message != sent:

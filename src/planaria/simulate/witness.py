@@ -16,6 +16,7 @@ from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.events import Finish, WriteManifest
 from planaria.protocol.journal import JournalCommit, JournalPlan
 from planaria.protocol.messages import Commit, StateSource, ToWorker
+from planaria.protocol.phases import Phase
 from planaria.protocol.records import (
     AnyRecord,
     NodeJoined,
@@ -81,6 +82,7 @@ class Witness:
         self._weather = weather
         self._profile = setup.profile
         self._strength = Strength(setup, policies)
+        self._may_go_back = PolicyName.MORPH in policies
         self.reference = reference
         self._workers = workers
         self._is_clear = is_clear
@@ -232,7 +234,12 @@ class Witness:
     def sent(self, machine: Coordinator, message: ToWorker) -> None:
         """A commit after which everybody goes on begins the next step."""
         if isinstance(message, Commit) and not message.hold and message.step == self._begun:
-            self._begin(machine, message.step + 1)
+            if machine.phase is Phase.SALVAGING or machine.plan.generation > message.generation:
+                self._begun += (
+                    1  # an earlier coordinator committed it; a loss since then has struck the next one already
+                )
+            else:
+                self._begin(machine, message.step + 1)
 
     def _begin(self, machine: Coordinator, step: int) -> None:
         self._begun = step
@@ -290,7 +297,7 @@ class Witness:
 
     def _must_be_lost(self, machine: Coordinator, why: str) -> None:
         """Some group has no replica left on the nodes that are in the job; or the policy goes back after any loss."""
-        if self._setup.policy is PolicyName.MORPH:
+        if self._may_go_back:
             self.require(any(isinstance(record, NodeLost) for record in self.records), f"{why}: but nobody was lost")
             return
         nodes = machine.state.nodes
@@ -345,7 +352,7 @@ class Witness:
         num_lost = sum(isinstance(record, NodeLost) for record in self.records)
         if self._strength.ever_degraded:  # who went with notice took replicas along, which was said
             num_lost += sum(isinstance(record, NodeReleased) for record in self.records)
-        if num_lost <= setup.fault_tolerance and setup.policy is not PolicyName.MORPH:
+        if num_lost <= setup.fault_tolerance and not self._may_go_back:
             went_back = any(isinstance(record, Restored) for record in self.records)
             self.require(not went_back, f"{num_lost} losses took the last replica, at f = {setup.fault_tolerance}")
             is_failed = status is RunStatus.FAILED and "there is no checkpoint" in message

@@ -17,6 +17,7 @@ from planaria.plan.program import Instruction, Op
 from planaria.protocol.liveness import Activity
 from planaria.protocol.mail import Key, Mail
 from planaria.protocol.messages import (
+    Challenge,
     Failed,
     PlanMessage,
     Ready,
@@ -129,6 +130,7 @@ class Worker:
         """SIGCONT."""
         if self.is_stopped:
             self.is_stopped = False
+            self.control.resume()
             self.run()
             self._writer.go_on()
 
@@ -159,8 +161,11 @@ class Worker:
 
     # What reaches it
 
-    def order(self, order: ToWorker | CoordinatorGone | CoordinatorBack) -> None:
+    def order(self, order: ToWorker | Challenge | CoordinatorGone | CoordinatorBack) -> None:
         if self.is_over:
+            return
+        if isinstance(order, Challenge):
+            self.control.challenged(order)
             return
         if isinstance(order, Stop | CoordinatorGone):
             self.control.is_closed = True
@@ -381,7 +386,7 @@ class Worker:
         source = self.moves.take()
         if source is not None:
             return self._wait(source)
-        self.holdings.own_layers(self.interpreter.plan.layers_of.get(self.number, ()))
+        self.holdings.own_layers(self.interpreter.plan.layers_run_by.get(self.number, ()))
         self.moves.is_settled = True
         self.control.tell(Ready(generation=self.interpreter.plan.generation))
         self._progress += 1

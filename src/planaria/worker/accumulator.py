@@ -117,6 +117,16 @@ class Accumulator:
             self._add(begin, gathered, first)
         self.is_empty = False
 
+    def add_all(self, other: Accumulator) -> None:
+        """Count what the other one has counted."""
+        if other.is_empty:
+            return
+        if self.is_empty:
+            self.total.copy_(other.total)
+        else:
+            self.total.add_(other.total)
+        self.is_empty = False
+
     def _add(self, offset: int, values: torch.Tensor, first: bool) -> None:
         target = self.total[offset : offset + values.numel()]
         if self._numerics is Numerics.EXACT:

@@ -16,6 +16,7 @@ from torch import nn
 
 from planaria.job.settings import DType, TrainSection
 from planaria.model.model import Batch, Model, Tensors
+from planaria.worker.offload import kept_on_host
 from planaria.worker.seeds import seed_layer
 from planaria.worker.split import Gradients, WeightPass, backward_in_two
 
@@ -47,9 +48,22 @@ class LayerCompute(Protocol):
         ...
 
     def forward(
-        self, step: int, work: Work, layer: int, inputs: Tensors, batch: Batch | None, *, keep: bool
+        self,
+        step: int,
+        work: Work,
+        layer: int,
+        inputs: Tensors,
+        batch: Batch | None,
+        *,
+        keep: bool,
+        on_host: bool = False,
     ) -> tuple[Tensors, float | None]:
-        """One layer's forward; returns its outputs, detached, and the loss if it is the last layer."""
+        """One layer's forward; returns its outputs, detached, and the loss if it is the last layer.
+
+        Args:
+            keep: a backward will follow.
+            on_host: or it may, and hardly will: what it needs is kept in the host's memory until then.
+        """
         ...
 
     def backward(self, step: int, work: Work, layer: int, gradients: Tensors, *, counted: bool) -> Tensors:
@@ -143,13 +157,23 @@ class Compute:
             del self._weight_passes[entry]
 
     def forward(
-        self, step: int, work: Work, layer: int, inputs: Tensors, batch: Batch | None, *, keep: bool
+        self,
+        step: int,
+        work: Work,
+        layer: int,
+        inputs: Tensors,
+        batch: Batch | None,
+        *,
+        keep: bool,
+        on_host: bool = False,
     ) -> tuple[Tensors, float | None]:
         recompute = self._train.activation_checkpointing
+        moves = keep and on_host and not recompute and self._device.type != "cpu"
         leaves = tuple(
             tensor.detach().requires_grad_(keep and tensor.is_floating_point() and layer > 0) for tensor in inputs
         )
-        with torch.set_grad_enabled(keep and not recompute):
+        saving = kept_on_host(self._parameters[layer].values()) if moves else nullcontext()
+        with torch.set_grad_enabled(keep and not recompute), saving:
             outputs = self._run(step, work[0], layer, leaves, batch)
         if keep:
             held = batch if layer == self._last else None

@@ -14,6 +14,7 @@ import threading
 import time
 
 from planaria.protocol.messages import (
+    Challenge,
     Failed,
     FaultInjected,
     Hello,
@@ -21,6 +22,7 @@ from planaria.protocol.messages import (
     Notice,
     NotSaved,
     OutOfMemory,
+    Proof,
     Ready,
     Report,
     Returned,
@@ -142,6 +144,10 @@ class Control:
             while True:
                 order = orders.decode(read_control(sock))
                 heard = True
+                if isinstance(order, Challenge):
+                    with self._lock:
+                        self._transmit(Proof(nonce=order.nonce))
+                    continue
                 self._mailbox.put_order(order)
                 if isinstance(order, Stop):
                     self._ended.set()

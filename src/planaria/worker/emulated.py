@@ -172,7 +172,15 @@ class EmulatedCompute:
             del self._halves[entry]
 
     def forward(
-        self, step: int, work: Work, layer: int, inputs: Tensors, batch: Batch | None, *, keep: bool
+        self,
+        step: int,
+        work: Work,
+        layer: int,
+        inputs: Tensors,
+        batch: Batch | None,
+        *,
+        keep: bool,
+        on_host: bool = False,
     ) -> tuple[Tensors, float | None]:
         seen = int(inputs[0])
         if keep:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -42,6 +43,8 @@ class Holdings:
         self.replicas: dict[int, Replica] = {}
         self.accumulators: dict[int, Accumulator] = {}
         self._counted = [0] * len(model.layer_names)
+        self._shadows: dict[int, Accumulator] = {}
+        self._is_shadow = False
         self._exponents: tuple[int, ...] = ()
         self.compute: LayerCompute = (
             Compute(model, train, device, self.count) if make_compute is None else make_compute(self.count)
@@ -97,6 +100,7 @@ class Holdings:
         for group in [group for group in self.replicas if group not in groups]:
             del self.replicas[group]
             self.accumulators.pop(group, None)
+            self._shadows.pop(group, None)
 
     def forget_all(self) -> None:
         """Drop every replica and layer: the job goes back to another state."""
@@ -111,16 +115,20 @@ class Holdings:
         self._counted = [0] * len(self._counted)
         for group, accumulator in self.accumulators.items():
             accumulator.reset(self._exponents[group])
+        self.drop_shadows()
 
     def accumulator(self, group: int) -> Accumulator:
-        found = self.accumulators.get(group)
+        return self._found(group, self.accumulators)
+
+    def _found(self, group: int, accumulators: dict[int, Accumulator]) -> Accumulator:
+        found = accumulators.get(group)
         if found is None:
             spec = self._model.groups[group]
             contributions = self._train.num_microbatches * len(spec.layers)
             layout = self.replicas[group].layout
             found = Accumulator(layout, self._train.numerics, self._rounding, contributions, self._device)
             found.reset(self._exponents[group])
-            self.accumulators[group] = found
+            accumulators[group] = found
         return found
 
     def count(self, layer: int, gradients: Mapping[str, torch.Tensor]) -> None:
@@ -130,7 +138,27 @@ class Holdings:
             group, parameter = self._where[layer, name]
             by_group.setdefault(group, {})[parameter] = gradient
         for group, parts in by_group.items():
-            self.accumulator(group).add(parts)
+            self._found(group, self._shadows if self._is_shadow else self.accumulators).add(parts)
+
+    @contextmanager
+    def counting_apart(self) -> Iterator[None]:
+        """What is counted meanwhile is a second copy of what another worker counts, and no part of any sum."""
+        self._is_shadow = True
+        try:
+            yield
+        finally:
+            self._is_shadow = False
+
+    def promote_shadows(self) -> None:
+        """The other worker is lost: the copies are what counts now."""
+        for group, shadow in self._shadows.items():
+            self.accumulator(group).add_all(shadow)
+        self.drop_shadows()
+
+    def drop_shadows(self) -> None:
+        """The copies are of no use, or a new step begins."""
+        for group, shadow in self._shadows.items():
+            shadow.reset(self._exponents[group])
 
     def note_counted(self, layer: int, microbatch: int) -> None:
         assert not self._counted[layer] >> microbatch & 1, (

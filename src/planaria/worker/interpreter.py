@@ -18,6 +18,7 @@ from planaria.protocol.commit import NOT_APPLIED
 from planaria.protocol.liveness import Activity
 from planaria.protocol.messages import Commit, PlanMessage
 from planaria.protocol.progress import Progress
+from planaria.protocol.shadowing import Fate, Shadows
 from planaria.worker.compute import Work
 from planaria.worker.engine import Engine
 from planaria.worker.faults import FaultInjector
@@ -34,6 +35,8 @@ FAULT_KINDS = {
     Op.BACKWARD: "backward",
     Op.BACKWARD_INPUT: "backward",
     Op.BACKWARD_WEIGHT: "weight",
+    Op.SHADOW_FORWARD: "shadow",
+    Op.SHADOW_BACKWARD: "shadow",
     Op.SEND_ACTIVATION: "send",
     Op.SEND_GRADIENT: "send",
     Op.RECV_ACTIVATION: "recv",
@@ -44,13 +47,22 @@ FAULT_KINDS = {
 }
 
 
-_COMPUTING = (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
+_COMPUTING = (
+    Op.FORWARD,
+    Op.BACKWARD,
+    Op.BACKWARD_INPUT,
+    Op.BACKWARD_WEIGHT,
+    Op.SHADOW_FORWARD,
+    Op.SHADOW_BACKWARD,
+)
 WORDS = {
     Op.LOAD: "load",
     Op.FORWARD: "forward",
     Op.BACKWARD: "backward",
     Op.BACKWARD_INPUT: "backward",
     Op.BACKWARD_WEIGHT: "backward",
+    Op.SHADOW_FORWARD: "forward",
+    Op.SHADOW_BACKWARD: "backward",
     Op.SEND_ACTIVATION: "sending",
     Op.SEND_GRADIENT: "sending",
     Op.RECV_ACTIVATION: "receipt",
@@ -92,6 +104,7 @@ class Interpreter:
         self._activations: dict[tuple[Work, int], Tensors] = {}
         self._gradients: dict[tuple[Work, int], Tensors] = {}
         self.losses: dict[int, float] = {}
+        self._shadows = Shadows()
         self.compute_s = 0.0
         self._run: dict[Op, Callable[[Instruction], None]] = {
             Op.LOAD: self._load,
@@ -99,6 +112,8 @@ class Interpreter:
             Op.BACKWARD: self._backward,
             Op.BACKWARD_INPUT: self._backward_input,
             Op.BACKWARD_WEIGHT: self._backward_weight,
+            Op.SHADOW_FORWARD: self._shadow_forward,
+            Op.SHADOW_BACKWARD: self._shadow_backward,
             Op.SEND_ACTIVATION: self._send_activation,
             Op.RECV_ACTIVATION: self._recv_activation,
             Op.SEND_GRADIENT: self._send_gradient,
@@ -131,7 +146,22 @@ class Interpreter:
         for store in (self._activations, self._gradients):
             for entry in [entry for entry in store if entry[0] not in born]:
                 del store[entry]
+        self._take_over(message.plan)
         self._done.go_on(self._program)
+
+    def _take_over(self, plan: Plan) -> None:
+        """Copies of what a lost worker counted count from now on, if this worker goes on in its place."""
+        match self._shadows.fate(plan, self._worker):
+            case Fate.PROMOTED:
+                self._holdings.promote_shadows()
+                for layer, (microbatch, _) in self._shadows.counted:
+                    self._holdings.note_counted(layer, microbatch)
+                self._shadows.counted.clear()
+            case Fate.DROPPED:
+                self._holdings.drop_shadows()
+                self._shadows.counted.clear()
+            case Fate.KEPT:
+                pass
 
     def begin_next_step(self, commit: Commit) -> None:
         """The same plan, the step after the committed one."""
@@ -149,6 +179,7 @@ class Interpreter:
         self._activations.clear()
         self._gradients.clear()
         self.losses = {}
+        self._shadows.clear()
         self._holdings.compute.forget(lambda work: False)
         self._holdings.begin_step(exponents)
         self._sync.begin_step(self._plan, step)
@@ -229,23 +260,42 @@ class Interpreter:
             self._batch[instruction.microbatch] = {k: v.to(self._device) for k, v in batch.items()}
 
     def _forward(self, instruction: Instruction) -> None:
-        work = (instruction.microbatch, instruction.born)
-        layers = range(instruction.first_layer, instruction.end_layer)
-        self._pace.compute(instruction, forwards=layers)
+        """Of the layers whose forward was not run before, by another instruction."""
+        loss = self._run_forwards(instruction, on_host=False)
+        if loss is None and instruction.end_layer == len(self._model.layer_names):
+            loss = self._shadows.losses.get(instruction.microbatch)
+        if loss is not None:
+            self.losses[instruction.microbatch] = loss
+
+    def _shadow_forward(self, instruction: Instruction) -> None:
+        """What has to be done already should its owner be lost later."""
+        loss = self._run_forwards(instruction, on_host=True)
+        if loss is not None:
+            self._shadows.losses[instruction.microbatch] = loss
+
+    def _run_forwards(self, instruction: Instruction, *, on_host: bool) -> float | None:
+        """Returns the loss, if the last layer of the model is run."""
+        work, left = (instruction.microbatch, instruction.born), self._done.forwards_left(instruction)
         batch = self._batch.get(instruction.microbatch)
-        if instruction.first_layer == 0:
-            assert batch is not None
-            tensors = tuple(batch[name] for name in self._model.inputs)
-        else:
-            tensors = self._activations.pop((work, instruction.first_layer))
-        for layer in layers:
-            tensors, loss = self._holdings.compute.forward(
-                self._step, work, layer, tensors, batch, keep=instruction.keeps
-            )
-            if loss is not None:
-                self.losses[instruction.microbatch] = loss
-        if loss is None:
-            self._activations[work, instruction.end_layer] = tensors
+        self._pace.compute(instruction, forwards=[layer for layers in left for layer in layers])
+        loss: float | None = None
+        for layers in left:
+            tensors = self._taken_in(work, layers.start, stays=on_host)
+            for layer in layers:
+                tensors, loss = self._holdings.compute.forward(
+                    self._step, work, layer, tensors, batch, keep=instruction.keeps, on_host=on_host
+                )
+                self._done.note_forward(work, layer)
+            if loss is None:
+                self._activations[work, layers.stop] = tensors
+        return loss
+
+    def _taken_in(self, work: Work, layer: int, *, stays: bool) -> Tensors:
+        """A layer's input; it `stays` where it may have to be sent again."""
+        if layer == 0:
+            batch = self._batch[work[0]]
+            return tuple(batch[name] for name in self._model.inputs)
+        return self._activations[work, layer] if stays else self._activations.pop((work, layer))
 
     def _backward(self, instruction: Instruction) -> None:
         """Whole, except where the input's half was done under an earlier plan."""
@@ -279,6 +329,21 @@ class Interpreter:
             self._holdings.compute.backward_weight(work, layer, counted=counted)
             self._note_backward(work, layer, counted=counted)
 
+    def _shadow_backward(self, instruction: Instruction) -> None:
+        """A second copy of what another worker counts, apart from all that counts here."""
+        work, layers = (instruction.microbatch, instruction.born), self._done.backwards_left(instruction)
+        self._pace.compute(instruction, inputs=layers, weights=_counted(instruction, layers))
+        given = self._gradients.get((work, instruction.end_layer), ())
+        for layer in layers:
+            counted = layer in instruction.counted
+            with self._holdings.counting_apart():
+                given = self._holdings.compute.backward(self._step, work, layer, given, counted=counted)
+            self._done.note_backward(work, layer)
+            if counted:
+                self._shadows.counted.add((layer, work))
+        if layers:
+            self._gradients[work, layers[-1]] = given
+
     def _note_backward(self, work: Work, layer: int, *, counted: bool) -> None:
         self._done.note_backward(work, layer)
         if counted:
@@ -289,8 +354,12 @@ class Interpreter:
 
     def _send_activation(self, instruction: Instruction) -> None:
         assert instruction.peer is not None
-        tensors = self._activations.pop(((instruction.microbatch, instruction.born), instruction.first_layer))
+        tensors = self._to_send(self._activations, instruction)
         self._transport.send(instruction.peer, self._key(Kind.ACTIVATION, self._worker, instruction), tensors)
+
+    def _to_send(self, store: dict[tuple[Work, int], Tensors], instruction: Instruction) -> Tensors:
+        at = (instruction.microbatch, instruction.born), instruction.first_layer
+        return store[at] if instruction.keeps else store.pop(at)
 
     def _recv_activation(self, instruction: Instruction) -> None:
         assert instruction.peer is not None
@@ -299,7 +368,7 @@ class Interpreter:
 
     def _send_gradient(self, instruction: Instruction) -> None:
         assert instruction.peer is not None
-        tensors = self._gradients.pop(((instruction.microbatch, instruction.born), instruction.first_layer))
+        tensors = self._to_send(self._gradients, instruction)
         self._transport.send(instruction.peer, self._key(Kind.GRADIENT, self._worker, instruction), tensors)
 
     def _recv_gradient(self, instruction: Instruction) -> None:

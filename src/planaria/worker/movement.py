@@ -105,7 +105,7 @@ class Movement:
             with self._heartbeat.during(Activity.WAITING, transfer.source):
                 state = self._mailbox.take(self._key(plan, transfer), lambda: False)
             self._take(plan, transfer, state)
-        self._holdings.own_layers(plan.layers_of.get(self._worker, ()))
+        self._holdings.own_layers(plan.layers_run_by.get(self._worker, ()))
         self.is_settled = True
         self._send(Ready(generation=plan.generation))
 

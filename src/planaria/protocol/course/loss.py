@@ -28,7 +28,7 @@ def lose(run: Run, event: NodeGone) -> list[Command]:
     strikes = run.needs(event.node)
     if run.recovery is None and strikes:
         began = run.now if fault_at is None else fault_at
-        run.recovery = OpenRecovery(step=run.step, policy=run.placing.switching.name.value, began=began)
+        run.recovery = OpenRecovery(step=run.step, policy=run.placing.switching.name, began=began)
     if run.recovery is not None:
         run.recovery.add_loss(event.node, event.cause, detect_ms)
     lost = NodeLost(

@@ -41,7 +41,7 @@ def restarted(run: Run, event: Restarted) -> list[Command]:
     run.attempt.began = run.now if event.step_began is None else event.step_began
     run.members.leaving = dict.fromkeys(past.leaving, run.now)
     if past.losses:
-        run.recovery = OpenRecovery(step=run.step, policy=run.placing.switching.name.value, began=run.now)
+        run.recovery = OpenRecovery(step=run.step, policy=run.placing.switching.name, began=run.now)
         for loss in past.losses:
             run.recovery.add_loss(loss.node, loss.cause, None)
         run.recovery.resumed = run.now if past.has_resumed else None
@@ -154,6 +154,7 @@ def _take_up(run: Run, position: Position) -> None:
         ballot.cast(worker, vote)
     run.attempt.salvage = Salvage(returning.earlier(position))
     run.attempt.unready = returning.unready(position)
+    run.attempt.begun_in = position.message.begun
     run.standing = returning.standing(position, frozenset(run.members.nodes), run.members.leaving.keys())
     run.placing.speeds.expect(plan, run.placing.policy.estimated(plan).compute_s)
     if not set(run.members.nodes) <= set(plan.nodes):

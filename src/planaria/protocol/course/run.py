@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from planaria.job.settings import PolicyName
 from planaria.plan.plan import NodeId, Plan, WorkerId
 from planaria.plan.replicas import lacking
 from planaria.policy.outlook import USUAL_DECISION_S, Outlook
@@ -82,11 +81,13 @@ class Attempt:
         ballot: of the votes under the plan in force; None before there is one.
         unready: workers whose state is on its way, or who stopped inside the step.
         salvage: of the losses.
+        begun_in: generation of the plan under which it began.
         is_void: nobody can finish what others began of the step: it is begun anew.
     """
 
     def __init__(self) -> None:
         self.began = 0.0
+        self.begun_in = -1
         self.ballot: Ballot | None = None
         self.unready: set[WorkerId] = set()
         self.salvage = Salvage()
@@ -143,7 +144,7 @@ class Run:
         self.current: Plan | None = None
         self.is_degraded = False
         self.decision: PlanTaken | None = None
-        switching = Switching(PolicyName(settings.policy_name), make, may_drop=settings.may_drop)
+        switching = Switching(settings.policy_name, make, may_drop=settings.may_drop)
         self.placing = Placing(policy, shortages or Shortages(), settings.fault_tolerance, switching)
         self.members = Membership(settings.num_nodes, settings.devices_per_node)
         self.standing = Standing()

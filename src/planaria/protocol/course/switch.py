@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from planaria.job.settings import PolicyName
 from planaria.plan.plan import PlanError
 from planaria.protocol.course import boundary
 from planaria.protocol.course.run import Run
@@ -14,13 +15,13 @@ from planaria.protocol.records import Note, PolicySwitched
 def policy_requested(run: Run, event: PolicyRequested) -> list[Command]:
     """Whoever asked has been told of any `refusal`; what cannot be done is not done."""
     before = run.placing.switching.name
-    if event.name is before:
+    if event.name == before:
         return []
     try:
         run.placing.switch(event.name)
     except PlanError as error:
         return [Publish(Note(level="warning", text=f"the policy stays {before}: {error}"))]
-    record = PolicySwitched(policy=event.name.value, before=before.value, step=run.step)
+    record = PolicySwitched(policy=event.name, before=before, step=run.step)
     commands: list[Command] = [JournalPolicy(policy=event.name, records=(record,)), Publish(record)]
     return commands + (boundary.try_again(run) if run.phase is Phase.WAITING else [])
 
@@ -34,6 +35,11 @@ def refusal(run: Run, name: str) -> str | None:
     why = placing.switching.refusal(name)
     if why is not None or name == placing.switching.name:
         return why
+    if name == PolicyName.MORPH and not run.settings.checkpoint_every:
+        return (
+            "policy morph goes back to the last checkpoint, and the job writes none on the way. Set "
+            "run.checkpoint_every in the job file, and go on with --resume"
+        )
     try:
         if run.current is None:
             placing.first_of(name, run.settings.num_nodes)

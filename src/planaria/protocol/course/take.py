@@ -58,6 +58,7 @@ def take(
         source=source,
         folder=folder,
         afresh=run.attempt.is_void,
+        begun=run.attempt.begun_in,
     )
     run.attempt.is_void = False
     if purpose in (Purpose.RECONFIGURE, Purpose.WARM_UP, Purpose.RESTORE):
@@ -83,6 +84,7 @@ def _begin_attempt(run: Run, purpose: Purpose, *, moves_state: bool) -> None:
     attempt.unready = set(plan.workers) if moves_state else set()
     if purpose is not Purpose.FINISH_STEP:
         attempt.began = run.now
+        attempt.begun_in = plan.generation
         run.standing.warm(is_warming=purpose is Purpose.WARM_UP)
     if purpose in PLACING:
         # Other placements are made of all nodes; whether those that leave can be done without is found out after
@@ -106,7 +108,7 @@ def _expect(run: Run, proposal: Proposal, purpose: Purpose) -> tuple[AnyRecord, 
         elif purpose in PLACING:
             run.second_look.forget()
         run.placing.speeds.expect(proposal.plan, proposal.compute_s)
-        told += (plan_taken(proposal, run.step, purpose.value, run.placing.switching.name.value),)
+        told += (plan_taken(proposal, run.step, purpose.value, run.placing.switching.name),)
         run.decision = decision_of(told) or run.decision
     becomes_degraded = proposal.is_degraded and not run.is_degraded
     if purpose in PLACING or (purpose is Purpose.WARM_UP and becomes_degraded):

@@ -136,6 +136,9 @@ class Watched:
     def with_speeds(self, speeds: Any) -> Watched:
         return Watched(self._policy.with_speeds(speeds), self._told)
 
+    def with_zones(self, zones: Any) -> Watched:
+        return Watched(self._policy.with_zones(zones), self._told)
+
     def with_outlook(self, outlook: Any) -> Watched:
         return Watched(self._policy.with_outlook(outlook), self._told)
 

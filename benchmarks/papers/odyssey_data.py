@@ -1,0 +1,29 @@
+"""Figures of Odyssey (Zhou et al.), as its paper prints them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+NUM_DEVICES: Final = 32
+HOURLY: Final = 0.10
+HOURS: Final = 9.0
+GLOBAL_BATCH: Final = 64
+"""The largest of "16 to 64"; microbatches of 1 (section V-A)."""
+
+OVER_OOBLECK: Final = 1.229
+OVER_RECYCLE: Final = 1.355
+"""Average throughput over 9 hours (Figure 9, section V-B)."""
+
+RECOVERY_S: Final = (11.2, 8.2)
+"""Without and with matched transfers, 16 layers on 8 devices (section V-C)."""
+TRANSFER_CUT: Final = 0.3235
+"""By which matched transfers are shorter."""
+LAYERS_OF_RECOVERY: Final = 16
+
+TABLE_1: Final = {
+    "Bamboo": ("9.5-20%", "short pause", "high overhead", "1.5x"),
+    "Varuna": ("none", "restart from checkpoint", "new optimum", "none"),
+    "Oobleck": ("none (planning before)", "copy from live replicas", "new pipelines", "none"),
+    "ReCycle": ("none", "on the fly", "longer steps", "none"),
+}
+"""Time overhead without failures, while one is handled, and after it; memory overhead without failures."""

@@ -1,0 +1,57 @@
+"""Spot traces like those of the papers: made up with their rates, or the recorded ones where a folder has them.
+
+The recorded traces are in Bamboo's repository (UCLASystem/bamboo, MIT): `p3-trace.csv`, `a100x1-east1b.txt`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from planaria.simulate.trace import HOUR_S, Change, Trace, TraceEvent, summarise
+from planaria.simulate.trace_formats import read_trace
+from planaria.simulate.trace_generators import ConstantRate, Population, generate
+
+P3_FILE = "p3-trace.csv"
+ZONES = ("a", "b", "c")
+
+P3_BULK = 2.1
+P3_FILLED = 0.75
+"""Of the recorded P3 trace: nodes that go together, and the mean number of nodes over the largest (`planaria trace
+describe`)."""
+
+
+def with_interval(nodes: int, interval_s: float, hours: float, name: str, *, seed: int = 1) -> Trace:
+    """A preemption of `P3_BULK` nodes after each interval on average, three quarters of the nodes there on average."""
+    hourly = P3_BULK * HOUR_S / interval_s / (P3_FILLED * nodes)
+    population = Population(nodes=nodes, zones=ZONES, arrival_s=HOUR_S * (1 / P3_FILLED - 1) / hourly)
+    return generate(ConstantRate(hourly=hourly, mean_bulk=P3_BULK), population, hours * HOUR_S, seed=seed, name=name)
+
+
+def recorded_p3(folder: Path | None) -> Trace | None:
+    """None where there is none."""
+    if folder is None or not (folder / P3_FILE).exists():
+        return None
+    return read_trace((folder / P3_FILE).read_text(), "EC2 P3, recorded").trace
+
+
+def at_most(trace: Trace, nodes: int) -> Trace:
+    """The same without nodes that come when as many are there already."""
+    there: set[str] = set()
+    events: list[TraceEvent] = []
+    for event in trace.events:
+        if event.change is Change.ADD and len(there) < nodes:
+            there.add(event.node)
+            events.append(event)
+        elif event.change is Change.REMOVE and event.node in there:
+            there.remove(event.node)
+            events.append(event)
+    return Trace(name=trace.name, horizon_s=trace.horizon_s, events=tuple(events))
+
+
+def described(trace: Trace) -> str:
+    """One line for people."""
+    summary = summarise(trace)
+    interval = "" if summary.interval_s is None else f", a preemption every {summary.interval_s / 60:.1f} min"
+    return (
+        f"{trace.name}: {summary.mean_nodes:.1f} nodes on average{interval}, {summary.hourly_rate:.0%} of them an hour"
+    )
