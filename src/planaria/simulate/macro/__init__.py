@@ -6,9 +6,11 @@ found out about a situation once is remembered.
 
 - `timings`: what is not modelled, with its defaults.
 - `state`: a situation in which a job trains undisturbed, up to the nodes' names.
+- `subject`: what episodes are told and tell.
 - `episode`: from a disturbance until the job trains undisturbed again.
 - `moments`: episodes that are known, moment by moment.
 - `account`: where the time went, and what came of it.
+- `course`: what a trace has in store.
 - `engine`: one run over one trace.
 - `references`: what runs are held against.
 - `scenario`: the file that a user writes.

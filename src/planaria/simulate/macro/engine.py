@@ -5,77 +5,20 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from planaria.plan.plan import PlanError
 from planaria.plan.settings import PlannerSettings
 from planaria.protocol.failures import Failures
 from planaria.simulate.macro.account import Prices, RunResult
-from planaria.simulate.macro.episode import NUM_CAUSES, Cause, Disturbance, Known, Rest, Subject, Tally
+from planaria.simulate.macro.course import Course as Course
+from planaria.simulate.macro.course import Happening
 from planaria.simulate.macro.moments import Memory, Moment, Root
 from planaria.simulate.macro.state import State
-from planaria.simulate.trace import HOUR_S, Change, Trace
-
-Happening = tuple[float, int, int]
-"""Time in seconds, a `Disturbance`, a node's number in the trace."""
+from planaria.simulate.macro.subject import NUM_CAUSES, Cause, Disturbance, Known, Rest, Subject, Tally
+from planaria.simulate.trace import HOUR_S, Trace
 
 _NEVER = float("inf")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
-    """A trace, as a run meets it.
-
-    Attributes:
-        name: the trace's.
-        horizon_s: its length.
-        happenings: in the order of time; nodes come when their workers have joined.
-        num_initial: nodes 0, 1, ... that are there when it begins.
-        stays: for each node, when it came and went in the trace, and its zone; a node that comes back is another one.
-    """
-
-    name: str
-    horizon_s: float
-    happenings: Sequence[Happening]
-    num_initial: int
-    stays: Sequence[tuple[float, float, str]]
-
-    @classmethod
-    def of(cls, trace: Trace, start_s: float) -> Course:
-        """Of a trace in which nodes take so long to start."""
-        numbers: dict[str, int] = {}
-        stays: list[tuple[float, float, str]] = []
-        joined: list[float] = []
-        happenings: list[Happening] = []
-        num_initial = 0
-        for event in trace.events:
-            at_s = event.at_s
-            if event.change is Change.ADD:
-                numbers[event.node] = len(stays)
-                joined.append(at_s + start_s if at_s > 0 else 0.0)
-                num_initial += at_s == 0
-                stays.append((at_s, _NEVER, event.zone))
-                continue
-            number = numbers[event.node]
-            stays[number] = (stays[number][0], at_s, stays[number][2])
-            if joined[number] >= at_s:
-                continue
-            if event.notice_s > 0:
-                noticed_s = max(joined[number], at_s - event.notice_s)
-                happenings.append((noticed_s, Disturbance.NOTICED, number))
-            happenings.append((at_s, Disturbance.LOST, number))
-        for number, (came, went, _) in enumerate(stays):
-            if came > 0 and joined[number] < went:
-                happenings.append((joined[number], Disturbance.CAME, number))
-        happenings.sort()
-        return cls(
-            name=trace.name,
-            horizon_s=trace.horizon_s,
-            happenings=happenings,
-            num_initial=num_initial,
-            stays=stays,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,8 @@ shortages of memory, and a coordinator that dies; `planaria.simulate.cluster` ha
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from planaria.estimate.restore import Storage
@@ -18,9 +17,8 @@ from planaria.estimate.transition import transfer_time
 from planaria.job.settings import PolicyName, TrainSection
 from planaria.plan.ledger import Ledger, mask_of
 from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
-from planaria.plan.profile import ModelProfile
 from planaria.plan.replicas import lacking
-from planaria.policy.proposal import Policy, Proposal
+from planaria.policy.proposal import Proposal
 from planaria.protocol.course.run import Run
 from planaria.protocol.course.take import take
 from planaria.protocol.events import (
@@ -38,7 +36,6 @@ from planaria.protocol.events import (
     WorkerJoined,
     WriteManifest,
 )
-from planaria.protocol.failures import Failures
 from planaria.protocol.messages import (
     Commit,
     Halt,
@@ -56,153 +53,20 @@ from planaria.protocol.records import PlanTaken, Recovered, Restored
 from planaria.protocol.settings import CheckpointRef, RunSettings
 from planaria.protocol.transitions import TRANSITIONS
 from planaria.simulate.macro.state import State, canonical
-from planaria.simulate.macro.timings import Timings
+from planaria.simulate.macro.subject import (
+    Cause,
+    Disturbance,
+    Foreseen,
+    Known,
+    Rest,
+    Subject,
+    Tally,
+    Watched,
+)
 
 MANY_STEPS = 1_000_000
 
 _NEVER = float("inf")
-
-
-class Cause(enum.IntEnum):
-    """What a second of a run was spent on."""
-
-    TRAINING = 0
-    REDONE = 1
-    """Work that was lost and done again, and a struck step's surplus over an undisturbed one."""
-    DETECTION = 2
-    DECISION = 3
-    """With the change of plans."""
-    TRANSFER = 4
-    RESTART = 5
-    """Back to a checkpoint, or the start of the first processes."""
-    CHECKPOINT = 6
-    IDLE = 7
-    """Waiting for nodes."""
-
-
-NUM_CAUSES = len(Cause)
-
-
-class Disturbance(enum.IntEnum):
-    """What may happen to a node."""
-
-    LOST = 0
-    CAME = 1
-    NOTICED = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
-    """What is the same in all episodes of a simulation.
-
-    Attributes:
-        profile: of the model on the devices.
-        policy: makes the plans.
-        policy_name: for the records.
-        fault_tolerance: f.
-        devices_per_node: workers on each node.
-        num_microbatches: of a step.
-        timings: of what is not modelled.
-        checkpoint_every: steps between checkpoints, as policies are told; 0: none.
-        by_number: see `planaria.simulate.macro.state.canonical`.
-    """
-
-    profile: ModelProfile
-    policy: Policy
-    policy_name: str
-    fault_tolerance: int
-    devices_per_node: int
-    num_microbatches: int
-    timings: Timings
-    checkpoint_every: int = 0
-    by_number: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
-    """What is known at the beginning of an episode of the time to come; see `planaria.policy.outlook`."""
-
-    time_to_failure_s: float
-    steps_left: int
-    steps_at_stake: int
-
-
-@dataclass(slots=True)
-class Tally:
-    """Of a stretch of an episode.
-
-    Attributes:
-        steps: committed.
-        microbatches: that they counted.
-        causes: seconds by cause.
-        restored: the job went back to its checkpoint; steps before count no more.
-        survived: by which mechanism losses were survived that the stretch ends.
-        plans: purposes of the plans that were taken.
-        moved_bytes: state that moved between nodes or devices.
-        ended: why the run is over; None: it is not.
-        released: nodes that are done without, by their names in the episode.
-    """
-
-    steps: int = 0
-    microbatches: int = 0
-    causes: list[float] = field(default_factory=lambda: [0.0] * NUM_CAUSES)
-    restored: bool = False
-    survived: list[str] = field(default_factory=list)
-    plans: list[str] = field(default_factory=list)
-    moved_bytes: int = 0
-    ended: str | None = None
-    released: list[NodeId] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rest:
-    """The job trains undisturbed again.
-
-    Attributes:
-        state: in which.
-        order: for each of the state's nodes, its name in the episode.
-        step_s: of its steps.
-    """
-
-    state: State
-    order: tuple[NodeId, ...]
-    step_s: float
-
-
-class _Watched:
-    """A policy, and how the last plan was made that it proposed."""
-
-    def __init__(self, policy: Any, told: dict[str, str]) -> None:
-        self._policy = policy
-        self._told = told
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._policy, name)
-
-    def with_speeds(self, speeds: Any) -> _Watched:
-        return _Watched(self._policy.with_speeds(speeds), self._told)
-
-    def with_zones(self, zones: Any) -> _Watched:
-        return _Watched(self._policy.with_zones(zones), self._told)
-
-    def with_outlook(self, outlook: Any) -> _Watched:
-        return _Watched(self._policy.with_outlook(outlook), self._told)
-
-    def reconfigure(self, *args: Any, **kwargs: Any) -> Proposal:
-        proposal: Proposal = self._policy.reconfigure(*args, **kwargs)
-        self._told["how"] = proposal.candidates[0].name.partition(" (")[0] if proposal.candidates else proposal.how
-        return proposal
-
-
-class _Foreseen(Failures):
-    """The next loss is expected in a given time."""
-
-    def __init__(self, time_to_next_s: float) -> None:
-        super().__init__(time_to_next_s)
-        self._time_to_next_s = time_to_next_s
-
-    def time_to_next_s(self, now: float) -> float:
-        return self._time_to_next_s
 
 
 class Episode:
@@ -297,9 +161,9 @@ class Episode:
             waits=True,
             may_drop=True,
         )
-        policy: Any = _Watched(subject.policy, self._told)
+        policy: Any = Watched(subject.policy, self._told)
         run = self._run = Run(settings, policy, None, None)
-        run.failures = _Foreseen(known.time_to_failure_s)
+        run.failures = Foreseen(known.time_to_failure_s)
         run.timing.decision_s = subject.timings.decision_s
         run.step = first_step
         run.checkpoints.last = CheckpointRef(

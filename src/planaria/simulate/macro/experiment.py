@@ -14,10 +14,10 @@ from planaria.policy.outlook import DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S
 from planaria.policy.proposal import Policy
 from planaria.simulate.macro.account import Prices, RunResult
 from planaria.simulate.macro.engine import Simulation, Terms
-from planaria.simulate.macro.episode import Subject
 from planaria.simulate.macro.moments import Memory
 from planaria.simulate.macro.oracle import Oracle
 from planaria.simulate.macro.references import IDEAL, ON_DEMAND, ORACLE, run_ideal, run_on_demand
+from planaria.simulate.macro.subject import Subject
 from planaria.simulate.macro.timings import Timings
 from planaria.simulate.trace import Trace
 

@@ -13,8 +13,9 @@ from dataclasses import replace
 from planaria.plan.plan import NodeId
 from planaria.policy.outlook import Outlook
 from planaria.policy.proposal import Proposal
-from planaria.simulate.macro.episode import Disturbance, Episode, Known, Rest, Subject, Tally
+from planaria.simulate.macro.episode import Episode
 from planaria.simulate.macro.state import State
+from planaria.simulate.macro.subject import Disturbance, Known, Rest, Subject, Tally
 
 MOST_WORKERS = 500_000
 """In all states that are remembered: some hundred megabytes. Then everything is forgotten, and found out again."""
