@@ -81,8 +81,8 @@ def section(traces: Path | None = None) -> Section:
         ],
         verdict=(
             "As in the paper the gap grows with the model: saving GPT-3 2.7b takes longer than the warning, so every "
-            "preemption throws Varuna back, and GPT-3 6.7b makes next to no progress. The gap is wider here than "
-            "there, for Varuna checkpoints every ten steps, as described (see Table 2)."
+            "preemption throws Varuna back, and GPT-3 6.7b makes next to no progress. Varuna checkpoints every ten "
+            "steps here, as described (see Table 2)."
         ),
         plots=plots,
     )
