@@ -27,6 +27,8 @@ RECOVERY_FIELDS = {
     "reason",
     "detect_ms",
     "decide_ms",
+    "ready_ms",
+    "steps_redone",
     "transfer_bytes",
     "resume_ms",
     "microbatches_rerun",

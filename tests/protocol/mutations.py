@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from planaria.plan import aftermath, salvage
+from planaria.plan import transfers as moving
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import Plan, Transfer, WorkerId
 from planaria.plan.sources import Holders
@@ -83,12 +84,12 @@ def sums_of_an_older_epoch_go_on(patch: Patch) -> None:
 
 def state_that_must_move_does_not(patch: Patch) -> None:
     """The new owner begins with what it has: nothing."""
-    original = aftermath.transfers
+    original = moving.transfers
 
     def all_but_one(plan: Plan, holders: Holders) -> tuple[Transfer, ...]:
         return original(plan, holders)[1:]
 
-    patch.setattr(aftermath, "transfers", all_but_one)
+    patch.setattr(moving, "transfers", all_but_one)
 
 
 def exponents_of_a_checkpoint_are_forgotten(patch: Patch) -> None:

@@ -35,7 +35,7 @@ from planaria.data.tokens import TokenSet, prepare_tokens
 from planaria.job.settings import DataSection, Job, WhenNotFinite
 from planaria.launch.reference import train_reference
 from planaria.observe.run_folder import RunFolder
-from planaria.plan import aftermath
+from planaria.plan import transfers as moving
 from planaria.plan.plan import Plan, Transfer, WorkerId
 from planaria.plan.program import Instruction, Op, Program
 from planaria.plan.schedule import program
@@ -250,7 +250,7 @@ def test_state_that_moves_in_parts(laboratory: Laboratory, monkeypatch: pytest.M
         taken.append(msgspec.structs.replace(plan, transfers=in_parts(plan, holders)))
         return taken[-1].transfers
 
-    monkeypatch.setattr(aftermath, "transfers", note)
+    monkeypatch.setattr(moving, "transfers", note)
     job = job_of(nodes=6, depth=4, steps=4, smallest=2, source=str(laboratory.source))
     for node in range(6):
         kills = (Kill(node=node, at="backward", step=1), Kill(node=(node + 2) % 6, at="transfer"))

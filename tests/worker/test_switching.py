@@ -146,4 +146,4 @@ def test_what_is_refused_says_why(policy: str, why: str, laboratory: Laboratory)
 def test_an_unknown_name_is_refused(laboratory: Laboratory) -> None:
     machine = laboratory.cluster(grid(laboratory, ())).machine
     refusal = machine.refusal("fastest")
-    assert refusal == "policy = 'fastest' is unknown. Choose templates, reroute, drop, adaptive"
+    assert refusal == "policy = 'fastest' is unknown. Choose templates, reroute, redundancy, morph, drop, adaptive"

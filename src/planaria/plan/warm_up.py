@@ -22,9 +22,9 @@ def warm_up(plan: Plan, target: Plan, generation: int) -> Plan:
     """
     own = {worker: set(plan.layers_of.get(worker, ())) for worker in {*plan.workers, *target.workers}}
     lacking = {worker: set(layers) - own[worker] for worker, layers in target.layers_of.items()}
-    if plan.redundancy is not None:  # its shadows go on computing, and the target's begin to
-        for shadow in (*plan.shadows, *target.shadows):
-            lacking.setdefault(shadow.worker, set()).update(set(shadow.layers) - own[shadow.worker])
+    computing = plan.shadows if plan.redundancy is not None else ()
+    for shadow in (*computing, *target.shadows):
+        lacking.setdefault(shadow.worker, set()).update(set(shadow.layers) - own[shadow.worker])
     devices = plan.devices_of | target.devices_of
     shadows = tuple(
         run for worker, layers in sorted(lacking.items()) for run in runs_of(worker, layers, devices[worker])
