@@ -22,6 +22,7 @@ from itertools import pairwise
 from planaria.estimate.conditions import AS_PROFILED, Conditions
 from planaria.estimate.durations import Durations
 from planaria.estimate.flow import Flow, run
+from planaria.estimate.pipeline_flow import WorkerFlow, is_plain, run_pipeline
 from planaria.plan.plan import Plan, WorkerId
 from planaria.plan.profile import ModelProfile
 from planaria.plan.program import Instruction, Op, Program
@@ -95,21 +96,10 @@ def step_time_s(plan: Plan, profile: ModelProfile, conditions: Conditions = AS_P
     return outline(plan, profile, conditions).step_time_s
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """What one worker of a pipeline comes to: the end of its last compute, its compute, when its gradients of each
-    group are whole, and its longest forward or backward; in seconds."""
-
-    end_s: float
-    compute_s: float
-    due_s: Mapping[int, float]
-    longest_s: float
-
-
 Shape = Hashable
 """All that the times of a pipeline depend on, beside profile and conditions."""
 
-Known = dict[Shape, tuple[_Part, ...]]
+Known = dict[Shape, tuple[WorkerFlow, ...]]
 """Of pipelines that were run before: their parts, from the first stage to the last."""
 
 MOST_KNOWN = 4096
@@ -136,20 +126,16 @@ def outline(
     shapes = [(_shape(plan, durations, path), path) for path in paths(plan)]
     new = {shape: path for shape, path in shapes if shape not in known}
     regular = {hop.worker for _, path in shapes for hop in path.hops}
-    run_now = {hop.worker for path in new.values() for hop in path.hops}
+    for shape, path in new.items():
+        if is_plain(plan, path):
+            known[shape] = run_pipeline(plan, path, durations, overlap=conditions.overlap)
+    run_now = {hop.worker for shape, path in new.items() if shape not in known for hop in path.hops}
     run_programs = programs(plan, [w for w in plan.workers if w in run_now or w not in regular])
     flow = run(run_programs, durations, overlap=conditions.overlap)
     longest = {worker: _longest_s(worker, program, durations) for worker, program in run_programs.items()}
     for shape, path in new.items():
-        known[shape] = tuple(
-            _Part(
-                flow.ends_s[hop.worker],
-                flow.compute_s[hop.worker],
-                {group: flow.due_s[hop.worker, group] for group in plan.groups_of[hop.worker]},
-                longest[hop.worker],
-            )
-            for hop in path.hops
-        )
+        if shape not in known:
+            known[shape] = tuple(_told(plan, flow, hop.worker, longest[hop.worker]) for hop in path.hops)
     longest_s = max((longest[worker] for worker in run_programs if worker not in regular), default=0.0)
     for shape, path in shapes:
         for hop, part in zip(path.hops, known[shape], strict=True):
@@ -163,6 +149,12 @@ def outline(
     return Outline(
         step_time_s=finish.step_time_s, longest_instruction_s=longest_s, compute_s=dict(sorted(flow.compute_s.items()))
     )
+
+
+def _told(plan: Plan, flow: Flow, worker: WorkerId, longest_s: float) -> WorkerFlow:
+    """Of a worker whose program was run."""
+    due_s = {group: flow.due_s[worker, group] for group in plan.groups_of[worker]}
+    return WorkerFlow(end_s=flow.ends_s[worker], compute_s=flow.compute_s[worker], due_s=due_s, longest_s=longest_s)
 
 
 def _longest_s(worker: WorkerId, program: Program, durations: Durations) -> float:
