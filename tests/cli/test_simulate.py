@@ -51,8 +51,15 @@ def test_a_table_for_each_policy(scenario: Path) -> None:
         assert word in result.output
 
 
+def test_what_is_done_is_told_where_no_terminal_shows_it(scenario: Path) -> None:
+    told = run(scenario, "--policy", "ideal").stderr.splitlines()
+    assert told
+    assert told[-1].startswith(f"planaria: simulated {len(told)} of {len(told)}: ")
+    assert told[-1].endswith(", ideal")
+
+
 def test_json_has_every_run(scenario: Path) -> None:
-    (outcome,) = json.loads(run(scenario, "--json", "--policy", "templates").output)
+    (outcome,) = json.loads(run(scenario, "--json", "--policy", "templates").stdout)
     assert [summary["policy"] for summary in outcome["summaries"]] == ["templates"]
     runs = outcome["runs"]["templates"]
     assert len(runs) == 2
@@ -64,7 +71,7 @@ def test_one_seed_has_one_result_on_any_number_of_processes(scenario: Path, tmp_
     """On processes of their own, and in this one after another scenario."""
     many = CliRunner().invoke(cli, ["simulate", str(scenario), "--json", "--processes", "2"])
     run(scenario, "--set", "failures.hourly=3")
-    assert json.loads(many.output) == json.loads(run(scenario, "--json").output)
+    assert json.loads(many.stdout) == json.loads(run(scenario, "--json").stdout)
 
 
 def test_results_are_kept_and_a_changed_scenario_is_noticed(scenario: Path, tmp_path: Path) -> None:
@@ -83,9 +90,9 @@ def test_results_are_kept_and_a_changed_scenario_is_noticed(scenario: Path, tmp_
 
 def test_a_sweep_shows_each_scenario(scenario: Path) -> None:
     result = run(scenario, "--sweep", "--policy", "ideal", "--set", "sweep.nodes=[4, 6]")
-    assert result.exit_code == 0, result.output
-    assert "nodes = 4" in result.output
-    assert "nodes = 6" in result.output
+    assert result.exit_code == 0, result.stdout
+    assert "nodes = 4" in result.stdout
+    assert "nodes = 6" in result.stdout
     refused = run(scenario, "--sweep")
     assert refused.exit_code == 2
     assert "[sweep] lists nothing" in refused.output

@@ -131,6 +131,9 @@ def _simulated(work: Sequence[Piece], folder: Path, wanted: Wanted) -> list[list
 
         def progress(piece: Piece) -> None:
             bar.update(task, advance=1, description=f"{piece.label}, {piece.policy}")
+            if not console.is_terminal:
+                of_all = f"{bar.tasks[0].completed:.0f} of {len(work)}"
+                click.echo(f"planaria: simulated {of_all}: {piece.label}, {piece.policy}", err=True)
 
         return simulate_pieces(
             work,

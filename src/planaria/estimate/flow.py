@@ -7,14 +7,14 @@ and each link carries one sender's messages in the sender's order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from planaria.estimate.durations import Durations
 from planaria.plan.plan import WorkerId
 from planaria.plan.program import Instruction, Op, Program
 
-_Beat = tuple[int, float, int, int, float]
+Beat = tuple[int, float, int, int, float]
 """Number of the message waited for, or -1; seconds of compute; number of the message then sent, or -1, of the link that
 takes it, and its seconds on the link."""
 
@@ -66,9 +66,9 @@ class _Run:
         """Of each worker, a group and the number of beats before its gradients are whole."""
         self._beats = [self._compile(worker, programs[worker]) for worker in self._workers]
 
-    def _compile(self, worker: WorkerId, program: Program) -> list[_Beat]:
+    def _compile(self, worker: WorkerId, program: Program) -> list[Beat]:
         numbers, compute_s = self._flow._numbers, self._durations.compute_s
-        beats: list[_Beat] = []
+        beats: list[Beat] = []
         dues: list[tuple[int, int]] = []
         awaited, seconds, total = -1, -1.0, 0.0
         for instruction in program:
@@ -108,16 +108,12 @@ class _Run:
 
     def run(self) -> Flow:
         num_messages = len(self._flow._numbers)
-        starts, arrivals = [-1.0] * num_messages, [-1.0] * num_messages
-        waiting = [-1] * num_messages
-        free = [0.0] * len(self._links)
-        done = [0] * len(self._beats)
-        clocks: list[list[float]] = [[0.0] for _ in self._beats]
-        ready = list(range(len(self._beats)))
-        while ready:
-            at = ready.pop()
-            self._advance(at, done, clocks[at], starts, arrivals, waiting, free, ready)
-        stuck = [worker for at, worker in enumerate(self._workers) if done[at] < len(self._beats[at])]
+        clocks, starts, arrivals = advance_all(self._beats, num_messages, len(self._links), overlap=self._overlap)
+        stuck = [
+            worker
+            for worker, beats, own in zip(self._workers, self._beats, clocks, strict=True)
+            if len(own) <= len(beats)
+        ]
         assert not stuck, f"workers {stuck} wait for messages that nobody sends"
         self._flow._starts, self._flow._arrivals = starts, arrivals
         for at, worker in enumerate(self._workers):
@@ -126,21 +122,28 @@ class _Run:
                 self._flow.due_s[worker, group] = clocks[at][beat]
         return self._flow
 
-    def _advance(
-        self,
-        at: int,
-        done: list[int],
-        clocks: list[float],
-        starts: list[float],
-        arrivals: list[float],
-        waiting: list[int],
-        free: list[float],
-        ready: list[int],
-    ) -> None:
-        """Run a worker until its end or a message that is not sent yet. The one hot loop."""
-        beats = self._beats[at]
-        overlap, clock = self._overlap, clocks[-1]
-        begin = done[at]
+
+def advance_all(
+    all_beats: Sequence[Sequence[Beat]], num_messages: int, num_links: int, *, overlap: bool
+) -> tuple[list[list[float]], list[float], list[float]]:
+    """Run every worker's beats, as far as messages come: each one's clock before its first and after each beat; and
+    each message's start on its link and arrival, or -1. The one hot loop.
+
+    Args:
+        all_beats: of each worker.
+        num_messages: whose numbers are in them.
+        num_links: likewise.
+        overlap: sends do not keep the sender from going on.
+    """
+    starts, arrivals = [-1.0] * num_messages, [-1.0] * num_messages
+    waiting = [-1] * num_messages
+    free = [0.0] * num_links
+    all_clocks: list[list[float]] = [[0.0] for _ in all_beats]
+    ready = list(range(len(all_beats)))
+    while ready:
+        at = ready.pop()
+        beats, clocks = all_beats[at], all_clocks[at]
+        clock, begin = clocks[-1], len(clocks) - 1
         for awaited, seconds, sent, link, wire in beats[begin:] if begin else beats:
             if awaited >= 0:
                 arrival = arrivals[awaited]
@@ -161,7 +164,7 @@ class _Run:
                 if not overlap:
                     clock = end
             clocks.append(clock)
-        done[at] = len(clocks) - 1
+    return all_clocks, starts, arrivals
 
 
 def _key(instruction: Instruction, receiver: WorkerId) -> _MessageKey:

@@ -22,6 +22,7 @@ from itertools import pairwise
 from planaria.estimate.conditions import AS_PROFILED, Conditions
 from planaria.estimate.durations import Durations
 from planaria.estimate.flow import Flow, run
+from planaria.estimate.pipeline_flow import WorkerFlow, is_plain, run_pipeline
 from planaria.plan.plan import Plan, WorkerId
 from planaria.plan.profile import ModelProfile
 from planaria.plan.program import Instruction, Op, Program
@@ -95,21 +96,10 @@ def step_time_s(plan: Plan, profile: ModelProfile, conditions: Conditions = AS_P
     return outline(plan, profile, conditions).step_time_s
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """What one worker of a pipeline comes to: the end of its last compute, its compute, when its gradients of each
-    group are whole, and its longest forward or backward; in seconds."""
-
-    end_s: float
-    compute_s: float
-    due_s: Mapping[int, float]
-    longest_s: float
-
-
 Shape = Hashable
 """All that the times of a pipeline depend on, beside profile and conditions."""
 
-Known = dict[Shape, tuple[_Part, ...]]
+Known = dict[Shape, tuple[WorkerFlow, ...]]
 """Of pipelines that were run before: their parts, from the first stage to the last."""
 
 MOST_KNOWN = 4096
@@ -136,33 +126,46 @@ def outline(
     shapes = [(_shape(plan, durations, path), path) for path in paths(plan)]
     new = {shape: path for shape, path in shapes if shape not in known}
     regular = {hop.worker for _, path in shapes for hop in path.hops}
-    run_now = {hop.worker for path in new.values() for hop in path.hops}
+    for shape, path in new.items():
+        if is_plain(plan, path):
+            known[shape] = run_pipeline(plan, path, durations, overlap=conditions.overlap)
+    run_now = {hop.worker for shape, path in new.items() if shape not in known for hop in path.hops}
     run_programs = programs(plan, [w for w in plan.workers if w in run_now or w not in regular])
     flow = run(run_programs, durations, overlap=conditions.overlap)
     longest = {worker: _longest_s(worker, program, durations) for worker, program in run_programs.items()}
     for shape, path in new.items():
-        known[shape] = tuple(
-            _Part(
-                flow.ends_s[hop.worker],
-                flow.compute_s[hop.worker],
-                {group: flow.due_s[hop.worker, group] for group in plan.groups_of[hop.worker]},
-                longest[hop.worker],
-            )
-            for hop in path.hops
-        )
+        if shape not in known:
+            known[shape] = tuple(_told(plan, flow, hop.worker, longest[hop.worker]) for hop in path.hops)
     longest_s = max((longest[worker] for worker in run_programs if worker not in regular), default=0.0)
     for shape, path in shapes:
         for hop, part in zip(path.hops, known[shape], strict=True):
             flow.ends_s[hop.worker], flow.compute_s[hop.worker] = part.end_s, part.compute_s
-            flow.due_s.update({(hop.worker, group): due for group, due in part.due_s.items()})
-            longest_s = max(longest_s, part.longest_s)
+    whole = _whole(plan, flow.due_s)
+    for part in (part for shape in {shape for shape, _ in shapes} for part in known[shape]):
+        longest_s = max(longest_s, part.longest_s)
+        for group, due in part.due_s.items():
+            whole[group] = max(whole[group], due)
     while len(known) > MOST_KNOWN:
         del known[next(iter(known))]
-    finish = _Finish(plan, durations, flow, conditions)
+    finish = _Finish(plan, durations, flow, whole, conditions)
     longest_s = max([longest_s, finish.longest_apply_s, *(end - start for start, end in finish.sums.values())])
     return Outline(
         step_time_s=finish.step_time_s, longest_instruction_s=longest_s, compute_s=dict(sorted(flow.compute_s.items()))
     )
+
+
+def _told(plan: Plan, flow: Flow, worker: WorkerId, longest_s: float) -> WorkerFlow:
+    """Of a worker whose program was run."""
+    due_s = {group: flow.due_s[worker, group] for group in plan.groups_of[worker]}
+    return WorkerFlow(end_s=flow.ends_s[worker], compute_s=flow.compute_s[worker], due_s=due_s, longest_s=longest_s)
+
+
+def _whole(plan: Plan, due_s: Mapping[tuple[WorkerId, int], float]) -> list[float]:
+    """When each group's gradients are whole at all of these owners."""
+    whole = [0.0] * len(plan.groups)
+    for (_, group), due in due_s.items():
+        whole[group] = max(whole[group], due)
+    return whole
 
 
 def _longest_s(worker: WorkerId, program: Program, durations: Durations) -> float:
@@ -180,7 +183,7 @@ def simulate(plan: Plan, profile: ModelProfile, conditions: Conditions = AS_PROF
     durations = Durations(plan, profile, conditions)
     all_programs = programs(plan)
     flow = run(all_programs, durations, overlap=conditions.overlap)
-    finish = _Finish(plan, durations, flow, conditions)
+    finish = _Finish(plan, durations, flow, _whole(plan, flow.due_s), conditions)
     spans = {
         worker: tuple(_spans(worker, program, durations, flow, finish, overlap=conditions.overlap))
         for worker, program in all_programs.items()
@@ -212,7 +215,7 @@ class _Finish:
     """The end of a step: sums, vote and apply.
 
     Attributes:
-        sums: start and end of each group's sum at each of its owners.
+        sums: start and end of each group's sum at each of its owners, but for those that are like another one.
         voted_s: when each worker's sums were all done.
         committed_s: when the commit was at the workers.
         applied_s: when each worker had applied it.
@@ -220,13 +223,15 @@ class _Finish:
         step_time_s: when all had.
     """
 
-    def __init__(self, plan: Plan, durations: Durations, flow: Flow, conditions: Conditions) -> None:
+    def __init__(
+        self, plan: Plan, durations: Durations, flow: Flow, whole: Sequence[float], conditions: Conditions
+    ) -> None:
         self._durations = durations
         self._rounds = colour(plan)
-        whole = [max(flow.due_s[owner, g] for owner in owners) for g, owners in enumerate(plan.owners_of)]
         self.sums: dict[tuple[WorkerId, int], tuple[float, float]] = {}
         self.voted_s: dict[WorkerId, float] = {}
         alike: dict[object, WorkerId] = {}
+        self._like: dict[WorkerId, WorkerId] = {}
         for worker, groups in plan.groups_of.items():
             end = flow.ends_s[worker]
             like = worker
@@ -238,7 +243,7 @@ class _Finish:
                 self.voted_s[worker] = self._sum(worker, groups, whole, 0.0 if conditions.overlap else end, end)
             else:
                 self.voted_s[worker] = self.voted_s[like]
-                self.sums.update({(worker, group): self.sums[like, group] for group in groups})
+                self._like[worker] = like
         applies = {worker: durations.apply_s(worker) for worker in plan.workers}
         self.committed_s = max(self.voted_s.values()) + durations.vote_s
         self.applied_s = {worker: self.committed_s + seconds for worker, seconds in applies.items()}
@@ -248,6 +253,10 @@ class _Finish:
             sums = sum(durations.sum_s(worker, group) for worker, groups in plan.groups_of.items() for group in groups)
             busy = sum(flow.compute_s.values()) + sums + sum(applies.values())
             self.step_time_s = max(self.step_time_s, busy / conditions.num_cores + durations.vote_s)
+
+    def sum_of(self, worker: WorkerId, group: int) -> tuple[float, float]:
+        """Start and end of the group's sum at the worker."""
+        return self.sums[self._like.get(worker, worker), group]
 
     def _sum(
         self, worker: WorkerId, groups: Sequence[int], whole: Sequence[float], reads_from: float, sums_from: float
@@ -297,7 +306,7 @@ def _spans(
             case Op.RECV_ACTIVATION | Op.RECV_GRADIENT:
                 end = clock = max(start, flow.message(instruction, worker)[1])
             case Op.SYNC:
-                start, end = finish.sums[worker, instruction.group]
+                start, end = finish.sum_of(worker, instruction.group)
             case Op.VOTE:
                 start, end = finish.voted_s[worker], finish.committed_s
             case Op.APPLY:

@@ -6,6 +6,8 @@ live accumulators; the rest, and only the rest, gets new routes.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
@@ -120,13 +122,13 @@ def _missing(plan: Plan, kept: Sequence[Route], counted: Ledger) -> dict[tuple[i
         for layer in route.counted:
             present[layer] |= mask
     missing: dict[tuple[int, ...], list[int]] = {}
-    left_out = set(plan.dropped)
+    everywhere = mask_of(plan.dropped)  # what is left out is looked for nowhere
+    everywhere |= functools.reduce(operator.and_, present)
     for microbatch in range(plan.num_microbatches):
-        if microbatch in left_out:
+        if everywhere >> microbatch & 1:
             continue
         layers = tuple(layer for layer in range(plan.num_layers) if not present[layer] >> microbatch & 1)
-        if layers:
-            missing.setdefault(layers, []).append(microbatch)
+        missing.setdefault(layers, []).append(microbatch)
     return dict(sorted(missing.items()))
 
 

@@ -147,12 +147,12 @@ def _check_route(plan: Plan, route: Route) -> None:
 
 
 def _check_travellers(plan: Plan) -> None:
-    seen: set[tuple[int, int]] = set()
+    seen: dict[int, int] = {}
     for route in plan.routes:
-        for microbatch in route.microbatches:
-            key = (route.born, microbatch)
-            _require(key not in seen, f"microbatch {microbatch} has two routes born in {route.born}")
-            seen.add(key)
+        mask, before = mask_of(route.microbatches), seen.get(route.born, 0)
+        twice = before & mask
+        _require(not twice, f"microbatch {twice.bit_length() - 1} has two routes born in {route.born}")
+        seen[route.born] = before | mask
 
 
 def _check_counts(plan: Plan, already: Ledger | None) -> None:
