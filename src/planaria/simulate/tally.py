@@ -110,7 +110,7 @@ class Advance:
         for record, time_s in told:
             match record:
                 case StepCommitted(step=step) | StepSkipped(step=step):
-                    left_out[step] = dropped_so_far(record)
+                    left_out[step] = record.num_dropped
                     self._add(time_s, step - left_out[step] / num_microbatches, is_commit=True)
                 case Restored(to_step=step):
                     self._add(time_s, step - left_out.get(step, 0) / num_microbatches, is_commit=False)
@@ -174,11 +174,6 @@ class RecoveryKinds:
         return None
 
 
-def dropped_so_far(record: StepCommitted | StepSkipped) -> int:
-    """Microbatches that were left out for good, up to this step: only a policy that may drop samples tells of any."""
-    return getattr(record, "num_dropped", 0)
-
-
 def begin_of(told: Told) -> float | None:
     """When the script began; None where the run did not come so far."""
     times = (at for record, at in told if isinstance(record, StepCommitted) and record.step >= WARM_UP_STEPS)
@@ -208,7 +203,7 @@ def tally(told: Told, began_s: float, ended_s: float, *, global_batch: int, micr
     recoveries = [record.recovery for record in records if isinstance(record, Recovered)]
     ended = [record for record in records if isinstance(record, RunEnded)]
     kinds = RecoveryKinds()
-    dropped = [dropped_so_far(record) for record in records if isinstance(record, StepCommitted | StepSkipped)]
+    dropped = [record.num_dropped for record in records if isinstance(record, StepCommitted | StepSkipped)]
     window_s = ended_s - began_s
     return Tally(
         samples_per_s=steps * global_batch / window_s if window_s > 0 else 0.0,

@@ -19,6 +19,7 @@ from planaria.simulate.macro.moments import Memory
 from planaria.simulate.macro.references import limit_samples_per_s
 from planaria.simulate.macro.state import canonical
 from planaria.simulate.macro.timings import Timings
+from planaria.simulate.tally import RESTORED
 from planaria.simulate.trace import HOUR_S, Change, Trace, TraceEvent
 from planaria.simulate.trace_generators import ConstantRate, Population, generate
 
@@ -150,7 +151,7 @@ def test_a_loss_costs_what_its_timings_say() -> None:
     assert late.seconds_by["detection"] == pytest.approx(20.0, abs=1.0)
     assert late.seconds_by["decision"] >= 13.0  # to finish the step, and for the plan after it
     assert quick.samples > late.samples
-    assert quick.survived == late.survived == {"merge": 1}
+    assert quick.survived == late.survived == {"templates": 1}
 
 
 def test_the_last_replica_sends_the_job_back_to_its_checkpoint() -> None:
@@ -163,7 +164,7 @@ def test_the_last_replica_sends_the_job_back_to_its_checkpoint() -> None:
     (run,) = experiment(timings=timings).run("templates", [burst])
     assert run.fatal == 1
     assert run.waits == 1
-    assert run.survived == {"checkpoint": 1}
+    assert run.survived == {RESTORED: 1}
     assert run.seconds_by["idle"] == pytest.approx(100.0 + timings.start_s, abs=5.0)
     assert run.seconds_by["restart"] >= 50.0 + timings.start_s
     (never,) = experiment(timings=timings, checkpoint_every=0).run("templates", [burst])
@@ -184,7 +185,7 @@ def test_a_notice_saves_the_work_of_the_step() -> None:
 
 def test_morph_goes_back_to_its_checkpoint_at_each_loss() -> None:
     (run,), (templates,) = (experiment().run(name, [losing(1000.0, 2000.0)]) for name in ("morph", "templates"))
-    assert run.survived == {"checkpoint": 2}
+    assert run.survived == {RESTORED: 2}
     assert run.fatal == run.plans["restore"] == 2
     assert run.seconds_by["redone"] > templates.seconds_by["redone"]
     assert run.steps < templates.steps

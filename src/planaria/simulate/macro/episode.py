@@ -15,7 +15,7 @@ from typing import Any
 
 from planaria.estimate.restore import Storage
 from planaria.estimate.transition import transfer_time
-from planaria.job.settings import PolicyName, TrainSection
+from planaria.job.settings import TrainSection
 from planaria.plan.ledger import Ledger, mask_of
 from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
 from planaria.plan.profile import ModelProfile
@@ -52,11 +52,12 @@ from planaria.protocol.messages import (
     Vote,
 )
 from planaria.protocol.phases import Phase, ProtocolError, Purpose
-from planaria.protocol.records import PlanTaken, Recovered, Restored
+from planaria.protocol.records import AnyRecord, PlanTaken, Restored
 from planaria.protocol.settings import CheckpointRef, RunSettings
 from planaria.protocol.transitions import TRANSITIONS
 from planaria.simulate.macro.state import State, canonical
 from planaria.simulate.macro.timings import Timings
+from planaria.simulate.tally import RecoveryKinds
 
 MANY_STEPS = 1_000_000
 
@@ -136,7 +137,7 @@ class Tally:
         microbatches: that they counted.
         causes: seconds by cause.
         restored: the job went back to its checkpoint; steps before count no more.
-        survived: by which mechanism losses were survived that the stretch ends.
+        survived: of recoveries that the stretch ends, their kinds (`planaria.simulate.tally.RecoveryKinds`).
         plans: purposes of the plans that were taken.
         moved_bytes: state that moved between nodes or devices.
         ended: why the run is over; None: it is not.
@@ -169,31 +170,6 @@ class Rest:
     step_s: float
 
 
-class _Watched:
-    """A policy, and how the last plan was made that it proposed."""
-
-    def __init__(self, policy: Any, told: dict[str, str]) -> None:
-        self._policy = policy
-        self._told = told
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._policy, name)
-
-    def with_speeds(self, speeds: Any) -> _Watched:
-        return _Watched(self._policy.with_speeds(speeds), self._told)
-
-    def with_zones(self, zones: Any) -> _Watched:
-        return _Watched(self._policy.with_zones(zones), self._told)
-
-    def with_outlook(self, outlook: Any) -> _Watched:
-        return _Watched(self._policy.with_outlook(outlook), self._told)
-
-    def reconfigure(self, *args: Any, **kwargs: Any) -> Proposal:
-        proposal: Proposal = self._policy.reconfigure(*args, **kwargs)
-        self._told["how"] = proposal.candidates[0].name.partition(" (")[0] if proposal.candidates else proposal.how
-        return proposal
-
-
 class _Foreseen(Failures):
     """The next loss is expected in a given time."""
 
@@ -218,7 +194,7 @@ class Episode:
     def __init__(self, subject: Subject, known: Known) -> None:
         self._subject = subject
         self._known = known
-        self._told: dict[str, str] = {}
+        self._kinds = RecoveryKinds()
         self.now = 0.0
         self.rest: Rest | None = None
         self._tally = Tally()
@@ -234,7 +210,6 @@ class Episode:
         self._halted: list[WorkerId] = []
         self._saves: list[tuple[WorkerId, Save]] = []
         self._saved_at = _NEVER
-        self._has_restored = False
         self.is_over = False
         self._run: Run
 
@@ -285,7 +260,7 @@ class Episode:
                 microbatch=1,
                 sequence_length=1,
             ),
-            policy_name=PolicyName.TEMPLATES.value,  # of no consequence while nobody asks for another one
+            policy_name=subject.policy_name,
             fault_tolerance=subject.fault_tolerance,
             num_nodes=num_nodes,
             devices_per_node=subject.devices_per_node,
@@ -297,8 +272,7 @@ class Episode:
             waits=True,
             may_drop=True,
         )
-        policy: Any = _Watched(subject.policy, self._told)
-        run = self._run = Run(settings, policy, None, None)
+        run = self._run = Run(settings, subject.policy, None, None)
         run.failures = _Foreseen(known.time_to_failure_s)
         run.timing.decision_s = subject.timings.decision_s
         run.step = first_step
@@ -548,16 +522,13 @@ class Episode:
         if manifest is not None:
             self._handle(ManifestWritten(manifest.step, manifest.folder, 0.0))
 
-    def _note(self, record: object) -> None:
+    def _note(self, record: AnyRecord) -> None:
         if isinstance(record, Restored):
             self._tally.restored = True
             self._tally.steps = self._tally.microbatches = 0
-            self._has_restored = True
-        elif isinstance(record, Recovered):
-            how = "checkpoint" if self._has_restored else self._told.get("how", "nothing to do")
-            self._tally.survived.append(how)
-            self._has_restored = False
-            self._told.clear()
+        kind = self._kinds.note(record)
+        if kind is not None:
+            self._tally.survived.append(kind)
 
     def _adopt(self, message: PlanMessage, purpose: Purpose) -> None:
         """A plan is in force from now on, after what it takes to change plans."""
