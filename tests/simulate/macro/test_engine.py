@@ -138,6 +138,17 @@ def test_without_failures_only_steps_are_counted() -> None:
     assert run.survived == {}
 
 
+def test_a_trace_may_begin_with_a_job_that_trains_and_end_within_a_step() -> None:
+    """As scripts of failures are measured on real processes: whole steps would be up to one too few."""
+    about = experiment(checkpoint_every=0, begins_trained=True)
+    (run,) = about.run("templates", [losing()])
+    step_s = run.seconds_by["training"] / (run.steps + run.under_way / 24)
+    assert run.seconds_by == {**dict.fromkeys(run.seconds_by, 0.0), "training": HOUR_S}
+    assert 0 < run.under_way < 24
+    assert run.steps == int(HOUR_S / step_s)
+    assert run.samples_per_s == pytest.approx(24 / step_s)
+
+
 def test_a_run_ends_when_its_samples_are_trained() -> None:
     (run,) = experiment(samples=1000.0).run("templates", [losing(200.0)])
     assert run.completed
