@@ -7,11 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
 from planaria.cli.main import cli
 from planaria.job.errors import UserError
+from planaria.protocol.records import NodeLost
 from planaria.simulate.macro.calibration import calibrated
 
 TEXT = """
@@ -120,15 +122,19 @@ def test_mistakes_end_with_two(scenario: Path, tmp_path: Path) -> None:
 
 def test_timings_are_taken_from_a_run(scenario: Path, tmp_path: Path) -> None:
     events = [
-        {"type": "node_lost", "detect_ms": 40.0},
-        {"type": "node_lost", "detect_ms": 60.0},
-        {"type": "node_lost", "detect_ms": None},
-        {"type": "recovered", "recovery": {"decide_ms": 8.0}},
-        {"type": "plan_taken", "generation": 3, "transfer_bytes": 0},
-        {"type": "plan_taken", "generation": 4, "transfer_bytes": 9},
-        {"type": "plan_measured", "generation": 3, "measured_transition_s": 0.02},
-        {"type": "plan_measured", "generation": 4, "measured_transition_s": 9.0},
+        {"event": "node_lost", "detect_ms": 40.0},
+        {"event": "node_lost", "detect_ms": 60.0},
+        {"event": "node_lost", "detect_ms": None},
+        {"event": "recovered", "recovery": {"decide_ms": 8.0}},
+        {"event": "plan_taken", "generation": 1, "transfer_bytes": 0, "purpose": "start"},
+        {"event": "plan_measured", "generation": 1, "measured_transition_s": 5.0},
+        {"event": "plan_taken", "generation": 3, "transfer_bytes": 0},
+        {"event": "plan_taken", "generation": 4, "transfer_bytes": 9},
+        {"event": "plan_measured", "generation": 3, "measured_transition_s": 0.02},
+        {"event": "plan_measured", "generation": 4, "measured_transition_s": 9.0},
     ]
+    known = NodeLost(node=1, step=2, cause="process killed", live_nodes=3, detect_ms=None)
+    assert msgspec.to_builtins(known)["event"] == events[0]["event"], "as a run's recorder writes it"
     found, told = calibrated(events, {"detection_s": 1.0, "decision_s": 1.0, "change_s": 1.0, "start_s": 5.0})
     assert found == {"detection_s": 0.05, "decision_s": 0.008, "change_s": 0.02, "start_s": 5.0}
     assert told[0] == "timings.detection_s = 0.05, the median of 2"

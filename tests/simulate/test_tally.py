@@ -101,6 +101,7 @@ def test_recoveries_by_what_was_done() -> None:
 
 
 def dropping(step: int, num_dropped: int) -> StepCommitted:
+    """`num_dropped` microbatches were left out up to this step."""
     return msgspec.structs.replace(committed(step), num_dropped=num_dropped)
 
 

@@ -23,7 +23,7 @@ from planaria.launch.replay import Replay, Say
 from planaria.launch.result import TrainResult
 from planaria.launch.session import train_job
 from planaria.launch.settings import job_profile, planner_settings
-from planaria.observe.recorder import read_events, write_atomically
+from planaria.observe.recorder import read_drops, read_events, write_atomically
 from planaria.observe.run_folder import RunFolder
 from planaria.plan.plan import NodeId
 from planaria.plan.profile import ModelProfile
@@ -238,6 +238,8 @@ def new_folder(root: str | Path, name: str) -> Iterator[RunFolder]:
 def differences(job: Job, folder: RunFolder, scratch: RunFolder) -> list[str]:
     """In what a rehearsed run differs from one process alone; nothing, if every microbatch counted exactly once.
 
+    What the policy left out, by the run's records, the one process leaves out too.
+
     Args:
         job: that was rehearsed.
         folder: of its run.
@@ -246,7 +248,9 @@ def differences(job: Job, folder: RunFolder, scratch: RunFolder) -> list[str]:
     from planaria.launch.reference import train_reference
 
     trained = _losses(folder)
-    alone = train_reference(replace(job, train=replace(job.train, steps=max(trained, default=1))), scratch)
+    alone = train_reference(
+        replace(job, train=replace(job.train, steps=max(trained, default=1))), scratch, drops=read_drops(folder.events)
+    )
     expected = _losses(scratch)
     found = [f"step {step} has another loss" for step, loss in expected.items() if trained.get(step) != loss]
     summary = msgspec.json.decode(folder.summary.read_bytes())

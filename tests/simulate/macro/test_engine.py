@@ -19,6 +19,7 @@ from planaria.simulate.macro.moments import Memory
 from planaria.simulate.macro.references import limit_samples_per_s
 from planaria.simulate.macro.state import canonical
 from planaria.simulate.macro.timings import Timings
+from planaria.simulate.tally import RESTORED
 from planaria.simulate.trace import HOUR_S, Change, Trace, TraceEvent
 from planaria.simulate.trace_generators import ConstantRate, Population, generate
 
@@ -137,6 +138,17 @@ def test_without_failures_only_steps_are_counted() -> None:
     assert run.survived == {}
 
 
+def test_a_trace_may_begin_with_a_job_that_trains_and_end_within_a_step() -> None:
+    """As scripts of failures are measured on real processes: whole steps would be up to one too few."""
+    about = experiment(checkpoint_every=0, begins_trained=True)
+    (run,) = about.run("templates", [losing()])
+    step_s = run.seconds_by["training"] / (run.steps + run.under_way / 24)
+    assert run.seconds_by == {**dict.fromkeys(run.seconds_by, 0.0), "training": HOUR_S}
+    assert 0 < run.under_way < 24
+    assert run.steps == int(HOUR_S / step_s)
+    assert run.samples_per_s == pytest.approx(24 / step_s)
+
+
 def test_a_run_ends_when_its_samples_are_trained() -> None:
     (run,) = experiment(samples=1000.0).run("templates", [losing(200.0)])
     assert run.completed
@@ -150,7 +162,7 @@ def test_a_loss_costs_what_its_timings_say() -> None:
     assert late.seconds_by["detection"] == pytest.approx(20.0, abs=1.0)
     assert late.seconds_by["decision"] >= 13.0  # to finish the step, and for the plan after it
     assert quick.samples > late.samples
-    assert quick.survived == late.survived == {"merge": 1}
+    assert quick.survived == late.survived == {"templates": 1}
 
 
 def test_the_last_replica_sends_the_job_back_to_its_checkpoint() -> None:
@@ -163,7 +175,7 @@ def test_the_last_replica_sends_the_job_back_to_its_checkpoint() -> None:
     (run,) = experiment(timings=timings).run("templates", [burst])
     assert run.fatal == 1
     assert run.waits == 1
-    assert run.survived == {"checkpoint": 1}
+    assert run.survived == {RESTORED: 1}
     assert run.seconds_by["idle"] == pytest.approx(100.0 + timings.start_s, abs=5.0)
     assert run.seconds_by["restart"] >= 50.0 + timings.start_s
     (never,) = experiment(timings=timings, checkpoint_every=0).run("templates", [burst])
@@ -184,7 +196,7 @@ def test_a_notice_saves_the_work_of_the_step() -> None:
 
 def test_morph_goes_back_to_its_checkpoint_at_each_loss() -> None:
     (run,), (templates,) = (experiment().run(name, [losing(1000.0, 2000.0)]) for name in ("morph", "templates"))
-    assert run.survived == {"checkpoint": 2}
+    assert run.survived == {RESTORED: 2}
     assert run.fatal == run.plans["restore"] == 2
     assert run.seconds_by["redone"] > templates.seconds_by["redone"]
     assert run.steps < templates.steps

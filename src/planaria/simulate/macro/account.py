@@ -41,13 +41,14 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
         losses: nodes that were lost while the job had them.
         loss_times: times at which any were.
         joins: nodes that came after the beginning.
-        survived: mechanism -> recoveries.
+        survived: what was done (`planaria.simulate.tally.RecoveryKinds`) -> recoveries.
         plans: purpose -> plans that were taken after the first.
         fatal: times when the job went back to a checkpoint.
         waits: times when there were too few nodes.
         moved_bytes: state that moved.
         completed: all samples were trained.
         ended: why the run ended before its time; "": it did not.
+        under_way: samples of the step that is under way at the end, by the share of its time that has passed.
         timeline: (seconds, nodes that are there, samples a second) from then on, where it was asked for.
     """
 
@@ -69,11 +70,12 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     completed: bool
     plans: dict[str, int] = {}
     ended: str = ""
+    under_way: float = 0.0
     timeline: tuple[tuple[float, int, float], ...] = ()
 
     @property
     def samples_per_s(self) -> float:
-        return self.samples / self.seconds if self.seconds else 0.0
+        return (self.samples + self.under_way) / self.seconds if self.seconds else 0.0
 
     @property
     def cost_per_hour(self) -> float:

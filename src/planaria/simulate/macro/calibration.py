@@ -29,7 +29,7 @@ def calibrated(
         "decision_s": [
             recovery["decide_ms"] / 1e3
             for event in events
-            if event.get("type") == "recovered" and isinstance(recovery := event.get("recovery"), dict)
+            if event.get("event") == "recovered" and isinstance(recovery := event.get("recovery"), dict)
         ],
         "change_s": _changes(events),
     }
@@ -47,7 +47,7 @@ def calibrated(
 
 
 def _numbers(events: Sequence[Mapping[str, Any]], kind: str, field: str) -> list[float]:
-    found = [event.get(field) for event in events if event.get("type") == kind]
+    found = [event.get(field) for event in events if event.get("event") == kind]
     return [float(value) for value in found if isinstance(value, int | float)]
 
 
@@ -55,11 +55,13 @@ def _changes(events: Sequence[Mapping[str, Any]]) -> list[float]:
     unmoved = {
         event.get("generation")
         for event in events
-        if event.get("type") == "plan_taken" and event.get("transfer_bytes") == 0
+        if event.get("event") == "plan_taken"
+        and event.get("transfer_bytes") == 0
+        and event.get("purpose") != "start"  # the first step of fresh processes is slow for other reasons
     }
     found = [
         event.get("measured_transition_s")
         for event in events
-        if event.get("type") == "plan_measured" and event.get("generation") in unmoved
+        if event.get("event") == "plan_measured" and event.get("generation") in unmoved
     ]
     return [float(value) for value in found if isinstance(value, int | float)]

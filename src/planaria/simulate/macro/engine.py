@@ -32,6 +32,7 @@ class Terms:
         mean_time_between_failures_s: as expected before any is seen.
         prices: of nodes.
         wants_timeline: nodes and throughput over time are told.
+        begins_trained: the trace begins when a step of the job is committed, not when its first nodes come.
     """
 
     settings: PlannerSettings
@@ -40,6 +41,7 @@ class Terms:
     mean_time_between_failures_s: float = 10_800.0
     prices: Prices = field(default_factory=Prices)
     wants_timeline: bool = False
+    begins_trained: bool = False
 
 
 class Simulation:
@@ -134,6 +136,7 @@ class Following:
         self._fatal = self._waits = self._losses = self._joins = self._moved_bytes = 0
         self._loss_times: set[float] = set()
         self._ended = ""
+        self._under_way = 0.0
         self._at = 0
         """Next of the happenings."""
         self._names: list[int] = []
@@ -185,6 +188,7 @@ class Following:
             moved_bytes=self._moved_bytes,
             completed=self._wanted is not None and self.microbatches >= self._wanted,
             ended=self._ended,
+            under_way=self._under_way,
             timeline=tuple(self._timeline),
         )
 
@@ -220,6 +224,7 @@ class Following:
             return
         if due >= end_s:
             self._causes[Cause.TRAINING] += end_s - self.now
+            self._under_way = (end_s - self.now) / whole_s * per_step * self._sample_size
             self.now, self.is_over = end_s, True
             return
         if self._terms.checkpoint_every:
@@ -234,7 +239,8 @@ class Following:
     def _gather(self) -> tuple[Rest | None, float]:
         """Until there are enough nodes for a plan."""
         course, start_s = self._course, self._simulation.subject.timings.start_s
-        now = min(start_s, course.horizon_s)
+        is_trained = self._terms.begins_trained
+        now = 0.0 if is_trained else min(start_s, course.horizon_s)
         names = list(range(course.num_initial))
         self._causes[Cause.RESTART] += now
         while True:
@@ -248,7 +254,7 @@ class Following:
             found = self._simulation.start(len(names))
             if found is not None:
                 rest, tally = found
-                seconds = sum(tally.causes)
+                seconds = 0.0 if is_trained else sum(tally.causes)
                 self._causes[Cause.RESTART] += seconds
                 self._names = [names[at] for at in rest.order]
                 self._failures.begin(now)

@@ -14,7 +14,7 @@ from typing import Any
 
 from planaria.estimate.restore import Storage
 from planaria.estimate.transition import transfer_time
-from planaria.job.settings import PolicyName, TrainSection
+from planaria.job.settings import TrainSection
 from planaria.plan.ledger import Ledger, mask_of
 from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
 from planaria.plan.replicas import lacking
@@ -49,20 +49,12 @@ from planaria.protocol.messages import (
     Vote,
 )
 from planaria.protocol.phases import Phase, ProtocolError, Purpose
-from planaria.protocol.records import PlanTaken, Recovered, Restored
+from planaria.protocol.records import AnyRecord, PlanTaken, Restored
 from planaria.protocol.settings import CheckpointRef, RunSettings
 from planaria.protocol.transitions import TRANSITIONS
 from planaria.simulate.macro.state import State, canonical
-from planaria.simulate.macro.subject import (
-    Cause,
-    Disturbance,
-    Foreseen,
-    Known,
-    Rest,
-    Subject,
-    Tally,
-    Watched,
-)
+from planaria.simulate.macro.subject import Cause, Disturbance, Foreseen, Known, Rest, Subject, Tally
+from planaria.simulate.tally import RecoveryKinds
 
 MANY_STEPS = 1_000_000
 
@@ -82,7 +74,7 @@ class Episode:
     def __init__(self, subject: Subject, known: Known) -> None:
         self._subject = subject
         self._known = known
-        self._told: dict[str, str] = {}
+        self._kinds = RecoveryKinds()
         self.now = 0.0
         self.rest: Rest | None = None
         self._tally = Tally()
@@ -98,7 +90,6 @@ class Episode:
         self._halted: list[WorkerId] = []
         self._saves: list[tuple[WorkerId, Save]] = []
         self._saved_at = _NEVER
-        self._has_restored = False
         self.is_over = False
         self._run: Run
 
@@ -149,7 +140,7 @@ class Episode:
                 microbatch=1,
                 sequence_length=1,
             ),
-            policy_name=PolicyName.TEMPLATES.value,  # of no consequence while nobody asks for another one
+            policy_name=subject.policy_name,
             fault_tolerance=subject.fault_tolerance,
             num_nodes=num_nodes,
             devices_per_node=subject.devices_per_node,
@@ -161,8 +152,7 @@ class Episode:
             waits=True,
             may_drop=True,
         )
-        policy: Any = Watched(subject.policy, self._told)
-        run = self._run = Run(settings, policy, None, None)
+        run = self._run = Run(settings, subject.policy, None, None)
         run.failures = Foreseen(known.time_to_failure_s)
         run.timing.decision_s = subject.timings.decision_s
         run.step = first_step
@@ -412,16 +402,13 @@ class Episode:
         if manifest is not None:
             self._handle(ManifestWritten(manifest.step, manifest.folder, 0.0))
 
-    def _note(self, record: object) -> None:
+    def _note(self, record: AnyRecord) -> None:
         if isinstance(record, Restored):
             self._tally.restored = True
             self._tally.steps = self._tally.microbatches = 0
-            self._has_restored = True
-        elif isinstance(record, Recovered):
-            how = "checkpoint" if self._has_restored else self._told.get("how", "nothing to do")
-            self._tally.survived.append(how)
-            self._has_restored = False
-            self._told.clear()
+        kind = self._kinds.note(record)
+        if kind is not None:
+            self._tally.survived.append(kind)
 
     def _adopt(self, message: PlanMessage, purpose: Purpose) -> None:
         """A plan is in force from now on, after what it takes to change plans."""

@@ -46,6 +46,8 @@ class Experiment:
         timings: of what is not modelled.
         num_parts: see `planaria.simulate.macro.moments.Memory`.
         wants_timeline: results tell nodes and throughput over time.
+        begins_trained: a trace begins when a step of the job is committed, not when its first nodes come: so it is with
+            scripts of failures on real processes.
         by_number: nodes are asked about by their own numbers, see `planaria.simulate.macro.state.canonical`.
     """
 
@@ -59,6 +61,7 @@ class Experiment:
     num_parts: int = 1
     wants_timeline: bool = False
     by_number: bool = False
+    begins_trained: bool = False
 
     @property
     def terms(self) -> Terms:
@@ -69,6 +72,7 @@ class Experiment:
             mean_time_between_failures_s=self.mean_time_between_failures_s,
             prices=self.prices,
             wants_timeline=self.wants_timeline,
+            begins_trained=self.begins_trained,
         )
 
     def runner(self, name: str) -> Runner:

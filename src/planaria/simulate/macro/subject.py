@@ -1,17 +1,16 @@
 """What episodes are told, and what they tell: the subject of a simulation, what may happen, and what came of it.
 
-Values alone; and a policy that is watched. What happens is `planaria.simulate.macro.episode`'s.
+Values alone. What happens is `planaria.simulate.macro.episode`'s.
 """
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import Any
 
 from planaria.plan.plan import NodeId
 from planaria.plan.profile import ModelProfile
-from planaria.policy.proposal import Policy, Proposal
+from planaria.policy.proposal import Policy
 from planaria.protocol.failures import Failures
 from planaria.simulate.macro.state import State
 from planaria.simulate.macro.timings import Timings
@@ -90,7 +89,7 @@ class Tally:
         microbatches: that they counted.
         causes: seconds by cause.
         restored: the job went back to its checkpoint; steps before count no more.
-        survived: by which mechanism losses were survived that the stretch ends.
+        survived: of recoveries that the stretch ends, their kinds (`planaria.simulate.tally.RecoveryKinds`).
         plans: purposes of the plans that were taken.
         moved_bytes: state that moved between nodes or devices.
         ended: why the run is over; None: it is not.
@@ -121,31 +120,6 @@ class Rest:
     state: State
     order: tuple[NodeId, ...]
     step_s: float
-
-
-class Watched:
-    """A policy, and how the last plan was made that it proposed."""
-
-    def __init__(self, policy: Any, told: dict[str, str]) -> None:
-        self._policy = policy
-        self._told = told
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._policy, name)
-
-    def with_speeds(self, speeds: Any) -> Watched:
-        return Watched(self._policy.with_speeds(speeds), self._told)
-
-    def with_zones(self, zones: Any) -> Watched:
-        return Watched(self._policy.with_zones(zones), self._told)
-
-    def with_outlook(self, outlook: Any) -> Watched:
-        return Watched(self._policy.with_outlook(outlook), self._told)
-
-    def reconfigure(self, *args: Any, **kwargs: Any) -> Proposal:
-        proposal: Proposal = self._policy.reconfigure(*args, **kwargs)
-        self._told["how"] = proposal.candidates[0].name.partition(" (")[0] if proposal.candidates else proposal.how
-        return proposal
 
 
 class Foreseen(Failures):
