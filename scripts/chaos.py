@@ -536,7 +536,7 @@ class Verdict:
         self.steps += trained.steps
         self.skipped += summary["skipped_microbatches"]
         self.duplicated += summary["duplicated_microbatches"]
-        expected = sum(map(len, read_drops(RunFolder.open(trained.folder).events).values()))
+        dropped = sum(map(len, read_drops(RunFolder.open(trained.folder).events).values()))
         if trained.status.value != "completed":
             self.failures.append((seed, f"{trained.status.value}: {trained.message}"))
         elif losses(trained.folder) != losses(alone.folder):
@@ -545,8 +545,11 @@ class Verdict:
             self.failures.append((seed, "the final weights differ"))
         elif wrong := out_of_order(trained.folder):
             self.failures.append((seed, wrong))
-        elif summary["skipped_microbatches"] != expected or summary["duplicated_microbatches"]:
-            self.failures.append((seed, "microbatches were skipped without being told, or counted twice"))
+        elif summary["skipped_microbatches"] or summary["duplicated_microbatches"]:
+            self.failures.append((seed, "microbatches were skipped or counted twice"))
+        elif summary["dropped_microbatches"] != dropped:
+            told_of = summary["dropped_microbatches"]
+            self.failures.append((seed, f"the summary has {told_of} dropped microbatches, the events {dropped}"))
 
     def as_json(self) -> dict[str, object]:
         told = self.told
