@@ -1,9 +1,10 @@
-"""Chaos: jobs on real processes under random kills, hangs, slowdowns, notices, drains and joins, and then their bits.
+"""Chaos: jobs on real processes under random kills, hangs, slowdowns, notices, drains, joins and switches of policy.
 
 `make chaos` runs it on a job like the demo's; SECONDS=60 and SEED=7 as variables of make. With `--faults 1000` it runs
 many short jobs, each with a schedule of its own, until so many faults were injected. The schedule (which fault, what it
-strikes, how many steps later) comes from the seed; which instruction a signal meets is up to the machine. Exit status 0
-when the losses of all steps and the final weights are those of one process alone.
+strikes, how many steps later) comes from the seed; which instruction a signal meets is up to the machine. Each short
+job draws its policy, the mode of redundancy, zones, and whether samples may be dropped. Exit status 0 when the losses
+of all steps and the final weights are those of one process alone, which leaves out the samples that the run left out.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,10 +37,11 @@ from planaria.cli import live
 from planaria.job.errors import UserError
 from planaria.job.faults import FAULT_POINTS, Fault, parse_fault
 from planaria.job.parse import job_json
-from planaria.job.settings import WhenExhausted
+from planaria.job.settings import PolicyName, RedundancyMode, WhenExhausted
 from planaria.launch.local import LocalNodes
 from planaria.launch.reference import train_reference
 from planaria.launch.session import train_job
+from planaria.observe.recorder import read_drops
 from planaria.observe.run_folder import RunFolder
 from planaria.protocol.records import (
     AnyRecord,
@@ -48,6 +50,7 @@ from planaria.protocol.records import (
     NodeLeaving,
     NodeLost,
     NodeReleased,
+    PolicySwitched,
     Recovered,
     Restored,
     RunEnded,
@@ -81,6 +84,8 @@ class Blow(enum.StrEnum):
     """The user asks for it."""
     JOIN = "join"
     """A node more."""
+    SWITCH = "switch"
+    """The user wants another policy."""
 
 
 WEIGHTS = {
@@ -93,8 +98,9 @@ WEIGHTS = {
     Blow.NOTICE: 2,
     Blow.DRAIN: 1,
     Blow.JOIN: 2,
+    Blow.SWITCH: 3,
 }
-FAULTS = frozenset(Blow) - {Blow.DRAIN, Blow.JOIN}
+FAULTS = frozenset(Blow) - {Blow.DRAIN, Blow.JOIN, Blow.SWITCH}
 """The others are a user's wishes."""
 
 SLOW_STEPS = 3
@@ -110,7 +116,7 @@ class Chance:
         steps: committed steps to wait for before it.
         delay_s: and then so long, so that it falls anywhere within a step.
         blow: what happens.
-        share: which of the nodes that live then: from 0 to 1 in the order of their numbers.
+        share: which of the nodes that live then: from 0 to 1 in the order of their numbers; or which policy.
     """
 
     steps: int
@@ -172,6 +178,7 @@ class Told:
     blows: Counter[str] = field(default_factory=Counter)
     struck: int = 0
     lost: Counter[str] = field(default_factory=Counter)
+    switched: int = 0
     joined: int = 0
     released: int = 0
     waited: int = 0
@@ -188,7 +195,7 @@ class Told:
     def add(self, other: Told) -> None:
         self.blows += other.blows
         self.lost += other.lost
-        for name in ("struck", "joined", "released", "waited", "recovered", "restored", "committed"):
+        for name in ("struck", "switched", "joined", "released", "waited", "recovered", "restored", "committed"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
@@ -202,10 +209,19 @@ class Chaos:
         keep_nodes: with fewer live nodes than that, the next thing is a join.
         most_nodes: with as many, no more join.
         step_s: delays are up to so long.
+        policies: to which the job may be switched.
     """
 
     def __init__(
-        self, folder: Path, *, seed: int, seconds: float, keep_nodes: int, most_nodes: int, step_s: float = 0.1
+        self,
+        folder: Path,
+        *,
+        seed: int,
+        seconds: float,
+        keep_nodes: int,
+        most_nodes: int,
+        step_s: float = 0.1,
+        policies: Sequence[PolicyName] = (),
     ) -> None:
         self.told = Told()
         self.error: BaseException | None = None
@@ -230,6 +246,7 @@ class Chaos:
             Blow.DRAIN: lambda victim, nodes: bool(live.drain(self._folder, victim, 30.0)),
             Blow.JOIN: lambda victim, nodes: self._join_one(),
         }
+        self._policies = policies
 
     def __call__(self, record: AnyRecord, time_s: float) -> None:
         self._records.put(record)
@@ -273,9 +290,18 @@ class Chaos:
     def _strike(self, blow: Blow, share: float) -> None:
         nodes = sorted(self._live)
         victim = nodes[int(share * len(nodes))] if nodes else -1
-        if self._strikes[blow](victim, nodes):
+        if blow is Blow.SWITCH:
+            self._switch(share)
+        elif self._strikes[blow](victim, nodes):
             self.told.blows[blow.value] += 1
             self.told.log.append(f"{blow.value} {victim}")
+
+    def _switch(self, share: float) -> None:
+        if self._policies:
+            name = self._policies[int(share * len(self._policies))]
+            live.switch(self._folder, name.value)
+            self.told.blows[Blow.SWITCH.value] += 1
+            self.told.log.append(f"switch {name.value}")
 
     def _signal(self, node: int, number: signal.Signals) -> bool:
         """To the processes of a node; whether there were any."""
@@ -372,6 +398,8 @@ class Chaos:
                 self.told.struck += record.detect_ms is not None
             case NodeLeaving(cause="preemption notice"):
                 self.told.struck += 1
+            case PolicySwitched():
+                self.told.switched += 1
             case Restored():
                 self.told.restored += record.from_step - record.to_step
             case NodeReleased():
@@ -465,6 +493,25 @@ def short_job(nodes: int) -> planaria.Job:
     return msgspec.structs.replace(job, model=model, train=train, run=run, cluster=cluster)
 
 
+def drawn_job(draw: random.Random) -> planaria.Job:
+    """A short job under any policy. Those without dropped samples all have the same reference."""
+    job = short_job(draw.randint(6, 9))
+    resilience = msgspec.structs.replace(
+        job.resilience,
+        policy=draw.choice(list(PolicyName)),
+        redundancy=draw.choice(list(RedundancyMode)),
+        allow_drop=draw.random() < 0.5,
+    )
+    zones = draw.choice([(), (), ("left", "right"), ("a", "b", "c")])
+    cluster = msgspec.structs.replace(job.cluster, zones=zones)
+    return msgspec.structs.replace(job, resilience=resilience, cluster=cluster)
+
+
+def switches_of(job: planaria.Job) -> list[PolicyName]:
+    """Policies that the job's user may ask for."""
+    return [name for name in PolicyName if name is not PolicyName.DROP or job.resilience.may_drop]
+
+
 @dataclass(slots=True)
 class Verdict:
     """What all runs came to.
@@ -489,6 +536,7 @@ class Verdict:
         self.steps += trained.steps
         self.skipped += summary["skipped_microbatches"]
         self.duplicated += summary["duplicated_microbatches"]
+        dropped = sum(map(len, read_drops(RunFolder.open(trained.folder).events).values()))
         if trained.status.value != "completed":
             self.failures.append((seed, f"{trained.status.value}: {trained.message}"))
         elif losses(trained.folder) != losses(alone.folder):
@@ -499,6 +547,9 @@ class Verdict:
             self.failures.append((seed, wrong))
         elif summary["skipped_microbatches"] or summary["duplicated_microbatches"]:
             self.failures.append((seed, "microbatches were skipped or counted twice"))
+        elif summary["dropped_microbatches"] != dropped:
+            told_of = summary["dropped_microbatches"]
+            self.failures.append((seed, f"the summary has {told_of} dropped microbatches, the events {dropped}"))
 
     def as_json(self) -> dict[str, object]:
         told = self.told
@@ -510,6 +561,7 @@ class Verdict:
             "nodes_lost": dict(sorted(told.lost.items())),
             "nodes_joined": told.joined,
             "nodes_released": told.released,
+            "switches_of_policy": told.switched,
             "recoveries": told.recovered,
             "waited_for_nodes": told.waited,
             "steps": self.steps,
@@ -526,7 +578,7 @@ def long_run(seconds: float, seed: int, steps: int) -> Verdict:
     job = chaos_job(steps)
     name = time.strftime("chaos-%Y%m%d-%H%M%S")
     folder = Path(job.run.folder) / name
-    chaos = Chaos(folder, seed=seed, seconds=seconds, keep_nodes=5, most_nodes=9)
+    chaos = Chaos(folder, seed=seed, seconds=seconds, keep_nodes=5, most_nodes=9, policies=switches_of(job))
     faults = ordered_faults(seed, job.cluster.nodes, 20, max(20, steps // 4))
     trained = planaria.train(job, name=name, faults=faults, observers=[chaos], progress=True)
     chaos.join()
@@ -560,15 +612,18 @@ def short_runs(faults: int, seconds: float, seed: int, console: Console) -> Verd
 
 
 def _short_run(verdict: Verdict, seed: int, scratch: Path, nodes: LocalNodes, alone: planaria.TrainResult) -> None:
-    draw = random.Random(f"job of {seed}")
-    job = short_job(draw.randint(6, 9))
+    job = drawn_job(random.Random(f"job of {seed}"))
     folder = RunFolder.create(scratch, f"run-{seed}")
     folder.job.write_bytes(job_json(job))
-    chaos = Chaos(folder.path, seed=seed, seconds=6.0, keep_nodes=5, most_nodes=9, step_s=0.03)
+    chaos = Chaos(
+        folder.path, seed=seed, seconds=6.0, keep_nodes=5, most_nodes=9, step_s=0.03, policies=switches_of(job)
+    )
     ordered = ordered_faults(seed, job.cluster.nodes, 5, SHORT_STEPS - 5)
     try:
         trained = train_job(job, folder, faults=ordered, observers=[chaos], nodes=nodes)
         chaos.join()
+        if drops := read_drops(folder.events):
+            alone = train_reference(job, RunFolder.create(scratch, f"alone-{seed}"), drops=drops)
     except Exception as error:  # a finding, like other bits; the other runs shall tell theirs
         verdict.runs += 1
         verdict.told.add(chaos.told)
@@ -612,7 +667,7 @@ def tell(console: Console, verdict: Verdict, took_s: float) -> None:
     causes = ", ".join(f"{count} {cause}" for cause, count in sorted(told.lost.items()))
     console.print(
         f"nodes lost: {sum(told.lost.values())} ({causes}); released: {told.released}; joined: {told.joined}; "
-        f"recoveries: {told.recovered}; waited for nodes: {told.waited} times"
+        f"switches of policy: {told.switched}; recoveries: {told.recovered}; waited for nodes: {told.waited} times"
     )
     console.print(
         f"{told.faults} faults in {verdict.runs} runs of {verdict.steps} steps, {took_s:.0f} s; "

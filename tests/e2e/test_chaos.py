@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from scripts.chaos import ORDERED, Blow, Chaos, Told, ordered_faults
+from scripts.chaos import ORDERED, Blow, Chaos, Told, drawn_job, ordered_faults, switches_of
 
-from planaria.job.settings import Job
+from planaria.job.settings import Job, PolicyName, RedundancyMode
 from tests.e2e.conftest import Run
 from tests.e2e.jobs import Outcome, make_job
 
@@ -19,7 +20,9 @@ STEPS = 120
 @pytest.mark.parametrize("seed", [int(os.environ.get("PLANARIA_CHAOS_SEED", "1"))])
 def test_chaos(seed: int, tmp_path: Path, text: Path, run: Run, reference: Callable[[Job], Outcome]) -> None:
     job = make_job(text, train__steps=STEPS, resilience__when_exhausted="wait", run__checkpoint_every=3)
-    chaos = Chaos(tmp_path / "run-0", seed=seed, seconds=20.0, keep_nodes=5, most_nodes=8, step_s=0.05)
+    chaos = Chaos(
+        tmp_path / "run-0", seed=seed, seconds=20.0, keep_nodes=5, most_nodes=8, step_s=0.05, policies=switches_of(job)
+    )
     faults = ordered_faults(seed, job.cluster.nodes, 6, 40)
     outcome = run(job, *map(str, faults), observers=[chaos])
     chaos.join()
@@ -32,7 +35,7 @@ def test_what_counts_as_a_fault() -> None:
     told = Told(struck=2)
     for blow in Blow:
         told.blows[blow.value] += 1
-    assert told.faults == 2 + len(Blow) - 2 + 1, "not a drain, not a join, and a burst is two"
+    assert told.faults == 2 + len(Blow) - 3 + 1, "not a drain, not a join, not a switch, and a burst is two"
     whole = Told()
     whole.add(told)
     whole.add(told)
@@ -44,3 +47,12 @@ def test_every_kind_is_ordered_sometimes() -> None:
     assert {fault.kind.value for fault in faults} == set(ORDERED)
     assert all(3 <= fault.step <= 9 for fault in faults)
     assert len({fault.node for fault in ordered_faults(1, 8, 3, 9)}) == 4
+
+
+def test_every_policy_mode_and_zone_is_drawn_sometimes() -> None:
+    jobs = [drawn_job(random.Random(seed)) for seed in range(80)]
+    assert {job.resilience.policy for job in jobs} == set(PolicyName)
+    assert {job.resilience.redundancy for job in jobs} == set(RedundancyMode)
+    assert {len(job.cluster.zones) for job in jobs} == {0, 2, 3}
+    for job in jobs:
+        assert (PolicyName.DROP in switches_of(job)) == job.resilience.may_drop

@@ -294,7 +294,7 @@ class Worker:
         if self.runs_out and isinstance(command, Adopt | Apply):
             self.runs_out, self._is_done_for = False, True  # its last words, and then it waits to be told to end
             self.control.tell(self.device.out_of_memory(self.interpreter, self.number, holds=False))
-            if self.control.is_closed:
+            if self.control.is_closed or any(isinstance(order, Stop | CoordinatorGone) for order in self._orders):
                 self._exit()  # it was told so already
             return
         match command:
