@@ -26,11 +26,13 @@ from planaria.plan.settings import PlannerSettings
 from planaria.plan.speeds import Speeds
 from planaria.plan.zones import Zones
 from planaria.policy.candidate import Candidate
+from planaria.policy.first_plan import best_first
 from planaria.policy.options import Option, options_in_pieces
 from planaria.policy.outlook import Outlook
 from planaria.policy.pieces import Pieces, finished
 from planaria.policy.proposal import Proposal
 from planaria.policy.question import Canonical, Question, canonical
+from planaria.policy.rebuilding import Searched
 from planaria.policy.reroute import ReroutePolicy
 from planaria.policy.source import Source
 from planaria.policy.sources import SOURCES
@@ -45,7 +47,7 @@ MOST_KEPT = 256
 
 
 class AdaptivePolicy(ReroutePolicy):
-    """Proposes what is best until the next loss. First plans, and the rest of a step, are as for templates."""
+    """Proposes what is best until the next loss. The rest of a step is as for templates."""
 
     def __init__(self, profile: ModelProfile, settings: PlannerSettings) -> None:
         """Make the templates.
@@ -77,6 +79,15 @@ class AdaptivePolicy(ReroutePolicy):
         policy._sources = tuple(source.in_zones(zones) for source in self._sources)
         policy._answers = {}
         return policy
+
+    def initial(self, nodes: Sequence[NodeId], generation: int) -> Proposal:
+        """The fastest of the templates' first plan, even sets of pipelines and grids, also with split backwards.
+
+        Raises:
+            PlanError: too few nodes or microbatches.
+        """
+        sizes = next((source.sizes for source in self._sources if isinstance(source, Searched)), self.templates)
+        return best_first(ReroutePolicy.like(self), sizes, super().initial(nodes, generation), nodes, generation)
 
     def reconfigure(
         self,

@@ -89,11 +89,11 @@ def options_in_pieces(planner: ReroutePolicy, sources: Sequence[Source], questio
     options: list[Option] = []
     for offer in offers:
         yield
-        options.append(_option(planner, offer))
+        options.append(option_of(planner, offer))
         yield
-        split = _split(planner, offer)
+        split = split_of(planner, offer)
         if split is not None:
-            options.append(_option(planner, split))
+            options.append(option_of(planner, split))
     least_s = min(option.step_time_s for option in options)
     rerouted = next((o.offer for o in options if o.name == REROUTE and not o.offer.proposal.plan.transfers), None)
     result: list[Option] = []
@@ -114,7 +114,7 @@ def _same(one: Offer, other: Offer) -> bool:
     return a.pipelines == b.pipelines and a.routes == b.routes
 
 
-def _option(planner: ReroutePolicy, offer: Offer) -> Option:
+def option_of(planner: ReroutePolicy, offer: Offer) -> Option:
     plan = offer.proposal.plan
     moves_s = transfer_time(plan, planner.profile.links).time_s
     return Option(
@@ -130,7 +130,7 @@ def _option(planner: ReroutePolicy, offer: Offer) -> Option:
     )
 
 
-def _split(planner: ReroutePolicy, offer: Offer) -> Offer | None:
+def split_of(planner: ReroutePolicy, offer: Offer) -> Offer | None:
     """The same plan with split backwards, where its steps are shorter and the memory allows for it: what plans may use,
     or else what the profile says that a device has.
     """

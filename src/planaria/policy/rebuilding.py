@@ -66,6 +66,11 @@ class Searched:
         self._planner = planner
         self._sizes = _every_size(planner) if sizes is None else sizes
 
+    @property
+    def sizes(self) -> Sequence[Template]:
+        """A pipeline of each number of nodes that fits."""
+        return self._sizes
+
     def at_speeds(self, speeds: Speeds) -> Searched:
         return Searched(self._planner.with_speeds(speeds), self._sizes)
 

@@ -22,7 +22,7 @@ from planaria.plan.replicas import lacking
 from planaria.plan.respeed import candidates
 from planaria.plan.salvage import LayerHolders, finish_step
 from planaria.plan.settings import PlannerSettings
-from planaria.plan.speeds import Speeds
+from planaria.plan.speeds import Speeds, step_times
 from planaria.plan.takeover import resume
 from planaria.plan.templates import Template, make_templates
 from planaria.plan.warm_up import warm_up
@@ -35,6 +35,9 @@ from planaria.policy.wording import size as _bytes
 
 CLEARLY = 0.95
 """An instantiation that weighs compute alone is left for one that takes so much less, sums of gradients included."""
+
+MOST_EVEN = 8
+"""Even sets that are estimated: so many of the best by compute, and as many of the fewest pipelines."""
 
 
 class TemplatesPolicy:
@@ -68,6 +71,11 @@ class TemplatesPolicy:
     def profile(self) -> ModelProfile:
         """Costs."""
         return self._profile
+
+    @property
+    def speeds(self) -> Speeds | None:
+        """Of nodes; None: all are as profiled."""
+        return self._speeds
 
     @property
     def settings(self) -> PlannerSettings:
@@ -116,26 +124,34 @@ class TemplatesPolicy:
         return self._proposal(plan, reason, 0, "initial")
 
     def _fastest(self, nodes: Sequence[NodeId], generation: int) -> Plan:
-        """The fastest, as simulated, of the best instantiations of all templates and of those without the smallest.
+        """The fastest, as simulated, of the best instantiations of all templates, those without the smallest, and those
+        of even sizes.
 
-        An instantiation weighs compute alone. The more pipelines there are, the longer their sums take: where that
-        counts, fewer and larger pipelines are faster.
+        An instantiation weighs compute alone. The more pipelines there are, the longer their sums take, and the longer
+        the less alike they are cut: where that counts, fewer, larger and even pipelines are faster.
         """
-        best = self._instantiated(self.templates, nodes, generation)
+        best = self.instantiated(self.templates, nodes, generation)
         least_s = CLEARLY * self._outline(best).step_time_s
-        smallest = 1
-        while smallest < len(self.templates):
+        seen = {best.pipelines}
+        for templates in (*_without_smallest(self.templates), *even_sets(self.templates, len(nodes), self._settings)):
             try:
-                plan = self._instantiated(self.templates[smallest:], nodes, generation)
+                plan = self.instantiated(templates, nodes, generation)
             except PlanError:
-                break  # too few nodes for f + 1 pipelines of that size
+                continue  # too few nodes for f + 1 pipelines of that size
+            if plan.pipelines in seen or len(plan.nodes) != len(best.nodes):
+                continue
+            seen.add(plan.pipelines)
             seconds = self._outline(plan).step_time_s
-            if len(plan.nodes) == len(best.nodes) and seconds < least_s:
+            if seconds < least_s:
                 best, least_s = plan, seconds
-            smallest *= 2
         return best
 
-    def _instantiated(self, templates: Sequence[Template], nodes: Sequence[NodeId], generation: int) -> Plan:
+    def instantiated(self, templates: Sequence[Template], nodes: Sequence[NodeId], generation: int) -> Plan:
+        """The first plan of these templates alone, by compute.
+
+        Raises:
+            PlanError: too few nodes or microbatches.
+        """
         return initial_plan(
             self._profile, templates, self._settings, nodes, generation, speeds=self._speeds, zones=self._zones
         )
@@ -389,6 +405,31 @@ class TemplatesPolicy:
                 for worker, seconds in step.compute_s.items()
             },
         )
+
+
+def _without_smallest(templates: Sequence[Template]) -> Iterator[Sequence[Template]]:
+    """All but the first, all but the first two, four, and so on."""
+    smallest = 1
+    while smallest < len(templates):
+        yield templates[smallest:]
+        smallest *= 2
+
+
+def even_sets(templates: Sequence[Template], num_nodes: int, settings: PlannerSettings) -> list[Sequence[Template]]:
+    """For each number of pipelines the one or two sizes that share the nodes out evenly: a few, see `MOST_EVEN`."""
+    known = {template.num_nodes: template for template in templates}
+    found: list[tuple[float, int, Sequence[Template]]] = []
+    most = min(num_nodes // templates[0].num_nodes, settings.num_microbatches)
+    for number in range(max(2, settings.fault_tolerance + 1), most + 1):
+        size, larger = divmod(num_nodes, number)
+        sizes = (size, size + 1) if larger else (size,)
+        if all(one in known for one in sizes):
+            share = -(-settings.num_microbatches // number)
+            seconds = float(step_times(known[size], settings.num_microbatches)[share - 1])
+            found.append((seconds, number, [known[one] for one in sizes]))
+    quickest = sorted(found, key=lambda one: one[:2])[:MOST_EVEN]
+    fewest = [one for one in found[:MOST_EVEN] if one not in quickest]
+    return [templates for _, _, templates in (*quickest, *fewest)]
 
 
 def _changes(before: Plan, after: Plan) -> str:

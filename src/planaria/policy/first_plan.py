@@ -1,0 +1,131 @@
+"""First plans: which sets of pipelines are worth an estimate when a job begins or is restored, and which is best.
+
+An instantiation (Oobleck, section 4.2) weighs compute alone and uses every node. Sums of gradients are cheapest between
+pipelines that are cut alike, so even sets are tried as well: of all nodes, and grids, in which some stay idle. Makes no
+plan after a loss, and knows nothing of the time to come.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
+
+from planaria.plan.batch import Undistributable
+from planaria.plan.grid import grids
+from planaria.plan.grid import shape as grid_shape
+from planaria.plan.plan import NodeId, Plan, PlanError
+from planaria.plan.speeds import step_times
+from planaria.plan.templates import Template
+from planaria.policy.candidate import Candidate
+from planaria.policy.options import Option, option_of, split_of
+from planaria.policy.proposal import Proposal
+from planaria.policy.reroute import ReroutePolicy
+from planaria.policy.source import Offer
+from planaria.policy.templates import even_sets
+from planaria.policy.wording import join, shape
+
+CLOSE = 1.25
+"""A set of pipelines whose compute alone takes so much longer than the best step, sums included, is not estimated."""
+
+MOST_TOLD = 3
+"""Candidates that the sentence names, the chosen one included; records have all."""
+
+MOST_NODES = 8192
+"""Of all plans together that are estimated: what an estimate takes grows with its plan's nodes."""
+
+
+def best_first(
+    planner: ReroutePolicy, sizes: Sequence[Template], own: Proposal, nodes: Sequence[NodeId], generation: int
+) -> Proposal:
+    """The fastest first plan, sums of gradients included; of equals that of the templates.
+
+    Args:
+        planner: estimates.
+        sizes: a pipeline of each number of nodes that fits.
+        own: what the policy `templates` proposes.
+        nodes: live ones.
+        generation: of the plan.
+    """
+    offers = [_offer(f"templates ({shape(own.plan)})", own)]
+    left = max(4, MOST_NODES // max(1, len(set(nodes))))
+    least_s = own.step_time_s
+    for name, plan, compute_s in _others(planner, sizes, nodes, generation):
+        if not left or compute_s > CLOSE * least_s:
+            break
+        if any(_same(plan, offer.proposal.plan) for offer in offers) or not planner.fits(plan):
+            continue
+        proposal = dataclasses.replace(planner.estimated(plan), how=own.how)
+        offers.append(_offer(name, proposal))
+        least_s = min(least_s, proposal.step_time_s)
+        left -= 1
+    close = [offer for offer in offers if offer.proposal.step_time_s <= CLOSE * least_s]
+    split = [found for found in (split_of(planner, offer) for offer in close[: left + 4]) if found is not None]
+    options = [option_of(planner, offer) for offer in [*offers, *split]]
+    # Under f = 0 one pipeline may be faster; where templates keep a second replica, it is not given up for that.
+    options = [option for option in options if option.peril <= options[0].peril]
+    return _chosen(planner, own, sorted(options, key=attrgetter("step_time_s")), len(set(nodes)))
+
+
+def _others(
+    planner: ReroutePolicy, sizes: Sequence[Template], nodes: Sequence[NodeId], generation: int
+) -> Iterator[tuple[str, Plan, float]]:
+    """Name, plan and seconds of compute; the fastest by those first."""
+    found: list[tuple[float, str, Plan]] = []
+    settings = planner.settings
+    ordered = sorted(set(nodes))
+    for grid in grids(planner.profile, planner.templates, settings, ordered, generation, speeds=planner.speeds):
+        if len(grid.plan.pipelines) > settings.fault_tolerance:
+            found.append((grid.step_time_s, f"grid ({grid_shape(grid.plan)})", grid.plan))
+    known = {template.num_nodes: step_times(template, settings.num_microbatches) for template in sizes}
+    slowest = min((planner.speeds or {}).values(), default=1.0)
+    for templates in even_sets(sizes, len(ordered), settings):
+        try:
+            plan = planner.instantiated(templates, ordered, generation)
+        except (PlanError, Undistributable):
+            continue
+        seconds = max(
+            float(known[len({plan.node_of(stage.worker) for stage in route.hops})][len(route.microbatches) - 1])
+            for route in plan.routes
+        )
+        found.append((seconds if slowest >= 1 else 0.0, f"search ({shape(plan)})", plan))
+    for seconds, name, plan in sorted(found, key=lambda one: one[:2]):
+        yield name, plan, seconds
+
+
+def _offer(name: str, proposal: Proposal) -> Offer:
+    return Offer(name=name, proposal=proposal, explain=lambda asked, plan: proposal.reason)
+
+
+def _same(one: Plan, other: Plan) -> bool:
+    return one.pipelines == other.pipelines and one.routes == other.routes
+
+
+def _chosen(planner: ReroutePolicy, own: Proposal, ranked: Sequence[Option], num_nodes: int) -> Proposal:
+    samples = planner.settings.num_microbatches * planner.profile.microbatch_size
+    told = tuple(_candidate(option, samples) for option in ranked)
+    best = ranked[0].offer.proposal
+    reason = own.reason
+    if best.plan.pipelines != own.plan.pipelines:
+        idle = num_nodes - len(best.plan.nodes)
+        number = len(best.plan.pipelines)
+        rest = f" ({idle} idle)" if idle else ""
+        reason = f"{num_nodes} nodes make {number} pipelines of {shape(best.plan)} nodes{rest}."
+    rivals = [f"{other.name} {other.samples_per_s:.4g}" for other in told[1:MOST_TOLD]]
+    if rivals:
+        reason = f"{reason} Chosen: {told[0].name}, {told[0].samples_per_s:.4g} samples a second; {join(rivals)}."
+    return dataclasses.replace(best, reason=reason, how=own.how, candidates=told)
+
+
+def _candidate(option: Option, samples: int) -> Candidate:
+    return Candidate(
+        name=option.name,
+        step_time_s=option.step_time_s,
+        transition_s=0.0,
+        transfer_bytes=0,
+        memory_bytes=option.memory_bytes,
+        is_degraded=option.is_degraded,
+        risk_s=0.0,
+        loss_s=option.loss_s,
+        samples_per_s=samples / option.step_time_s,
+    )
