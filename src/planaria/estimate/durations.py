@@ -41,6 +41,8 @@ class Durations:
 
     def _counting_of(self, group: int) -> frozenset[WorkerId]:
         """Who owns the group, and so has something in its sum. A shadow's part is empty, and is not sent."""
+        if not self._plan.shadows:
+            return frozenset(self._plan.owners_of[group])
         layers = set(self._plan.groups[group].layers)
         return frozenset(
             worker
