@@ -15,6 +15,7 @@ from planaria.plan.batch import Undistributable
 from planaria.plan.grid import grids
 from planaria.plan.grid import shape as grid_shape
 from planaria.plan.plan import NodeId, Plan, PlanError
+from planaria.plan.settings import PlannerSettings
 from planaria.plan.speeds import step_times
 from planaria.plan.templates import Template
 from planaria.policy.candidate import Candidate
@@ -31,8 +32,11 @@ CLOSE = 1.25
 MOST_TOLD = 3
 """Candidates that the sentence names, the chosen one included; records have all."""
 
-MOST_NODES = 8192
-"""Of all plans together that are estimated: what an estimate takes grows with its plan's nodes."""
+MOST_NODES = 2048
+"""Of all plans together of which estimates are made, beyond `LEAST`: what one takes grows with its plan's nodes."""
+
+LEAST = 2
+"""Grids, even sets and plans with split backwards that are tried however many nodes there are, of each."""
 
 
 def best_first(
@@ -48,19 +52,19 @@ def best_first(
         generation: of the plan.
     """
     offers = [_offer(f"templates ({shape(own.plan)})", own)]
-    left = max(4, MOST_NODES // max(1, len(set(nodes))))
+    most = max(LEAST, MOST_NODES // max(1, len(set(nodes))))
     least_s = own.step_time_s
-    for name, plan, compute_s in _others(planner, sizes, nodes, generation):
-        if not left or compute_s > CLOSE * least_s:
+    for name, plan, compute_s in _others(planner, sizes, nodes, generation, most):
+        if compute_s > CLOSE * least_s:
             break
         if any(_same(plan, offer.proposal.plan) for offer in offers) or not planner.fits(plan):
             continue
         proposal = dataclasses.replace(planner.estimated(plan), how=own.how)
         offers.append(_offer(name, proposal))
         least_s = min(least_s, proposal.step_time_s)
-        left -= 1
-    close = [offer for offer in offers if offer.proposal.step_time_s <= CLOSE * least_s]
-    split = [found for found in (split_of(planner, offer) for offer in close[: left + 4]) if found is not None]
+    quickest = sorted(offers, key=lambda offer: offer.proposal.step_time_s)
+    close = [offer for offer in quickest if offer.proposal.step_time_s <= CLOSE * least_s]
+    split = [found for found in (split_of(planner, offer) for offer in close[:most]) if found is not None]
     options = [option_of(planner, offer) for offer in [*offers, *split]]
     # Under f = 0 one pipeline may be faster; where templates keep a second replica, it is not given up for that.
     options = [option for option in options if option.peril <= options[0].peril]
@@ -68,18 +72,19 @@ def best_first(
 
 
 def _others(
-    planner: ReroutePolicy, sizes: Sequence[Template], nodes: Sequence[NodeId], generation: int
+    planner: ReroutePolicy, sizes: Sequence[Template], nodes: Sequence[NodeId], generation: int, most: int
 ) -> Iterator[tuple[str, Plan, float]]:
     """Name, plan and seconds of compute; the fastest by those first."""
     found: list[tuple[float, str, Plan]] = []
     settings = planner.settings
     ordered = sorted(set(nodes))
-    for grid in grids(planner.profile, planner.templates, settings, ordered, generation, speeds=planner.speeds):
+    depths = _quickest_depths(planner.templates, len(ordered), settings, most)
+    for grid in grids(planner.profile, depths, settings, ordered, generation, speeds=planner.speeds):
         if len(grid.plan.pipelines) > settings.fault_tolerance:
             found.append((grid.step_time_s, f"grid ({grid_shape(grid.plan)})", grid.plan))
     known = {template.num_nodes: step_times(template, settings.num_microbatches) for template in sizes}
     slowest = min((planner.speeds or {}).values(), default=1.0)
-    for templates in even_sets(sizes, len(ordered), settings):
+    for templates in even_sets(sizes, len(ordered), settings)[: 4 * most]:
         try:
             plan = planner.instantiated(templates, ordered, generation)
         except (PlanError, Undistributable):
@@ -91,6 +96,19 @@ def _others(
         found.append((seconds if slowest >= 1 else 0.0, f"search ({shape(plan)})", plan))
     for seconds, name, plan in sorted(found, key=lambda one: one[:2]):
         yield name, plan, seconds
+
+
+def _quickest_depths(
+    templates: Sequence[Template], num_nodes: int, settings: PlannerSettings, most: int
+) -> list[Template]:
+    """Of grids with f + 1 rows, those that take least by compute, before any is placed."""
+    seconds: dict[int, float] = {}
+    for at, template in enumerate(templates):
+        rows = min(num_nodes // template.num_nodes, settings.num_microbatches)
+        if rows > settings.fault_tolerance:
+            share = -(-settings.num_microbatches // rows)
+            seconds[at] = float(step_times(template, settings.num_microbatches)[share - 1])
+    return [templates[at] for at in sorted(sorted(seconds, key=lambda at: (seconds[at], at))[:most])]
 
 
 def _offer(name: str, proposal: Proposal) -> Offer:

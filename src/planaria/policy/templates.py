@@ -37,7 +37,8 @@ CLEARLY = 0.95
 """An instantiation that weighs compute alone is left for one that takes so much less, sums of gradients included."""
 
 MOST_EVEN = 8
-"""Even sets that are estimated: so many of the best by compute, and as many of the fewest pipelines."""
+"""Even sets that are estimated: so many of the best by compute, and as many of the fewest pipelines; of
+hundreds of nodes fewer, as estimates take longer there."""
 
 
 class TemplatesPolicy:
@@ -427,8 +428,9 @@ def even_sets(templates: Sequence[Template], num_nodes: int, settings: PlannerSe
             share = -(-settings.num_microbatches // number)
             seconds = float(step_times(known[size], settings.num_microbatches)[share - 1])
             found.append((seconds, number, [known[one] for one in sizes]))
-    quickest = sorted(found, key=lambda one: one[:2])[:MOST_EVEN]
-    fewest = [one for one in found[:MOST_EVEN] if one not in quickest]
+    limit = max(1, min(MOST_EVEN, 512 // num_nodes))
+    quickest = sorted(found, key=lambda one: one[:2])[:limit]
+    fewest = [one for one in found[:limit] if one not in quickest]
     return [templates for _, _, templates in (*quickest, *fewest)]
 
 

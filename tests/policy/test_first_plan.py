@@ -1,0 +1,57 @@
+"""First plans of the adaptive policy: nothing that others would begin with, or that it comes to later, is faster."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from planaria.plan.plan import NodeId
+from planaria.plan.profile import LinkCost
+from planaria.plan.replicas import lacking
+from planaria.plan.settings import PlannerSettings
+from planaria.plan.templates import make_templates
+from planaria.plan.validate import validate
+from planaria.policy.adaptive import AdaptivePolicy
+from planaria.policy.morph import MorphPolicy
+from planaria.policy.outlook import Outlook
+from planaria.policy.templates import TemplatesPolicy, even_sets
+from tests.plan.profiles import uniform_profile
+
+ROUTED = 1.01
+"""Detours have schedules of their own, which can be a little shorter than those of whole pipelines: no first plan is
+made with them."""
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_nothing_else_is_faster(seed: int) -> None:
+    draw = random.Random(seed)
+    link = LinkCost(latency_s=1e-4, bandwidth_bytes_per_s=draw.choice([1e9, 1e10]))
+    profile = uniform_profile(draw.randint(6, 12), link=link, group_bytes=draw.choice([4_000, 40_000_000]))
+    of = PlannerSettings(
+        num_microbatches=draw.choice([16, 24, 32]), fault_tolerance=1, num_nodes=draw.randint(6, 14),
+        devices_per_node=1, min_nodes=draw.randint(1, 2),
+    )  # fmt: skip
+    nodes = [NodeId(n) for n in range(of.num_nodes)]
+    policy = AdaptivePolicy(profile, of)
+    first = policy.initial(nodes, 1)
+    validate(first.plan)
+    assert not lacking(first.plan, 1)
+    assert first.step_time_s == min(one.step_time_s for one in first.candidates)
+    assert first == AdaptivePolicy(profile, of).initial(nodes, 1)
+    for other in (TemplatesPolicy, MorphPolicy):
+        assert first.step_time_s <= other(profile, of).initial(nodes, 1).step_time_s
+    plan = first.plan
+    for lost in draw.sample(nodes, 2):
+        holders = {worker: groups for worker, groups in plan.groups_of.items() if plan.node_of(worker) != lost}
+        later = policy.with_outlook(Outlook(time_to_failure_s=1e5)).reconfigure(
+            plan, [lost], holders, plan.generation + 1
+        )
+        assert first.step_time_s <= ROUTED * later.step_time_s
+        plan = later.plan
+
+
+def test_even_sets_share_the_nodes_out() -> None:
+    of = PlannerSettings(num_microbatches=32, fault_tolerance=1, num_nodes=12, devices_per_node=1, min_nodes=2)
+    sets = even_sets(make_templates(uniform_profile(8), of), 12, of)
+    assert sorted([t.num_nodes for t in one] for one in sets) == [[2], [2, 3], [3], [4], [6]]
