@@ -67,7 +67,7 @@ from planaria.protocol.messages import (
 )
 from planaria.protocol.plan_update import UpdateError, decode_order
 from planaria.protocol.records import AnyRecord, NodeLost, StepCommitted
-from planaria.worker.frames import control_frame
+from planaria.worker.control_frames import control_frame
 from planaria.worker.heartbeat import INTERVAL_S
 
 JOB = """

@@ -36,7 +36,7 @@ from planaria.protocol.liveness import Activity, Limits, Pulse
 from planaria.protocol.messages import PROTOCOL_VERSION, Alive, PlanMessage, Ready, encode
 from planaria.protocol.records import NodeLost, NodeReleased, Note, PlanTaken
 from planaria.protocol.requests import Request, Wish
-from planaria.worker.frames import control_frame, read_control
+from planaria.worker.control_frames import control_frame, read_control
 
 JOB = parse_job(
     '[model]\ntype = "gpt2"\n[train]\nsteps = 3\nglobal_batch = 6\nmicrobatch = 1\nsequence_length = 8\n'

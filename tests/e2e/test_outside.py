@@ -25,7 +25,8 @@ from planaria.observe.run_folder import RunFolder
 from planaria.plan.plan import WorkerId
 from planaria.protocol.messages import PROTOCOL_VERSION, Hello, encode
 from planaria.protocol.records import AnyRecord, CheckpointSaved, NodeLost, PlanTaken, StepCommitted
-from planaria.worker.frames import control_frame, data_frame
+from planaria.worker.control_frames import control_frame
+from planaria.worker.frames import data_frame
 from planaria.worker.mailbox import Key, Kind
 from planaria.worker.settings import WorkerSettings
 from planaria.worker.strangers import MAX_STRANGERS

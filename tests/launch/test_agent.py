@@ -31,7 +31,7 @@ from planaria.protocol.enrolment import (
     decode_from_agent,
 )
 from planaria.protocol.messages import Message, encode
-from planaria.worker.frames import control_frame, read_control
+from planaria.worker.control_frames import control_frame, read_control
 from planaria.worker.settings import WorkerSettings
 from tests.launch.test_hosts import make_job
 

@@ -43,7 +43,7 @@ from planaria.protocol.messages import (
 )
 from planaria.protocol.plan_update import decode_order
 from planaria.protocol.requests import Answer, Request, decode_answer, decode_request
-from planaria.worker.frames import FrameError, control_frame, read_control
+from planaria.worker.control_frames import FrameError, control_frame, read_control
 
 many = settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 

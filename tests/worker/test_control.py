@@ -34,7 +34,7 @@ from planaria.protocol.messages import (
 )
 from planaria.protocol.worker import CoordinatorBack, CoordinatorGone
 from planaria.worker.control import Control
-from planaria.worker.frames import control_frame, read_control
+from planaria.worker.control_frames import control_frame, read_control
 from planaria.worker.mailbox import Mailbox
 
 DEADLINE_S = 10.0

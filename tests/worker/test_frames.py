@@ -15,18 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planaria.protocol.messages import MAX_FRAME_BYTES
-from planaria.worker.frames import (
-    DTYPES,
-    MAX_HEADER_BYTES,
-    DamagedFrame,
-    DataHeader,
-    FrameError,
-    TensorMeta,
-    control_frame,
-    data_frame,
-    read_control,
-    read_data,
-)
+from planaria.worker.control_frames import FrameError, control_frame, read_control
+from planaria.worker.frames import DTYPES, MAX_HEADER_BYTES, DamagedFrame, DataHeader, TensorMeta, data_frame, read_data
 from planaria.worker.mailbox import Key, Kind
 
 KEY = Key(Kind.ACTIVATION, 3, 7, 2, 5, 1)

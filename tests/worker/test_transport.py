@@ -14,7 +14,8 @@ import torch
 from planaria.plan.plan import WorkerId
 from planaria.protocol.messages import Stop
 from planaria.worker import transport as transport_module
-from planaria.worker.frames import FrameError, control_frame, data_frame
+from planaria.worker.control_frames import FrameError, control_frame
+from planaria.worker.frames import data_frame
 from planaria.worker.greeter import GREETING_LIMIT_BYTES
 from planaria.worker.mailbox import Interrupted, Key, Kind, Mailbox
 from planaria.worker.transport import Transport

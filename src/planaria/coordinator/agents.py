@@ -29,7 +29,7 @@ from planaria.protocol.enrolment import (
     decode_from_agent,
 )
 from planaria.protocol.messages import PROTOCOL_VERSION, Message, encode
-from planaria.worker.frames import FrameError
+from planaria.worker.control_frames import FrameError
 
 log = logging.getLogger(__name__)
 

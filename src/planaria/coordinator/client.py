@@ -11,7 +11,7 @@ import msgspec
 from planaria.job.errors import UserError
 from planaria.protocol.messages import PROTOCOL_VERSION
 from planaria.protocol.requests import Answer, Request, Wish, decode_answer
-from planaria.worker.frames import control_frame, read_control
+from planaria.worker.control_frames import control_frame, read_control
 
 TIMEOUT_S = 10.0
 

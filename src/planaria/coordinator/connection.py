@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from planaria.plan.plan import WorkerId
 from planaria.protocol.messages import PlanMessage
-from planaria.worker.frames import FrameError, control_frame
+from planaria.worker.control_frames import FrameError, control_frame
 
 HELLO_LIMIT_BYTES = 4096
 """Longest first frame: whoever has not shown the token gets no memory for more."""

@@ -16,7 +16,7 @@ from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.events import Event, NodeNotice, PolicyRequested, StopRequested
 from planaria.protocol.messages import PROTOCOL_VERSION
 from planaria.protocol.requests import Answer, Request, Wish, decode_request
-from planaria.worker.frames import FrameError
+from planaria.worker.control_frames import FrameError
 
 MAX_ADDED = 1024
 """Nodes that one request may start."""

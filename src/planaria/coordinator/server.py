@@ -56,7 +56,7 @@ from planaria.protocol.messages import (
     encode,
 )
 from planaria.protocol.past import Past
-from planaria.worker.frames import FrameError, Unwanted
+from planaria.worker.control_frames import FrameError, Unwanted
 
 GOODBYE_S = 5.0
 """How long workers may take to end after the run before they are killed."""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from planaria.coordinator.connection import Connection
 from planaria.job.errors import UserError
-from planaria.worker.frames import FrameError, Unwanted
+from planaria.worker.control_frames import FrameError, Unwanted
 from planaria.worker.sockets import watch_over
 from planaria.worker.strangers import Strangers
 

@@ -42,7 +42,7 @@ from planaria.protocol.enrolment import (
     decode_to_agent,
 )
 from planaria.protocol.messages import MAX_FRAME_BYTES, PROTOCOL_VERSION, Message, encode
-from planaria.worker.frames import FrameError
+from planaria.worker.control_frames import FrameError
 from planaria.worker.sockets import watch_over
 
 TICK_S: Final = 0.1

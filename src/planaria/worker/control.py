@@ -33,7 +33,7 @@ from planaria.protocol.messages import (
 )
 from planaria.protocol.plan_update import Orders
 from planaria.protocol.worker import CoordinatorBack, CoordinatorGone
-from planaria.worker.frames import FrameError, control_frame, read_control
+from planaria.worker.control_frames import FrameError, control_frame, read_control
 from planaria.worker.mailbox import Mailbox
 
 FIRST_PAUSE_S = 0.02

@@ -1,8 +1,7 @@
-"""Frames on a socket: how control messages and tensors are written and read. Nothing is unpickled.
+"""Data frames: how tensors are written and read on a socket. Nothing is unpickled.
 
-Control frame: 4-byte big-endian length, then a message in msgpack. Data frame: 4-byte header length, 8-byte payload
-length, two 8-byte checksums (xxh3_64: of the payload; of all before it and the header), a msgpack header, then the
-tensors' bytes one after the other.
+A 4-byte header length, 8-byte payload length, two 8-byte checksums (xxh3_64: of the payload; of all before it and the
+header), a msgpack header, then the tensors' bytes one after the other.
 """
 
 from __future__ import annotations
@@ -16,10 +15,9 @@ import msgspec
 import torch
 import xxhash
 
-from planaria.protocol.messages import MAX_FRAME_BYTES
+from planaria.worker.control_frames import FrameError, read_exactly, read_into
 from planaria.worker.mailbox import Key
 
-_LENGTH = struct.Struct("!I")
 _DATA = struct.Struct("!IQQ")
 _SUM = struct.Struct("!Q")
 _READ_BYTES = 1 << 20
@@ -37,14 +35,6 @@ DTYPES = {
     "u1": torch.uint8,
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-
-
-class FrameError(ValueError):
-    """Bytes that are not a frame of ours."""
-
-
-class Unwanted(FrameError):
-    """Its sender is one of us, and takes no part any more."""
 
 
 class DamagedFrame(FrameError):
@@ -76,33 +66,6 @@ class DataHeader(msgspec.Struct, frozen=True, array_like=True):
 
 _header_encoder = msgspec.msgpack.Encoder()
 _header_decoder = msgspec.msgpack.Decoder(DataHeader)
-
-
-def control_frame(body: bytes) -> bytes:
-    return _LENGTH.pack(len(body)) + body
-
-
-def read_exactly(sock: socket.socket, size: int) -> bytes:
-    """Raises EOFError when the other side closes before `size` bytes came."""
-    data = bytearray(size)
-    read_into(sock, memoryview(data))
-    return bytes(data)
-
-
-def read_into(sock: socket.socket, view: memoryview) -> None:
-    while view:
-        count = sock.recv_into(view, len(view), socket.MSG_WAITALL)
-        if count == 0:
-            raise EOFError("connection closed")
-        view = view[count:]
-
-
-def read_control(sock: socket.socket, limit_bytes: int = MAX_FRAME_BYTES) -> bytes:
-    """Body of the next control frame. Raises EOFError at the end, FrameError when it is too long."""
-    (size,) = _LENGTH.unpack(read_exactly(sock, _LENGTH.size))
-    if size > limit_bytes:
-        raise FrameError(f"a control frame of {size} bytes is over the limit of {limit_bytes}")
-    return read_exactly(sock, size)
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from planaria.worker.frames import control_frame
+from planaria.worker.control_frames import control_frame
 from planaria.worker.sockets import watch_over
 from planaria.worker.strangers import Strangers
 

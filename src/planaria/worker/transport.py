@@ -18,7 +18,8 @@ from typing import Final
 import torch
 
 from planaria.plan.plan import WorkerId
-from planaria.worker.frames import DamagedFrame, FrameError, data_frame, read_data
+from planaria.worker.control_frames import FrameError
+from planaria.worker.frames import DamagedFrame, data_frame, read_data
 from planaria.worker.greeter import Greeter, greeting
 from planaria.worker.mailbox import Key, Mailbox
 from planaria.worker.sockets import bound_silence, watch_over
