@@ -44,7 +44,7 @@ def test_two_nodes_are_stopped_at_once(text: Path, run: Run, reference: Referenc
 
 
 def test_a_node_that_gives_notice_leaves_with_nothing_run_twice(text: Path, run: Run, reference: Reference) -> None:
-    job = make_job(text)
+    job = make_job(text, train__steps=16)  # time for the notice to be heard, and for the step after it
     outcome = run(job, "notice:node=1,step=2,at=forward,grace=60")
     outcome.assert_same_bits(reference(job))
     assert [event["node"] for event in outcome.events("node_released")] == [1]
