@@ -277,7 +277,7 @@ class AdaptivePolicy(ReroutePolicy):
         outlook, step_s = self._outlook, option.step_time_s
         if option.restored is not None:
             load_s = outlook.storage.time_s(option.restored.busiest_bytes, option.restored.total_bytes)
-            return outlook.change_s + load_s + outlook.steps_at_stake * step_s
+            return max(outlook.change_s + load_s, outlook.restore_s) + outlook.steps_at_stake * step_s
         moves_s = option.moves_s * outlook.transfer_stretch
         second_s = outlook.change_s + outlook.decision_s  # after the step beside which state moved it is decided again
         if option.beside_s is not None:

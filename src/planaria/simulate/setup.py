@@ -35,6 +35,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         num_zones: to which nodes are dealt out in turn; 0: nobody knows where they are.
         redundancy: what shadows compute, where they do.
         may_drop: the policy adaptive may leave samples out.
+        may_restore: it may go back to a checkpoint where no replica is the last.
     """
 
     num_layers: int
@@ -56,6 +57,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     num_zones: int = 0
     redundancy: Redundancy = Redundancy.EAGER_LAZY
     may_drop: bool = False
+    may_restore: bool = False
 
     def zone_of(self, node: int) -> str:
         return f"zone-{node % self.num_zones}" if self.num_zones else ""
@@ -86,7 +88,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             schedule=self.order,
             redundancy=self.redundancy,
             may_drop=self.may_drop,
-            may_restore=self.checkpoint_every > 0,
+            may_restore=self.may_restore and self.checkpoint_every > 0,
         )
 
     @property
