@@ -68,6 +68,13 @@ class TemplatesPolicy:
                 "Set a lower resilience.min_nodes_per_pipeline, or use devices with more memory."
             )
 
+    @classmethod
+    def like(cls, other: TemplatesPolicy) -> Self:
+        """One with the same templates, for another one's use."""
+        policy = object.__new__(cls)
+        policy.__dict__.update(other.__dict__)
+        return policy
+
     @property
     def profile(self) -> ModelProfile:
         """Costs."""
@@ -348,7 +355,7 @@ class TemplatesPolicy:
         short = lacking(new, self._settings.fault_tolerance)
         return dataclasses.replace(proposal, dropped=plan.dropped, is_degraded=bool(short))
 
-    def finishes(self, plan: Plan, live: Collection[WorkerId]) -> bool:
+    def finishes(self, plan: Plan, lost: Collection[NodeId], holders: Holders) -> bool:
         """Always: what is intact is not done twice."""
         return True
 

@@ -130,9 +130,11 @@ class Placing:
 
     # The rest of a step
 
-    def finishes(self, plan: Plan, live: Collection[WorkerId]) -> bool:
+    def finishes(self, situation: Situation) -> bool:
         """Whether it is done, or the step begun anew under another placement."""
-        return self.policy.finishes(plan, live)
+        policy = self.policy.with_outlook(situation.outlook)
+        lost = (*sorted(situation.gone), *sorted(situation.leaving | self.pacing.resting))
+        return policy.finishes(situation.plan, lost, situation.holders)
 
     def finish_step(
         self,
@@ -142,6 +144,7 @@ class Placing:
         halted: Collection[WorkerId],
         counted: Ledger,
         holders: Holders,
+        outlook: Outlook,
     ) -> Proposal | None:
         """For what a loss left undone of the step in progress; None where it cannot be finished.
 
@@ -151,7 +154,7 @@ class Placing:
         layers = {groups: plan.layers_held(groups) for groups in set(holders.values())}
         if len(set().union(*layers.values())) < plan.num_layers:
             return None
-        proposal = self.policy.finish_step(
+        proposal = self.policy.with_outlook(outlook).finish_step(
             plan,
             live=live,
             halted=tuple(sorted(halted)),

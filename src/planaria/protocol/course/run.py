@@ -242,6 +242,7 @@ class Run:
             change_s=self.moving.change_s,
             transfer_stretch=self.moving.transfer_stretch,
             restore_s=self.moving.restore_s,
+            after_loss=self.recovery is not None,
         )
 
     # Whether the plan in force goes on

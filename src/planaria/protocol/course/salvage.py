@@ -19,7 +19,7 @@ from planaria.protocol.records import Note
 def begin(run: Run) -> list[Command]:
     """Halt what the loss broke; decide once all of it has reported."""
     run.phase = Phase.SALVAGING
-    run.attempt.is_void |= not run.placing.finishes(run.plan, run.members.addresses)
+    run.attempt.is_void |= not run.placing.finishes(run.situation(run.holders()))
     broken = to_halt(run.plan, run.members.addresses, run.attempt.unready)
     if run.attempt.is_void or run.shortages.fatal is not None:
         broken = frozenset(run.plan.workers) & run.members.addresses.keys()
@@ -63,6 +63,7 @@ def _finish_step(run: Run, holders: Holders) -> list[Command]:
         halted=salvage.halted,
         counted=salvage.counted(run.plan.num_layers),
         holders=holders,
+        outlook=run.situation(holders).outlook,
     )
     if proposal is None:
         run.attempt.is_void = True
