@@ -15,13 +15,9 @@ import dataclasses
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from typing import Self
 
-import msgspec
-
-from planaria.plan.ledger import Ledger
 from planaria.plan.placement import Holders
-from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
+from planaria.plan.plan import NodeId, Plan, PlanError
 from planaria.plan.profile import ModelProfile
-from planaria.plan.salvage import LayerHolders
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.speeds import Speeds
 from planaria.plan.zones import Zones
@@ -110,23 +106,6 @@ class AdaptivePolicy(ReroutePolicy):
         live = [(plan.node_of(w), groups) for w, groups in holders.items() if plan.node_of(w) not in absent]
         now = peril(live, len(plan.groups))
         return self._best(asked, self._allowed(options, horizon), now, horizon, generation)
-
-    def finish_step(
-        self,
-        plan: Plan,
-        live: Collection[WorkerId],
-        halted: Collection[WorkerId],
-        counted: Ledger,
-        holders: LayerHolders,
-        generation: int,
-    ) -> Proposal:
-        """As for the others; and how long what runs again takes, so that the step may be begun anew instead."""
-        proposal = super().finish_step(plan, live, halted, counted, holders, generation)
-        again = tuple(route for route in proposal.plan.routes if route.born == generation)
-        if not again:
-            return proposal
-        alone = self._outline(msgspec.structs.replace(proposal.plan, routes=again))
-        return dataclasses.replace(proposal, again_s=alone.step_time_s)
 
     def ponder(self, plan: Plan, lost: Collection[NodeId], holders: Holders) -> Iterator[None]:
         """The candidates for when these nodes are lost, each piece at most a simulated step; for a second look at the
