@@ -15,8 +15,7 @@ import dataclasses
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from typing import Self
 
-import msgspec
-
+from planaria.estimate.rest import Stretch
 from planaria.plan.ledger import Ledger
 from planaria.plan.placement import Holders
 from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
@@ -123,17 +122,12 @@ class AdaptivePolicy(ReroutePolicy):
         counted: Ledger,
         holders: LayerHolders,
         generation: int,
+        so_far: Sequence[Stretch] = (),
     ) -> Proposal:
-        """As for the others, or without what broken pipelines had, where the steps after it leave that out too; and how
-        long what runs again takes, so that the step may be begun anew instead."""
+        """As for the others, or without what broken pipelines had, where the steps after it leave that out too."""
         if self._settings.may_drop and self._leaves_out(plan, live, holders):
-            return DropPolicy.like(self).finish_step(plan, live, halted, counted, holders, generation)
-        proposal = super().finish_step(plan, live, halted, counted, holders, generation)
-        again = tuple(route for route in proposal.plan.routes if route.born == generation)
-        if not again:
-            return proposal
-        alone = self._outline(msgspec.structs.replace(proposal.plan, routes=again))
-        return dataclasses.replace(proposal, again_s=alone.step_time_s)
+            return DropPolicy.like(self).finish_step(plan, live, halted, counted, holders, generation, so_far)
+        return super().finish_step(plan, live, halted, counted, holders, generation, so_far)
 
     def _leaves_out(self, plan: Plan, live: Collection[WorkerId], layers: LayerHolders) -> bool:
         lost = sorted({plan.node_of(worker) for worker in plan.workers} - {plan.node_of(worker) for worker in live})

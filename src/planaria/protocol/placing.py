@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
+from planaria.estimate.rest import Stretch
 from planaria.job.settings import PolicyName
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
@@ -145,6 +146,7 @@ class Placing:
         counted: Ledger,
         holders: Holders,
         outlook: Outlook,
+        so_far: Sequence[Stretch],
     ) -> Proposal | None:
         """For what a loss left undone of the step in progress; None where it cannot be finished.
 
@@ -161,6 +163,7 @@ class Placing:
             counted=counted,
             holders={worker: layers[groups] for worker, groups in holders.items()},
             generation=self.next_generation(),
+            so_far=so_far,
         )
         validate(proposal.plan, already=counted, dropped=proposal.dropped)
         return proposal if self.shortages.allows(proposal.plan) else None
