@@ -23,7 +23,7 @@ from planaria.plan.profile import ModelProfile
 from planaria.plan.salvage import LayerHolders
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.speeds import Speeds
-from planaria.plan.zones import Zones
+from planaria.plan.zones import Zones, zone_of
 from planaria.policy.candidate import Candidate
 from planaria.policy.drop import DropPolicy
 from planaria.policy.first_plan import best_first
@@ -74,10 +74,9 @@ class AdaptivePolicy(ReroutePolicy):
         return policy
 
     def with_zones(self, zones: Zones) -> Self:
-        """The same templates, for nodes in these zones; what was prepared is forgotten."""
+        """The same templates, for nodes in these zones; answers are known by the zones that they are for."""
         policy = super().with_zones(zones)
         policy._sources = tuple(source.in_zones(zones) for source in self._sources)
-        policy._answers = {}
         return policy
 
     def initial(self, nodes: Sequence[NodeId], generation: int) -> Proposal:
@@ -172,7 +171,8 @@ class AdaptivePolicy(ReroutePolicy):
 
     def _options(self, asked: Canonical) -> Pieces[Sequence[Option]]:
         """Of the canonical question. Raises PlanError: there is none."""
-        key = asked.question.key
+        nodes = {NodeId(w // self._settings.devices_per_node) for w in asked.question.holders} if self._zones else ()
+        key = asked.question.key, tuple((node, zone_of(self._zones, node)) for node in sorted(nodes))
         options = self._answers.get(key)
         if options is None:
             options = yield from options_in_pieces(self, self._sources, asked.question)
