@@ -85,8 +85,12 @@ CLEARLY = 0.9
 
 
 def _anew_s(run: Run, proposal: Proposal, holders: Holders) -> tuple[float, float] | None:
-    """Seconds to finish the step, and to begin it anew on another placement where that is clearly quicker."""
-    if proposal.again_s is None:
+    """Seconds to finish the step, and to begin it anew on another placement where that is clearly quicker.
+
+    Where workers share cores it never is: nothing idles then beside those who finish, and what is done need not be done
+    again.
+    """
+    if proposal.again_s is None or run.settings.shares_cores:
         return None
     stretch = run.timing.stretch
     rest_s = max(proposal.step_time_s * stretch - (run.now - run.attempt.began), proposal.again_s * stretch)
