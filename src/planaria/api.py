@@ -218,7 +218,7 @@ def plan_for(
     profile: ModelProfile,
     settings: PlannerSettings,
     *,
-    policy: PolicyName = PolicyName.TEMPLATES,
+    policy: PolicyName = PolicyName.ADAPTIVE,
     mean_time_between_failures_s: float = DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S,
     losses: Sequence[Collection[int]] = (),
     zones: Mapping[int, str] | None = None,
@@ -228,7 +228,7 @@ def plan_for(
     Args:
         profile: costs as the job would run, see `ModelProfile.recomputed`.
         settings: what the planner must respect.
-        policy: that plans after losses.
+        policy: that makes the plan, and those after losses.
         mean_time_between_failures_s: which an adaptive policy expects.
         losses: nodes that are lost between two steps, at once or one after the other.
         zones: where nodes are, as far as it is known.

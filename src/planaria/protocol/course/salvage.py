@@ -91,9 +91,10 @@ def _anew_s(run: Run, proposal: Proposal, holders: Holders) -> tuple[float, floa
     """Seconds to finish the step, and to begin it anew on another placement where that is clearly quicker.
 
     That placement follows in any case, so what the change to it takes counts for neither. To look for it takes time
-    that a short rest does not.
+    that a short rest does not. Where workers share cores it never is: nothing idles then beside those who finish, and
+    what is done need not be done again.
     """
-    if proposal.rest_s is None:
+    if proposal.rest_s is None or run.settings.shares_cores:
         return None
     stretch, usual_s = run.timing.stretch, run.attempt.usual_s or run.timing.step_s
     rest_s = proposal.rest_s * stretch
