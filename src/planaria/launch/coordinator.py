@@ -188,6 +188,7 @@ def _run_settings(settings: CoordinatorSettings, profile: ModelProfile) -> RunSe
         policy_name=job.resilience.policy.value,
         fault_tolerance=job.resilience.fault_tolerance,
         mean_time_between_failures_s=job.resilience.mean_time_between_failures_s,
+        watched=settings.watched,
         num_nodes=job.cluster.nodes,
         devices_per_node=job.cluster.devices_per_node,
         num_groups=len(profile.groups),
