@@ -11,6 +11,7 @@ from collections import deque
 
 from planaria.plan.plan import WorkerId
 from planaria.policy.outlook import CHANGE_S, RESTORE_S
+from planaria.protocol.learnt import MeasuredMoves
 
 REMEMBERED = 8
 """Measurements of each kind; their median counts."""
@@ -63,6 +64,19 @@ class Moving:
         elif self._moves_s >= LEAST_MOVE_S:
             stretch = max(0.0, took_s - self.change_s) / self._moves_s
             self._stretches.append(min(max(stretch, 1 / MOST_STRETCH), MOST_STRETCH))
+
+    @property
+    def measured(self) -> MeasuredMoves:
+        """For the next coordinator."""
+        return MeasuredMoves(
+            changes_s=tuple(self._changes), stretches=tuple(self._stretches), restores_s=tuple(self._restores)
+        )
+
+    def recall(self, measured: MeasuredMoves) -> None:
+        """What the coordinator before measured."""
+        self._changes.extend(measured.changes_s)
+        self._stretches.extend(measured.stretches)
+        self._restores.extend(measured.restores_s)
 
     @property
     def change_s(self) -> float:

@@ -21,6 +21,7 @@ from planaria.plan.zones import Zones
 from planaria.policy.outlook import Outlook
 from planaria.policy.proposal import Policy, Proposal
 from planaria.protocol.kept import Holders
+from planaria.protocol.learnt import Learnt
 from planaria.protocol.pacing import Pacing, same_work
 from planaria.protocol.phases import Purpose
 from planaria.protocol.records import NodeSpeed
@@ -98,6 +99,13 @@ class Placing:
     def is_due(self, step: int) -> bool:
         """Whether the plan is to be looked at before this step, though nobody came or went."""
         return self.switching.is_new or self.pacing.is_due(step)
+
+    def recall(self, learnt: Learnt, live: Collection[NodeId]) -> None:
+        """What the coordinator before knew of the nodes that live."""
+        self.speeds.recall(learnt.speeds, live)
+        self.pacing.recall(learnt.rests, live)
+        if self.speeds.known:
+            self.policy = self.policy.with_speeds(self.speeds.known)
 
     def next_generation(self) -> int:
         """A plan that is proposed uses one up, whether it is taken or not."""
