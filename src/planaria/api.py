@@ -307,7 +307,7 @@ def read_profile(path: Path) -> ModelProfile:
 def _run_folder(job: Job, name: str, *, resume: bool) -> Iterator[tuple[Job, RunFolder, Job | None]]:
     """The run's folder with its job.json, the job bearing the run's name, and the job of before if that goes on.
 
-    A new folder goes away again when the job is refused before its first record: the name stays free.
+    A new folder goes away again when the job is refused or interrupted before its first record: the name stays free.
     """
     job = msgspec.structs.replace(job, run=msgspec.structs.replace(job.run, name=name))
     if resume:
@@ -323,7 +323,7 @@ def _run_folder(job: Job, name: str, *, resume: bool) -> Iterator[tuple[Job, Run
     write_atomically(folder.job, job_json(job))
     try:
         yield job, folder, earlier
-    except ValueError:
+    except (ValueError, KeyboardInterrupt):
         if not resume and not (folder.events.exists() and folder.events.stat().st_size):
             shutil.rmtree(folder.path, ignore_errors=True)
         raise
