@@ -109,7 +109,8 @@ class AdaptivePolicy(ReroutePolicy):
         absent = {*lost, *leaving}
         live = [(plan.node_of(w), groups) for w, groups in holders.items() if plan.node_of(w) not in absent]
         now = peril(live, len(plan.groups))
-        return self._best(asked, self._allowed(options, horizon), now, horizon, generation)
+        before_s = 0.0 if self._outlook.at_once else self._outline(plan).step_time_s
+        return self._best(asked, self._allowed(options, horizon), now, horizon, before_s, generation)
 
     def finish_step(
         self,
@@ -172,10 +173,16 @@ class AdaptivePolicy(ReroutePolicy):
         return full if in_time else possible
 
     def _best(
-        self, asked: Canonical, options: Sequence[Option], peril_now: float, horizon: float, generation: int
+        self,
+        asked: Canonical,
+        options: Sequence[Option],
+        peril_now: float,
+        horizon: float,
+        before_s: float,
+        generation: int,
     ) -> Proposal:
         """The option that is worth most; of equals the one with the shorter transition, of fewer bytes, the first."""
-        judged = [self._judged(option, peril_now, horizon) for option in options]
+        judged = [self._judged(option, peril_now, horizon, before_s) for option in options]
         order = sorted(
             range(len(options)),
             key=lambda at: (-judged[at].samples_per_s, judged[at].transition_s, judged[at].transfer_bytes),
@@ -190,9 +197,9 @@ class AdaptivePolicy(ReroutePolicy):
         reason = f"{offer.explain(asked.asked, chosen.plan)} {told}"
         return dataclasses.replace(chosen, reason=reason, candidates=ranked, beside=beside)
 
-    def _judged(self, option: Option, peril_now: float, horizon: float) -> Candidate:
+    def _judged(self, option: Option, peril_now: float, horizon: float, before_s: float) -> Candidate:
         proposal = option.offer.proposal
-        transition_s = self._transition_s(option)
+        transition_s = self._transition_s(option, before_s)
         course = Course(
             step_time_s=proposal.step_time_s,
             transition_s=transition_s,
@@ -214,18 +221,22 @@ class AdaptivePolicy(ReroutePolicy):
             samples_per_s=samples * value.steps_per_s,
         )
 
-    def _transition_s(self, option: Option) -> float:
-        """What passes without gain until the plan runs."""
+    def _transition_s(self, option: Option, before_s: float = 0.0) -> float:
+        """What passes without gain until the plan runs. Beside a step nobody waits for state before he votes.
+
+        Args:
+            option: whose plan it is.
+            before_s: of a step of the plan of now, beside which state moves where the plan is not for the next step.
+        """
         outlook, step_s = self._outlook, option.step_time_s
         moves_s = option.moves_s * outlook.transfer_stretch
         second_s = outlook.change_s + outlook.decision_s  # after the step beside which state moved it is decided again
         if option.beside_s is not None:
-            long_s = option.beside_s + moves_s if option.is_awaited else max(option.beside_s, moves_s)
-            waits_s = second_s + max(0.0, long_s - step_s)
+            waits_s = second_s + max(0.0, max(option.beside_s, moves_s) - step_s)
         elif outlook.at_once or not moves_s:
-            waits_s = moves_s
+            waits_s = max(0.0, option.wait_s + moves_s - option.moves_s)
         else:
-            waits_s = second_s + max(0.0, moves_s - step_s)
+            waits_s = second_s + max(0.0, max(before_s, moves_s) - step_s)
         return outlook.change_s + waits_s + option.offer.costs_s + option.offer.wasted_steps * step_s
 
 
