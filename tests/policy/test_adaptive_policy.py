@@ -183,7 +183,7 @@ def test_state_may_move_beside_a_rerouted_step(monkeypatch: pytest.MonkeyPatch) 
     for option in beside:
         second_s = 2 * policy._outlook.change_s + policy._outlook.decision_s
         longer_s = max(0.0, max(option.beside_s, option.moves_s) - option.step_time_s)
-        assert policy._transition_s(option) == pytest.approx(second_s + longer_s + option.offer.costs_s)
+        assert policy._transition_s(option) == pytest.approx(second_s + longer_s)
     original = AdaptivePolicy._transition_s
     monkeypatch.setattr(
         AdaptivePolicy,
