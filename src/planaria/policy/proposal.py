@@ -107,9 +107,9 @@ class Policy(Protocol):
     def warm_up(self, plan: Plan, target: Proposal, generation: int) -> Proposal | None:
         """A plan for one step that goes on as `plan` while the state for `target` travels; None to take it at once."""
 
-    def finishes(self, plan: Plan, live: Collection[WorkerId]) -> bool:
+    def finishes(self, plan: Plan, lost: Collection[NodeId], holders: Holders) -> bool:
         """Whether what losses left undone of the step in progress is done; else all of it is begun anew, under the
-        answer of `reconfigure`."""
+        answer of `reconfigure`, of which the arguments are."""
 
     def finish_step(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Self
 
 import msgspec
@@ -14,6 +14,7 @@ from planaria.estimate.conditions import AS_PROFILED, Conditions
 from planaria.estimate.memory import fullest_device_bytes
 from planaria.estimate.rest import Stretch
 from planaria.estimate.step_time import Known, Outline, outline
+from planaria.estimate.transition import wait_s
 from planaria.plan.batch import Undistributable
 from planaria.plan.instantiate import initial_plan
 from planaria.plan.ledger import Ledger
@@ -71,6 +72,13 @@ class TemplatesPolicy:
                 f"No split onto {settings.min_nodes} nodes or more fits devices of {_bytes(settings.memory_bytes)}. "
                 "Set a lower resilience.min_nodes_per_pipeline, or use devices with more memory."
             )
+
+    @classmethod
+    def like(cls, other: TemplatesPolicy) -> Self:
+        """One with the same templates, for another one's use."""
+        policy = object.__new__(cls)
+        policy.__dict__.update(other.__dict__)
+        return policy
 
     @property
     def profile(self) -> ModelProfile:
@@ -352,7 +360,7 @@ class TemplatesPolicy:
         short = lacking(new, self._settings.fault_tolerance)
         return dataclasses.replace(proposal, dropped=plan.dropped, is_degraded=bool(short))
 
-    def finishes(self, plan: Plan, live: Collection[WorkerId]) -> bool:
+    def finishes(self, plan: Plan, lost: Collection[NodeId], holders: Holders) -> bool:
         """Always: what is intact is not done twice."""
         return True
 
@@ -406,6 +414,10 @@ class TemplatesPolicy:
 
     def _outline(self, plan: Plan) -> Outline:
         return outline(plan, self._profile, self._conditions, self._known)
+
+    def wait_s(self, plan: Plan, come_s: Mapping[WorkerId, float]) -> float:
+        """By how much longer the plan's first step is, because these workers have their state so late."""
+        return wait_s(plan, self._profile, come_s, self._conditions, self._known)
 
     def _proposal(self, plan: Plan, reason: str, transfer_bytes: int, how: str, transfer_s: float = 0.0) -> Proposal:
         step = self._outline(plan)

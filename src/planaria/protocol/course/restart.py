@@ -157,7 +157,7 @@ def _take_up(run: Run, position: Position) -> None:
     run.attempt.begun_in = position.message.begun
     run.standing = returning.standing(position, frozenset(run.members.nodes), run.members.leaving.keys())
     run.placing.speeds.expect(plan, run.placing.policy.estimated(plan).compute_s)
-    if not set(run.members.nodes) <= set(plan.nodes):
+    if not set(run.members.nodes) - run.placing.pacing.resting <= set(plan.nodes):
         run.placing.pacing.look_again(run.step + 1)  # one may rest, which nobody knows any more
 
 

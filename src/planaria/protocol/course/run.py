@@ -20,6 +20,7 @@ from planaria.protocol.damage import Damages
 from planaria.protocol.failures import Failures
 from planaria.protocol.foresight import Foresight
 from planaria.protocol.kept import Kept
+from planaria.protocol.learnt import Learnt
 from planaria.protocol.loading import Loading
 from planaria.protocol.membership import Membership
 from planaria.protocol.moving import Moving
@@ -175,7 +176,7 @@ class Run:
         self.moving = Moving()
         self.foresight = Foresight()
         self.second_look = SecondLook()
-        self.failures = Failures(settings.mean_time_between_failures_s)
+        self.failures = Failures(settings.mean_time_between_failures_s, settings.watched)
         self.damages = Damages()
         self.attempt = Attempt()
         self.recovery: OpenRecovery | None = None
@@ -185,6 +186,7 @@ class Run:
         self.past = past or Past()
         self.returning = Returning(self.past, settings.num_nodes, settings.devices_per_node)
         self.history: deque[str] = deque(maxlen=64)
+        self._written = Learnt()
         if past is not None:
             self._begin_with(past)
 
@@ -195,6 +197,7 @@ class Run:
         self.skipped_steps = set(past.skipped_steps)
         self.counts.dropped = past.num_dropped
         self.decision = past.decision
+        self.shortages.recall(past.learnt.shortages, past.carried)
         if past.policy is not None and past.policy is not self.placing.switching.name:
             self.placing.switch(past.policy)
         self.intent.is_stopping = past.is_stopping
@@ -202,12 +205,22 @@ class Run:
         self.members.leaving = dict.fromkeys(past.leaving, 0.0)
         self.members.zones = dict(past.zones)
         self.placing.locate(self.members.zones)
+        self._recall(past)
         if past.plan is not None:
             self.timing.expect(past.plan.step_time_s, past.plan.longest_s)
             self.is_degraded = bool(lacking(past.plan.message.plan, self.settings.fault_tolerance))
             if past.last_step_s is not None:
                 self.timing.took_before(past.last_step_s)
             self.timing.patience_s = float("inf")
+
+    def _recall(self, past: Past) -> None:
+        learnt = self._written = past.learnt
+        self.failures.recall(learnt.losses)
+        self.moving.recall(learnt.moves)
+        self.loading.recall(learnt.read_bytes_per_s)
+        self.timing.decision_s = learnt.decision_s
+        self.second_look.chosen_for_s = learnt.chosen_for_s
+        self.placing.recall(learnt, past.joined)
 
     @property
     def plan(self) -> Plan:
@@ -262,7 +275,32 @@ class Run:
             change_s=self.moving.change_s,
             transfer_stretch=self.moving.transfer_stretch,
             restore_s=self.moving.restore_s,
+            after_loss=self.recovery is not None,
         )
+
+    # What is known of the running job
+
+    @property
+    def learnt(self) -> Learnt:
+        """For the next coordinator, should this one die."""
+        return Learnt(
+            losses=self.failures.seen,
+            moves=self.moving.measured,
+            read_bytes_per_s=self.loading.rates,
+            decision_s=self.timing.decision_s,
+            chosen_for_s=self.second_look.chosen_for_s,
+            speeds=self.placing.speeds.learnt,
+            rests=self.placing.pacing.learnt,
+            shortages=self.shortages.learnt,
+        )
+
+    def to_write(self) -> Learnt | None:
+        """What was learnt, if it is more than was written down; whoever asks writes it down."""
+        learnt = self.learnt
+        if learnt == self._written:
+            return None
+        self._written = learnt
+        return learnt
 
     # Whether the plan in force goes on
 

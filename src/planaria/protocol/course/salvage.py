@@ -19,7 +19,7 @@ from planaria.protocol.records import Note
 def begin(run: Run) -> list[Command]:
     """Halt what the loss broke; decide once all of it has reported."""
     run.phase = Phase.SALVAGING
-    run.attempt.is_void |= not run.placing.finishes(run.plan, run.members.addresses)
+    run.attempt.is_void |= not run.placing.finishes(run.situation(run.holders()))
     broken = to_halt(run.plan, run.members.addresses, run.attempt.unready)
     if run.attempt.is_void or run.shortages.fatal is not None:
         broken = frozenset(run.plan.workers) & run.members.addresses.keys()
@@ -63,6 +63,7 @@ def _finish_step(run: Run, holders: Holders) -> list[Command]:
         halted=salvage.halted,
         counted=salvage.counted(run.plan.num_layers),
         holders=holders,
+        outlook=run.situation(holders).outlook,
         so_far=run.attempt.so_far(run.plan, run.now, run.timing.stretch),
     )
     if proposal is None:
@@ -90,9 +91,10 @@ def _anew_s(run: Run, proposal: Proposal, holders: Holders) -> tuple[float, floa
     """Seconds to finish the step, and to begin it anew on another placement where that is clearly quicker.
 
     That placement follows in any case, so what the change to it takes counts for neither. To look for it takes time
-    that a short rest does not.
+    that a short rest does not. Where workers share cores it never is: nothing idles then beside those who finish, and
+    what is done need not be done again.
     """
-    if proposal.rest_s is None:
+    if proposal.rest_s is None or run.settings.shares_cores:
         return None
     stretch, usual_s = run.timing.stretch, run.attempt.usual_s or run.timing.step_s
     rest_s = proposal.rest_s * stretch
