@@ -127,11 +127,18 @@ def train(
     parsed = tuple(parse_fault(fault) if isinstance(fault, str) else fault for fault in faults)
     check_faults(parsed, job)
     with (
-        _run_folder(job, name or job.run.name or "run", resume=resume) as (job, folder),
+        _run_folder(job, name or job.run.name or "run", resume=resume) as (job, folder, earlier),
         _shown(job, folder, observers, progress=progress) as shown,
     ):
         return train_job(
-            job, folder, faults=parsed, resume=resume, observers=shown, import_path=import_path, token=token
+            job,
+            folder,
+            faults=parsed,
+            resume=resume,
+            observers=shown,
+            import_path=import_path,
+            token=token,
+            earlier=earlier,
         )
 
 
@@ -164,7 +171,7 @@ def reference(
     dropped = {} if drops is None else read_drops(RunFolder.open(drops).events)
     name = name or f"{job.run.name or 'run'}-reference"
     with (
-        _run_folder(job, name, resume=False) as (job, folder),
+        _run_folder(job, name, resume=False) as (job, folder, _),
         _shown(job, folder, observers, progress=progress) as shown,
     ):
         return train_reference(job, folder, observers=shown, import_path=import_path, drops=dropped)
@@ -221,7 +228,7 @@ def plan_for(
     profile: ModelProfile,
     settings: PlannerSettings,
     *,
-    policy: PolicyName = PolicyName.TEMPLATES,
+    policy: PolicyName = PolicyName.ADAPTIVE,
     mean_time_between_failures_s: float = DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S,
     checkpoint_every: int = 0,
     storage: Storage | None = None,
@@ -233,7 +240,7 @@ def plan_for(
     Args:
         profile: costs as the job would run, see `ModelProfile.recomputed`.
         settings: what the planner must respect.
-        policy: that plans after losses.
+        policy: that makes the plan, and those after losses.
         mean_time_between_failures_s: which an adaptive policy expects.
         checkpoint_every: steps between checkpoints; losses come in the middle between two.
         storage: that checkpoints are read from; None: as fast as is guessed.
@@ -310,10 +317,10 @@ def read_profile(path: Path) -> ModelProfile:
 
 
 @contextlib.contextmanager
-def _run_folder(job: Job, name: str, *, resume: bool) -> Iterator[tuple[Job, RunFolder]]:
-    """The run's folder with its job.json, and the job bearing the run's name.
+def _run_folder(job: Job, name: str, *, resume: bool) -> Iterator[tuple[Job, RunFolder, Job | None]]:
+    """The run's folder with its job.json, the job bearing the run's name, and the job of before if that goes on.
 
-    A new folder goes away again when the job is refused before its first record: the name stays free.
+    A new folder goes away again when the job is refused or interrupted before its first record: the name stays free.
     """
     job = msgspec.structs.replace(job, run=msgspec.structs.replace(job.run, name=name))
     if resume:
@@ -321,20 +328,22 @@ def _run_folder(job: Job, name: str, *, resume: bool) -> Iterator[tuple[Job, Run
         if not path.exists():
             raise UserError(f"run folder {path} does not exist. Correct the name, or train first, without --resume.")
         folder = RunFolder.open(path)
-        _refuse_other_job(folder, job)
+        earlier = job_from_json(folder.job.read_bytes())
+        _refuse_other_job(folder, earlier, job)
     else:
+        earlier = None
         folder = RunFolder.create(job.run.folder, name)
     write_atomically(folder.job, job_json(job))
     try:
-        yield job, folder
-    except ValueError:
+        yield job, folder, earlier
+    except (ValueError, KeyboardInterrupt):
         if not resume and not (folder.events.exists() and folder.events.stat().st_size):
             shutil.rmtree(folder.path, ignore_errors=True)
         raise
 
 
-def _refuse_other_job(folder: RunFolder, job: Job) -> None:
-    changed = changed_numbers(job_from_json(folder.job.read_bytes()), job)
+def _refuse_other_job(folder: RunFolder, earlier: Job, job: Job) -> None:
+    changed = changed_numbers(earlier, job)
     if changed:
         raise UserError(
             f"run folder {folder.path} was trained with another {', '.join(changed)}, "

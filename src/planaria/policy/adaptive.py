@@ -15,8 +15,7 @@ import dataclasses
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from typing import Self
 
-import msgspec
-
+from planaria.estimate.rest import Stretch
 from planaria.plan.ledger import Ledger
 from planaria.plan.placement import Holders
 from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
@@ -24,7 +23,7 @@ from planaria.plan.profile import ModelProfile
 from planaria.plan.salvage import LayerHolders
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.speeds import Speeds
-from planaria.plan.zones import Zones
+from planaria.plan.zones import Zones, zone_of
 from planaria.policy.candidate import Candidate
 from planaria.policy.drop import DropPolicy
 from planaria.policy.first_plan import best_first
@@ -75,10 +74,9 @@ class AdaptivePolicy(ReroutePolicy):
         return policy
 
     def with_zones(self, zones: Zones) -> Self:
-        """The same templates, for nodes in these zones; what was prepared is forgotten."""
+        """The same templates, for nodes in these zones; answers are known by the zones that they are for."""
         policy = super().with_zones(zones)
         policy._sources = tuple(source.in_zones(zones) for source in self._sources)
-        policy._answers = {}
         return policy
 
     def initial(self, nodes: Sequence[NodeId], generation: int) -> Proposal:
@@ -123,17 +121,12 @@ class AdaptivePolicy(ReroutePolicy):
         counted: Ledger,
         holders: LayerHolders,
         generation: int,
+        so_far: Sequence[Stretch] = (),
     ) -> Proposal:
-        """As for the others, or without what broken pipelines had, where the steps after it leave that out too; and how
-        long what runs again takes, so that the step may be begun anew instead."""
+        """As for the others, or without what broken pipelines had, where the steps after it leave that out too."""
         if self._settings.may_drop and self._leaves_out(plan, live, holders):
-            return DropPolicy.like(self).finish_step(plan, live, halted, counted, holders, generation)
-        proposal = super().finish_step(plan, live, halted, counted, holders, generation)
-        again = tuple(route for route in proposal.plan.routes if route.born == generation)
-        if not again:
-            return proposal
-        alone = self._outline(msgspec.structs.replace(proposal.plan, routes=again))
-        return dataclasses.replace(proposal, again_s=alone.step_time_s)
+            return DropPolicy.like(self).finish_step(plan, live, halted, counted, holders, generation, so_far)
+        return super().finish_step(plan, live, halted, counted, holders, generation, so_far)
 
     def _leaves_out(self, plan: Plan, live: Collection[WorkerId], layers: LayerHolders) -> bool:
         lost = sorted({plan.node_of(worker) for worker in plan.workers} - {plan.node_of(worker) for worker in live})
@@ -178,7 +171,8 @@ class AdaptivePolicy(ReroutePolicy):
 
     def _options(self, asked: Canonical) -> Pieces[Sequence[Option]]:
         """Of the canonical question. Raises PlanError: there is none."""
-        key = asked.question.key
+        nodes = {NodeId(w // self._settings.devices_per_node) for w in asked.question.holders} if self._zones else ()
+        key = asked.question.key, tuple((node, zone_of(self._zones, node)) for node in sorted(nodes))
         options = self._answers.get(key)
         if options is None:
             options = yield from options_in_pieces(self, self._sources, asked.question)
@@ -227,7 +221,8 @@ class AdaptivePolicy(ReroutePolicy):
         live = [(plan.node_of(w), groups) for w, groups in asked.asked.holders.items() if plan.node_of(w) not in absent]
         now = peril(live, len(plan.groups))
         options = self._allowed(asked, options, horizon)
-        judged = [self._judged(option, now, horizon) for option in options]
+        before_s = 0.0 if self._outlook.at_once else self._outline(plan).step_time_s
+        judged = [self._judged(option, now, horizon, before_s) for option in options]
         order = sorted(
             range(len(options)),
             key=lambda at: (-judged[at].samples_per_s, judged[at].transition_s, judged[at].transfer_bytes),
@@ -248,9 +243,9 @@ class AdaptivePolicy(ReroutePolicy):
             chosen, reason=reason, candidates=told, beside=beside, is_degraded=option.is_degraded
         )
 
-    def _judged(self, option: Option, peril_now: float, horizon: float) -> Candidate:
+    def _judged(self, option: Option, peril_now: float, horizon: float, before_s: float) -> Candidate:
         proposal = option.offer.proposal
-        transition_s = self._transition_s(option)
+        transition_s = self._transition_s(option, before_s)
         course = Course(
             step_time_s=proposal.step_time_s,
             transition_s=transition_s,
@@ -272,8 +267,13 @@ class AdaptivePolicy(ReroutePolicy):
             samples_per_s=samples * value.steps_per_s,
         )
 
-    def _transition_s(self, option: Option) -> float:
-        """What passes without gain until the plan runs."""
+    def _transition_s(self, option: Option, before_s: float = 0.0) -> float:
+        """What passes without gain until the plan runs. Beside a step nobody waits for state before he votes.
+
+        Args:
+            option: whose plan it is.
+            before_s: of a step of the plan of now, beside which state moves where the plan is not for the next step.
+        """
         outlook, step_s = self._outlook, option.step_time_s
         if option.restored is not None:
             load_s = outlook.storage.time_s(option.restored.busiest_bytes, option.restored.total_bytes)
@@ -281,12 +281,11 @@ class AdaptivePolicy(ReroutePolicy):
         moves_s = option.moves_s * outlook.transfer_stretch
         second_s = outlook.change_s + outlook.decision_s  # after the step beside which state moved it is decided again
         if option.beside_s is not None:
-            long_s = option.beside_s + moves_s if option.is_awaited else max(option.beside_s, moves_s)
-            waits_s = second_s + max(0.0, long_s - step_s)
+            waits_s = second_s + max(0.0, max(option.beside_s, moves_s) - step_s)
         elif outlook.at_once or not moves_s:
-            waits_s = moves_s
+            waits_s = max(0.0, option.wait_s + moves_s - option.moves_s)
         else:
-            waits_s = second_s + max(0.0, moves_s - step_s)
+            waits_s = second_s + max(0.0, max(before_s, moves_s) - step_s)
         return outlook.change_s + waits_s
 
 

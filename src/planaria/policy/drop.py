@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
+from planaria.estimate.rest import Stretch
 from planaria.plan.dropping import Parts, Pool, combined, finish_without, kept_shares, left_out, shares, suspended
 from planaria.plan.ledger import Ledger
 from planaria.plan.placement import Holders
@@ -77,6 +78,7 @@ class DropPolicy(ReroutePolicy):
         counted: Ledger,
         holders: LayerHolders,
         generation: int,
+        so_far: Sequence[Stretch] = (),
     ) -> Proposal:
         """The rest of a step without the microbatches of broken pipelines; as for templates where none is whole.
 
@@ -85,7 +87,7 @@ class DropPolicy(ReroutePolicy):
         """
         dropped = left_out(plan, live, halted)
         if dropped is None:
-            return super().finish_step(plan, live, halted, counted, holders, generation)
+            return super().finish_step(plan, live, halted, counted, holders, generation, so_far)
         new = finish_without(plan, dropped, live, halted, counted, holders, generation, self._profile)
         proposal = self._proposal(new, "", 0, "finish step")
         nodes = sorted({plan.node_of(worker) for worker in set(plan.workers) - set(live)})
