@@ -156,7 +156,7 @@ def pays(stay: Proposal, other: Proposal, steps_left: int) -> bool:
 
 def same_work(one: Plan, other: Plan) -> bool:
     """Whether the plans have the same pipelines, each with as many microbatches."""
-    return one.pipelines == other.pipelines and _shares(one) == _shares(other)
+    return one.pipelines == other.pipelines and one.redundancy == other.redundancy and _shares(one) == _shares(other)
 
 
 def _shares(plan: Plan) -> dict[object, int]:

@@ -42,6 +42,7 @@ class RunSettings:
         storage: that checkpoints are read from, as expected before a restore was measured.
         waits: with too few nodes, save and wait for others to join; else save and end.
         may_drop: samples may be left out, if a policy is chosen that does so.
+        shares_cores: workers have less than a core each: a step takes as long as all work in it, whoever does it.
     """
 
     train: TrainSection
@@ -58,6 +59,7 @@ class RunSettings:
     storage: Storage = field(default_factory=Storage)
     waits: bool = False
     may_drop: bool = False
+    shares_cores: bool = False
 
     @property
     def first_step(self) -> int:

@@ -38,7 +38,7 @@ def restarted(run: Run, event: Restarted) -> list[Command]:
     """Its last decisions are carried out again as far as they may not have been."""
     past = run.past
     run.returning.began = run.now
-    run.attempt.began = run.now if event.step_began is None else event.step_began
+    run.attempt.begin(run.now if event.step_began is None else event.step_began)
     run.members.leaving = dict.fromkeys(past.leaving, run.now)
     if past.losses:
         run.recovery = OpenRecovery(step=run.step, policy=run.placing.switching.name, began=run.now)

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from planaria.estimate.rest import Stretch
 from planaria.plan.plan import NodeId, Plan, WorkerId
 from planaria.plan.replicas import lacking
 from planaria.policy.outlook import USUAL_DECISION_S, Outlook
@@ -79,6 +80,7 @@ class Attempt:
 
     Attributes:
         began: monotonic seconds.
+        usual_s: estimated seconds of a step under the plan with which it began.
         ballot: of the votes under the plan in force; None before there is one.
         unready: workers whose state is on its way, or who stopped inside the step.
         salvage: of the losses.
@@ -88,11 +90,29 @@ class Attempt:
 
     def __init__(self) -> None:
         self.began = 0.0
+        self.usual_s = 0.0
         self.begun_in = -1
         self.ballot: Ballot | None = None
         self.unready: set[WorkerId] = set()
         self.salvage = Salvage()
         self.is_void = False
+        self._left: list[tuple[Plan, float]] = []
+        self._since = 0.0
+
+    def begin(self, now: float) -> None:
+        """Another step, or the same one anew."""
+        self.began = self._since = now
+        self._left = []
+
+    def leave(self, plan: Plan, now: float) -> None:
+        """The plan of now is left for one that finishes the step."""
+        self._left.append((plan, now - self._since))
+        self._since = now
+
+    def so_far(self, plan: Plan, now: float, stretch: float) -> list[Stretch]:
+        """The plans of the step, the one of now last, and how long each was in force, as the profile has it."""
+        lived = [*self._left, (plan, now - self._since)]
+        return [Stretch(plan=plan, seconds=seconds / stretch) for plan, seconds in lived]
 
     @property
     def votes(self) -> Ballot:
@@ -255,6 +275,7 @@ class Run:
             change_s=self.moving.change_s,
             transfer_stretch=self.moving.transfer_stretch,
             restore_s=self.moving.restore_s,
+            after_loss=self.recovery is not None,
         )
 
     # What is known of the running job

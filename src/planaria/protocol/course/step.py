@@ -75,7 +75,7 @@ def commit(run: Run) -> list[Command]:
     run.counts.dropped = message.num_dropped
     told = _tell(run, message, found, tuple(news))
     run.step += 1
-    run.attempt.began = run.now
+    run.attempt.begin(run.now)
     run.attempt.ballot = Ballot(run.plan)
     if run.recovery is not None:
         run.recovery.committed(run.now)
