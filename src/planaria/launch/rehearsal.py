@@ -219,7 +219,8 @@ def _expected(script: Script) -> Curve:
 
 @contextlib.contextmanager
 def new_folder(root: str | Path, name: str) -> Iterator[RunFolder]:
-    """A run folder that goes away again when the job is refused or interrupted before its first record: the name stays free.
+    """A run folder that goes away again when the job is refused or interrupted before its first record: its name stays
+    free.
 
     Raises:
         UserError: the name is taken, or is no folder's name.
