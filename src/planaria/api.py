@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from planaria.estimate.restore import Storage
 from planaria.job.errors import UserError as UserError
 from planaria.job.faults import Fault, check_faults, parse_fault
 from planaria.job.parse import changed_numbers, job_from_json, job_json, load_job, validated
@@ -215,6 +216,8 @@ def plan(
         settings,
         policy=resilience.policy,
         mean_time_between_failures_s=resilience.mean_time_between_failures_s,
+        checkpoint_every=job.run.checkpoint_every,
+        storage=Storage(node_bytes_per_s=job.cluster.storage_gb_per_s * 1e9),
         losses=losses,
         zones={node: job.cluster.zone_of(node) for node in range(job.cluster.nodes) if job.cluster.zones},
     )
@@ -227,6 +230,8 @@ def plan_for(
     *,
     policy: PolicyName = PolicyName.ADAPTIVE,
     mean_time_between_failures_s: float = DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S,
+    checkpoint_every: int = 0,
+    storage: Storage | None = None,
     losses: Sequence[Collection[int]] = (),
     zones: Mapping[int, str] | None = None,
 ) -> PlanReport:
@@ -237,6 +242,8 @@ def plan_for(
         settings: what the planner must respect.
         policy: that makes the plan, and those after losses.
         mean_time_between_failures_s: which an adaptive policy expects.
+        checkpoint_every: steps between checkpoints; losses come in the middle between two.
+        storage: that checkpoints are read from; None: as fast as is guessed.
         losses: nodes that are lost between two steps, at once or one after the other.
         zones: where nodes are, as far as it is known.
 
@@ -249,7 +256,13 @@ def plan_for(
     from planaria.policy.choice import make_policy
 
     began = time.perf_counter()
-    outlook = Outlook(time_to_failure_s=mean_time_between_failures_s)
+    outlook = Outlook(
+        time_to_failure_s=mean_time_between_failures_s,
+        checkpoint_every=checkpoint_every,
+        steps_at_stake=checkpoint_every // 2,
+        storage=storage or Storage(),
+        after_loss=True,
+    )
     located = {NodeId(node): zone for node, zone in (zones or {}).items()}
     planner = make_policy(policy, profile, settings).with_zones(located).with_outlook(outlook)
     first = planner.initial([NodeId(node) for node in range(settings.num_nodes)], 1)
@@ -307,7 +320,7 @@ def read_profile(path: Path) -> ModelProfile:
 def _run_folder(job: Job, name: str, *, resume: bool) -> Iterator[tuple[Job, RunFolder, Job | None]]:
     """The run's folder with its job.json, the job bearing the run's name, and the job of before if that goes on.
 
-    A new folder goes away again when the job is refused before its first record: the name stays free.
+    A new folder goes away again when the job is refused or interrupted before its first record: the name stays free.
     """
     job = msgspec.structs.replace(job, run=msgspec.structs.replace(job.run, name=name))
     if resume:
@@ -323,7 +336,7 @@ def _run_folder(job: Job, name: str, *, resume: bool) -> Iterator[tuple[Job, Run
     write_atomically(folder.job, job_json(job))
     try:
         yield job, folder, earlier
-    except ValueError:
+    except (ValueError, KeyboardInterrupt):
         if not resume and not (folder.events.exists() and folder.events.stat().st_size):
             shutil.rmtree(folder.path, ignore_errors=True)
         raise

@@ -39,7 +39,7 @@ needs_spot = pytest.mark.skipif(not SPOT.exists(), reason=f"{SPOT} is not there"
 
 @pytest.fixture
 def job_file(tmp_path: Path) -> Path:
-    """Eight layers of 6 ms on eight emulated nodes, f = 1, n0 = 2."""
+    """Eight layers of 6 ms on eight emulated nodes, f = 1, n0 = 2, under templates."""
     (tmp_path / "profile.json").write_bytes(msgspec.json.encode(profile()))
     path = tmp_path / "job.toml"
     path.write_text(f"""
@@ -54,6 +54,7 @@ nodes = 8
 device = "emulated"
 profile = {str(tmp_path / "profile.json")!r}
 [resilience]
+policy = "templates"
 min_nodes_per_pipeline = 2
 when_exhausted = "wait"
 [run]

@@ -212,7 +212,9 @@ def _shape(plan: Plan, durations: Durations, path: Path) -> Shape:
     return (
         plan.schedule,
         tuple((hop.first_layer, hop.end_layer) for hop in path.hops),
-        tuple((durations.devices[hop.worker], durations.speeds[hop.worker]) for hop in path.hops),
+        tuple(
+            (durations.devices[w], durations.speeds[w], durations.late_s[w]) for w in (hop.worker for hop in path.hops)
+        ),
         tuple(left == right for left, right in pairwise(nodes)),
         tuple(plan.groups_of[hop.worker] for hop in path.hops),
         routes,

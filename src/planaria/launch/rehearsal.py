@@ -221,7 +221,8 @@ def _expected(script: Script) -> Curve:
 
 @contextlib.contextmanager
 def new_folder(root: str | Path, name: str) -> Iterator[RunFolder]:
-    """A run folder that goes away again when the job is refused before its first record: the name stays free.
+    """A run folder that goes away again when the job is refused or interrupted before its first record: its name stays
+    free.
 
     Raises:
         UserError: the name is taken, or is no folder's name.
@@ -231,7 +232,7 @@ def new_folder(root: str | Path, name: str) -> Iterator[RunFolder]:
     folder = RunFolder.create(root, name)
     try:
         yield folder
-    except ValueError:
+    except (ValueError, KeyboardInterrupt):
         if not (folder.events.exists() and folder.events.stat().st_size):
             shutil.rmtree(folder.path, ignore_errors=True)
         raise

@@ -164,8 +164,10 @@ class Detours:
                 continue
             busiest, messages, num_hops, workers, hops = best[start]
             for stage in stages:
-                if not stage.first_layer <= start < stage.end_layer or (hops and hops[-1].worker == stage.worker):
+                if not stage.first_layer <= start < stage.end_layer:
                     continue
+                if hops and hops[-1].worker == stage.worker and stage.first_layer < start:
+                    continue  # the same hop, in two
                 before = loads[stage.worker] + more.get(stage.worker, 0.0)
                 for cut in cuts:
                     if not start < cut <= stage.end_layer:

@@ -221,7 +221,8 @@ class AdaptivePolicy(ReroutePolicy):
         live = [(plan.node_of(w), groups) for w, groups in asked.asked.holders.items() if plan.node_of(w) not in absent]
         now = peril(live, len(plan.groups))
         options = self._allowed(asked, options, horizon)
-        judged = [self._judged(option, now, horizon) for option in options]
+        before_s = 0.0 if self._outlook.at_once else self._outline(plan).step_time_s
+        judged = [self._judged(option, now, horizon, before_s) for option in options]
         order = sorted(
             range(len(options)),
             key=lambda at: (-judged[at].samples_per_s, judged[at].transition_s, judged[at].transfer_bytes),
@@ -242,9 +243,9 @@ class AdaptivePolicy(ReroutePolicy):
             chosen, reason=reason, candidates=told, beside=beside, is_degraded=option.is_degraded
         )
 
-    def _judged(self, option: Option, peril_now: float, horizon: float) -> Candidate:
+    def _judged(self, option: Option, peril_now: float, horizon: float, before_s: float) -> Candidate:
         proposal = option.offer.proposal
-        transition_s = self._transition_s(option)
+        transition_s = self._transition_s(option, before_s)
         course = Course(
             step_time_s=proposal.step_time_s,
             transition_s=transition_s,
@@ -266,8 +267,13 @@ class AdaptivePolicy(ReroutePolicy):
             samples_per_s=samples * value.steps_per_s,
         )
 
-    def _transition_s(self, option: Option) -> float:
-        """What passes without gain until the plan runs."""
+    def _transition_s(self, option: Option, before_s: float = 0.0) -> float:
+        """What passes without gain until the plan runs. Beside a step nobody waits for state before he votes.
+
+        Args:
+            option: whose plan it is.
+            before_s: of a step of the plan of now, beside which state moves where the plan is not for the next step.
+        """
         outlook, step_s = self._outlook, option.step_time_s
         if option.restored is not None:
             load_s = outlook.storage.time_s(option.restored.busiest_bytes, option.restored.total_bytes)
@@ -275,12 +281,11 @@ class AdaptivePolicy(ReroutePolicy):
         moves_s = option.moves_s * outlook.transfer_stretch
         second_s = outlook.change_s + outlook.decision_s  # after the step beside which state moved it is decided again
         if option.beside_s is not None:
-            long_s = option.beside_s + moves_s if option.is_awaited else max(option.beside_s, moves_s)
-            waits_s = second_s + max(0.0, long_s - step_s)
+            waits_s = second_s + max(0.0, max(option.beside_s, moves_s) - step_s)
         elif outlook.at_once or not moves_s:
-            waits_s = moves_s
+            waits_s = max(0.0, option.wait_s + moves_s - option.moves_s)
         else:
-            waits_s = second_s + max(0.0, moves_s - step_s)
+            waits_s = second_s + max(0.0, max(before_s, moves_s) - step_s)
         return outlook.change_s + waits_s
 
 

@@ -75,7 +75,7 @@ def quickest(
     recent, past = _recent(so_far, BUDGET - 2 * own)
     progress = Progress(profile, conditions, recent)
     best = Finished(plan=usual, rest_s=progress.rest_s(usual), crosses=False)
-    if not undone.missing:
+    if not undone.missing or undone.pipelines == undone.intact:
         return best
     most = CLEARLY * best.rest_s if best.rest_s is not None else 0.0
     tries = (BUDGET - past) // own - 2  # one is the usual way, and one says how busy everybody is

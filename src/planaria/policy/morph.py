@@ -196,9 +196,10 @@ class MorphPolicy(TemplatesPolicy):
         if not plan.transfers:
             return 0.0
         outlook = self._outlook
-        moves_s = transfer_time(plan, self._profile.links).time_s * outlook.transfer_stretch
+        moved = transfer_time(plan, self._profile.links)
+        moves_s = moved.time_s * outlook.transfer_stretch
         if outlook.at_once:
-            return outlook.change_s + moves_s
+            return outlook.change_s + max(0.0, self.wait_s(plan, moved.come_s) + moves_s - moved.time_s)
         return 2 * outlook.change_s + outlook.decision_s + max(0.0, moves_s - step_time_s)
 
     # Grids, and which is best

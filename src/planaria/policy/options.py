@@ -42,8 +42,9 @@ class Option:
         name: see `Candidate`.
         offer: the plan that lasts.
         moves_s: seconds for which its state is under way, by the profile's links.
+        wait_s: by how much longer the plan's first step then takes, if it moves first: who gets state late may have
+            had nothing to do before.
         beside_s: of the step beside which its state moves; None: it moves first.
-        is_awaited: somebody who has other work waits for the state first.
         is_degraded: some layer has fewer than f + 1 replicas under the plan that lasts.
         memory_bytes: of the fullest device under that plan.
         restored: that its workers read, where they begin at the last checkpoint; None: their state is of now.
@@ -54,8 +55,8 @@ class Option:
     name: str
     offer: Offer
     moves_s: float
+    wait_s: float
     beside_s: float | None
-    is_awaited: bool
     is_degraded: bool
     memory_bytes: int
     peril: float
@@ -139,13 +140,14 @@ def _same(one: Offer, other: Offer) -> bool:
 
 def option_of(planner: ReroutePolicy, offer: Offer) -> Option:
     plan = offer.proposal.plan
-    moves_s = transfer_time(plan, planner.profile.links).time_s
+    moved = transfer_time(plan, planner.profile.links)
+    moves_s = moved.time_s
     return Option(
         name=offer.name,
         offer=dataclasses.replace(offer, proposal=dataclasses.replace(offer.proposal, transfer_s=moves_s)),
         moves_s=moves_s,
+        wait_s=planner.wait_s(plan, moved.come_s),
         beside_s=None,
-        is_awaited=True,
         is_degraded=bool(lacking(plan, planner.settings.fault_tolerance)),
         memory_bytes=fullest_device_bytes(plan, planner.profile),
         loss_s=next_loss_s(plan, planner.profile, offer.proposal.step_time_s),
@@ -189,12 +191,10 @@ def _beside(planner: ReroutePolicy, first: Offer, option: Option) -> Iterator[Op
     step = dataclasses.replace(
         step, reason=f"The lost nodes' work is {how} for one step, beside which state moves.{degraded}"
     )
-    working = {move.target for move in target.plan.transfers} & set(first.proposal.plan.workers)
     both = dataclasses.replace(option.offer, proposal=dataclasses.replace(target, beside=step))
     yield dataclasses.replace(
         option,
         name=f"one step {how}, then {option.name}",
         offer=both,
         beside_s=step.step_time_s,
-        is_awaited=bool(working),
     )

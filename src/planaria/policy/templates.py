@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Self
 
 import msgspec
@@ -14,6 +14,7 @@ from planaria.estimate.conditions import AS_PROFILED, Conditions
 from planaria.estimate.memory import fullest_device_bytes
 from planaria.estimate.rest import Stretch
 from planaria.estimate.step_time import Known, Outline, outline
+from planaria.estimate.transition import wait_s
 from planaria.plan.batch import Undistributable
 from planaria.plan.instantiate import initial_plan
 from planaria.plan.ledger import Ledger
@@ -413,6 +414,10 @@ class TemplatesPolicy:
 
     def _outline(self, plan: Plan) -> Outline:
         return outline(plan, self._profile, self._conditions, self._known)
+
+    def wait_s(self, plan: Plan, come_s: Mapping[WorkerId, float]) -> float:
+        """By how much longer the plan's first step is, because these workers have their state so late."""
+        return wait_s(plan, self._profile, come_s, self._conditions, self._known)
 
     def _proposal(self, plan: Plan, reason: str, transfer_bytes: int, how: str, transfer_s: float = 0.0) -> Proposal:
         step = self._outline(plan)

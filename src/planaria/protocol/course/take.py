@@ -65,8 +65,9 @@ def take(
         begun=run.attempt.begun_in,
     )
     run.attempt.is_void = False
-    if purpose in (Purpose.RECONFIGURE, Purpose.WARM_UP, Purpose.RESTORE):
-        run.moving.begin(plan.workers, run.now, proposal.transfer_s, is_restore=purpose is Purpose.RESTORE)
+    if purpose in (Purpose.RECONFIGURE, Purpose.RESTORE):
+        is_restore = purpose is Purpose.RESTORE
+        run.moving.begin(plan, run.now, proposal.transfer_s, _wait_s(run, proposal), is_restore=is_restore)
     else:
         run.moving.stop()
     told += _expect(run, proposal, purpose)
@@ -82,6 +83,13 @@ def take(
     )
     sends: list[Command] = [Send(worker, message) for worker in plan.workers]
     return [*measured, entry, *sends, *map(Publish, told)]
+
+
+def _wait_s(run: Run, proposal: Proposal) -> float | None:
+    """By how much the first step under the proposal should be longer because state moves; None: nobody knows."""
+    if not proposal.plan.transfers:
+        return 0.0
+    return None if proposal.transition_s is None else max(0.0, proposal.transition_s - run.moving.change_s)
 
 
 def _begin_attempt(run: Run, purpose: Purpose, *, moves_state: bool) -> None:
@@ -108,6 +116,7 @@ def _expect(run: Run, proposal: Proposal, purpose: Purpose) -> tuple[AnyRecord, 
             proposal.longest_s,
             is_weighed=bool(proposal.candidates),
             transition_s=proposal.transition_s,
+            is_beside=purpose is Purpose.WARM_UP,
         )
         if proposal.candidates:
             run.second_look.chosen(run.failures.time_to_next_s(run.now))
