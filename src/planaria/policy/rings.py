@@ -131,7 +131,8 @@ class Rings:
                 return self.policy.happened(asked.plan, plan, live)
             return self.policy.made_again(asked.plan, plan, live, moved)
 
-        return Offer(name=f"{self.name} ({how}, {shape(plan)})", proposal=proposal, explain=explain)
+        kind = TAKEOVER if how == TAKEOVER else "ring"
+        return Offer(name=f"{self.name} ({kind}, {shape(plan)})", proposal=proposal, explain=explain)
 
 
 def _num_in_place(plan: Plan, template: Template, live: Sequence[NodeId]) -> int:

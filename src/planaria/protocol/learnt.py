@@ -34,6 +34,7 @@ class MeasuredMoves(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """The last measurements of each kind, see `planaria.protocol.moving`."""
 
     changes_s: tuple[float, ...] = ()
+    unmoved_s: tuple[float, ...] = ()
     stretches: tuple[float, ...] = ()
     restores_s: tuple[float, ...] = ()
 
