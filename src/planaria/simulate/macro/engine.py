@@ -486,6 +486,7 @@ class Following:
             left = -(-(self._wanted - self.microbatches) // per_step)
         return Known(
             time_to_failure_s=_rough(self._failures.time_to_next_s(now)),
+            nodes_together=_rough(self._failures.nodes_together),
             steps_left=min(1_000_000, int(_rough(left))),
             steps_at_stake=int(_rough(self._steps - self._last_saved)),
             looks_again=looks_again,

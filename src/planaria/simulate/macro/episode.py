@@ -159,7 +159,7 @@ class Episode:
             may_drop=True,
         )
         run = self._run = Run(settings, subject.policy, None, None)
-        run.failures = Foreseen(known.time_to_failure_s)
+        run.failures = Foreseen(known.time_to_failure_s, known.nodes_together)
         run.timing.decision_s = subject.timings.decision_s
         run.step = first_step
         run.checkpoints.last = CheckpointRef(
