@@ -100,7 +100,7 @@ def first_plan(profile: ModelProfile) -> Plan:
     settings = PlannerSettings(
         num_microbatches=MICROBATCHES, fault_tolerance=1, num_nodes=NODES, devices_per_node=1, min_nodes=STAGES
     )
-    return plan_for(profile, settings).plan
+    return plan_for(profile, settings, policy=PolicyName.TEMPLATES).plan
 
 
 def run(profile: ModelProfile, script: Script, policy: PolicyName, mean_time_s: float) -> Result:

@@ -10,7 +10,7 @@ from tests.worker.dst import laboratory as new_laboratory
 from tests.worker.schedules import Schedule, job_of, switching
 from tests.worker.test_cluster import Laboratory
 
-from planaria.protocol.records import Note, PlanTaken, PolicySwitched, RunStatus, Waiting
+from planaria.protocol.records import Note, PlanTaken, PolicySwitched, Recovered, RunStatus, Waiting
 
 SEEDS = range(24)
 
@@ -79,6 +79,18 @@ def test_what_is_no_better_is_not_taken(laboratory: Laboratory) -> None:
     assert min(outcome.drops) == 9
     taken = [policy for policy, _ in policies(outcome)]
     assert taken == ["reroute"] * 3 + ["drop"] * (len(taken) - 3)
+
+
+@pytest.mark.parametrize("policy", ["templates", "adaptive"])
+def test_shadows_are_taken_at_once(policy: str, laboratory: Laboratory) -> None:
+    """They make replicas more, though their state has yet to come; the next loss finds them there."""
+    switches = (Switch(policy="redundancy", after="StepCommitted", nth=3),)
+    kills = (Kill(node=1, at="backward", step=8),)
+    outcome = laboratory.run(grid(laboratory, switches, policy=policy, kills=kills))
+    assert told(outcome) == ["policy redundancy: another plan is taken, since every layer has more replicas"]
+    assert [purpose for name, purpose in policies(outcome) if name == "redundancy"][:2] == ["warm up", "reconfigure"]
+    (recovery,) = outcome.of(Recovered)
+    assert recovery.recovery.microbatches_rerun == 0
 
 
 def test_it_is_kept_by_the_next_coordinator(laboratory: Laboratory) -> None:

@@ -202,6 +202,16 @@ def simulate(plan: Plan, profile: ModelProfile, conditions: Conditions = AS_PROF
     return Timeline(step_time_s=finish.step_time_s, spans=spans)
 
 
+def end_s(plan: Plan, programs: Mapping[WorkerId, Program], durations: Durations, conditions: Conditions) -> float:
+    """When the step ends if the workers run these programs, parts of the plan's, from now on.
+
+    Raises:
+        AssertionError: a program waits for a message that none of them sends.
+    """
+    flow = run(programs, durations, overlap=conditions.overlap)
+    return _Finish(plan, durations, flow, _whole(plan, flow.due_s), conditions).step_time_s
+
+
 def _shape(plan: Plan, durations: Durations, path: Path) -> Shape:
     """Of a pipeline. Of generations, only their order counts."""
     turn_of = {born: turn for turn, born in enumerate(sorted({route.born for route in path.routes}))}

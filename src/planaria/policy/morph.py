@@ -111,9 +111,9 @@ class MorphPolicy(TemplatesPolicy):
             return self._back(plan, sorted(dead), nodes, generation)
         return self._moved(plan, lost, holders, nodes, generation, leaving)
 
-    def finishes(self, plan: Plan, live: Collection[WorkerId]) -> bool:
+    def finishes(self, plan: Plan, lost: Collection[NodeId], holders: Holders) -> bool:
         """Not where an owner of layers was lost. Who was about to get its first state is no loss to the step."""
-        return set(plan.layers_of) <= set(live)
+        return set(plan.layers_of) <= set(holders)
 
     def warm_up(self, plan: Plan, target: Proposal, generation: int) -> Proposal | None:
         """As for templates; the step that goes on may be one with too few replicas. What was weighed is told."""

@@ -13,6 +13,7 @@ from collections import deque
 
 from planaria.plan.plan import Plan, WorkerId
 from planaria.policy.outlook import CHANGE_S, RESTORE_S
+from planaria.protocol.learnt import MeasuredMoves
 
 REMEMBERED = 8
 """Measurements of each kind; their median counts."""
@@ -82,6 +83,23 @@ class Moving:
         """A plan's first step was so much longer than its others."""
         if generation == self._generation and self._wait_s is not None:
             self._changes.append(max(0.0, seconds - self._wait_s))
+
+    @property
+    def measured(self) -> MeasuredMoves:
+        """For the next coordinator."""
+        return MeasuredMoves(
+            changes_s=tuple(self._changes),
+            unmoved_s=tuple(self._unmoved),
+            stretches=tuple(self._stretches),
+            restores_s=tuple(self._restores),
+        )
+
+    def recall(self, measured: MeasuredMoves) -> None:
+        """What the coordinator before measured."""
+        self._changes.extend(measured.changes_s)
+        self._unmoved.extend(measured.unmoved_s)
+        self._stretches.extend(measured.stretches)
+        self._restores.extend(measured.restores_s)
 
     @property
     def change_s(self) -> float:

@@ -46,6 +46,10 @@ def take(
     else:
         run.loading.give_up()
     measured = end.close_timing(run) if purpose is not Purpose.GO_ON else []
+    if purpose is Purpose.FINISH_STEP:
+        run.attempt.leave(run.plan, run.now)
+    else:
+        run.attempt.begin(run.now)
     plan = run.current = proposal.plan
     run.failures.begin(run.now)
     run.phase = Phase.TRAINING
@@ -67,12 +71,15 @@ def take(
     else:
         run.moving.stop()
     told += _expect(run, proposal, purpose)
+    if purpose is not Purpose.FINISH_STEP:
+        run.attempt.usual_s = run.timing.step_s
     entry = JournalPlan(
         message=message,
         stand=run.standing.stand,
         step_time_s=run.timing.step_s,
         longest_s=run.timing.instruction_s,
         records=told,
+        learnt=run.to_write(),
     )
     sends: list[Command] = [Send(worker, message) for worker in plan.workers]
     return [*measured, entry, *sends, *map(Publish, told)]
@@ -91,7 +98,6 @@ def _begin_attempt(run: Run, purpose: Purpose, *, moves_state: bool) -> None:
     attempt.salvage = attempt.salvage.again(plan.dropped) if purpose is Purpose.FINISH_STEP else Salvage()
     attempt.unready = set(plan.workers) if moves_state else set()
     if purpose is not Purpose.FINISH_STEP:
-        attempt.began = run.now
         attempt.begun_in = plan.generation
         run.standing.warm(is_warming=purpose is Purpose.WARM_UP)
     if purpose in PLACING:
