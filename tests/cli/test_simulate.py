@@ -196,3 +196,23 @@ def test_an_interrupted_sweep_goes_on_from_what_it_kept(scenario: Path, tmp_path
     again = run(scenario, "--sweep", "--results", kept)
     assert again.exit_code == 0, again.output
     assert f"{num_kept} of 18 results were there already" in again.stderr
+
+
+def test_repairs_of_a_trace_are_said_once_with_their_lines(scenario: Path) -> None:
+    trace = "".join(f"0,add,n{node}\n" for node in range(6)) + "900000,remove,n1\n600000,remove,ghost\n1800000,add,n1\n"
+    (scenario.parent / "t.csv").write_text(trace)
+    result = run(scenario, "--set", "failures.trace=t.csv", "--set", "failures.hours=0")
+    assert result.exit_code == 0, result.output
+    said = [line for line in result.stderr.splitlines() if "t.csv, line" in line]
+    assert len(said) == len(set(said)) == 2, result.stderr
+    assert "ghost" in result.stderr
+
+
+def test_a_narrow_screen_has_two_tables(scenario: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is cut off."""
+    monkeypatch.setattr("planaria.cli.simulation_view._WIDTH_WITHOUT_TERMINAL", 70)
+    narrow = run(scenario).stdout
+    assert max(map(len, narrow.splitlines())) <= 70
+    assert "…" not in narrow
+    monkeypatch.undo()
+    assert sorted(set(run(scenario).stdout.split())) == sorted(set(narrow.split()))
