@@ -171,8 +171,8 @@ def result_of(events: Sequence[tuple[AnyRecord, float]]) -> Result:
             if record.measured_transition_s is not None:
                 if not plan.transfer_bytes:
                     changes.append(record.measured_transition_s)
-                if plan.estimated_transition_s is not None:
-                    transitions.append((plan.estimated_transition_s, record.measured_transition_s))
+                if record.estimated_transition_s is not None:
+                    transitions.append((record.estimated_transition_s, record.measured_transition_s))
     return Result(
         samples_per_s=MICROBATCHES * (last - BEGIN) / (times[last] - times[BEGIN]),
         steps=steps,

@@ -84,8 +84,8 @@ def favouring(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The candidates whose name begins so are the best."""
     original = AdaptivePolicy._judged
 
-    def judged(policy: AdaptivePolicy, option: Option, peril_now: float, horizon: float) -> Candidate:
-        candidate = original(policy, option, peril_now, horizon)
+    def judged(policy: AdaptivePolicy, option: Option, *given: float) -> Candidate:
+        candidate = original(policy, option, *given)
         return msgspec.structs.replace(candidate, samples_per_s=1e9) if option.name.startswith(name) else candidate
 
     monkeypatch.setattr(AdaptivePolicy, "_judged", judged)

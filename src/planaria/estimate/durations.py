@@ -25,6 +25,7 @@ class Durations:
         self._profile = profile
         self._links = profile.links
         self.devices = devices = plan.devices_of
+        self.late_s = {worker: conditions.late_s.get(worker, 0.0) for worker in devices}
         self.speeds = {worker: conditions.speed(plan.node_of(worker)) for worker in devices}
         self._times = {count: self._times_on(count) for count in sorted(set(devices.values()))}
         self._compute: dict[tuple[int, float, Op, int, int, tuple[int, ...]], float] = {}

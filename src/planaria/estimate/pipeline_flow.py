@@ -50,7 +50,10 @@ def run_pipeline(plan: Plan, path: Path, durations: Durations, *, overlap: bool)
     travellers = [(born, microbatch, ways[at]) for born, microbatch, at in path.travellers]
     stages = [_Stage(plan, path, place, travellers, durations) for place in range(len(path.hops))]
     num_messages = 2 * len(stages) * len(travellers)
-    clocks, _, _ = advance_all([stage.beats for stage in stages], num_messages, 2 * len(stages), overlap=overlap)
+    begins = [durations.late_s[hop.worker] for hop in path.hops]
+    clocks, _, _ = advance_all(
+        [stage.beats for stage in stages], num_messages, 2 * len(stages), overlap=overlap, begins=begins
+    )
     return tuple(stage.result(plan, at) for stage, at in zip(stages, clocks, strict=True))
 
 

@@ -191,6 +191,16 @@ def simulate(plan: Plan, profile: ModelProfile, conditions: Conditions = AS_PROF
     return Timeline(step_time_s=finish.step_time_s, spans=spans)
 
 
+def end_s(plan: Plan, programs: Mapping[WorkerId, Program], durations: Durations, conditions: Conditions) -> float:
+    """When the step ends if the workers run these programs, parts of the plan's, from now on.
+
+    Raises:
+        AssertionError: a program waits for a message that none of them sends.
+    """
+    flow = run(programs, durations, overlap=conditions.overlap)
+    return _Finish(plan, durations, flow, _whole(plan, flow.due_s), conditions).step_time_s
+
+
 def _shape(plan: Plan, durations: Durations, path: Path) -> Shape:
     """Of a pipeline. Of generations, only their order counts."""
     turn_of = {born: turn for turn, born in enumerate(sorted({route.born for route in path.routes}))}
@@ -202,7 +212,9 @@ def _shape(plan: Plan, durations: Durations, path: Path) -> Shape:
     return (
         plan.schedule,
         tuple((hop.first_layer, hop.end_layer) for hop in path.hops),
-        tuple((durations.devices[hop.worker], durations.speeds[hop.worker]) for hop in path.hops),
+        tuple(
+            (durations.devices[w], durations.speeds[w], durations.late_s[w]) for w in (hop.worker for hop in path.hops)
+        ),
         tuple(left == right for left, right in pairwise(nodes)),
         tuple(plan.groups_of[hop.worker] for hop in path.hops),
         routes,

@@ -189,6 +189,7 @@ def run_settings(settings: CoordinatorSettings, profile: ModelProfile) -> RunSet
         policy_name=job.resilience.policy.value,
         fault_tolerance=job.resilience.fault_tolerance,
         mean_time_between_failures_s=job.resilience.mean_time_between_failures_s,
+        watched=settings.watched,
         num_nodes=job.cluster.nodes,
         devices_per_node=job.cluster.devices_per_node,
         num_groups=len(profile.groups),

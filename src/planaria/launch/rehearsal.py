@@ -30,7 +30,7 @@ from planaria.plan.profile import ModelProfile
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.records import NodeLost, RunStatus, StepCommitted
 from planaria.simulate import tally as tallies
-from planaria.simulate.scripts import STEPS, Clock, Script, ScriptName, built_in, thinned
+from planaria.simulate.scripts import STEPS, Clock, Script, ScriptName, built_in, thinned, zones_by_number
 from planaria.simulate.tally import Curve, Tally
 
 ENDLESS_STEPS = 10**9
@@ -75,7 +75,8 @@ class Rehearsed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rehearsed_job(job: Job, profile: Path, script: Script) -> Job:
-    """The job as it is rehearsed: on emulated devices of this machine, from the script's first nodes to its end.
+    """The job as it is rehearsed: on emulated devices of this machine, from the script's first nodes to its end, which
+    are in the script's zones where it says so.
 
     Args:
         job: of any device.
@@ -92,6 +93,7 @@ def rehearsed_job(job: Job, profile: Path, script: Script) -> Job:
         cluster=replace(
             job.cluster,
             nodes=len(script.trace.initial),
+            zones=zones_by_number(script.trace) or job.cluster.zones,
             device=Device.EMULATED,
             profile=str(profile),
             launcher=Launcher.LOCAL,

@@ -40,6 +40,7 @@ class Outlook:
         is_prepared: state moved beside the last step: another step beside which some moves does not follow.
         at_once: the plan is for the next step, so its state moves first, or beside that step. Else it is for the step
             after, and its state moves beside the plan of now in any case.
+        after_loss: a loss is being recovered from.
     """
 
     time_to_failure_s: float = DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S
@@ -53,3 +54,4 @@ class Outlook:
     restore_s: float = RESTORE_S
     is_prepared: bool = False
     at_once: bool = True
+    after_loss: bool = False

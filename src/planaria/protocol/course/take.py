@@ -46,6 +46,10 @@ def take(
     else:
         run.loading.give_up()
     measured = end.close_timing(run) if purpose is not Purpose.GO_ON else []
+    if purpose is Purpose.FINISH_STEP:
+        run.attempt.leave(run.plan, run.now)
+    else:
+        run.attempt.begin(run.now)
     plan = run.current = proposal.plan
     run.failures.begin(run.now)
     run.phase = Phase.TRAINING
@@ -61,20 +65,31 @@ def take(
         begun=run.attempt.begun_in,
     )
     run.attempt.is_void = False
-    if purpose in (Purpose.RECONFIGURE, Purpose.WARM_UP, Purpose.RESTORE):
-        run.moving.begin(plan.workers, run.now, proposal.transfer_s, is_restore=purpose is Purpose.RESTORE)
+    if purpose in (Purpose.RECONFIGURE, Purpose.RESTORE):
+        is_restore = purpose is Purpose.RESTORE
+        run.moving.begin(plan, run.now, proposal.transfer_s, _wait_s(run, proposal), is_restore=is_restore)
     else:
         run.moving.stop()
     told += _expect(run, proposal, purpose)
+    if purpose is not Purpose.FINISH_STEP:
+        run.attempt.usual_s = run.timing.step_s
     entry = JournalPlan(
         message=message,
         stand=run.standing.stand,
         step_time_s=run.timing.step_s,
         longest_s=run.timing.instruction_s,
         records=told,
+        learnt=run.to_write(),
     )
     sends: list[Command] = [Send(worker, message) for worker in plan.workers]
     return [*measured, entry, *sends, *map(Publish, told)]
+
+
+def _wait_s(run: Run, proposal: Proposal) -> float | None:
+    """By how much the first step under the proposal should be longer because state moves; None: nobody knows."""
+    if not proposal.plan.transfers:
+        return 0.0
+    return None if proposal.transition_s is None else max(0.0, proposal.transition_s - run.moving.change_s)
 
 
 def _begin_attempt(run: Run, purpose: Purpose, *, moves_state: bool) -> None:
@@ -83,7 +98,6 @@ def _begin_attempt(run: Run, purpose: Purpose, *, moves_state: bool) -> None:
     attempt.salvage = attempt.salvage.again(plan.dropped) if purpose is Purpose.FINISH_STEP else Salvage()
     attempt.unready = set(plan.workers) if moves_state else set()
     if purpose is not Purpose.FINISH_STEP:
-        attempt.began = run.now
         attempt.begun_in = plan.generation
         run.standing.warm(is_warming=purpose is Purpose.WARM_UP)
     if purpose in PLACING:
@@ -102,6 +116,7 @@ def _expect(run: Run, proposal: Proposal, purpose: Purpose) -> tuple[AnyRecord, 
             proposal.longest_s,
             is_weighed=bool(proposal.candidates),
             transition_s=proposal.transition_s,
+            is_beside=purpose is Purpose.WARM_UP,
         )
         if proposal.candidates:
             run.second_look.chosen(run.failures.time_to_next_s(run.now))

@@ -48,8 +48,9 @@ from planaria.protocol.messages import (
     StateSource,
     Vote,
 )
-from planaria.protocol.phases import Phase, ProtocolError, Purpose
+from planaria.protocol.phases import PLACING, Phase, ProtocolError, Purpose
 from planaria.protocol.records import AnyRecord, PlanTaken, Restored
+from planaria.protocol.second_look import LONGER
 from planaria.protocol.settings import CheckpointRef, RunSettings
 from planaria.protocol.transitions import TRANSITIONS
 from planaria.simulate.macro.state import State, canonical
@@ -103,6 +104,9 @@ class Episode:
             for worker in run.members.workers_of(NodeId(node)):
                 run.members.join(worker, "-")
         run.members.leaving = dict.fromkeys(state.leaving, 0.0)
+        if state.zones:
+            run.members.zones = {NodeId(node): zone for node, zone in enumerate(state.zones) if zone}
+            run.placing.locate(run.members.zones)
         run.current = plan
         run.placing.generation = plan.generation
         short = bool(lacking(plan, subject.fault_tolerance))
@@ -112,20 +116,22 @@ class Episode:
         episode._step_s = estimated.step_time_s
         episode._ends = estimated.step_time_s
         episode._held = plan.groups_of
+        if known.looks_again:
+            run.second_look.chosen(known.time_to_failure_s / LONGER)
         return episode
 
     @classmethod
-    def first(cls, subject: Subject, known: Known, num_nodes: int) -> Episode:
-        """At the beginning of a run, with so many nodes. Raises PlanError: they make no plan."""
+    def first(cls, subject: Subject, known: Known, zones: Sequence[str]) -> Episode:
+        """At the beginning of a run, with nodes in these zones. Raises PlanError: they make no plan."""
         episode = cls(subject, known)
-        run = episode._new_run(num_nodes=num_nodes)
+        run = episode._new_run(num_nodes=len(zones))
         run.checkpoints.last = None
         run.step = run.settings.first_step
-        for node in range(num_nodes):
+        for node, zone in enumerate(zones):
             for worker in run.members.workers_of(NodeId(node)):
-                episode._handle(WorkerJoined(worker, "-"))
+                episode._handle(WorkerJoined(worker, "-", zone))
         if episode.is_over:
-            raise PlanError(f"{num_nodes} nodes make no plan: {episode._tally.ended}")
+            raise PlanError(f"{len(zones)} nodes make no plan: {episode._tally.ended}")
         return episode
 
     def _new_run(self, *, num_nodes: int) -> Run:
@@ -199,8 +205,8 @@ class Episode:
             self._vote()
         return self._told_tally()
 
-    def disturb(self, what: Disturbance, node: NodeId, at_s: float) -> Tally:
-        """Something happens to a node at that time, which is not after `next_s`."""
+    def disturb(self, what: Disturbance, node: NodeId, at_s: float, zone: str = "") -> Tally:
+        """Something happens to a node at that time, which is not after `next_s`. One that comes is in that zone."""
         self.now = max(self.now, at_s)
         self.rest = None
         run = self._run
@@ -209,7 +215,7 @@ class Episode:
                 self._dead[node] = self.now + self._subject.timings.detection_s
             case Disturbance.CAME:
                 for worker in run.members.workers_of(node):
-                    self._handle(WorkerJoined(worker, "-"))
+                    self._handle(WorkerJoined(worker, "-", zone))
             case Disturbance.NOTICED if node in run.members.nodes and node not in self._dead:
                 self._handle(NodeNotice(node, 0.0, "preemption"))
             case _:
@@ -235,8 +241,10 @@ class Episode:
         ):
             return
         self._attribute(0.0)
-        by_number = self._subject.by_number
-        state, order = canonical(run.plan, run.members.nodes, run.members.leaving, by_number=by_number)
+        members = run.members
+        state, order = canonical(
+            run.plan, members.nodes, members.leaving, zones=members.zones, by_number=self._subject.by_number
+        )
         self.rest = Rest(state=state, order=order, step_s=self._step_s)
 
     # Where the time went
@@ -390,6 +398,10 @@ class Episode:
             return
         if any(isinstance(command, Send) and isinstance(command.message, Commit) for command in commands):
             self._began, self._ends = self.now, self.now + self._step_s
+        if taken is not None and taken.candidates:
+            self._tally.was_weighed = True
+        elif taken is not None and Purpose(taken.purpose) in PLACING:
+            self._tally.was_weighed = False
         if plan is not None:
             self._adopt(plan, Purpose.GO_ON if taken is None else Purpose(taken.purpose))
         elif self._run.phase is not Phase.TRAINING:

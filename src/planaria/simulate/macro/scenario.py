@@ -368,6 +368,7 @@ def experiment(scenario: Scenario, profile: ModelProfile, *, wants_timeline: boo
         memory_bytes=int(cluster.memory_gb * 1e9) if cluster.memory_gb else profile.device.memory_bytes,
         min_nodes=job.min_nodes_per_pipeline,
         schedule=ScheduleKind(cluster.schedule.value),
+        may_restore=job.checkpoint_every > 0,
     )
     return Experiment(
         profile=profile,

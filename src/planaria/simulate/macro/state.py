@@ -7,12 +7,13 @@ are broken by number, for all clusters of that shape.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from planaria.plan.plan import NodeId, Pipeline, Plan, Route, Stage, Transfer, WorkerId
+from planaria.plan.zones import Zones
 
 GENERATION = 1
 """Of every canonical plan."""
@@ -28,18 +29,21 @@ class State:
         plan: in force, canonical.
         num_idle: nodes that live and that it does without; their numbers follow its own.
         leaving: nodes that gave notice and are kept, since nothing is possible without them.
+        zones: where each node is; "": not known. Empty where it is of none. Names are numbers: nodes that were in one
+            zone are, and which one it was is no part of the state.
     """
 
     plan: Plan
     num_idle: int
     leaving: tuple[NodeId, ...] = ()
+    zones: tuple[str, ...] = ()
     _hash: int = field(init=False, repr=False, compare=False)
     twins: tuple[tuple[tuple[int, int], ...] | None, ...] = field(init=False, repr=False, compare=False)
     """For each node, the nodes to change places with so that it is one of the first pipeline of its kind, or the first
     idle one; None: it is."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_hash", hash((self.plan, self.num_idle, self.leaving)))
+        object.__setattr__(self, "_hash", hash((self.plan, self.num_idle, self.leaving, self.zones)))
         object.__setattr__(self, "twins", _twins(self))
 
     def __hash__(self) -> int:
@@ -62,24 +66,33 @@ def _twins(state: State) -> tuple[tuple[tuple[int, int], ...] | None, ...]:
     keys = [tuple((s.worker, s.first_layer, s.end_layer) for s in pipeline.stages) for pipeline in plan.pipelines]
     shares = {route.key: len(route.microbatches) for route in plan.routes}
     if shares.keys() <= set(keys) and not plan.shadows:
-        firsts: dict[_Sign, list[int]] = {}
+        firsts: dict[object, list[int]] = {}
         noticed = frozenset(state.leaving)
         for pipeline, key in zip(plan.pipelines, keys, strict=True):
             nodes = list(dict.fromkeys(int(plan.node_of(stage.worker)) for stage in pipeline.stages))
-            first = firsts.setdefault(_sign(plan, pipeline, shares.get(key, 0), noticed), nodes)
+            where = tuple(state.zones[node : node + 1] for node in nodes)
+            sign = _sign(plan, pipeline, shares.get(key, 0), noticed), where
+            first = firsts.setdefault(sign, nodes)
             if first is not nodes:
                 swaps = tuple(zip(first, nodes, strict=True))
                 for node in nodes:
                     twins[node] = swaps
     if not state.leaving:
-        placed = state.num_nodes - state.num_idle
-        for node in range(placed + 1, state.num_nodes):
-            twins[node] = ((placed, node),)
+        of_zone: dict[tuple[str, ...], int] = {}
+        for node in range(state.num_nodes - state.num_idle, state.num_nodes):
+            first_idle = of_zone.setdefault(state.zones[node : node + 1], node)
+            if first_idle != node:
+                twins[node] = ((first_idle, node),)
     return tuple(twins)
 
 
 def canonical(
-    plan: Plan, nodes: Iterable[NodeId], leaving: Iterable[NodeId] = (), *, by_number: bool = False
+    plan: Plan,
+    nodes: Collection[NodeId],
+    leaving: Iterable[NodeId] = (),
+    *,
+    zones: Zones | None = None,
+    by_number: bool = False,
 ) -> tuple[State, tuple[NodeId, ...]]:
     """The state of live nodes under a plan, and, for each canonical number, the node that has it.
 
@@ -87,6 +100,7 @@ def canonical(
         plan: in force; every microbatch has one route.
         nodes: live ones.
         leaving: of them, those that gave notice.
+        zones: where nodes are.
         by_number: nodes keep the order of their numbers, and pipelines and microbatches theirs. Then ties are broken
             as in a run of these very nodes, and few situations are met twice.
     """
@@ -99,11 +113,19 @@ def canonical(
     if not by_number:
         pairs = zip(plan.pipelines, keys, strict=True)
         signs = [_sign(plan, pipeline, shares.get(key, 0), noticed) for pipeline, key in pairs]
-        order.sort(key=lambda at: (signs[at], at))
+        if zones:
+            zones = _numbered(plan, signs, zones, nodes)
+            where = [tuple(zones.get(plan.node_of(s.worker), "") for s in p.stages) for p in plan.pipelines]
+            order.sort(key=lambda at: (signs[at], where[at], at))
+        else:
+            order.sort(key=lambda at: (signs[at], at))
     names = _names(plan, order, by_number=by_number)
     placed = len(names)
-    for node in sorted(nodes):
-        names.setdefault(node, NodeId(len(names)))
+    idle = sorted(node for node in nodes if node not in names)
+    if zones and not by_number:
+        idle.sort(key=lambda node: (zones.get(node, ""), node))
+    for node in idle:
+        names[node] = NodeId(len(names))
     pipelines = tuple(_renamed(plan, plan.pipelines[at].stages, names) for at in order)
     dropped = plan.dropped
     if not by_number and shares.keys() <= set(keys):
@@ -125,8 +147,27 @@ def canonical(
         sync_epochs=(GENERATION,) * len(plan.groups),
     )
     back = tuple(sorted(names, key=names.__getitem__))
-    state = State(result, len(names) - placed, tuple(sorted(names[node] for node in noticed if node in names)))
+    state = State(
+        result,
+        len(names) - placed,
+        tuple(sorted(names[node] for node in noticed if node in names)),
+        tuple(zones.get(node, "") for node in back) if zones else (),
+    )
     return state, back
+
+
+def _numbered(plan: Plan, signs: Sequence[_Sign], zones: Zones, nodes: Collection[NodeId]) -> dict[NodeId, str]:
+    """Zones by numbers, in the order of what is in them, so that it does not matter what they are called."""
+    places: dict[str, list[tuple[_Sign, int]]] = {}
+    for pipeline, sign in zip(plan.pipelines, signs, strict=True):
+        for at, stage in enumerate(pipeline.stages):
+            zone = zones.get(plan.node_of(stage.worker), "")
+            if zone:
+                places.setdefault(zone, []).append((sign, at))
+    ranked = sorted(places, key=lambda zone: sorted(places[zone]))
+    empty = [zones[node] for node in sorted(nodes) if zones.get(node) and zones[node] not in places]
+    number = {zone: str(at) for at, zone in enumerate(dict.fromkeys((*ranked, *empty)))}
+    return {node: number.get(zone, "") for node, zone in zones.items()}
 
 
 def _names(plan: Plan, order: Sequence[int], *, by_number: bool) -> dict[NodeId, NodeId]:
