@@ -249,12 +249,13 @@ class ResilienceSection(Section, frozen=True):
             (each worker shadows its successor in the pipeline and takes over when that is lost), morph (all go back to
             the last checkpoint, on the best symmetric grid; needs run.checkpoint_every), drop (the samples of a
             pipeline that lost a node are left out until it is complete again; they are counted, and the learning rate
-            is scaled by what is left of the batch), or adaptive (at each change, rerouting, new pipelines, or one after
-            the other, whichever trains most until the next loss).
+            is scaled by what is left of the batch), or adaptive (at each change, any of
+            these, or one after the other, whichever trains most until the next loss; drop only with allow_drop, morph
+            only with run.checkpoint_every).
         redundancy: under the policy redundancy, what each worker computes of its successor's layers beside its own:
             eager-lazy (forwards in every step, backwards once the successor is lost), lazy-lazy or eager-eager.
-        allow_drop: whether samples may be left out on a live job, by `planaria policy RUN drop`. With policy = "drop"
-            it is a matter of course.
+        allow_drop: whether samples may be left out on a live job, by `planaria policy RUN drop`, or by the policy
+            adaptive where that trains more. With policy = "drop" it is a matter of course.
         mean_time_between_failures_s: seconds between losses of nodes, over the whole job, as expected before it runs;
             what is then observed counts more and more. Only the adaptive policy asks.
         when_exhausted: what to do when fewer than (f + 1) n0 nodes are left and the policy has no plan for them.
