@@ -156,6 +156,7 @@ class TimingsPart(Section, frozen=True):
 
     detection_s: float = Timings().detection_s
     decision_s: float = Timings().decision_s
+    unprepared_s: float = Timings().unprepared_s
     change_s: float = Timings().change_s
     start_s: float = Timings().start_s
     restart_s: float = Timings().restart_s
