@@ -71,7 +71,7 @@ def test_a_step_that_teaches_nothing_writes_nothing(life: Life) -> None:
 def test_a_loss_is_counted_by_the_next_coordinator(life: Life) -> None:
     life.does(NodeGone(NodeId(2), "x"))
     after = life.after()
-    assert after.machine.learnt.losses == SeenLosses(began=1.0, count=1, last_step=1, recent=(1.0,))
+    assert after.machine.learnt.losses == SeenLosses(began=1.0, count=1, last_step=1, nodes=1, recent=(1.0,))
     assert after.machine.learnt == life.machine.learnt
     lagging = life.after(cut=len(life.journal))
     assert lagging.machine.learnt == Learnt(), "advice: what is missing is learnt anew"

@@ -91,6 +91,11 @@ class TemplatesPolicy:
         return self._speeds
 
     @property
+    def zones(self) -> Zones:
+        """Of nodes, as far as they are known."""
+        return self._zones
+
+    @property
     def settings(self) -> PlannerSettings:
         """Of the job."""
         return self._settings
