@@ -130,6 +130,11 @@ def test_timings_are_taken_from_a_run(scenario: Path, tmp_path: Path) -> None:
         {"event": "node_lost", "detect_ms": 60.0},
         {"event": "node_lost", "detect_ms": None},
         {"event": "recovered", "recovery": {"decide_ms": 8.0}},
+        {"event": "node_lost", "detect_ms": None},
+        {"event": "node_lost", "detect_ms": None},
+        {"event": "plan_taken", "generation": 7, "transfer_bytes": 0, "purpose": "finish step"},
+        {"event": "plan_taken", "generation": 8, "transfer_bytes": 0},
+        {"event": "recovered", "recovery": {"decide_ms": 100.0, "lost_nodes": [1, 2]}},
         {"event": "plan_taken", "generation": 1, "transfer_bytes": 0, "purpose": "start"},
         {"event": "plan_measured", "generation": 1, "measured_transition_s": 5.0},
         {"event": "plan_taken", "generation": 3, "transfer_bytes": 0},
@@ -140,7 +145,7 @@ def test_timings_are_taken_from_a_run(scenario: Path, tmp_path: Path) -> None:
     known = NodeLost(node=1, step=2, cause="process killed", live_nodes=3, detect_ms=None)
     assert msgspec.to_builtins(known)["event"] == events[0]["event"], "as a run's recorder writes it"
     found, told = calibrated(events, {"detection_s": 1.0, "decision_s": 1.0, "change_s": 1.0, "start_s": 5.0})
-    assert found == {"detection_s": 0.05, "decision_s": 0.008, "change_s": 0.02, "start_s": 5.0}
+    assert found == {"detection_s": 0.05, "decision_s": 0.008, "unprepared_s": 0.05, "change_s": 0.02, "start_s": 5.0}
     assert told[0] == "timings.detection_s = 0.05, the median of 2"
     (tmp_path / "events.jsonl").write_text("\n".join(json.dumps(event) for event in events))
     assert "timings.decision_s = 0.008" in run(scenario, "--calibrate", tmp_path).stderr
@@ -191,3 +196,23 @@ def test_an_interrupted_sweep_goes_on_from_what_it_kept(scenario: Path, tmp_path
     again = run(scenario, "--sweep", "--results", kept)
     assert again.exit_code == 0, again.output
     assert f"{num_kept} of 18 results were there already" in again.stderr
+
+
+def test_repairs_of_a_trace_are_said_once_with_their_lines(scenario: Path) -> None:
+    trace = "".join(f"0,add,n{node}\n" for node in range(6)) + "900000,remove,n1\n600000,remove,ghost\n1800000,add,n1\n"
+    (scenario.parent / "t.csv").write_text(trace)
+    result = run(scenario, "--set", "failures.trace=t.csv", "--set", "failures.hours=0")
+    assert result.exit_code == 0, result.output
+    said = [line for line in result.stderr.splitlines() if "t.csv, line" in line]
+    assert len(said) == len(set(said)) == 2, result.stderr
+    assert "ghost" in result.stderr
+
+
+def test_a_narrow_screen_has_two_tables(scenario: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is cut off."""
+    monkeypatch.setattr("planaria.cli.simulation_view._WIDTH_WITHOUT_TERMINAL", 70)
+    narrow = run(scenario).stdout
+    assert max(map(len, narrow.splitlines())) <= 70
+    assert "…" not in narrow
+    monkeypatch.undo()
+    assert sorted(set(run(scenario).stdout.split())) == sorted(set(narrow.split()))

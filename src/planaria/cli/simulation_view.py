@@ -15,13 +15,16 @@ from rich.table import Table
 
 from planaria.job.errors import UserError
 from planaria.launch.simulations import simulate_pieces
-from planaria.profile.of_scenario import load_scenario
+from planaria.profile.of_scenario import load_scenario, traces_of
 from planaria.simulate.macro.account import Estimate, RunResult, Summary, summarise
 from planaria.simulate.macro.calibration import calibrated
 from planaria.simulate.macro.scenario import Scenario, TimingsPart, check_policies
 from planaria.simulate.macro.sweep import Piece, Point, pieces, points
 
 _WIDTH_WITHOUT_TERMINAL = 118
+_SAID = 5
+"""Repairs that are said one by one."""
+
 _GAP = 2
 """Between columns."""
 
@@ -67,6 +70,7 @@ def show(path: Path, wanted: Wanted) -> None:
     scenario = _scenario(path, wanted)
     if wanted.swept and not any(msgspec.to_builtins(scenario.sweep).values()):
         raise UserError(f"{path}: --sweep, and [sweep] lists nothing. Add for instance [sweep] hourly = [0.05, 0.1].")
+    _say_repairs(scenario, path.resolve().parent)
     found = points(scenario, swept=wanted.swept)
     work = [piece for point in found for piece in pieces(point, wants_timeline=bool(wanted.plots))]
     runs = _simulated(work, path.resolve().parent, wanted)
@@ -81,6 +85,19 @@ def show(path: Path, wanted: Wanted) -> None:
 
         plot_runs({policy: of for policy, of in outcomes[0].runs.items() if of}, target)
         click.echo(f"picture: {target}", err=wanted.as_json)
+
+
+def _say_repairs(scenario: Scenario, folder: Path) -> None:
+    """What was wrong with the trace's file, and what was done about it."""
+    if not scenario.failures.trace:
+        return
+    said: list[str] = []
+    one = msgspec.structs.replace(scenario.failures, runs=1)
+    traces_of(msgspec.structs.replace(scenario, failures=one), folder, said.append)
+    for sentence in said[:_SAID]:
+        click.echo(f"planaria: {sentence}", err=True)
+    if len(said) > _SAID:
+        click.echo(f"planaria: {len(said) - _SAID} more repairs of this kind", err=True)
 
 
 def _scenario(path: Path, wanted: Wanted) -> Scenario:
