@@ -1,0 +1,166 @@
+"""Outline: what a step comes to, found from the kinds of pipelines that a plan has, not from every one of them.
+
+Where every route keeps to a pipeline, nobody shadows, and all nodes are alike, the times of a pipeline depend on its
+form and on how many microbatches it carries: pipelines that have these in common are run once, and so are their sums.
+Gives the very numbers that `planaria.estimate.step_time` finds from the workers' programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from planaria.estimate.conditions import Conditions
+from planaria.estimate.durations import Durations
+from planaria.estimate.flow import run
+from planaria.estimate.pipeline_flow import WorkerFlow, is_plain, run_pipeline
+from planaria.estimate.sums import summed
+from planaria.plan.plan import Pipeline, Plan, Route, WorkerId
+from planaria.plan.program import COMPUTING
+from planaria.plan.schedule import Path, programs
+from planaria.plan.sync_rounds import colour
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outline:
+    """What a `Timeline` comes to, in seconds.
+
+    Attributes:
+        step_time_s: from the beginning to the end of the last worker's apply.
+        longest_instruction_s: of the longest forward, backward, sum or optimizer's step.
+        compute_s: of each worker's forwards and backwards.
+    """
+
+    step_time_s: float
+    longest_instruction_s: float
+    compute_s: Mapping[WorkerId, float]
+
+
+Shape = Hashable
+"""All that the times of a pipeline depend on, beside profile and conditions."""
+
+Known = dict[Shape, tuple[WorkerFlow, ...]]
+"""Of pipelines that were run before: their parts, from the first stage to the last."""
+
+MOST_KNOWN = 4096
+
+
+def remember(known: Known) -> None:
+    """The latest only."""
+    while len(known) > MOST_KNOWN:
+        del known[next(iter(known))]
+
+
+def outline_of_pipelines(plan: Plan, durations: Durations, conditions: Conditions, known: Known) -> Outline | None:
+    """Of a step; None where it depends on more than the kinds of pipelines.
+
+    Args:
+        plan: whose step it is.
+        durations: of the plan.
+        conditions: beside the profile.
+        known: pipelines that were run before, with the same profile and conditions; those run now are added.
+    """
+    if plan.shadows or plan.redundancy is not None or conditions.node_speeds or conditions.num_cores is not None:
+        return None
+    if -1 in plan.ways or not plan.is_apart or not durations.is_spread:
+        return None
+    routes_of: dict[int, list[Route]] = {}
+    for way, route in zip(plan.ways, plan.routes, strict=True):
+        routes_of.setdefault(way, []).append(route)
+    if any(len(plan.pipelines[at].owned) != len(plan.pipelines[at].stages) for at in routes_of):
+        return None
+    kinds: dict[Shape, list[Pipeline]] = {}
+    for at, routes in routes_of.items():
+        pipeline = plan.pipelines[at]
+        shape = (plan.schedule, pipeline.form(plan.devices_per_node), *_shape(routes))
+        alike = kinds.setdefault(shape, [])
+        if not alike and shape not in known:
+            known[shape] = _run(plan, pipeline, routes, durations, conditions)
+        alike.append(pipeline)
+    idle = [pipeline for at, pipeline in enumerate(plan.pipelines) if at not in routes_of]
+    found = _found(plan, durations, conditions, {shape: (known[shape], alike) for shape, alike in kinds.items()}, idle)
+    remember(known)
+    return found
+
+
+def _shape(routes: list[Route]) -> tuple[Shape, ...]:
+    """Of what a pipeline carries. Of generations, only their order counts."""
+    if len(routes) == 1:
+        (route,) = routes
+        return (0, route.counted, len(route.microbatches), route.reached)
+    turn_of = {born: turn for turn, born in enumerate(sorted({route.born for route in routes}))}
+    own = tuple((turn_of[r.born], r.counted, len(r.microbatches), r.reached) for r in routes)
+    if len(turn_of) == len(routes):
+        return own
+    travellers = sorted((route.born, m, at) for at, route in enumerate(routes) for m in route.microbatches)
+    return (*own, tuple([at for _, _, at in travellers]))
+
+
+def _run(
+    plan: Plan, pipeline: Pipeline, routes: list[Route], durations: Durations, conditions: Conditions
+) -> tuple[WorkerFlow, ...]:
+    nobody = (None,) * len(pipeline.stages)
+    path = Path(hops=pipeline.stages, routes=tuple(routes), stand_ins=nobody, copies=nobody, keeps_sent=False)
+    if is_plain(plan, path):
+        return run_pipeline(plan, path, durations, overlap=conditions.overlap)
+    alone = msgspec.structs.replace(plan, pipelines=(pipeline,), routes=path.routes, transfers=())
+    work = programs(alone)
+    flow = run(work, durations, overlap=conditions.overlap)
+    return tuple(
+        WorkerFlow(
+            end_s=flow.ends_s[worker],
+            compute_s=flow.compute_s[worker],
+            due_s={group: flow.due_s[worker, group] for group in alone.groups_of[worker]},
+            longest_s=max((durations.compute_s(worker, i) for i in work[worker] if i.op in COMPUTING), default=0.0),
+        )
+        for worker in pipeline.workers
+    )
+
+
+_Kinds = Mapping[Shape, tuple[tuple[WorkerFlow, ...], list[Pipeline]]]
+
+
+def _found(plan: Plan, durations: Durations, conditions: Conditions, kinds: _Kinds, idle: list[Pipeline]) -> Outline:
+    """From what every kind of pipeline does by itself."""
+    whole = [0.0] * len(plan.groups)
+    longest_s = 0.0
+    compute_s: dict[WorkerId, float] = {}
+    ends: dict[tuple[tuple[int, ...], int, float], None] = {}
+    """Groups, devices and end of its compute: what a worker's sums depend on."""
+    for parts, alike in kinds.values():
+        seconds = [part.compute_s for part in parts]
+        for pipeline in alike:
+            compute_s.update(zip(pipeline.workers, seconds, strict=True))
+        for worker, part in zip(alike[0].workers, parts, strict=True):
+            ends[plan.groups_of[worker], durations.devices[worker], part.end_s] = None
+            longest_s = max(longest_s, part.longest_s)
+            for group, due_s in part.due_s.items():
+                if due_s > whole[group]:
+                    whole[group] = due_s
+    for pipeline in idle:
+        compute_s.update(dict.fromkeys(pipeline.workers, 0.0))
+        for worker, devices in pipeline.devices_of.items():
+            ends[plan.groups_of[worker], devices, 0.0] = None
+    rounds = colour(plan)
+    voted_s = applies_s = 0.0
+    for groups, devices, end_s in ends:
+        others = [count - 1 for count in durations.num_counting]
+        end, spans = summed(
+            groups,
+            whole,
+            rounds,
+            lambda group: durations.read_of_s(devices, group, 0, others[group]),  # noqa: B023
+            lambda group: durations.sum_of_s(devices, group),  # noqa: B023
+            reads_from=0.0 if conditions.overlap else end_s,
+            sums_from=end_s,
+        )
+        voted_s = max(voted_s, end)
+        longest_s = max([longest_s, *(until - start for start, until in spans.values())])
+        applies_s = max(applies_s, durations.apply_of_s(devices, groups))
+    return Outline(
+        step_time_s=voted_s + durations.vote_s + applies_s,
+        longest_instruction_s=max(longest_s, applies_s),
+        compute_s={worker: compute_s[worker] for worker in plan.workers},
+    )
