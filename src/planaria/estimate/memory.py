@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
-from planaria.plan.plan import Plan, ScheduleKind, WorkerId
+from planaria.estimate.outline import shape_of
+from planaria.plan.plan import Plan, Route, ScheduleKind, WorkerId
 from planaria.plan.profile import LayerCost, ModelProfile
 from planaria.plan.program import Instruction, Op, Program
 from planaria.plan.schedule import program
@@ -92,9 +94,42 @@ def worker_memory_bytes(plan: Plan, profile: ModelProfile, worker: WorkerId) -> 
     return memory_use(plan, profile, worker).total
 
 
-def fullest_device_bytes(plan: Plan, profile: ModelProfile) -> int:
-    """Of the worker whose devices must hold most. Workers in equal places of equal pipelines are looked at once."""
+KnownBytes = dict[Hashable, int]
+"""Of kinds of pipelines that were looked at before, what the fullest of their devices must hold."""
+
+MOST_KNOWN = 4096
+
+
+def fullest_device_bytes(plan: Plan, profile: ModelProfile, known: KnownBytes | None = None) -> int:
+    """Of the worker whose devices must hold most. Workers in equal places of equal pipelines are looked at once.
+
+    Args:
+        plan: what runs.
+        profile: costs as the job runs.
+        known: pipelines that were looked at before, with the same profile; those looked at now are added.
+    """
+    is_plain = not plan.shadows and plan.redundancy is None and plan.is_apart and -1 not in plan.ways
+    if known is not None and is_plain and all(len(p.owned) == len(p.stages) for p in plan.pipelines):
+        return max(_of_kinds(plan, profile, known))
     return max(worker_memory_bytes(plan, profile, worker) for worker in _one_of_each(plan))
+
+
+def _of_kinds(plan: Plan, profile: ModelProfile, known: KnownBytes) -> Iterator[int]:
+    """Of the fullest device of each kind of pipeline, where every route keeps to one."""
+    routes_of: dict[int, list[Route]] = {}
+    for way, route in zip(plan.ways, plan.routes, strict=True):
+        routes_of.setdefault(way, []).append(route)
+    seen: set[Hashable] = set()
+    for at, pipeline in enumerate(plan.pipelines):
+        kind = (plan.schedule, pipeline.form(plan.devices_per_node), shape_of(routes_of.get(at, ())))
+        if kind in seen:
+            continue
+        seen.add(kind)
+        if kind not in known:
+            known[kind] = max(worker_memory_bytes(plan, profile, worker) for worker in pipeline.owned)
+        yield known[kind]
+    while len(known) > MOST_KNOWN:
+        del known[next(iter(known))]
 
 
 def _one_of_each(plan: Plan) -> set[WorkerId]:

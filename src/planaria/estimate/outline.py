@@ -7,7 +7,7 @@ Gives the very numbers that `planaria.estimate.step_time` finds from the workers
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -15,9 +15,9 @@ import msgspec
 from planaria.estimate.conditions import Conditions
 from planaria.estimate.durations import Durations
 from planaria.estimate.flow import run
-from planaria.estimate.pipeline_flow import WorkerFlow, is_plain, run_pipeline
+from planaria.estimate.pipeline_flow import PipelineFlow, WorkerFlow, is_plain, run_pipeline
 from planaria.estimate.sums import summed
-from planaria.plan.plan import Pipeline, Plan, Route, WorkerId
+from planaria.plan.plan import Form, Pipeline, Plan, Route, WorkerId
 from planaria.plan.program import COMPUTING
 from planaria.plan.schedule import Path, programs
 from planaria.plan.sync_rounds import colour
@@ -41,8 +41,8 @@ class Outline:
 Shape = Hashable
 """All that the times of a pipeline depend on, beside profile and conditions."""
 
-Known = dict[Shape, tuple[WorkerFlow, ...]]
-"""Of pipelines that were run before: their parts, from the first stage to the last."""
+Known = dict[Shape, PipelineFlow]
+"""Pipelines that were run before."""
 
 MOST_KNOWN = 4096
 
@@ -71,22 +71,25 @@ def outline_of_pipelines(plan: Plan, durations: Durations, conditions: Condition
         routes_of.setdefault(way, []).append(route)
     if any(len(plan.pipelines[at].owned) != len(plan.pipelines[at].stages) for at in routes_of):
         return None
-    kinds: dict[Shape, list[Pipeline]] = {}
+    kinds: dict[tuple[Shape, ...], tuple[PipelineFlow, Form, list[Pipeline]]] = {}
     for at, routes in routes_of.items():
         pipeline = plan.pipelines[at]
-        shape = (plan.schedule, pipeline.form(plan.devices_per_node), *_shape(routes))
-        alike = kinds.setdefault(shape, [])
-        if not alike and shape not in known:
-            known[shape] = _run(plan, pipeline, routes, durations, conditions)
-        alike.append(pipeline)
+        form = pipeline.form(plan.devices_per_node)
+        shape = (plan.schedule, form, *shape_of(routes))
+        kind = kinds.get(shape)
+        if kind is None:
+            if shape not in known:
+                known[shape] = _run(plan, pipeline, routes, durations, conditions)
+            kind = kinds[shape] = known[shape], form, []
+        kind[2].append(pipeline)
     idle = [pipeline for at, pipeline in enumerate(plan.pipelines) if at not in routes_of]
-    found = _found(plan, durations, conditions, {shape: (known[shape], alike) for shape, alike in kinds.items()}, idle)
+    found = _found(plan, durations, conditions, list(kinds.values()), idle)
     remember(known)
     return found
 
 
-def _shape(routes: list[Route]) -> tuple[Shape, ...]:
-    """Of what a pipeline carries. Of generations, only their order counts."""
+def shape_of(routes: Sequence[Route]) -> tuple[Shape, ...]:
+    """Of what a pipeline carries, all that its times and its memory depend on. Of generations, that is their order."""
     if len(routes) == 1:
         (route,) = routes
         return (0, route.counted, len(route.microbatches), route.reached)
@@ -100,7 +103,7 @@ def _shape(routes: list[Route]) -> tuple[Shape, ...]:
 
 def _run(
     plan: Plan, pipeline: Pipeline, routes: list[Route], durations: Durations, conditions: Conditions
-) -> tuple[WorkerFlow, ...]:
+) -> PipelineFlow:
     nobody = (None,) * len(pipeline.stages)
     path = Path(hops=pipeline.stages, routes=tuple(routes), stand_ins=nobody, copies=nobody, keeps_sent=False)
     if is_plain(plan, path):
@@ -108,7 +111,7 @@ def _run(
     alone = msgspec.structs.replace(plan, pipelines=(pipeline,), routes=path.routes, transfers=())
     work = programs(alone)
     flow = run(work, durations, overlap=conditions.overlap)
-    return tuple(
+    parts = tuple(
         WorkerFlow(
             end_s=flow.ends_s[worker],
             compute_s=flow.compute_s[worker],
@@ -117,43 +120,56 @@ def _run(
         )
         for worker in pipeline.workers
     )
+    return PipelineFlow(parts=parts)
 
 
-_Kinds = Mapping[Shape, tuple[tuple[WorkerFlow, ...], list[Pipeline]]]
+_Kind = tuple[PipelineFlow, Form, list[Pipeline]]
+"""What a kind of pipeline does by itself, its form, and the pipelines that are of it."""
 
 
-def _found(plan: Plan, durations: Durations, conditions: Conditions, kinds: _Kinds, idle: list[Pipeline]) -> Outline:
+def _found(
+    plan: Plan, durations: Durations, conditions: Conditions, kinds: Sequence[_Kind], idle: list[Pipeline]
+) -> Outline:
     """From what every kind of pipeline does by itself."""
     whole = [0.0] * len(plan.groups)
     longest_s = 0.0
     compute_s: dict[WorkerId, float] = {}
-    ends: dict[tuple[tuple[int, ...], int, float], None] = {}
-    """Groups, devices and end of its compute: what a worker's sums depend on."""
-    for parts, alike in kinds.values():
-        seconds = [part.compute_s for part in parts]
+    ends: dict[tuple[tuple[int, ...], int, float], float] = {}
+    """Of each set of groups, devices, and time from which on it reads: the latest end of compute. The later that is,
+    the later is all that follows, so earlier ones need not be looked at."""
+    for flow, form, alike in kinds:
         for pipeline in alike:
-            compute_s.update(zip(pipeline.workers, seconds, strict=True))
-        for worker, part in zip(alike[0].workers, parts, strict=True):
-            ends[plan.groups_of[worker], durations.devices[worker], part.end_s] = None
-            longest_s = max(longest_s, part.longest_s)
-            for group, due_s in part.due_s.items():
-                if due_s > whole[group]:
-                    whole[group] = due_s
+            compute_s.update(zip(pipeline.workers, flow.compute_s, strict=True))
+        longest_s = max(longest_s, flow.longest_s)
+        for group, due_s in flow.due_s.items():
+            if due_s > whole[group]:
+                whole[group] = due_s
+        for (groups, end_s), stage in zip(flow.ends_s, form.stages, strict=True):
+            owner = groups, stage[2], 0.0 if conditions.overlap else end_s
+            if end_s >= ends.get(owner, 0.0):
+                ends[owner] = end_s
     for pipeline in idle:
         compute_s.update(dict.fromkeys(pipeline.workers, 0.0))
         for worker, devices in pipeline.devices_of.items():
-            ends[plan.groups_of[worker], devices, 0.0] = None
+            ends.setdefault((plan.groups_of[worker], devices, 0.0), 0.0)
     rounds = colour(plan)
     voted_s = applies_s = 0.0
-    for groups, devices, end_s in ends:
-        others = [count - 1 for count in durations.num_counting]
+    numbers = range(len(plan.groups))
+    others = [count - 1 for count in durations.num_counting]
+    on_devices = {
+        devices: (
+            [durations.read_of_s(devices, group, 0, others[group]) for group in numbers],
+            [durations.sum_of_s(devices, group) for group in numbers],
+        )
+        for devices in {devices for _, devices, _ in ends}
+    }
+    for (groups, devices, reads_from), end_s in ends.items():
         end, spans = summed(
             groups,
             whole,
             rounds,
-            lambda group: durations.read_of_s(devices, group, 0, others[group]),  # noqa: B023
-            lambda group: durations.sum_of_s(devices, group),  # noqa: B023
-            reads_from=0.0 if conditions.overlap else end_s,
+            *on_devices[devices],
+            reads_from=reads_from,
             sums_from=end_s,
         )
         voted_s = max(voted_s, end)

@@ -25,7 +25,7 @@ from planaria.estimate.outline import Known as Known
 from planaria.estimate.outline import Outline as Outline
 from planaria.estimate.outline import Shape as Shape
 from planaria.estimate.outline import outline_of_pipelines, remember
-from planaria.estimate.pipeline_flow import WorkerFlow, is_plain, run_pipeline
+from planaria.estimate.pipeline_flow import PipelineFlow, WorkerFlow, is_plain, run_pipeline
 from planaria.estimate.sums import summed
 from planaria.plan.plan import Plan, WorkerId
 from planaria.plan.profile import ModelProfile
@@ -109,13 +109,14 @@ def outline(
     longest = {worker: _longest_s(worker, program, durations) for worker, program in run_programs.items()}
     for shape, path in new.items():
         if shape not in known:
-            known[shape] = tuple(_told(plan, flow, hop.worker, longest[hop.worker]) for hop in path.hops)
+            parts = tuple(_told(plan, flow, hop.worker, longest[hop.worker]) for hop in path.hops)
+            known[shape] = PipelineFlow(parts=parts)
     longest_s = max((longest[worker] for worker in run_programs if worker not in regular), default=0.0)
     for shape, path in shapes:
-        for hop, part in zip(path.hops, known[shape], strict=True):
+        for hop, part in zip(path.hops, known[shape].parts, strict=True):
             flow.ends_s[hop.worker], flow.compute_s[hop.worker] = part.end_s, part.compute_s
     whole = _whole(plan, flow.due_s)
-    for part in (part for shape in {shape for shape, _ in shapes} for part in known[shape]):
+    for part in (part for shape in {shape for shape, _ in shapes} for part in known[shape].parts):
         longest_s = max(longest_s, part.longest_s)
         for group, due in part.due_s.items():
             whole[group] = max(whole[group], due)
@@ -240,8 +241,8 @@ class _Finish:
             groups,
             whole,
             self._rounds,
-            lambda group: durations.read_s(worker, group),
-            lambda group: durations.sum_s(worker, group),
+            {group: durations.read_s(worker, group) for group in groups},
+            {group: durations.sum_s(worker, group) for group in groups},
             reads_from=reads_from,
             sums_from=sums_from,
         )

@@ -6,15 +6,15 @@ Of the groups whose gradients are whole at all owners, the lowest round is read 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 
 
 def summed(
     groups: Sequence[int],
     whole: Sequence[float],
     rounds: Sequence[int],
-    read_s: Callable[[int], float],
-    sum_s: Callable[[int], float],
+    read_s: Mapping[int, float] | Sequence[float],
+    sum_s: Mapping[int, float] | Sequence[float],
     *,
     reads_from: float,
     sums_from: float,
@@ -25,8 +25,8 @@ def summed(
         groups: of the worker.
         whole: of all groups, when they are whole everywhere.
         rounds: of all groups.
-        read_s: seconds that reading a group takes.
-        sum_s: seconds that adding takes.
+        read_s: of each of its groups, seconds that reading it takes.
+        sum_s: seconds that adding it takes.
         reads_from: when it begins to read.
         sums_from: when it begins to add.
     """
@@ -43,8 +43,8 @@ def summed(
             at += 1
         group = heapq.heappop(here)[1]
         start = now
-        now += read_s(group)
-        seconds = sum_s(group)
+        now += read_s[group]
+        seconds = sum_s[group]
         if seconds:
             added = max(added, now) + seconds
         spans[group] = start, added if seconds else now

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from planaria.estimate.memory import fullest_device_bytes
 from planaria.estimate.transition import transfer_time
 from planaria.plan.plan import PlanError, ScheduleKind
 from planaria.plan.replicas import lacking
@@ -124,7 +123,7 @@ def option_of(planner: ReroutePolicy, offer: Offer) -> Option:
         beside_s=None,
         is_awaited=True,
         is_degraded=bool(lacking(plan, planner.settings.fault_tolerance)),
-        memory_bytes=fullest_device_bytes(plan, planner.profile),
+        memory_bytes=planner.fullest_device_bytes(plan),
         loss_s=next_loss_s(plan, planner.profile, offer.proposal.step_time_s),
         peril=peril(((plan.node_of(w), groups) for w, groups in plan.groups_of.items()), len(plan.groups)),
     )
@@ -142,7 +141,7 @@ def split_of(planner: ReroutePolicy, offer: Offer) -> Offer | None:
     if estimated.step_time_s >= proposal.step_time_s:
         return None
     limit = planner.settings.memory_bytes or planner.profile.device.memory_bytes
-    if limit and fullest_device_bytes(plan, planner.profile) > limit:
+    if limit and planner.fullest_device_bytes(plan) > limit:
         return None
     shorter = dataclasses.replace(
         proposal,

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Self
 
 from planaria.estimate.conditions import AS_PROFILED, Conditions
-from planaria.estimate.memory import fullest_device_bytes
+from planaria.estimate.memory import KnownBytes, fullest_device_bytes
 from planaria.estimate.step_time import Known, Outline, outline
 from planaria.plan.batch import Undistributable
 from planaria.plan.instantiate import initial_plan
@@ -61,6 +61,7 @@ class TemplatesPolicy:
         self._conditions = AS_PROFILED
         self._known: Known = {}
         """Pipelines that were estimated before: most of a plan's are as in the one before."""
+        self._known_bytes: KnownBytes = {}
         self.templates = make_templates(profile, settings)
         if not self.templates:
             raise PlanError(
@@ -345,7 +346,11 @@ class TemplatesPolicy:
     def fits(self, plan: Plan) -> bool:
         """Whether no device has to hold more than it may."""
         limit = self._settings.memory_bytes
-        return not limit or fullest_device_bytes(plan, self._profile) <= limit
+        return not limit or self.fullest_device_bytes(plan) <= limit
+
+    def fullest_device_bytes(self, plan: Plan) -> int:
+        """What the plan puts on the device that has most to hold."""
+        return fullest_device_bytes(plan, self._profile, self._known_bytes)
 
     def warm_up(self, plan: Plan, target: Proposal, generation: int) -> Proposal | None:
         """One more step of `plan`, beside which the workers of `target` get their state; None where that would not fit
