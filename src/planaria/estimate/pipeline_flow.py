@@ -7,10 +7,10 @@ is that of `planaria.plan.schedule`, and must give the same results as the progr
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from itertools import chain
+from itertools import chain, groupby, repeat
 from operator import add
 
 from planaria.estimate.durations import Durations
@@ -177,34 +177,41 @@ class _Stage:
         self, here: Sequence[tuple[int, int, Leg]], cut: Collection[tuple[int, int]], ahead: int
     ) -> list[Beat]:
         """Forwards and backwards in turn, after so many forwards."""
-        legs_of = {id(leg): leg for _, _, leg in here}
-        forwards = {number: self._forward(leg) for number, leg in legs_of.items()}
-        backwards = {number: self._backward(leg) for number, leg in legs_of.items()}
+        forwards, backwards = self._in_order(here)
+        beats: list[Beat] = list(forwards[:ahead])
+        turn = 0
+        for stop in [at for at, (born, microbatch, _) in enumerate(here) if (born, microbatch) in cut]:
+            backward = backwards[stop]
+            if backward is None:
+                continue
+            beats += _in_turn(forwards[ahead + turn : ahead + stop], backwards[turn:stop])
+            beats += forwards[ahead + stop : ahead + stop + 1]
+            self._by_layer(beats, here[stop][2], backward[0])
+            if backward[2] >= 0:
+                beats.append((-1, 0.0, *backward[2:]))
+            turn = stop + 1
+        return beats + _in_turn(forwards[ahead + turn :], backwards[turn:])
+
+    def _in_order(self, here: Sequence[tuple[int, int, Leg]]) -> tuple[list[Beat], list[Beat | None]]:
+        """The forward and the whole backward, if there is one, of each that passes."""
         place, num, places = self._place, self._num, self._num_places
-        comes, goes = place * num, (place + 1) * num
-        back_comes, back_goes = (places + place) * num, (places + place - 1) * num
-        beats: list[Beat] = []
-        note = beats.append
-        for turn in range(-ahead, num):
-            at = ahead + turn
-            if at < num:
-                seconds, link, wire_s = forwards[id(here[at][2])]
-                note((comes + at if place else -1, seconds, goes + at if link >= 0 else -1, link, wire_s))
-            if turn < 0:
-                continue
-            born, microbatch, leg = here[turn]
+        forwards: list[Beat] = []
+        backwards: list[Beat | None] = []
+        for _, alike in groupby(here, key=lambda one: id(one[2])):
+            own = [leg for _, _, leg in alike]
+            leg, first, count = own[0], len(forwards), len(own)
+            seconds, link, wire_s = self._forward(leg)
+            comes = _numbers(place * num + first, count, 0 if place else -1)
+            goes = _numbers((place + 1) * num + first, count, link)
+            forwards += zip(comes, repeat(seconds), goes, repeat(link), repeat(wire_s))
             if leg.backward is None:
+                backwards += repeat(None, count)
                 continue
-            awaited = back_comes + turn if leg.above is not None else -1
-            seconds, link, wire_s = backwards[id(leg)]
-            sent = back_goes + turn if link >= 0 else -1
-            if (born, microbatch) in cut:
-                self._by_layer(beats, leg, awaited)
-                if sent >= 0:
-                    note((-1, 0.0, sent, link, wire_s))
-            else:
-                note((awaited, seconds, sent, link, wire_s))
-        return beats
+            seconds, link, wire_s = self._backward(leg)
+            comes = _numbers((places + place) * num + first, count, -1 if leg.above is None else 0)
+            goes = _numbers((places + place - 1) * num + first, count, link)
+            backwards += zip(comes, repeat(seconds), goes, repeat(link), repeat(wire_s))
+        return forwards, backwards
 
     def _forward(self, leg: Leg) -> tuple[float, int, float]:
         """Seconds, the link that takes what comes of it, or -1, and the seconds there."""
@@ -232,6 +239,20 @@ class _Stage:
     def _seconds(self, op: Op, first: int, end: int, counted: tuple[int, ...]) -> float:
         instruction = Instruction(op=op, first_layer=first, end_layer=end, counted=counted)
         return self._durations.compute_s(self._worker, instruction)
+
+
+def _numbers(first: int, count: int, link: int) -> Iterable[int]:
+    """Of so many messages; -1 for each where no link takes them."""
+    return range(first, first + count) if link >= 0 else repeat(-1, count)
+
+
+def _in_turn(forwards: Sequence[Beat], backwards: Sequence[Beat | None]) -> list[Beat]:
+    """A forward and a backward in turn, then the other backwards; of what has no backward its place is left out."""
+    num = len(forwards)
+    beats: list[Beat | None] = [None] * (2 * num)
+    beats[::2], beats[1::2] = forwards, backwards[:num]
+    beats += backwards[num:]
+    return [beat for beat in beats if beat is not None]
 
 
 def _to_cut(here: Sequence[tuple[int, int, Leg]]) -> set[tuple[int, int]]:
