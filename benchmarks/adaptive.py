@@ -100,7 +100,7 @@ def first_plan(profile: ModelProfile) -> Plan:
     settings = PlannerSettings(
         num_microbatches=MICROBATCHES, fault_tolerance=1, num_nodes=NODES, devices_per_node=1, min_nodes=STAGES
     )
-    return plan_for(profile, settings).plan
+    return plan_for(profile, settings, policy=PolicyName.TEMPLATES).plan
 
 
 def run(profile: ModelProfile, script: Script, policy: PolicyName, mean_time_s: float) -> Result:
@@ -171,8 +171,8 @@ def result_of(events: Sequence[tuple[AnyRecord, float]]) -> Result:
             if record.measured_transition_s is not None:
                 if not plan.transfer_bytes:
                     changes.append(record.measured_transition_s)
-                if plan.estimated_transition_s is not None:
-                    transitions.append((plan.estimated_transition_s, record.measured_transition_s))
+                if record.estimated_transition_s is not None:
+                    transitions.append((record.estimated_transition_s, record.measured_transition_s))
     return Result(
         samples_per_s=MICROBATCHES * (last - BEGIN) / (times[last] - times[BEGIN]),
         steps=steps,

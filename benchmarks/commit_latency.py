@@ -46,6 +46,7 @@ sequence_length = 64
 nodes = {nodes}
 [resilience]
 fault_tolerance = 1
+policy = "templates"
 min_nodes_per_pipeline = {nodes_per_pipeline}
 """
 NUM_LAYERS = 8

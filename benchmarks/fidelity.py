@@ -162,6 +162,8 @@ sequence_length = 1
 nodes = {case.nodes}
 device = "emulated"
 profile = "{path}"
+[resilience]
+policy = "templates"
 """
     faults = [f"kill:node={node},step={STEPS_BETWEEN * (at + 1)},at=backward" for at, node in enumerate(case.kills)]
     return make_job(text, *case.overrides), faults
@@ -180,6 +182,8 @@ microbatch = 4
 sequence_length = 64
 [cluster]
 nodes = 2
+[resilience]
+policy = "templates"
 """
 
 

@@ -68,6 +68,7 @@ sequence_length = 128
 nodes = 4
 [resilience]
 fault_tolerance = 1
+policy = "templates"
 min_nodes_per_pipeline = 2
 """
 SMALL_JOB = """
@@ -83,6 +84,7 @@ sequence_length = 16
 nodes = 4
 [resilience]
 fault_tolerance = 1
+policy = "templates"
 min_nodes_per_pipeline = 1
 """
 

@@ -33,6 +33,7 @@ lr_schedule = "constant"
 nodes = 2
 [resilience]
 fault_tolerance = 1
+policy = "templates"
 min_nodes_per_pipeline = 1
 """
 """10.7 million parameters, 43 MB of gradients; one microbatch of 4 x 64 tokens a pipeline."""
@@ -59,6 +60,7 @@ lr_schedule = "constant"
 nodes = 2
 [resilience]
 fault_tolerance = 0
+policy = "templates"
 min_nodes_per_pipeline = 2
 """
 """8 microbatches of 4 x 64 tokens; 3.2 million parameters."""

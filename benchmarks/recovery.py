@@ -321,6 +321,7 @@ nodes = {nodes}
 device = "emulated"
 profile = "{file}"
 [resilience]
+policy = "templates"
 min_nodes_per_pipeline = {nodes_per_pipeline}
 when_exhausted = "wait"
 """
@@ -328,7 +329,7 @@ when_exhausted = "wait"
 
 
 def real_job() -> Job:
-    job = load_job(DEMO, ["train.steps=1000000"])
+    job = load_job(DEMO, ["train.steps=1000000", "resilience.policy=templates"])
     resilience = msgspec.structs.replace(job.resilience, when_exhausted=WhenExhausted.WAIT)
     return msgspec.structs.replace(job, resilience=resilience)
 

@@ -121,9 +121,10 @@ def best_of_many(profile: ModelProfile, settings: PlannerSettings, plan: Plan, t
 def by_templates(profile: ModelProfile, settings: PlannerSettings, lost: Sequence[int]) -> str:
     """What new pipelines would take, and the state that moves before."""
     try:
-        made = plan_for(profile, settings, losses=[[node] for node in lost]).after_losses[-1]
+        report = plan_for(profile, settings, policy=PolicyName.TEMPLATES, losses=[[node] for node in lost])
     except PlanError as error:
         return str(error)
+    made = report.after_losses[-1]
     moved_s = transfer_time(made.plan, profile.links).time_s
     return f"{made.step_time_s * 1e3:.0f} ms after {made.transfer_bytes / 1e6:.0f} MB in {moved_s * 1e3:.0f} ms"
 
@@ -192,7 +193,7 @@ def rows_of(script: str, num_microbatches: int, vote_s: float, tries: int, *, at
     settings = settings_of(num_microbatches)
     grid = Case(name=script, nodes=NODES, layers=EVEN, link_ms=LINK_MS)
     profile = profile_of(grid, vote_s)
-    first = plan_for(profile, settings).plan
+    first = plan_for(profile, settings, policy=PolicyName.TEMPLATES).plan
     assert [len(pipeline.stages) for pipeline in first.pipelines] == [STAGES] * PIPELINES, "not a grid of 4 x 4"
     places = SCRIPTS[script]
     lost = [first.pipelines[p].stages[place].worker for p, place in places]

@@ -80,7 +80,7 @@ def measure(deaths: int) -> list[Outage]:
         step = STEPS_BETWEEN * (number + 1)
         faults += [f"coordinator:step={step},at=vote"] if point == "return" else []
         faults.append(f"coordinator:step={step},at={point}")
-    job = load_job(DEMO, [f"train.steps={steps}", f'run.folder="{SCRATCH / "runs"}"'])
+    job = load_job(DEMO, [f"train.steps={steps}", "resilience.policy=templates", f'run.folder="{SCRATCH / "runs"}"'])
     side = planaria_side("restart", job, faults)
     subprocess.run(side.commands[0][0], check=True, timeout=600, stdout=subprocess.DEVNULL)
     found = outages_of(side.log)

@@ -36,6 +36,7 @@ def measure(factor: float, profile: Path) -> None:
         f"train.steps={STEPS}",
         f'cluster.profile="{profile}"',
         'cluster.schedule="eager-1f1b"',
+        "resilience.policy=templates",
         f'run.folder="{SCRATCH / "runs"}"',
         "run.checkpoint_every=0",
     ]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from planaria.estimate.restore import Storage
 from planaria.job.errors import UserError as UserError
 from planaria.job.faults import Fault, check_faults, parse_fault
 from planaria.job.parse import changed_numbers, job_from_json, job_json, load_job, validated
@@ -126,11 +127,18 @@ def train(
     parsed = tuple(parse_fault(fault) if isinstance(fault, str) else fault for fault in faults)
     check_faults(parsed, job)
     with (
-        _run_folder(job, name or job.run.name or "run", resume=resume) as (job, folder),
+        _run_folder(job, name or job.run.name or "run", resume=resume) as (job, folder, earlier),
         _shown(job, folder, observers, progress=progress) as shown,
     ):
         return train_job(
-            job, folder, faults=parsed, resume=resume, observers=shown, import_path=import_path, token=token
+            job,
+            folder,
+            faults=parsed,
+            resume=resume,
+            observers=shown,
+            import_path=import_path,
+            token=token,
+            earlier=earlier,
         )
 
 
@@ -163,7 +171,7 @@ def reference(
     dropped = {} if drops is None else read_drops(RunFolder.open(drops).events)
     name = name or f"{job.run.name or 'run'}-reference"
     with (
-        _run_folder(job, name, resume=False) as (job, folder),
+        _run_folder(job, name, resume=False) as (job, folder, _),
         _shown(job, folder, observers, progress=progress) as shown,
     ):
         return train_reference(job, folder, observers=shown, import_path=import_path, drops=dropped)
@@ -208,6 +216,8 @@ def plan(
         settings,
         policy=resilience.policy,
         mean_time_between_failures_s=resilience.mean_time_between_failures_s,
+        checkpoint_every=job.run.checkpoint_every,
+        storage=Storage(node_bytes_per_s=job.cluster.storage_gb_per_s * 1e9),
         losses=losses,
         zones={node: job.cluster.zone_of(node) for node in range(job.cluster.nodes) if job.cluster.zones},
     )
@@ -218,8 +228,10 @@ def plan_for(
     profile: ModelProfile,
     settings: PlannerSettings,
     *,
-    policy: PolicyName = PolicyName.TEMPLATES,
+    policy: PolicyName = PolicyName.ADAPTIVE,
     mean_time_between_failures_s: float = DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S,
+    checkpoint_every: int = 0,
+    storage: Storage | None = None,
     losses: Sequence[Collection[int]] = (),
     zones: Mapping[int, str] | None = None,
 ) -> PlanReport:
@@ -228,8 +240,10 @@ def plan_for(
     Args:
         profile: costs as the job would run, see `ModelProfile.recomputed`.
         settings: what the planner must respect.
-        policy: that plans after losses.
+        policy: that makes the plan, and those after losses.
         mean_time_between_failures_s: which an adaptive policy expects.
+        checkpoint_every: steps between checkpoints; losses come in the middle between two.
+        storage: that checkpoints are read from; None: as fast as is guessed.
         losses: nodes that are lost between two steps, at once or one after the other.
         zones: where nodes are, as far as it is known.
 
@@ -242,7 +256,13 @@ def plan_for(
     from planaria.policy.choice import make_policy
 
     began = time.perf_counter()
-    outlook = Outlook(time_to_failure_s=mean_time_between_failures_s)
+    outlook = Outlook(
+        time_to_failure_s=mean_time_between_failures_s,
+        checkpoint_every=checkpoint_every,
+        steps_at_stake=checkpoint_every // 2,
+        storage=storage or Storage(),
+        after_loss=True,
+    )
     located = {NodeId(node): zone for node, zone in (zones or {}).items()}
     planner = make_policy(policy, profile, settings).with_zones(located).with_outlook(outlook)
     first = planner.initial([NodeId(node) for node in range(settings.num_nodes)], 1)
@@ -297,10 +317,10 @@ def read_profile(path: Path) -> ModelProfile:
 
 
 @contextlib.contextmanager
-def _run_folder(job: Job, name: str, *, resume: bool) -> Iterator[tuple[Job, RunFolder]]:
-    """The run's folder with its job.json, and the job bearing the run's name.
+def _run_folder(job: Job, name: str, *, resume: bool) -> Iterator[tuple[Job, RunFolder, Job | None]]:
+    """The run's folder with its job.json, the job bearing the run's name, and the job of before if that goes on.
 
-    A new folder goes away again when the job is refused before its first record: the name stays free.
+    A new folder goes away again when the job is refused or interrupted before its first record: the name stays free.
     """
     job = msgspec.structs.replace(job, run=msgspec.structs.replace(job.run, name=name))
     if resume:
@@ -308,20 +328,22 @@ def _run_folder(job: Job, name: str, *, resume: bool) -> Iterator[tuple[Job, Run
         if not path.exists():
             raise UserError(f"run folder {path} does not exist. Correct the name, or train first, without --resume.")
         folder = RunFolder.open(path)
-        _refuse_other_job(folder, job)
+        earlier = job_from_json(folder.job.read_bytes())
+        _refuse_other_job(folder, earlier, job)
     else:
+        earlier = None
         folder = RunFolder.create(job.run.folder, name)
     write_atomically(folder.job, job_json(job))
     try:
-        yield job, folder
-    except ValueError:
+        yield job, folder, earlier
+    except (ValueError, KeyboardInterrupt):
         if not resume and not (folder.events.exists() and folder.events.stat().st_size):
             shutil.rmtree(folder.path, ignore_errors=True)
         raise
 
 
-def _refuse_other_job(folder: RunFolder, job: Job) -> None:
-    changed = changed_numbers(job_from_json(folder.job.read_bytes()), job)
+def _refuse_other_job(folder: RunFolder, earlier: Job, job: Job) -> None:
+    changed = changed_numbers(earlier, job)
     if changed:
         raise UserError(
             f"run folder {folder.path} was trained with another {', '.join(changed)}, "

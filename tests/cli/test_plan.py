@@ -198,8 +198,11 @@ def test_losses_under_each_policy(profile: Path) -> None:
     assert [loss["how"] for loss in shown["after_losses"]] == ["reroute", "reroute"]
     assert len(shown["memory"]) == 4
     assert shown["step_time_s"] == shown["after_losses"][-1]["step_time_s"]
-    templates = json.loads(from_profile(profile, *options, "--json").output)
+    templates = json.loads(from_profile(profile, *options, "--policy", "templates", "--json").output)
     assert all(loss["transfer_bytes"] for loss in templates["after_losses"])
+    assert not any(loss["candidates"] for loss in templates["after_losses"])
+    weighed = json.loads(from_profile(profile, *options, "--json").output)
+    assert all(loss["candidates"] for loss in weighed["after_losses"]), "adaptive, unless told otherwise"
 
 
 def test_a_loss_under_morph(profile: Path) -> None:

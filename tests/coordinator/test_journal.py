@@ -17,6 +17,7 @@ from planaria.job.errors import UserError
 from planaria.plan.plan import NodeId
 from planaria.protocol.commit import NOT_APPLIED
 from planaria.protocol.journal import AnyEntry, Fate, JournalCommit, JournalNode, JournalRestart, JournalStop
+from planaria.protocol.learnt import Learnt
 from planaria.protocol.messages import Commit
 from planaria.protocol.past import Past
 from planaria.protocol.records import NodeJoined, Note
@@ -97,14 +98,15 @@ def test_what_was_written_before_a_death_is_read(count: int, path: Path) -> None
 
 
 def test_a_long_runs_journal_stays_short_and_says_the_same(path: Path) -> None:
-    """Commits that later ones made old go; every other entry stays, and every commit that was not applied."""
+    """Commits that later ones made old go; other entries stay, commits that were not applied, and what was learnt."""
     entries: list[AnyEntry] = []
     for number in range(10_000):
         if number % 1500 == 7:
             entries.append(JournalNode(node=NodeId(number), fate=Fate.LOST, cause="killed", strikes=True))
         factor = NOT_APPLIED if number % 1900 == 5 else 0.5
         commit = Commit(generation=1, step=number, clip_factor=factor, exponents=(4,), hold=False, loss=1.5, norm=2.5)
-        entries.append(JournalCommit(commit=commit))
+        learnt = Learnt(decision_s=number) if number % 1700 == 3 else None
+        entries.append(JournalCommit(commit=commit, learnt=learnt))
     with opened(path) as journal:
         journal.read()
         for one in entries:

@@ -120,6 +120,19 @@ def test_interrupt_saves_and_resume_ends_with_the_references_bits(command: Comma
     assert summary(command)["weights_sha256"] == alone["weights_sha256"]
 
 
+def test_an_interrupt_before_anything_was_recorded_leaves_the_name_free(command: Command, text: Path) -> None:
+    """There is no checkpoint that `--resume` could go on from."""
+    command.write_job(text)
+    process = command.start("train", "job.toml")
+    assert wait_until((command.folder / "runs" / "job" / "job.json").exists)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 130
+    assert said.split() == ["planaria:", "error:", "interrupted"]
+    assert wait_until(lambda: not descendants(command.folder))
+    assert not (command.folder / "runs" / "job").exists()
+
+
 def test_a_second_interrupt_ends_at_once(command: Command, text: Path) -> None:
     command.write_job(text, steps=100_000)
     process = command.start("train", "job.toml")

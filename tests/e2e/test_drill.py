@@ -21,8 +21,9 @@ from planaria.job.settings import Device, Job, PolicyName
 from planaria.launch.comparison import ComparisonFolder, run_policy
 from planaria.launch.local import LauncherError, LocalNodes
 from planaria.launch.rehearsal import Rehearsed, differences, fitted, rehearse, rehearsed_job, script_for
+from planaria.observe.recorder import read_events
 from planaria.observe.run_folder import RunFolder
-from planaria.protocol.records import RunStatus
+from planaria.protocol.records import NodeJoined, Restored, RunStatus
 from planaria.simulate.script_format import read_script, write_script
 from planaria.simulate.scripts import Clock, Script, ScriptName, announced, busiest
 from planaria.simulate.trace import HOUR_S, Change, Trace, TraceEvent
@@ -38,7 +39,7 @@ needs_spot = pytest.mark.skipif(not SPOT.exists(), reason=f"{SPOT} is not there"
 
 @pytest.fixture
 def job_file(tmp_path: Path) -> Path:
-    """Eight layers of 6 ms on eight emulated nodes, f = 1, n0 = 2."""
+    """Eight layers of 6 ms on eight emulated nodes, f = 1, n0 = 2, under templates."""
     (tmp_path / "profile.json").write_bytes(msgspec.json.encode(profile()))
     path = tmp_path / "job.toml"
     path.write_text(f"""
@@ -53,6 +54,7 @@ nodes = 8
 device = "emulated"
 profile = {str(tmp_path / "profile.json")!r}
 [resilience]
+policy = "templates"
 min_nodes_per_pipeline = 2
 when_exhausted = "wait"
 [run]
@@ -114,6 +116,22 @@ def test_a_trace_of_losses_that_nobody_announced(job_file: Path, nodes: LocalNod
     assert ended.tally is not None
     assert ended.tally.recoveries
     assert ended.tally.window_s == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_nodes_are_in_the_zones_of_the_trace(job_file: Path, nodes: LocalNodes, is_told: bool) -> None:
+    """A zone goes at once. Told of zones, the job goes on from a replica elsewhere; else it begins again."""
+    zones = ["ab"[node % 2] if is_told else "" for node in range(8)]
+    events = [TraceEvent(at_s=0.0, change=Change.ADD, node=f"n{at}", zone=zone) for at, zone in enumerate(zones)]
+    events += [TraceEvent(at_s=3.5, change=Change.REMOVE, node=f"n{node}") for node in range(0, 8, 2)]
+    events += [TraceEvent(at_s=5.0, change=Change.ADD, node="late", zone="c" if is_told else "")]
+    script = Script(trace=Trace(name="outage", horizon_s=12.0, events=tuple(events)), clock=Clock.STEPS)
+    job, ended, said = play(job_file, script, nodes)
+    assert_played(job, ended, script, said)
+    told = [record for record, _ in read_events(RunFolder(Path(ended.folder)).events)]
+    joined = {record.node: record.zone for record in told if isinstance(record, NodeJoined)}
+    assert joined == dict(enumerate([*zones, "c" if is_told else ""]))
+    assert any(isinstance(record, Restored) for record in told) is not is_told
 
 
 def test_a_script_by_steps_strikes_in_the_middle_of_a_step(job_file: Path, nodes: LocalNodes) -> None:

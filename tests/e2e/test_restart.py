@@ -10,14 +10,19 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from planaria.cli import live
+from planaria.coordinator.settings import CoordinatorSettings
 from planaria.job.faults import COORDINATOR_POINTS
 from planaria.job.settings import Job
 from planaria.launch.local import LocalNodes
-from planaria.launch.supervisor import MAX_RESTARTS, CoordinatorFailed
+from planaria.launch.session import train_job
+from planaria.launch.supervisor import MAX_RESTARTS, CoordinatorFailed, Supervisor
+from planaria.observe.run_folder import RunFolder
+from planaria.protocol.failures import Watched
 from planaria.protocol.records import AnyRecord, Note, StepCommitted, Waiting
 from tests.e2e.conftest import Run
 from tests.e2e.jobs import Outcome, make_job
@@ -291,3 +296,27 @@ def test_a_restart_is_told(text: Path, run: Run, reference: Reference) -> None:
     assert_complete(outcome, reference(job), 1)
     (restarted,) = outcome.events("coordinator_restarted")
     assert (restarted["step"], restarted["returned"], restarted["lag"]) == (3, 7, 0)
+
+
+def test_a_run_that_goes_on_knows_of_the_losses_before(
+    text: Path, run: Run, nodes: LocalNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the same nodes: of others, losses of before say nothing."""
+    watched: list[Watched] = []
+
+    class Supervised(Supervisor):
+        def __init__(self, launcher: LocalNodes, settings: CoordinatorSettings, *others: Any) -> None:
+            watched.append(settings.watched)
+            super().__init__(launcher, settings, *others)
+
+    monkeypatch.setattr("planaria.launch.session.Supervisor", Supervised)
+    job = make_job(text, cluster__nodes=4)
+    first = run(job, "kill:node=0,step=2,at=backward")
+    second = run(job, "kill:node=1,step=3,at=backward", resume=first.result.folder)
+    assert [outcome.summary["status"] for outcome in (first, second)] == ["exhausted"] * 2
+    other = make_job(text, cluster__nodes=5)
+    folder = RunFolder.open(first.result.folder)
+    train_job(other, folder, resume=True, nodes=nodes, earlier=job)
+    assert [seen.losses for seen in watched] == [0, 1, 0]
+    assert watched[1].seconds > 0
+    assert watched[2] == Watched()

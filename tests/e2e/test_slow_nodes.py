@@ -60,6 +60,17 @@ def test_a_node_of_half_speed(profile_file: Path, run: Run, reference: Reference
     assert not outcome.events("node_lost")
 
 
+def test_a_coordinator_that_begins_again_knows_who_is_slow(profile_file: Path, run: Run, reference: Reference) -> None:
+    """It tells nobody anew, keeps the plan that was made of it, and sees when the node is fast again."""
+    job = make_emulated_job(profile_file, train__steps=32, train__global_batch=18)
+    outcome = run(job, "slow:node=3,step=3,factor=2,until=16", "coordinator:step=10,at=vote")
+    outcome.assert_same_bits(reference(job))
+    assert outcome.events("coordinator_restarted")
+    assert told(outcome) == [(3, 3 + STEPS - 1, 0.5), (3, 16 + STEPS - 1, 1.0)]
+    assert [plan["step"] for plan in placements(outcome) if plan["step"] < 16] == [1, 7]
+    assert not outcome.events("node_lost")
+
+
 def test_a_node_of_a_fifth_of_the_speed_is_left_out(
     profile_file: Path, tmp_path: Path, run: Run, reference: Reference
 ) -> None:

@@ -7,16 +7,11 @@ from hypothesis import given, settings
 
 from planaria.estimate.conditions import Conditions
 from planaria.estimate.durations import Durations
-from planaria.estimate.memory import KnownBytes, fullest_device_bytes
 from planaria.estimate.outline import Known, outline_of_pipelines
 from planaria.estimate.step_time import simulate
-from planaria.plan.instantiate import initial_plan
-from planaria.plan.plan import NodeId, Plan, PlanError
+from planaria.plan.plan import Plan
 from planaria.plan.profile import ModelProfile
-from planaria.plan.settings import PlannerSettings
-from planaria.plan.templates import make_templates
 from tests.estimate.plans import cases
-from tests.plan.profiles import random_jobs
 
 
 @settings(max_examples=200, deadline=None)
@@ -36,18 +31,3 @@ def test_kinds_of_pipelines_tell_what_the_programs_come_to(case: tuple[Plan, Mod
     assert found.compute_s == pytest.approx(timeline.compute_s)
     assert found.longest_instruction_s == pytest.approx(timeline.longest_instruction_s)
     assert outline_of_pipelines(plan, durations, conditions, known) == found
-
-
-@settings(max_examples=40, deadline=None)
-@given(job=random_jobs())
-def test_memory_of_kinds_is_that_of_all_workers(job: tuple[ModelProfile, PlannerSettings]) -> None:
-    profile, planner = job
-    known: KnownBytes = {}
-    templates = make_templates(profile, planner)
-    for num_nodes in (planner.num_nodes, planner.num_nodes + 1, planner.num_nodes):
-        nodes = [NodeId(node) for node in range(num_nodes)]
-        try:
-            plan = initial_plan(profile, templates, planner, nodes, 0)
-        except PlanError:
-            continue
-        assert fullest_device_bytes(plan, profile, known) == fullest_device_bytes(plan, profile)

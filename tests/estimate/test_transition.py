@@ -6,11 +6,12 @@ import random
 from collections import Counter
 from fractions import Fraction
 
+import msgspec
 import pytest
 
-from planaria.estimate.transition import transfer_time
-from planaria.plan.plan import Group, Pipeline, Plan, Stage, Transfer, WorkerId
-from planaria.plan.profile import LinkCost, Links
+from planaria.estimate.transition import transfer_time, wait_s
+from planaria.plan.plan import Group, Pipeline, Plan, Route, ScheduleKind, Stage, Transfer, WorkerId
+from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
 
 LINKS = Links(
     within_node=LinkCost(latency_s=0.25, bandwidth_bytes_per_s=1200.0),
@@ -114,3 +115,66 @@ def test_it_is_the_independent_simulation_and_never_under_the_bound() -> None:
         time = transfer_time(plan, LINKS)
         assert time.time_s == pytest.approx(float(naive(plan))), seed
         assert time.time_s >= time.bound_s * (1 - 1e-9), seed
+
+
+# Who waits for state
+
+
+def staged(num_stages: int) -> tuple[Plan, ModelProfile]:
+    layers = tuple(
+        LayerCost(
+            name=f"layer.{at}",
+            times=(LayerTimes(forward_s=1.0, backward_input_s=1.0, backward_weight_s=1.0),),
+            parameter_bytes=0,
+            gradient_bytes=0,
+            optimizer_bytes=0,
+            activation_bytes=0,
+            recompute_activation_bytes=0,
+            output_bytes=0,
+        )
+        for at in range(num_stages)
+    )
+    free = LinkCost(latency_s=0.0, bandwidth_bytes_per_s=1e18)
+    stages = tuple(Stage(worker=WorkerId(at), first_layer=at, end_layer=at + 1) for at in range(num_stages))
+    plan = Plan(
+        generation=1,
+        num_layers=num_stages,
+        num_microbatches=4,
+        devices_per_node=1,
+        groups=tuple(Group(layers=(at,), size_bytes=0) for at in range(num_stages)),
+        pipelines=(Pipeline(stages=stages),),
+        routes=(Route(microbatches=(0, 1, 2, 3), hops=stages, counted=tuple(range(num_stages)), born=1),),
+        sync_epochs=(1,) * num_stages,
+    )
+    profile = ModelProfile(
+        layers=layers,
+        groups=plan.groups,
+        links=Links(within_node=free, between_nodes=free),
+        device=DeviceKind(name="made up"),
+    )
+    return plan, profile
+
+
+def test_who_has_nothing_to_do_at_first_may_get_his_state_late() -> None:
+    plan, profile = staged(3)
+    assert wait_s(plan, profile, {WorkerId(2): 2.0}) == 0.0
+    assert wait_s(plan, profile, {WorkerId(2): 2.5}) == pytest.approx(0.5)
+    assert wait_s(plan, profile, {WorkerId(0): 2.0}) == pytest.approx(2.0)
+    assert wait_s(plan, profile, {WorkerId(0): 1.0, WorkerId(2): 2.5}) == pytest.approx(1.0)
+    assert wait_s(plan, profile, {}) == 0.0
+
+
+@pytest.mark.parametrize("kind", ScheduleKind)
+def test_a_step_waits_no_longer_than_its_last_worker(kind: ScheduleKind) -> None:
+    draw = random.Random(kind.value)
+    plan, profile = staged(4)
+    plan = msgspec.structs.replace(plan, schedule=kind)
+    for _ in range(30):
+        come_s = {WorkerId(at): draw.uniform(0, 5) for at in range(4) if draw.random() < 0.5}
+        assert 0 <= wait_s(plan, profile, come_s) <= max(come_s.values(), default=0.0) + 1e-9
+
+
+def test_each_receiver_has_his_own_end() -> None:
+    found = transfer_time(plan_of([(0, 0, 1), (1, 2, 3)], [100, 300]), LINKS)
+    assert found.come_s == {1: pytest.approx(0.5 + 1.0), 3: pytest.approx(0.5 + 3.0)}
+    assert found.time_s == pytest.approx(3.5)

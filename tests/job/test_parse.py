@@ -21,7 +21,7 @@ from planaria.job.parse import (
     parse_job,
     validated,
 )
-from planaria.job.settings import Device, Job, LrSchedule, Numerics
+from planaria.job.settings import Device, Job, LrSchedule, Numerics, PolicyName
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -49,6 +49,7 @@ def test_defaults_are_filled_in() -> None:
     assert job.train.num_microbatches == 4
     assert job.resilience.fault_tolerance == 1
     assert job.cluster.device is Device.CPU
+    assert job.resilience.policy is PolicyName.ADAPTIVE
 
 
 def test_overrides_are_toml_or_else_plain_text() -> None:

@@ -108,3 +108,12 @@ def test_what_is_left_of_a_plan() -> None:
     holders[WorkerId(2)] = tuple(g for g in holders[WorkerId(2)] if PROFILE.groups[g].layers != (5,))
     some = left_over(plan, holders, [4, 5, 6, 7])
     assert some[0].stages[2] == Stage(worker=WorkerId(2), first_layer=4, end_layer=5)
+
+
+@pytest.mark.parametrize("freedom", Freedom)
+def test_a_worker_with_two_stages_that_meet_is_a_way_over_both(freedom: Freedom) -> None:
+    """A predecessor that took its successor's place over, and nobody else is left."""
+    worker = WorkerId(0)
+    two = (Stage(worker=worker, first_layer=0, end_layer=4), Stage(worker=worker, first_layer=4, end_layer=8))
+    deal = Detours((Pipeline(stages=two),), COSTS, 8, freedom).deal(3)
+    assert {way for ways in deal.ways for way in ways} == {two}

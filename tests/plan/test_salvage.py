@@ -7,12 +7,14 @@ import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
+from planaria.plan.detours import Freedom
 from planaria.plan.errors import NoReplica
 from planaria.plan.instantiate import initial_plan
 from planaria.plan.ledger import Ledger, combine
 from planaria.plan.plan import NodeId, Plan, PlanError, ScheduleKind, WorkerId
 from planaria.plan.profile import ModelProfile
-from planaria.plan.salvage import finish_step, to_halt
+from planaria.plan.rerun import along_owners
+from planaria.plan.salvage import finish_step, left_undone, to_halt
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.templates import make_templates
 from planaria.plan.validate import validate
@@ -40,8 +42,9 @@ class Step:
         held = {layer for worker in left for layer in self.holders[worker]}
         return len(held) < self.machine.plan.num_layers
 
-    def lose(self, nodes: set[NodeId]) -> None:
-        """Nodes die; their pipelines' survivors halt and report; the rest of the step is planned."""
+    def lose(self, nodes: set[NodeId], crossing: tuple[Freedom, float] | None = None) -> None:
+        """Nodes die; their pipelines' survivors halt and report; the rest of the step is planned, in the usual way or
+        with survivors of broken pipelines."""
         plan, machine = self.machine.plan, self.machine
         machine.kill([worker for worker in machine.workers if plan.node_of(worker) in nodes])
         live = sorted(machine.workers)
@@ -51,7 +54,17 @@ class Step:
         counted, twice = combine(reports, plan.num_layers)
         assert twice == 0
         holders = {worker: self.holders[worker] for worker in live}
-        new = finish_step(plan, live, halted, counted, holders, plan.generation + 1, self.profile)
+        asked = plan, live, halted, counted, holders, plan.generation + 1
+        new = finish_step(*asked, self.profile)
+        if crossing is not None:
+            undone = left_undone(*asked)
+            freedom, head = crossing
+            routes, _ = along_owners(
+                undone.pipelines, {}, undone.missing, undone.generation, self.profile,
+                freedom=freedom, head=head, speeds={},
+            )  # fmt: skip
+            usual, new = new, undone.finished_by(routes)
+            assert (new.pipelines, new.shadows, new.sync_epochs) == (usual.pipelines, usual.shadows, usual.sync_epochs)
         validate(new, already=counted)
         assert new.workers == tuple(live)
         kept = [route for route in new.routes if route.born <= plan.generation]
@@ -78,7 +91,8 @@ def test_every_loss_ends_with_every_microbatch_counted_once(
             with pytest.raises(NoReplica):
                 step.lose(lost)
             return
-        step.lose(lost)
+        ways = st.none() | st.tuples(st.sampled_from(Freedom), st.sampled_from([0.0, 1.0]))
+        step.lose(lost, data.draw(ways, label="crossing"))
         note(str(step.machine.plan.routes))
     step.finish()
 

@@ -81,7 +81,7 @@ def test_a_loss_goes_back_to_the_checkpoint_and_leaves_nodes_idle() -> None:
     policy, plan = started(outlook=replace(LONG, steps_at_stake=7))
     proposal = after(policy, plan, 5)
     assert proposal.restores
-    assert not policy.finishes(plan, [w for w in plan.workers if w != 5])
+    assert not policy.finishes(plan, nodes(5), {w: held for w, held in plan.groups_of.items() if w != 5})
     assert not proposal.plan.transfers
     assert shape(proposal.plan) == "3 x 2"
     validate(proposal.plan, fault_tolerance=1)
@@ -89,6 +89,8 @@ def test_a_loss_goes_back_to_the_checkpoint_and_leaves_nodes_idle() -> None:
         "Node 5 is lost: back to the last checkpoint on a grid of 3 pipelines of 2 nodes (1 node idle); "
         "7 steps are trained again, and "
     )
+    policy, plan = started(outlook=replace(LONG, steps_at_stake=0))
+    assert "; no step is trained again, and " in after(policy, plan, 5).reason
 
 
 def test_what_a_restore_costs_is_estimated_for_each_grid() -> None:
@@ -146,7 +148,7 @@ def test_a_node_that_leaves_hands_its_state_over_and_nobody_goes_back() -> None:
     proposal = after(policy, plan, leaving=(3,))
     assert not proposal.restores
     assert 3 not in proposal.plan.nodes
-    assert policy.finishes(plan, plan.workers)
+    assert policy.finishes(plan, (), plan.groups_of)
     assert shape(proposal.plan) == "3 x 2"
 
 
@@ -156,8 +158,8 @@ def test_who_only_gets_its_first_state_is_no_loss() -> None:
     target = after(policy, plan, came=(8,))
     step = policy.warm_up(plan, target, 3)
     assert step is not None
-    left = [worker for worker in step.plan.workers if worker != 8]
-    assert policy.finishes(step.plan, left)
+    left = {worker: held for worker, held in step.plan.groups_of.items() if worker != 8}
+    assert policy.finishes(step.plan, nodes(8), left)
     proposal = policy.with_outlook(LONG).reconfigure(step.plan, nodes(8), plan.groups_of, 4)
     assert not proposal.restores
     assert proposal.plan.pipelines == plan.pipelines

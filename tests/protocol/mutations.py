@@ -13,7 +13,7 @@ import pytest
 from planaria.plan import aftermath, salvage
 from planaria.plan import transfers as moving
 from planaria.plan.ledger import Ledger
-from planaria.plan.plan import Plan, Transfer, WorkerId
+from planaria.plan.plan import Plan, Route, Transfer, WorkerId
 from planaria.plan.sources import Holders
 from planaria.policy import templates
 from planaria.policy.proposal import Proposal
@@ -74,12 +74,12 @@ def a_vote_of_an_older_generation_counts(patch: Patch) -> None:
 
 def sums_of_an_older_epoch_go_on(patch: Patch) -> None:
     """Contributions changed after a sum was begun, and it is taken all the same."""
-    finish_step = salvage.finish_step
+    finished_by = salvage.Undone.finished_by
 
-    def finish(plan: Plan, *arguments: Any) -> Plan:
-        return msgspec.structs.replace(finish_step(plan, *arguments), sync_epochs=plan.sync_epochs)
+    def finish(undone: salvage.Undone, new: tuple[Route, ...]) -> Plan:
+        return msgspec.structs.replace(finished_by(undone, new), sync_epochs=undone.plan.sync_epochs)
 
-    patch.setattr(templates, "finish_step", finish)
+    patch.setattr(salvage.Undone, "finished_by", finish)
 
 
 def state_that_must_move_does_not(patch: Patch) -> None:

@@ -35,3 +35,30 @@ def test_only_decisions_that_weigh_plans_tell_how_long_one_takes() -> None:
     timing.expect(1.0, 0.1)
     timing.decided(0.25)
     assert timing.decision_s is None
+
+
+def test_the_step_beside_which_state_moved_is_a_part_of_the_transition() -> None:
+    timing = Timing()
+    timing.expect(1.5, 0.1, is_weighed=True, transition_s=0.7, is_beside=True)
+    timing.decided(0.25)
+    assert measured(timing, 1.75) is None
+    timing.expect(1.0, 0.1, is_weighed=True, transition_s=0.1)
+    timing.decided(0.125)
+    for seconds in (1.25, 1.0, 1.0):
+        timing.committed(seconds)
+    record = timing.close(2)
+    assert record is not None
+    assert record.estimated_transition_s == 0.7
+    assert record.measured_transition_s == pytest.approx(1.75 - 0.25 - 1.0 + 0.25)
+    assert timing.late_s == pytest.approx(0.125), "its own first step, without the decision"
+
+
+def test_after_a_loss_in_between_the_step_before_counts_no_more() -> None:
+    timing = Timing()
+    timing.expect(1.5, 0.1, transition_s=0.7, is_beside=True)
+    timing.committed(1.75)
+    timing.close(1)
+    timing.expect(1.0, 0.1)
+    timing.close(2)
+    timing.expect(1.0, 0.1, transition_s=0.1)
+    assert measured(timing, 1.25, 1.0, 1.0) == pytest.approx(0.25)

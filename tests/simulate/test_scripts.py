@@ -9,7 +9,17 @@ from hypothesis import strategies as st
 from planaria.plan.plan import Group, NodeId, Pipeline, Plan, Stage, WorkerId
 from planaria.simulate.script_clock import ScriptClock
 from planaria.simulate.script_format import read_script, write_script
-from planaria.simulate.scripts import Clock, Script, ScriptName, announced, built_in, busiest, numbered, thinned
+from planaria.simulate.scripts import (
+    Clock,
+    Script,
+    ScriptName,
+    announced,
+    built_in,
+    busiest,
+    numbered,
+    thinned,
+    zones_by_number,
+)
 from planaria.simulate.tally import WARM_UP_STEPS
 from planaria.simulate.trace import HOUR_S, Change, Trace, TraceError, TraceEvent
 from planaria.simulate.trace_generators import ConstantRate, Population, generate
@@ -182,3 +192,17 @@ def test_steps_go_on_by_the_estimate_and_never_past_the_next_commit() -> None:
     at = clock.at(200.0)
     assert at is not None
     assert 6.9 < at < 7
+
+
+def test_nodes_get_the_zones_of_the_trace_by_their_numbers() -> None:
+    """Who comes back has a new number, and may be in another zone."""
+    events = (
+        TraceEvent(at_s=0.0, change=Change.ADD, node="x", zone="a"),
+        TraceEvent(at_s=0.0, change=Change.ADD, node="y"),
+        TraceEvent(at_s=1.0, change=Change.REMOVE, node="x", zone="a"),
+        TraceEvent(at_s=2.0, change=Change.ADD, node="z", zone="b"),
+        TraceEvent(at_s=3.0, change=Change.ADD, node="x", zone="c"),
+    )
+    assert zones_by_number(Trace(name="zones", horizon_s=4.0, events=events)) == ("a", "not known", "b", "c")
+    blind = tuple(TraceEvent(at_s=e.at_s, change=e.change, node=e.node) for e in events)
+    assert zones_by_number(Trace(name="none", horizon_s=4.0, events=blind)) == ()

@@ -124,11 +124,17 @@ def test_a_defect_would_be_told() -> None:
 
 
 def test_estimates_beside_what_was_measured() -> None:
-    plan = msgspec.structs.replace(plan_taken(2, "reconfigure"), estimated_transition_s=0.2)
     measured = PlanMeasured(
-        generation=2, steps=4, estimated_step_s=0.9, measured_step_s=1.0, measured_transition_s=0.25
+        generation=2,
+        steps=4,
+        estimated_step_s=0.9,
+        measured_step_s=1.0,
+        measured_transition_s=0.25,
+        estimated_transition_s=0.2,
     )
-    estimate = tally([(plan, 1.0), (measured, 2.0)], 0.0, 3.0, global_batch=8, microbatch=2).estimate
+    estimate = tally(
+        [(plan_taken(2, "reconfigure"), 1.0), (measured, 2.0)], 0.0, 3.0, global_batch=8, microbatch=2
+    ).estimate
     assert estimate.step_error == pytest.approx(0.1)
     assert (estimate.transitions_estimated_s, estimate.transitions_measured_s) == (0.2, 0.25)
 

@@ -11,6 +11,7 @@ from tests.worker.cluster import Outcome
 from tests.worker.schedules import Schedule
 
 from planaria.job.settings import PolicyName
+from planaria.launch.settings import planner_settings
 from planaria.protocol.records import (
     CoordinatorRestarted,
     NodeJoined,
@@ -119,7 +120,9 @@ def _check_end(schedule: Schedule, outcome: Outcome) -> None:
         assert "--resume" in outcome.finish.message
         return
     if len(losses) <= tolerance:
-        goes_back = schedule.job.resilience.policy is PolicyName.MORPH
+        may_restore = planner_settings(schedule.job).may_restore
+        policies = {schedule.job.resilience.policy, *(PolicyName(switch.policy) for switch in schedule.switches)}
+        goes_back = PolicyName.MORPH in policies or (may_restore and PolicyName.ADAPTIVE in policies)
         assert goes_back or not outcome.of(Restored), "no f losses can take the last replica"
         assert status is not RunStatus.FAILED, outcome.finish.message
     left = set(range(schedule.job.cluster.nodes)) | {record.node for record in outcome.of(NodeJoined)}

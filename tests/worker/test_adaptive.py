@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 import pytest
@@ -15,12 +16,14 @@ from tests.worker.schedules import INSTRUCTIONS, Schedule, any_policy, comings_a
 from tests.worker.test_cluster import Laboratory
 
 from planaria.job.settings import PolicyName
+from planaria.policy import finishing
 from planaria.policy.adaptive import AdaptivePolicy
 from planaria.policy.candidate import Candidate
 from planaria.policy.options import Option
 from planaria.policy.outlook import Outlook
 from planaria.policy.worth import Course, Worth
-from planaria.protocol.records import PlanMeasured, PlanTaken, RunStatus
+from planaria.protocol.records import Note, PlanMeasured, PlanTaken, RunStatus
+from planaria.protocol.settings import RunSettings
 
 SEEDS = range(40)
 
@@ -82,8 +85,8 @@ def favouring(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The candidates whose name begins so are the best."""
     original = AdaptivePolicy._judged
 
-    def judged(policy: AdaptivePolicy, option: Option, peril_now: float, horizon: float) -> Candidate:
-        candidate = original(policy, option, peril_now, horizon)
+    def judged(policy: AdaptivePolicy, option: Option, *given: float) -> Candidate:
+        candidate = original(policy, option, *given)
         return msgspec.structs.replace(candidate, samples_per_s=1e9) if option.name.startswith(name) else candidate
 
     monkeypatch.setattr(AdaptivePolicy, "_judged", judged)
@@ -124,3 +127,21 @@ def test_what_was_weighed_is_recorded_and_what_it_cost(laboratory: Laboratory) -
         assert msgspec.json.decode(msgspec.json.encode(plan), type=PlanTaken) == plan
     (measured,) = (m for m in outcome.of(PlanMeasured) if m.generation == taken[-1].generation)
     assert measured.measured_transition_s is not None
+
+
+@pytest.mark.parametrize("shares_cores", [False, True])
+def test_a_step_is_begun_anew_where_that_is_quicker(
+    shares_cores: bool, laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two pipelines of three stages one breaks, and five workers are quicker than three, where the two that are left
+    of it take no part in the rest; not where they would take each other's cores."""
+    monkeypatch.setattr(finishing, "BUDGET", 0)
+    monkeypatch.setattr("tests.worker.cluster.RunSettings", partial(RunSettings, shares_cores=shares_cores))
+    job = job_of(
+        nodes=6, depth=3, steps=6, microbatches=12, smallest=3, policy="adaptive", source=str(laboratory.source)
+    )
+    kill = Kill(node=1, at="backward", step=3)
+    outcome = laboratory.run(Schedule(seed=1, job=job, kills=(kill,), weather=Weather(), stop_at_s=None))
+    anew = [note.text for note in outcome.of(Note) if "is quicker than to finish it" in note.text]
+    finished = [plan for plan in outcome.of(PlanTaken) if plan.purpose == "finish step"]
+    assert (len(anew), len(finished)) == ((0, 1) if shares_cores else (1, 0))

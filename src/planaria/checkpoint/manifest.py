@@ -150,7 +150,8 @@ def newest(root: Path, job_fingerprint: str | None = None) -> tuple[Path, Manife
             complaints.append(str(error))
     reasons = "; ".join(complaints)
     raise UserError(
-        f"no usable checkpoint in {root}" + (f": {reasons}" if reasons else "") + ". Start anew without --resume."
+        f"no usable checkpoint in {root}{f': {reasons}' if reasons else ''}. "
+        f"Train without --resume, as another run by --name NAME, or once {root.parent} is removed."
     )
 
 

@@ -56,8 +56,8 @@ def _nodes_lost(context: click.Context, option: click.Parameter, given: Sequence
 @click.option("--shadows", is_flag=True, help="Every worker has room for a shadow of its successor's state.")
 @click.option("--thorough", is_flag=True, help="Search templates for seconds, not tenths of one.")
 @click.option(
-    "--policy", type=click.Choice(_POLICIES), default="templates", show_default=True,
-    help="Without JOB: how plans are made after a loss.",
+    "--policy", type=click.Choice(_POLICIES), default="adaptive", show_default=True,
+    help="Without JOB: how the plan is made, and those after losses.",
 )  # fmt: skip
 @click.option(
     "--mean-time-between-failures-s", type=click.FloatRange(min=0, min_open=True), default=10_800.0, show_default=True,

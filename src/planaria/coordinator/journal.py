@@ -168,16 +168,18 @@ class Journal:
             yield row
 
     def _thin(self) -> None:
-        """Of commits in a row, the last says all; but one that was not applied is counted."""
+        """Of commits in a row, the last says all; but one that was not applied is counted, and what was learnt is known
+        from the last that says it."""
         database = self._need()
         database.execute("BEGIN IMMEDIATE")
         rows = list(database.execute("SELECT run, entry, checksum FROM entries ORDER BY number"))
         entries = [decode_entry(body) for _, body, _ in rows]
         are_commits = [isinstance(entry, JournalCommit) for entry in entries]
+        learnt_at = max((at for at, entry in enumerate(entries) if entry.learnt is not None), default=None)
         kept = [
             row
             for at, row in enumerate(rows)
-            if at >= len(rows) - COMMITS_KEPT or _is_of_use(entries[at]) or not are_commits[at + 1]
+            if at >= len(rows) - COMMITS_KEPT or at == learnt_at or _is_of_use(entries[at]) or not are_commits[at + 1]
         ]
         database.execute("DELETE FROM entries")
         database.executemany("INSERT INTO entries (run, entry, checksum) VALUES (?, ?, ?)", kept)

@@ -6,6 +6,7 @@ import msgspec
 
 from planaria.job.faults import Fault
 from planaria.job.settings import Job
+from planaria.protocol.failures import Watched
 from planaria.protocol.settings import CheckpointRef
 
 
@@ -18,6 +19,7 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
         run_id: of this run of the job, for the journal.
         token: that workers and users show.
         resume: the checkpoint that the run begins with.
+        watched: what earlier runs of the job on these nodes saw of losses.
         log: file for what it prints.
         faults: on order, of nodes whose workers agents start.
     """
@@ -29,3 +31,4 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     resume: CheckpointRef | None
     log: str
     faults: tuple[Fault, ...] = ()
+    watched: Watched = Watched()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from planaria.plan.plan import NodeId, PlanError
+from planaria.plan.plan import NodeId, PlanError, WorkerId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,11 +19,14 @@ class Conditions:
             that is left out has speed 1.
         num_cores: where all workers are processes of one machine and compute on its cores, their number; none: each
             has a device of its own. A step then takes at least all workers' compute over the cores.
+        late_s: of a worker, so many seconds after the step's beginning its state is there and it begins; a worker that
+            is left out begins with the step.
     """
 
     overlap: bool = True
     node_speeds: Mapping[NodeId, float] = field(default_factory=dict)
     num_cores: int | None = None
+    late_s: Mapping[WorkerId, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for node, speed in self.node_speeds.items():

@@ -32,6 +32,11 @@ class Durations:
         self._outputs = [layer.output_bytes for layer in profile.layers]
 
     @cached_property
+    def late_s(self) -> dict[WorkerId, float]:
+        """How long after the step's beginning each worker begins."""
+        return {worker: self._conditions.late_s.get(worker, 0.0) for worker in self.devices}
+
+    @cached_property
     def speeds(self) -> dict[WorkerId, float]:
         """Of each worker's node."""
         node_of, speed = self._plan.node_of, self._conditions.speed

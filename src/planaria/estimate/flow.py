@@ -108,7 +108,10 @@ class _Run:
 
     def run(self) -> Flow:
         num_messages = len(self._flow._numbers)
-        clocks, starts, arrivals = advance_all(self._beats, num_messages, len(self._links), overlap=self._overlap)
+        begins = [self._durations.late_s[worker] for worker in self._workers]
+        clocks, starts, arrivals = advance_all(
+            self._beats, num_messages, len(self._links), overlap=self._overlap, begins=begins
+        )
         stuck = [
             worker
             for worker, beats, own in zip(self._workers, self._beats, clocks, strict=True)
@@ -124,7 +127,7 @@ class _Run:
 
 
 def advance_all(
-    all_beats: Sequence[Sequence[Beat]], num_messages: int, num_links: int, *, overlap: bool
+    all_beats: Sequence[Sequence[Beat]], num_messages: int, num_links: int, *, overlap: bool, begins: Sequence[float]
 ) -> tuple[list[list[float]], list[float], list[float]]:
     """Run every worker's beats, as far as messages come: each one's clock before its first and after each beat; and
     each message's start on its link and arrival, or -1. The one hot loop.
@@ -134,11 +137,12 @@ def advance_all(
         num_messages: whose numbers are in them.
         num_links: likewise.
         overlap: sends do not keep the sender from going on.
+        begins: when each worker does.
     """
     starts, arrivals = [-1.0] * num_messages, [-1.0] * num_messages
     waiting = [-1] * num_messages
     free = [0.0] * num_links
-    all_clocks: list[list[float]] = [[0.0] for _ in all_beats]
+    all_clocks: list[list[float]] = [[begin] for begin in begins]
     ready = list(range(len(all_beats)))
     while ready:
         at = ready.pop()

@@ -62,7 +62,9 @@ def outline_of_pipelines(plan: Plan, durations: Durations, conditions: Condition
         conditions: beside the profile.
         known: pipelines that were run before, with the same profile and conditions; those run now are added.
     """
-    if plan.shadows or plan.redundancy is not None or conditions.node_speeds or conditions.num_cores is not None:
+    if plan.shadows or plan.redundancy is not None:
+        return None
+    if conditions.node_speeds or conditions.late_s or conditions.num_cores is not None:
         return None
     if -1 in plan.ways or not plan.is_apart or not durations.is_spread:
         return None

@@ -89,17 +89,20 @@ def run_pipeline(plan: Plan, path: Path, durations: Durations, *, overlap: bool)
     stages = [_Stage(plan, path, place, travellers, durations) for place in range(len(path.hops))]
     num_messages = 2 * len(stages) * len(travellers)
     all_beats = [stage.beats for stage in stages]
+    begins = [durations.late_s[hop.worker] for hop in path.hops]
     if overlap:
-        clocks = _advance(all_beats, num_messages, 2 * len(stages))
+        clocks = _advance(all_beats, num_messages, 2 * len(stages), begins)
     else:
-        clocks, _, _ = advance_all(all_beats, num_messages, 2 * len(stages), overlap=False)
+        clocks, _, _ = advance_all(all_beats, num_messages, 2 * len(stages), overlap=False, begins=begins)
     return PipelineFlow(parts=tuple(stage.result(plan, at) for stage, at in zip(stages, clocks, strict=True)))
 
 
-def _advance(all_beats: Sequence[Sequence[Beat]], num_messages: int, num_links: int) -> list[list[float]]:
+def _advance(
+    all_beats: Sequence[Sequence[Beat]], num_messages: int, num_links: int, begins: Sequence[float]
+) -> list[list[float]]:
     """The clocks of `advance_all` where sends overlap with compute."""
     arrivals, waiting, free = [-1.0] * num_messages, [-1] * num_messages, [0.0] * num_links
-    all_clocks: list[list[float]] = [[0.0] for _ in all_beats]
+    all_clocks: list[list[float]] = [[begin] for begin in begins]
     left = [iter(beats) for beats in all_beats]
     held: list[tuple[Beat, ...]] = [()] * len(all_beats)
     """Of each worker, the beat that it waits with."""

@@ -35,6 +35,15 @@ class Storage:
         if not self.latency_s >= 0:
             raise ValueError(f"latency_s is {self.latency_s}; it must be at least 0.")
 
+    def time_s(self, busiest_bytes: int, total_bytes: int) -> float:
+        """Until the last of all nodes has read what it needs.
+
+        Args:
+            busiest_bytes: of the node that reads most.
+            total_bytes: of all.
+        """
+        return self.latency_s + max(busiest_bytes / self.node_bytes_per_s, total_bytes / self.shared_bytes_per_s)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreTime:
@@ -58,8 +67,7 @@ def restore_time(plan: Plan, storage: Storage) -> RestoreTime:
         node = plan.node_of(worker)
         by_node[node] = by_node.get(node, 0) + sum(plan.groups[group].moved_bytes for group in groups)
     busiest, total = max(by_node.values(), default=0), sum(by_node.values())
-    seconds = max(busiest / storage.node_bytes_per_s, total / storage.shared_bytes_per_s)
-    return RestoreTime(time_s=storage.latency_s + seconds, busiest_bytes=busiest, total_bytes=total)
+    return RestoreTime(time_s=storage.time_s(busiest, total), busiest_bytes=busiest, total_bytes=total)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

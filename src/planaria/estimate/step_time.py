@@ -27,7 +27,7 @@ from planaria.estimate.outline import Shape as Shape
 from planaria.estimate.outline import outline_of_pipelines, remember
 from planaria.estimate.pipeline_flow import PipelineFlow, WorkerFlow, is_plain, run_pipeline
 from planaria.estimate.sums import summed
-from planaria.plan.plan import Plan, WorkerId
+from planaria.plan.plan import Plan, Route, WorkerId
 from planaria.plan.profile import ModelProfile
 from planaria.plan.program import COMPUTING, Instruction, Op, Program
 from planaria.plan.schedule import Path, paths, programs
@@ -128,6 +128,17 @@ def outline(
     )
 
 
+def way_down_s(plan: Plan, route: Route, profile: ModelProfile) -> float:
+    """Estimated seconds from the beginning of a route's first forward until its last worker can begin."""
+    durations = Durations(plan, profile, AS_PROFILED)
+    seconds = 0.0
+    for hop, following in pairwise(route.hops):
+        forward = Instruction(op=Op.FORWARD, first_layer=hop.first_layer, end_layer=hop.end_layer)
+        seconds += durations.compute_s(hop.worker, forward)
+        seconds += durations.message_s(hop.worker, following.worker, hop.end_layer)
+    return seconds
+
+
 def _told(plan: Plan, flow: Flow, worker: WorkerId, longest_s: float) -> WorkerFlow:
     """Of a worker whose program was run."""
     due_s = {group: flow.due_s[worker, group] for group in plan.groups_of[worker]}
@@ -165,6 +176,16 @@ def simulate(plan: Plan, profile: ModelProfile, conditions: Conditions = AS_PROF
     return Timeline(step_time_s=finish.step_time_s, spans=spans)
 
 
+def end_s(plan: Plan, programs: Mapping[WorkerId, Program], durations: Durations, conditions: Conditions) -> float:
+    """When the step ends if the workers run these programs, parts of the plan's, from now on.
+
+    Raises:
+        AssertionError: a program waits for a message that none of them sends.
+    """
+    flow = run(programs, durations, overlap=conditions.overlap)
+    return _Finish(plan, durations, flow, _whole(plan, flow.due_s), conditions).step_time_s
+
+
 def _shape(plan: Plan, durations: Durations, path: Path) -> Shape:
     """Of a pipeline. Of generations, only their order counts."""
     turn_of = {born: turn for turn, born in enumerate(sorted({route.born for route in path.routes}))}
@@ -176,7 +197,9 @@ def _shape(plan: Plan, durations: Durations, path: Path) -> Shape:
     return (
         plan.schedule,
         tuple((hop.first_layer, hop.end_layer) for hop in path.hops),
-        tuple((durations.devices[hop.worker], durations.speeds[hop.worker]) for hop in path.hops),
+        tuple(
+            (durations.devices[w], durations.speeds[w], durations.late_s[w]) for w in (hop.worker for hop in path.hops)
+        ),
         tuple(left == right for left, right in pairwise(nodes)),
         tuple(plan.groups_of[hop.worker] for hop in path.hops),
         routes,

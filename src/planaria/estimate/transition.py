@@ -3,17 +3,23 @@
 Each node has one way out and one way in, which its devices share; inside a node each device has one of each. All pairs
 of a sender and a receiver send at once, and share the ways evenly; messages of one pair go one after another. What is
 not known here: switches that several nodes share, and steps that go on beside the transfers.
+
+Who waits for state begins late, and others go on: a step is longer only by as much as those who come late hold it up
+(`wait_s`). A stage far down its pipeline has nothing to do at first anyway.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from planaria.plan.plan import Plan
-from planaria.plan.profile import LinkCost, Links
+from planaria.estimate.conditions import AS_PROFILED, Conditions
+from planaria.estimate.step_time import Known, outline
+from planaria.plan.plan import Plan, WorkerId
+from planaria.plan.profile import LinkCost, Links, ModelProfile
 
 _Ints = npt.NDArray[np.int64]
 _Floats = npt.NDArray[np.float64]
@@ -30,6 +36,7 @@ class TransferTime:
         moved_bytes: state that moves in all.
         between_nodes_bytes: of these, from node to node.
         busiest_bytes: what the busiest node sends to other nodes, or gets from them.
+        come_s: when each worker that gets state has all of it.
     """
 
     time_s: float
@@ -37,6 +44,7 @@ class TransferTime:
     moved_bytes: int
     between_nodes_bytes: int
     busiest_bytes: int
+    come_s: Mapping[WorkerId, float]
 
 
 def transfer_time(plan: Plan, links: Links) -> TransferTime:
@@ -49,13 +57,39 @@ def transfer_time(plan: Plan, links: Links) -> TransferTime:
             inner.add(move.source, move.target, size, (move.source, move.target))
         else:
             outer.add(source, target, size, (move.source, move.target))
+    come_s = inner.come_s(links.within_node)
+    for worker, seconds in outer.come_s(links.between_nodes).items():
+        come_s[worker] = max(seconds, come_s.get(worker, 0.0))
     return TransferTime(
-        time_s=max(inner.time_s(links.within_node), outer.time_s(links.between_nodes)),
+        time_s=max(come_s.values(), default=0.0),
         bound_s=max(inner.bound_s(links.within_node), outer.bound_s(links.between_nodes)),
         moved_bytes=inner.total_bytes + outer.total_bytes,
         between_nodes_bytes=outer.total_bytes,
         busiest_bytes=outer.busiest_bytes,
+        come_s=come_s,
     )
+
+
+def wait_s(
+    plan: Plan,
+    profile: ModelProfile,
+    come_s: Mapping[WorkerId, float],
+    conditions: Conditions = AS_PROFILED,
+    known: Known | None = None,
+) -> float:
+    """Predicted seconds by which the plan's first step is longer, because these workers have their state so late.
+
+    Args:
+        plan: whose step it is.
+        profile: costs.
+        come_s: see `TransferTime`.
+        conditions: beside the profile.
+        known: see `outline`.
+    """
+    if not come_s:
+        return 0.0
+    usual_s = outline(plan, profile, conditions, known).step_time_s
+    return max(0.0, outline(plan, profile, replace(conditions, late_s=come_s), known).step_time_s - usual_s)
 
 
 class _Flows:
@@ -83,11 +117,13 @@ class _Flows:
     def bound_s(self, link: LinkCost) -> float:
         return link.time_s(self.busiest_bytes) if self._flows else 0.0
 
-    def time_s(self, link: LinkCost) -> float:
-        """Each flow begins after the latencies of its messages, and has an even share of the fuller of its two ways;
-        the shares change whenever a flow begins or ends."""
+    def come_s(self, link: LinkCost) -> dict[WorkerId, float]:
+        """When each receiver has all. Each flow begins after the latencies of its messages, and has an even share of
+        the fuller of its two ways; the shares change whenever a flow begins or ends."""
+        come_s: dict[WorkerId, float] = {}
         if not self._flows:
-            return 0.0
+            return come_s
+        targets = np.array([target for _, target in self._flows], np.int64)
         table = np.array(list(self._flows.values()), np.int64)
         _, out = np.unique(table[:, 0], return_inverse=True)
         _, into = np.unique(table[:, 1], return_inverse=True)
@@ -109,8 +145,9 @@ class _Flows:
             now += step
             left = left - rates * step
             going = ~(active & (ends <= step * (1 + 1e-9)))
-            left, out, into, begins = left[going], out[going], into[going], begins[going]
-        return now
+            come_s.update((WorkerId(int(target)), now) for target in targets[~going])
+            left, out, into, begins, targets = left[going], out[going], into[going], begins[going], targets[going]
+        return come_s
 
 
 def _rates(out: _Ints, into: _Ints, active: npt.NDArray[np.bool_]) -> _Floats:

@@ -70,7 +70,7 @@ class RedundancyMode(enum.StrEnum):
 
 
 class WhenExhausted(enum.StrEnum):
-    """What to do when fewer than (f + 1) n0 nodes are left.
+    """What to do when fewer than (f + 1) n0 nodes are left, and the policy does not go on with fewer replicas.
 
     `exit` saves a checkpoint and ends with exit code 3; `wait` saves one, keeps the survivors' state, and goes on as
     soon as enough nodes have joined.
@@ -212,7 +212,8 @@ class ClusterSection(Section, frozen=True):
         memory_gb: memory of one device in GB (10**9 bytes); 0: as much as there is.
         storage_gb_per_s: GB (10**9 bytes) a second that a node is expected to read checkpoints with, until the run has
             measured it at its first restore. Only policies that weigh one ask. An emulated device takes that long.
-        schedule: order of forwards and backwards in a pipeline: eager-1f1b, 1f1b, gpipe or zb-h1.
+        schedule: order of forwards and backwards in a pipeline: eager-1f1b, 1f1b, gpipe or zb-h1. The policies adaptive
+            and reroute take zb-h1 for what they plan wherever that is quicker and fits.
         port: TCP port of the coordinator; 0: any free one.
         launcher: local: nodes are processes of this machine. agents: nodes are hosts on which `planaria agent` runs.
         host: IPv4 address, or name, at which the coordinator listens; loopback unless told otherwise. Goes with agents.
@@ -256,7 +257,7 @@ class ResilienceSection(Section, frozen=True):
             it is a matter of course.
         mean_time_between_failures_s: seconds between losses of nodes, over the whole job, as expected before it runs;
             what is then observed counts more and more. Only the adaptive policy asks.
-        when_exhausted: what to do when fewer than (f + 1) n0 nodes are left.
+        when_exhausted: what to do when fewer than (f + 1) n0 nodes are left and the policy has no plan for them.
         min_nodes_per_pipeline: n0; 0: the fewest that the memory allows.
         heartbeat_timeout_s: seconds without a sign of life after which a node counts as lost. A process that is seen to
             be gone is lost at once; one that is seen to be runnable has ten times as long.
@@ -268,7 +269,7 @@ class ResilienceSection(Section, frozen=True):
     """
 
     fault_tolerance: int = 1
-    policy: PolicyName = PolicyName.TEMPLATES
+    policy: PolicyName = PolicyName.ADAPTIVE
     redundancy: RedundancyMode = RedundancyMode.EAGER_LAZY
     allow_drop: bool = False
     mean_time_between_failures_s: float = 10_800.0

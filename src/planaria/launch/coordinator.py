@@ -114,7 +114,7 @@ class _Coordinating:
             return _policy(job, profile, most_bytes, name)
 
         shortages = Shortages(job_profile(job, profile), lambda most_bytes: _policy(job, profile, most_bytes))
-        self._machine = Coordinator(_run_settings(settings, profile), policy, past, shortages, make)
+        self._machine = Coordinator(run_settings(settings, profile), policy, past, shortages, make)
         nodes = SupervisedNodes(link, begin, lambda: self._server.request_stop())
         agents = agents_of(self._job, self._folder, settings.token, settings.run_id, settings.faults)
         self._server = Server(
@@ -181,13 +181,15 @@ def _policy(job: Job, profile: ModelProfile, most_bytes: int = 0, name: PolicyNa
     return make_policy(name or job.resilience.policy, job_profile(job, profile), planner)
 
 
-def _run_settings(settings: CoordinatorSettings, profile: ModelProfile) -> RunSettings:
+def run_settings(settings: CoordinatorSettings, profile: ModelProfile) -> RunSettings:
+    """What the machine needs to know of the job."""
     job = settings.job
     return RunSettings(
         train=job.train,
         policy_name=job.resilience.policy.value,
         fault_tolerance=job.resilience.fault_tolerance,
         mean_time_between_failures_s=job.resilience.mean_time_between_failures_s,
+        watched=settings.watched,
         num_nodes=job.cluster.nodes,
         devices_per_node=job.cluster.devices_per_node,
         num_groups=len(profile.groups),
@@ -197,14 +199,19 @@ def _run_settings(settings: CoordinatorSettings, profile: ModelProfile) -> RunSe
         storage=Storage(node_bytes_per_s=job.cluster.storage_gb_per_s * 1e9),
         waits=job.resilience.when_exhausted is WhenExhausted.WAIT,
         may_drop=job.resilience.may_drop,
+        shares_cores=job.cluster.device is Device.CPU and _workers_a_core(job) > 1,
     )
+
+
+def _workers_a_core(job: Job) -> float:
+    """How many workers of this machine share one of its cores; 1 where each has its own, or is on another host."""
+    if job.cluster.device is Device.CUDA or job.cluster.launcher is Launcher.AGENTS:
+        return 1.0
+    return max(1.0, job.cluster.nodes * job.cluster.devices_per_node / len(os.sched_getaffinity(0)))
 
 
 def _limits(job: Job) -> Limits:
     """After what time a worker counts as hung: longer where the workers of this machine share its cores."""
-    timeout_s, workers = job.resilience.heartbeat_timeout_s, job.cluster.nodes * job.cluster.devices_per_node
+    timeout_s, share = job.resilience.heartbeat_timeout_s, _workers_a_core(job)
     plain = Limits(silence_s=timeout_s, crowded_silence_s=CROWDED * timeout_s)
-    if job.cluster.device is Device.CUDA or job.cluster.launcher is Launcher.AGENTS:
-        return plain
-    share = max(1.0, workers / len(os.sched_getaffinity(0)))
     return dataclasses.replace(plain, least_s=plain.least_s * share, factor=plain.factor * share)

@@ -30,7 +30,7 @@ from planaria.plan.profile import ModelProfile
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.records import NodeLost, RunStatus, StepCommitted
 from planaria.simulate import tally as tallies
-from planaria.simulate.scripts import STEPS, Clock, Script, ScriptName, built_in, thinned
+from planaria.simulate.scripts import STEPS, Clock, Script, ScriptName, built_in, thinned, zones_by_number
 from planaria.simulate.tally import Curve, Tally
 
 ENDLESS_STEPS = 10**9
@@ -75,7 +75,8 @@ class Rehearsed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rehearsed_job(job: Job, profile: Path, script: Script) -> Job:
-    """The job as it is rehearsed: on emulated devices of this machine, from the script's first nodes to its end.
+    """The job as it is rehearsed: on emulated devices of this machine, from the script's first nodes to its end, which
+    are in the script's zones where it says so.
 
     Args:
         job: of any device.
@@ -92,6 +93,7 @@ def rehearsed_job(job: Job, profile: Path, script: Script) -> Job:
         cluster=replace(
             job.cluster,
             nodes=len(script.trace.initial),
+            zones=zones_by_number(script.trace) or job.cluster.zones,
             device=Device.EMULATED,
             profile=str(profile),
             launcher=Launcher.LOCAL,
@@ -219,7 +221,8 @@ def _expected(script: Script) -> Curve:
 
 @contextlib.contextmanager
 def new_folder(root: str | Path, name: str) -> Iterator[RunFolder]:
-    """A run folder that goes away again when the job is refused before its first record: the name stays free.
+    """A run folder that goes away again when the job is refused or interrupted before its first record: its name stays
+    free.
 
     Raises:
         UserError: the name is taken, or is no folder's name.
@@ -229,7 +232,7 @@ def new_folder(root: str | Path, name: str) -> Iterator[RunFolder]:
     folder = RunFolder.create(root, name)
     try:
         yield folder
-    except ValueError:
+    except (ValueError, KeyboardInterrupt):
         if not (folder.events.exists() and folder.events.stat().st_size):
             shutil.rmtree(folder.path, ignore_errors=True)
         raise

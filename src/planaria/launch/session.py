@@ -34,6 +34,7 @@ from planaria.observe.run_folder import RunFolder
 from planaria.plan.plan import NodeId
 from planaria.plan.profile import ModelProfile
 from planaria.profile import ERROR_SUFFIX
+from planaria.protocol.failures import Watched
 from planaria.protocol.records import AnyRecord, Note, Restored, RunEnded, RunStatus, StepCommitted, StepSkipped
 from planaria.protocol.settings import CheckpointRef
 
@@ -52,6 +53,7 @@ def train_job(
     metadata_url: str = "",
     token: str = "",
     traces: bool = False,
+    earlier: Job | None = None,
 ) -> TrainResult:
     """Train, or go on from the folder's last checkpoint.
 
@@ -66,6 +68,7 @@ def train_job(
         metadata_url: of the metadata server that resilience.preemption asks; "": the cloud's own.
         token: of the job; "": a new one.
         traces: every worker writes what it did when into the logs, for benchmarks.
+        earlier: as what the folder's job was trained before; None: as this one.
 
     Raises:
         UserError (or another ValueError of Planaria's): a mistake in the job, found before anything was recorded.
@@ -82,6 +85,8 @@ def train_job(
             _measure(job, nodes, folder.data, folder.profile, import_path)
         token = token or secrets.token_hex(16)
         run = _Run(job, folder, faults, tuple(observers), import_path, metadata_url, checkpoint, token, traces)
+        if resume and (earlier is None or _nodes_of(earlier) == _nodes_of(job)):
+            run.watched = run.recorder.watched
         with run.recorder:
             return run.train(nodes, complaints)
 
@@ -154,8 +159,18 @@ class ModelFailed(PlanariaError):
         super().__init__(f"{summary}\n\n{trace}")
 
 
+def _nodes_of(job: Job) -> object:
+    """What must be the same for losses of before to say something of those to come."""
+    cluster = job.cluster
+    return cluster.launcher, cluster.nodes, cluster.devices_per_node, cluster.device, cluster.zones
+
+
 class _Run:
-    """One run: its records, its processes, its end."""
+    """One run: its records, its processes, its end.
+
+    Attributes:
+        watched: what earlier runs saw of losses.
+    """
 
     def __init__(
         self,
@@ -183,6 +198,7 @@ class _Run:
         self._last_number = checkpoint.step if checkpoint else 0
         self._skipped_steps: set[int] = set()
         self._ended: RunEnded | None = None
+        self.watched = Watched()
 
     def record(self, record: AnyRecord, time_s: float) -> None:
         match record:
@@ -213,6 +229,7 @@ class _Run:
                 run_id=secrets.token_hex(8),
                 token=self._token,
                 resume=self._checkpoint,
+                watched=self.watched,
                 faults=() if is_local else tuple(f for f in self._faults if f.kind is not FaultKind.COORDINATOR),
                 log=str(self._folder.logs / "coordinator.log"),
             )

@@ -26,6 +26,7 @@ def planner_settings(job: Job) -> PlannerSettings:
         min_nodes=job.resilience.min_nodes_per_pipeline,
         schedule=ScheduleKind(job.cluster.schedule.value),
         may_drop=job.resilience.may_drop,
+        may_restore=job.run.checkpoint_every > 0 and job.run.keep_checkpoints > 1,
         redundancy=Redundancy(job.resilience.redundancy.value),
     )
 

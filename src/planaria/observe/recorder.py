@@ -20,6 +20,7 @@ from planaria.job.parse import job_fingerprint
 from planaria.job.settings import Job
 from planaria.observe.lines import Lines
 from planaria.observe.run_folder import RunFolder
+from planaria.protocol.failures import Watch, Watched
 from planaria.protocol.records import (
     AnyRecord,
     CheckpointSaved,
@@ -67,6 +68,7 @@ class Recorder:
         self._checkpoint: str | None = None
         self._recoveries: list[Recovery] = []
         self._spent = Spent()
+        self._watch = Watch()
         self._step_s = array("d")
         self._tokens_per_s = array("d")
         self._weights_sha256: str | None = None
@@ -83,6 +85,11 @@ class Recorder:
     def recoveries(self) -> tuple[Recovery, ...]:
         """Of the whole run, in order."""
         return tuple(self._recoveries)
+
+    @property
+    def watched(self) -> Watched:
+        """What the whole run saw of losses of nodes by now."""
+        return self._watch.watched
 
     def __call__(self, record: AnyRecord, time_s: float) -> None:
         """Appends a record.
@@ -124,6 +131,7 @@ class Recorder:
     def _note(self, record: Record, time_s: float) -> None:
         """Keeps what the summary needs."""
         self._spent.note(record, time_s)
+        self._watch.note(record, time_s)
         if self._started_s is None:
             self._started_s = time_s
         match record:

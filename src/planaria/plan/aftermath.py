@@ -159,6 +159,14 @@ class Aftermath:
                 sizes[at] = rest.pop(0)
         return sizes + rest
 
+    def step_s(self, sizes: Sequence[int]) -> float:
+        """Of a plan with pipelines of these sizes (0: none), on nodes that are as fast as the profile says; see
+        `Reconfiguration.step_time_s`. Raises Undistributable: the batch does not allow for it."""
+        settings = self._change.settings
+        times = [step_times(self._by_size[size], settings.num_microbatches) for size in sizes if size]
+        shares = distribute(times, settings.num_microbatches, self._change.distribution)
+        return max(float(time[share - 1]) for time, share in zip(times, shares, strict=True))
+
     def build(self, sizes: Sequence[int], how: How) -> Reconfiguration:
         """The plan with pipelines of these sizes, in order (0: none)."""
         change = self._change

@@ -96,7 +96,7 @@ class Detours:
         self._peers: dict[tuple[int, int], tuple[list[Stage], list[int]]] = {}
         self._seconds: dict[tuple[WorkerId, int, int, int], float] = {}
 
-    def deal(self, num_microbatches: int, head: float = 0.0) -> Deal:
+    def deal(self, num_microbatches: int, head: float = 0.0, busy_s: Mapping[WorkerId, float] | None = None) -> Deal:
         """Every microbatch to the pipeline on which it makes the busiest worker of its way least busy.
 
         Loads only grow, so a pipeline's key is looked at again only when it is the lowest.
@@ -105,9 +105,11 @@ class Detours:
             num_microbatches: of the step.
             head: a worker counts as busy from the beginning for so many times what a microbatch takes to reach it: it
                 waits before its first one, and perhaps after its last.
+            busy_s: seconds for which workers have other work; it counts as theirs.
         """
         heads = {stage.worker: head * self._costs.forward_s(0, stage.first_layer) for stage in self._stages}
-        loads = dict(heads)
+        busy = busy_s or {}
+        loads = {worker: head_s + busy.get(worker, 0.0) for worker, head_s in heads.items()}
         queue = [(*self._key(self._way(at, loads), loads), at) for at in range(len(self._legs))]
         heapq.heapify(queue)
         dealt: list[list[Way]] = [[] for _ in self._legs]
@@ -162,8 +164,10 @@ class Detours:
                 continue
             busiest, messages, num_hops, workers, hops = best[start]
             for stage in stages:
-                if not stage.first_layer <= start < stage.end_layer or (hops and hops[-1].worker == stage.worker):
+                if not stage.first_layer <= start < stage.end_layer:
                     continue
+                if hops and hops[-1].worker == stage.worker and stage.first_layer < start:
+                    continue  # the same hop, in two
                 before = loads[stage.worker] + more.get(stage.worker, 0.0)
                 for cut in cuts:
                     if not start < cut <= stage.end_layer:

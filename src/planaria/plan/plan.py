@@ -202,7 +202,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True
         devices_per_node: devices, so workers, on a node.
         groups: the model's parameter groups; a group's number is its place here.
         pipelines: who owns which layers. A plan that finishes a step after a loss also has broken pipelines here:
-            their survivors own layers, and accumulators, but no route passes through them any more.
+            their survivors own layers, and accumulators, and a route may pass through them.
         routes: every microbatch's way.
         shadows: replicas beside the pipelines' own: their workers take part in the layers' sums and in the optimizer's
             step, so what they hold is up to date, and no route passes through them. A node that joins is a shadow

@@ -7,7 +7,7 @@ that applies, as the paper does, or searches them all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from planaria.plan.aftermath import Aftermath
 from planaria.plan.aftermath import Change as Change
@@ -130,18 +130,38 @@ def _by_sizes(change: Change, strategy: Callable[[Situation], list[int] | None],
 
 
 def _search(left: Aftermath, steps_ahead: int) -> Reconfiguration:
-    found: dict[tuple[int, ...], Reconfiguration] = {}
+    found: dict[tuple[int, ...], How] = {}
     for sizes, how in _candidates(left):
-        if tuple(sizes) not in found:
-            found[tuple(sizes)] = left.build(sizes, how)
-    results = list(found.values())
+        found.setdefault(tuple(sizes), how)
     if left.speeds_differ:
+        results = [left.build(sizes, how) for sizes, how in found.items()]
         results.append(left.build_by_speed())
+    else:
+        results = _worth_building(left, found, steps_ahead)
     most = max(len(result.plan.nodes) for result in results)
     return min(
-        (result for result in results if len(result.plan.nodes) == most),
-        key=lambda result: (steps_ahead * result.step_time_s + result.transfer_s, result.transfer_bytes),
+        (result for result in results if len(result.plan.nodes) == most), key=lambda result: _cost(result, steps_ahead)
     )
+
+
+def _cost(result: Reconfiguration, steps_ahead: int) -> tuple[float, int]:
+    return steps_ahead * result.step_time_s + result.transfer_s, result.transfer_bytes
+
+
+def _worth_building(left: Aftermath, found: Mapping[tuple[int, ...], How], steps_ahead: int) -> list[Reconfiguration]:
+    """In the order in which they were found, without those whose steps alone take longer than all of another one."""
+    most = max(map(sum, found))
+    order = {sizes: at for at, sizes in enumerate(found)}
+    bounds = sorted((left.step_s(sizes), at, sizes) for sizes, at in order.items() if sum(sizes) == most)
+    results: list[tuple[int, Reconfiguration]] = []
+    least_s = float("inf")
+    for step_s, at, sizes in bounds:
+        if steps_ahead * step_s > least_s:
+            break
+        result = left.build(sizes, found[sizes])
+        least_s = min(least_s, _cost(result, steps_ahead)[0])
+        results.append((at, result))
+    return [result for _, result in sorted(results, key=lambda one: one[0])]
 
 
 def _candidates(left: Aftermath) -> Iterator[tuple[list[int], How]]:

@@ -7,17 +7,17 @@ live accumulators; the rest, and only the rest, gets new routes.
 from __future__ import annotations
 
 import functools
-import heapq
 import operator
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
-from planaria.plan.costs import PipelineCost, StageCosts, pipeline_cost
 from planaria.plan.errors import NoReplica
 from planaria.plan.ledger import Ledger, mask_of
 from planaria.plan.plan import Pipeline, Plan, PlanError, Route, Stage, WorkerId, runs_of
 from planaria.plan.profile import ModelProfile
+from planaria.plan.rerun import LayersOf, Missing, along_holders, along_pipelines
 
 LayerHolders = Mapping[WorkerId, Collection[int]]
 """For each live worker, the layers whose parameters it holds up to date."""
@@ -52,7 +52,9 @@ def finish_step(
     generation: int,
     profile: ModelProfile,
 ) -> Plan:
-    """The plan under which the live workers finish the step that `plan` began.
+    """The plan under which the live workers finish the step that `plan` began, in the usual way.
+
+    For others see `left_undone`; all have the same placement, and count the same.
 
     Args:
         plan: in force when the loss happened.
@@ -68,35 +70,86 @@ def finish_step(
         NoReplica: a layer has no live holder.
         PlanError: a live worker shares a route with a lost or halted one, and is not halted itself.
     """
+    undone = left_undone(plan, live, halted, counted, holders, generation)
+    return undone.finished_by(undone.usual(profile))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Undone:
+    """What a loss left of the step in progress, and who is left to do it.
+
+    Attributes:
+        plan: in force when the loss happened.
+        generation: of the plan that finishes the step.
+        kept: routes that go on.
+        missing: what has to run again.
+        intact: whole pipelines of which all workers go on.
+        pipelines: what is left of all, the intact ones as they are.
+        shadows: those that live and have all of their state.
+        holders: the layers that each live worker holds.
+    """
+
+    plan: Plan
+    generation: int
+    kept: tuple[Route, ...]
+    missing: Missing
+    intact: tuple[Pipeline, ...]
+    pipelines: tuple[Pipeline, ...]
+    shadows: tuple[Stage, ...]
+    holders: LayersOf
+
+    def usual(self, profile: ModelProfile) -> tuple[Route, ...]:
+        """Ways for what is missing: over whole pipelines, or where none is, over whoever holds the layers."""
+        if self.intact:
+            return along_pipelines(self.intact, self.kept, self.missing, self.generation, profile)
+        return along_holders(self.holders, self.plan.devices_of, self.kept, self.missing, self.generation, profile)
+
+    def finished_by(self, new: tuple[Route, ...]) -> Plan:
+        """The plan that finishes the step, with these ways for what is missing."""
+        plan, generation = self.plan, self.generation
+        recounted = {layer for route in new for layer in route.counted}
+        result = msgspec.structs.replace(
+            plan,
+            generation=generation,
+            pipelines=self.pipelines,
+            routes=self.kept + new,
+            shadows=self.shadows,
+            transfers=(),
+        )
+        changed = with_other_owners(plan, result)
+        epochs = tuple(
+            epoch if number not in changed and recounted.isdisjoint(group.layers) else generation
+            for number, (group, epoch) in enumerate(zip(plan.groups, plan.sync_epochs, strict=True))
+        )
+        return result.renewed(sync_epochs=epochs)
+
+
+def left_undone(
+    plan: Plan,
+    live: Collection[WorkerId],
+    halted: Collection[WorkerId],
+    counted: Ledger,
+    holders: LayerHolders,
+    generation: int,
+) -> Undone:
+    """What is left to be done of a step. Arguments and errors as `finish_step`."""
     going = set(live) - set(halted)
     goes_on = [going.issuperset(workers) for workers in _workers_of_routes(plan)]
     kept = tuple(route for route, goes in zip(plan.routes, goes_on, strict=True) if goes)
     _check_halted([route for route, goes in zip(plan.routes, goes_on, strict=True) if not goes], going)
     _check_holders(plan, live, holders)
-    missing = _missing(plan, kept, counted)
     intact = _intact(plan, going, holders)
-    if intact:
-        new = _along_pipelines(plan, intact, kept, missing, generation, profile)
-    else:
-        new = _along_holders(
-            plan, kept, missing, {w: holders[w] for w in sorted(live) if w in holders}, generation, profile
-        )
-    recounted = {layer for route in new for layer in route.counted}
     shadows = _shadows(plan, live, holders, intact) if intact else ()
-    result = msgspec.structs.replace(
-        plan,
+    return Undone(
+        plan=plan,
         generation=generation,
+        kept=kept,
+        missing=_missing(plan, kept, counted),
+        intact=intact,
         pipelines=_survivors(plan, live, holders, intact, shadows),
-        routes=kept + new,
         shadows=shadows,
-        transfers=(),
+        holders={worker: tuple(sorted(holders[worker])) for worker in sorted(live) if worker in holders},
     )
-    changed = with_other_owners(plan, result)
-    epochs = tuple(
-        epoch if number not in changed and recounted.isdisjoint(group.layers) else generation
-        for number, (group, epoch) in enumerate(zip(plan.groups, plan.sync_epochs, strict=True))
-    )
-    return result.renewed(sync_epochs=epochs)
 
 
 def with_other_owners(before: Plan, after: Plan) -> frozenset[int]:
@@ -168,114 +221,6 @@ def _intact(plan: Plan, going: Collection[WorkerId], holders: LayerHolders) -> t
 
 def _holds(held: Collection[int], layers: tuple[int, ...]) -> bool:
     return held == layers or set(layers).issubset(held)
-
-
-def _along_pipelines(
-    plan: Plan,
-    intact: Sequence[Pipeline],
-    kept: Sequence[Route],
-    missing: Mapping[tuple[int, ...], Sequence[int]],
-    generation: int,
-    profile: ModelProfile,
-) -> tuple[Route, ...]:
-    """New routes over whole pipelines: each microbatch goes to the pipeline that would end first with it."""
-    cost_of = {
-        cut: pipeline_cost(profile, [(first, end) for first, end, _ in cut])
-        for cut in dict.fromkeys(pipeline.cut for pipeline in intact)
-    }
-    costs: list[PipelineCost] = [cost_of[pipeline.cut] for pipeline in intact]
-    loads = [0] * len(intact)
-    at_of_stages = {id(pipeline.stages): at for at, pipeline in enumerate(intact)}
-    at_of: dict[WorkerId, int] = {}
-    for route in kept:
-        along = at_of_stages.get(id(route.hops))
-        if along is not None:
-            loads[along] += len(route.microbatches)
-            continue
-        at_of = at_of or {worker: at for at, pipeline in enumerate(intact) for worker in pipeline.workers}
-        passed = {at_of.get(hop.worker, -1) for hop in route.hops}
-        at = passed.pop()
-        if not passed and at >= 0:
-            loads[at] += len(route.microbatches)
-    ends = [(cost.time_s(load + 1), at) for at, (cost, load) in enumerate(zip(costs, loads, strict=True))]
-    heapq.heapify(ends)
-    routes: list[Route] = []
-    for layers, microbatches in missing.items():
-        dealt: list[list[int]] = [[] for _ in intact]
-        for microbatch in microbatches:
-            _, at = ends[0]
-            loads[at] += 1
-            heapq.heapreplace(ends, (costs[at].time_s(loads[at] + 1), at))
-            dealt[at].append(microbatch)
-        routes.extend(
-            Route(hops=pipeline.stages, microbatches=tuple(given), born=generation, counted=layers)
-            for pipeline, given in zip(intact, dealt, strict=True)
-            if given
-        )
-    return tuple(routes)
-
-
-def _along_holders(
-    plan: Plan,
-    kept: Sequence[Route],
-    missing: Mapping[tuple[int, ...], Sequence[int]],
-    holders: LayerHolders,
-    generation: int,
-    profile: ModelProfile,
-) -> tuple[Route, ...]:
-    """New routes over whoever holds the layers, where no pipeline is whole."""
-    costs = StageCosts(profile)
-    devices = plan.devices_of
-    runs = [run for worker, layers in holders.items() for run in runs_of(worker, layers, devices.get(worker, 1))]
-    loads = dict.fromkeys(holders, 0.0)
-    for route in kept:
-        for hop in route.hops:
-            loads[hop.worker] += len(route.microbatches) * costs.compute_s(hop.first_layer, hop.end_layer)
-    ways: dict[tuple[tuple[int, ...], tuple[Stage, ...]], list[int]] = {}
-    for layers, microbatches in missing.items():
-        for microbatch in microbatches:
-            hops = _way(runs, loads, costs, plan.num_layers)
-            for hop in hops:
-                loads[hop.worker] += costs.compute_s(hop.first_layer, hop.end_layer)
-            ways.setdefault((layers, hops), []).append(microbatch)
-    return tuple(
-        Route(hops=hops, microbatches=tuple(microbatches), born=generation, counted=layers)
-        for (layers, hops), microbatches in ways.items()
-    )
-
-
-def _way(
-    runs: Sequence[Stage], loads: Mapping[WorkerId, float], costs: StageCosts, num_layers: int
-) -> tuple[Stage, ...]:
-    """Hops over all layers, by dynamic programming over the places where some holder's run begins or ends.
-
-    Least first: the load of the busiest worker on the way plus the messages' time; then the fewest hops.
-    """
-    cuts = sorted({run.first_layer for run in runs} | {run.end_layer for run in runs} | {0, num_layers})
-    best: dict[int, tuple[float, float, tuple[Stage, ...]]] = {0: (0.0, 0.0, ())}
-    for start in cuts[:-1]:
-        if start not in best:
-            continue
-        busiest, messages, hops = best[start]
-        for run in runs:
-            if not run.first_layer <= start < run.end_layer or (hops and hops[-1].worker == run.worker):
-                continue
-            for end in cuts:
-                if not start < end <= run.end_layer:
-                    continue
-                load = max(busiest, loads[run.worker] + costs.compute_s(start, end))
-                way = (load, messages + 2 * costs.link_s(end), (*hops, _hop(run, start, end)))
-                if end not in best or _rank(way) < _rank(best[end]):
-                    best[end] = way
-    return best[num_layers][2]
-
-
-def _rank(way: tuple[float, float, tuple[Stage, ...]]) -> tuple[float, int, tuple[WorkerId, ...]]:
-    return way[0] + way[1], len(way[2]), tuple(hop.worker for hop in way[2])
-
-
-def _hop(run: Stage, first: int, end: int) -> Stage:
-    return Stage(worker=run.worker, first_layer=first, end_layer=end, num_devices=run.num_devices)
 
 
 def _shadows(

@@ -40,6 +40,8 @@ class PlannerSettings:
         microbatch_range: templates serve a pipeline's share from the first to the second number of microbatches; None:
             the one number `microbatches_per_pipeline`.
         may_drop: whether a policy may leave microbatches out of a step.
+        may_restore: whether a policy may go back to the last checkpoint after a loss though no layer lost its last
+            replica: checkpoints are written on the way, and the last one stays while the next is written.
     """
 
     num_microbatches: int
@@ -57,6 +59,7 @@ class PlannerSettings:
     redundancy: Redundancy = Redundancy.EAGER_LAZY
     microbatch_range: tuple[int, int] | None = None
     may_drop: bool = False
+    may_restore: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (

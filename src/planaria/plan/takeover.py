@@ -58,6 +58,46 @@ def _shadow_of(plan: Plan, pipeline: Pipeline, stage: Stage, live: Collection[Wo
     return next((worker for worker in sorted(held) if held[worker].issuperset(stage.layers)), None)
 
 
+def filled(pipeline: Pipeline, held: LayerHolders, num_layers: int) -> Pipeline:
+    """A pipeline that lost workers, with members in their places that hold what they had: whoever holds most of what is
+    lacking from there on, of equals the one before it. As it is where some of it has nobody, or where the pipeline is
+    no such one: two of its workers own a layer.
+
+    It knows nothing of who was lost, so what a takeover makes of a pipeline within a step, and what it makes of it
+    after the step, are one and the same.
+    """
+    if pipeline.is_whole(num_layers):
+        return pipeline
+    owner_of = {layer: stage for stage in pipeline.stages for layer in stage.layers}
+    if len(owner_of) < sum(len(stage.layers) for stage in pipeline.stages):
+        return pipeline
+    stages = list(pipeline.stages)
+    layer = 0
+    before: Stage = pipeline.stages[-1]
+    while layer < num_layers:
+        if (stage := owner_of.get(layer)) is not None:
+            before, layer = stage, stage.end_layer
+            continue
+        gap_end = next((end for end in range(layer, num_layers) if end in owner_of), num_layers)
+        reached = {
+            stage: next((end for end in range(layer, gap_end) if end not in held.get(stage.worker, ())), gap_end)
+            for stage in pipeline.stages
+        }
+        best = max(pipeline.stages, key=lambda stage: (reached[stage], stage == before, -stage.worker))
+        if reached[best] == layer:
+            return pipeline
+        stages.append(
+            Stage(
+                worker=best.worker,
+                first_layer=layer,
+                end_layer=reached[best],
+                num_devices=max(stage.num_devices for stage in pipeline.stages if stage.worker == best.worker),
+            )
+        )
+        layer = reached[best]
+    return Pipeline(stages=tuple(sorted(stages, key=lambda stage: stage.first_layer)))
+
+
 def in_the_ring(plan: Plan, live: Collection[WorkerId]) -> dict[Pipeline, WorkerId]:
     """Of lost pipelines of one stage, the worker before each in the ring of such pipelines, where that lives.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -20,6 +21,9 @@ Zones = Mapping[NodeId, str]
 _MOST_TRANSITIONS, _FEW_TRANSITIONS = 20_000, 2_000
 """Of the exact search, beyond which it is left alone: where a layer is in one zone, and where some zone has one replica
 of a layer too many."""
+
+_MOST_KEPT = 512
+"""Answers that are remembered, some kilobytes each."""
 
 
 def zone_of(zones: Zones, node: NodeId) -> str:
@@ -86,6 +90,20 @@ def spread(wanted: Spreading) -> Ints:
     number of ways is small, all are tried: on small clusters the result is exact; on large ones, with their many ways
     to the same, exchanges rarely end short.
     """
+    tables = (wanted.start, wanted.standing, wanted.price)
+    flat = _spread(tuple(wanted.roles), wanted.start.shape, *(table.tobytes() for table in tables))
+    return np.frombuffer(flat, np.int64).reshape(wanted.start.shape).copy()
+
+
+@lru_cache(maxsize=_MOST_KEPT)
+def _spread(roles: tuple[Role, ...], shape: tuple[int, int], start: bytes, standing: bytes, price: bytes) -> bytes:
+    """The same; what is asked for again, as for the same pipelines by other templates, is known."""
+    wanted = Spreading(
+        roles=roles,
+        start=np.frombuffer(start, np.int64).reshape(shape),
+        standing=np.frombuffer(standing, np.int64).reshape(-1, shape[1]),
+        price=np.frombuffer(price, np.int64).reshape(shape),
+    )
     search = _Search(wanted)
     found = search.improved(wanted.start.copy())
     limit = search.worth_trying(found)
@@ -93,7 +111,7 @@ def spread(wanted: Spreading) -> Ints:
         best = search.exact(limit)
         if best is not None and search.cost(best) < search.cost(found):
             found = search.improved(best)
-    return found
+    return found.tobytes()
 
 
 class _Search:

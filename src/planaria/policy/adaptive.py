@@ -15,8 +15,7 @@ import dataclasses
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from typing import Self
 
-import msgspec
-
+from planaria.estimate.rest import Stretch
 from planaria.plan.ledger import Ledger
 from planaria.plan.placement import Holders
 from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
@@ -24,8 +23,10 @@ from planaria.plan.profile import ModelProfile
 from planaria.plan.salvage import LayerHolders
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.speeds import Speeds
-from planaria.plan.zones import Zones
+from planaria.plan.zones import Zones, zone_of
 from planaria.policy.candidate import Candidate
+from planaria.policy.drop import DropPolicy
+from planaria.policy.exposure import exposure
 from planaria.policy.first_plan import best_first
 from planaria.policy.options import Option, options_in_pieces
 from planaria.policy.outlook import Outlook
@@ -37,7 +38,7 @@ from planaria.policy.reroute import ReroutePolicy
 from planaria.policy.source import Source
 from planaria.policy.sources import SOURCES
 from planaria.policy.wording import join, time
-from planaria.policy.worth import Course, horizon_s, peril, worth
+from planaria.policy.worth import Course, horizon_s, worth
 
 MOST_TOLD = 3
 """Candidates that the sentence names, the chosen one included; records have all."""
@@ -74,10 +75,9 @@ class AdaptivePolicy(ReroutePolicy):
         return policy
 
     def with_zones(self, zones: Zones) -> Self:
-        """The same templates, for nodes in these zones; what was prepared is forgotten."""
+        """The same templates, for nodes in these zones; answers are known by the zones that they are for."""
         policy = super().with_zones(zones)
         policy._sources = tuple(source.in_zones(zones) for source in self._sources)
-        policy._answers = {}
         return policy
 
     def initial(self, nodes: Sequence[NodeId], generation: int) -> Proposal:
@@ -104,12 +104,15 @@ class AdaptivePolicy(ReroutePolicy):
             NoReplica: a group has no live holder.
         """
         asked = self._form(Question(plan=plan, lost=lost, holders=holders, leaving=leaving))
-        options = finished(self._options(asked))
-        horizon = horizon_s(self._outlook, min(option.step_time_s for option in options))
-        absent = {*lost, *leaving}
-        live = [(plan.node_of(w), groups) for w, groups in holders.items() if plan.node_of(w) not in absent]
-        now = peril(live, len(plan.groups))
-        return self._best(asked, self._allowed(options, horizon), now, horizon, generation)
+        options, told, horizon = self._ranked(asked)
+        return self._chosen(asked, options[0], told, horizon, generation)
+
+    def finishes(self, plan: Plan, lost: Collection[NodeId], holders: Holders) -> bool:
+        """Not where the job is to go back to the last checkpoint: then the step is to be trained again anyway."""
+        if not self._settings.may_restore:
+            return True
+        best = self._first_choice(Question(plan=plan, lost=lost, holders=holders))
+        return best is None or not best.offer.proposal.restores
 
     def finish_step(
         self,
@@ -119,14 +122,31 @@ class AdaptivePolicy(ReroutePolicy):
         counted: Ledger,
         holders: LayerHolders,
         generation: int,
+        so_far: Sequence[Stretch] = (),
     ) -> Proposal:
-        """As for the others; and how long what runs again takes, so that the step may be begun anew instead."""
-        proposal = super().finish_step(plan, live, halted, counted, holders, generation)
-        again = tuple(route for route in proposal.plan.routes if route.born == generation)
-        if not again:
-            return proposal
-        alone = self._outline(msgspec.structs.replace(proposal.plan, routes=again))
-        return dataclasses.replace(proposal, again_s=alone.step_time_s)
+        """As for the others, or without what broken pipelines had, where the steps after it leave that out too."""
+        if self._settings.may_drop and self._leaves_out(plan, live, holders):
+            return DropPolicy.like(self).finish_step(plan, live, halted, counted, holders, generation, so_far)
+        return super().finish_step(plan, live, halted, counted, holders, generation, so_far)
+
+    def _leaves_out(self, plan: Plan, live: Collection[WorkerId], layers: LayerHolders) -> bool:
+        lost = sorted({plan.node_of(worker) for worker in plan.workers} - {plan.node_of(worker) for worker in live})
+        groups = {
+            held: tuple(g for g, group in enumerate(plan.groups) if not held.isdisjoint(group.layers))
+            for held in {frozenset(own) for own in layers.values()}
+        }
+        holders = {worker: groups[frozenset(own)] for worker, own in layers.items()}
+        best = self._first_choice(Question(plan=plan, lost=lost, holders=holders))
+        return best is not None and bool(best.offer.proposal.dropped)
+
+    def _first_choice(self, question: Question) -> Option | None:
+        """What `reconfigure` would answer; None where it has no answer."""
+        try:
+            asked = self._form(question)
+            options, _, _ = self._ranked(asked)
+        except PlanError:
+            return None
+        return options[0]
 
     def ponder(self, plan: Plan, lost: Collection[NodeId], holders: Holders) -> Iterator[None]:
         """The candidates for when these nodes are lost, each piece at most a simulated step; for a second look at the
@@ -152,7 +172,8 @@ class AdaptivePolicy(ReroutePolicy):
 
     def _options(self, asked: Canonical) -> Pieces[Sequence[Option]]:
         """Of the canonical question. Raises PlanError: there is none."""
-        key = asked.question.key
+        nodes = {NodeId(w // self._settings.devices_per_node) for w in asked.question.holders} if self._zones else ()
+        key = asked.question.key, tuple((node, zone_of(self._zones, node)) for node in sorted(nodes))
         options = self._answers.get(key)
         if options is None:
             options = yield from options_in_pieces(self, self._sources, asked.question)
@@ -161,47 +182,80 @@ class AdaptivePolicy(ReroutePolicy):
                 del self._answers[next(iter(self._answers))]
         return options
 
-    def _allowed(self, options: Sequence[Option], horizon: float) -> Sequence[Option]:
+    def _allowed(self, asked: Canonical, options: Sequence[Option], horizon: float) -> Sequence[Option]:
         """A degraded plan lasts only where no full one is possible: none at all, or none in time. What would move
-        beside a step moves so only where the plan is for the next step, and not twice in a row."""
+        beside a step moves so only where the plan is for the next step, and not twice in a row.
+
+        Nothing is trained twice, and no more is left out, but after a loss. What does one of these is no reason not to
+        go on degraded.
+        """
         outlook = self._outlook
         may_wait = outlook.at_once and not outlook.is_prepared
-        possible = [option for option in options if option.beside_s is None or may_wait]
+        num_dropped = asked.question.plan.num_microbatches if outlook.after_loss else len(asked.asked.plan.dropped)
+        possible = [
+            option
+            for option in options
+            if (option.beside_s is None or may_wait)
+            and (option.restored is None or (outlook.after_loss and outlook.at_once))
+            and len(option.offer.proposal.dropped) <= num_dropped
+        ]
+        if not possible:
+            raise PlanError("Only plans are left that train steps again or leave samples out, and nobody was lost.")
         full = [option for option in possible if not option.is_degraded]
-        in_time = any(option.moves_s * outlook.transfer_stretch < horizon or not outlook.at_once for option in full)
+        in_time = any(
+            option.moves_s * outlook.transfer_stretch < horizon or not outlook.at_once
+            for option in full
+            if option.restored is None and not option.offer.proposal.dropped
+        )
         return full if in_time else possible
 
-    def _best(
-        self, asked: Canonical, options: Sequence[Option], peril_now: float, horizon: float, generation: int
-    ) -> Proposal:
-        """The option that is worth most; of equals the one with the shorter transition, of fewer bytes, the first."""
-        judged = [self._judged(option, peril_now, horizon) for option in options]
+    def _ranked(self, asked: Canonical) -> tuple[Sequence[Option], tuple[Candidate, ...], float]:
+        """The options by what they are worth, what is told of them, and the seconds over which that is so. Of equals
+        the one with the shorter transition, of fewer bytes, the first.
+
+        Raises:
+            PlanError: there is none.
+        """
+        options = finished(self._options(asked))
+        horizon = horizon_s(self._outlook, min(option.step_time_s for option in options))
+        plan, absent = asked.asked.plan, {*asked.asked.lost, *asked.asked.leaving}
+        live = [(plan.node_of(w), groups) for w, groups in asked.asked.holders.items() if plan.node_of(w) not in absent]
+        now = exposure(live, len(plan.groups), self._zones).peril(self._outlook.nodes_together)
+        options = self._allowed(asked, options, horizon)
+        before_s = 0.0 if self._outlook.at_once else self._outline(plan).step_time_s
+        judged = [self._judged(option, now, horizon, before_s) for option in options]
         order = sorted(
             range(len(options)),
             key=lambda at: (-judged[at].samples_per_s, judged[at].transition_s, judged[at].transfer_bytes),
         )
-        ranked = tuple(judged[at] for at in order)
-        offer = options[order[0]].offer
-        chosen = asked.answered(offer.proposal, generation)
-        told = _comparison(ranked, horizon, self._outlook)
+        return [options[at] for at in order], tuple(judged[at] for at in order), horizon
+
+    def _chosen(
+        self, asked: Canonical, option: Option, told: tuple[Candidate, ...], horizon: float, generation: int
+    ) -> Proposal:
+        """The proposal of the best option."""
+        chosen = asked.answered(option.offer.proposal, generation)
+        why = _comparison(told, horizon, self._outlook)
         beside = chosen.beside
         if beside is not None:
-            beside = dataclasses.replace(beside, reason=f"{beside.reason} {told}", candidates=ranked)
-        reason = f"{offer.explain(asked.asked, chosen.plan)} {told}"
-        return dataclasses.replace(chosen, reason=reason, candidates=ranked, beside=beside)
+            beside = dataclasses.replace(beside, reason=f"{beside.reason} {why}", candidates=told)
+        reason = f"{option.offer.explain(asked.asked, chosen.plan)} {why}"
+        return dataclasses.replace(
+            chosen, reason=reason, candidates=told, beside=beside, is_degraded=option.is_degraded
+        )
 
-    def _judged(self, option: Option, peril_now: float, horizon: float) -> Candidate:
+    def _judged(self, option: Option, peril_now: float, horizon: float, before_s: float) -> Candidate:
         proposal = option.offer.proposal
-        transition_s = self._transition_s(option)
+        transition_s = self._transition_s(option, before_s)
         course = Course(
             step_time_s=proposal.step_time_s,
             transition_s=transition_s,
             peril_before=peril_now,
-            peril=option.peril,
+            peril=option.exposure.peril(self._outlook.nodes_together),
             loss_s=option.loss_s,
         )
         value = worth(course, self._outlook, horizon)
-        samples = self._settings.num_microbatches * self._profile.microbatch_size
+        samples = proposal.plan.num_counted * self._profile.microbatch_size
         return Candidate(
             name=option.name,
             step_time_s=proposal.step_time_s,
@@ -214,19 +268,26 @@ class AdaptivePolicy(ReroutePolicy):
             samples_per_s=samples * value.steps_per_s,
         )
 
-    def _transition_s(self, option: Option) -> float:
-        """What passes without gain until the plan runs."""
+    def _transition_s(self, option: Option, before_s: float = 0.0) -> float:
+        """What passes without gain until the plan runs. Beside a step nobody waits for state before he votes.
+
+        Args:
+            option: whose plan it is.
+            before_s: of a step of the plan of now, beside which state moves where the plan is not for the next step.
+        """
         outlook, step_s = self._outlook, option.step_time_s
+        if option.restored is not None:
+            load_s = outlook.storage.time_s(option.restored.busiest_bytes, option.restored.total_bytes)
+            return max(outlook.change_s + load_s, outlook.restore_s) + outlook.steps_at_stake * step_s
         moves_s = option.moves_s * outlook.transfer_stretch
         second_s = outlook.change_s + outlook.decision_s  # after the step beside which state moved it is decided again
         if option.beside_s is not None:
-            long_s = option.beside_s + moves_s if option.is_awaited else max(option.beside_s, moves_s)
-            waits_s = second_s + max(0.0, long_s - step_s)
+            waits_s = second_s + max(0.0, max(option.beside_s, moves_s) - step_s)
         elif outlook.at_once or not moves_s:
-            waits_s = moves_s
+            waits_s = max(0.0, option.wait_s + moves_s - option.moves_s)
         else:
-            waits_s = second_s + max(0.0, moves_s - step_s)
-        return outlook.change_s + waits_s + option.offer.costs_s + option.offer.wasted_steps * step_s
+            waits_s = second_s + max(0.0, max(before_s, moves_s) - step_s)
+        return outlook.change_s + waits_s
 
 
 def _comparison(ranked: Sequence[Candidate], horizon: float, outlook: Outlook) -> str:

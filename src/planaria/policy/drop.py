@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
+from planaria.estimate.rest import Stretch
 from planaria.plan.dropping import Parts, Pool, combined, finish_without, kept_shares, left_out, shares, suspended
 from planaria.plan.ledger import Ledger
 from planaria.plan.placement import Holders
@@ -77,6 +78,7 @@ class DropPolicy(ReroutePolicy):
         counted: Ledger,
         holders: LayerHolders,
         generation: int,
+        so_far: Sequence[Stretch] = (),
     ) -> Proposal:
         """The rest of a step without the microbatches of broken pipelines; as for templates where none is whole.
 
@@ -85,7 +87,7 @@ class DropPolicy(ReroutePolicy):
         """
         dropped = left_out(plan, live, halted)
         if dropped is None:
-            return super().finish_step(plan, live, halted, counted, holders, generation)
+            return super().finish_step(plan, live, halted, counted, holders, generation, so_far)
         new = finish_without(plan, dropped, live, halted, counted, holders, generation, self._profile)
         proposal = self._proposal(new, "", 0, "finish step")
         nodes = sorted({plan.node_of(worker) for worker in set(plan.workers) - set(live)})
@@ -170,8 +172,12 @@ class DropPolicy(ReroutePolicy):
     def _told(self, before: Plan, plan: Plan, gone: Collection[NodeId]) -> Proposal:
         """The proposal, with its reason."""
         moved = sum(move.moved_bytes(plan.groups[move.group]) for move in plan.transfers)
-        proposal = self._proposal(plan, "", moved, DROP)
+        proposal = self._proposal(plan, self.reason_for(before, plan, gone, moved), moved, DROP)
         short = lacking(plan, self._settings.fault_tolerance)
+        return dataclasses.replace(proposal, is_degraded=bool(short), dropped=plan.dropped)
+
+    def reason_for(self, before: Plan, plan: Plan, gone: Collection[NodeId], moved_bytes: int) -> str:
+        """The sentence for `plan`, which leaves out what broken pipelines would run, after `before`."""
         lost = sorted(set(gone).intersection(before.nodes))
         came = sorted(set(plan.nodes) - set(before.nodes))
         parts = [
@@ -180,11 +186,11 @@ class DropPolicy(ReroutePolicy):
             if nodes
         ]
         happened = f"{join(parts)}; " if parts else ""
-        moves = f"{size(moved)} of state move to who came" if moved else "no state moves"
+        moves = f"{size(moved_bytes)} of state move to who came" if moved_bytes else "no state moves"
+        short = lacking(plan, self._settings.fault_tolerance)
         degraded = " Degraded: some layer has too few replicas." if short else ""
         reason = f"{happened}{_left_out(plan, 'every step')}, and {moves}.{degraded}"
-        reason = reason[:1].upper() + reason[1:]
-        return dataclasses.replace(proposal, reason=reason, is_degraded=bool(short), dropped=plan.dropped)
+        return reason[:1].upper() + reason[1:]
 
 
 def _left_out(plan: Plan, when: str) -> str:

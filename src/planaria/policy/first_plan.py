@@ -67,7 +67,7 @@ def best_first(
     split = [found for found in (split_of(planner, offer) for offer in close[:most]) if found is not None]
     options = [option_of(planner, offer) for offer in [*offers, *split]]
     # Under f = 0 one pipeline may be faster; where templates keep a second replica, it is not given up for that.
-    options = [option for option in options if option.peril <= options[0].peril]
+    options = [option for option in options if option.exposure.peril(1.0) <= options[0].exposure.peril(1.0)]
     return _chosen(planner, own, sorted(options, key=attrgetter("step_time_s")), len(set(nodes)))
 
 
@@ -78,7 +78,7 @@ def _others(
     found: list[tuple[float, str, Plan]] = []
     settings = planner.settings
     ordered = sorted(set(nodes))
-    depths = _quickest_depths(planner.templates, len(ordered), settings, most)
+    depths = quickest_depths(planner.templates, len(ordered), settings, most)
     for grid in grids(planner.profile, depths, settings, ordered, generation, speeds=planner.speeds):
         if len(grid.plan.pipelines) > settings.fault_tolerance:
             found.append((grid.step_time_s, f"grid ({grid_shape(grid.plan)})", grid.plan))
@@ -98,7 +98,7 @@ def _others(
         yield name, plan, seconds
 
 
-def _quickest_depths(
+def quickest_depths(
     templates: Sequence[Template], num_nodes: int, settings: PlannerSettings, most: int
 ) -> list[Template]:
     """Of grids with f + 1 rows, those that take least by compute, before any is placed."""

@@ -111,9 +111,9 @@ class MorphPolicy(TemplatesPolicy):
             return self._back(plan, sorted(dead), nodes, generation)
         return self._moved(plan, lost, holders, nodes, generation, leaving)
 
-    def finishes(self, plan: Plan, live: Collection[WorkerId]) -> bool:
+    def finishes(self, plan: Plan, lost: Collection[NodeId], holders: Holders) -> bool:
         """Not where an owner of layers was lost. Who was about to get its first state is no loss to the step."""
-        return set(plan.layers_of) <= set(live)
+        return set(plan.layers_of) <= set(holders)
 
     def warm_up(self, plan: Plan, target: Proposal, generation: int) -> Proposal | None:
         """As for templates; the step that goes on may be one with too few replicas. What was weighed is told."""
@@ -139,7 +139,9 @@ class MorphPolicy(TemplatesPolicy):
 
         ranked, told = self._ranked(self._options(self._grids(nodes, generation), transition))
         best = ranked[0]
-        again = f"{count(lost_steps, 'step')} {'is' if lost_steps == 1 else 'are'} trained again"
+        again = "no step is trained again"
+        if lost_steps:
+            again = f"{count(lost_steps, 'step')} {'is' if lost_steps == 1 else 'are'} trained again"
         reason = (
             f"{'Nodes' if len(dead) > 1 else 'Node'} {join(dead)} {'are' if len(dead) > 1 else 'is'} lost: back to the "
             f"last checkpoint on a grid of {_rows(best.plan)}{_idle(len(nodes) - len(best.plan.nodes))}; {again}, and "
@@ -196,9 +198,10 @@ class MorphPolicy(TemplatesPolicy):
         if not plan.transfers:
             return 0.0
         outlook = self._outlook
-        moves_s = transfer_time(plan, self._profile.links).time_s * outlook.transfer_stretch
+        moved = transfer_time(plan, self._profile.links)
+        moves_s = moved.time_s * outlook.transfer_stretch
         if outlook.at_once:
-            return outlook.change_s + moves_s
+            return outlook.change_s + max(0.0, self.wait_s(plan, moved.come_s) + moves_s - moved.time_s)
         return 2 * outlook.change_s + outlook.decision_s + max(0.0, moves_s - step_time_s)
 
     # Grids, and which is best

@@ -11,19 +11,27 @@ from dataclasses import dataclass
 
 import msgspec
 
+from planaria.estimate.memory import fullest_device_bytes
+from planaria.estimate.restore import RestoreTime, Storage, restore_time
 from planaria.estimate.transition import transfer_time
 from planaria.plan.plan import PlanError, ScheduleKind
 from planaria.plan.replicas import lacking
+from planaria.policy.exposure import Exposure, exposure
 from planaria.policy.next_loss import next_loss_s
 from planaria.policy.pieces import Pieces
+from planaria.policy.proposal import Proposal
 from planaria.policy.question import Question
+from planaria.policy.redundancy import TAKEOVER
 from planaria.policy.reroute import REROUTE, ReroutePolicy
 from planaria.policy.rerouting import Rerouting
 from planaria.policy.source import Offer, Source
-from planaria.policy.worth import peril
 
 WORTH_A_STEP_BESIDE = 1.25
 """A plan whose step takes so much longer than another's is not also tried with its state moved beside a step."""
+
+AT_ONCE = {REROUTE: "rerouted", TAKEOVER: "taken over"}
+"""How plans are made for which no state moves, and what that is called: one step of the first that there is goes before
+a plan for which some does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,23 +42,26 @@ class Option:
         name: see `Candidate`.
         offer: the plan that lasts.
         moves_s: seconds for which its state is under way, by the profile's links.
+        wait_s: by how much longer the plan's first step then takes, if it moves first: who gets state late may have
+            had nothing to do before.
         beside_s: of the step beside which its state moves; None: it moves first.
-        is_awaited: somebody who has other work waits for the state first.
         is_degraded: some layer has fewer than f + 1 replicas under the plan that lasts.
         memory_bytes: of the fullest device under that plan.
+        restored: that its workers read, where they begin at the last checkpoint; None: their state is of now.
         loss_s: see `Course`.
-        peril: of the nodes under that plan, the share of which each has a last replica.
+        exposure: of the nodes under that plan.
     """
 
     name: str
     offer: Offer
     moves_s: float
+    wait_s: float
     beside_s: float | None
-    is_awaited: bool
     is_degraded: bool
     memory_bytes: int
-    peril: float
+    exposure: Exposure
     loss_s: float
+    restored: RestoreTime | None = None
 
     @property
     def step_time_s(self) -> float:
@@ -79,12 +90,13 @@ def options_in_pieces(planner: ReroutePolicy, sources: Sequence[Source], questio
                 yield
             elif not any(_same(offer, other) for other in offers):
                 offers.append(offer)
-    if not offers:
+    if not any(_is_plain(offer.proposal) for offer in offers):
         resort = Rerouting(planner).last_resort(question)
-        if resort is None:
+        if resort is not None:
+            offers.append(resort)
+        elif not offers:
             assert error is not None, "a source that has no offer says why"
             raise error
-        offers.append(resort)
     options: list[Option] = []
     for offer in offers:
         yield
@@ -94,14 +106,23 @@ def options_in_pieces(planner: ReroutePolicy, sources: Sequence[Source], questio
         if split is not None:
             options.append(option_of(planner, split))
     least_s = min(option.step_time_s for option in options)
-    rerouted = next((o.offer for o in options if o.name == REROUTE and not o.offer.proposal.plan.transfers), None)
+    at_once = next((found for how in AT_ONCE for found in options if _is_at_once(found, how)), None)
     result: list[Option] = []
     for option in options:
-        if rerouted is not None and option.moves_s and option.step_time_s <= WORTH_A_STEP_BESIDE * least_s:
+        if at_once is not None and option.moves_s and option.step_time_s <= WORTH_A_STEP_BESIDE * least_s:
             yield
-            result += _beside(planner, rerouted, option)
+            result += _beside(planner, at_once.offer, option)
         result.append(option)
     return result
+
+
+def _is_plain(proposal: Proposal) -> bool:
+    """Nothing is trained twice or left out for it."""
+    return not (proposal.restores or proposal.dropped)
+
+
+def _is_at_once(option: Option, how: str) -> bool:
+    return option.offer.proposal.how == how and not option.offer.proposal.plan.transfers
 
 
 def _collected(source: Source, question: Question) -> Iterator[Offer | None]:
@@ -110,22 +131,30 @@ def _collected(source: Source, question: Question) -> Iterator[Offer | None]:
 
 def _same(one: Offer, other: Offer) -> bool:
     a, b = one.proposal.plan, other.proposal.plan
-    return a.pipelines == b.pipelines and a.routes == b.routes
+    return (
+        (a.pipelines, a.routes, a.redundancy) == (b.pipelines, b.routes, b.redundancy)
+        and (a.redundancy is None or a.shadows == b.shadows)
+        and one.proposal.restores == other.proposal.restores
+    )
 
 
 def option_of(planner: ReroutePolicy, offer: Offer) -> Option:
     plan = offer.proposal.plan
-    moves_s = transfer_time(plan, planner.profile.links).time_s
+    moved = transfer_time(plan, planner.profile.links)
+    moves_s = moved.time_s
     return Option(
         name=offer.name,
         offer=dataclasses.replace(offer, proposal=dataclasses.replace(offer.proposal, transfer_s=moves_s)),
         moves_s=moves_s,
+        wait_s=planner.wait_s(plan, moved.come_s),
         beside_s=None,
-        is_awaited=True,
         is_degraded=bool(lacking(plan, planner.settings.fault_tolerance)),
-        memory_bytes=planner.fullest_device_bytes(plan),
+        memory_bytes=fullest_device_bytes(plan, planner.profile),
         loss_s=next_loss_s(plan, planner.profile, offer.proposal.step_time_s),
-        peril=peril(((plan.node_of(w), groups) for w, groups in plan.groups_of.items()), len(plan.groups)),
+        exposure=exposure(
+            ((plan.node_of(w), groups) for w, groups in plan.groups_of.items()), len(plan.groups), planner.zones
+        ),
+        restored=restore_time(plan, Storage()) if offer.proposal.restores else None,
     )
 
 
@@ -141,7 +170,7 @@ def split_of(planner: ReroutePolicy, offer: Offer) -> Offer | None:
     if estimated.step_time_s >= proposal.step_time_s:
         return None
     limit = planner.settings.memory_bytes or planner.profile.device.memory_bytes
-    if limit and planner.fullest_device_bytes(plan) > limit:
+    if limit and fullest_device_bytes(plan, planner.profile) > limit:
         return None
     shorter = dataclasses.replace(
         proposal,
@@ -153,22 +182,21 @@ def split_of(planner: ReroutePolicy, offer: Offer) -> Offer | None:
     return dataclasses.replace(offer, name=f"{offer.name}, split backwards", proposal=shorter)
 
 
-def _beside(planner: ReroutePolicy, rerouted: Offer, option: Option) -> Iterator[Option]:
-    """A rerouted step, beside which the state moves for the option. None where that cannot be."""
+def _beside(planner: ReroutePolicy, first: Offer, option: Option) -> Iterator[Option]:
+    """A step rerouted or taken over, beside which the state moves for the option. None where that cannot be."""
     target = option.offer.proposal
-    step = planner.warm_up(rerouted.proposal.plan, target, target.plan.generation)
+    step = planner.warm_up(first.proposal.plan, target, target.plan.generation)
     if step is None or not {move.source for move in target.plan.transfers} <= set(step.plan.workers):
         return
     degraded = " It is degraded until then." if step.is_degraded else ""
+    how = AT_ONCE[first.proposal.how]
     step = dataclasses.replace(
-        step, reason=f"The lost nodes' work is rerouted for one step, beside which state moves.{degraded}"
+        step, reason=f"The lost nodes' work is {how} for one step, beside which state moves.{degraded}"
     )
-    working = {move.target for move in target.plan.transfers} & set(rerouted.proposal.plan.workers)
     both = dataclasses.replace(option.offer, proposal=dataclasses.replace(target, beside=step))
     yield dataclasses.replace(
         option,
-        name=f"one step rerouted, then {option.name}",
+        name=f"one step {how}, then {option.name}",
         offer=both,
         beside_s=step.step_time_s,
-        is_awaited=bool(working),
     )

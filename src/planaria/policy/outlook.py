@@ -29,6 +29,7 @@ class Outlook:
 
     Attributes:
         time_to_failure_s: expected seconds to the next loss of a node.
+        nodes_together: that a loss takes, on average.
         steps_left: of the job, the next one included; None: no end is known.
         steps_at_stake: committed since the last checkpoint: lost if all replicas of a layer are.
         checkpoint_every: steps between checkpoints; 0: none is written on the way.
@@ -40,9 +41,11 @@ class Outlook:
         is_prepared: state moved beside the last step: another step beside which some moves does not follow.
         at_once: the plan is for the next step, so its state moves first, or beside that step. Else it is for the step
             after, and its state moves beside the plan of now in any case.
+        after_loss: a loss is being recovered from.
     """
 
     time_to_failure_s: float = DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S
+    nodes_together: float = 1.0
     steps_left: int | None = None
     steps_at_stake: int = 0
     checkpoint_every: int = 0
@@ -53,3 +56,4 @@ class Outlook:
     restore_s: float = RESTORE_S
     is_prepared: bool = False
     at_once: bool = True
+    after_loss: bool = False

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, Self
 
+from planaria.estimate.rest import Stretch
 from planaria.plan.ledger import Ledger
 from planaria.plan.placement import Holders
 from planaria.plan.plan import NodeId, Plan, WorkerId
@@ -35,8 +36,8 @@ class Proposal:
         restores: the workers' state is that of the last checkpoint, not of the last commit: what was trained since is
             trained again.
         candidates: the plans that were weighed, the best, which is this one, first; none where nothing was weighed.
-        again_s: of a plan that finishes a step, estimated seconds of what it runs again alone; None: the step is
-            finished so in any case, and not begun anew where that is quicker.
+        rest_s: of a plan that finishes a step, estimated seconds until that is done; None: the step is finished so in
+            any case, and not begun anew where that is quicker.
         gap: by how much of it a step may be longer than any on the same stages; 0: not known.
     """
 
@@ -53,7 +54,7 @@ class Proposal:
     beside: Proposal | None = None
     restores: bool = False
     candidates: tuple[Candidate, ...] = ()
-    again_s: float | None = None
+    rest_s: float | None = None
     gap: float = 0.0
 
     @property
@@ -106,9 +107,9 @@ class Policy(Protocol):
     def warm_up(self, plan: Plan, target: Proposal, generation: int) -> Proposal | None:
         """A plan for one step that goes on as `plan` while the state for `target` travels; None to take it at once."""
 
-    def finishes(self, plan: Plan, live: Collection[WorkerId]) -> bool:
+    def finishes(self, plan: Plan, lost: Collection[NodeId], holders: Holders) -> bool:
         """Whether what losses left undone of the step in progress is done; else all of it is begun anew, under the
-        answer of `reconfigure`."""
+        answer of `reconfigure`, of which the arguments are."""
 
     def finish_step(
         self,
@@ -118,5 +119,7 @@ class Policy(Protocol):
         counted: Ledger,
         holders: LayerHolders,
         generation: int,
+        so_far: Sequence[Stretch] = (),
     ) -> Proposal:
-        """A plan for the rest of the step in progress; raises NoReplica when there is none."""
+        """A plan for the rest of the step in progress, which was done under these plans so far; raises NoReplica when
+        there is none."""

@@ -14,6 +14,7 @@ import msgspec
 
 from planaria.plan.placement import Holders
 from planaria.plan.plan import NodeId, Pipeline, Plan, Route, Stage, WorkerId
+from planaria.plan.takeover import filled
 from planaria.policy.proposal import Proposal
 
 
@@ -36,7 +37,12 @@ class Question:
     @property
     def key(self) -> Hashable:
         """All that the answer depends on, beside what a policy always knows."""
-        return self.plan.pipelines, tuple(sorted(self.holders.items())), tuple(sorted(self.leaving))
+        return (
+            self.plan.pipelines,
+            self.plan.redundancy,
+            tuple(sorted(self.holders.items())),
+            tuple(sorted(self.leaving)),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +112,8 @@ class Canonical:
 
 
 def canonical(asked: Question, *, may_rename: bool) -> Canonical:
-    """The canonical form of a question.
+    """The canonical form of a question. Where shadows compute they are in the places of the lost already: so they are
+    after the step that the loss struck, and the question then is the one that was asked before.
 
     Args:
         asked: it.
@@ -119,6 +126,9 @@ def canonical(asked: Question, *, may_rename: bool) -> Canonical:
         for pipeline in plan.pipelines
     ]
     left = [pipeline for pipeline in left if pipeline.stages]
+    if plan.redundancy is not None:
+        held = {worker: plan.layers_held(groups) for worker, groups in live.items()}
+        left = [filled(pipeline, held, plan.num_layers) for pipeline in left]
     names = _names(left, live, plan.devices_per_node) if may_rename and not asked.leaving else None
     if names is not None:
         number_of = {node: number for number, node in enumerate(names)}
@@ -133,7 +143,7 @@ def canonical(asked: Question, *, may_rename: bool) -> Canonical:
             for pipeline in _in_rank(left, live_shapes(left, asked.holders, plan.devices_per_node))
         ]
     stripped = msgspec.structs.replace(
-        plan, generation=0, pipelines=tuple(left), routes=(), sync_epochs=(), shadows=(), transfers=()
+        plan, generation=0, pipelines=tuple(left), routes=(), sync_epochs=(), shadows=(), transfers=(), dropped=()
     )
     question = Question(
         plan=stripped, lost=(), holders=dict(sorted(live.items())), leaving=tuple(sorted(asked.leaving))

@@ -66,6 +66,14 @@ class RedundancyPolicy(TemplatesPolicy):
         self._zones: Zones = {}
         self.depth, self.most_pipelines = self._shape(settings.num_nodes)
 
+    @classmethod
+    def beside(cls, planner: TemplatesPolicy) -> Self:
+        """One that makes rings of another one's templates, of the shapes that it is told. Those have no room set apart
+        for shadows, so whether a plan fits is to be asked."""
+        policy = cls.like(planner)
+        policy._settings = dataclasses.replace(planner.settings, shadows=True)
+        return policy
+
     def with_zones(self, zones: Zones) -> Self:
         """The same policy for nodes in these zones: neighbours in a pipeline are in different ones if possible."""
         policy = copy.copy(self)
@@ -83,7 +91,7 @@ class RedundancyPolicy(TemplatesPolicy):
         best: tuple[float, int, int] | None = None
         needed = 0
         for template in self.templates:
-            least = self._least_pipelines(template.num_nodes)
+            least = self.least_pipelines(template.num_nodes)
             most = min(num_nodes // template.num_nodes, self._settings.num_microbatches)
             needed = min(needed or 1 << 30, least * template.num_nodes)
             if most < least or self._is_too_deep(template):
@@ -95,7 +103,7 @@ class RedundancyPolicy(TemplatesPolicy):
                     best = seconds, template.num_nodes, most
         if best is None:
             if needed > num_nodes:
-                raise TooFewNodes(needed, num_nodes, self._least_pipelines(self.templates[0].num_nodes))
+                raise TooFewNodes(needed, num_nodes, self.least_pipelines(self.templates[0].num_nodes))
             raise PlanError(
                 f"No pipelines of one depth on {count(num_nodes, 'node')} leave room for what workers compute of their "
                 f'successors\' layers (resilience.redundancy = "{self._settings.redundancy}"). Use more nodes, or set '
@@ -107,7 +115,7 @@ class RedundancyPolicy(TemplatesPolicy):
         """The user's depth is the only one, while it can be had."""
         return bool(self._settings.min_nodes) and template.num_nodes > self.templates[0].num_nodes
 
-    def _least_pipelines(self, depth: int) -> int:
+    def least_pipelines(self, depth: int) -> int:
         """That keep f + 1 replicas: of each layer two a pipeline, on different nodes, if it has more than one."""
         replicas = self._settings.fault_tolerance + 1
         return replicas if depth == 1 else -(-replicas // 2)
@@ -129,7 +137,7 @@ class RedundancyPolicy(TemplatesPolicy):
             PlanError: there are none.
         """
         number = min(num_nodes // self.depth, self.most_pipelines)
-        if number >= self._least_pipelines(self.depth):
+        if number >= self.least_pipelines(self.depth):
             return self.depth, number
         return self._shape(num_nodes)
 
@@ -138,9 +146,9 @@ class RedundancyPolicy(TemplatesPolicy):
         per_node, depth = self._settings.devices_per_node, template.num_nodes
         pipelines = [place(template, nodes[at : at + depth], per_node) for at in range(0, len(nodes), depth)]
         times = [step_times(template, self._settings.num_microbatches)] * len(pipelines)
-        return self._of(pipelines, times, ring_shadows(pipelines, per_node), generation)
+        return self.of_pipelines(pipelines, times, ring_shadows(pipelines, per_node), generation)
 
-    def _of(
+    def of_pipelines(
         self, pipelines: Sequence[Pipeline], times: Sequence[Times], shadows: tuple[Stage, ...], generation: int
     ) -> Plan:
         profile, settings = self._profile, self._settings
@@ -192,7 +200,7 @@ class RedundancyPolicy(TemplatesPolicy):
             NoReplica: a group has no live holder.
         """
         absent = {*lost, *leaving}
-        live = _complete_nodes(plan, holders, absent)
+        live = complete_nodes(plan, holders, absent)
         standing = self._standing(plan, live, holders)
         if standing is not None and not self._is_due(plan, standing, live):
             proposal = self._taken_over(plan, standing, live, holders, generation)
@@ -246,12 +254,12 @@ class RedundancyPolicy(TemplatesPolicy):
             for shadow in without_owned(plan, standing, workers)
             if set(shadow.layers) <= set(plan.layers_held(holders.get(shadow.worker, ())))
         )
-        new = self._of(standing, [self._pipeline_times(pipeline) for pipeline in standing], shadows, generation)
+        new = self.of_pipelines(standing, [self.times_of(pipeline) for pipeline in standing], shadows, generation)
         if lacking(new, self._settings.fault_tolerance) or not self.fits(new):
             return None
-        return self._proposal(new, self._happened(plan, new, live), 0, TAKEOVER)
+        return self._proposal(new, self.happened(plan, new, live), 0, TAKEOVER)
 
-    def _pipeline_times(self, pipeline: Pipeline) -> Times:
+    def times_of(self, pipeline: Pipeline) -> Times:
         """Of a pipeline in which some workers have two places: its path, and a period for each further microbatch."""
         costs = StageCosts(self._profile)
         busy: dict[WorkerId, float] = {}
@@ -266,7 +274,7 @@ class RedundancyPolicy(TemplatesPolicy):
                 path += 2 * costs.link_s(stage.first_layer)
         return path + np.arange(self._settings.num_microbatches, dtype=np.float64) * max(busy.values())
 
-    def _happened(self, before: Plan, after: Plan, live: Collection[NodeId]) -> str:
+    def happened(self, before: Plan, after: Plan, live: Collection[NodeId]) -> str:
         gone = sorted(set(before.nodes) - set(live))
         double = sorted({after.node_of(w) for p in after.pipelines for w in p.workers if p.workers.count(w) > 1})
         parts = (
@@ -299,23 +307,40 @@ class RedundancyPolicy(TemplatesPolicy):
     ) -> Proposal:
         """Whole pipelines, with as many nodes as can be where they were."""
         depth, number = self._shape_for(len(live))
-        template = self._template(depth)
+        new = self.ring(plan, live, holders, generation, leaving, self._template(depth), number)
+        moved = sum(move.moved_bytes(plan.groups[move.group]) for move in new.transfers)
+        return self._proposal(new, self.made_again(plan, new, live, moved), moved, REDUNDANCY)
+
+    def ring(
+        self,
+        plan: Plan,
+        live: Sequence[NodeId],
+        holders: Holders,
+        generation: int,
+        leaving: Collection[NodeId],
+        template: Template,
+        number: int,
+    ) -> Plan:
+        """So many whole pipelines of that template, with as many nodes as can be where they were in `plan`."""
+        depth = template.num_nodes
         rings = left_in_place(plan, template, live)
         placed = {node for ring in rings for node in ring if node is not None}
         waiting = [node for node in live if node not in placed]
         found = refilled(rings, number, depth, waiting, Lacks(plan, template, holders), self._zones)
         assert found is not None, f"{len(live)} nodes are too few for {number} pipelines of {depth}"
         new = self._planned(template, [node for ring in found for node in ring], generation)
-        new = _with_transfers(new, plan, holders, live, leaving)
-        moved = sum(move.moved_bytes(plan.groups[move.group]) for move in new.transfers)
-        gone = sorted(set(plan.nodes) - set(live))
+        return _with_transfers(new, plan, holders, live, leaving)
+
+    def made_again(self, before: Plan, after: Plan, live: Collection[NodeId], moved_bytes: int) -> str:
+        """The sentence for whole pipelines."""
+        gone = sorted(set(before.nodes) - set(live))
         happened = (
             f"{'Nodes' if len(gone) > 1 else 'Node'} {join(gone)} {'are' if len(gone) > 1 else 'is'} gone"
             if gone
             else "The nodes changed"
         )
-        moves = f"{size(moved)} of state move" if moved else "no state moves"
-        return self._proposal(new, f"{happened}: {self._made(new, len(live))}; {moves}.", moved, REDUNDANCY)
+        moves = f"{size(moved_bytes)} of state move" if moved_bytes else "no state moves"
+        return f"{happened}: {self._made(after, len(live))}; {moves}."
 
 
 def _bare(plan: Plan) -> int:
@@ -329,7 +354,7 @@ def _bare(plan: Plan) -> int:
     )
 
 
-def _complete_nodes(plan: Plan, holders: Holders, absent: Collection[NodeId]) -> list[NodeId]:
+def complete_nodes(plan: Plan, holders: Holders, absent: Collection[NodeId]) -> list[NodeId]:
     """Live nodes, all of whose workers there are."""
     workers: dict[NodeId, set[WorkerId]] = {}
     for worker in holders:

@@ -35,13 +35,6 @@ _Rank = tuple[int, float, float, int]
 class ReroutePolicy(TemplatesPolicy):
     """Proposes plans on what is left. The first plan, and the rest of a step after a loss, are those of templates."""
 
-    @classmethod
-    def like(cls, other: TemplatesPolicy) -> ReroutePolicy:
-        """One with the same templates, for another one's use."""
-        policy = object.__new__(ReroutePolicy)
-        policy.__dict__.update(other.__dict__)
-        return policy
-
     def reconfigure(
         self,
         plan: Plan,

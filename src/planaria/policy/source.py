@@ -25,16 +25,11 @@ class Offer:
         name: of the candidate, for people.
         proposal: the plan and what a step of it takes. Its reason is made later, for the question as it was asked.
         explain: the reason, of the question as it was asked and the plan in its terms.
-        costs_s: seconds that pass before the plan's first step beside the transfers that it names: state read from a
-            checkpoint, for instance.
-        wasted_steps: committed steps that are trained again.
     """
 
     name: str
     proposal: Proposal
     explain: Callable[[Question, Plan], str]
-    costs_s: float = 0.0
-    wasted_steps: int = 0
 
 
 class Source(Protocol):

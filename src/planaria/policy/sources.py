@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterator
 from planaria.plan.plan import Plan
 from planaria.plan.speeds import Speeds
 from planaria.plan.zones import Zones
+from planaria.policy.going_back import GoingBack
+from planaria.policy.leaving_out import LeavingOut
 from planaria.policy.proposal import Policy
 from planaria.policy.question import Question
 from planaria.policy.rebuilding import Searched, Templates
 from planaria.policy.reroute import ReroutePolicy
 from planaria.policy.rerouting import Rerouting
+from planaria.policy.rings import Rings
 from planaria.policy.source import Offer, Source
 from planaria.policy.wording import count, size
 
@@ -42,6 +45,13 @@ class OfPolicy:
         yield Offer(name=f"{self.name} ({found.how})", proposal=found, explain=explain)
 
 
-SOURCES: tuple[Callable[[ReroutePolicy], Source], ...] = (Rerouting, Templates, Searched)
+SOURCES: tuple[Callable[[ReroutePolicy], Source], ...] = (
+    Rerouting,
+    Templates,
+    Searched,
+    Rings.of,
+    GoingBack,
+    LeavingOut.of,
+)
 """Made once for a job; of equally good candidates those of the first are preferred. For a policy P that makes its plans
 by itself: `lambda planner: OfPolicy(P(planner.profile, planner.settings), "p")`."""

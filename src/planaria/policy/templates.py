@@ -5,12 +5,16 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Self
 
+import msgspec
+
 from planaria.estimate.conditions import AS_PROFILED, Conditions
-from planaria.estimate.memory import KnownBytes, fullest_device_bytes
+from planaria.estimate.memory import fullest_device_bytes
+from planaria.estimate.rest import Stretch
 from planaria.estimate.step_time import Known, Outline, outline
+from planaria.estimate.transition import wait_s
 from planaria.plan.batch import Undistributable
 from planaria.plan.instantiate import initial_plan
 from planaria.plan.ledger import Ledger
@@ -20,13 +24,14 @@ from planaria.plan.profile import ModelProfile
 from planaria.plan.reconfigure import STEPS_AHEAD, Change, How, Reconfiguration, reconfigure
 from planaria.plan.replicas import lacking
 from planaria.plan.respeed import candidates
-from planaria.plan.salvage import LayerHolders, finish_step
+from planaria.plan.salvage import LayerHolders, left_undone
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.speeds import Speeds, step_times
 from planaria.plan.takeover import resume
 from planaria.plan.templates import Template, make_templates
 from planaria.plan.warm_up import warm_up
 from planaria.plan.zones import Zones
+from planaria.policy.finishing import quickest
 from planaria.policy.outlook import Outlook
 from planaria.policy.proposal import Proposal
 from planaria.policy.wording import count as _count
@@ -61,13 +66,19 @@ class TemplatesPolicy:
         self._conditions = AS_PROFILED
         self._known: Known = {}
         """Pipelines that were estimated before: most of a plan's are as in the one before."""
-        self._known_bytes: KnownBytes = {}
         self.templates = make_templates(profile, settings)
         if not self.templates:
             raise PlanError(
                 f"No split onto {settings.min_nodes} nodes or more fits devices of {_bytes(settings.memory_bytes)}. "
                 "Set a lower resilience.min_nodes_per_pipeline, or use devices with more memory."
             )
+
+    @classmethod
+    def like(cls, other: TemplatesPolicy) -> Self:
+        """One with the same templates, for another one's use."""
+        policy = object.__new__(cls)
+        policy.__dict__.update(other.__dict__)
+        return policy
 
     @property
     def profile(self) -> ModelProfile:
@@ -78,6 +89,11 @@ class TemplatesPolicy:
     def speeds(self) -> Speeds | None:
         """Of nodes; None: all are as profiled."""
         return self._speeds
+
+    @property
+    def zones(self) -> Zones:
+        """Of nodes, as far as they are known."""
+        return self._zones
 
     @property
     def settings(self) -> PlannerSettings:
@@ -280,15 +296,14 @@ class TemplatesPolicy:
         """Where the nodes are dealt out anew, the fastest as simulated; see `_fastest`."""
         if found.how is not How.INSTANTIATE:
             return found
-        generation = found.plan.generation
+        generation, num_nodes = found.plan.generation, len(found.plan.nodes)
         least_s = CLEARLY * self._outline(found.plan).step_time_s
-        smallest = 1
-        while smallest < len(self.templates):
-            larger = self.templates[smallest:]
+        seen = {found.plan.pipelines}
+        for templates in (*_without_smallest(self.templates), *even_sets(self.templates, num_nodes, self._settings)):
             try:
                 other = reconfigure(
                     self._profile,
-                    larger,
+                    templates,
                     self._settings,
                     plan,
                     lost,
@@ -299,11 +314,13 @@ class TemplatesPolicy:
                     zones=self._zones,
                 )
             except PlanError:
-                break  # too few nodes for f + 1 pipelines of that size
+                continue  # too few nodes for f + 1 pipelines of that size
+            if other.plan.pipelines in seen or len(other.plan.nodes) != num_nodes:
+                continue
+            seen.add(other.plan.pipelines)
             seconds = self._outline(other.plan).step_time_s
-            if len(other.plan.nodes) == len(found.plan.nodes) and seconds < least_s:
+            if seconds < least_s:
                 found, least_s = other, seconds
-            smallest *= 2
         return found
 
     def _at_speeds(
@@ -346,11 +363,7 @@ class TemplatesPolicy:
     def fits(self, plan: Plan) -> bool:
         """Whether no device has to hold more than it may."""
         limit = self._settings.memory_bytes
-        return not limit or self.fullest_device_bytes(plan) <= limit
-
-    def fullest_device_bytes(self, plan: Plan) -> int:
-        """What the plan puts on the device that has most to hold."""
-        return fullest_device_bytes(plan, self._profile, self._known_bytes)
+        return not limit or fullest_device_bytes(plan, self._profile) <= limit
 
     def warm_up(self, plan: Plan, target: Proposal, generation: int) -> Proposal | None:
         """One more step of `plan`, beside which the workers of `target` get their state; None where that would not fit
@@ -365,7 +378,7 @@ class TemplatesPolicy:
         short = lacking(new, self._settings.fault_tolerance)
         return dataclasses.replace(proposal, dropped=plan.dropped, is_degraded=bool(short))
 
-    def finishes(self, plan: Plan, live: Collection[WorkerId]) -> bool:
+    def finishes(self, plan: Plan, lost: Collection[NodeId], holders: Holders) -> bool:
         """Always: what is intact is not done twice."""
         return True
 
@@ -377,9 +390,10 @@ class TemplatesPolicy:
         counted: Ledger,
         holders: LayerHolders,
         generation: int,
+        so_far: Sequence[Stretch] = (),
     ) -> Proposal:
         """A plan to finish the step that a loss interrupted, where shadows cannot go on in the places of the lost
-        (`planaria.plan.takeover`) as under every policy: see `planaria.plan.salvage`.
+        (`planaria.plan.takeover`) as under every policy: see `planaria.policy.finishing`.
 
         Raises:
             NoReplica: a layer has no live holder.
@@ -387,7 +401,9 @@ class TemplatesPolicy:
         resumed = resume(plan, live, halted, counted, holders, generation)
         if resumed is not None:
             return self._proposal(resumed, _taken_over(plan, resumed, live), 0, "finish step")
-        new = finish_step(plan, live, halted, counted, holders, generation, self._profile)
+        undone = left_undone(plan, live, halted, counted, holders, generation)
+        found = quickest(undone, self._profile, self._conditions, so_far, self.fits)
+        new = found.plan
         added = [route for route in new.routes if route.born == generation]
         again = {microbatch for route in added for microbatch in route.microbatches}
         carriers = {hop.worker for route in added for hop in route.hops}
@@ -398,15 +414,28 @@ class TemplatesPolicy:
             what = (
                 f"{_count(len(again), 'microbatch', 'microbatches')} of {plan.num_microbatches} {run} again, "
                 f"where lost, on {_count(len(carriers), 'live worker')}"
+                f"{', survivors of broken pipelines among them' if found.crosses else ''}"
             )
         else:
             what = "every microbatch is in a live accumulator or under way, so nothing runs again"
         proposal = self._proposal(new, f"{happened}; {what}.", 0, "finish step")
         # What was left out of the step before has left every accumulator.
-        return dataclasses.replace(proposal, dropped=plan.dropped)
+        rest_s = self._rest_s(proposal, so_far) if found.rest_s is None else found.rest_s
+        return dataclasses.replace(proposal, dropped=plan.dropped, rest_s=rest_s)
+
+    def _rest_s(self, finishing: Proposal, so_far: Sequence[Stretch]) -> float:
+        """At least what runs again alone, and what a whole step takes longer than what has passed of it."""
+        plan = finishing.plan
+        again = tuple(route for route in plan.routes if route.born == plan.generation)
+        alone_s = self._outline(msgspec.structs.replace(plan, routes=again)).step_time_s if again else 0.0
+        return max(alone_s, finishing.step_time_s - sum(stretch.seconds for stretch in so_far))
 
     def _outline(self, plan: Plan) -> Outline:
         return outline(plan, self._profile, self._conditions, self._known)
+
+    def wait_s(self, plan: Plan, come_s: Mapping[WorkerId, float]) -> float:
+        """By how much longer the plan's first step is, because these workers have their state so late."""
+        return wait_s(plan, self._profile, come_s, self._conditions, self._known)
 
     def _proposal(self, plan: Plan, reason: str, transfer_bytes: int, how: str, transfer_s: float = 0.0) -> Proposal:
         step = self._outline(plan)

@@ -15,6 +15,7 @@ from planaria.protocol.course import ahead
 from planaria.protocol.course.run import Run
 from planaria.protocol.course.switch import refusal
 from planaria.protocol.events import Command, Event, Received
+from planaria.protocol.learnt import Learnt
 from planaria.protocol.past import Past
 from planaria.protocol.phases import Phase, ProtocolError
 from planaria.protocol.requests import RunState
@@ -111,6 +112,11 @@ class Coordinator:
     def shortages(self) -> Shortages:
         """Of memory, and what is known of it."""
         return self._run.shortages
+
+    @property
+    def learnt(self) -> Learnt:
+        """What is known of the running job by now."""
+        return self._run.learnt
 
     @property
     def history(self) -> deque[str]:

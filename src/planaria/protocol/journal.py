@@ -13,20 +13,23 @@ import msgspec
 
 from planaria.job.settings import PolicyName
 from planaria.plan.plan import NodeId
+from planaria.protocol.learnt import Learnt
 from planaria.protocol.messages import Commit, PlanMessage, decoded
 from planaria.protocol.records import AnyRecord
 from planaria.protocol.settings import CheckpointRef
 from planaria.protocol.standing import Stand
 
 
-class JournalEntry(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+class JournalEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
     """Must be durable before any later command of the same batch is carried out.
 
     Attributes:
         records: that are published because of it.
+        learnt: all that is known of the running job by then, if it is more than an entry before said.
     """
 
     records: tuple[AnyRecord, ...] = ()
+    learnt: Learnt | None = None
 
 
 class JournalCommit(JournalEntry, frozen=True, kw_only=True, tag="commit"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import replace
 
 from planaria.estimate.restore import Storage, restore_time
@@ -28,6 +29,16 @@ class Loading:
         self._rates: deque[float] = deque(maxlen=MEASURED)
         self._under_way: tuple[Plan, float] | None = None
 
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """Bytes a second of the last restores, for the next coordinator."""
+        return tuple(self._rates)
+
+    def recall(self, rates: Iterable[float]) -> None:
+        """What the coordinator before measured."""
+        for rate in rates:
+            self._measured(rate)
+
     def begin(self, plan: Plan, now: float) -> None:
         """A plan is taken whose workers read their state from a checkpoint."""
         self._under_way = plan, now
@@ -43,5 +54,8 @@ class Loading:
         (plan, began), self._under_way = self._under_way, None
         read, seconds = restore_time(plan, self.storage), now - began
         if seconds > 0 and read.busiest_bytes:
-            self._rates.append(read.busiest_bytes / seconds)
-            self.storage = replace(self.storage, node_bytes_per_s=statistics.median(self._rates), latency_s=0.0)
+            self._measured(read.busiest_bytes / seconds)
+
+    def _measured(self, rate: float) -> None:
+        self._rates.append(rate)
+        self.storage = replace(self.storage, node_bytes_per_s=statistics.median(self._rates), latency_s=0.0)

@@ -1,7 +1,9 @@
-"""How long changes of plans, transfers of state and restores take in this run, as its workers tell when they are ready.
+"""How long changes of plans, transfers of state and restores take in this run.
 
-Between two plans everybody waits: so from when a plan is sent until all of its workers have their state, that is what
-the transition takes. What was measured replaces what the profile and this module's constants say. Pure: no clock.
+A change of plans takes what the first step under a plan was longer than its others, less what was to be waited for.
+Transfers and restores take until the last worker is ready, less what that takes where nothing moves: the optimizer's
+step and messages, which are parts of any step. What was measured replaces what the profile and this module's
+constants say. Pure: no clock.
 """
 
 from __future__ import annotations
@@ -9,8 +11,9 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
-from planaria.plan.plan import WorkerId
+from planaria.plan.plan import Plan, WorkerId
 from planaria.policy.outlook import CHANGE_S, RESTORE_S
+from planaria.protocol.learnt import MeasuredMoves
 
 REMEMBERED = 8
 """Measurements of each kind; their median counts."""
@@ -20,23 +23,34 @@ LEAST_MOVE_S = 0.002
 
 MOST_STRETCH = 20.0
 
+UNMOVED_S = 0.01
+"""Until one was measured: from when a plan is sent until all are ready where nothing moves."""
+
 
 class Moving:
     """Of one run."""
 
     def __init__(self) -> None:
         self._changes: deque[float] = deque(maxlen=REMEMBERED)
+        self._unmoved: deque[float] = deque(maxlen=REMEMBERED)
+        """Until all are ready where nothing moves."""
         self._stretches: deque[float] = deque(maxlen=REMEMBERED)
         self._restores: deque[float] = deque(maxlen=REMEMBERED)
         self._awaited: set[WorkerId] = set()
+        self._generation: int | None = None
+        """Of the last plan for which all waited."""
+        self._wait_s: float | None = None
         self._began = 0.0
         self._decided_s = 0.0
         self._moves_s = 0.0
         self._is_restore = False
 
-    def begin(self, workers: tuple[WorkerId, ...], now: float, moves_s: float, *, is_restore: bool) -> None:
-        """A plan is sent to workers that all wait for it; its state should be under way for so long."""
-        self._awaited = set(workers)
+    def begin(self, plan: Plan, now: float, moves_s: float, wait_s: float | None, *, is_restore: bool) -> None:
+        """A plan is sent to workers that all wait for it; its state should be under way for so long, and hold up the
+        first step by so much (None: nobody knows)."""
+        self._awaited = set(plan.workers)
+        self._generation = plan.generation
+        self._wait_s = None if is_restore else wait_s
         self._began, self._moves_s, self._is_restore = now, moves_s, is_restore
         self._decided_s = 0.0
 
@@ -59,10 +73,33 @@ class Moving:
         if self._is_restore:
             self._restores.append(took_s)
         elif self._moves_s <= 0:
-            self._changes.append(took_s)
+            self._unmoved.append(took_s)
         elif self._moves_s >= LEAST_MOVE_S:
-            stretch = max(0.0, took_s - self.change_s) / self._moves_s
+            unmoved_s = statistics.median(self._unmoved) if self._unmoved else UNMOVED_S
+            stretch = max(0.0, took_s - unmoved_s) / self._moves_s
             self._stretches.append(min(max(stretch, 1 / MOST_STRETCH), MOST_STRETCH))
+
+    def changed(self, generation: int, seconds: float) -> None:
+        """A plan's first step was so much longer than its others."""
+        if generation == self._generation and self._wait_s is not None:
+            self._changes.append(max(0.0, seconds - self._wait_s))
+
+    @property
+    def measured(self) -> MeasuredMoves:
+        """For the next coordinator."""
+        return MeasuredMoves(
+            changes_s=tuple(self._changes),
+            unmoved_s=tuple(self._unmoved),
+            stretches=tuple(self._stretches),
+            restores_s=tuple(self._restores),
+        )
+
+    def recall(self, measured: MeasuredMoves) -> None:
+        """What the coordinator before measured."""
+        self._changes.extend(measured.changes_s)
+        self._unmoved.extend(measured.unmoved_s)
+        self._stretches.extend(measured.stretches)
+        self._restores.extend(measured.restores_s)
 
     @property
     def change_s(self) -> float:

@@ -7,11 +7,11 @@ rests twice as long. The estimate decides all else. Pure: proposals come from wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
 
 from planaria.plan.plan import NodeId, Plan, PlanError
 from planaria.policy.proposal import Proposal
+from planaria.protocol.learnt import Rest, Rests
 from planaria.protocol.speeds import STEPS
 
 WORTH = 0.98
@@ -34,12 +34,6 @@ TRIAL_STEPS = STEPS + 2
 ones."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Rest:
-    until: int
-    num_steps: int
-
-
 class Pacing:
     """Who rests, and whether the plan in force is to be looked at again.
 
@@ -49,8 +43,20 @@ class Pacing:
 
     def __init__(self) -> None:
         self.resting: frozenset[NodeId] = frozenset()
-        self._rests: dict[NodeId, _Rest] = {}
+        self._rests: dict[NodeId, Rest] = {}
         self._look_at: int | None = None
+
+    @property
+    def learnt(self) -> Rests:
+        """For the next coordinator."""
+        rests = dict(sorted(self._rests.items()))
+        return Rests(resting=tuple(sorted(self.resting)), rests=rests, look_at=self._look_at)
+
+    def recall(self, learnt: Rests, live: Collection[NodeId]) -> None:
+        """What the coordinator before knew of nodes that live."""
+        self._rests = {node: rest for node, rest in learnt.rests.items() if node in live}
+        self.resting = frozenset(learnt.resting) & self._rests.keys()
+        self._look_at = learnt.look_at
 
     def look_again(self, step: int) -> None:
         """Something is new: the plan is to be looked at before this step or a later one."""
@@ -96,7 +102,7 @@ class Pacing:
         self._look_at = step + TRIAL_STEPS if on_trial else None
         for node in on_trial:
             rest = self._rests[node]
-            self._rests[node] = _Rest(until=step + rest.num_steps, num_steps=rest.num_steps)
+            self._rests[node] = Rest(until=step + rest.num_steps, num_steps=rest.num_steps)
         best, resting = self._best(speeds, propose, on_trial)
         if stay is not None and not on_trial and not pays(stay, best, steps_left):
             return None
@@ -133,7 +139,7 @@ class Pacing:
         for node in resting - self.resting:
             before = self._rests.get(node)
             num_steps = FIRST_REST_STEPS if before is None else 2 * before.num_steps
-            self._rests[node] = _Rest(until=step + num_steps, num_steps=num_steps)
+            self._rests[node] = Rest(until=step + num_steps, num_steps=num_steps)
         for node in [node for node in self._rests if node not in speeds]:
             del self._rests[node]
         self.resting = resting
@@ -149,8 +155,14 @@ def pays(stay: Proposal, other: Proposal, steps_left: int) -> bool:
 
 
 def same_work(one: Plan, other: Plan) -> bool:
-    """Whether the plans have the same pipelines, each with as many microbatches."""
-    return one.pipelines == other.pipelines and _shares(one) == _shares(other)
+    """Whether the plans have the same pipelines, each with as many microbatches, whose shadows compute the same, and
+    whether the other has all shadows of the one."""
+    return (
+        one.pipelines == other.pipelines
+        and _shares(one) == _shares(other)
+        and one.redundancy == other.redundancy
+        and all(set(groups) <= set(other.groups_of.get(worker, ())) for worker, groups in one.groups_of.items())
+    )
 
 
 def _shares(plan: Plan) -> dict[object, int]:

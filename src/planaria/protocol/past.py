@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from planaria.job.settings import PolicyName
-from planaria.plan.plan import NodeId
+from planaria.plan.plan import NodeId, Plan
 from planaria.protocol.commit import NOT_APPLIED
 from planaria.protocol.journal import (
     AnyEntry,
@@ -22,10 +22,12 @@ from planaria.protocol.journal import (
     JournalRestart,
     JournalStop,
 )
+from planaria.protocol.learnt import Learnt
 from planaria.protocol.messages import StateSource
 from planaria.protocol.phases import Purpose
 from planaria.protocol.records import AnyRecord, PlanTaken, Restored, StepCommitted, StepSkipped
 from planaria.protocol.settings import CheckpointRef
+from planaria.protocol.shortage import CARRIED
 
 
 def decision_of(records: Iterable[AnyRecord]) -> PlanTaken | None:
@@ -52,6 +54,8 @@ class Past:
         num_dropped: microbatches that were left out up to the last commit.
         policy: in force, if the user changed it.
         decision: the last one on a placement, as it was told.
+        learnt: of the running job.
+        carried: the last plans under which a step was committed.
         is_stopping: the user wants it to end.
         end: of the run.
         losses: in the order in which they happened, those that no recovery has been told of.
@@ -74,6 +78,8 @@ class Past:
     num_dropped: int = 0
     policy: PolicyName | None = None
     decision: PlanTaken | None = None
+    learnt: Learnt = field(default_factory=Learnt)
+    carried: tuple[Plan, ...] = ()
     is_stopping: bool = False
     end: JournalEnd | None = None
     losses: tuple[JournalNode, ...] = ()
@@ -131,6 +137,8 @@ class Past:
                 past = replace(self, end=entry)
             case _:
                 assert_never(entry)
+        if entry.learnt is not None:
+            past = replace(past, learnt=entry.learnt)
         if isinstance(entry, JournalCommit):
             return replace(past, records=entry.records)
         records = self.records
@@ -146,8 +154,15 @@ class Past:
             commit=entry,
             skipped_steps=skipped,
             num_dropped=entry.commit.num_dropped,
+            carried=self._with_carried(entry),
             has_resumed=bool(self.losses),
         )
+
+    def _with_carried(self, entry: JournalCommit) -> tuple[Plan, ...]:
+        plan = None if self.plan is None else self.plan.message.plan
+        if plan is None or plan.generation != entry.commit.generation or (self.carried and self.carried[-1] is plan):
+            return self.carried
+        return (*self.carried, plan)[-CARRIED:]
 
     def _planned(self, entry: JournalPlan) -> Past:
         newcomers = frozenset(entry.stand.newcomers)

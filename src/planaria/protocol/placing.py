@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
+from planaria.estimate.rest import Stretch
 from planaria.job.settings import PolicyName
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
@@ -20,6 +21,7 @@ from planaria.plan.zones import Zones
 from planaria.policy.outlook import Outlook
 from planaria.policy.proposal import Policy, Proposal
 from planaria.protocol.kept import Holders
+from planaria.protocol.learnt import Learnt
 from planaria.protocol.pacing import Pacing, same_work
 from planaria.protocol.phases import Purpose
 from planaria.protocol.records import NodeSpeed
@@ -98,6 +100,13 @@ class Placing:
         """Whether the plan is to be looked at before this step, though nobody came or went."""
         return self.switching.is_new or self.pacing.is_due(step)
 
+    def recall(self, learnt: Learnt, live: Collection[NodeId]) -> None:
+        """What the coordinator before knew of the nodes that live."""
+        self.speeds.recall(learnt.speeds, live)
+        self.pacing.recall(learnt.rests, live)
+        if self.speeds.known:
+            self.policy = self.policy.with_speeds(self.speeds.known)
+
     def next_generation(self) -> int:
         """A plan that is proposed uses one up, whether it is taken or not."""
         self.generation += 1
@@ -130,9 +139,11 @@ class Placing:
 
     # The rest of a step
 
-    def finishes(self, plan: Plan, live: Collection[WorkerId]) -> bool:
+    def finishes(self, situation: Situation) -> bool:
         """Whether it is done, or the step begun anew under another placement."""
-        return self.policy.finishes(plan, live)
+        policy = self.policy.with_outlook(situation.outlook)
+        lost = (*sorted(situation.gone), *sorted(situation.leaving | self.pacing.resting))
+        return policy.finishes(situation.plan, lost, situation.holders)
 
     def finish_step(
         self,
@@ -142,6 +153,8 @@ class Placing:
         halted: Collection[WorkerId],
         counted: Ledger,
         holders: Holders,
+        outlook: Outlook,
+        so_far: Sequence[Stretch],
     ) -> Proposal | None:
         """For what a loss left undone of the step in progress; None where it cannot be finished.
 
@@ -151,13 +164,14 @@ class Placing:
         layers = {groups: plan.layers_held(groups) for groups in set(holders.values())}
         if len(set().union(*layers.values())) < plan.num_layers:
             return None
-        proposal = self.policy.finish_step(
+        proposal = self.policy.with_outlook(outlook).finish_step(
             plan,
             live=live,
             halted=tuple(sorted(halted)),
             counted=counted,
             holders={worker: layers[groups] for worker, groups in holders.items()},
             generation=self.next_generation(),
+            so_far=so_far,
         )
         validate(proposal.plan, already=counted, dropped=proposal.dropped)
         return proposal if self.shortages.allows(proposal.plan) else None

@@ -112,8 +112,9 @@ class PlanMeasured(Record, frozen=True, kw_only=True, tag="plan_measured"):
 
     `steps` is how many were measured (the last ones; none in which a node was lost); `measured_step_s` their median.
     `measured_transition_s`: by how much the plan's first step took longer than that, the decision aside: what it
-    waited for the plan and for state. None where the steps were too few, or too many, to say. `decision_s` is what
-    the decision for the plan took.
+    waited for the plan and for state; and the step before it as well, if that was one beside which the plan's state
+    moved, and then `estimated_transition_s` is what was thought before that. None where the steps were too few, or too
+    many, to say. `decision_s` is what the decision for the plan took.
     """
 
     generation: int

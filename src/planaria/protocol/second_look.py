@@ -11,22 +11,26 @@ LONGER = 2.0
 
 
 class SecondLook:
-    """Of one run."""
+    """Of one run.
+
+    Attributes:
+        chosen_for_s: for how far a next loss the plan in force was chosen; None: it was not weighed.
+    """
 
     def __init__(self) -> None:
-        self._chosen_for_s: float | None = None
+        self.chosen_for_s: float | None = None
 
     def chosen(self, time_to_failure_s: float) -> None:
         """A plan was, of several, with the next loss so far away."""
-        self._chosen_for_s = time_to_failure_s
+        self.chosen_for_s = time_to_failure_s
 
     def is_due(self, time_to_failure_s: float) -> bool:
         """Whether the plan is to be weighed again; once it was, not until the time has grown as much once more."""
-        if self._chosen_for_s is None or time_to_failure_s < LONGER * self._chosen_for_s:
+        if self.chosen_for_s is None or time_to_failure_s < LONGER * self.chosen_for_s:
             return False
-        self._chosen_for_s = time_to_failure_s
+        self.chosen_for_s = time_to_failure_s
         return True
 
     def forget(self) -> None:
         """The plan in force was not weighed."""
-        self._chosen_for_s = None
+        self.chosen_for_s = None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from planaria.estimate.restore import Storage
 from planaria.job.settings import TrainSection
 from planaria.policy.outlook import DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S
+from planaria.protocol.failures import Watched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +38,11 @@ class RunSettings:
         checkpoint_every: steps between checkpoints; 0 for none but the last.
         resume: checkpoint to start from.
         mean_time_between_failures_s: as expected before any is seen.
+        watched: what earlier runs of this job saw of that.
         storage: that checkpoints are read from, as expected before a restore was measured.
         waits: with too few nodes, save and wait for others to join; else save and end.
         may_drop: samples may be left out, if a policy is chosen that does so.
+        shares_cores: workers have less than a core each: a step takes as long as all work in it, whoever does it.
     """
 
     train: TrainSection
@@ -52,9 +55,11 @@ class RunSettings:
     checkpoint_every: int
     resume: CheckpointRef | None
     mean_time_between_failures_s: float = DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S
+    watched: Watched = field(default_factory=Watched)
     storage: Storage = field(default_factory=Storage)
     waits: bool = False
     may_drop: bool = False
+    shares_cores: bool = False
 
     @property
     def first_step(self) -> int:

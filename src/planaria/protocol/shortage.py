@@ -9,17 +9,21 @@ no measure of what a device has. Devices are taken to be alike. Pure; it never a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 from planaria.estimate.memory import worker_memory_bytes
 from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
 from planaria.plan.profile import ModelProfile
 from planaria.policy.proposal import Policy
 from planaria.protocol.events import NodeGone
+from planaria.protocol.learnt import KnownShortages, Shortage
 
 SOON_STEPS = 10
 """A second node that runs out of memory within so many steps of the first shows that the job is too large for them."""
+
+CARRIED = 8
+"""Plans under which steps were committed, the last ones: their devices hold what was put on them."""
 
 REMEDY = (
     "Add nodes and go on by --resume; or, in a new run, set train.activation_checkpointing = true or a smaller "
@@ -29,21 +33,6 @@ REMEDY = (
 
 class WouldRunOut(PlanError):
     """Whatever plan is left puts more on some device than was too much for another."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shortage:
-    """One node's.
-
-    Attributes:
-        node: which ran out.
-        step: in progress then.
-        text: what happened there, for people.
-    """
-
-    node: NodeId
-    step: int
-    text: str
 
 
 class Shortages:
@@ -61,10 +50,24 @@ class Shortages:
     def __init__(self, profile: ModelProfile | None = None, within: Callable[[int], Policy] | None = None) -> None:
         self._profile = profile
         self._within = within
-        self._carried: deque[Plan] = deque(maxlen=8)
+        self._carried: deque[Plan] = deque(maxlen=CARRIED)
         self._short: dict[NodeId, Shortage] = {}
         self.bound_bytes: int | None = None
         self.fatal: str | None = None
+
+    @property
+    def learnt(self) -> KnownShortages:
+        """For the next coordinator."""
+        return KnownShortages(bound_bytes=self.bound_bytes, nodes=tuple(self._short.values()))
+
+    def recall(self, learnt: KnownShortages, carried: Iterable[Plan]) -> None:
+        """What the coordinator before knew, and plans under which steps were committed, in order."""
+        self.bound_bytes = learnt.bound_bytes
+        for shortage in learnt.nodes:
+            self._see_a_pattern(shortage)
+            self._short[shortage.node] = shortage
+        for plan in carried:
+            self.committed(plan)
 
     def plan_by(self, within: Callable[[int], Policy]) -> None:
         """Another policy is in force."""

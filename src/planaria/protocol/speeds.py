@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from planaria.plan.plan import NodeId, Plan, WorkerId
+from planaria.protocol.learnt import KnownSpeeds
 from planaria.protocol.records import NodeSpeed
 
 STEPS = 3
@@ -73,6 +74,19 @@ class Speeds:
         self._expected: tuple[Plan, Mapping[WorkerId, float]] | None = None
         self._expected_s: dict[NodeId, dict[WorkerId, float]] = {}
         self._is_first = True
+
+    @property
+    def learnt(self) -> KnownSpeeds:
+        """For the next coordinator."""
+        changed = {node: tuple(seen.changed) for node, seen in sorted(self._seen.items()) if seen.changed}
+        return KnownSpeeds(slow=dict(sorted(self.known.items())), changed=changed)
+
+    def recall(self, learnt: KnownSpeeds, live: Collection[NodeId]) -> None:
+        """What the coordinator before knew of nodes that live."""
+        self.known = {node: speed for node, speed in learnt.slow.items() if node in live}
+        for node, steps in learnt.changed.items():
+            if node in live:
+                self._seen.setdefault(node, _Seen()).changed.extend(steps)
 
     def expect(self, plan: Plan, compute_s: Mapping[WorkerId, float]) -> None:
         """A plan is in force now, under which the workers should compute for so long.

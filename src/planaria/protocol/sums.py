@@ -6,7 +6,7 @@ epoch; one of an older epoch is void, and is begun anew.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -53,16 +53,17 @@ class Sums(Generic[Part]):
         self._sums[group] = Sum(epoch, round_, missing, {} if own is None else {self._worker: own})
 
     def collect(
-        self, arrived: Callable[[WorkerId, int, int], tuple[Part | None] | None]
+        self, arrived: Callable[[WorkerId, int, int], tuple[Part | None] | None], held: Container[int]
     ) -> tuple[int, Sum[Part]] | None:
         """The first group, lowest round first, all of whose parts are here.
 
         Args:
             arrived: for an owner, a group and an epoch: the owner's part in a tuple, whose entry is None where it
                 counted nothing; None where it is not here yet.
+            held: groups of which this worker has a replica, and so a place for the sum; others' wait for theirs.
         """
         for group, pending in sorted(self._sums.items(), key=lambda item: (item[1].round, item[0])):
-            if pending.is_done:
+            if pending.is_done or group not in held:
                 continue
             for owner in list(pending.missing):
                 part = arrived(owner, group, pending.epoch)

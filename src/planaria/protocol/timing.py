@@ -35,6 +35,8 @@ class Timing:
         patience_s: beside what is expected of a step: after a coordinator that died, workers wait for the next one, and
             nobody is to blame for that.
         decision_s: that the last decision took of those for which plans were weighed; None: there was none.
+        late_s: by how much the first step of the plan that was closed last was longer than its others, the decision
+            aside; None: that cannot be seen.
     """
 
     def __init__(self) -> None:
@@ -43,17 +45,30 @@ class Timing:
         self.instruction_s = 0.0
         self.patience_s = 0.0
         self.decision_s: float | None = None
+        self.late_s: float | None = None
         self._is_weighed = False
         self._transition_s: float | None = None
         self._decided_s = 0.0
+        self._beside: tuple[float, float | None] | None = None
+        """Of the step before this plan, beside which its state moved: seconds, the decision aside, and what was
+        thought to pass without gain from then on."""
+        self._is_beside = False
         self._stretch = 0.0
         """How many times longer than estimated steps took under the plans before; 0: not known."""
 
     def expect(
-        self, step_s: float, instruction_s: float, *, is_weighed: bool = False, transition_s: float | None = None
+        self,
+        step_s: float,
+        instruction_s: float,
+        *,
+        is_weighed: bool = False,
+        transition_s: float | None = None,
+        is_beside: bool = False,
     ) -> None:
         """A plan is in force now whose steps and longest instruction are estimated so; it may be one of several that
-        were weighed, and then so is what passes without gain until it runs."""
+        were weighed, and then so is what passes without gain until it runs, or until the one after it does, where it is
+        for a step beside which that one's state moves."""
+        self._is_beside = is_beside
         self._is_weighed = is_weighed
         self._transition_s = transition_s
         self._decided_s = 0.0
@@ -77,19 +92,33 @@ class Timing:
         self._measured.append(duration_s)
 
     def close(self, generation: int) -> PlanMeasured | None:
-        """What the plan in force took, beside what it was thought to take; its measurements end here."""
+        """What the plan in force took, beside what it was thought to take; its measurements end here.
+
+        A transition takes what passes without gain: by so much as the plan's first step, and the one beside which its
+        state moved, if there was one, are longer than the plan's steps. The first decision is left out, as in the
+        estimate; one after that step is not.
+        """
+        beside, self._beside, self.late_s = self._beside, None, None
         if not self._measured:
             return None
+        if self._is_beside:
+            self._beside = self._measured[-1] - self._decided_s, self._transition_s
         self._stretch = self._current_stretch
         usual_s = statistics.median(self._measured)
         first_s = self._measured[0] if 3 <= len(self._measured) < MEASURED_STEPS else None
+        transition_s, passed_s = self._transition_s, None
+        if first_s is not None:
+            passed_s = self.late_s = first_s - usual_s - self._decided_s
+            if beside is not None:
+                passed_s += beside[0] - usual_s + self._decided_s
+                transition_s = beside[1]
         record = PlanMeasured(
             generation=generation,
             steps=len(self._measured),
             estimated_step_s=self.step_s,
             measured_step_s=usual_s,
-            estimated_transition_s=self._transition_s,
-            measured_transition_s=None if first_s is None else max(0.0, first_s - usual_s - self._decided_s),
+            estimated_transition_s=transition_s,
+            measured_transition_s=None if passed_s is None else max(0.0, passed_s),
             decision_s=self._decided_s,
         )
         self._measured.clear()

@@ -18,11 +18,12 @@ class Clock:
         num_events: that happened so far.
     """
 
-    def __init__(self, random: Random, spread: float = 4.0) -> None:
+    def __init__(self, random: Random, spread: float = 4.0, *, is_exact: bool = False) -> None:
         self.now = 0.0
         self.random = random
         self.num_events = 0
         self._spread = spread
+        self._is_exact = is_exact
         self._heap: list[tuple[float, int, Action]] = []
         self._sequence = 0
 
@@ -34,7 +35,10 @@ class Clock:
         heapq.heappush(self._heap, (when_s, self._sequence, action))
 
     def vary(self, mean_s: float) -> float:
-        """A delay: from nothing to `spread` times the mean, most often short; now and then much longer."""
+        """A delay: from nothing to `spread` times the mean, most often short; now and then much longer. Or exactly the
+        mean."""
+        if self._is_exact:
+            return mean_s
         chance = self.random.random()
         if chance < 0.02:
             return mean_s * (5.0 + 1250.0 * chance)

@@ -66,7 +66,7 @@ class Cluster:
         self.weather = schedule.weather
         self.is_telling = is_telling
         self.history: list[str] = []
-        self.clock = Clock(Random(schedule.seed), schedule.weather.spread)
+        self.clock = Clock(Random(schedule.seed), schedule.weather.spread, is_exact=schedule.weather.is_exact)
         self.network = Network(self.clock)
         self.disk = Disk()
         self.profile = setup.profile

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from planaria.estimate.memory import worker_memory_bytes
 from planaria.plan.plan import WorkerId
 from planaria.plan.profile import ModelProfile
@@ -51,7 +53,7 @@ class Device:
     def _takes_s(self, instruction: Instruction) -> float:
         """On a device that is not slow."""
         layers = range(instruction.first_layer, instruction.end_layer)
-        if not self._weather.is_as_profiled:
+        if not (self._weather.is_as_profiled or self._weather.is_exact):
             return self._clock.vary(self._weather.compute_s * len(layers))
         seconds = 0.0
         for layer in layers:
@@ -63,7 +65,20 @@ class Device:
             counts = instruction.op in (Op.BACKWARD, Op.SHADOW_BACKWARD) and layer in instruction.counted
             if instruction.op is Op.BACKWARD_WEIGHT or counts:
                 seconds += times.backward_weight_s
-        return seconds * self._clock.random.uniform(1 - NOISE, 1 + NOISE)
+        return seconds if self._weather.is_exact else seconds * self._clock.random.uniform(1 - NOISE, 1 + NOISE)
+
+    def sum_s(self, group: int, num_parts: int) -> float:
+        """Adding up so many parts of a sum."""
+        if not self._weather.is_exact:
+            return self._clock.vary(self._weather.compute_s / 10)
+        return max(0, num_parts - 1) * self._profile.groups[group].size_bytes * self._profile.step.sum_s_per_byte
+
+    def apply_s(self, groups: Collection[int]) -> float:
+        """The optimizer's step."""
+        if not self._weather.is_exact:
+            return self._clock.vary(self._weather.compute_s / 5)
+        size = sum(self._profile.groups[group].size_bytes for group in groups)
+        return size * self._profile.step.apply_s_per_byte
 
     def out_of_memory(self, interpreter: Interpreter, worker: WorkerId, *, holds: bool) -> OutOfMemory:
         """Bytes as they would be: about what the plan puts here, and as much more as a layer may want; or unknown."""

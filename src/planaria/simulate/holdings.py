@@ -76,6 +76,12 @@ class Holdings:
         bound = self.bound[layer]
         return hash(tuple([replica.state for replica in bound]))
 
+    def drop(self, groups: Collection[int]) -> None:
+        """Replicas that are of an older step, and that others will replace."""
+        for layer in [layer for layer in self.bound if set(groups).intersection(self._algebra.groups_of[layer])]:
+            del self.bound[layer]
+        self.keep_only([group for group in self.replicas if group not in groups])
+
     def keep_only(self, groups: Collection[int]) -> None:
         for group in [group for group in self.replicas if group not in groups]:
             del self.replicas[group]

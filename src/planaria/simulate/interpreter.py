@@ -292,31 +292,32 @@ class Interpreter:
     # Sums
 
     def _start_sum(self, instruction: Instruction) -> None:
-        """This worker's accumulator of the group is whole."""
+        """This worker's accumulator of the group is whole; of a group whose state is on its way it has none."""
         group, epoch = instruction.group, instruction.epoch
         if self.sums.is_begun(group, epoch):
             return
         owners = self.plan.owners_of[group]
-        accumulator = self._holdings.accumulator(group)
+        accumulator = self._holdings.accumulator(group) if group in self._holdings.replicas else None
         for owner in owners:
             if owner != self._worker:
                 self._send_part(owner, group, epoch, accumulator)
-        own = None if accumulator.is_empty else accumulator
+        own = None if accumulator is None or accumulator.is_empty else accumulator
         self.sums.begin(group, epoch, instruction.round, owners, own)
 
-    def _send_part(self, owner: WorkerId, group: int, epoch: int, accumulator: Accumulator) -> None:
-        is_shared = not accumulator.is_empty and self._is_on_this_host(owner)
+    def _send_part(self, owner: WorkerId, group: int, epoch: int, accumulator: Accumulator | None) -> None:
+        if accumulator is None or accumulator.is_empty:
+            self._send(owner, Key(Kind.SUM, self._worker, self.step, epoch, group, 0), lambda: (None,))
+            return
+        is_shared = self._is_on_this_host(owner)
         key = Key(Kind.SHARED_SUM if is_shared else Kind.SUM, self._worker, self.step, epoch, group, 0)
         if is_shared:
             self._send(owner, key, lambda: (accumulator,))
-        elif accumulator.is_empty:
-            self._send(owner, key, lambda: (None,))
         else:
             self._send(owner, key, lambda: (accumulator.total,))
 
     def collect(self) -> tuple[int, Sum[Part]] | None:
         """A group all of whose parts are here, to be added up."""
-        return self.sums.collect(self._part)
+        return self.sums.collect(self._part, self._holdings.replicas)
 
     def _part(self, owner: WorkerId, group: int, epoch: int) -> tuple[Part | None] | None:
         for kind in (Kind.SUM, Kind.SHARED_SUM):

@@ -10,7 +10,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from planaria.plan.plan import Plan, Transfer, WorkerId
+from planaria.plan.plan import Group, Plan, Transfer, WorkerId
+from planaria.plan.program import Instruction
+from planaria.protocol.awaiting import needs_state
 from planaria.protocol.mail import Key, Kind, Mail
 from planaria.protocol.messages import Damaged, Resend
 from planaria.simulate.holdings import Replica
@@ -35,6 +37,7 @@ class Moves:
 
     def __init__(self, worker: Worker, mail: Mail[Any]) -> None:
         self.is_settled = True
+        self._groups: tuple[Group, ...] = ()
         self._worker = worker
         self._mail = mail
         self._incoming: list[Transfer] = []
@@ -43,10 +46,14 @@ class Moves:
 
     def begin(self, plan: Plan) -> None:
         """Send what this plan wants of this worker."""
-        own = self._worker.number
+        own, self._groups = self._worker.number, plan.groups
         self._incoming = sorted((t for t in plan.transfers if t.target == own), key=lambda t: t.group)
         self._arriving = []
         self._attempts.clear()
+        incoming, holdings = {transfer.group for transfer in self._incoming}, self._worker.holdings
+        current = incoming.intersection(holdings.held_at(self._worker.machine.step - 1))
+        assert not current, f"groups {current} are up to date here, and move here"
+        holdings.drop(incoming)
         for transfer in plan.transfers:
             if transfer.source == own:
                 self._send(transfer)
@@ -64,11 +71,17 @@ class Moves:
 
     def _send(self, transfer: Transfer) -> None:
         replica = self._worker.holdings.replicas[transfer.group]
-        self._worker.transport.send(transfer.target, self._key(transfer), partial(_piece, replica, transfer.part))
+        size_bytes = transfer.moved_bytes(self._groups[transfer.group])
+        piece = partial(_piece, replica, transfer.part)
+        self._worker.transport.send(transfer.target, self._key(transfer), piece, size_bytes)
 
     def _key(self, transfer: Transfer) -> Key:
         machine, attempt = self._worker.machine, self._attempts.get(transfer, 0)
         return Key(Kind.STATE, transfer.source, machine.step, machine.generation, transfer.group, attempt)
+
+    def is_needed_by(self, instruction: Instruction) -> bool:
+        """Whether it waits for what is missing."""
+        return needs_state(instruction, {layer for t in self._incoming for layer in self._groups[t.group].layers})
 
     def take(self) -> WorkerId | None:
         """Bring in what has come; returns whose piece is still missing, None when all is here."""

@@ -65,10 +65,13 @@ class Way:
         self._under_way: deque[Action] = deque()
         self._num_held = 0
 
-    def send(self, action: Action) -> None:
-        """`action` is the arrival."""
+    def send(self, action: Action, takes_s: float | None = None) -> None:
+        """`action` is the arrival; what is known to take so long goes when the last such message has gone."""
         clock = self._network.clock
-        self._last_s = max(self._last_s, clock.now + clock.vary(self._mean_s))
+        if takes_s is None:
+            self._last_s = max(self._last_s, clock.now + clock.vary(self._mean_s))
+        else:
+            self._last_s = max(self._last_s, clock.now) + takes_s
         self._under_way.append(action)
         clock.at(self._last_s, self._arrive)
 

@@ -54,6 +54,8 @@ def schedule(seed: int) -> Schedule:
     if draw.random() < 0.08:
         faults.append(when(draw, setup, -1, kind=FaultKind.STOP))
     setup, switches = _policies(Random(f"policies {seed}"), setup)
+    allowed = Random(f"allowed {seed}")
+    setup = msgspec.structs.replace(setup, may_drop=allowed.random() < 0.3, may_restore=allowed.random() < 0.5)
     faults += switches
     return Schedule(seed=seed, setup=setup, weather=weather, faults=tuple(faults))
 

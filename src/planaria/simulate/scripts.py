@@ -161,6 +161,19 @@ def numbered(trace: Trace, nodes: Sequence[NodeId]) -> dict[str, NodeId]:
     return dict(zip(trace.initial, nodes, strict=True))
 
 
+SOMEWHERE = "not known"
+"""The zone of nodes of which a trace does not say where they are, where it says so of others."""
+
+
+def zones_by_number(trace: Trace) -> tuple[str, ...]:
+    """The zone of each node that a job gets from a trace, by the number that it gets: those that are there at the
+    beginning, then those that come, one after the other. Empty where the trace says of none where it is."""
+    added = [event for event in trace.events if event.change is Change.ADD]
+    if not any(event.zone for event in added):
+        return ()
+    return tuple(event.zone or SOMEWHERE for event in added)
+
+
 def thinned(trace: Trace, num_nodes: int) -> Trace:
     """A part of a trace's nodes, evenly taken, so that it begins with so many; with all that befalls them.
 

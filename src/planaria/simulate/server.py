@@ -282,7 +282,8 @@ class Server:
                 return
             self._carry_out(command)
         if self._lives and any(isinstance(c, Send) and isinstance(c.message, PlanMessage) for c in commands):
-            for command in self.machine.handle(DecisionTook(1e-3), self._clock.now):
+            took_s = 0.0 if cluster.weather.is_exact else 1e-3
+            for command in self.machine.handle(DecisionTook(took_s), self._clock.now):
                 if self._lives:
                     self._carry_out(command)
         self._prepare(PIECES)

@@ -33,7 +33,9 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         done: steps of an earlier run, from whose checkpoint this one begins.
         policy: that makes the plans.
         num_zones: to which nodes are dealt out in turn; 0: nobody knows where they are.
-        redundancy: what shadows compute, under the policy of that name.
+        redundancy: what shadows compute, where they do.
+        may_drop: the policy adaptive may leave samples out.
+        may_restore: it may go back to a checkpoint where no replica is the last.
     """
 
     num_layers: int
@@ -54,6 +56,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     policy: PolicyName = PolicyName.TEMPLATES
     num_zones: int = 0
     redundancy: Redundancy = Redundancy.EAGER_LAZY
+    may_drop: bool = False
+    may_restore: bool = False
 
     def zone_of(self, node: int) -> str:
         return f"zone-{node % self.num_zones}" if self.num_zones else ""
@@ -83,6 +87,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             min_nodes=self.min_nodes,
             schedule=self.order,
             redundancy=self.redundancy,
+            may_drop=self.may_drop,
+            may_restore=self.may_restore and self.checkpoint_every > 0,
         )
 
     @property

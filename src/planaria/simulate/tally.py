@@ -226,15 +226,12 @@ def tally(told: Told, began_s: float, ended_s: float, *, global_batch: int, micr
 
 
 def _estimate(records: Sequence[AnyRecord]) -> Estimate:
-    taken = {record.generation: record for record in records if isinstance(record, PlanTaken)}
     measured = [record for record in records if isinstance(record, PlanMeasured)]
     errors = [abs(record.estimated_step_s / record.measured_step_s - 1) for record in measured]
     transitions = [
-        (plan.estimated_transition_s, record.measured_transition_s)
+        (record.estimated_transition_s, record.measured_transition_s)
         for record in measured
-        if (plan := taken.get(record.generation)) is not None
-        and plan.estimated_transition_s is not None
-        and record.measured_transition_s is not None
+        if record.estimated_transition_s is not None and record.measured_transition_s is not None
     ]
     return Estimate(
         plans=len(measured),

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from planaria.plan.plan import WorkerId
+from planaria.plan.profile import LinkCost
 from planaria.protocol.mail import Key, Kind
 from planaria.protocol.messages import CutOff
 from planaria.simulate.interpreter import Read
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 CUT_OFF_S = 1.0
 """As in `planaria.worker.transport`."""
+
+_SUMS = (Kind.SUM, Kind.SHARED_SUM)
 
 ANY = ""
 """A message of whatever kind."""
@@ -39,6 +42,7 @@ class Transport:
         self._cluster = cluster
         self._clock = cluster.clock
         self._ways: dict[WorkerId, Way] = {}
+        self._read_at = 0.0
         self._peers: set[WorkerId] = set()
 
     def set_peers(self, peers: set[WorkerId]) -> None:
@@ -46,12 +50,26 @@ class Transport:
         for peer in [peer for peer in self._ways if peer not in peers]:
             self._ways.pop(peer).cut()
 
-    def send(self, peer: WorkerId, key: Key, read: Read) -> None:
+    def send(self, peer: WorkerId, key: Key, read: Read, size_bytes: int | None = None) -> None:
+        """Of a state the size is given, that of other messages is known."""
         assert peer in self._peers, f"worker {self._worker.number} sends to {peer}, which is not in its plan"
         way = self._ways.get(peer)
         if way is None:
             way = self._ways[peer] = self._cluster.way(self._worker.node, peer)
-        way.send(partial(self._deliver, way, peer, key, read))
+        takes_s = self._takes_s(peer, key, size_bytes) if self._cluster.weather.is_exact else None
+        way.send(partial(self._deliver, way, peer, key, read), takes_s)
+
+    def _takes_s(self, peer: WorkerId, key: Key, size_bytes: int | None) -> float:
+        """On the link; a sum's part is read when it is told of."""
+        if key.kind in _SUMS:
+            return 0.0
+        if size_bytes is None:
+            size_bytes = self._cluster.profile.layers[key.layer - 1].output_bytes
+        return self._link(peer).time_s(size_bytes)
+
+    def _link(self, peer: WorkerId) -> LinkCost:
+        same_node = self._cluster.workers[peer].node == self._worker.node
+        return self._cluster.profile.links.of(same_node=same_node)
 
     def cut(self) -> None:
         """The process is gone."""
@@ -66,10 +84,24 @@ class Transport:
     def _deliver(self, way: Way, peer: WorkerId, key: Key, read: Read) -> None:
         target = self._cluster.workers[peer]
         if not target.is_over:
-            target.receive(key, read(), is_damaged=self._damages(key))
+            payload, is_damaged = read(), self._damages(key)
+            if key.kind in _SUMS and payload != (None,) and self._cluster.weather.is_exact:
+                target.transport.hear(self._worker.number, key, payload, is_damaged=is_damaged)
+            else:
+                target.receive(key, payload, is_damaged=is_damaged)
         elif not self._cluster.is_dark(target.node):
             way.is_stuck = True
             self._clock.after(CUT_OFF_S, partial(self._complain_of, way, peer))
+
+    def hear(self, peer: WorkerId, key: Key, payload: Any, *, is_damaged: bool) -> None:
+        """A part of a sum can be read: one after another, whoever it is of."""
+        seconds = self._link(peer).time_s(self._cluster.profile.groups[key.item].size_bytes)
+        self._read_at = max(self._read_at, self._clock.now) + seconds
+        self._clock.at(self._read_at, partial(self._read, key, payload, is_damaged=is_damaged))
+
+    def _read(self, key: Key, payload: Any, *, is_damaged: bool) -> None:
+        if not self._worker.is_over:
+            self._worker.receive(key, payload, is_damaged=is_damaged)
 
     def _damages(self, key: Key) -> bool:
         for kind in (Kind.NAMES[key.kind], ANY):

@@ -20,6 +20,8 @@ class Weather(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         is_as_profiled: computing takes as long as the profile says, but for a few per cent; else `compute_s`.
         is_wired: control messages travel as bytes, and plans as what differs from the one before.
         writes_later: a checkpoint's manifest is written beside everything else, not at once.
+        is_exact: nothing varies: what the profile has times for (computing, messages, sums, the optimizer) takes
+            those, and all else its mean. So what happens is what the estimator says, or the estimator is wrong.
     """
 
     compute_s: float = 1e-3
@@ -33,3 +35,4 @@ class Weather(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     is_as_profiled: bool = False
     is_wired: bool = False
     writes_later: bool = False
+    is_exact: bool = False

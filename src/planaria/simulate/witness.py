@@ -82,7 +82,9 @@ class Witness:
         self._weather = weather
         self._profile = setup.profile
         self._strength = Strength(setup, policies)
-        self._may_go_back = PolicyName.MORPH in policies
+        self._may_go_back = PolicyName.MORPH in policies or (
+            PolicyName.ADAPTIVE in policies and setup.planner.may_restore
+        )
         self.reference = reference
         self._workers = workers
         self._is_clear = is_clear
@@ -297,7 +299,7 @@ class Witness:
 
     def _must_be_lost(self, machine: Coordinator, why: str) -> None:
         """Some group has no replica left on the nodes that are in the job; or the policy goes back after any loss."""
-        if self._may_go_back:
+        if self._may_go_back and "no replica" not in why:
             self.require(any(isinstance(record, NodeLost) for record in self.records), f"{why}: but nobody was lost")
             return
         nodes = machine.state.nodes

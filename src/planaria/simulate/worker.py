@@ -199,7 +199,7 @@ class Worker:
                 self._progress += 1
             elif self._agenda:
                 self._activity = Activity.BUSY
-                self._sleep(self._cluster.weather.compute_s / 5, partial(self._carry_out, self._agenda.popleft()))
+                self._sleep_for(self._order_s(self._agenda[0]), partial(self._carry_out, self._agenda.popleft()))
             elif self.end is not None:
                 if self._writer.is_done:
                     self._exit()
@@ -232,9 +232,10 @@ class Worker:
         """Do something of the program; False when it has to wait."""
         if self.runs_out:
             return self._misbehave()
-        if not self.moves.is_settled and not self._settle():
-            return False
         instruction = self.interpreter.progress.next
+        source = None if self.moves.is_settled else self._bring_in()
+        if source is not None and (instruction is None or self.moves.is_needed_by(instruction)):
+            return self._add_up_or_wait(source)
         if instruction is None:
             self._agenda.extend(self.machine.handle(ProgramDone(self.machine.generation, self.machine.step)))
             return True
@@ -278,14 +279,24 @@ class Worker:
             self.interpreter.execute(instruction)
             self._progress += 1
             return True
+        return self._add_up_or_wait(self.interpreter.awaited(instruction))
+
+    def _add_up_or_wait(self, awaited: WorkerId | None) -> bool:
         found = self.interpreter.collect()
         if found is None:
-            return self._wait(self.interpreter.awaited(instruction))
+            return self._wait(awaited)
         self._activity, self._waits_for = Activity.WAITING, -1
-        self._sleep(self._cluster.weather.compute_s / 10, partial(self.interpreter.add_up, *found))
+        group, pending = found
+        seconds = self.device.sum_s(group, len(pending.parts)) * self.slowness
+        self._sleep_for(seconds, partial(self.interpreter.add_up, group, pending))
         return True
 
     # Commands of its machine
+
+    def _order_s(self, command: WorkerCommand) -> float:
+        if isinstance(command, Apply):
+            return self.device.apply_s(self.interpreter.plan.groups_of[self.number]) * self.slowness
+        return self._clock.vary(self._cluster.weather.compute_s / 5) * self.slowness
 
     def _carry_out(self, command: WorkerCommand) -> None:
         self._cluster.happened(type(command).__name__, self.node)
@@ -381,17 +392,19 @@ class Worker:
                 saved = disk.read(message.folder, group)
                 self.holdings.put(Replica(group, saved.state, message.step - 1))
 
-    def _settle(self) -> bool:
-        """Bring in what is still missing, then bind the layers; False while something is."""
+    def _bring_in(self) -> WorkerId | None:
+        """What has come, and bind the layers that it makes whole; returns whose piece is still missing."""
         source = self.moves.take()
+        plan = self.interpreter.plan
+        held = plan.layers_held(self.holdings.replicas)
+        self.holdings.own_layers([layer for layer in plan.layers_run_by.get(self.number, ()) if layer in held])
         if source is not None:
-            return self._wait(source)
-        self.holdings.own_layers(self.interpreter.plan.layers_run_by.get(self.number, ()))
+            return source
         self.moves.is_settled = True
         self.control.tell(Ready(generation=self.interpreter.plan.generation))
         self._progress += 1
         self._cluster.witness.touched(self)
-        return True
+        return None
 
     def describe(self) -> str:
         """For people."""

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
 
 from planaria.checkpoint.state import GroupState
 from planaria.plan.ledger import Ledger
+from planaria.plan.plan import Plan
+from planaria.plan.program import Instruction
 from planaria.protocol.liveness import Activity
 from planaria.protocol.messages import (
     Commit,
@@ -141,14 +143,18 @@ class Agent:
             self._control.send(msgspec.structs.replace(lacking, holds=True))
 
     def _work(self) -> None:
-        self._act = "while its state arrives"
+        self._act = ""
         try:
-            self._movement.settle(self._interpreter.plan)
-            self._act = ""
-            self._interpreter.run()
+            self._interpreter.run(self._bring_in)
         except Interrupted:
             return
         self._carry_out(self._machine.handle(ProgramDone(self._machine.generation, self._machine.step)))
+
+    def _bring_in(self, plan: Plan, instruction: Instruction | None, idle: Callable[[], bool]) -> None:
+        if not self._movement.is_settled:
+            self._act = "while its state arrives"
+            self._movement.bring_in(plan, instruction, idle)
+            self._act = ""
 
     def _carry_out(self, commands: tuple[WorkerCommand, ...]) -> None:
         for command in commands:

@@ -69,6 +69,14 @@ class Holdings:
                 self.compute.drop_layer(layer)
         self.replicas[group] = replica
 
+    def drop(self, groups: Collection[int]) -> None:
+        """Replicas that are of an older step, and that others will replace."""
+        for group in groups:
+            for layer in self._model.groups[group].layers:
+                if layer in self.compute.layers:
+                    self.compute.drop_layer(layer)
+        self.keep_only([group for group in self.replicas if group not in groups])
+
     def held_at(self, step: int) -> tuple[int, ...]:
         """Groups whose replica is up to date after `step`."""
         return tuple(g for g in sorted(self.replicas) if self.replicas[g].step == step)

@@ -70,6 +70,9 @@ WORDS = {
 }
 
 
+BringIn = Callable[[Plan, Instruction | None, Callable[[], bool]], None]
+
+
 class Interpreter:
     """Runs the steps of one worker."""
 
@@ -191,11 +194,16 @@ class Interpreter:
         """The instruction under way, or to be done next; None at the program's end."""
         return self._done.next
 
-    def run(self) -> None:
-        """Run what is left of the program. Raises Interrupted when there is an order; then `run` may go on later."""
+    def run(self, bring_in: BringIn = lambda plan, instruction, idle: None) -> None:
+        """Run what is left of the program. Raises Interrupted when there is an order; then `run` may go on later.
+
+        Args:
+            bring_in: state that is under way, as far as the instruction that comes next (None: the end) needs it.
+        """
         while (instruction := self._done.next) is not None:
             if self._mailbox.has_orders:
                 raise Interrupted
+            bring_in(self.plan, instruction, self._progress)
             began_s = time.monotonic() if self._trace is not None else 0.0
             with self._heartbeat.during(Activity.COMPUTING):
                 self._faults.check(FAULT_KINDS[instruction.op], self._step)
@@ -206,6 +214,7 @@ class Interpreter:
             if self._trace is not None:
                 self._trace.note(self._step, instruction, began_s, time.monotonic())
             self._done.finish()
+        bring_in(self.plan, None, self._progress)
 
     def _compute(self, instruction: Instruction) -> None:
         """Timed. A device's stopwatch waits for the device, so it is read no oftener than it must be."""

@@ -1,6 +1,7 @@
 """State on its way: what a plan moves from worker to worker, what is loaded from a checkpoint, what is sent again.
 
-It fills the holdings before a program runs. Whether a plan is taken is the machine's to say.
+It fills the holdings while a program runs, which waits only before what needs the state (`planaria.protocol.awaiting`).
+Whether a plan is taken is the machine's to say.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from planaria.checkpoint.manifest import read_manifest
 from planaria.checkpoint.state import read_group
 from planaria.model.model import Model
 from planaria.plan.plan import Plan, Transfer, WorkerId
+from planaria.plan.program import Instruction
+from planaria.protocol.awaiting import needs_state
 from planaria.protocol.liveness import Activity
 from planaria.protocol.messages import Damaged, Message, PlanMessage, Ready, Resend, StateSource
 from planaria.protocol.worker import WorkerMachine
@@ -78,7 +81,7 @@ class Movement:
         mailbox.when_damaged = self._damaged
 
     def begin(self, message: PlanMessage) -> None:
-        """Load or send what the plan says; what has to come from peers is awaited in `settle`."""
+        """Load or send what the plan says; what has to come from peers is brought in before what needs it."""
         plan, own = message.plan, self._worker
         if message.source is not StateSource.LIVE:
             self._load(message)
@@ -86,6 +89,7 @@ class Movement:
             self._mailbox.forget_older_plans(plan.generation)
         outgoing = [t for t in plan.transfers if t.source == own]
         self._incoming = sorted((t for t in plan.transfers if t.target == own), key=lambda t: t.group)
+        self._holdings.drop({transfer.group for transfer in self._incoming})
         self._arriving = None
         self._attempts.clear()
         self._mailbox.tell_damage_again()
@@ -95,19 +99,39 @@ class Movement:
             self._move(plan, transfer)
         self.is_settled = False
 
-    def settle(self, plan: Plan) -> None:
-        """Bring in what is still missing, then bind the layers. Raises Interrupted."""
+    def bring_in(self, plan: Plan, instruction: Instruction | None, idle: Callable[[], bool]) -> None:
+        """What has come; and what is still missing, where the next instruction needs it. Raises Interrupted.
+
+        Args:
+            plan: that was begun.
+            instruction: the next one; None: the program is over.
+            idle: see `Mailbox.take`.
+        """
         if self.is_settled:
             return
         self._pace.finish_reading()
         while self._incoming:
             transfer = self._incoming[0]
-            with self._heartbeat.during(Activity.WAITING, transfer.source):
-                state = self._mailbox.take(self._key(plan, transfer), lambda: False)
+            state = self._mailbox.poll(self._key(plan, transfer))
+            if state is None:
+                self._bind(plan)
+                if not self._is_needed_by(plan, instruction):
+                    return
+                with self._heartbeat.during(Activity.WAITING, transfer.source):
+                    state = self._mailbox.take(self._key(plan, transfer), idle)
             self._take(plan, transfer, state)
-        self._holdings.own_layers(plan.layers_run_by.get(self._worker, ()))
+        self._bind(plan)
         self.is_settled = True
         self._send(Ready(generation=plan.generation))
+
+    def _bind(self, plan: Plan) -> None:
+        """The layers whose state is here."""
+        held = plan.layers_held(self._holdings.replicas)
+        self._holdings.own_layers([layer for layer in plan.layers_run_by.get(self._worker, ()) if layer in held])
+
+    def _is_needed_by(self, plan: Plan, instruction: Instruction | None) -> bool:
+        missing = {layer for transfer in self._incoming for layer in plan.groups[transfer.group].layers}
+        return instruction is None or needs_state(instruction, missing)
 
     def again(self, plan: Plan, order: Resend) -> None:
         """Send a piece of state again, or await it from where the order says."""

@@ -48,29 +48,32 @@ class Sync:
         self._plan = plan
 
     def start(self, group: int, epoch: int, round_: int) -> None:
-        """This worker's accumulator of the group is whole."""
+        """This worker's accumulator of the group is whole; of a group whose state is on its way it has none."""
         assert self._plan is not None
         if self._sums.is_begun(group, epoch):
             return
         owners = self._plan.owners_of[group]
-        accumulator = self._holdings.accumulator(group)
+        accumulator = self._holdings.accumulator(group) if group in self._holdings.replicas else None
         for owner in owners:
             if owner != self._worker:
                 self._send(owner, group, epoch, accumulator)
-        self._sums.begin(group, epoch, round_, owners, None if accumulator.is_empty else accumulator.total)
+        is_empty = accumulator is None or accumulator.is_empty
+        self._sums.begin(group, epoch, round_, owners, None if is_empty else self._holdings.accumulator(group).total)
 
-    def _send(self, owner: WorkerId, group: int, epoch: int, accumulator: Accumulator) -> None:
+    def _send(self, owner: WorkerId, group: int, epoch: int, accumulator: Accumulator | None) -> None:
         kind = Kind.SUM
-        payload: tuple[torch.Tensor, ...] = (accumulator.total,)
-        if accumulator.is_empty:
+        payload: tuple[torch.Tensor, ...]
+        if accumulator is None or accumulator.is_empty:
             payload = ()
         elif accumulator.shared is not None and self._transport.is_on_this_host(owner):
             kind, payload = Kind.SHARED_SUM, (accumulator.shared.address(),)
+        else:
+            payload = (accumulator.total,)
         self._transport.send(owner, Key(kind, self._worker, self._step, epoch, group, 0), payload)
 
     def progress(self) -> bool:
         """Do one piece of what can be done without waiting; False when there is nothing."""
-        whole = self._sums.collect(self._arrived)
+        whole = self._sums.collect(self._arrived, self._holdings.replicas)
         if whole is None:
             return False
         self._finish(*whole)

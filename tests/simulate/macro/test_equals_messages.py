@@ -54,6 +54,7 @@ def case(seed: int) -> Case:
         order=draw.choice([ScheduleKind.ONE_F_ONE_B, ScheduleKind.EAGER_ONE_F_ONE_B]),
         waits=True,
         policy=policy,
+        num_zones=Random(f"zones of {seed}").choice([0, 2, 3]),
     )
     step_s = make_policy(setup.policy, setup.profile, setup.planner).initial([NodeId(n) for n in range(num_nodes)], 1)
     gap_s = 9.3 * step_s.step_time_s
@@ -98,10 +99,14 @@ def by_messages(which: Case, seed: int) -> Recording:
 
 def by_macro(which: Case) -> tuple[RunResult, Following]:
     setup = which.setup
-    events = [TraceEvent(at_s=0.0, change=Change.ADD, node=str(node)) for node in range(setup.num_nodes)]
+    events = [
+        TraceEvent(at_s=0.0, change=Change.ADD, node=str(node), zone=setup.zone_of(node))
+        for node in range(setup.num_nodes)
+    ]
     later = [TraceEvent(at_s=at_s, change=Change.REMOVE, node=str(n)) for at_s, lost in which.kills for n in lost]
     later += [
-        TraceEvent(at_s=at_s, change=Change.ADD, node=str(setup.num_nodes + at)) for at, at_s in enumerate(which.joins)
+        TraceEvent(at_s=at_s, change=Change.ADD, node=str(node), zone=setup.zone_of(node))
+        for node, at_s in enumerate(which.joins, setup.num_nodes)
     ]
     trace = Trace(name="case", horizon_s=1e6, events=(*events, *sorted(later, key=lambda event: event.at_s)))
     experiment = Experiment(

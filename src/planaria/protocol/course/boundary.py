@@ -66,7 +66,7 @@ def reconfigure(run: Run, holders: Holders) -> list[Command]:
     except PlanError as error:
         return _exhausted(run, str(error))
     if proposal.restores:
-        lost = sorted(set(run.plan.nodes) & run.members.gone)
+        lost = sorted(set(run.plan.nodes) & run.members.gone if run.recovery is None else run.recovery.lost)
         return go_back(run, proposal, f"node{'s' if len(lost) > 1 else ''} {', '.join(map(str, lost))} lost")
     if run.recovery is not None:
         run.recovery.add_reconfiguration(proposal)

@@ -78,4 +78,8 @@ def close_recovery(run: Run) -> list[Command]:
 def close_timing(run: Run) -> list[Command]:
     """The plan in force is no longer measured."""
     record = None if run.current is None else run.timing.close(run.plan.generation)
-    return [] if record is None else [Publish(record)]
+    if record is None:
+        return []
+    if run.timing.late_s is not None:
+        run.moving.changed(record.generation, run.timing.late_s)
+    return [Publish(record)]

@@ -38,7 +38,14 @@ def lose(run: Run, event: NodeGone) -> list[Command]:
         live_nodes=run.num_live,
         detect_ms=detect_ms,
     )
-    entry = JournalNode(node=event.node, fate=Fate.LOST, cause=event.cause, strikes=strikes, records=(lost,))
+    entry = JournalNode(
+        node=event.node,
+        fate=Fate.LOST,
+        cause=event.cause,
+        strikes=strikes,
+        records=(lost,),
+        learnt=run.to_write(),
+    )
     return [entry, Evict(event.node), Publish(lost), *given_up]
 
 

@@ -38,7 +38,7 @@ def restarted(run: Run, event: Restarted) -> list[Command]:
     """Its last decisions are carried out again as far as they may not have been."""
     past = run.past
     run.returning.began = run.now
-    run.attempt.began = run.now if event.step_began is None else event.step_began
+    run.attempt.begin(run.now if event.step_began is None else event.step_began)
     run.members.leaving = dict.fromkeys(past.leaving, run.now)
     if past.losses:
         run.recovery = OpenRecovery(step=run.step, policy=run.placing.switching.name, began=run.now)
@@ -157,7 +157,7 @@ def _take_up(run: Run, position: Position) -> None:
     run.attempt.begun_in = position.message.begun
     run.standing = returning.standing(position, frozenset(run.members.nodes), run.members.leaving.keys())
     run.placing.speeds.expect(plan, run.placing.policy.estimated(plan).compute_s)
-    if not set(run.members.nodes) <= set(plan.nodes):
+    if not set(run.members.nodes) - run.placing.pacing.resting <= set(plan.nodes):
         run.placing.pacing.look_again(run.step + 1)  # one may rest, which nobody knows any more
 
 

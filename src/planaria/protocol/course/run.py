@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from planaria.estimate.rest import Stretch
 from planaria.plan.plan import NodeId, Plan, WorkerId
 from planaria.plan.replicas import lacking
 from planaria.policy.outlook import USUAL_DECISION_S, Outlook
@@ -19,6 +20,7 @@ from planaria.protocol.damage import Damages
 from planaria.protocol.failures import Failures
 from planaria.protocol.foresight import Foresight
 from planaria.protocol.kept import Kept
+from planaria.protocol.learnt import Learnt
 from planaria.protocol.loading import Loading
 from planaria.protocol.membership import Membership
 from planaria.protocol.moving import Moving
@@ -78,6 +80,7 @@ class Attempt:
 
     Attributes:
         began: monotonic seconds.
+        usual_s: estimated seconds of a step under the plan with which it began.
         ballot: of the votes under the plan in force; None before there is one.
         unready: workers whose state is on its way, or who stopped inside the step.
         salvage: of the losses.
@@ -87,11 +90,29 @@ class Attempt:
 
     def __init__(self) -> None:
         self.began = 0.0
+        self.usual_s = 0.0
         self.begun_in = -1
         self.ballot: Ballot | None = None
         self.unready: set[WorkerId] = set()
         self.salvage = Salvage()
         self.is_void = False
+        self._left: list[tuple[Plan, float]] = []
+        self._since = 0.0
+
+    def begin(self, now: float) -> None:
+        """Another step, or the same one anew."""
+        self.began = self._since = now
+        self._left = []
+
+    def leave(self, plan: Plan, now: float) -> None:
+        """The plan of now is left for one that finishes the step."""
+        self._left.append((plan, now - self._since))
+        self._since = now
+
+    def so_far(self, plan: Plan, now: float, stretch: float) -> list[Stretch]:
+        """The plans of the step, the one of now last, and how long each was in force, as the profile has it."""
+        lived = [*self._left, (plan, now - self._since)]
+        return [Stretch(plan=plan, seconds=seconds / stretch) for plan, seconds in lived]
 
     @property
     def votes(self) -> Ballot:
@@ -155,7 +176,7 @@ class Run:
         self.moving = Moving()
         self.foresight = Foresight()
         self.second_look = SecondLook()
-        self.failures = Failures(settings.mean_time_between_failures_s)
+        self.failures = Failures(settings.mean_time_between_failures_s, settings.watched)
         self.damages = Damages()
         self.attempt = Attempt()
         self.recovery: OpenRecovery | None = None
@@ -165,6 +186,7 @@ class Run:
         self.past = past or Past()
         self.returning = Returning(self.past, settings.num_nodes, settings.devices_per_node)
         self.history: deque[str] = deque(maxlen=64)
+        self._written = Learnt()
         if past is not None:
             self._begin_with(past)
 
@@ -175,6 +197,7 @@ class Run:
         self.skipped_steps = set(past.skipped_steps)
         self.counts.dropped = past.num_dropped
         self.decision = past.decision
+        self.shortages.recall(past.learnt.shortages, past.carried)
         if past.policy is not None and past.policy is not self.placing.switching.name:
             self.placing.switch(past.policy)
         self.intent.is_stopping = past.is_stopping
@@ -182,12 +205,22 @@ class Run:
         self.members.leaving = dict.fromkeys(past.leaving, 0.0)
         self.members.zones = dict(past.zones)
         self.placing.locate(self.members.zones)
+        self._recall(past)
         if past.plan is not None:
             self.timing.expect(past.plan.step_time_s, past.plan.longest_s)
             self.is_degraded = bool(lacking(past.plan.message.plan, self.settings.fault_tolerance))
             if past.last_step_s is not None:
                 self.timing.took_before(past.last_step_s)
             self.timing.patience_s = float("inf")
+
+    def _recall(self, past: Past) -> None:
+        learnt = self._written = past.learnt
+        self.failures.recall(learnt.losses)
+        self.moving.recall(learnt.moves)
+        self.loading.recall(learnt.read_bytes_per_s)
+        self.timing.decision_s = learnt.decision_s
+        self.second_look.chosen_for_s = learnt.chosen_for_s
+        self.placing.recall(learnt, past.joined)
 
     @property
     def plan(self) -> Plan:
@@ -232,6 +265,7 @@ class Run:
         last, decision_s = self.checkpoints.last, self.timing.decision_s
         return Outlook(
             time_to_failure_s=self.failures.time_to_next_s(self.now),
+            nodes_together=self.failures.nodes_together,
             steps_left=self.settings.train.steps - self.step + 1,
             steps_at_stake=self.step - 1 - (last.step if last is not None else 0),
             checkpoint_every=self.settings.checkpoint_every,
@@ -241,7 +275,32 @@ class Run:
             change_s=self.moving.change_s,
             transfer_stretch=self.moving.transfer_stretch,
             restore_s=self.moving.restore_s,
+            after_loss=self.recovery is not None,
         )
+
+    # What is known of the running job
+
+    @property
+    def learnt(self) -> Learnt:
+        """For the next coordinator, should this one die."""
+        return Learnt(
+            losses=self.failures.seen,
+            moves=self.moving.measured,
+            read_bytes_per_s=self.loading.rates,
+            decision_s=self.timing.decision_s,
+            chosen_for_s=self.second_look.chosen_for_s,
+            speeds=self.placing.speeds.learnt,
+            rests=self.placing.pacing.learnt,
+            shortages=self.shortages.learnt,
+        )
+
+    def to_write(self) -> Learnt | None:
+        """What was learnt, if it is more than was written down; whoever asks writes it down."""
+        learnt = self.learnt
+        if learnt == self._written:
+            return None
+        self._written = learnt
+        return learnt
 
     # Whether the plan in force goes on
 

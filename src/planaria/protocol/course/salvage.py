@@ -19,7 +19,7 @@ from planaria.protocol.records import Note
 def begin(run: Run) -> list[Command]:
     """Halt what the loss broke; decide once all of it has reported."""
     run.phase = Phase.SALVAGING
-    run.attempt.is_void |= not run.placing.finishes(run.plan, run.members.addresses)
+    run.attempt.is_void |= not run.placing.finishes(run.situation(run.holders()))
     broken = to_halt(run.plan, run.members.addresses, run.attempt.unready)
     if run.attempt.is_void or run.shortages.fatal is not None:
         broken = frozenset(run.plan.workers) & run.members.addresses.keys()
@@ -63,6 +63,8 @@ def _finish_step(run: Run, holders: Holders) -> list[Command]:
         halted=salvage.halted,
         counted=salvage.counted(run.plan.num_layers),
         holders=holders,
+        outlook=run.situation(holders).outlook,
+        so_far=run.attempt.so_far(run.plan, run.now, run.timing.stretch),
     )
     if proposal is None:
         run.attempt.is_void = True
@@ -78,23 +80,31 @@ def _finish_step(run: Run, holders: Holders) -> list[Command]:
 
 
 LONG = 1.1
-"""A rest of a step that takes so many steps of the plan before it, or more, is held against the step begun anew."""
+"""A rest of a step that takes so many steps of the plan with which it began, or more, is held against the step begun
+anew."""
 
 CLEARLY = 0.9
 """It is begun anew where that takes so much less, by estimate: what is done is done, and the estimate may be off."""
 
 
 def _anew_s(run: Run, proposal: Proposal, holders: Holders) -> tuple[float, float] | None:
-    """Seconds to finish the step, and to begin it anew on another placement where that is clearly quicker."""
-    if proposal.again_s is None:
+    """Seconds to finish the step, and to begin it anew on another placement where that is clearly quicker.
+
+    That placement follows in any case, so what the change to it takes counts for neither. To look for it takes time
+    that a short rest does not. Where workers share cores it never is: nothing idles then beside those who finish, and
+    what is done need not be done again.
+    """
+    if proposal.rest_s is None or run.settings.shares_cores:
         return None
-    stretch = run.timing.stretch
-    rest_s = max(proposal.step_time_s * stretch - (run.now - run.attempt.began), proposal.again_s * stretch)
-    if rest_s < LONG * run.timing.expected_step_s:
+    stretch, usual_s = run.timing.stretch, run.attempt.usual_s or run.timing.step_s
+    rest_s = proposal.rest_s * stretch
+    if rest_s < LONG * usual_s * stretch + (run.timing.decision_s or 0.0):
         return None
     try:
         anew = run.placing.placement(run.situation(holders), at_once=True)
     except PlanError:
         return None
-    anew_s = (anew.transition_s or 0.0) + anew.step_time_s * stretch
+    if anew.restores or anew.dropped != proposal.dropped:
+        return None
+    anew_s = (anew.beside or anew).step_time_s * stretch
     return (rest_s, anew_s) if anew_s < CLEARLY * rest_s else None

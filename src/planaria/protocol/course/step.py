@@ -14,7 +14,7 @@ from planaria.protocol.events import Command, Publish, Received, Send
 from planaria.protocol.journal import JournalCommit
 from planaria.protocol.messages import Commit, Ready, Vote
 from planaria.protocol.phases import ProtocolError
-from planaria.protocol.records import RunStatus
+from planaria.protocol.records import AnyRecord, RunStatus
 from planaria.protocol.telling import not_finite, step_committed
 
 
@@ -73,9 +73,9 @@ def commit(run: Run) -> list[Command]:
         num_dropped=run.counts.dropped + len(run.plan.dropped),
     )
     run.counts.dropped = message.num_dropped
-    told = [*_tell(run, message, found), *map(Publish, news)]
+    told = _tell(run, message, found, tuple(news))
     run.step += 1
-    run.attempt.began = run.now
+    run.attempt.begin(run.now)
     run.attempt.ballot = Ballot(run.plan)
     if run.recovery is not None:
         run.recovery.committed(run.now)
@@ -94,7 +94,7 @@ def _require_whole(run: Run, tally: Tally) -> None:
         )
 
 
-def _tell(run: Run, message: Commit, found: Outcome) -> list[Command]:
+def _tell(run: Run, message: Commit, found: Outcome, news: tuple[AnyRecord, ...]) -> list[Command]:
     """It is written down, then everybody who voted hears of it, and perhaps what he is to save of it."""
     record = step_committed(
         run.settings.train,
@@ -107,11 +107,12 @@ def _tell(run: Run, message: Commit, found: Outcome) -> list[Command]:
     if run.recovery is None:
         run.timing.committed(record.duration_s)
     parts = checkpoint.order_beside(run, message.step) if message.step < run.settings.train.steps else {}
-    commands: list[Command] = [JournalCommit(commit=message, records=(record,))]
+    told = (record, *news)
+    commands: list[Command] = [JournalCommit(commit=message, records=told, learnt=run.to_write())]
     for worker in run.attempt.votes.voters:
         save = parts.get(worker)
         commands.append(Send(worker, msgspec.structs.replace(message, save=save) if save else message))
-    return [*commands, Publish(record)]
+    return [*commands, *map(Publish, told)]
 
 
 def _holds_after(run: Run, committed: int) -> bool:

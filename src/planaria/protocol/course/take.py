@@ -73,17 +73,31 @@ def put_in_force(run: Run, proposal: Proposal, purpose: Purpose, source: StateSo
     else:
         run.loading.give_up()
     measured = end.close_timing(run) if purpose is not Purpose.GO_ON else []
+    if purpose is Purpose.FINISH_STEP:
+        run.attempt.leave(run.plan, run.now)
+    else:
+        run.attempt.begin(run.now)
     plan = run.current = proposal.plan
     run.failures.begin(run.now)
     run.phase = Phase.TRAINING
     _begin_attempt(run, purpose, moves_state=source is not StateSource.LIVE or bool(plan.transfers))
-    if purpose in (Purpose.RECONFIGURE, Purpose.WARM_UP, Purpose.RESTORE):
-        run.moving.begin(plan.workers, run.now, proposal.transfer_s, is_restore=purpose is Purpose.RESTORE)
+    if purpose in (Purpose.RECONFIGURE, Purpose.RESTORE):
+        is_restore = purpose is Purpose.RESTORE
+        run.moving.begin(plan, run.now, proposal.transfer_s, _wait_s(run, proposal), is_restore=is_restore)
     else:
         run.moving.stop()
     if purpose is not Purpose.GO_ON:
         _expect(run, proposal, purpose)
+    if purpose is not Purpose.FINISH_STEP:
+        run.attempt.usual_s = run.timing.step_s
     return measured
+
+
+def _wait_s(run: Run, proposal: Proposal) -> float | None:
+    """By how much the first step under the proposal should be longer because state moves; None: nobody knows."""
+    if not proposal.plan.transfers:
+        return 0.0
+    return None if proposal.transition_s is None else max(0.0, proposal.transition_s - run.moving.change_s)
 
 
 def _begin_attempt(run: Run, purpose: Purpose, *, moves_state: bool) -> None:
@@ -92,7 +106,6 @@ def _begin_attempt(run: Run, purpose: Purpose, *, moves_state: bool) -> None:
     attempt.salvage = attempt.salvage.again(plan.dropped) if purpose is Purpose.FINISH_STEP else Salvage()
     attempt.unready = set(plan.workers) if moves_state else set()
     if purpose is not Purpose.FINISH_STEP:
-        attempt.began = run.now
         attempt.begun_in = plan.generation
         run.standing.warm(is_warming=purpose is Purpose.WARM_UP)
     if purpose in PLACING:
@@ -109,6 +122,7 @@ def _expect(run: Run, proposal: Proposal, purpose: Purpose) -> None:
         proposal.longest_s,
         is_weighed=bool(proposal.candidates),
         transition_s=proposal.transition_s,
+        is_beside=purpose is Purpose.WARM_UP,
     )
     if proposal.candidates:
         run.second_look.chosen(run.failures.time_to_next_s(run.now))
@@ -132,7 +146,10 @@ def _told(run: Run, proposal: Proposal, purpose: Purpose) -> tuple[AnyRecord, ..
 def _replicas_told(run: Run, proposal: Proposal) -> tuple[AnyRecord, ...]:
     """When a policy goes on with fewer than f + 1 replicas, and when there are enough again."""
     before, run.is_degraded = run.is_degraded, proposal.is_degraded
-    note = replicas_note(proposal, run.settings.fault_tolerance, was_degraded=before)
+    settings = run.settings
+    note = replicas_note(
+        proposal, settings.fault_tolerance, was_degraded=before, writes_checkpoints=settings.checkpoint_every > 0
+    )
     return () if note is None else (note,)
 
 

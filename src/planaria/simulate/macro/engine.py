@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from planaria.plan.plan import PlanError
 from planaria.plan.settings import PlannerSettings
 from planaria.protocol.failures import Failures
+from planaria.protocol.second_look import LONGER
 from planaria.simulate.macro.account import Prices, RunResult
 from planaria.simulate.macro.course import Course as Course
 from planaria.simulate.macro.course import Happening
@@ -57,8 +58,8 @@ class Simulation:
         self.subject = subject
         self.terms = terms
         self.memory = memory or Memory(subject)
-        self._starts: dict[int, tuple[Rest, Tally] | None] = {}
-        self._costs: dict[State, tuple[float, float, int]] = {}
+        self._starts: dict[tuple[str, ...], tuple[Rest, Tally] | None] = {}
+        self._costs: dict[State, tuple[float, float, float]] = {}
         self._num_forgotten = 0
 
     def run(self, trace: Trace) -> RunResult:
@@ -73,19 +74,19 @@ class Simulation:
             run.go_on()
         return run.result()
 
-    def start(self, num_nodes: int) -> tuple[Rest, Tally] | None:
-        """A run begins on so many nodes; None where they make no plan."""
-        if num_nodes not in self._starts:
+    def start(self, zones: tuple[str, ...]) -> tuple[Rest, Tally] | None:
+        """A run begins on nodes in these zones; None where they make no plan."""
+        if zones not in self._starts:
             known = Known(
                 time_to_failure_s=self.terms.mean_time_between_failures_s, steps_left=1_000_000, steps_at_stake=0
             )
             try:
-                self._starts[num_nodes] = self.memory.start(num_nodes, known) if num_nodes else None
+                self._starts[zones] = self.memory.start(zones, known) if zones else None
             except PlanError:
-                self._starts[num_nodes] = None
-        return self._starts[num_nodes]
+                self._starts[zones] = None
+        return self._starts[zones]
 
-    def costs(self, state: State) -> tuple[float, float, int]:
+    def costs(self, state: State) -> tuple[float, float, float]:
         """Of a step of a state: its seconds, those for which it stands still while state is copied for a checkpoint,
         and the steps after which a checkpoint is whole."""
         found = self._costs.get(state)
@@ -95,14 +96,14 @@ class Simulation:
                 self._num_forgotten = self.memory.num_forgotten
             step_s = self.memory.step_s(state)
             every = self.terms.checkpoint_every
-            stall_s, lag = 0.0, 0
+            stall_s, lag = 0.0, 0.0
             if every:
                 timings, plan = self.subject.timings, state.plan
                 share = sum(group.moved_bytes / on for group, on in zip(plan.groups, plan.num_owners, strict=True))
                 workers = max(1, len(plan.workers))
                 most = max(max((group.moved_bytes for group in plan.groups), default=0), share / workers)
                 stall_s = share / workers / timings.checkpoint_copy_bytes_per_s / every
-                lag = math.ceil(most / timings.storage_bytes_per_s / step_s)
+                lag = most / timings.storage_bytes_per_s / step_s
             found = self._costs[state] = (step_s, stall_s, lag)
         return found
 
@@ -140,7 +141,11 @@ class Following:
         self._at = 0
         """Next of the happenings."""
         self._names: list[int] = []
+        self._labels: dict[str, str] | None = None
+        """What zones of the trace are called in the episode."""
         self._gone: set[int] = set()
+        self._chosen_for_s: float | None = None
+        """How far the next loss was thought to be when the plan was weighed; None: it was not."""
         self._timeline: list[tuple[float, int, float]] = []
         self._sample_size = simulation.subject.profile.microbatch_size
         wanted = self._terms.samples
@@ -212,10 +217,15 @@ class Following:
         whole_s = step_s + stall_s
         due = happenings[self._at][0] if self._at < len(happenings) else _NEVER
         steps = max(0, int((min(due, end_s) - self.now) / whole_s))
+        look = self._next_look(steps, whole_s)
         per_step = state.num_microbatches
         completes = self._wanted is not None and self.microbatches + steps * per_step >= self._wanted
         if completes and self._wanted is not None:
             steps = -(-(self._wanted - self.microbatches) // per_step)
+        if look is not None and look < steps:
+            steps, completes, due = look, False, -_NEVER
+        else:
+            look = None
         self._count(steps, step_s, stall_s, per_step)
         self._tell(self.now, per_step / whole_s)
         self.now += steps * whole_s
@@ -228,8 +238,10 @@ class Following:
             self.now, self.is_over = end_s, True
             return
         if self._terms.checkpoint_every:
-            self._save(lag)
-        found = self._disturbed(state, self.now, whole_s, end_s)
+            self._save(lag - min(1.0, max(0.0, (due - self.now) / whole_s)))
+        if look is not None:
+            self._chosen_for_s = self._failures.time_to_next_s(self.now + whole_s)
+        found = self._disturbed(state, self.now, whole_s, end_s, looks_again=look is not None)
         if found is None:
             self.now, self.is_over = end_s, True
             return
@@ -251,13 +263,15 @@ class Following:
                     names.append(node)
                 elif what == Disturbance.LOST and node in names:
                     names.remove(node)
-            found = self._simulation.start(len(names))
+            self._labels = {}
+            found = self._simulation.start(tuple(self._label(course.stays[node][2]) for node in names))
             if found is not None:
                 rest, tally = found
                 seconds = 0.0 if is_trained else sum(tally.causes)
                 self._causes[Cause.RESTART] += seconds
                 self._names = [names[at] for at in rest.order]
                 self._failures.begin(now)
+                self._chosen(tally, now)
                 return rest, now + seconds
             due = course.happenings[self._at][0] if self._at < len(course.happenings) else _NEVER
             self._causes[Cause.IDLE] += min(due, course.horizon_s) - now
@@ -265,15 +279,36 @@ class Following:
             if due >= course.horizon_s:
                 return None, now
 
-    def _disturbed(self, state: State, began: float, step_s: float, end_s: float) -> tuple[Rest, float] | None:
-        """From the beginning of the step in which something happens; None where the run ends before it is over."""
+    def _next_look(self, steps: int, whole_s: float) -> int | None:
+        """After how many of the next undisturbed steps the one comes after which the plan is weighed again; None: after
+        none of them. With every quiet second the next loss is thought to be further away."""
+        if self._chosen_for_s is None or not self._memory.knows_outlook:
+            return None
+        goal_s, now, expected_s = LONGER * self._chosen_for_s, self.now, self._failures.time_to_next_s
+        least, most = 1, steps
+        if not steps or expected_s(now + steps * whole_s) < goal_s:
+            return None
+        while least < most:
+            middle = (least + most) // 2
+            if expected_s(now + middle * whole_s) >= goal_s:
+                most = middle
+            else:
+                least = middle + 1
+        return least - 1
+
+    def _disturbed(
+        self, state: State, began: float, step_s: float, end_s: float, *, looks_again: bool = False
+    ) -> tuple[Rest, float] | None:
+        """From the beginning of the step in which something happens, or after which the plan is weighed again; None
+        where the run ends before it is over."""
         memory, happenings = self._memory, self._course.happenings
-        root = memory.root(state, self._known(began, step_s))
+        root = memory.root(state, self._known(began, step_s, looks_again=looks_again))
         moment = root.first
         assert moment is not None
         now = began
         self._gone.clear()
-        if not self._simulation.subject.by_number:
+        self._labels = None
+        if not looks_again and not self._simulation.subject.by_number:
             self._bring_forward(state)
         while True:
             due = happenings[self._at][0] if self._at < len(happenings) else _NEVER
@@ -287,7 +322,7 @@ class Following:
                 now += moment.lasts_s
                 was_waiting = moment.is_waiting
                 moment = memory.after(root, moment)
-                self._take(moment)
+                self._take(moment, now)
                 self._waits += moment.is_waiting and not was_waiting
             if moment.tally.ended is not None:
                 self._ended = moment.tally.ended
@@ -316,33 +351,37 @@ class Following:
         at = self._at
         while at < len(happenings) and happenings[at][0] == due:
             at += 1
-        struck = sorted(filter(None, map(self._named, happenings[self._at : at])))
+        named = (self._named(root.state, happening) for happening in happenings[self._at : at])
+        struck = sorted(filter(None, named))
         self._at = at
         if moment.is_waiting:
             self._causes[Cause.IDLE] += max(0.0, due - now)
             now = max(now, due)
-        for place, (what, number) in enumerate(struck):
+        for place, (what, number, zone) in enumerate(struck):
             if place or due <= now or moment.is_waiting:  # together with the one before, or at once
                 part = -1
             else:
                 part = min(memory.num_parts - 1, int((due - now) / moment.lasts_s * memory.num_parts))
             was_waiting = moment.is_waiting
-            after = memory.struck(root, moment, (part, what, number))
+            after = memory.struck(root, moment, (part, what, number, zone))
             now += memory.part_s(moment, part)
             moment = after
-            self._take(moment)
+            self._take(moment, now)
             self._waits += moment.is_waiting and not was_waiting
             if moment.tally.ended is not None:
                 break
         return now, moment
 
-    def _named(self, happening: Happening) -> tuple[int, int] | None:
-        """What happens to which node, by its name in the episode; None where the job has no such node."""
+    def _named(self, state: State, happening: Happening) -> tuple[int, int, str] | None:
+        """What happens to which node, by its name in the episode, and where; None where the job has no such node."""
         at_s, what, node = happening
         if what == Disturbance.CAME:
             self._joins += 1
+            if self._labels is None:
+                where = (self._course.stays[name][2] for name in self._names)
+                self._labels = dict(zip(where, state.zones, strict=False))
             self._names.append(node)
-            return what, len(self._names) - 1
+            return what, len(self._names) - 1, self._label(self._course.stays[node][2])
         try:
             number = self._names.index(node)
         except ValueError:
@@ -354,7 +393,14 @@ class Following:
             self._loss_times.add(at_s)
             self._gone.add(number)
             self._failures.lost(self._steps, at_s)
-        return what, number
+        return what, number, ""
+
+    def _label(self, zone: str) -> str:
+        """What a zone of the trace is called in the episode."""
+        assert self._labels is not None
+        if not zone or self._simulation.subject.by_number:
+            return zone
+        return self._labels.setdefault(zone, str(len(self._labels)))
 
     # Counting
 
@@ -367,10 +413,10 @@ class Following:
         self._causes[Cause.CHECKPOINT] += steps * stall_s
         self._recent.append((steps, step_s, microbatches))
 
-    def _save(self, lag: int) -> None:
-        """Which checkpoint is whole by now."""
+    def _save(self, lag: float) -> None:
+        """Which checkpoint is whole so many steps after the last one that was taken."""
         every = self._terms.checkpoint_every
-        saved = max(0, self._steps - lag) // every * every
+        saved = min(self._steps, max(0, math.floor(self._steps - lag))) // every * every
         if saved > self._last_saved:
             self._last_saved = saved
             unsaved, kept = self._steps - saved, []
@@ -381,7 +427,12 @@ class Following:
                 unsaved -= segment[0]
             self._recent = kept[::-1]
 
-    def _take(self, moment: Moment) -> None:
+    def _chosen(self, tally: Tally, now: float) -> None:
+        """Whether the plan in force was weighed, and for what time."""
+        if tally.was_weighed is not None:
+            self._chosen_for_s = self._failures.time_to_next_s(now) if tally.was_weighed else None
+
+    def _take(self, moment: Moment, now: float) -> None:
         """What came of the way to a moment."""
         causes = self._causes
         for at, seconds in moment.spent:
@@ -389,6 +440,7 @@ class Following:
         if moment.is_quiet:
             return
         tally = moment.tally
+        self._chosen(tally, now)
         if tally.restored:
             self._go_back()
         if tally.steps:
@@ -422,7 +474,7 @@ class Following:
         if self._terms.wants_timeline:
             self._timeline.append((now, len(self._names), microbatches_per_s * self._sample_size))
 
-    def _known(self, now: float, step_s: float) -> Known:
+    def _known(self, now: float, step_s: float, *, looks_again: bool) -> Known:
         """Of the time to come, as roughly as it is asked for; the same for policies that do not ask."""
         if not self._memory.knows_outlook:
             return _UNASKED
@@ -432,8 +484,10 @@ class Following:
             left = -(-(self._wanted - self.microbatches) // per_step)
         return Known(
             time_to_failure_s=_rough(self._failures.time_to_next_s(now)),
+            nodes_together=_rough(self._failures.nodes_together),
             steps_left=min(1_000_000, int(_rough(left))),
             steps_at_stake=int(_rough(self._steps - self._last_saved)),
+            looks_again=looks_again,
         )
 
 

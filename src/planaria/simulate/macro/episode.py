@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from planaria.estimate.restore import Storage
+from planaria.estimate.step_time import way_down_s
 from planaria.estimate.transition import transfer_time
 from planaria.job.settings import TrainSection
 from planaria.plan.ledger import Ledger, mask_of
@@ -49,8 +50,9 @@ from planaria.protocol.messages import (
     ToWorker,
     Vote,
 )
-from planaria.protocol.phases import Phase, ProtocolError, Purpose
+from planaria.protocol.phases import PLACING, Phase, ProtocolError, Purpose
 from planaria.protocol.records import AnyRecord, PlanTaken, Restored
+from planaria.protocol.second_look import LONGER
 from planaria.protocol.settings import CheckpointRef, RunSettings
 from planaria.protocol.transitions import TRANSITIONS
 from planaria.simulate.macro.state import State, canonical
@@ -104,6 +106,9 @@ class Episode:
         run = episode._new_run(num_nodes=state.num_nodes)
         run.members.enrol(map(NodeId, range(state.num_nodes)), "-")
         run.members.leaving = dict.fromkeys(state.leaving, 0.0)
+        if state.zones:
+            run.members.zones = {NodeId(node): zone for node, zone in enumerate(state.zones) if zone}
+            run.placing.locate(run.members.zones)
         run.current = plan
         run.placing.generation = plan.generation
         short = bool(lacking(plan, subject.fault_tolerance))
@@ -113,20 +118,22 @@ class Episode:
         episode._step_s = estimated.step_time_s
         episode._ends = estimated.step_time_s
         episode._held = plan.groups_of
+        if known.looks_again:
+            run.second_look.chosen(known.time_to_failure_s / LONGER)
         return episode
 
     @classmethod
-    def first(cls, subject: Subject, known: Known, num_nodes: int) -> Episode:
-        """At the beginning of a run, with so many nodes. Raises PlanError: they make no plan."""
+    def first(cls, subject: Subject, known: Known, zones: Sequence[str]) -> Episode:
+        """At the beginning of a run, with nodes in these zones. Raises PlanError: they make no plan."""
         episode = cls(subject, known)
-        run = episode._new_run(num_nodes=num_nodes)
+        run = episode._new_run(num_nodes=len(zones))
         run.checkpoints.last = None
         run.step = run.settings.first_step
-        for node in range(num_nodes):
+        for node, zone in enumerate(zones):
             for worker in run.members.workers_of(NodeId(node)):
-                episode._handle(WorkerJoined(worker, "-"))
+                episode._handle(WorkerJoined(worker, "-", zone))
         if episode.is_over:
-            raise PlanError(f"{num_nodes} nodes make no plan: {episode._tally.ended}")
+            raise PlanError(f"{len(zones)} nodes make no plan: {episode._tally.ended}")
         return episode
 
     def _new_run(self, *, num_nodes: int) -> Run:
@@ -154,7 +161,7 @@ class Episode:
             may_drop=True,
         )
         run = self._run = Run(settings, subject.policy, None, None)
-        run.failures = Foreseen(known.time_to_failure_s)
+        run.failures = Foreseen(known.time_to_failure_s, known.nodes_together)
         run.timing.decision_s = subject.timings.decision_s
         run.step = first_step
         run.checkpoints.last = CheckpointRef(
@@ -200,8 +207,8 @@ class Episode:
             self._vote()
         return self._told_tally()
 
-    def disturb(self, what: Disturbance, node: NodeId, at_s: float) -> Tally:
-        """Something happens to a node at that time, which is not after `next_s`."""
+    def disturb(self, what: Disturbance, node: NodeId, at_s: float, zone: str = "") -> Tally:
+        """Something happens to a node at that time, which is not after `next_s`. One that comes is in that zone."""
         self.now = max(self.now, at_s)
         self.rest = None
         run = self._run
@@ -210,7 +217,7 @@ class Episode:
                 self._dead[node] = self.now + self._subject.timings.detection_s
             case Disturbance.CAME:
                 for worker in run.members.workers_of(node):
-                    self._handle(WorkerJoined(worker, "-"))
+                    self._handle(WorkerJoined(worker, "-", zone))
             case Disturbance.NOTICED if node in run.members.nodes and node not in self._dead:
                 self._handle(NodeNotice(node, 0.0, "preemption"))
             case _:
@@ -236,8 +243,10 @@ class Episode:
         ):
             return
         self._attribute(0.0)
-        by_number = self._subject.by_number
-        state, order = canonical(run.plan, run.members.nodes, run.members.leaving, by_number=by_number)
+        members = run.members
+        state, order = canonical(
+            run.plan, members.nodes, members.leaving, zones=members.zones, by_number=self._subject.by_number
+        )
         self.rest = Rest(state=state, order=order, step_s=self._step_s)
 
     # Where the time went
@@ -417,6 +426,10 @@ class Episode:
             return
         if has_committed:
             self._began, self._ends = self.now, self.now + self._step_s
+        if taken is not None and taken.candidates:
+            self._tally.was_weighed = True
+        elif taken is not None and Purpose(taken.purpose) in PLACING:
+            self._tally.was_weighed = False
         if plan is not None:
             self._adopt(plan, Purpose.GO_ON if taken is None else Purpose(taken.purpose))
         elif self._run.phase is not Phase.TRAINING:
@@ -448,13 +461,22 @@ class Episode:
             return
         self._tally.plans.append(purpose.value)
         self._step_s = run.timing.step_s
-        decided = self.now + timings.decision_s
-        self._add(Cause.DECISION, timings.decision_s)
-        self._handle(DecisionTook(timings.decision_s))
+        decision_s = timings.decision_s
+        if timings.unprepared_s and (run.recovery is None or len(run.recovery.lost) > 1):
+            decision_s = timings.unprepared_s
+        decided = self.now + decision_s
+        self._add(Cause.DECISION, decision_s)
+        self._handle(DecisionTook(decision_s))
         if purpose is Purpose.FINISH_STEP:
             surplus = max(0.0, self._step_s - before_s)
             is_kept = any(route.born < plan.generation for route in plan.routes)
             self._ends = max(self._began + self._step_s, decided + surplus) if is_kept else decided + self._step_s
+            resumed = next((route for route in plan.routes if route.reached is not None), None)
+            if resumed is not None:
+                # A shadow goes on. What the lost worker had counted is to be done again, so the estimate is of what is
+                # left of the step, though the pipeline is full already.
+                full_s = min(way_down_s(plan, resumed, self._subject.profile), self.now - self._began)
+                self._ends = max(self._began + before_s, decided + self._step_s - full_s)
             self._begins = _NEVER
             self._step_s = before_s
             return

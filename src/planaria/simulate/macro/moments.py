@@ -8,6 +8,7 @@ names, whether they are remembered or not: a memory answers what would have been
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from planaria.plan.plan import NodeId
@@ -20,8 +21,8 @@ from planaria.simulate.macro.subject import Disturbance, Known, Rest, Subject, T
 MOST_WORKERS = 500_000
 """In all states that are remembered: some hundred megabytes. Then everything is forgotten, and found out again."""
 
-Way = tuple[int, int, int]
-"""Which part of the moment, which disturbance, of which node."""
+Way = tuple[int, int, int, str]
+"""Which part of the moment, which disturbance, of which node; and the zone of one that comes."""
 
 
 class Moment:
@@ -128,9 +129,9 @@ class Memory:
         root.leaf = root.first
         return root.episode
 
-    def start(self, num_nodes: int, known: Known) -> tuple[Rest, Tally]:
-        """A run begins. Raises PlanError: so few nodes make no plan."""
-        episode = Episode.first(self.subject, known, num_nodes)
+    def start(self, zones: Sequence[str], known: Known) -> tuple[Rest, Tally]:
+        """A run begins on nodes in these zones. Raises PlanError: so few nodes make no plan."""
+        episode = Episode.first(self.subject, known, zones)
         tally = episode.advance()
         assert episode.rest is not None
         return self._known_as(episode.rest), tally
@@ -149,7 +150,7 @@ class Memory:
         if found is None:
             episode = self._live(root, moment)
             at_s = episode.now + self.part_s(moment, way[0])
-            tally = episode.disturb(Disturbance(way[1]), NodeId(way[2]), at_s)
+            tally = episode.disturb(Disturbance(way[1]), NodeId(way[2]), at_s, way[3])
             found = self._found(root, episode, tally, moment, way)
             moment.struck[way] = found
         return found
@@ -186,6 +187,6 @@ class Memory:
             if step.way is None:
                 episode.advance()
             else:
-                part, what, node = step.way
-                episode.disturb(Disturbance(what), NodeId(node), episode.now + self.part_s(before, part))
+                part, what, node, zone = step.way
+                episode.disturb(Disturbance(what), NodeId(node), episode.now + self.part_s(before, part), zone)
         return episode

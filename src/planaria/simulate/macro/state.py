@@ -7,13 +7,14 @@ are broken by number, for all clusters of that shape.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 import msgspec
 
 from planaria.plan.plan import Form, NodeId, Pipeline, Plan, Route, Stage, Transfer, WorkerId
+from planaria.plan.zones import Zones
 
 GENERATION = 1
 """Of every canonical plan."""
@@ -29,15 +30,18 @@ class State:
         plan: in force, canonical.
         num_idle: nodes that live and that it does without; their numbers follow its own.
         leaving: nodes that gave notice and are kept, since nothing is possible without them.
+        zones: where each node is; "": not known. Empty where it is of none. Names are numbers: nodes that were in one
+            zone are, and which one it was is no part of the state.
     """
 
     plan: Plan
     num_idle: int
     leaving: tuple[NodeId, ...] = ()
+    zones: tuple[str, ...] = ()
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_hash", hash((self.plan, self.num_idle, self.leaving)))
+        object.__setattr__(self, "_hash", hash((self.plan, self.num_idle, self.leaving, self.zones)))
 
     def __hash__(self) -> int:
         return self._hash
@@ -57,16 +61,19 @@ class State:
         pipeline of its kind, or the first idle one; none: it is."""
         plan = self.plan
         placed = self.num_nodes - self.num_idle
-        if node > placed and not self.leaving:
-            return ((placed, node),)
+        if node >= placed and not self.leaving:
+            zone = self.zones[node : node + 1]
+            first_idle = next(other for other in range(placed, node + 1) if self.zones[other : other + 1] == zone)
+            return ((first_idle, node),) if first_idle != node else ()
         if -1 in plan.ways or plan.shadows:
             return ()
         noticed, shares = frozenset(self.leaving), _shares(plan)
-        firsts: dict[_Sign, tuple[NodeId, ...]] = {}
+        firsts: dict[object, tuple[NodeId, ...]] = {}
         swaps: Sequence[tuple[int, int]] = ()
         for pipeline, share in zip(plan.pipelines, shares, strict=True):
             nodes = pipeline.nodes(plan.devices_per_node)
-            first = firsts.setdefault(_sign(plan, pipeline, share, noticed), nodes)
+            where = tuple(self.zones[one : one + 1] for one in nodes) if self.zones else ()
+            first = firsts.setdefault((_sign(plan, pipeline, share, noticed), where), nodes)
             if first is not nodes and node in nodes:
                 swaps = tuple(zip(first, nodes, strict=True))
         return swaps
@@ -82,7 +89,12 @@ def _shares(plan: Plan) -> list[int]:
 
 
 def canonical(
-    plan: Plan, nodes: Iterable[NodeId], leaving: Iterable[NodeId] = (), *, by_number: bool = False
+    plan: Plan,
+    nodes: Collection[NodeId],
+    leaving: Iterable[NodeId] = (),
+    *,
+    zones: Zones | None = None,
+    by_number: bool = False,
 ) -> tuple[State, tuple[NodeId, ...]]:
     """The state of live nodes under a plan, and, for each canonical number, the node that has it.
 
@@ -90,6 +102,7 @@ def canonical(
         plan: in force; every microbatch has one route.
         nodes: live ones.
         leaving: of them, those that gave notice.
+        zones: where nodes are.
         by_number: nodes keep the order of their numbers, and pipelines and microbatches theirs. Then ties are broken
             as in a run of these very nodes, and few situations are met twice.
     """
@@ -99,11 +112,19 @@ def canonical(
     if not by_number:
         pairs = zip(plan.pipelines, shares, strict=True)
         signs = [_sign(plan, pipeline, share, noticed) for pipeline, share in pairs]
-        order.sort(key=lambda at: (signs[at], at))
+        if zones:
+            zones = _numbered(plan, signs, zones, nodes)
+            where = [tuple(zones.get(plan.node_of(s.worker), "") for s in p.stages) for p in plan.pipelines]
+            order.sort(key=lambda at: (signs[at], where[at], at))
+        else:
+            order.sort(key=lambda at: (signs[at], at))
     names = _names(plan, order, by_number=by_number)
     placed = len(names)
-    for node in sorted(nodes):
-        names.setdefault(node, NodeId(len(names)))
+    idle = sorted(node for node in nodes if node not in names)
+    if zones and not by_number:
+        idle.sort(key=lambda node: (zones.get(node, ""), node))
+    for node in idle:
+        names[node] = NodeId(len(names))
     pipelines = tuple(_moved(plan, plan.pipelines[at], names) for at in order)
     dropped = plan.dropped
     if not by_number and -1 not in plan.ways:
@@ -125,8 +146,27 @@ def canonical(
         sync_epochs=(GENERATION,) * len(plan.groups),
     )
     back = tuple(names)  # which have their numbers in this order
-    state = State(result, len(names) - placed, tuple(sorted(names[node] for node in noticed if node in names)))
+    state = State(
+        result,
+        len(names) - placed,
+        tuple(sorted(names[node] for node in noticed if node in names)),
+        tuple(zones.get(node, "") for node in back) if zones else (),
+    )
     return state, back
+
+
+def _numbered(plan: Plan, signs: Sequence[_Sign], zones: Zones, nodes: Collection[NodeId]) -> dict[NodeId, str]:
+    """Zones by numbers, in the order of what is in them, so that it does not matter what they are called."""
+    places: dict[str, list[tuple[_Sign, int]]] = {}
+    for pipeline, sign in zip(plan.pipelines, signs, strict=True):
+        for at, stage in enumerate(pipeline.stages):
+            zone = zones.get(plan.node_of(stage.worker), "")
+            if zone:
+                places.setdefault(zone, []).append((sign, at))
+    ranked = sorted(places, key=lambda zone: sorted(places[zone]))
+    empty = [zones[node] for node in sorted(nodes) if zones.get(node) and zones[node] not in places]
+    number = {zone: str(at) for at, zone in enumerate(dict.fromkeys((*ranked, *empty)))}
+    return {node: number.get(zone, "") for node, zone in zones.items()}
 
 
 def _names(plan: Plan, order: Sequence[int], *, by_number: bool) -> dict[NodeId, NodeId]:

@@ -73,11 +73,18 @@ class Subject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What is known at the beginning of an episode of the time to come; see `planaria.policy.outlook`."""
+    """What is known at the beginning of an episode of the time to come; see `planaria.policy.outlook`.
+
+    Attributes:
+        looks_again: after the step in which it begins the plan is weighed again, as the next loss is thought to be
+            further away; see `planaria.protocol.second_look`.
+    """
 
     time_to_failure_s: float
     steps_left: int
     steps_at_stake: int
+    nodes_together: float = 1.0
+    looks_again: bool = False
 
 
 @dataclass(slots=True)
@@ -94,6 +101,7 @@ class Tally:
         moved_bytes: state that moved between nodes or devices.
         ended: why the run is over; None: it is not.
         released: nodes that are done without, by their names in the episode.
+        was_weighed: the plan in force was chosen among several; None: no other was taken.
     """
 
     steps: int = 0
@@ -105,6 +113,7 @@ class Tally:
     moved_bytes: int = 0
     ended: str | None = None
     released: list[NodeId] = field(default_factory=list)
+    was_weighed: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,11 +132,16 @@ class Rest:
 
 
 class Foreseen(Failures):
-    """The next loss is expected in a given time."""
+    """The next loss is expected in a given time, of so many nodes."""
 
-    def __init__(self, time_to_next_s: float) -> None:
+    def __init__(self, time_to_next_s: float, nodes_together: float) -> None:
         super().__init__(time_to_next_s)
         self._time_to_next_s = time_to_next_s
+        self._nodes_together = nodes_together
+
+    @property
+    def nodes_together(self) -> float:
+        return self._nodes_together
 
     def time_to_next_s(self, now: float) -> float:
         return self._time_to_next_s

@@ -1,0 +1,193 @@
+"""Reruns: ways for the microbatches that a loss within a step took out of live accumulators.
+
+Over whole pipelines; over whoever holds the layers, where no pipeline is whole; or over all owners, survivors of broken
+pipelines too, who take part of them along (`planaria.plan.detours`). Which of these is quickest is for the policy to
+find out.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+
+from planaria.plan.costs import PipelineCost, StageCosts, pipeline_cost
+from planaria.plan.detours import Detours, Freedom, Way
+from planaria.plan.plan import Pipeline, Route, Stage, WorkerId, runs_of
+from planaria.plan.profile import ModelProfile
+
+Missing = Mapping[tuple[int, ...], Sequence[int]]
+"""For each set of layers, the microbatches that are missing from exactly those."""
+
+LayersOf = Mapping[WorkerId, Sequence[int]]
+
+
+def along_pipelines(
+    intact: Sequence[Pipeline], kept: Sequence[Route], missing: Missing, generation: int, profile: ModelProfile
+) -> tuple[Route, ...]:
+    """New routes over whole pipelines: each microbatch goes to the pipeline that would end first with it."""
+    cost_of = {
+        cut: pipeline_cost(profile, [(first, end) for first, end, _ in cut])
+        for cut in dict.fromkeys(pipeline.cut for pipeline in intact)
+    }
+    costs: list[PipelineCost] = [cost_of[pipeline.cut] for pipeline in intact]
+    loads = [0] * len(intact)
+    at_of_stages = {id(pipeline.stages): at for at, pipeline in enumerate(intact)}
+    at_of: dict[WorkerId, int] = {}
+    for route in kept:
+        along = at_of_stages.get(id(route.hops))
+        if along is not None:
+            loads[along] += len(route.microbatches)
+            continue
+        at_of = at_of or {worker: at for at, pipeline in enumerate(intact) for worker in pipeline.workers}
+        passed = {at_of.get(hop.worker, -1) for hop in route.hops}
+        at = passed.pop()
+        if not passed and at >= 0:
+            loads[at] += len(route.microbatches)
+    ends = [(cost.time_s(load + 1), at) for at, (cost, load) in enumerate(zip(costs, loads, strict=True))]
+    heapq.heapify(ends)
+    routes: list[Route] = []
+    for layers, microbatches in missing.items():
+        dealt: list[list[int]] = [[] for _ in intact]
+        for microbatch in microbatches:
+            _, at = ends[0]
+            loads[at] += 1
+            heapq.heapreplace(ends, (costs[at].time_s(loads[at] + 1), at))
+            dealt[at].append(microbatch)
+        routes.extend(
+            Route(hops=pipeline.stages, microbatches=tuple(given), born=generation, counted=layers)
+            for pipeline, given in zip(intact, dealt, strict=True)
+            if given
+        )
+    return tuple(routes)
+
+
+def along_holders(
+    holders: LayersOf,
+    devices: Mapping[WorkerId, int],
+    kept: Sequence[Route],
+    missing: Missing,
+    generation: int,
+    profile: ModelProfile,
+) -> tuple[Route, ...]:
+    """New routes over whoever holds the layers, where no pipeline is whole."""
+    costs = StageCosts(profile)
+    runs = [run for worker, layers in holders.items() for run in runs_of(worker, layers, devices.get(worker, 1))]
+    loads = dict.fromkeys(holders, 0.0)
+    for route in kept:
+        for hop in route.hops:
+            loads[hop.worker] += len(route.microbatches) * costs.compute_s(hop.first_layer, hop.end_layer)
+    ways: dict[tuple[tuple[int, ...], tuple[Stage, ...]], list[int]] = {}
+    for layers, microbatches in missing.items():
+        for microbatch in microbatches:
+            hops = _way(runs, loads, costs, profile.num_layers)
+            for hop in hops:
+                loads[hop.worker] += costs.compute_s(hop.first_layer, hop.end_layer)
+            ways.setdefault((layers, hops), []).append(microbatch)
+    return _routes(ways, generation)
+
+
+def along_owners(
+    pipelines: Sequence[Pipeline],
+    busy_s: Mapping[WorkerId, float],
+    missing: Missing,
+    generation: int,
+    profile: ModelProfile,
+    *,
+    freedom: Freedom,
+    head: float,
+    speeds: Mapping[WorkerId, float],
+) -> tuple[tuple[Route, ...], float]:
+    """New routes over all who own layers in these pipelines, whole or with gaps; and the busiest worker's seconds.
+
+    Args:
+        pipelines: which own every layer together.
+        busy_s: seconds for which workers have other work.
+        missing: what runs again.
+        generation: of the new plan.
+        profile: costs.
+        freedom: which ways are taken.
+        head: see `Detours.deal`.
+        speeds: of workers that compute slower or faster than the profile says.
+
+    Raises:
+        PlanError: some layer has no owner.
+    """
+    ways: dict[tuple[tuple[int, ...], Way], list[int]] = {}
+    loads = dict(busy_s)
+    for layers, microbatches in missing.items():
+        detours = Detours(pipelines, _Counting(profile, layers), profile.num_layers, freedom, speeds)
+        deal = detours.deal(len(microbatches), head, loads)
+        loads |= deal.loads_s
+        dealt = iter(microbatches)
+        for way in (way for of_pipeline in deal.ways for way in of_pipeline):
+            ways.setdefault((layers, way), []).append(next(dealt))
+    return _routes(ways, generation), max(loads.values(), default=0.0)
+
+
+def _routes(ways: Mapping[tuple[tuple[int, ...], Way], Sequence[int]], generation: int) -> tuple[Route, ...]:
+    return tuple(
+        Route(hops=hops, microbatches=tuple(microbatches), born=generation, counted=layers)
+        for (layers, hops), microbatches in ways.items()
+    )
+
+
+class _Counting(StageCosts):
+    """Costs of a microbatch of which only some layers count: it runs forward everywhere, and backward to the lowest."""
+
+    def __init__(self, profile: ModelProfile, counted: Sequence[int]) -> None:
+        super().__init__(profile)
+        low, count = counted[0], set(counted)
+        self._counting = {
+            devices: tuple(
+                accumulate(
+                    (
+                        times.forward_s
+                        + (times.backward_input_s if layer >= low else 0.0)
+                        + (times.backward_weight_s if layer in count else 0.0)
+                        for layer, times in enumerate(cost.on(devices) for cost in profile.layers)
+                    ),
+                    initial=0.0,
+                )
+            )
+            for devices in profile.device_counts
+        }
+
+    def compute_s(self, first: int, end: int, num_devices: int = 1) -> float:
+        """Forward, and what of the backward is needed, of one microbatch through layers [first, end)."""
+        compute = self._counting[num_devices]
+        return compute[end] - compute[first]
+
+
+def _way(
+    runs: Sequence[Stage], loads: Mapping[WorkerId, float], costs: StageCosts, num_layers: int
+) -> tuple[Stage, ...]:
+    """Hops over all layers, by dynamic programming over the places where some holder's run begins or ends.
+
+    Least first: the load of the busiest worker on the way plus the messages' time; then the fewest hops.
+    """
+    cuts = sorted({run.first_layer for run in runs} | {run.end_layer for run in runs} | {0, num_layers})
+    best: dict[int, tuple[float, float, tuple[Stage, ...]]] = {0: (0.0, 0.0, ())}
+    for start in cuts[:-1]:
+        if start not in best:
+            continue
+        busiest, messages, hops = best[start]
+        for run in runs:
+            if not run.first_layer <= start < run.end_layer or (hops and hops[-1].worker == run.worker):
+                continue
+            for end in cuts:
+                if not start < end <= run.end_layer:
+                    continue
+                load = max(busiest, loads[run.worker] + costs.compute_s(start, end))
+                way = (load, messages + 2 * costs.link_s(end), (*hops, _hop(run, start, end)))
+                if end not in best or _rank(way) < _rank(best[end]):
+                    best[end] = way
+    return best[num_layers][2]
+
+
+def _rank(way: tuple[float, float, tuple[Stage, ...]]) -> tuple[float, int, tuple[WorkerId, ...]]:
+    return way[0] + way[1], len(way[2]), tuple(hop.worker for hop in way[2])
+
+
+def _hop(run: Stage, first: int, end: int) -> Stage:
+    return Stage(worker=run.worker, first_layer=first, end_layer=end, num_devices=run.num_devices)

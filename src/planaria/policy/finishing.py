@@ -1,0 +1,143 @@
+"""How the rest of a step is done after a loss within it: what is missing runs again where it is done soonest.
+
+The usual way is over whole pipelines, beside which the survivors of broken ones idle. Others let those take part; they
+are tried where the busiest worker has less to do so, and taken where the rest of the step is clearly shorter: after
+them a further loss stops all whose ways cross. What counts is the same under each, so the bits are.
+
+Deterministic, and bounded by the number of units of work that are simulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from planaria.estimate.conditions import Conditions
+from planaria.estimate.rest import Progress, Stretch, num_units
+from planaria.plan.detours import Freedom
+from planaria.plan.plan import Plan, Route, WorkerId
+from planaria.plan.profile import ModelProfile
+from planaria.plan.reroute import layer_units
+from planaria.plan.rerun import along_owners
+from planaria.plan.salvage import Undone
+
+BUDGET = 10_000
+"""Units of work that are simulated, to know how far the step is and to try other ways: a tenth of a second at most. A
+larger rest is done in the usual way; with so many pipelines, few survivors idle."""
+
+CLEARLY = 0.97
+"""Ways that cross are taken where the rest of the step takes so much less."""
+
+SPARE = 4
+"""Microbatches in flight that a worker whose ways cross may have more, where the memory allows for it."""
+
+HEADS = (1.0, 0.0)
+"""See `planaria.plan.detours.Detours.deal`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """A plan that finishes a step.
+
+    Attributes:
+        plan: it.
+        rest_s: estimated seconds until the step is done; None: it is too large to be looked at closely.
+        crosses: survivors of broken pipelines take part.
+    """
+
+    plan: Plan
+    rest_s: float | None
+    crosses: bool
+
+
+def quickest(
+    undone: Undone,
+    profile: ModelProfile,
+    conditions: Conditions,
+    so_far: Sequence[Stretch],
+    fits: Callable[[Plan], bool],
+) -> Finished:
+    """The plan that finishes the step soonest, by estimate.
+
+    Args:
+        undone: what is left of the step, and who.
+        profile: costs.
+        conditions: beside them.
+        so_far: the plans under which the step was done so far.
+        fits: whether a plan fits the memory.
+    """
+    usual = undone.finished_by(undone.usual(profile))
+    own = num_units(usual)
+    if 3 * own > BUDGET:
+        return Finished(plan=usual, rest_s=None, crosses=False)
+    recent, past = _recent(so_far, BUDGET - 2 * own)
+    progress = Progress(profile, conditions, recent)
+    best = Finished(plan=usual, rest_s=progress.rest_s(usual), crosses=False)
+    if not undone.missing or undone.pipelines == undone.intact:
+        return best
+    most = CLEARLY * best.rest_s if best.rest_s is not None else 0.0
+    tries = (BUDGET - past) // own - 2  # one is the usual way, and one says how busy everybody is
+    for routes, busiest_s in _others(undone, profile, conditions, progress):
+        if tries <= 0:
+            break
+        if busiest_s >= most:
+            continue
+        tries -= 1
+        plan = _within(undone.finished_by(routes), profile, fits)
+        if plan is None:
+            continue
+        rest_s = progress.rest_s(plan)
+        if rest_s < most:
+            best, most = Finished(plan=plan, rest_s=rest_s, crosses=True), rest_s
+    return best
+
+
+def _recent(so_far: Sequence[Stretch], most: int) -> tuple[Sequence[Stretch], int]:
+    """As many of the last plans as have at most so many units, and how many they have. What was done under others, and
+    goes on, is thought not to be done."""
+    units = 0
+    for number, stretch in enumerate(reversed(so_far)):
+        more = num_units(stretch.plan)
+        if units + more > most:
+            return so_far[len(so_far) - number :], units
+        units += more
+    return so_far, units
+
+
+def _others(
+    undone: Undone, profile: ModelProfile, conditions: Conditions, progress: Progress
+) -> Iterator[tuple[tuple[Route, ...], float]]:
+    """Ways over all owners, each once, and how long the busiest worker computes."""
+    plan = undone.plan
+    kept = undone.finished_by(())
+    busy_s = progress.busy_s(kept)
+    speeds: Mapping[WorkerId, float] = {
+        stage.worker: conditions.speed(plan.node_of(stage.worker))
+        for pipeline in undone.pipelines
+        for stage in pipeline.stages
+    }
+    seen = set()
+    for head in HEADS:
+        for freedom in (Freedom.BOTH, Freedom.HOME, Freedom.FREE):
+            routes, busiest_s = along_owners(
+                undone.pipelines,
+                busy_s,
+                undone.missing,
+                undone.generation,
+                profile,
+                freedom=freedom,
+                head=head,
+                speeds=speeds,
+            )
+            if routes not in seen:
+                seen.add(routes)
+                yield routes, busiest_s
+
+
+def _within(plan: Plan, profile: ModelProfile, fits: Callable[[Plan], bool]) -> Plan | None:
+    """With room for microbatches that are held up, if there is; None where not even without."""
+    ordered = msgspec.structs.replace(plan, layer_units=layer_units(profile))
+    roomy = msgspec.structs.replace(ordered, spare_in_flight=max(SPARE, plan.spare_in_flight))
+    return next((one for one in (roomy, ordered) if fits(one)), None)

@@ -1,0 +1,37 @@
+"""What a coordinator's process makes of a job file."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from planaria.coordinator.settings import CoordinatorSettings
+from planaria.job.parse import parse_job
+from planaria.launch.coordinator import run_settings
+from planaria.profile.presets import preset
+
+TEXT = (
+    '[model]\ntype = "gpt2"\n[train]\nsteps = 1\nglobal_batch = 6\nmicrobatch = 1\nsequence_length = 8\n'
+    "[cluster]\nnodes = 4\ndevices_per_node = 2\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("num_cores", "overrides", "shares_cores"),
+    [
+        (7, (), True),
+        (8, (), False),
+        (1, ('cluster.launcher="agents"',), False),
+        (1, ("cluster.device=cuda",), False),
+        (1, ("cluster.device=emulated", "cluster.profile=a.json"), False),
+    ],
+)
+def test_workers_share_cores_where_they_compute_on_fewer(
+    num_cores: int, overrides: tuple[str, ...], shares_cores: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(num_cores)))
+    job = parse_job(TEXT, overrides=overrides, origin="test")
+    settings = CoordinatorSettings(job=job, folder="runs/a", run_id="a", token="", resume=None, log="log")
+    profile = preset("gpt2-345m", "a100")
+    assert run_settings(settings, profile).shares_cores == shares_cores

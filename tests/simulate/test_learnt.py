@@ -1,0 +1,67 @@
+"""What a coordinator learnt outlives it: at any moment, the journal says as much as its writer knows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from planaria.job.settings import PolicyName
+from planaria.policy.choice import make_policy
+from planaria.policy.proposal import Policy
+from planaria.protocol.coordinator import Coordinator
+from planaria.protocol.events import Command, Event
+from planaria.protocol.journal import JournalCommit, JournalEntry, JournalPlan, decode_entry, encode_entry
+from planaria.protocol.learnt import Learnt
+from planaria.protocol.past import Past
+from planaria.protocol.shortage import Shortages
+from planaria.simulate.cluster import Cluster
+from planaria.simulate.schedule import Schedule, schedule
+
+
+def successor(cluster: Cluster, entries: list[bytes]) -> Coordinator:
+    """A machine that knows nothing but a journal."""
+    setup, profile = cluster.schedule.setup, cluster.profile
+
+    def make(name: PolicyName, most_bytes: int) -> Policy:
+        return make_policy(name, profile, setup.planner)
+
+    past = Past.of([decode_entry(entry) for entry in entries])
+    shortages = Shortages(profile, partial(make, setup.policy))
+    return Coordinator(cluster.settings, make(setup.policy, 0), past, shortages, make)
+
+
+def run(which: Schedule, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """One schedule; returns how often each kind of news was compared."""
+    cluster = Cluster(which)
+    compared: Counter[str] = Counter()
+    original = Coordinator.handle
+
+    def handle(machine: Coordinator, event: Event, now: float) -> tuple[Command, ...]:
+        commands = original(machine, event, now)
+        entries = [command for command in commands if isinstance(command, JournalEntry)]
+        if any(isinstance(entry, JournalPlan | JournalCommit) for entry in entries):
+            journal = [*cluster.journal, *map(encode_entry, entries)]
+            assert successor(cluster, journal).learnt == machine.learnt
+            known, unknown = msgspec.structs.asdict(machine.learnt), msgspec.structs.asdict(Learnt())
+            compared.update(name for name in known if known[name] != unknown[name])
+        return commands
+
+    monkeypatch.setattr(Coordinator, "handle", handle)
+    cluster.run()
+    monkeypatch.undo()
+    return compared
+
+
+def test_a_successor_knows_what_was_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After every commit and every plan of 60 schedules, half of them under the policy that weighs its plans."""
+    compared: Counter[str] = Counter()
+    for seed in range(60):
+        which = schedule(seed)
+        if seed % 2:
+            which = replace(which, setup=replace(which.setup, policy=PolicyName.ADAPTIVE))
+        compared += run(which, monkeypatch)
+    assert all(compared[name] for name in Learnt.__struct_fields__), compared
