@@ -188,7 +188,7 @@ def _sign(plan: Plan, pipeline: Pipeline, share: int, leaving: frozenset[NodeId]
     return ((form.num_nodes, len(form.stages), share), *stages)
 
 
-@lru_cache(maxsize=1 << 14)
+@lru_cache(maxsize=1 << 12)
 def _usual_sign(form: Form, share: int) -> _Sign:
     """Where nobody leaves."""
     return ((form.num_nodes, len(form.stages), share), *((*stage, 0) for stage in form.stages))
@@ -203,7 +203,7 @@ def _moved(plan: Plan, pipeline: Pipeline, names: dict[NodeId, NodeId]) -> Pipel
     return Pipeline(stages=_renamed(plan, pipeline.stages, names))
 
 
-@lru_cache(maxsize=1 << 14)
+@lru_cache(maxsize=1 << 12)
 def _placed(form: Form, first: NodeId, devices_per_node: int) -> Pipeline:
     """On neighbouring nodes. The same pipeline is met again and again, with all that is known of it."""
     return Pipeline(
