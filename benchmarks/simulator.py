@@ -4,7 +4,7 @@ speed: runs a second in Bamboo's Table 3a setting (BERT-Large, 48 nodes, to comp
     and once it knows the situations; 9 h at 10% an hour on 32, 1,024 and 4,096 nodes; memory after many runs.
 determinism: results of one process and of two.
 adaptive: against the best single policy on every trace, and as a share of the physical limit. Traces: made-up ones (2%
-    to 40% an hour, bulks, zones), and files given by --traces.
+    to 40% an hour, bulks, zones), and files given by --traces. With --results FILE it can be broken off.
 fidelity: a drill's run folder (planaria drill) against the simulation of its trace: --run, --job and --trace.
 
 Times are of the processor, of one thread. --quick: fewer of everything.
@@ -13,24 +13,20 @@ Times are of the processor, of one thread. --quick: fewer of everything.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
-import random
 import resource
-import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from best_single import MODELS, SINGLES, Task, Wanted, compare, made_up, simulate, tell
 from figures import note, report
 
 from planaria.job.parse import load_job
-from planaria.job.settings import PolicyName
 from planaria.launch.settings import job_profile, named_profile, planner_settings
-from planaria.plan.plan import PlanError
 from planaria.plan.settings import PlannerSettings
 from planaria.profile.presets import preset
 from planaria.simulate.macro.account import RunResult
@@ -48,15 +44,6 @@ TABLE_3A_SAMPLES = 23 * HOUR_S * 1150
 """23 hours' work at the preset's speed: so long Bamboo's runs at 10% an hour were (99.77 losses, 0.23 h apart)."""
 TABLE_3A_ARRIVAL_S = 5440.0
 """Of a node for a lost one: then 41.7 nodes are there on average at 10% an hour, as in the table."""
-
-MODELS = {
-    # preset, device, samples in a step
-    "BERT-Large": ("bert-large", "v100", 512),
-    "GPT-2": ("gpt2-1.5b", "a100", 128),
-    "GPT-3 2.7B": ("gpt3-2.7b", "a100", 64),
-    "GPT-3 6.7B": ("gpt3-6.7b", "a100", 64),
-}
-REFERENCES_OF_ADAPTIVE = ("ideal",)
 
 
 def bert(nodes: int, microbatches: int, **terms: object) -> Experiment:
@@ -76,7 +63,8 @@ def bert(nodes: int, microbatches: int, **terms: object) -> Experiment:
 
 
 def table_3a_trace(seed: int) -> Trace:
-    population = Population(nodes=TABLE_3A_NODES, zones=("a", "b", "c"), arrival_s=TABLE_3A_ARRIVAL_S)
+    """Without zones: nodes go one by one, and with zones fewer situations come twice."""
+    population = Population(nodes=TABLE_3A_NODES, arrival_s=TABLE_3A_ARRIVAL_S)
     return generate(ConstantRate(hourly=0.1), population, 26 * HOUR_S, seed=seed, name=f"seed {seed}")
 
 
@@ -121,40 +109,6 @@ def measure_large(nodes: int, goal_s: float, policy: str) -> None:
 # Determinism
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """One policy, one model, one trace."""
-
-    model: str
-    policy: str
-    trace: Trace
-    nodes: int
-
-
-def experiment_of(task: Task) -> Experiment:
-    name, device, samples = MODELS[task.model]
-    profile = preset(name, device)
-    settings = PlannerSettings(
-        num_microbatches=samples // profile.microbatch_size,
-        fault_tolerance=1,
-        num_nodes=task.nodes,
-        devices_per_node=1,
-        memory_bytes=profile.device.memory_bytes,
-    )
-    losses_an_hour = max(0.2, sum(e.change == "remove" for e in task.trace.events) / (task.trace.horizon_s / HOUR_S))
-    return Experiment(profile=profile, settings=settings, mean_time_between_failures_s=HOUR_S / losses_an_hour)
-
-
-def simulate(task: Task) -> RunResult | None:
-    """None: the model does not fit on so many nodes."""
-    try:
-        (run,) = experiment_of(task).run(task.policy, [task.trace])
-    except PlanError as error:
-        print(f"{task.model}, {task.policy}, {task.trace.name}: {error}", file=sys.stderr)
-        return None
-    return run
-
-
 def simulated(tasks: Sequence[Task], processes: int) -> list[RunResult | None]:
     if processes == 1:
         return [simulate(task) for task in tasks]
@@ -177,70 +131,9 @@ def measure_determinism(*, quick: bool) -> None:
 # Adaptive
 
 
-def made_up(number: int, *, hours: float, nodes: int) -> list[Trace]:
-    """2% to 40% an hour, in bulks or one by one, with zones or without, with and without others that come."""
-    traces = []
-    for seed in range(number):
-        draw = random.Random(seed)
-        hourly = 0.02 * 20 ** draw.random()
-        failures = ConstantRate(hourly=hourly, mean_bulk=draw.choice([1.0, 1.0, 2.0, 3.0]))
-        zones = draw.choice([("",), ("a", "b"), ("a", "b", "c")])
-        arrival_s = draw.choice([None, 600.0, 3600.0])
-        population = Population(nodes=nodes, zones=zones, arrival_s=arrival_s, notice_s=draw.choice([0.0, 0.0, 120.0]))
-        name = f"{hourly:.0%} an hour, seed {seed}"
-        traces.append(generate(failures, population, hours * HOUR_S, seed=seed, name=name))
-    return traces
-
-
-def files(folder: Path, hours: float) -> list[Trace]:
-    """Windows of trace files that begin with nodes."""
-    traces = []
-    for path in sorted([*folder.glob("*.csv"), *folder.glob("*.txt")]):
-        whole = read_trace(path.read_text(), path.name).trace
-        for share in (0.15, 0.4, 0.65):
-            start_s = share * whole.horizon_s
-            if start_s + hours * HOUR_S <= whole.horizon_s:
-                part = whole.window(start_s, hours * HOUR_S)
-                traces.append(Trace(name=f"{path.name} at {share:.0%}", horizon_s=part.horizon_s, events=part.events))
-    return traces
-
-
-def measure_adaptive(*, quick: bool, folder: Path | None, processes: int) -> None:
-    nodes, hours = 16, 2.0 if quick else 4.0
-    traces = made_up(3 if quick else 200, hours=hours, nodes=nodes)
-    given = files(folder, hours) if folder is not None else []
-    singles = [name.value for name in PolicyName if name.value not in ("adaptive", "drop")]
-    policies = [*singles, "adaptive", *REFERENCES_OF_ADAPTIVE]
-    models = list(MODELS)[:1] if quick else list(MODELS)
-    # Each made-up trace for one of the models, in turn; each file for all of them.
-    cases = [(models[at % len(models)], trace) for at, trace in enumerate(traces)]
-    cases += list(itertools.product(models, given))
-    tasks = [
-        Task(model=model, policy=policy, trace=trace, nodes=max(nodes, len(trace.initial)))
-        for model, trace in cases
-        for policy in policies
-    ]
-    results = iter(simulated(tasks, processes))
-    ratios: dict[str, list[float]] = {model: [] for model in models}
-    shares: dict[str, list[float]] = {model: [] for model in models}
-    for model, trace in cases:
-        found = {policy: next(results) for policy in policies}
-        rates = {policy: run.samples_per_s for policy, run in found.items() if run is not None and run.steps}
-        if "adaptive" not in rates or not any(single in rates for single in singles):
-            continue
-        best = max((single for single in singles if single in rates), key=rates.__getitem__)
-        ratios[model].append(rates["adaptive"] / rates[best])
-        shares[model].append(rates["adaptive"] / rates["ideal"])
-        if ratios[model][-1] < 0.999:
-            note(f"{model}, {trace.name}: adaptive {rates['adaptive']:.4g}/s, {best} {rates[best]:.4g}/s")
-    for model in models:
-        if ratios[model]:
-            name = model.lower().replace(" ", "-")
-            mean = sum(ratios[model]) / len(ratios[model])
-            report(f"simulator.adaptive.{name}.to_best.least", min(ratios[model]), "ratio", goal=">= 1.0")
-            report(f"simulator.adaptive.{name}.to_best.mean", mean, "ratio")
-            report(f"simulator.adaptive.{name}.traces", len(ratios[model]), "count")
-            report(f"simulator.adaptive.{name}.of_ideal", sum(shares[model]) / len(shares[model]), "ratio")
+def measure_adaptive(wanted: Wanted, results: Path | None, minutes: float | None, processes: int) -> None:
+    rows = compare(wanted, results, minutes, processes)
+    tell(rows, missing=len(wanted.cases) - len(rows))
 
 
 # Fidelity
@@ -301,6 +194,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer of everything")
     parser.add_argument("--policy", default="templates", help="of speed")
     parser.add_argument("--traces", type=Path, help="a folder of trace files, for adaptive")
+    parser.add_argument("--models", default="", help=f"of adaptive, with commas between: {', '.join(MODELS)}")
+    parser.add_argument("--generated", type=int, help="of adaptive: how many traces are made up (200)")
+    parser.add_argument("--singles", default=",".join(SINGLES), help="of adaptive: the single policies")
+    parser.add_argument("--results", type=Path, help="of adaptive: what is done, and is not done again")
+    parser.add_argument("--minutes", type=float, help="of adaptive: after which no other trace is begun")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--run", type=Path, help="of fidelity: a run folder of planaria drill")
     parser.add_argument("--job", type=Path, help="of fidelity: its job file")
@@ -314,7 +212,16 @@ def main() -> None:
     if "determinism" in arguments.parts:
         measure_determinism(quick=arguments.quick)
     if "adaptive" in arguments.parts:
-        measure_adaptive(quick=arguments.quick, folder=arguments.traces, processes=arguments.processes)
+        models = arguments.models.split(",") if arguments.models else list(MODELS)[: 1 if arguments.quick else None]
+        generated = arguments.generated if arguments.generated is not None else 3 if arguments.quick else 200
+        wanted = Wanted(
+            models=models,
+            generated=generated,
+            hours=2.0 if arguments.quick else 4.0,
+            folder=arguments.traces,
+            singles=arguments.singles.split(","),
+        )
+        measure_adaptive(wanted, arguments.results, arguments.minutes, arguments.processes)
     if "fidelity" in arguments.parts:
         if not (arguments.run and arguments.job and arguments.trace):
             parser.error("fidelity needs --run, --job and --trace")

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -57,7 +61,7 @@ def test_what_is_done_is_told_where_no_terminal_shows_it(scenario: Path) -> None
     told = run(scenario, "--policy", "ideal").stderr.splitlines()
     assert told
     assert told[-1].startswith(f"planaria: simulated {len(told)} of {len(told)}: ")
-    assert told[-1].endswith(", ideal")
+    assert told[-1].endswith(": ideal")
 
 
 def test_json_has_every_run(scenario: Path) -> None:
@@ -126,6 +130,11 @@ def test_timings_are_taken_from_a_run(scenario: Path, tmp_path: Path) -> None:
         {"event": "node_lost", "detect_ms": 60.0},
         {"event": "node_lost", "detect_ms": None},
         {"event": "recovered", "recovery": {"decide_ms": 8.0}},
+        {"event": "node_lost", "detect_ms": None},
+        {"event": "node_lost", "detect_ms": None},
+        {"event": "plan_taken", "generation": 7, "transfer_bytes": 0, "purpose": "finish step"},
+        {"event": "plan_taken", "generation": 8, "transfer_bytes": 0},
+        {"event": "recovered", "recovery": {"decide_ms": 100.0, "lost_nodes": [1, 2]}},
         {"event": "plan_taken", "generation": 1, "transfer_bytes": 0, "purpose": "start"},
         {"event": "plan_measured", "generation": 1, "measured_transition_s": 5.0},
         {"event": "plan_taken", "generation": 3, "transfer_bytes": 0},
@@ -136,7 +145,7 @@ def test_timings_are_taken_from_a_run(scenario: Path, tmp_path: Path) -> None:
     known = NodeLost(node=1, step=2, cause="process killed", live_nodes=3, detect_ms=None)
     assert msgspec.to_builtins(known)["event"] == events[0]["event"], "as a run's recorder writes it"
     found, told = calibrated(events, {"detection_s": 1.0, "decision_s": 1.0, "change_s": 1.0, "start_s": 5.0})
-    assert found == {"detection_s": 0.05, "decision_s": 0.008, "change_s": 0.02, "start_s": 5.0}
+    assert found == {"detection_s": 0.05, "decision_s": 0.008, "unprepared_s": 0.05, "change_s": 0.02, "start_s": 5.0}
     assert told[0] == "timings.detection_s = 0.05, the median of 2"
     (tmp_path / "events.jsonl").write_text("\n".join(json.dumps(event) for event in events))
     assert "timings.decision_s = 0.008" in run(scenario, "--calibrate", tmp_path).stderr
@@ -153,3 +162,57 @@ def test_it_needs_no_torch(scenario: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert "ideal" in done.stdout
+
+
+def test_an_interrupted_sweep_goes_on_from_what_it_kept(scenario: Path, tmp_path: Path) -> None:
+    """One line says so; no process is left, and none prints a traceback."""
+    scenario.write_text(TEXT + "[sweep]\nhourly = [0.5, 1.0, 2.0]\nnodes = [6, 8, 10]\n")
+    kept = tmp_path / "kept"
+    command = [sys.executable, "-m", "planaria.cli.main", "simulate", str(scenario), "--sweep", "--results", str(kept)]
+    process = subprocess.Popen(
+        [*command, "--processes", "2"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 120
+    while not list(kept.glob("*.json")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert "Traceback" not in said
+    num_kept = len(list(kept.glob("*.json")))
+    told = re.search(rf"(\d+) of 18 results are in {kept}; the same command goes on from there", said)
+    assert told, said
+    assert 1 <= num_kept - int(told[1]) + 1 <= 2  # it may have been interrupted when one was just written
+    deadline = time.monotonic() + 30
+    with pytest.raises(ProcessLookupError):
+        while time.monotonic() < deadline:
+            os.killpg(process.pid, 0)
+            time.sleep(0.05)
+    again = run(scenario, "--sweep", "--results", kept)
+    assert again.exit_code == 0, again.output
+    assert f"{num_kept} of 18 results were there already" in again.stderr
+
+
+def test_repairs_of_a_trace_are_said_once_with_their_lines(scenario: Path) -> None:
+    trace = "".join(f"0,add,n{node}\n" for node in range(6)) + "900000,remove,n1\n600000,remove,ghost\n1800000,add,n1\n"
+    (scenario.parent / "t.csv").write_text(trace)
+    result = run(scenario, "--set", "failures.trace=t.csv", "--set", "failures.hours=0")
+    assert result.exit_code == 0, result.output
+    said = [line for line in result.stderr.splitlines() if "t.csv, line" in line]
+    assert len(said) == len(set(said)) == 2, result.stderr
+    assert "ghost" in result.stderr
+
+
+def test_a_narrow_screen_has_two_tables(scenario: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is cut off."""
+    monkeypatch.setattr("planaria.cli.simulation_view._WIDTH_WITHOUT_TERMINAL", 70)
+    narrow = run(scenario).stdout
+    assert max(map(len, narrow.splitlines())) <= 70
+    assert "…" not in narrow
+    monkeypatch.undo()
+    assert sorted(set(run(scenario).stdout.split())) == sorted(set(narrow.split()))

@@ -7,13 +7,15 @@ import dataclasses
 import pytest
 from hypothesis import given, settings
 
-from planaria.estimate.memory import MemoryUse, fullest_moment, memory_use, worker_memory_bytes
+from planaria.estimate.conditions import Conditions
+from planaria.estimate.memory import MemoryUse, fullest_device_bytes, fullest_moment, memory_use, worker_memory_bytes
 from planaria.plan.instantiate import initial_plan
 from planaria.plan.plan import Group, NodeId, Pipeline, Plan, Route, ScheduleKind, Stage, WorkerId
 from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
 from planaria.plan.program import Instruction, Op
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.templates import make_templates
+from tests.estimate.plans import cases
 from tests.plan.profiles import random_jobs
 
 PARAMETERS, GRADIENTS, OPTIMIZER, KEPT, RECOMPUTED, OUTPUT, WORKSPACE = 100, 300, 200, 70, 10, 10, 40
@@ -173,3 +175,13 @@ def test_no_part_is_negative_and_what_runs_is_there(job: tuple[ModelProfile, Pla
         assert use.state == sum(profile.group_state_bytes[group] for group in plan.groups_of[worker])
         layers = [profile.layers[layer] for layer in plan.layers_of[worker]]
         assert use.activations >= sum(layer.activation_bytes for layer in layers)
+
+
+@given(case=cases())
+@settings(max_examples=100, deadline=None)
+def test_the_fullest_device_is_found_whatever_is_remembered(case: tuple[Plan, ModelProfile, Conditions]) -> None:
+    """Of like pipelines one is looked at, and what was found of one plan is used for others."""
+    plan, profile, _ = case
+    expected = max(worker_memory_bytes(plan, profile, worker) for worker in plan.workers)
+    assert fullest_device_bytes(plan, profile) == expected
+    assert fullest_device_bytes(plan, profile) == expected

@@ -49,10 +49,11 @@ def test_plain_lines() -> None:
 
 def test_steps_that_are_trained_again_are_told_of() -> None:
     recovery = msgspec.structs.replace(RECOVERY, step=3, steps_redone=2)
+    restored = Restored(from_step=2, to_step=0, reason="node 1 lost")
     records: list[AnyRecord] = [
         *short_run()[:5],
         committed(2),
-        Restored(from_step=2, to_step=0, reason="node 1 lost"),
+        restored,
         plan_taken(2, "restore"),
         committed(1),
         Recovered(recovery=recovery),
@@ -65,6 +66,8 @@ def test_steps_that_are_trained_again_are_told_of() -> None:
     )
     lines = plain(records)
     assert "went back from step 2 to step 0: node 1 lost" in lines
+    records[records.index(restored)] = msgspec.structs.replace(restored, from_step=0)
+    assert "went back to the state after step 0: node 1 lost" in plain(records)
     assert f"recovered: {told}" in lines
     assert "1 recovery, 0 microbatches skipped, 0 counted twice, 2 steps trained again" in lines[-3]
     assert lines[-2] == f"  {told}"

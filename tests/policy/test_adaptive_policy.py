@@ -19,6 +19,7 @@ from planaria.plan.replicas import lacking
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.validate import validate
 from planaria.policy.adaptive import AdaptivePolicy
+from planaria.policy.exposure import exposure
 from planaria.policy.next_loss import next_loss_s
 from planaria.policy.outlook import CHANGE_S, RESTORE_S, Outlook
 from planaria.policy.proposal import Proposal
@@ -27,7 +28,8 @@ from planaria.policy.rebuilding import Searched
 from planaria.policy.reroute import ReroutePolicy
 from planaria.policy.sources import OfPolicy
 from planaria.policy.templates import TemplatesPolicy
-from planaria.policy.worth import Course, horizon_s, peril, worth
+from planaria.policy.worth import Course, horizon_s, worth
+from planaria.profile.presets import preset
 from tests.plan.profiles import uniform_profile
 
 SMALL = uniform_profile(8)
@@ -69,12 +71,13 @@ def test_eq_8() -> None:
 
 def test_what_a_last_replica_costs() -> None:
     course = Course(step_time_s=0.5, transition_s=20.0, peril_before=0.25, peril=0.0)
-    at_stake = RESTORE_S + 40 * 0.5 + 100
+    at_stake = RESTORE_S + 40 * 0.5 + 100 / 2
     without = worth(course, Outlook(time_to_failure_s=100.0, steps_at_stake=40), 100.0)
     assert without.risk_s == pytest.approx(0.25 * 20 / 100 * at_stake)
     assert without.steps_per_s == pytest.approx(2 * (80 - without.risk_s) / 100)
     saved = Outlook(time_to_failure_s=100.0, steps_at_stake=40, checkpoint_every=60)
-    assert worth(course, saved, 100.0).risk_s == pytest.approx(0.25 * 20 / 100 * (RESTORE_S + 60 * 0.5))
+    mean_s = (10 * (20 + 30) / 2 + 90 * 30 / 2) / 100  # from 20 s to 30 s, then from a checkpoint to the next
+    assert worth(course, saved, 100.0).risk_s == pytest.approx(0.25 * 20 / 100 * (RESTORE_S + mean_s))
 
 
 def test_what_the_next_loss_costs() -> None:
@@ -99,9 +102,29 @@ def test_the_horizon_ends_with_the_job() -> None:
 
 def test_peril() -> None:
     a, b, c = (NodeId(n) for n in range(3))
-    assert peril([(a, (0, 1)), (b, (0, 1)), (c, ())], 2) == 0
-    assert peril([(a, (0, 1)), (b, (0,)), (c, ())], 2) == pytest.approx(1 / 3)
-    assert peril([(a, (0, 1)), (a, (0, 1))], 2) == 1, "two devices of one node"
+    assert exposure([(a, (0, 1)), (b, (0, 1)), (c, ())], 2).peril(1.0) == 0
+    assert exposure([(a, (0, 1)), (b, (0,)), (c, ())], 2).peril(1.0) == pytest.approx(1 / 3)
+    assert exposure([(a, (0, 1)), (a, (0, 1))], 2).peril(1.0) == 1, "two devices of one node"
+
+
+@pytest.mark.parametrize("zones", [("",), ("x", "y")])
+def test_peril_of_bulks(zones: tuple[str, ...]) -> None:
+    """As often as when bulks are drawn: their sizes geometric, from one zone."""
+    draw, mean, num = random.Random(1), 1.6, 40
+    zone_of = {NodeId(n): zones[n % 7 % len(zones)] for n in range(num)}
+    held = {NodeId(n): (n % 8,) for n in range(24)} | {NodeId(n): (8 + n % 3,) for n in range(24, 33)}
+    struck, tries = 0, 40_000
+    for _ in range(tries):
+        zone = zone_of[draw.choice(range(num))]  # type: ignore[index]
+        size = 1
+        while draw.random() > 1 / mean:
+            size += 1
+        there = [node for node in zone_of if zone_of[node] == zone]
+        bulk = set(draw.sample(there, min(size, len(there))))
+        left = {group for node, groups in held.items() if node not in bulk for group in groups}
+        struck += len(left) < 11
+    told = exposure([(node, held.get(node, ())) for node in zone_of], 11, zone_of).peril(mean)
+    assert told == pytest.approx(struck / tries, rel=0.25)
 
 
 # The choice, against a computation of its own
@@ -153,7 +176,8 @@ def test_the_best_of_what_the_others_propose(seed: int) -> None:
 
 
 def peril_of(plan: Plan, holders: Holders) -> float:
-    return peril(((plan.node_of(worker), groups) for worker, groups in holders.items()), len(plan.groups))
+    holding = ((plan.node_of(worker), groups) for worker, groups in holders.items())
+    return exposure(holding, len(plan.groups)).peril(1.0)
 
 
 def test_the_same_question_has_the_same_answer() -> None:
@@ -272,6 +296,20 @@ def test_a_search_beyond_the_templates() -> None:
             validate(made, fault_tolerance=None if option.is_degraded else 1)
 
 
+def test_after_a_loss_steps_are_no_longer_than_if_the_job_began_so() -> None:
+    """11 + 11 nodes have nearly the shortest compute, but 12 + 10 are cut so that sums take less."""
+    profile = preset("gpt3-2.7b", "a100")
+    of = PlannerSettings(
+        num_microbatches=64, fault_tolerance=1, num_nodes=23, devices_per_node=1,
+        memory_bytes=profile.device.memory_bytes,
+    )  # fmt: skip
+    policy, plan = started(profile, of)
+    lost = plan.pipelines[0].stages[0].worker
+    later, begun = after(policy, plan, lost), policy.initial([NodeId(n) for n in range(22)], 1)
+    assert later.step_time_s <= begun.step_time_s
+    validate(later.plan, fault_tolerance=1)
+
+
 def test_smaller_pipelines_than_the_user_asked_for_where_they_are_known_to_fit() -> None:
     roomy = replace(settings(nodes=12), memory_bytes=10**12)
     searched = next(s for s in AdaptivePolicy(SMALL, roomy)._sources if isinstance(s, Searched))
@@ -337,6 +375,14 @@ def test_a_risk_is_worth_a_slower_plan() -> None:
     unsaved = replace(saved, steps_at_stake=500, checkpoint_every=0)
     assert worth(fast, saved, 1000.0).steps_per_s > worth(safe, saved, 1000.0).steps_per_s
     assert worth(fast, unsaved, 1000.0).steps_per_s < worth(safe, unsaved, 1000.0).steps_per_s
+
+
+def test_where_nodes_go_in_bulks_a_third_replica_is_worth_a_longer_step() -> None:
+    policy, plan = started(DEAR, settings(nodes=10, smallest=1))
+    times = {"time_to_failure_s": 600.0, "steps_at_stake": 200, "checkpoint_every": 500}
+    alone, bulks = (after(policy, plan, 1, **times, nodes_together=nodes) for nodes in (1.0, 3.0))
+    assert (len(alone.plan.pipelines), len(bulks.plan.pipelines)) == (2, 3)
+    assert alone.step_time_s < bulks.step_time_s
 
 
 def test_near_the_end_nothing_is_worth_waiting_for() -> None:

@@ -89,6 +89,8 @@ def test_a_loss_goes_back_to_the_checkpoint_and_leaves_nodes_idle() -> None:
         "Node 5 is lost: back to the last checkpoint on a grid of 3 pipelines of 2 nodes (1 node idle); "
         "7 steps are trained again, and "
     )
+    policy, plan = started(outlook=replace(LONG, steps_at_stake=0))
+    assert "; no step is trained again, and " in after(policy, plan, 5).reason
 
 
 def test_what_a_restore_costs_is_estimated_for_each_grid() -> None:

@@ -7,12 +7,14 @@ import dataclasses
 import pytest
 
 from planaria.estimate.memory import worker_memory_bytes
+from planaria.estimate.step_time import step_time_s
 from planaria.plan.ledger import Ledger
-from planaria.plan.plan import NodeId, WorkerId
+from planaria.plan.plan import NodeId, PlanError, WorkerId
+from planaria.plan.reconfigure import reconfigure
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.validate import validate
 from planaria.policy.proposal import Policy
-from planaria.policy.templates import TemplatesPolicy
+from planaria.policy.templates import CLEARLY, TemplatesPolicy, even_sets
 from tests.plan.profiles import uniform_profile
 
 PROFILE = uniform_profile(6)
@@ -105,3 +107,22 @@ def test_what_does_not_fit_into_memory_is_no_plan_for_slow_nodes() -> None:
     )
     assert all(worker_memory_bytes(limited, uniform_profile(6), worker) <= limit for worker in limited.workers)
     assert any(worker_memory_bytes(unlimited, uniform_profile(6), worker) > limit for worker in unlimited.workers)
+
+
+def test_dealt_out_anew_nodes_make_even_pipelines_where_sums_are_long() -> None:
+    """Of 41 nodes after a change; what is fastest as simulated lies between the sizes that doubling looks at."""
+    settings = PlannerSettings(num_microbatches=32, fault_tolerance=1, num_nodes=38, devices_per_node=1, min_nodes=2)
+    profile = uniform_profile(24, group_bytes=8_793_917)
+    made = TemplatesPolicy(profile, settings)
+    plan = made.initial([NodeId(n) for n in range(38)], 1).plan
+    lost = (NodeId(0), NodeId(19), NodeId(21))
+    holders: dict[WorkerId, tuple[int, ...]] = {w: g for w, g in plan.groups_of.items() if w not in lost}
+    holders |= {WorkerId(n): () for n in range(38, 44)}
+    proposal = made.reconfigure(plan, lost, holders, 2)
+    for templates in even_sets(made.templates, 41, settings):
+        try:
+            found = reconfigure(profile, templates, settings, plan, lost, holders, 2, search=True)
+        except PlanError:
+            continue
+        if len(found.plan.nodes) == 41:
+            assert proposal.step_time_s <= step_time_s(found.plan, profile) / CLEARLY

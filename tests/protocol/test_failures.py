@@ -35,6 +35,7 @@ def test_losses_in_one_step_are_one() -> None:
     for step in (3, 3, 3, 7):
         failures.lost(step, 10.0 * step)
     assert failures.time_to_next_s(200.0) == 300 / 3
+    assert failures.nodes_together == 5 / 3, "one of one before any is seen, then three and one"
 
 
 def test_a_storm_is_believed_at_once_and_forgotten() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import pytest
 from tests.plan.profiles import uniform_profile
 
 from planaria.plan.plan import NodeId
@@ -30,25 +31,68 @@ def policy() -> Counting:
     return made
 
 
-def test_every_node_and_then_the_plan_itself() -> None:
+def thought(
+    thinker: Counting, nodes: int = 4, zones: dict[NodeId, str] | None = None, gone: frozenset[NodeId] = frozenset()
+) -> tuple[Foresight, int]:
+    """Everything thought out; and in how many pieces."""
+    plan = thinker.initial([NodeId(n) for n in range(nodes)], 1).plan
+    foresight, pieces = Foresight(), 0
+    while foresight.look(thinker, plan, nodes, gone, zones):
+        foresight.think(thinker, plan, plan.groups_of, gone)
+        pieces += 1
+    return foresight, pieces
+
+
+def test_every_node_and_then_the_plan_itself_and_then_two_that_may_go_together() -> None:
+    """Two pipelines of two nodes: those of one, then those of one stage."""
     thinker = policy()
     plan = thinker.initial([NodeId(n) for n in range(4)], 1).plan
-    foresight, pieces = Foresight(), 0
-    while foresight.look(thinker, plan, 4, frozenset()):
-        foresight.think(thinker, plan, plan.groups_of, frozenset())
-        pieces += 1
-    assert thinker.asked == [(0,), (1,), (2,), (3,), ()]
-    assert pieces == 5 * 4
+    foresight, pieces = thought(thinker)
+    assert thinker.asked == [(0,), (1,), (2,), (3,), (), (0, 1), (0, 2), (1, 3)], "(2, 3) is as (0, 1)"
+    assert pieces == 8 * 4
     assert foresight.answered == [0, 1, 2, 3]
     assert foresight.look(thinker, plan, 3, frozenset()), "somebody is gone: it begins anew"
 
 
+def test_nodes_of_one_zone_are_the_first_pairs() -> None:
+    thinker = policy()
+    thought(thinker, zones={NodeId(0): "a", NodeId(1): "b", NodeId(2): "b", NodeId(3): "a"})
+    assert thinker.asked[5:] == [(0, 3), (1, 2), (0, 1), (2, 3), (0, 2), (1, 3)]
+
+
+def test_pairs_are_as_many_as_may_be_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And none of many nodes."""
+    for most, pairs in ((7, 2), (5, 0), (4, 0), (3, 0)):
+        monkeypatch.setattr("planaria.protocol.foresight.MOST_ASKED", most)
+        thinker = policy()
+        thought(thinker)
+        assert thinker.asked[:5] == [(0,), (1,), (2,), (3,), ()]
+        assert len(thinker.asked) == 5 + pairs
+    monkeypatch.setattr("planaria.protocol.foresight.MOST_ASKED", 96)
+    monkeypatch.setattr("planaria.protocol.foresight.MOST_PAIRED", 3)
+    thinker = policy()
+    thought(thinker)
+    assert len(thinker.asked) == 5
+
+
+def test_an_answer_about_two_nodes_is_the_one_that_is_given() -> None:
+    """And it is there: nothing is found out any more when it is asked."""
+    settings = PlannerSettings(num_microbatches=16, fault_tolerance=1, num_nodes=8, devices_per_node=1, min_nodes=2)
+    first, second = (AdaptivePolicy(uniform_profile(8), settings) for _ in range(2))
+    plan = first.initial([NodeId(n) for n in range(8)], 1).plan
+    foresight = Foresight()
+    while foresight.look(first, plan, 8, frozenset()):
+        foresight.think(first, plan, plan.groups_of, frozenset())
+    answers = dict(first._answers)
+    lost = (NodeId(0), NodeId(1))
+    holders = {worker: groups for worker, groups in plan.groups_of.items() if worker not in lost}
+    assert first.reconfigure(plan, lost, holders, 2) == second.reconfigure(plan, lost, holders, 2)
+    assert first._answers == answers
+
+
 def test_who_leaves_is_done_without_in_any_case() -> None:
     thinker = policy()
-    plan = thinker.initial([NodeId(n) for n in range(4)], 1).plan
-    foresight, leaving = Foresight(), frozenset({NodeId(2)})
-    while foresight.look(thinker, plan, 4, leaving):
-        foresight.think(thinker, plan, plan.groups_of, leaving)
+    thought(thinker, gone=frozenset({NodeId(2)}))
     assert thinker.asked == [(0, 2), (1, 2), (2, 3)]
 
 

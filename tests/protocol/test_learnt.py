@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from tests.plan.profiles import uniform_profile
 from tests.protocol.test_coordinator import make_machine
+from tests.protocol.test_moving import take
 from tests.protocol.test_past import commit, node, plan
 from tests.protocol.test_returning import Life, joined, returned, votes
 
@@ -70,7 +71,7 @@ def test_a_step_that_teaches_nothing_writes_nothing(life: Life) -> None:
 def test_a_loss_is_counted_by_the_next_coordinator(life: Life) -> None:
     life.does(NodeGone(NodeId(2), "x"))
     after = life.after()
-    assert after.machine.learnt.losses == SeenLosses(began=1.0, count=1, last_step=1, recent=(1.0,))
+    assert after.machine.learnt.losses == SeenLosses(began=1.0, count=1, last_step=1, nodes=1, recent=(1.0,))
     assert after.machine.learnt == life.machine.learnt
     lagging = life.after(cut=len(life.journal))
     assert lagging.machine.learnt == Learnt(), "advice: what is missing is learnt anew"
@@ -104,13 +105,15 @@ def test_the_next_plan_is_for_the_speeds_that_were_known(life: Life) -> None:
 
 def test_transitions() -> None:
     moving, successor = Moving(), Moving()
-    for seconds, moves_s, is_restore in ((0.02, 0.0, False), (0.42, 0.1, False), (7.0, 0.0, True)):
-        moving.begin((WorkerId(0),), 100.0, moves_s, is_restore=is_restore)
-        moving.ready(WorkerId(0), 100.0 + seconds)
+    take(moving, 0.02)
+    moving.changed(1, 0.03)
+    take(moving, 0.42, moves_s=0.1)
+    take(moving, 7.0, restore=True)
     successor.recall(moving.measured)
-    assert (successor.change_s, successor.restore_s) == (moving.change_s, 7.0)
-    assert successor.transfer_stretch == moving.transfer_stretch == pytest.approx(4.0)
-    assert successor.change_s != CHANGE_S
+    for one in (moving, successor):
+        take(one, 0.62, moves_s=0.1)
+        assert (one.change_s, one.restore_s) == (pytest.approx(0.03), 7.0)
+        assert one.transfer_stretch == pytest.approx(5.0), "what takes as long where nothing moves is known"
     fresh = Moving()
     fresh.recall(MeasuredMoves())
     assert fresh.change_s == CHANGE_S

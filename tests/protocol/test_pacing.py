@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+import msgspec
 import pytest
 from tests.plan.profiles import uniform_profile
 
-from planaria.plan.plan import NodeId, PlanError
+from planaria.plan.plan import NodeId, PlanError, Redundancy, Stage, WorkerId
 from planaria.plan.settings import PlannerSettings
 from planaria.policy.proposal import Proposal
 from planaria.policy.templates import TemplatesPolicy
@@ -146,5 +147,10 @@ def test_the_same_pipelines_with_other_shares_are_other_work() -> None:
     slower = TemplatesPolicy(uniform_profile(6), replace(SETTINGS, num_nodes=2)).with_speeds({nodes[1]: 0.5})
     other = slower.reconfigure(plan, (), plan.groups_of, 2).plan
     assert same_work(plan, plan)
+    spare = Stage(worker=WorkerId(2), first_layer=0, end_layer=6)
+    shadowed = msgspec.structs.replace(plan, shadows=(spare,))
+    assert same_work(plan, shadowed), "a shadow that is left over makes no difference"
+    assert not same_work(shadowed, plan)
+    assert not same_work(plan, msgspec.structs.replace(plan, redundancy=Redundancy.LAZY_LAZY))
     assert plan.pipelines == other.pipelines
     assert not same_work(plan, other)

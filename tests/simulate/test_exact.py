@@ -30,10 +30,12 @@ class GivenSetup(Setup, frozen=True, kw_only=True):
 class Listening(Cluster):
     def __init__(self, schedule: Schedule) -> None:
         self.told: list[AnyRecord] = []
+        self.times_s: list[float] = []
         super().__init__(schedule)
 
     def publish(self, record: AnyRecord, *, again: bool) -> None:
         self.told.append(record)
+        self.times_s.append(self.clock.now)
         super().publish(record, again=again)
 
 
@@ -57,14 +59,17 @@ def profile(group_bytes: int) -> ModelProfile:
     )
 
 
-def told(policy: PolicyName, *faults: Fault, group_bytes: int = MB) -> list[AnyRecord]:
-    setup = GivenSetup(
+def setup_of(policy: PolicyName, group_bytes: int, checkpoint_every: int = 0) -> GivenSetup:
+    return GivenSetup(
         num_layers=LAYERS, is_tied=False, is_large=False, num_nodes=NODES, devices_per_node=1, fault_tolerance=1,
-        min_nodes=3, num_microbatches=MICROBATCHES, steps=16, checkpoint_every=0, order=ScheduleKind.ONE_F_ONE_B,
-        waits=False, policy=policy, given=profile(group_bytes),
+        min_nodes=3, num_microbatches=MICROBATCHES, steps=16, checkpoint_every=checkpoint_every,
+        order=ScheduleKind.ONE_F_ONE_B, waits=False, policy=policy, given=profile(group_bytes),
     )  # fmt: skip
+
+
+def told(policy: PolicyName, *faults: Fault, group_bytes: int = MB) -> list[AnyRecord]:
     weather = Weather(compute_s=0.0, network_s=0.0, control_s=VOTE_S / 2, is_exact=True)
-    cluster = Listening(Schedule(seed=1, setup=setup, weather=weather, faults=faults))
+    cluster = Listening(Schedule(seed=1, setup=setup_of(policy, group_bytes), weather=weather, faults=faults))
     cluster.run()
     return cluster.told
 

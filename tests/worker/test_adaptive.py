@@ -16,6 +16,7 @@ from tests.worker.schedules import INSTRUCTIONS, Schedule, any_policy, comings_a
 from tests.worker.test_cluster import Laboratory
 
 from planaria.job.settings import PolicyName
+from planaria.policy import finishing
 from planaria.policy.adaptive import AdaptivePolicy
 from planaria.policy.candidate import Candidate
 from planaria.policy.options import Option
@@ -132,8 +133,9 @@ def test_what_was_weighed_is_recorded_and_what_it_cost(laboratory: Laboratory) -
 def test_a_step_is_begun_anew_where_that_is_quicker(
     shares_cores: bool, laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two pipelines of three stages one breaks, and five workers are quicker than three; not where they would take
-    each other's cores."""
+    """Of two pipelines of three stages one breaks, and five workers are quicker than three, where the two that are left
+    of it take no part in the rest; not where they would take each other's cores."""
+    monkeypatch.setattr(finishing, "BUDGET", 0)
     monkeypatch.setattr("tests.worker.cluster.RunSettings", partial(RunSettings, shares_cores=shares_cores))
     job = job_of(
         nodes=6, depth=3, steps=6, microbatches=12, smallest=3, policy="adaptive", source=str(laboratory.source)

@@ -10,7 +10,7 @@ from tests.worker.dst import laboratory as new_laboratory
 from tests.worker.schedules import Schedule, job_of, switching
 from tests.worker.test_cluster import Laboratory
 
-from planaria.protocol.records import Note, PlanTaken, PolicySwitched, RunStatus, Waiting
+from planaria.protocol.records import Note, PlanTaken, PolicySwitched, Recovered, RunStatus, Waiting
 
 SEEDS = range(24)
 
@@ -81,6 +81,18 @@ def test_what_is_no_better_is_not_taken(laboratory: Laboratory) -> None:
     assert taken == ["reroute"] * 3 + ["drop"] * (len(taken) - 3)
 
 
+@pytest.mark.parametrize("policy", ["templates", "adaptive"])
+def test_shadows_are_taken_at_once(policy: str, laboratory: Laboratory) -> None:
+    """They make replicas more, though their state has yet to come; the next loss finds them there."""
+    switches = (Switch(policy="redundancy", after="StepCommitted", nth=3),)
+    kills = (Kill(node=1, at="backward", step=8),)
+    outcome = laboratory.run(grid(laboratory, switches, policy=policy, kills=kills))
+    assert told(outcome) == ["policy redundancy: another plan is taken, since every layer has more replicas"]
+    assert [purpose for name, purpose in policies(outcome) if name == "redundancy"][:2] == ["warm up", "reconfigure"]
+    (recovery,) = outcome.of(Recovered)
+    assert recovery.recovery.microbatches_rerun == 0
+
+
 def test_it_is_kept_by_the_next_coordinator(laboratory: Laboratory) -> None:
     kills = (Kill(node=1, at="backward", step=9),)
     switches = (Switch(policy="reroute", after="StepCommitted", nth=3),)
@@ -106,6 +118,14 @@ def test_a_job_that_waits_goes_on_under_a_policy_that_can(laboratory: Laboratory
     assert outcome.of(Waiting)
     assert outcome.finish.status is RunStatus.COMPLETED
     assert policies(outcome)[-1][0] == "reroute"
+
+
+@pytest.mark.parametrize("checkpoint_every", [0, 4])
+def test_a_degraded_plan_of_a_job_that_saves_nothing_is_told_so(checkpoint_every: int, laboratory: Laboratory) -> None:
+    kills = tuple(Kill(node=node, at="forward", step=step) for node, step in ((1, 2), (3, 3)))
+    outcome = laboratory.run(grid(laboratory, (), kills=kills, checkpoint_every=checkpoint_every))
+    (warning,) = (note.text for note in outcome.of(Note) if "the plan is degraded" in note.text)
+    assert ("no checkpoint is written (run.checkpoint_every = 0)" in warning) == (checkpoint_every == 0)
 
 
 def test_a_policy_comes_back_as_it_was(laboratory: Laboratory) -> None:

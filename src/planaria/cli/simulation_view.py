@@ -15,7 +15,7 @@ from rich.table import Table
 
 from planaria.job.errors import UserError
 from planaria.launch.simulations import simulate_pieces
-from planaria.profile.of_scenario import load_scenario
+from planaria.profile.of_scenario import load_scenario, traces_of
 from planaria.simulate.macro.account import Estimate, RunResult, Summary, summarise
 from planaria.simulate.macro.calibration import calibrated
 from planaria.simulate.macro.scenario import Scenario, TimingsPart, check_policies
@@ -23,7 +23,10 @@ from planaria.simulate.macro.sweep import Piece, Point, pieces, points
 
 _WIDTH_WITHOUT_TERMINAL = 118
 _SAID = 5
-"""Sentences of one kind that are said one by one."""
+"""Repairs that are said one by one."""
+
+_GAP = 2
+"""Between columns."""
 
 _SHARES = ("training", "redone", "detection", "decision", "transfer", "restart", "checkpoint", "idle")
 
@@ -67,6 +70,7 @@ def show(path: Path, wanted: Wanted) -> None:
     scenario = _scenario(path, wanted)
     if wanted.swept and not any(msgspec.to_builtins(scenario.sweep).values()):
         raise UserError(f"{path}: --sweep, and [sweep] lists nothing. Add for instance [sweep] hourly = [0.05, 0.1].")
+    _say_repairs(scenario, path.resolve().parent)
     found = points(scenario, swept=wanted.swept)
     work = [piece for point in found for piece in pieces(point, wants_timeline=bool(wanted.plots))]
     runs = _simulated(work, path.resolve().parent, wanted)
@@ -81,6 +85,19 @@ def show(path: Path, wanted: Wanted) -> None:
 
         plot_runs({policy: of for policy, of in outcomes[0].runs.items() if of}, target)
         click.echo(f"picture: {target}", err=wanted.as_json)
+
+
+def _say_repairs(scenario: Scenario, folder: Path) -> None:
+    """What was wrong with the trace's file, and what was done about it."""
+    if not scenario.failures.trace:
+        return
+    said: list[str] = []
+    one = msgspec.structs.replace(scenario.failures, runs=1)
+    traces_of(msgspec.structs.replace(scenario, failures=one), folder, said.append)
+    for sentence in said[:_SAID]:
+        click.echo(f"planaria: {sentence}", err=True)
+    if len(said) > _SAID:
+        click.echo(f"planaria: {len(said) - _SAID} more repairs of this kind", err=True)
 
 
 def _scenario(path: Path, wanted: Wanted) -> Scenario:
@@ -130,10 +147,11 @@ def _simulated(work: Sequence[Piece], folder: Path, wanted: Wanted) -> list[list
         task = bar.add_task("", total=len(work))
 
         def progress(piece: Piece) -> None:
-            bar.update(task, advance=1, description=f"{piece.label}, {piece.policy}")
+            what = f"{piece.label}, {piece.policy}" if wanted.swept else piece.policy
+            bar.update(task, advance=1, description=what)
             if not console.is_terminal:
                 of_all = f"{bar.tasks[0].completed:.0f} of {len(work)}"
-                click.echo(f"planaria: simulated {of_all}: {piece.label}, {piece.policy}", err=True)
+                click.echo(f"planaria: simulated {of_all}: {what}", err=True)
 
         return simulate_pieces(
             work,
@@ -163,33 +181,15 @@ def _outcomes(found: Sequence[Point], work: Sequence[Piece], runs: Sequence[list
 def _tell(scenario: Scenario, outcome: Outcome) -> None:
     console = Console(width=None if os.isatty(1) else _WIDTH_WITHOUT_TERMINAL)
     runs = max(len(of) for of in outcome.runs.values())
-    table = Table(
-        title=_title(scenario, outcome, runs),
-        title_justify="left",
-        caption=f"Mean of {runs} runs, with half the 95% interval. Value: samples/s for a dollar an hour."
-        if runs > 1
-        else "Value: samples/s for a dollar an hour.",
-        caption_justify="left",
+    console.print(_title(scenario, outcome), style="bold", highlight=False)
+    _print(console, _figures(outcome), of_all=_NUM_FIGURES)
+    console.print(
+        f"{f'Mean of {runs} runs, with half the 95% interval. ' if runs > 1 else ''}"
+        "Value: samples/s for a dollar an hour.",
+        style="dim",
     )
-    table.add_column("policy")
-    for name in ("samples/s", "trains", "$/h", "value", "hours", "nodes", "losses", "fatal", "waits"):
-        table.add_column(name, justify="right")
-    for summary in outcome.summaries:
-        figures = summary.figures
-        table.add_row(
-            summary.policy,
-            _shown(figures["samples_per_s"], 1),
-            f"{figures['effective'].mean:.1%}",
-            _shown(figures["cost_per_hour"], 2),
-            _shown(figures["value"], 2),
-            _shown(figures["hours"], 2),
-            _shown(figures["mean_nodes"], 1),
-            _shown(figures["losses"], 1),
-            _shown(figures["fatal"], 1),
-            _shown(figures["waits"], 1),
-        )
-    console.print(table)
-    console.print(_where_the_time_went(outcome))
+    console.print("\nShare of the time", style="bold")
+    _print(console, _where_the_time_went(outcome))
     for summary in outcome.summaries:
         if summary.survived:
             ways = ", ".join(f"{number:.3g} by {how}" for how, number in summary.survived.items())
@@ -201,7 +201,49 @@ def _tell(scenario: Scenario, outcome: Outcome) -> None:
     console.print()
 
 
-def _title(scenario: Scenario, outcome: Outcome, runs: int) -> str:
+_Columns = list[tuple[str, list[str]]]
+"""Names, each with the cells below it; the first are those of the rows."""
+
+_NUM_FIGURES = 5
+"""Columns that are shown first where all are too many for the screen, the policy included."""
+
+
+def _figures(outcome: Outcome) -> _Columns:
+    shown = (
+        ("samples/s", "samples_per_s", 1),
+        ("trains", "effective", -1),
+        ("$/h", "cost_per_hour", 2),
+        ("value", "value", 2),
+        ("hours", "hours", 2),
+        ("nodes", "mean_nodes", 1),
+        ("losses", "losses", 1),
+        ("fatal", "fatal", 1),
+        ("waits", "waits", 1),
+    )
+    columns: _Columns = [("policy", [summary.policy for summary in outcome.summaries])]
+    for name, key, digits in shown:
+        found = [summary.figures[key] for summary in outcome.summaries]
+        columns.append((name, [f"{figure.mean:.1%}" if digits < 0 else _shown(figure, digits) for figure in found]))
+    return columns
+
+
+def _print(console: Console, columns: _Columns, of_all: int = 0) -> None:
+    """As one table; as two, one below the other, where the screen is too narrow: the first of so many columns."""
+    widths = [max(map(len, (name, *cells))) for name, cells in columns]
+    is_wide = sum(widths) + _GAP * (len(widths) - 1) <= console.width
+    first = len(columns) if is_wide else of_all or (len(columns) + 1) // 2
+    for part in (columns[:first], [columns[0], *columns[first:]]):
+        if len(part) == 1:
+            break
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        for at, (name, _) in enumerate(part):
+            table.add_column(name, justify="right" if at else "left", no_wrap=True)
+        for row in zip(*(cells for _, cells in part), strict=True):
+            table.add_row(*row)
+        console.print(table)
+
+
+def _title(scenario: Scenario, outcome: Outcome) -> str:
     model = scenario.model.preset or Path(scenario.model.profile).name
     varied = ", ".join(f"{name} = {value:g}" for name, value in outcome.varied.items())
     failures = scenario.failures
@@ -209,15 +251,10 @@ def _title(scenario: Scenario, outcome: Outcome, runs: int) -> str:
     return f"{model}, {scenario.cluster.nodes} nodes, {what}{': ' if varied else ''}{varied}"
 
 
-def _where_the_time_went(outcome: Outcome) -> Table:
+def _where_the_time_went(outcome: Outcome) -> _Columns:
     causes = [cause for cause in _SHARES if any(s.share_by.get(cause, 0.0) > 0 for s in outcome.summaries)]
-    table = Table(title="Share of the time", title_justify="left")
-    table.add_column("policy")
-    for cause in causes:
-        table.add_column(cause, justify="right")
-    for summary in outcome.summaries:
-        table.add_row(summary.policy, *(_share(summary.share_by.get(cause, 0.0)) for cause in causes))
-    return table
+    columns: _Columns = [("policy", [summary.policy for summary in outcome.summaries])]
+    return columns + [(cause, [_share(s.share_by.get(cause, 0.0)) for s in outcome.summaries]) for cause in causes]
 
 
 def _share(share: float) -> str:

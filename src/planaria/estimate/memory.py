@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from planaria.plan.plan import Plan, ScheduleKind, WorkerId
 from planaria.plan.profile import LayerCost, ModelProfile
@@ -52,7 +54,23 @@ def memory_use(plan: Plan, profile: ModelProfile, worker: WorkerId) -> MemoryUse
     Raises:
         KeyError: the worker owns no layers in the plan.
     """
+    return _use(plan, profile, worker, _moment(plan, profile, worker))
+
+
+_Moment = tuple[int, int, int]
+"""Activations, workspace and messages of a worker, at the fullest moment; before they are spread over its devices."""
+
+
+def _moment(plan: Plan, profile: ModelProfile, worker: WorkerId) -> _Moment:
     instructions = program(plan, worker)
+    activations, workspace = fullest_moment(profile, instructions)
+    if plan.schedule is not ScheduleKind.GPIPE:
+        # What is freed and allocated in turn leaves holes; GPipe's forwards find the heap as it was a step before.
+        activations = round(activations * (1.0 + profile.device.allocator_overhead))
+    return activations, workspace, _messages(profile, instructions)
+
+
+def _use(plan: Plan, profile: ModelProfile, worker: WorkerId, moment: _Moment) -> MemoryUse:
     devices = plan.devices_of[worker]
     parameters = gradients = optimizer = 0
     for number in plan.groups_of[worker]:
@@ -65,17 +83,14 @@ def memory_use(plan: Plan, profile: ModelProfile, worker: WorkerId) -> MemoryUse
             optimizer += round(layer.optimizer_bytes * share)
             if plan.redundancy is not None and plan.redundancy.runs_backwards and _is_shadowed(plan, worker, number):
                 gradients += round(layer.gradient_bytes * share)  # copies are counted apart
-    activations, workspace = fullest_moment(profile, instructions)
-    if plan.schedule is not ScheduleKind.GPIPE:
-        # What is freed and allocated in turn leaves holes; GPipe's forwards find the heap as it was a step before.
-        activations = round(activations * (1.0 + profile.device.allocator_overhead))
+    activations, workspace, messages = moment
     parts = {
         "parameters": parameters,
         "gradients": gradients,
         "optimizer": optimizer,
         "activations": activations,
         "workspace": workspace,
-        "messages": _messages(profile, instructions),
+        "messages": messages,
     }
     return MemoryUse(
         **{name: -(-size // devices) for name, size in parts.items()}, process=profile.device.process_bytes
@@ -93,32 +108,88 @@ def worker_memory_bytes(plan: Plan, profile: ModelProfile, worker: WorkerId) -> 
 
 
 def fullest_device_bytes(plan: Plan, profile: ModelProfile) -> int:
-    """Of the worker whose devices must hold most. Workers in equal places of equal pipelines are looked at once."""
-    return max(worker_memory_bytes(plan, profile, worker) for worker in _one_of_each(plan))
+    """Of the worker whose devices must hold most.
+
+    What microbatches need follows from the ways they take, and is remembered: of pipelines that run nothing but their
+    own, for each kind of them, wherever they are; of others, for all ways together. State is added to it.
+    """
+    if plan.redundancy is not None:
+        return max(worker_memory_bytes(plan, profile, worker) for worker in plan.workers)
+    moments: dict[WorkerId, _Moment] = {}
+    kinds = _kinds(plan)
+    for at, kind in kinds.items():
+        workers = plan.pipelines[at].workers
+        known = _KINDS.find((profile, kind), partial(_moments, plan, profile, workers))
+        moments |= zip(workers, known, strict=True)
+    others = sorted({hop.worker for route in plan.routes for hop in route.hops} - moments.keys())
+    if others:
+        ways = (profile, plan.schedule, plan.spare_in_flight, plan.layer_units, _ways(plan))
+        known = _MIXED.find(ways, partial(_moments, plan, profile, others))
+        moments |= zip(others, known, strict=True)
+    return max(_use(plan, profile, worker, moments.get(worker, _IDLE)).total for worker in plan.workers)
 
 
-def _one_of_each(plan: Plan) -> set[WorkerId]:
-    """Of pipelines that run nothing but their own microbatches, one of each shape and number; and everybody else."""
-    at_of = {stage.worker: at for at, pipeline in enumerate(plan.pipelines) for stage in pipeline.stages}
-    shares: dict[int, list[int]] = {}
-    mixed = {at_of[shadow.worker] for shadow in plan.shadows if shadow.worker in at_of}
+def _moments(plan: Plan, profile: ModelProfile, workers: Sequence[WorkerId]) -> tuple[_Moment, ...]:
+    return tuple(_moment(plan, profile, worker) for worker in workers)
+
+
+_IDLE: _Moment = (0, 0, 0)
+"""Of a worker through whom no microbatch goes."""
+
+
+class _Remembered:
+    """Moments that were found out, as many as that."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._known: dict[Hashable, tuple[_Moment, ...]] = {}
+
+    def find(self, key: Hashable, find_out: Callable[[], tuple[_Moment, ...]]) -> tuple[_Moment, ...]:
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = find_out()
+            while len(self._known) > self._most:
+                del self._known[next(iter(self._known))]
+        return found
+
+
+_KINDS, _MIXED = _Remembered(1024), _Remembered(32)
+
+
+def _ways(plan: Plan) -> Hashable:
+    """Where microbatches go. Of generations, only their order counts."""
+    turn_of = {born: turn for turn, born in enumerate(sorted({route.born for route in plan.routes}))}
+    routes = tuple((turn_of[r.born], r.hops, r.microbatches, r.counted, r.reached) for r in plan.routes)
+    return plan.pipelines, routes
+
+
+_Kind = tuple[Hashable, ...]
+
+
+def _kinds(plan: Plan) -> dict[int, _Kind]:
+    """Of pipelines that run whole steps of their own microbatches alone, by one route: all that their memory depends
+    on, beside the state."""
+    at_of: dict[WorkerId, int] = {}
+    others: set[int] = set()
+    for at, pipeline in enumerate(plan.pipelines):
+        for worker in pipeline.workers:
+            if worker in at_of:
+                others |= {at, at_of[worker]}
+            at_of[worker] = at
+    own: dict[int, _Kind] = {}
     for route in plan.routes:
         passed = {at_of.get(hop.worker, -1) for hop in route.hops}
         at = min(passed)
-        if len(passed) == 1 and at >= 0 and route.hops == plan.pipelines[at].stages:
-            shares.setdefault(at, []).append(len(route.microbatches))
+        is_own = len(passed) == 1 and at >= 0 and route.hops == plan.pipelines[at].stages
+        if is_own and route.reached is None and at not in own:
+            own[at] = (len(route.microbatches), route.counted)
         else:
-            mixed |= passed
-    seen: set[object] = set()
-    found = {shadow.worker for shadow in plan.shadows}
-    for at, pipeline in enumerate(plan.pipelines):
-        shape = tuple((stage.first_layer, stage.end_layer, stage.num_devices) for stage in pipeline.stages)
-        like = (shape, tuple(shares.get(at, ())))
-        if at in mixed or like not in seen:
-            found |= set(pipeline.workers)
-        if at not in mixed:
-            seen.add(like)
-    return found
+            others |= passed
+    return {
+        at: (plan.schedule, tuple((stage.first_layer, stage.end_layer) for stage in plan.pipelines[at].stages), kind)
+        for at, kind in own.items()
+        if at not in others
+    }
 
 
 def fullest_moment(profile: ModelProfile, instructions: Program) -> tuple[int, int]:

@@ -23,7 +23,7 @@ from planaria.estimate.conditions import AS_PROFILED, Conditions
 from planaria.estimate.durations import Durations
 from planaria.estimate.flow import Flow, run
 from planaria.estimate.pipeline_flow import WorkerFlow, is_plain, run_pipeline
-from planaria.plan.plan import Plan, WorkerId
+from planaria.plan.plan import Plan, Route, WorkerId
 from planaria.plan.profile import ModelProfile
 from planaria.plan.program import Instruction, Op, Program
 from planaria.plan.schedule import Path, paths, programs
@@ -152,6 +152,17 @@ def outline(
     return Outline(
         step_time_s=finish.step_time_s, longest_instruction_s=longest_s, compute_s=dict(sorted(flow.compute_s.items()))
     )
+
+
+def way_down_s(plan: Plan, route: Route, profile: ModelProfile) -> float:
+    """Estimated seconds from the beginning of a route's first forward until its last worker can begin."""
+    durations = Durations(plan, profile, AS_PROFILED)
+    seconds = 0.0
+    for hop, following in pairwise(route.hops):
+        forward = Instruction(op=Op.FORWARD, first_layer=hop.first_layer, end_layer=hop.end_layer)
+        seconds += durations.compute_s(hop.worker, forward)
+        seconds += durations.message_s(hop.worker, following.worker, hop.end_layer)
+    return seconds
 
 
 def _told(plan: Plan, flow: Flow, worker: WorkerId, longest_s: float) -> WorkerFlow:

@@ -70,7 +70,7 @@ class RedundancyMode(enum.StrEnum):
 
 
 class WhenExhausted(enum.StrEnum):
-    """What to do when fewer than (f + 1) n0 nodes are left.
+    """What to do when fewer than (f + 1) n0 nodes are left, and the policy does not go on with fewer replicas.
 
     `exit` saves a checkpoint and ends with exit code 3; `wait` saves one, keeps the survivors' state, and goes on as
     soon as enough nodes have joined.
@@ -258,7 +258,7 @@ class ResilienceSection(Section, frozen=True):
             adaptive where that trains more. With policy = "drop" it is a matter of course.
         mean_time_between_failures_s: seconds between losses of nodes, over the whole job, as expected before it runs;
             what is then observed counts more and more. Only the adaptive policy asks.
-        when_exhausted: what to do when fewer than (f + 1) n0 nodes are left.
+        when_exhausted: what to do when fewer than (f + 1) n0 nodes are left and the policy has no plan for them.
         min_nodes_per_pipeline: n0; 0: the fewest that the memory allows.
         heartbeat_timeout_s: seconds without a sign of life after which a node counts as lost. A process that is seen to
             be gone is lost at once; one that is seen to be runnable has ten times as long.

@@ -120,6 +120,11 @@ class LocalNodes:
 
     def end(self, pid: int) -> None:
         """SIGKILL for a process that is no node's, if it lives, and wait until it is gone."""
+        self.strike(pid)
+        self.status_of(pid)
+
+    def strike(self, pid: int) -> None:
+        """SIGKILL for a process that is no node's, if it lives. Its end is yet to come."""
         with contextlib.suppress(BlockingIOError):
             while True:
                 self._read(socket.MSG_DONTWAIT)
@@ -127,7 +132,6 @@ class LocalNodes:
         if pid not in known:  # else the number may be another's by now
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self.status_of(pid)
 
     def measure(self, job: Job, data_folder: Path, output: Path, import_path: Path | None) -> int:
         """Measure a profile in a process of its own; waits, and returns its exit status."""

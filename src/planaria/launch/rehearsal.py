@@ -221,7 +221,8 @@ def _expected(script: Script) -> Curve:
 
 @contextlib.contextmanager
 def new_folder(root: str | Path, name: str) -> Iterator[RunFolder]:
-    """A run folder that goes away again when the job is refused or interrupted before its first record.
+    """A run folder that goes away again when the job is refused or interrupted before its first record: its name stays
+    free.
 
     Raises:
         UserError: the name is taken, or is no folder's name.

@@ -5,8 +5,11 @@ What is simulated is `planaria.simulate.macro`'s matter; a result depends on its
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
-from collections.abc import Callable, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from functools import lru_cache
 from pathlib import Path
@@ -82,17 +85,22 @@ def simulate_pieces(
             progress(pieces[at])
 
     def done(at: int, runs: list[RunResult]) -> None:
-        found[at] = runs
         if results is not None:
             _keep(results / f"{pieces[at].name}.json", Kept(fingerprint=prints[at], runs=runs))
+        found[at] = runs
         progress(pieces[at])
 
     todo = [at for at in range(len(pieces)) if at not in found]
-    if processes == 1 or len(todo) <= 1:
-        for at in todo:
-            done(at, simulate_piece(pieces[at], folder))
-    else:
-        _in_processes(pieces, todo, folder, processes, done)
+    try:
+        if processes == 1 or len(todo) <= 1:
+            for at in todo:
+                done(at, simulate_piece(pieces[at], folder))
+        else:
+            _in_processes(pieces, todo, folder, processes, done)
+    except KeyboardInterrupt:
+        if results is not None:
+            told(f"{len(found)} of {len(pieces)} results are in {results}; the same command goes on from there")
+        raise
     return [found[at] for at in range(len(pieces))]
 
 
@@ -105,15 +113,31 @@ def _in_processes(
 ) -> None:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(processes, len(todo)), mp_context=context) as pool:
-        waiting: dict[Future[list[RunResult]], int] = {
-            pool.submit(simulate_piece, pieces[at], folder): at for at in todo
-        }
         try:
+            with _deaf_to_interrupts():
+                waiting: dict[Future[list[RunResult]], int] = {
+                    pool.submit(simulate_piece, pieces[at], folder): at for at in todo
+                }
             for future in as_completed(waiting):
                 done(waiting[future], future.result())
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
+            for child in multiprocessing.active_children():
+                child.terminate()
             raise
+
+
+@contextlib.contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """Processes that are started here hear no Ctrl-C: who started them ends them, and nobody prints a traceback."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _inputs(scenario: Scenario, folder: Path) -> bytes:

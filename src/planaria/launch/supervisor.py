@@ -1,7 +1,7 @@
 """Keeps a coordinator serving until the run is over: starts it, starts it anew when it dies, and does what it asks for.
 
-It owns what outlives a coordinator: the link to the launcher, the port, what was told so far, and the user's wishes. It
-never decides anything about the training.
+One that is stopped is killed, and followed when it is dead. It owns what outlives a coordinator: the link to the
+launcher, the port, what was told so far, and the user's wishes. It never decides anything about the training.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from planaria.coordinator.settings import CoordinatorSettings
 from planaria.job.errors import PlanariaError, UserError
 from planaria.job.faults import Fault
 from planaria.launch.local import LocalNodes, cause_of
+from planaria.launch.stopped import LOOK_S, Stopped
 from planaria.plan.plan import NodeId
 from planaria.protocol.records import AnyRecord, Note, Restored, StepCommitted, StepSkipped
 
@@ -52,11 +53,16 @@ class CoordinatorFailed(PlanariaError):
 
 
 class _Process:
-    """A coordinator: its process, and the way to it."""
+    """A coordinator: its process, and the way to it.
+
+    Attributes:
+        struck: why its supervisor has killed it; None: it has not.
+    """
 
     def __init__(self, pid: int, link: Link) -> None:
         self.pid = pid
         self.link = link
+        self.struck: str | None = None
 
 
 class Supervisor:
@@ -99,6 +105,7 @@ class Supervisor:
         self._last_step = 0
         self._step_began: float | None = None
         self._recent: deque[AnyRecord] = deque(maxlen=RECENT)
+        self._stopped = Stopped(settings.job.resilience.heartbeat_timeout_s, time.monotonic())
         self._is_stopping = False
         self._is_aborted = False
         self._finished: Finished | None = None
@@ -114,7 +121,9 @@ class Supervisor:
             with selectors.DefaultSelector() as selector:
                 selector.register(first.link, selectors.EVENT_READ)
                 while True:
-                    selector.select()
+                    if not selector.select(LOOK_S):
+                        self._strike_stopped(first)
+                        continue
                     for news in first.link.news():
                         if isinstance(news, Refused):
                             raise UserError(news.text)
@@ -123,7 +132,7 @@ class Supervisor:
                         return
         except EOFError:
             first.link.close()
-            why = cause_of(self._launcher.status_of(first.pid))
+            why = self._why(first)
             raise CoordinatorFailed(f"the coordinator could not be started: {why}. {self._tail()}") from None
         except BaseException:
             self._end(first)
@@ -143,8 +152,9 @@ class Supervisor:
         self._launcher_told()  # of whoever died while the others were started, and was heard of then
         deadline: float | None = None
         while self._serving is not None and not self._is_aborted:
-            for key, _ in self._selector.select(None if deadline is None else max(0.0, deadline - time.monotonic())):
+            for key, _ in self._selector.select(LOOK_S):
                 key.data()
+            self._look_for_stopped()
             if self._finished is not None:
                 deadline = deadline or time.monotonic() + GOODBYE_S + 1.0
                 if time.monotonic() >= deadline:
@@ -221,7 +231,7 @@ class Supervisor:
         process, self._serving = self._serving, None
         self._selector.unregister(process.link)
         process.link.close()
-        why = cause_of(self._launcher.status_of(process.pid))
+        why = self._why(process)
         if self._finished is not None:
             return
         self._deaths += 1
@@ -232,6 +242,24 @@ class Supervisor:
             )
         self._observe(Note(level="warning", text=f"the coordinator is gone ({why}) and starts again"), time.time())
         self._begin()
+
+    def _why(self, process: _Process) -> str:
+        """What became of it. Returns when it is gone: before that no other may begin."""
+        status = self._launcher.status_of(process.pid)
+        return process.struck or cause_of(status)
+
+    def _look_for_stopped(self) -> None:
+        """A coordinator that is stopped might go on at any time, so it is replaced only when it is dead."""
+        self._strike_stopped(self._serving, self._standby)
+        if self._standby is not None and self._standby.struck:
+            self._end(self._standby)
+            self._standby = None  # there is another one after the next step
+
+    def _strike_stopped(self, *processes: _Process | None) -> None:
+        found = {process.pid: process for process in processes if process is not None and process.struck is None}
+        for pid, seconds in self._stopped.look(found, time.monotonic()):
+            found[pid].struck = f"stopped for {seconds:.1f} s, and killed"
+            self._launcher.strike(pid)
 
     def _end(self, process: _Process) -> None:
         process.link.close()

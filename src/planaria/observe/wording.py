@@ -60,6 +60,8 @@ def sentence(record: AnyRecord) -> str | None:
             came = f"{counted(record.returned, 'worker')} came back within {duration(record.seconds)}"
             lag = f", {counted(record.lag, 'step')} that its journal had lost" if record.lag else ""
             return f"step {record.step}: the coordinator was started again, {came}{lag}"
+        case Restored() if record.from_step == record.to_step:
+            return f"went back to the state after step {record.to_step}: {record.reason}"
         case Restored():
             return f"went back from step {record.from_step} to step {record.to_step}: {record.reason}"
         case Note():

@@ -26,6 +26,7 @@ from planaria.plan.speeds import Speeds
 from planaria.plan.zones import Zones, zone_of
 from planaria.policy.candidate import Candidate
 from planaria.policy.drop import DropPolicy
+from planaria.policy.exposure import exposure
 from planaria.policy.first_plan import best_first
 from planaria.policy.options import Option, options_in_pieces
 from planaria.policy.outlook import Outlook
@@ -37,7 +38,7 @@ from planaria.policy.reroute import ReroutePolicy
 from planaria.policy.source import Source
 from planaria.policy.sources import SOURCES
 from planaria.policy.wording import join, time
-from planaria.policy.worth import Course, horizon_s, peril, worth
+from planaria.policy.worth import Course, horizon_s, worth
 
 MOST_TOLD = 3
 """Candidates that the sentence names, the chosen one included; records have all."""
@@ -219,7 +220,7 @@ class AdaptivePolicy(ReroutePolicy):
         horizon = horizon_s(self._outlook, min(option.step_time_s for option in options))
         plan, absent = asked.asked.plan, {*asked.asked.lost, *asked.asked.leaving}
         live = [(plan.node_of(w), groups) for w, groups in asked.asked.holders.items() if plan.node_of(w) not in absent]
-        now = peril(live, len(plan.groups))
+        now = exposure(live, len(plan.groups), self._zones).peril(self._outlook.nodes_together)
         options = self._allowed(asked, options, horizon)
         before_s = 0.0 if self._outlook.at_once else self._outline(plan).step_time_s
         judged = [self._judged(option, now, horizon, before_s) for option in options]
@@ -250,7 +251,7 @@ class AdaptivePolicy(ReroutePolicy):
             step_time_s=proposal.step_time_s,
             transition_s=transition_s,
             peril_before=peril_now,
-            peril=option.peril,
+            peril=option.exposure.peril(self._outlook.nodes_together),
             loss_s=option.loss_s,
         )
         value = worth(course, self._outlook, horizon)

@@ -67,7 +67,7 @@ def best_first(
     split = [found for found in (split_of(planner, offer) for offer in close[:most]) if found is not None]
     options = [option_of(planner, offer) for offer in [*offers, *split]]
     # Under f = 0 one pipeline may be faster; where templates keep a second replica, it is not given up for that.
-    options = [option for option in options if option.peril <= options[0].peril]
+    options = [option for option in options if option.exposure.peril(1.0) <= options[0].exposure.peril(1.0)]
     return _chosen(planner, own, sorted(options, key=attrgetter("step_time_s")), len(set(nodes)))
 
 

@@ -139,7 +139,9 @@ class MorphPolicy(TemplatesPolicy):
 
         ranked, told = self._ranked(self._options(self._grids(nodes, generation), transition))
         best = ranked[0]
-        again = f"{count(lost_steps, 'step')} {'is' if lost_steps == 1 else 'are'} trained again"
+        again = "no step is trained again"
+        if lost_steps:
+            again = f"{count(lost_steps, 'step')} {'is' if lost_steps == 1 else 'are'} trained again"
         reason = (
             f"{'Nodes' if len(dead) > 1 else 'Node'} {join(dead)} {'are' if len(dead) > 1 else 'is'} lost: back to the "
             f"last checkpoint on a grid of {_rows(best.plan)}{_idle(len(nodes) - len(best.plan.nodes))}; {again}, and "

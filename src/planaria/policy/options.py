@@ -16,6 +16,7 @@ from planaria.estimate.restore import RestoreTime, Storage, restore_time
 from planaria.estimate.transition import transfer_time
 from planaria.plan.plan import PlanError, ScheduleKind
 from planaria.plan.replicas import lacking
+from planaria.policy.exposure import Exposure, exposure
 from planaria.policy.next_loss import next_loss_s
 from planaria.policy.pieces import Pieces
 from planaria.policy.proposal import Proposal
@@ -24,7 +25,6 @@ from planaria.policy.redundancy import TAKEOVER
 from planaria.policy.reroute import REROUTE, ReroutePolicy
 from planaria.policy.rerouting import Rerouting
 from planaria.policy.source import Offer, Source
-from planaria.policy.worth import peril
 
 WORTH_A_STEP_BESIDE = 1.25
 """A plan whose step takes so much longer than another's is not also tried with its state moved beside a step."""
@@ -49,7 +49,7 @@ class Option:
         memory_bytes: of the fullest device under that plan.
         restored: that its workers read, where they begin at the last checkpoint; None: their state is of now.
         loss_s: see `Course`.
-        peril: of the nodes under that plan, the share of which each has a last replica.
+        exposure: of the nodes under that plan.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Option:
     beside_s: float | None
     is_degraded: bool
     memory_bytes: int
-    peril: float
+    exposure: Exposure
     loss_s: float
     restored: RestoreTime | None = None
 
@@ -151,7 +151,9 @@ def option_of(planner: ReroutePolicy, offer: Offer) -> Option:
         is_degraded=bool(lacking(plan, planner.settings.fault_tolerance)),
         memory_bytes=fullest_device_bytes(plan, planner.profile),
         loss_s=next_loss_s(plan, planner.profile, offer.proposal.step_time_s),
-        peril=peril(((plan.node_of(w), groups) for w, groups in plan.groups_of.items()), len(plan.groups)),
+        exposure=exposure(
+            ((plan.node_of(w), groups) for w, groups in plan.groups_of.items()), len(plan.groups), planner.zones
+        ),
         restored=restore_time(plan, Storage()) if offer.proposal.restores else None,
     )
 

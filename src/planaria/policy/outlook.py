@@ -14,9 +14,9 @@ USUAL_DECISION_S = 0.1
 machine."""
 
 
-CHANGE_S = 0.005
-"""Until one was measured: from the last vote under one plan to the first instruction under the next, beside what a
-commit and the decision take."""
+CHANGE_S = 0.002
+"""Until one was measured: by how much the first step under a plan is longer than the next, beside the decision and what
+is waited for. Of 16 emulated workers on an idle machine most were below 0.003 (docs/benchmarks.md, adaptive.py)."""
 
 RESTORE_S = 1.0
 """Until one was measured: from the loss of a layer's last replica to the first step from a checkpoint, beside the steps
@@ -29,6 +29,7 @@ class Outlook:
 
     Attributes:
         time_to_failure_s: expected seconds to the next loss of a node.
+        nodes_together: that a loss takes, on average.
         steps_left: of the job, the next one included; None: no end is known.
         steps_at_stake: committed since the last checkpoint: lost if all replicas of a layer are.
         checkpoint_every: steps between checkpoints; 0: none is written on the way.
@@ -44,6 +45,7 @@ class Outlook:
     """
 
     time_to_failure_s: float = DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S
+    nodes_together: float = 1.0
     steps_left: int | None = None
     steps_at_stake: int = 0
     checkpoint_every: int = 0

@@ -12,9 +12,11 @@ from collections.abc import Iterator, Sequence
 
 from planaria.plan.aftermath import Aftermath, Reconfiguration
 from planaria.plan.batch import Times, distribute
+from planaria.plan.instantiate import instantiate
 from planaria.plan.plan import Plan, PlanError
 from planaria.plan.reinstantiate import How
 from planaria.plan.respeed import PROMISING
+from planaria.plan.settings import PlannerSettings
 from planaria.plan.speeds import Speeds, step_times
 from planaria.plan.templates import Template, make_templates
 from planaria.plan.zones import Zones
@@ -26,8 +28,9 @@ from planaria.policy.wording import shape
 NEAR = 2
 """The best number of pipelines often differs from the one of now by less (Odyssey, section IV-A)."""
 
-MOST_BUILT = 4
-"""Shapes of which plans are made: the best in closed form."""
+MOST_BUILT = 6
+"""Shapes of which plans are made: the best in closed form, of each number of pipelines first. It knows no sums of
+gradients, which take longer the more there are: the best by compute must not crowd out those with fewer pipelines."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -92,12 +95,13 @@ class Searched:
             for sizes in _partitions(left, number)
             if all(size in known for size in sizes)
         }
+        shapes |= {sizes for sizes in _instantiations(self._sizes, left.num_live, settings) if len(sizes) <= now + NEAR}
         seconds = {sizes: _seconds(sizes, known, settings.num_microbatches) for sizes in shapes}
         order = sorted(shapes, key=lambda sizes: (seconds[sizes], sizes))
         yield None
-        for sizes in order[:MOST_BUILT]:
+        for sizes in _best_of_each_number(order):
             if seconds[sizes] > PROMISING * seconds[order[0]]:
-                break
+                continue
             result = left.build(left.fitted(Counter(sizes)), How.INSTANTIATE)
             if self._planner.fits(result.plan):
                 yield offer_of(self._planner, f"{self.name} ({shape(result.plan)})", result)
@@ -131,6 +135,33 @@ def _partitions(left: Aftermath, number: int) -> Iterator[list[int]]:
         elif nodes >= others:
             size, larger = divmod(nodes, others)
             yield kept + [size + 1] * larger + [size] * (others - larger)
+
+
+def _instantiations(
+    templates: Sequence[Template], num_nodes: int, settings: PlannerSettings
+) -> Iterator[tuple[int, ...]]:
+    """What a job of so many nodes would begin with: the best sets of all sizes, without the smallest, and so on."""
+    smallest = 0
+    while smallest < len(templates):
+        larger = templates[smallest:]
+        try:
+            counts = instantiate(larger, num_nodes, settings)
+        except PlanError:
+            return  # too few nodes for f + 1 pipelines of that size
+        sizes = [t.num_nodes for t, count in zip(larger, counts, strict=True) for _ in range(count)]
+        if sum(sizes) == num_nodes:
+            yield tuple(sorted(sizes, reverse=True))
+        smallest = max(1, 2 * smallest)
+
+
+def _best_of_each_number(order: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """The first of each number of pipelines, in the order given; then the second of each, and so on."""
+    taken: Counter[int] = Counter()
+    places = []
+    for at, sizes in enumerate(order):
+        places.append((taken[len(sizes)], at))
+        taken[len(sizes)] += 1
+    return [order[at] for _, at in sorted(places)[:MOST_BUILT]]
 
 
 def _seconds(sizes: Sequence[int], known: dict[int, Times], num_microbatches: int) -> float:

@@ -91,6 +91,11 @@ class TemplatesPolicy:
         return self._speeds
 
     @property
+    def zones(self) -> Zones:
+        """Of nodes, as far as they are known."""
+        return self._zones
+
+    @property
     def settings(self) -> PlannerSettings:
         """Of the job."""
         return self._settings
@@ -279,15 +284,14 @@ class TemplatesPolicy:
         """Where the nodes are dealt out anew, the fastest as simulated; see `_fastest`."""
         if found.how is not How.INSTANTIATE:
             return found
-        generation = found.plan.generation
+        generation, num_nodes = found.plan.generation, len(found.plan.nodes)
         least_s = CLEARLY * self._outline(found.plan).step_time_s
-        smallest = 1
-        while smallest < len(self.templates):
-            larger = self.templates[smallest:]
+        seen = {found.plan.pipelines}
+        for templates in (*_without_smallest(self.templates), *even_sets(self.templates, num_nodes, self._settings)):
             try:
                 other = reconfigure(
                     self._profile,
-                    larger,
+                    templates,
                     self._settings,
                     plan,
                     lost,
@@ -298,11 +302,13 @@ class TemplatesPolicy:
                     zones=self._zones,
                 )
             except PlanError:
-                break  # too few nodes for f + 1 pipelines of that size
+                continue  # too few nodes for f + 1 pipelines of that size
+            if other.plan.pipelines in seen or len(other.plan.nodes) != num_nodes:
+                continue
+            seen.add(other.plan.pipelines)
             seconds = self._outline(other.plan).step_time_s
-            if len(other.plan.nodes) == len(found.plan.nodes) and seconds < least_s:
+            if seconds < least_s:
                 found, least_s = other, seconds
-            smallest *= 2
         return found
 
     def _at_speeds(

@@ -6,10 +6,8 @@ Here a job's end may come first, some state moves beside a step, and a loss may 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from planaria.plan.plan import NodeId
 from planaria.policy.outlook import Outlook
 
 
@@ -63,20 +61,11 @@ def worth(course: Course, outlook: Outlook, seconds: float) -> Worth:
 
 
 def _at_stake_s(step_time_s: float, outlook: Outlook, seconds: float) -> float:
-    """What is lost with the last replica at the end of the horizon; at most what lies between two checkpoints."""
-    work_s = outlook.steps_at_stake * step_time_s + seconds
-    if outlook.checkpoint_every:
-        work_s = min(work_s, max(outlook.checkpoint_every, outlook.steps_at_stake) * step_time_s)
-    return outlook.restore_s + work_s
-
-
-def peril(holders: Iterable[tuple[NodeId, Collection[int]]], num_groups: int) -> float:
-    """Of nodes that hold these parameter groups, the share whose loss would take some group's last replica."""
-    held: list[set[NodeId]] = [set() for _ in range(num_groups)]
-    nodes: set[NodeId] = set()
-    for node, groups in holders:
-        nodes.add(node)
-        for group in groups:
-            held[group].add(node)
-    last = {node for on in held if len(on) == 1 for node in on}
-    return len(last) / len(nodes) if nodes else 0.0
+    """What is lost with the last replica, on average over the horizon: it grows from what is at stake now, and begins
+    anew with each checkpoint."""
+    now_s, every_s = outlook.steps_at_stake * step_time_s, outlook.checkpoint_every * step_time_s
+    if not every_s:
+        return outlook.restore_s + now_s + seconds / 2
+    until_s = min(max(0.0, every_s - now_s), seconds)
+    work_s = until_s * (now_s + until_s / 2) + (seconds - until_s) * every_s / 2
+    return outlook.restore_s + work_s / seconds

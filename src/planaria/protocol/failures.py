@@ -53,7 +53,7 @@ class Failures:
         self._prior_s = mean_time_between_s
         self._before = before
         self._began: float | None = None
-        self._losses = 0
+        self._losses = self._nodes = 0
         self._last_step: int | None = None
         self._recent: deque[float] = deque(maxlen=REMEMBERED)
 
@@ -67,17 +67,30 @@ class Failures:
         if step != self._last_step:
             self._losses += 1
             self._recent.append(now)
+        self._nodes += 1
         self._last_step = step
 
     @property
     def seen(self) -> SeenLosses:
         """For the next coordinator."""
-        return SeenLosses(began=self._began, count=self._losses, last_step=self._last_step, recent=tuple(self._recent))
+        return SeenLosses(
+            began=self._began,
+            count=self._losses,
+            last_step=self._last_step,
+            nodes=self._nodes,
+            recent=tuple(self._recent),
+        )
 
     def recall(self, seen: SeenLosses) -> None:
         """What the coordinator before saw. Nodes live and die without a coordinator, so time went on meanwhile."""
         self._began, self._losses, self._last_step = seen.began, seen.count, seen.last_step
+        self._nodes = max(seen.nodes, seen.count)
         self._recent.extend(seen.recent)
+
+    @property
+    def nodes_together(self) -> float:
+        """That a loss takes, on average; before any is seen one of one node is thought of."""
+        return (1 + self._nodes) / (1 + self._losses)
 
     def time_to_next_s(self, now: float) -> float:
         """Expected."""

@@ -19,12 +19,14 @@ class SeenLosses(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         began: when there were nodes that could be lost; None: never.
         count: of losses.
         last_step: in which one was.
+        nodes: that losses took.
         recent: when the last few were.
     """
 
     began: float | None = None
     count: int = 0
     last_step: int | None = None
+    nodes: int = 0
     recent: tuple[float, ...] = ()
 
 
@@ -32,6 +34,7 @@ class MeasuredMoves(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """The last measurements of each kind, see `planaria.protocol.moving`."""
 
     changes_s: tuple[float, ...] = ()
+    unmoved_s: tuple[float, ...] = ()
     stretches: tuple[float, ...] = ()
     restores_s: tuple[float, ...] = ()
 

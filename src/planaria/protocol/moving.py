@@ -88,12 +88,16 @@ class Moving:
     def measured(self) -> MeasuredMoves:
         """For the next coordinator."""
         return MeasuredMoves(
-            changes_s=tuple(self._changes), stretches=tuple(self._stretches), restores_s=tuple(self._restores)
+            changes_s=tuple(self._changes),
+            unmoved_s=tuple(self._unmoved),
+            stretches=tuple(self._stretches),
+            restores_s=tuple(self._restores),
         )
 
     def recall(self, measured: MeasuredMoves) -> None:
         """What the coordinator before measured."""
         self._changes.extend(measured.changes_s)
+        self._unmoved.extend(measured.unmoved_s)
         self._stretches.extend(measured.stretches)
         self._restores.extend(measured.restores_s)
 

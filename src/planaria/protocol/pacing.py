@@ -155,8 +155,14 @@ def pays(stay: Proposal, other: Proposal, steps_left: int) -> bool:
 
 
 def same_work(one: Plan, other: Plan) -> bool:
-    """Whether the plans have the same pipelines, each with as many microbatches."""
-    return one.pipelines == other.pipelines and one.redundancy == other.redundancy and _shares(one) == _shares(other)
+    """Whether the plans have the same pipelines, each with as many microbatches, whose shadows compute the same, and
+    whether the other has all shadows of the one."""
+    return (
+        one.pipelines == other.pipelines
+        and _shares(one) == _shares(other)
+        and one.redundancy == other.redundancy
+        and all(set(groups) <= set(other.groups_of.get(worker, ())) for worker, groups in one.groups_of.items())
+    )
 
 
 def _shares(plan: Plan) -> dict[object, int]:

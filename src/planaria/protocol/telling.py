@@ -41,16 +41,16 @@ def plan_taken(proposal: Proposal, step: int, purpose: str, policy_name: str) ->
     )
 
 
-def replicas_note(proposal: Proposal, fault_tolerance: int, *, was_degraded: bool) -> Note | None:
+def replicas_note(
+    proposal: Proposal, fault_tolerance: int, *, was_degraded: bool, writes_checkpoints: bool
+) -> Note | None:
     """That a plan keeps fewer than f + 1 replicas of some layer, or that there are enough again."""
     if proposal.is_degraded:
         fewest = min(lacking(proposal.plan, fault_tolerance).values(), default=0)
         losses = f"{fewest} more loss{'es' if fewest > 1 else ''} may take the last replica of a layer"
-        return Note(
-            level="warning",
-            text=f"the plan is degraded: of {fault_tolerance + 1} replicas some layer has {fewest}, so {losses}; "
-            "add nodes (planaria add)",
-        )
+        unsaved = "" if writes_checkpoints else ", and no checkpoint is written (run.checkpoint_every = 0)"
+        text = f"the plan is degraded: of {fault_tolerance + 1} replicas some layer has {fewest}, so {losses}{unsaved}"
+        return Note(level="warning", text=f"{text}; add nodes (planaria add)")
     if was_degraded:
         return Note(level="info", text=f"every layer has {fault_tolerance + 1} replicas again")
     return None

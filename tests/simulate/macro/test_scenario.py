@@ -45,6 +45,7 @@ def parsed(*overrides: str) -> Scenario:
         ("failures.hourly=-1", "failures.hourly = -1: expected a share of the nodes from 0 on"),
         ("failures.runs=0", "failures.runs = 0: expected at least 1"),
         ("failures.from_hours=1", "failures.from_hours = 1.0: expected 0 where there is no trace"),
+        ("prices.zones.a=-1", "prices.zones.a = -1.0: expected 0 or more dollars an hour"),
         ("prices.zones.c=1", "prices.zones = 'c': expected zones of cluster.zones (a, b)"),
         ("prices.spot=-1", "prices.spot = -1.0: expected 0 or more dollars"),
         ("timings.storage_bytes_per_s=0", "timings.storage_bytes_per_s = 0.0: expected a number above 0"),

@@ -15,7 +15,7 @@ def thinks(run: Run, now: float) -> bool:
         return False
     if not run.foresight.has_time(now, run.attempt.began, run.timing.expected_step_s):
         return False
-    return run.foresight.look(run.placing.policy, run.plan, len(run.members.addresses), _gone(run))
+    return run.foresight.look(run.placing.policy, run.plan, len(run.members.addresses), _gone(run), run.members.zones)
 
 
 def think(run: Run, event: Idle) -> list[Command]:

@@ -266,6 +266,7 @@ class Run:
         last, decision_s = self.checkpoints.last, self.timing.decision_s
         return Outlook(
             time_to_failure_s=self.failures.time_to_next_s(self.now),
+            nodes_together=self.failures.nodes_together,
             steps_left=self.settings.train.steps - self.step + 1,
             steps_at_stake=self.step - 1 - (last.step if last is not None else 0),
             checkpoint_every=self.settings.checkpoint_every,

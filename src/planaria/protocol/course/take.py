@@ -134,7 +134,10 @@ def _expect(run: Run, proposal: Proposal, purpose: Purpose) -> tuple[AnyRecord, 
 def _replicas_told(run: Run, proposal: Proposal) -> tuple[AnyRecord, ...]:
     """When a policy goes on with fewer than f + 1 replicas, and when there are enough again."""
     before, run.is_degraded = run.is_degraded, proposal.is_degraded
-    note = replicas_note(proposal, run.settings.fault_tolerance, was_degraded=before)
+    settings = run.settings
+    note = replicas_note(
+        proposal, settings.fault_tolerance, was_degraded=before, writes_checkpoints=settings.checkpoint_every > 0
+    )
     return () if note is None else (note,)
 
 

@@ -14,8 +14,9 @@ def calibrated(
 ) -> tuple[dict[str, float], tuple[str, ...]]:
     """The timings, with those that the run's events tell of in their place, and a sentence about each.
 
-    Detection: the median over losses of which the moment is known. Decision: the median over recoveries. Change: the
-    median of what measured transitions took beside the decision, of plans for which no state moved.
+    Detection: the median over losses of which the moment is known. Decision: the median over recoveries from one loss,
+    and that of unprepared ones over those from several, each divided by the plans that it took. Change: the median of
+    what measured transitions took beside the decision, of plans for which no state moved.
 
     Args:
         events: of events.jsonl, one dict each.
@@ -26,11 +27,8 @@ def calibrated(
     """
     found = {
         "detection_s": [ms / 1e3 for ms in _numbers(events, "node_lost", "detect_ms")],
-        "decision_s": [
-            recovery["decide_ms"] / 1e3
-            for event in events
-            if event.get("event") == "recovered" and isinstance(recovery := event.get("recovery"), dict)
-        ],
+        "decision_s": _decisions(events, several=False),
+        "unprepared_s": _decisions(events, several=True),
         "change_s": _changes(events),
     }
     result, told = dict(timings), []
@@ -44,6 +42,23 @@ def calibrated(
             "lost, for instance one of planaria train --fail."
         )
     return result, tuple(told)
+
+
+def _decisions(events: Sequence[Mapping[str, Any]], *, several: bool) -> list[float]:
+    """Seconds of one decision in each recovery from several losses, or from one."""
+    found: list[float] = []
+    is_open, num_plans = False, 0
+    for event in events:
+        kind, recovery = event.get("event"), event.get("recovery")
+        if kind == "node_lost" and not is_open:
+            is_open, num_plans = True, 0
+        elif kind == "plan_taken":
+            num_plans += 1
+        elif kind == "recovered" and isinstance(recovery, dict):
+            if (len(recovery.get("lost_nodes", ())) > 1) is several:
+                found.append(recovery["decide_ms"] / 1e3 / max(1, num_plans))
+            is_open = False
+    return found
 
 
 def _numbers(events: Sequence[Mapping[str, Any]], kind: str, field: str) -> list[float]:

@@ -59,7 +59,7 @@ class Simulation:
         self.terms = terms
         self.memory = memory or Memory(subject)
         self._starts: dict[tuple[str, ...], tuple[Rest, Tally] | None] = {}
-        self._costs: dict[State, tuple[float, float, int]] = {}
+        self._costs: dict[State, tuple[float, float, float]] = {}
         self._num_forgotten = 0
 
     def run(self, trace: Trace) -> RunResult:
@@ -86,7 +86,7 @@ class Simulation:
                 self._starts[zones] = None
         return self._starts[zones]
 
-    def costs(self, state: State) -> tuple[float, float, int]:
+    def costs(self, state: State) -> tuple[float, float, float]:
         """Of a step of a state: its seconds, those for which it stands still while state is copied for a checkpoint,
         and the steps after which a checkpoint is whole."""
         found = self._costs.get(state)
@@ -96,14 +96,14 @@ class Simulation:
                 self._num_forgotten = self.memory.num_forgotten
             step_s = self.memory.step_s(state)
             every = self.terms.checkpoint_every
-            stall_s, lag = 0.0, 0
+            stall_s, lag = 0.0, 0.0
             if every:
                 timings, plan = self.subject.timings, state.plan
                 share = sum(group.moved_bytes / len(on) for group, on in zip(plan.groups, plan.owners_of, strict=True))
                 workers = max(1, len(plan.workers))
                 most = max(max((group.moved_bytes for group in plan.groups), default=0), share / workers)
                 stall_s = share / workers / timings.checkpoint_copy_bytes_per_s / every
-                lag = math.ceil(most / timings.storage_bytes_per_s / step_s)
+                lag = most / timings.storage_bytes_per_s / step_s
             found = self._costs[state] = (step_s, stall_s, lag)
         return found
 
@@ -238,7 +238,7 @@ class Following:
             self.now, self.is_over = end_s, True
             return
         if self._terms.checkpoint_every:
-            self._save(lag)
+            self._save(lag - min(1.0, max(0.0, (due - self.now) / whole_s)))
         if look is not None:
             self._chosen_for_s = self._failures.time_to_next_s(self.now + whole_s)
         found = self._disturbed(state, self.now, whole_s, end_s, looks_again=look is not None)
@@ -415,10 +415,10 @@ class Following:
         self._causes[Cause.CHECKPOINT] += steps * stall_s
         self._recent.append((steps, step_s, microbatches))
 
-    def _save(self, lag: int) -> None:
-        """Which checkpoint is whole by now."""
+    def _save(self, lag: float) -> None:
+        """Which checkpoint is whole so many steps after the last one that was taken."""
         every = self._terms.checkpoint_every
-        saved = max(0, self._steps - lag) // every * every
+        saved = min(self._steps, max(0, math.floor(self._steps - lag))) // every * every
         if saved > self._last_saved:
             self._last_saved = saved
             unsaved, kept = self._steps - saved, []
@@ -486,6 +486,7 @@ class Following:
             left = -(-(self._wanted - self.microbatches) // per_step)
         return Known(
             time_to_failure_s=_rough(self._failures.time_to_next_s(now)),
+            nodes_together=_rough(self._failures.nodes_together),
             steps_left=min(1_000_000, int(_rough(left))),
             steps_at_stake=int(_rough(self._steps - self._last_saved)),
             looks_again=looks_again,

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from planaria.estimate.restore import Storage
+from planaria.estimate.step_time import way_down_s
 from planaria.estimate.transition import transfer_time
 from planaria.job.settings import TrainSection
 from planaria.plan.ledger import Ledger, mask_of
@@ -159,7 +160,7 @@ class Episode:
             may_drop=True,
         )
         run = self._run = Run(settings, subject.policy, None, None)
-        run.failures = Foreseen(known.time_to_failure_s)
+        run.failures = Foreseen(known.time_to_failure_s, known.nodes_together)
         run.timing.decision_s = subject.timings.decision_s
         run.step = first_step
         run.checkpoints.last = CheckpointRef(
@@ -433,13 +434,22 @@ class Episode:
             return
         self._tally.plans.append(purpose.value)
         self._step_s = run.timing.step_s
-        decided = self.now + timings.decision_s
-        self._add(Cause.DECISION, timings.decision_s)
-        self._handle(DecisionTook(timings.decision_s))
+        decision_s = timings.decision_s
+        if timings.unprepared_s and (run.recovery is None or len(run.recovery.lost) > 1):
+            decision_s = timings.unprepared_s
+        decided = self.now + decision_s
+        self._add(Cause.DECISION, decision_s)
+        self._handle(DecisionTook(decision_s))
         if purpose is Purpose.FINISH_STEP:
             surplus = max(0.0, self._step_s - before_s)
             is_kept = any(route.born < plan.generation for route in plan.routes)
             self._ends = max(self._began + self._step_s, decided + surplus) if is_kept else decided + self._step_s
+            resumed = next((route for route in plan.routes if route.reached is not None), None)
+            if resumed is not None:
+                # A shadow goes on. What the lost worker had counted is to be done again, so the estimate is of what is
+                # left of the step, though the pipeline is full already.
+                full_s = min(way_down_s(plan, resumed, self._subject.profile), self.now - self._began)
+                self._ends = max(self._began + before_s, decided + self._step_s - full_s)
             self._begins = _NEVER
             self._step_s = before_s
             return

@@ -156,6 +156,7 @@ class TimingsPart(Section, frozen=True):
 
     detection_s: float = Timings().detection_s
     decision_s: float = Timings().decision_s
+    unprepared_s: float = Timings().unprepared_s
     change_s: float = Timings().change_s
     start_s: float = Timings().start_s
     restart_s: float = Timings().restart_s
@@ -244,8 +245,9 @@ def _check(scenario: Scenario) -> None:
     _require("job.mean_time_between_failures_s", expected_s, expected_s > 0, "more than 0 s")
     check_policies("job.policies", job.policies)
     _check_failures(failures)
-    for zone in scenario.prices.zones:
+    for zone, price in scenario.prices.zones.items():
         _require("prices.zones", zone, zone in cluster.zones, f"zones of cluster.zones ({', '.join(cluster.zones)})")
+        _require(f"prices.zones.{zone}", price, price >= 0, "0 or more dollars an hour")
     for name, price in (("spot", scenario.prices.spot), ("on_demand", scenario.prices.on_demand)):
         _require(f"prices.{name}", price, price >= 0, "0 or more dollars an hour")
     for name in scenario.timings.__struct_fields__:

@@ -83,6 +83,7 @@ class Known:
     time_to_failure_s: float
     steps_left: int
     steps_at_stake: int
+    nodes_together: float = 1.0
     looks_again: bool = False
 
 
@@ -131,11 +132,16 @@ class Rest:
 
 
 class Foreseen(Failures):
-    """The next loss is expected in a given time."""
+    """The next loss is expected in a given time, of so many nodes."""
 
-    def __init__(self, time_to_next_s: float) -> None:
+    def __init__(self, time_to_next_s: float, nodes_together: float) -> None:
         super().__init__(time_to_next_s)
         self._time_to_next_s = time_to_next_s
+        self._nodes_together = nodes_together
+
+    @property
+    def nodes_together(self) -> float:
+        return self._nodes_together
 
     def time_to_next_s(self, now: float) -> float:
         return self._time_to_next_s
