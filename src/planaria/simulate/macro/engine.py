@@ -14,6 +14,7 @@ from planaria.protocol.second_look import LONGER
 from planaria.simulate.macro.account import Prices, RunResult
 from planaria.simulate.macro.course import Course as Course
 from planaria.simulate.macro.course import Happening
+from planaria.simulate.macro.garbage import rare_collections
 from planaria.simulate.macro.moments import Memory, Moment, Root
 from planaria.simulate.macro.state import State
 from planaria.simulate.macro.subject import NUM_CAUSES, Cause, Disturbance, Known, Rest, Subject, Tally
@@ -69,9 +70,10 @@ class Simulation:
     def follow(self, course: Course) -> RunResult:
         """Over a trace, as a run meets it."""
         run = Following(self, course)
-        run.begin()
-        while not run.is_over:
-            run.go_on()
+        with rare_collections():
+            run.begin()
+            while not run.is_over:
+                run.go_on()
         return run.result()
 
     def start(self, zones: tuple[str, ...]) -> tuple[Rest, Tally] | None:
