@@ -41,6 +41,7 @@ def take(
         run.kept.note(run.step, run.holders())
     else:
         run.kept.forget()
+        run.lineage = proposal.plan.generation
     if source is StateSource.CHECKPOINT:
         run.loading.begin(proposal.plan, run.now)
     else:
@@ -63,6 +64,7 @@ def take(
         folder=folder,
         afresh=run.attempt.is_void,
         begun=run.attempt.begun_in,
+        lineage=run.lineage,
     )
     run.attempt.is_void = False
     if purpose in (Purpose.RECONFIGURE, Purpose.RESTORE):
