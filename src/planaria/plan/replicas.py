@@ -10,6 +10,8 @@ from planaria.plan.plan import Plan
 
 def num_replicas(plan: Plan) -> tuple[int, ...]:
     """Of each parameter group, the nodes that hold it. A shadow whose state is under way does not hold it yet."""
+    if not plan.shadows and plan.devices_per_node == 1:
+        return plan.num_owners
     coming = {(move.group, move.target) for move in plan.transfers}
     nodes = []
     for number, (group, owners) in enumerate(zip(plan.groups, plan.owners_of, strict=True)):

@@ -255,23 +255,35 @@ class TemplatesPolicy:
         self, plan: Plan, lost: Collection[NodeId], holders: Holders, generation: int, leaving: Collection[NodeId]
     ) -> Reconfiguration:
         """With every node, or as many as a step's microbatches are enough for. Those that came last are idle first."""
+        try:
+            return self._without(plan, tuple(lost), holders, generation, leaving)
+        except Undistributable as error:
+            too_many = error
         live = {plan.node_of(worker) for worker in holders} - set(lost) - set(leaving)
         placed = {plan.node_of(stage.worker) for stage in plan.stages()}
         order = sorted(live, key=lambda node: (node in placed, -node))
-        for num_idle in range(max(1, len(order))):
-            absent = (*lost, *order[:num_idle])
+        for num_idle in range(1, len(order)):
             try:
-                if self._speeds is not None:
-                    return self._at_speeds(plan, absent, holders, generation, leaving, self._speeds)
-                found = self._as_ever(plan, absent, holders, generation, leaving)
-                return self._with_sums(found, plan, absent, holders, leaving)
+                return self._without(plan, (*lost, *order[:num_idle]), holders, generation, leaving)
             except Undistributable as error:
                 too_many = error
             except PlanError:
-                if not num_idle:
-                    raise
                 break
         raise too_many
+
+    def _without(
+        self,
+        plan: Plan,
+        absent: Collection[NodeId],
+        holders: Holders,
+        generation: int,
+        leaving: Collection[NodeId],
+    ) -> Reconfiguration:
+        """With every node but the absent ones."""
+        if self._speeds is not None:
+            return self._at_speeds(plan, absent, holders, generation, leaving, self._speeds)
+        found = self._as_ever(plan, absent, holders, generation, leaving)
+        return self._with_sums(found, plan, absent, holders, leaving)
 
     def _with_sums(
         self,
@@ -435,11 +447,13 @@ class TemplatesPolicy:
             longest_s=step.longest_instruction_s,
             how=how,
             transfer_s=transfer_s,
-            compute_s={
-                worker: seconds * self._conditions.speed(plan.node_of(worker))
-                for worker, seconds in step.compute_s.items()
-            },
+            compute_s=step.compute_s if not self._conditions.node_speeds else self._as_profiled(plan, step),
         )
+
+    def _as_profiled(self, plan: Plan, step: Outline) -> dict[WorkerId, float]:
+        """Seconds of each worker's compute, on a node as fast as the profile says."""
+        speed = self._conditions.speed
+        return {worker: seconds * speed(plan.node_of(worker)) for worker, seconds in step.compute_s.items()}
 
 
 def _without_smallest(templates: Sequence[Template]) -> Iterator[Sequence[Template]]:
@@ -481,14 +495,15 @@ def _changes(before: Plan, after: Plan) -> str:
 
 
 def _nodes(plan: Plan, pipeline: Pipeline) -> list[NodeId]:
-    return sorted({plan.node_of(worker) for worker in pipeline.workers})
+    return sorted(pipeline.nodes(plan.devices_per_node))
 
 
 def _losses(plan: Plan, lost: Collection[NodeId]) -> str:
     """Which pipeline lost which nodes, as the beginning of a sentence; empty when none did."""
     parts: list[str] = []
+    away = set(lost)
     for at, pipeline in enumerate(plan.pipelines):
-        gone = sorted(set(_nodes(plan, pipeline)).intersection(lost))
+        gone = sorted(away.intersection(pipeline.nodes(plan.devices_per_node)))
         if gone:
             parts.append(f"pipeline {at} lost node{'s' if len(gone) > 1 else ''} {_join(gone)}")
         elif not pipeline.is_whole(plan.num_layers):

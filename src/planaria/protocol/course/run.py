@@ -241,15 +241,14 @@ class Run:
 
     def holders(self) -> dict[WorkerId, tuple[int, ...]]:
         """The groups of which each live worker holds a replica as of the last commit."""
-        holders = {}
-        for worker in self.members.workers:
-            reported = self.attempt.salvage.held(worker)
-            holders[worker] = self.plan.groups_of.get(worker, ()) if reported is None else reported
+        groups_of = self.plan.groups_of.get
+        holders = {worker: groups_of(worker, ()) for worker in self.members.workers}
+        holders.update((w, held) for w, held in self.attempt.salvage.held.items() if w in holders)
         return self.kept.added_to(holders, self.step) if self.without_replica(holders) else holders
 
     def without_replica(self, holders: Mapping[WorkerId, tuple[int, ...]]) -> list[int]:
         """Groups that nobody holds."""
-        held = {group for groups in holders.values() for group in groups}
+        held = {group for groups in set(holders.values()) for group in groups}
         return [group for group in range(len(self.plan.groups)) if group not in held]
 
     def situation(self, holders: Mapping[WorkerId, tuple[int, ...]]) -> Situation:

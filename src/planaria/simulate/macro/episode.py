@@ -17,11 +17,11 @@ from planaria.estimate.step_time import way_down_s
 from planaria.estimate.transition import transfer_time
 from planaria.job.settings import TrainSection
 from planaria.plan.ledger import Ledger, mask_of
-from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
+from planaria.plan.plan import NodeId, Plan, PlanError, Route, WorkerId
 from planaria.plan.replicas import lacking
 from planaria.policy.proposal import Proposal
 from planaria.protocol.course.run import Run
-from planaria.protocol.course.take import take
+from planaria.protocol.course.take import put_in_force
 from planaria.protocol.events import (
     Command,
     DecisionTook,
@@ -47,6 +47,7 @@ from planaria.protocol.messages import (
     Saved,
     SavedGroup,
     StateSource,
+    ToWorker,
     Vote,
 )
 from planaria.protocol.phases import PLACING, Phase, ProtocolError, Purpose
@@ -90,6 +91,8 @@ class Episode:
         self._held: Mapping[WorkerId, tuple[int, ...]] = {}
         self._counted: dict[WorkerId, list[int]] = {}
         self._halted: list[WorkerId] = []
+        self._work: tuple[Plan, dict[WorkerId, list[tuple[Route, list[int]]]]] | None = None
+        """Under a plan, of some workers: see `_work_of`."""
         self._saves: list[tuple[WorkerId, Save]] = []
         self._saved_at = _NEVER
         self.is_over = False
@@ -101,9 +104,7 @@ class Episode:
         episode = cls(subject, known)
         plan = state.plan
         run = episode._new_run(num_nodes=state.num_nodes)
-        for node in range(state.num_nodes):
-            for worker in run.members.workers_of(NodeId(node)):
-                run.members.join(worker, "-")
+        run.members.enrol(map(NodeId, range(state.num_nodes)), "-")
         run.members.leaving = dict.fromkeys(state.leaving, 0.0)
         if state.zones:
             run.members.zones = {NodeId(node): zone for node, zone in enumerate(state.zones) if zone}
@@ -112,7 +113,7 @@ class Episode:
         run.placing.generation = plan.generation
         short = bool(lacking(plan, subject.fault_tolerance))
         run.is_degraded = short
-        take(run, replace(estimated, plan=plan, is_degraded=short), Purpose.RECONFIGURE, StateSource.LIVE)
+        put_in_force(run, replace(estimated, plan=plan, is_degraded=short), Purpose.RECONFIGURE, StateSource.LIVE)
         episode._purpose = Purpose.RECONFIGURE
         episode._step_s = estimated.step_time_s
         episode._ends = estimated.step_time_s
@@ -273,31 +274,38 @@ class Episode:
     def _begin(self) -> None:
         """State has come, and the plan's first step begins."""
         self._begins = _NEVER
-        run = self._run
-        plan = run.plan
-        for worker in sorted(run.attempt.unready):
-            self._handle(Received(worker, Ready(generation=plan.generation)))
-        self._held = plan.groups_of
+        self._all_ready()
+        self._held = self._run.plan.groups_of
         self._began, self._ends = self.now, self.now + self._step_s
+
+    def _all_ready(self) -> None:
+        """Everybody has his state; the last one to say so is handled for all of them."""
+        run = self._run
+        *others, last = sorted(run.attempt.unready) or (None,)
+        if last is None:
+            return
+        run.attempt.unready.difference_update(others)
+        for worker in others:
+            run.moving.ready(worker, self.now)
+        self._handle(Received(last, Ready(generation=run.plan.generation)))
 
     def _vote(self) -> None:
         """The step is over: everybody votes; the first vote tells what all of them would."""
         run = self._run
         plan = run.plan
-        for worker in sorted(run.attempt.unready):
-            self._handle(Received(worker, Ready(generation=plan.generation)))
+        self._all_ready()
         first, *others = plan.workers
         counted = self._bits_of(self._counted.values(), plan)
         all_counted = counted[0]
-        nothing = Ledger(())
+        empty = Vote(generation=plan.generation, step=run.step, norms={}, losses={}, ledger=Ledger(()))
+        cast = run.attempt.votes.cast
         for worker in others:
-            empty = Vote(generation=plan.generation, step=run.step, norms={}, losses={}, ledger=nothing)
-            run.attempt.votes.cast(worker, empty)
+            cast(worker, empty)
         vote = Vote(
             generation=plan.generation,
             step=run.step,
             norms=dict.fromkeys(range(len(plan.groups)), 1.0),
-            losses={microbatch: 1.0 for microbatch in range(plan.num_microbatches) if all_counted >> microbatch & 1},
+            losses=dict.fromkeys(_members(all_counted, plan.num_microbatches), 1.0),
             ledger=Ledger.from_bits(counted),
         )
         step = run.step
@@ -314,9 +322,11 @@ class Episode:
         for own in kept:
             for layer, mask in enumerate(own):
                 bits[layer] |= mask
+        together: dict[tuple[int, ...], int] = {}
         for route in plan.routes:
-            mask = mask_of(route.microbatches)
-            for layer in route.counted:
+            together[route.counted] = together.get(route.counted, 0) | mask_of(route.microbatches)
+        for layers, mask in together.items():
+            for layer in layers:
                 bits[layer] |= mask
         left_out = mask_of(plan.dropped)
         return [mask & ~left_out for mask in bits]
@@ -336,21 +346,30 @@ class Episode:
         if self._begins == _NEVER and self._step_s > 0:
             share = min(1.0, max(0.0, (self.now - self._subject.timings.detection_s - self._began) / self._step_s))
         own = self._counted.setdefault(worker, [0] * plan.num_layers)
-        for route in plan.routes:
-            done = route.microbatches[: int(share * len(route.microbatches))]
-            if not done:
-                continue
-            mask = mask_of(done)
-            counted = set(route.counted)
-            for hop in route.hops:
-                if hop.worker == worker:
-                    for layer in hop.layers:
-                        if layer in counted:
-                            own[layer] |= mask
+        for route, layers in self._work_of(worker):
+            mask = mask_of(route.microbatches[: int(share * len(route.microbatches))])
+            for layer in layers:
+                own[layer] |= mask
         held = plan.groups_of.get(worker, ())
         if worker in run.attempt.unready:
             held = tuple(sorted(set(held).intersection(self._held.get(worker, ()))))
         return Report(generation=plan.generation, step=run.step, ledger=Ledger.from_bits(own), held=held)
+
+    def _work_of(self, worker: WorkerId) -> list[tuple[Route, list[int]]]:
+        """The routes that lead over the worker, with the layers that it counts of each."""
+        plan = self._run.plan
+        if self._work is None or self._work[0] is not plan or worker not in self._work[1]:
+            halted = {worker, *self._halted}
+            work: dict[WorkerId, list[tuple[Route, list[int]]]] = {one: [] for one in halted}
+            for way, route in zip(plan.ways, plan.routes, strict=True):
+                if way >= 0 and halted.isdisjoint(plan.pipelines[way].workers):
+                    continue
+                counted = set(route.counted)
+                for hop in route.hops:
+                    if hop.worker in halted:
+                        work[hop.worker].append((route, [layer for layer in hop.layers if layer in counted]))
+            self._work = plan, work
+        return self._work[1][worker]
 
     # The machine
 
@@ -368,7 +387,13 @@ class Episode:
         taken: PlanTaken | None = None
         plan: PlanMessage | None = None
         manifest: WriteManifest | None = None
+        has_committed = False
+        last: ToWorker | None = None
         for command in commands:
+            if type(command) is Send:  # of thousands, nearly all say the same
+                if command.message is last:
+                    continue
+                last = command.message if isinstance(command.message, PlanMessage | Commit) else None
             match command:
                 case Send(_, PlanMessage() as message):
                     plan = message
@@ -377,8 +402,10 @@ class Episode:
                 case Send(worker, Save() as save):
                     self._saves.append((worker, save))
                 case Send(worker, Commit(save=save)):
+                    has_committed = True
                     self._counted.clear()
                     if save is not None:
+                        last = None
                         self._saves.append((worker, save))
                 case Publish(record):
                     taken = record if isinstance(record, PlanTaken) else taken
@@ -397,7 +424,7 @@ class Episode:
             self._dead.clear()
             self._attribute(0.0)
             return
-        if any(isinstance(command, Send) and isinstance(command.message, Commit) for command in commands):
+        if has_committed:
             self._began, self._ends = self.now, self.now + self._step_s
         if taken is not None and taken.candidates:
             self._tally.was_weighed = True
@@ -495,3 +522,10 @@ class Episode:
             if worker in members.addresses and members.node_of(worker) not in self._dead:
                 parts = tuple(SavedGroup(group=group, file="-", size_bytes=0, sha256="") for group in save.groups)
                 self._handle(Received(worker, Saved(step=save.step, serial=save.serial, groups=parts)))
+
+
+def _members(mask: int, size: int) -> Sequence[int]:
+    """The numbers below `size` in a bit mask."""
+    if mask == (1 << size) - 1:
+        return range(size)
+    return [number for number in range(size) if mask >> number & 1]
