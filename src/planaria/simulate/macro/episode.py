@@ -164,6 +164,7 @@ class Episode:
         run.failures = Foreseen(known.time_to_failure_s, known.nodes_together)
         run.timing.decision_s = subject.timings.decision_s
         run.step = first_step
+        run.checkpoints.due_s = _NEVER  # likewise
         run.checkpoints.last = CheckpointRef(
             step=first_step - 1 - known.steps_at_stake, folder="", exponents=run.exponents
         )
