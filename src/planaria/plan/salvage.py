@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -209,7 +209,7 @@ def _missing(plan: Plan, kept: Sequence[Route], counted: Ledger) -> dict[tuple[i
     return dict(sorted(missing.items()))
 
 
-def _intact(plan: Plan, going: Set[WorkerId], holders: LayerHolders) -> tuple[Pipeline, ...]:
+def _intact(plan: Plan, going: set[WorkerId], holders: LayerHolders) -> tuple[Pipeline, ...]:
     return tuple(
         pipeline
         for pipeline in plan.pipelines
