@@ -14,7 +14,6 @@ from planaria.protocol.second_look import LONGER
 from planaria.simulate.macro.account import Prices, RunResult
 from planaria.simulate.macro.course import Course as Course
 from planaria.simulate.macro.course import Happening
-from planaria.simulate.macro.garbage import rare_collections
 from planaria.simulate.macro.moments import Memory, Moment, Root
 from planaria.simulate.macro.state import State
 from planaria.simulate.macro.subject import NUM_CAUSES, Cause, Disturbance, Known, Rest, Subject, Tally
@@ -70,10 +69,9 @@ class Simulation:
     def follow(self, course: Course) -> RunResult:
         """Over a trace, as a run meets it."""
         run = Following(self, course)
-        with rare_collections():
-            run.begin()
-            while not run.is_over:
-                run.go_on()
+        run.begin()
+        while not run.is_over:
+            run.go_on()
         return run.result()
 
     def start(self, zones: tuple[str, ...]) -> tuple[Rest, Tally] | None:
