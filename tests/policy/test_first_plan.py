@@ -57,7 +57,7 @@ def test_the_quickest_set_of_a_number_of_pipelines_is_tried() -> None:
     """BERT-Large's layers make uneven pipelines that are quicker than even ones: 9 + 9 + 6 nodes."""
     profile = preset("bert-large", "v100")
     of = PlannerSettings(
-        num_microbatches=64, fault_tolerance=1, num_nodes=24, devices_per_node=1, min_nodes=6,
+        num_microbatches=64, fault_tolerance=1, num_nodes=24, devices_per_node=1,
         memory_bytes=profile.device.memory_bytes,
     )  # fmt: skip
     policy = AdaptivePolicy(profile, of)
