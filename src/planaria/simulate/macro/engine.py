@@ -161,7 +161,7 @@ class Following:
         other._survived, other._loss_times = self._survived.copy(), set(self._loss_times)
         other._plans = self._plans.copy()
         other._gone, other._timeline = set(self._gone), list(self._timeline)
-        other._failures = copy.copy(self._failures)
+        other._failures = self._failures.fork()
         return other
 
     def result(self) -> RunResult:
