@@ -292,7 +292,8 @@ class RunSection(Section, frozen=True):
     Attributes:
         folder: where run folders are made.
         name: of the run; default: the job file's name.
-        checkpoint_every: steps between checkpoints; 0: only at the end, on Ctrl-C and when nodes run out.
+        checkpoint_every: steps between checkpoints; 0: only at the end, on Ctrl-C, when nodes run out, and now and then
+            under a plan with fewer than f + 1 replicas of some layer.
         keep_checkpoints: how many of the newest stay.
     """
 
