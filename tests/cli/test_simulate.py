@@ -15,8 +15,10 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
+from planaria import __version__
 from planaria.cli.main import cli
 from planaria.job.errors import UserError
+from planaria.launch.simulations import SIMULATING
 from planaria.protocol.records import NodeLost
 from planaria.simulate.macro.calibration import calibrated
 
@@ -92,6 +94,32 @@ def test_results_are_kept_and_a_changed_scenario_is_noticed(scenario: Path, tmp_
     assert "of another scenario" in changed.stderr
     (kept / "scenario-ideal-0.json").write_text("{")
     assert "is damaged; it is simulated again" in run(scenario, "--results", kept).stderr
+
+
+@pytest.mark.parametrize("other", ["0.0.9-0123456789abcdef", None])
+def test_results_of_another_simulator_are_not_taken(scenario: Path, tmp_path: Path, other: str | None) -> None:
+    """None: of one that did not tell."""
+    kept = tmp_path / "kept" / "scenario-ideal-0.json"
+    first = run(scenario, "--json", "--policy", "ideal", "--results", kept.parent)
+    written = json.loads(kept.read_bytes())
+    assert written["simulator"].startswith(f"{__version__}-")
+    changed = {**written, "simulator": other, "runs": []}
+    kept.write_text(json.dumps({name: value for name, value in changed.items() if value is not None}))
+    again = run(scenario, "--json", "--policy", "ideal", "--results", kept.parent)
+    assert "1 results in" in again.stderr
+    assert "are by another version of planaria; they are simulated again" in again.stderr
+    assert again.stdout == first.stdout
+    assert json.loads(kept.read_bytes()) == written
+
+
+def test_a_simulator_is_known_by_all_that_it_imports() -> None:
+    """But for what reads its files and deals out the work."""
+    code = (
+        "import sys, planaria.launch.simulations; "
+        "print(*{name.split('.')[1] for name in sys.modules if name.startswith('planaria.')})"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert set(told.split()) - set(SIMULATING) <= {"launch", "observe"}
 
 
 def test_a_sweep_shows_each_scenario(scenario: Path) -> None:

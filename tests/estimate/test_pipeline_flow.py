@@ -29,7 +29,8 @@ def test_a_pipeline_is_what_its_workers_programs_come_to(case: tuple[Plan, Model
         if not is_plain(plan, path):
             assert plan.schedule.splits_backward
             continue
-        for hop, told in zip(path.hops, run_pipeline(plan, path, durations, overlap=conditions.overlap), strict=True):
+        parts = run_pipeline(plan, path, durations, overlap=conditions.overlap).parts
+        for hop, told in zip(path.hops, parts, strict=True):
             worker = hop.worker
             seconds = [durations.compute_s(worker, i) for i in all_programs[worker] if i.op in COMPUTE]
             assert told.end_s == flow.ends_s[worker]

@@ -95,3 +95,16 @@ def test_batches_in_samples(global_batch: int, below: int | None, above: int, me
     assert (info.value.below, info.value.above, info.value.microbatch) == (below, above, 8)
     assert microbatches_of(above, 8, num_pipelines=5) == above // 8
     assert microbatches_of(48, 8, num_pipelines=5) == 6
+
+
+def test_of_many_microbatches_the_next_goes_to_whoever_ends_first_with_it() -> None:
+    """Pipelines of very different speed, so that one of them gets most."""
+    rng = random.Random(3)
+    for _ in range(60):
+        total = rng.randint(50, 400)
+        paces = [rng.choice([1, 1, 2, 3, 40]) for _ in range(rng.randint(2, 6))]
+        times = [rng.randint(0, 20) + pace * np.arange(1.0, total + 1) for pace in paces]
+        greedy = [1] * len(times)
+        for _ in range(total - len(times)):
+            greedy[min(range(len(times)), key=lambda at: (times[at][greedy[at]], at))] += 1
+        assert distribute(times, total) == tuple(greedy)

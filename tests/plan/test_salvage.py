@@ -166,3 +166,21 @@ def test_missing_work_is_spread_over_the_pipelines_that_are_left() -> None:
     added = {route.hops[0].worker: len(route.microbatches) for route in step.machine.plan.routes if route.born == 2}
     assert added == {0: 2, 2: 1}
     step.finish()
+
+
+def test_what_a_plan_knows_of_itself_is_what_one_that_was_read_finds_out() -> None:
+    """Plans share what is known of their pipelines, and later ones take over what is known of a placement."""
+    profile = uniform_profile(num_layers=8)
+    plan = start(profile, PlannerSettings(num_microbatches=12, num_nodes=8, devices_per_node=1, fault_tolerance=1))
+    lost = plan.pipelines[0].workers[0]
+    live = [worker for worker in plan.workers if worker != lost]
+    holders = {worker: plan.layers_of[worker] for worker in live}
+    rest = finish_step(plan, live, sorted(to_halt(plan, live)), Ledger.empty(8), holders, 1, profile)
+    for known in (plan, rest, rest.renewed(generation=2)):
+        read = msgspec.json.decode(msgspec.json.encode(known), type=Plan)
+        assert read == known
+        assert hash(read) == hash(known)
+        for name in ("workers", "nodes", "devices_of", "layers_of", "groups_of", "owners_of", "num_owners", "ways"):
+            assert getattr(known, name) == getattr(read, name), name
+        assert known.num_owners == tuple(map(len, known.owners_of))
+        assert [known.pipelines[way].stages for way in known.ways] == [route.hops for route in known.routes]

@@ -226,6 +226,25 @@ def test_every_phase_but_the_end_hears_of_losses_and_stops() -> None:
         assert (phase, "StopRequested") in TRANSITIONS
 
 
+@pytest.mark.parametrize(
+    ("every", "kept", "why"),
+    [
+        (0, 2, "writes none on the way. Set run.checkpoint_every in the job file"),
+        (10, 1, "keeps only 1. Set run.keep_checkpoints to 2 or more in the job file"),
+        (10, 2, None),
+    ],
+)
+def test_morph_needs_the_checkpoints_that_a_job_file_with_it_needs(every: int, kept: int, why: str | None) -> None:
+    usual = make_machine()
+    planner = PlannerSettings(num_microbatches=4, fault_tolerance=1, num_nodes=3, devices_per_node=1)
+    settings = dataclasses.replace(usual.settings, checkpoint_every=every, keep_checkpoints=kept)
+    profile = uniform_profile(1, tied=False)
+    machine = Coordinator(settings, usual.policy, make=lambda name, most_bytes: make_policy(name, profile, planner))
+    join_all(machine)
+    refusal = machine.refusal("morph")
+    assert refusal is None if why is None else why in str(refusal)
+
+
 def test_plans_know_zones_whatever_policy_makes_them() -> None:
     """Nodes 0 and 2 are in one zone: a pipeline of both leaves the others' zone a whole one."""
     planner = PlannerSettings(num_microbatches=8, fault_tolerance=1, num_nodes=4, devices_per_node=1, min_nodes=2)

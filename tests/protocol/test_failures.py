@@ -51,6 +51,21 @@ def test_a_storm_is_believed_at_once_and_forgotten() -> None:
     assert later[-1] > 1000
 
 
+def test_what_one_branch_of_a_run_sees_the_other_does_not() -> None:
+    failures = Failures(3 * 3600.0)
+    failures.begin(0.0)
+    failures.lost(1, 100.0)
+    expected_s = failures.time_to_next_s(103.0)
+    branch = failures.fork()
+    assert branch.seen == failures.seen
+    for step, at in enumerate((101.5, 103.0), start=2):
+        branch.lost(step, at)
+    assert branch.time_to_next_s(103.0) == pytest.approx(1.5)
+    assert failures.time_to_next_s(103.0) == expected_s
+    failures.lost(2, 110.0)
+    assert branch.seen.recent == (100.0, 101.5, 103.0)
+
+
 def test_rare_losses_are_no_storm() -> None:
     failures = Failures(100.0)
     failures.begin(0.0)

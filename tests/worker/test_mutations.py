@@ -6,7 +6,6 @@ A schedule that finds a mutation keeps every promise without it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +145,7 @@ def _tell_again(patch: Patch, **others: Any) -> None:
     def altered(run: Run, position: Position) -> list[Command]:
         commands = begin(run, position)
         return [
-            replace(command, message=msgspec.structs.replace(command.message, **others))
+            Send(command.worker, msgspec.structs.replace(command.message, **others))
             if isinstance(command, Send) and isinstance(command.message, Commit) and command.message == position.commit
             else command
             for command in commands

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 from planaria.estimate.conditions import Conditions
-from planaria.plan.plan import Plan, PlanError, WorkerId
+from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError, WorkerId
 from planaria.plan.profile import LayerTimes, ModelProfile
 from planaria.plan.program import Instruction, Op
 
@@ -25,23 +26,56 @@ class Durations:
         self._profile = profile
         self._links = profile.links
         self.devices = devices = plan.devices_of
-        self.late_s = {worker: conditions.late_s.get(worker, 0.0) for worker in devices}
-        self.speeds = {worker: conditions.speed(plan.node_of(worker)) for worker in devices}
+        self._conditions = conditions
         self._times = {count: self._times_on(count) for count in sorted(set(devices.values()))}
         self._compute: dict[tuple[int, float, Op, int, int, tuple[int, ...]], float] = {}
         self._outputs = [layer.output_bytes for layer in profile.layers]
-        self._counting = tuple(self._counting_of(group) for group in range(len(plan.groups)))
-        self._counting_on: list[dict[int, int]] = []
+
+    @cached_property
+    def late_s(self) -> dict[WorkerId, float]:
+        """How long after the step's beginning each worker begins."""
+        return {worker: self._conditions.late_s.get(worker, 0.0) for worker in self.devices}
+
+    @cached_property
+    def speeds(self) -> dict[WorkerId, float]:
+        """Of each worker's node."""
+        node_of, speed = self._plan.node_of, self._conditions.speed
+        return {worker: speed(node_of(worker)) for worker in self.devices}
+
+    @cached_property
+    def is_spread(self) -> bool:
+        """No group is counted twice on one node, so all who own the same take equally long to read it."""
+        plan, per_node = self._plan, self._plan.devices_per_node
+        if per_node == 1:
+            return True
+        if not plan.shadows and sum(len(p.nodes(per_node)) for p in plan.pipelines) == len(plan.nodes):
+            alike = {pipeline.form(per_node): pipeline for pipeline in plan.pipelines}
+            return all(_is_spread(plan, pipeline) for pipeline in alike.values())
+        return all(count == 1 for on in self._counting_on for count in on.values())
+
+    @cached_property
+    def _counting(self) -> tuple[frozenset[WorkerId], ...]:
+        """Of each group, who owns it, and so has something in its sum."""
+        return tuple(self._counting_of(group) for group in range(len(self._plan.groups)))
+
+    @cached_property
+    def _counting_on(self) -> list[dict[int, int]]:
+        """Of each group, how many of them are on each node."""
+        counting_on: list[dict[int, int]] = []
         for workers in self._counting:
             on: dict[int, int] = {}
             for worker in workers:
-                on[plan.node_of(worker)] = on.get(plan.node_of(worker), 0) + 1
-            self._counting_on.append(on)
-        self.is_spread = all(count == 1 for on in self._counting_on for count in on.values())
-        """No group is counted twice on one node, so all who own the same take equally long to read it."""
+                on[self._plan.node_of(worker)] = on.get(self._plan.node_of(worker), 0) + 1
+            counting_on.append(on)
+        return counting_on
+
+    @cached_property
+    def num_counting(self) -> tuple[int, ...]:
+        """Of each group, how many workers own it."""
+        return tuple(map(len, self._counting)) if self._plan.shadows else self._plan.num_owners
 
     def _counting_of(self, group: int) -> frozenset[WorkerId]:
-        """Who owns the group, and so has something in its sum. A shadow's part is empty, and is not sent."""
+        """Who owns the group. A shadow's part is empty, and is not sent."""
         if not self._plan.shadows:
             return frozenset(self._plan.owners_of[group])
         layers = set(self._plan.groups[group].layers)
@@ -95,10 +129,17 @@ class Durations:
 
     def read_s(self, worker: WorkerId, group: int) -> float:
         """Reading the group's gradients of all its other owners, one after another."""
-        share = self._plan.groups[group].size_bytes / self.devices[worker]
+        plan = self._plan
+        if plan.devices_per_node == 1:
+            own = group in plan.groups_of.get(worker, ()) if not plan.shadows else worker in self._counting[group]
+            return self.read_of_s(self.devices[worker], group, 0, self.num_counting[group] - own)
         own = worker in self._counting[group]
-        near = self._counting_on[group].get(self._plan.node_of(worker), 0) - own
-        far = len(self._counting[group]) - own - near
+        near = self._counting_on[group].get(plan.node_of(worker), 0) - own
+        return self.read_of_s(self.devices[worker], group, near, len(self._counting[group]) - own - near)
+
+    def read_of_s(self, devices: int, group: int, near: int, far: int) -> float:
+        """Reading the group's gradients of so many others on the same node and elsewhere, on so many devices."""
+        share = self._plan.groups[group].size_bytes / devices
         seconds = 0.0
         for count, link in ((near, self._links.within_node), (far, self._links.between_nodes)):
             if count:
@@ -107,16 +148,35 @@ class Durations:
 
     def sum_s(self, worker: WorkerId, group: int) -> float:
         """Adding what was read."""
-        others = len(self._counting[group]) - 1
-        share = self._plan.groups[group].size_bytes / self.devices[worker]
-        return others * share * self._profile.step.sum_s_per_byte / self.speeds[worker]
+        return self.sum_of_s(self.devices[worker], group) / self.speeds[worker]
+
+    def sum_of_s(self, devices: int, group: int) -> float:
+        """On so many devices of a node as fast as the profile says."""
+        others = self.num_counting[group] - 1
+        share = self._plan.groups[group].size_bytes / devices
+        return others * share * self._profile.step.sum_s_per_byte
 
     def apply_s(self, worker: WorkerId) -> float:
         """The optimizer's step."""
-        size = sum(self._plan.groups[group].size_bytes for group in self._plan.groups_of[worker])
-        return size / self.devices[worker] * self._profile.step.apply_s_per_byte / self.speeds[worker]
+        return self.apply_of_s(self.devices[worker], self._plan.groups_of[worker]) / self.speeds[worker]
+
+    def apply_of_s(self, devices: int, groups: Sequence[int]) -> float:
+        """Of these groups on so many devices of a node as fast as the profile says."""
+        size = sum([self._plan.groups[group].size_bytes for group in groups])
+        return size / devices * self._profile.step.apply_s_per_byte
 
     @property
     def vote_s(self) -> float:
         """From the last vote to the commit at a worker."""
         return self._profile.step.vote_s
+
+
+def _is_spread(plan: Plan, pipeline: Pipeline) -> bool:
+    """No group is owned twice on one node of a pipeline that shares its nodes with no other."""
+    seen: set[tuple[NodeId, int]] = set()
+    for worker in pipeline.owned:
+        own = {(plan.node_of(worker), group) for group in plan.groups_of[worker]}
+        if not seen.isdisjoint(own):
+            return False
+        seen |= own
+    return True

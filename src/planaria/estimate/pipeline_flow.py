@@ -1,21 +1,22 @@
 """Pipeline flow: a pipeline's forwards, backwards and messages in virtual time, without its workers' programs.
 
-What `planaria.estimate.flow` makes of the programs of a way whose workers serve no other one, to the last bit and about
-ten times as fast: what differs between microbatches is only when they come. Owns nothing of the order of work, which
-is that of `planaria.plan.schedule`, and must give the same results as the programs do.
+What `planaria.estimate.flow` makes of the programs of a way whose workers serve no other one, to the last bit and far
+faster: microbatches differ only in when they come, and in what their route counts. Owns nothing of the order of work,
+which is that of `planaria.plan.schedule`, and must give the same results as the programs do.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from planaria.estimate.durations import Durations
-from planaria.estimate.flow import Beat, advance_all
-from planaria.plan.plan import Plan
+from planaria.estimate.pipeline_rounds import Rounds
+from planaria.plan.plan import Plan, Route, Stage
 from planaria.plan.program import Instruction, Op
 from planaria.plan.schedule import Path
-from planaria.plan.work import Leg, legs, merge_hops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,41 @@ class WorkerFlow:
     longest_s: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class PipelineFlow:
+    """Of a pipeline.
+
+    Attributes:
+        parts: its workers', from the first stage to the last.
+    """
+
+    parts: tuple[WorkerFlow, ...]
+
+    @cached_property
+    def compute_s(self) -> tuple[float, ...]:
+        """Of each worker."""
+        return tuple(part.compute_s for part in self.parts)
+
+    @cached_property
+    def due_s(self) -> dict[int, float]:
+        """Of each group, when its gradients are whole at all of the pipeline's workers."""
+        due_s: dict[int, float] = {}
+        for part in self.parts:
+            for group, due in part.due_s.items():
+                due_s[group] = max(due_s.get(group, 0.0), due)
+        return due_s
+
+    @cached_property
+    def longest_s(self) -> float:
+        """Of its longest forward or backward."""
+        return max(part.longest_s for part in self.parts)
+
+    @cached_property
+    def ends_s(self) -> tuple[tuple[tuple[int, ...], float], ...]:
+        """Of each worker, its groups and the end of its last compute."""
+        return tuple((tuple(part.due_s), part.end_s) for part in self.parts)
+
+
 def is_plain(plan: Plan, path: Path) -> bool:
     """Whether `run_pipeline` can run it: nobody shadows, backwards are whole, and nothing was done before a loss."""
     return (
@@ -44,126 +80,81 @@ def is_plain(plan: Plan, path: Path) -> bool:
     )
 
 
-def run_pipeline(plan: Plan, path: Path, durations: Durations, *, overlap: bool) -> tuple[WorkerFlow, ...]:
-    """From the first stage to the last. Only for a plain path."""
-    ways = [legs(route, merge_hops(route.hops), split=False) for route in path.routes]
-    travellers = [(born, microbatch, ways[at]) for born, microbatch, at in path.travellers]
-    stages = [_Stage(plan, path, place, travellers, durations) for place in range(len(path.hops))]
-    num_messages = 2 * len(stages) * len(travellers)
-    begins = [durations.late_s[hop.worker] for hop in path.hops]
-    clocks, _, _ = advance_all(
-        [stage.beats for stage in stages], num_messages, 2 * len(stages), overlap=overlap, begins=begins
-    )
-    return tuple(stage.result(plan, at) for stage, at in zip(stages, clocks, strict=True))
-
-
-class _Stage:
-    """One worker's work, compiled.
-
-    Messages are numbered by the place that gets them and the traveller: activations first, then gradients. Links are
-    numbered by the place that sends, likewise.
-    """
-
-    def __init__(
-        self,
-        plan: Plan,
-        path: Path,
-        place: int,
-        travellers: Sequence[tuple[int, int, tuple[Leg, ...]]],
-        durations: Durations,
-    ) -> None:
-        self._durations = durations
-        self._worker = worker = path.hops[place].worker
-        self._place, self._num_places, self._num = place, len(path.hops), len(travellers)
-        here = [(born, microbatch, way[place]) for born, microbatch, way in travellers]
-        cut = _to_cut(here)
-        first = path.hops[place].first_layer
-        self._ahead_s = self._behind_s = 0.0
-        if place + 1 < self._num_places:
-            self._ahead_s = durations.message_s(worker, path.hops[place + 1].worker, path.hops[place].end_layer)
-        if place:
-            self._behind_s = durations.message_s(worker, path.hops[place - 1].worker, first)
-        self.beats: list[Beat] = []
-        self._last: dict[int, int] = {}
-        """Of each layer, the number of beats up to its last count."""
-        self._total_s = self._longest_s = 0.0
-        self._forwards: dict[int, float] = {}
-        self._backwards: dict[int, float] = {}
-        ahead = plan.schedule.forwards_ahead(self._num_places - 1 - place, self._num)
-        for at in range(ahead):
-            self._forward(at, here[at][2])
-        for at, (born, microbatch, leg) in enumerate(here):
-            if ahead + at < self._num:
-                self._forward(ahead + at, here[ahead + at][2])
-            if leg.backward is not None:
-                self._backward(at, leg, by_layer=(born, microbatch) in cut)
-
-    def result(self, plan: Plan, clocks: Sequence[float]) -> WorkerFlow:
-        """Told by the clock after each beat."""
-        last = self._last
+def run_pipeline(plan: Plan, path: Path, durations: Durations, *, overlap: bool) -> PipelineFlow:
+    """Only for a plain path."""
+    rounds = _rounds(plan, path, durations)
+    begins_s = rounds.stages_s[-1]
+    ends_s, computes_s, longest_s, layers_s = rounds.run(overlap=overlap)
+    parts = []
+    for place, hop in enumerate(path.hops):
+        begin = begins_s[place]
         due_s = {
-            group: clocks[max(last.get(layer, 0) for layer in plan.groups[group].layers)]
-            for group in plan.groups_of[self._worker]
+            group: max([begin, *(layers_s[layer] for layer in plan.groups[group].layers if layer in hop.layers)])
+            for group in plan.groups_of[hop.worker]
         }
-        return WorkerFlow(end_s=clocks[-1], compute_s=self._total_s, due_s=due_s, longest_s=self._longest_s)
-
-    def _forward(self, at: int, leg: Leg) -> None:
-        seconds = self._forwards.get(id(leg))
-        if seconds is None:
-            seconds = self._forwards[id(leg)] = self._seconds(Op.FORWARD, leg.first_layer, leg.end_layer, ())
-        self._count(seconds)
-        place, num = self._place, self._num
-        awaited = place * num + at if place else -1
-        if leg.activation_to is None:
-            self.beats.append((awaited, seconds, -1, -1, 0.0))
-        else:
-            self.beats.append((awaited, seconds, (place + 1) * num + at, place, self._ahead_s))
-
-    def _backward(self, at: int, leg: Leg, *, by_layer: bool) -> None:
-        place, num, places = self._place, self._num, self._num_places
-        awaited = (places + place) * num + at if leg.above is not None else -1
-        sent, link, wire_s = -1, -1, 0.0
-        if leg.gradient_to is not None:
-            sent, link, wire_s = (places + place - 1) * num + at, places + place, self._behind_s
-        if not by_layer:
-            seconds = self._backwards.get(id(leg))
-            if seconds is None:
-                seconds = self._backwards[id(leg)] = self._seconds(
-                    Op.BACKWARD, leg.low_layer, leg.end_layer, leg.counted
-                )
-            self._count(seconds)
-            self.beats.append((awaited, seconds, sent, link, wire_s))
-            return
-        for layer in reversed(range(leg.low_layer, leg.end_layer)):
-            counted = (layer,) if layer in leg.counted else ()
-            seconds = self._seconds(Op.BACKWARD, layer, layer + 1, counted)
-            self._count(seconds)
-            self.beats.append((awaited, seconds, -1, -1, 0.0))
-            awaited = -1
-            if counted:
-                self._last[layer] = len(self.beats)
-        if sent >= 0:
-            self.beats.append((-1, 0.0, sent, link, wire_s))
-
-    def _seconds(self, op: Op, first: int, end: int, counted: tuple[int, ...]) -> float:
-        instruction = Instruction(op=op, first_layer=first, end_layer=end, counted=counted)
-        return self._durations.compute_s(self._worker, instruction)
-
-    def _count(self, seconds: float) -> None:
-        self._total_s += seconds
-        if seconds > self._longest_s:
-            self._longest_s = seconds
+        parts.append(
+            WorkerFlow(end_s=ends_s[place], compute_s=computes_s[place], due_s=due_s, longest_s=longest_s[place])
+        )
+    return PipelineFlow(parts=tuple(parts))
 
 
-def _to_cut(here: Sequence[tuple[int, int, Leg]]) -> set[tuple[int, int]]:
-    """Born and microbatch of the backwards that are cut into layers: of those born together, the last of each layer."""
-    tops: dict[int, tuple[int, Leg]] = {}
-    for _, microbatch, leg in here:
-        found = tops.get(id(leg))
-        if leg.counted and leg.backward is not None and (found is None or microbatch > found[0]):
-            tops[id(leg)] = microbatch, leg
-    last: dict[tuple[int, int], int] = {}
-    for microbatch, leg in tops.values():
-        for layer in leg.counted:
-            last[leg.born, layer] = max(last.get((leg.born, layer), -1), microbatch)
-    return {(born, microbatch) for (born, _), microbatch in last.items()}
+def _rounds(plan: Plan, path: Path, durations: Durations) -> Rounds:
+    hops, routes, travellers = path.hops, path.routes, path.travellers
+    last = len(hops) - 1
+    forwards_s, down_s, up_s = [], [0.0] * len(hops), [0.0] * len(hops)
+    for place, hop in enumerate(hops):
+        forward = Instruction(op=Op.FORWARD, first_layer=hop.first_layer, end_layer=hop.end_layer)
+        forwards_s.append(durations.compute_s(hop.worker, forward))
+        if place < last:
+            down_s[place] = durations.message_s(hop.worker, hops[place + 1].worker, hop.end_layer)
+        if place:
+            up_s[place] = durations.message_s(hop.worker, hops[place - 1].worker, hop.first_layer)
+    cuts: list[tuple[int, int, int, int]] = []
+    pieces_s: list[float] = []
+    pieces: list[int] = []
+    number_of = {(born, microbatch): number for number, (born, microbatch, _) in enumerate(travellers)}
+    last_of = _last_of(routes)
+    for place, hop in enumerate(hops):
+        for number in sorted({number_of[one] for layer in hop.layers for one in last_of.get(layer, ())}):
+            first, route = len(pieces), routes[travellers[number][2]]
+            for layer in reversed(range(max(hop.first_layer, route.counted[0]), hop.end_layer)):
+                counts = layer in route.counted
+                pieces_s.append(_backward_s(durations, hop, layer, layer + 1, (layer,) if counts else ()))
+                pieces.append(layer if counts else -1)
+            cuts.append((place, number, first, len(pieces)))
+    return Rounds(
+        stages_s=[forwards_s, down_s, up_s, [durations.late_s[hop.worker] for hop in hops]],
+        ahead=[plan.schedule.forwards_ahead(last - place, len(travellers)) for place in range(len(hops))],
+        kinds=[at for _, _, at in travellers],
+        backwards_s=[[_whole_s(durations, hop, route) for hop in hops] for route in routes],
+        lows=[next(place for place, hop in enumerate(hops) if hop.end_layer > route.counted[0]) for route in routes],
+        cuts=cuts,
+        pieces_s=pieces_s,
+        pieces=pieces,
+        num_layers=plan.num_layers,
+    )
+
+
+def _last_of(routes: Sequence[Route]) -> dict[int, list[tuple[int, int]]]:
+    """Of each layer, born and number of the last microbatch to count it, of those born together."""
+    last: dict[int, dict[int, int]] = {}
+    for route in routes:
+        if route.microbatches:
+            for layer in route.counted:
+                own = last.setdefault(layer, {})
+                own[route.born] = max(own.get(route.born, -1), route.microbatches[-1])
+    return {layer: list(own.items()) for layer, own in last.items()}
+
+
+def _whole_s(durations: Durations, hop: Stage, route: Route) -> float:
+    """A route's backward at a hop; 0 where it has none."""
+    low, counted = route.counted[0], route.counted
+    if hop.end_layer <= low:
+        return 0.0
+    own = counted[bisect_left(counted, hop.first_layer) : bisect_left(counted, hop.end_layer)]
+    return _backward_s(durations, hop, max(hop.first_layer, low), hop.end_layer, own)
+
+
+def _backward_s(durations: Durations, hop: Stage, first: int, end: int, counted: tuple[int, ...]) -> float:
+    instruction = Instruction(op=Op.BACKWARD, first_layer=first, end_layer=end, counted=counted)
+    return durations.compute_s(hop.worker, instruction)

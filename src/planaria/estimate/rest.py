@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from planaria.estimate.conditions import Conditions
 from planaria.estimate.durations import Durations
 from planaria.estimate.flow import run
-from planaria.estimate.step_time import COMPUTING, end_s
+from planaria.estimate.step_time import end_s
 from planaria.plan.plan import Plan, WorkerId
 from planaria.plan.profile import ModelProfile
-from planaria.plan.program import Instruction, Op
+from planaria.plan.program import COMPUTING, Instruction, Op
 from planaria.plan.schedule import programs
 
 _SENDS = {Op.SEND_ACTIVATION: Op.RECV_ACTIVATION, Op.SEND_GRADIENT: Op.RECV_GRADIENT}

@@ -14,29 +14,24 @@ What the simulation does not know: switches shared by several links, and compute
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from planaria.estimate.conditions import AS_PROFILED, Conditions
 from planaria.estimate.durations import Durations
 from planaria.estimate.flow import Flow, run
-from planaria.estimate.pipeline_flow import WorkerFlow, is_plain, run_pipeline
+from planaria.estimate.outline import Known as Known
+from planaria.estimate.outline import Outline as Outline
+from planaria.estimate.outline import Shape as Shape
+from planaria.estimate.outline import outline_of_pipelines, remember
+from planaria.estimate.pipeline_flow import PipelineFlow, WorkerFlow, is_plain, run_pipeline
+from planaria.estimate.sums import summed
 from planaria.plan.plan import Plan, Route, WorkerId
 from planaria.plan.profile import ModelProfile
-from planaria.plan.program import Instruction, Op, Program
+from planaria.plan.program import COMPUTING, Instruction, Op, Program
 from planaria.plan.schedule import Path, paths, programs
 from planaria.plan.sync_rounds import colour
-
-COMPUTING = (
-    Op.FORWARD,
-    Op.BACKWARD,
-    Op.BACKWARD_INPUT,
-    Op.BACKWARD_WEIGHT,
-    Op.SHADOW_FORWARD,
-    Op.SHADOW_BACKWARD,
-)
 
 Span = tuple[Instruction, float, float]
 """An instruction, and the seconds from the step's beginning at which it starts and ends."""
@@ -72,21 +67,6 @@ class Timeline:
         return max((end - start for _, start, end in spans), default=0.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outline:
-    """What a `Timeline` comes to, in seconds.
-
-    Attributes:
-        step_time_s: from the beginning to the end of the last worker's apply.
-        longest_instruction_s: of the longest forward, backward, sum or optimizer's step.
-        compute_s: of each worker's forwards and backwards.
-    """
-
-    step_time_s: float
-    longest_instruction_s: float
-    compute_s: Mapping[WorkerId, float]
-
-
 def step_time_s(plan: Plan, profile: ModelProfile, conditions: Conditions = AS_PROFILED) -> float:
     """Estimated seconds of a step under the plan: `simulate(...).step_time_s`, without the timeline.
 
@@ -94,15 +74,6 @@ def step_time_s(plan: Plan, profile: ModelProfile, conditions: Conditions = AS_P
         PlanError: a stage has more or fewer devices than the profile has times for.
     """
     return outline(plan, profile, conditions).step_time_s
-
-
-Shape = Hashable
-"""All that the times of a pipeline depend on, beside profile and conditions."""
-
-Known = dict[Shape, tuple[WorkerFlow, ...]]
-"""Of pipelines that were run before: their parts, from the first stage to the last."""
-
-MOST_KNOWN = 4096
 
 
 def outline(
@@ -123,6 +94,9 @@ def outline(
     """
     durations = Durations(plan, profile, conditions)
     known = {} if known is None else known
+    found = outline_of_pipelines(plan, durations, conditions, known)
+    if found is not None:
+        return found
     shapes = [(_shape(plan, durations, path), path) for path in paths(plan)]
     new = {shape: path for shape, path in shapes if shape not in known}
     regular = {hop.worker for _, path in shapes for hop in path.hops}
@@ -135,18 +109,18 @@ def outline(
     longest = {worker: _longest_s(worker, program, durations) for worker, program in run_programs.items()}
     for shape, path in new.items():
         if shape not in known:
-            known[shape] = tuple(_told(plan, flow, hop.worker, longest[hop.worker]) for hop in path.hops)
+            parts = tuple(_told(plan, flow, hop.worker, longest[hop.worker]) for hop in path.hops)
+            known[shape] = PipelineFlow(parts=parts)
     longest_s = max((longest[worker] for worker in run_programs if worker not in regular), default=0.0)
     for shape, path in shapes:
-        for hop, part in zip(path.hops, known[shape], strict=True):
+        for hop, part in zip(path.hops, known[shape].parts, strict=True):
             flow.ends_s[hop.worker], flow.compute_s[hop.worker] = part.end_s, part.compute_s
     whole = _whole(plan, flow.due_s)
-    for part in (part for shape in {shape for shape, _ in shapes} for part in known[shape]):
+    for part in (part for shape in {shape for shape, _ in shapes} for part in known[shape].parts):
         longest_s = max(longest_s, part.longest_s)
         for group, due in part.due_s.items():
             whole[group] = max(whole[group], due)
-    while len(known) > MOST_KNOWN:
-        del known[next(iter(known))]
+    remember(known)
     finish = _Finish(plan, durations, flow, whole, conditions)
     longest_s = max([longest_s, finish.longest_apply_s, *(end - start for start, end in finish.sums.values())])
     return Outline(
@@ -285,24 +259,18 @@ class _Finish:
         self, worker: WorkerId, groups: Sequence[int], whole: Sequence[float], reads_from: float, sums_from: float
     ) -> float:
         """One worker's sums; returns the end of the last."""
-        coming = sorted((whole[group], self._rounds[group], group) for group in groups)
-        here: list[tuple[int, int]] = []
-        now, added = reads_from, sums_from
-        at = 0
-        while at < len(coming) or here:
-            if not here:
-                now = max(now, coming[at][0])
-            while at < len(coming) and coming[at][0] <= now:
-                heapq.heappush(here, coming[at][1:])
-                at += 1
-            group = heapq.heappop(here)[1]
-            start = now
-            now += self._durations.read_s(worker, group)
-            seconds = self._durations.sum_s(worker, group)
-            if seconds:
-                added = max(added, now) + seconds
-            self.sums[worker, group] = start, added if seconds else now
-        return max(added, now)
+        durations = self._durations
+        end, spans = summed(
+            groups,
+            whole,
+            self._rounds,
+            {group: durations.read_s(worker, group) for group in groups},
+            {group: durations.sum_s(worker, group) for group in groups},
+            reads_from=reads_from,
+            sums_from=sums_from,
+        )
+        self.sums.update({(worker, group): span for group, span in spans.items()})
+        return end
 
 
 def _spans(

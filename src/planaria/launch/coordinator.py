@@ -195,6 +195,7 @@ def run_settings(settings: CoordinatorSettings, profile: ModelProfile) -> RunSet
         num_groups=len(profile.groups),
         checkpoint_root=str(RunFolder(Path(settings.folder)).checkpoints),
         checkpoint_every=job.run.checkpoint_every,
+        keep_checkpoints=job.run.keep_checkpoints,
         resume=settings.resume,
         storage=Storage(node_bytes_per_s=job.cluster.storage_gb_per_s * 1e9),
         waits=job.resilience.when_exhausted is WhenExhausted.WAIT,

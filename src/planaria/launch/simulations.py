@@ -6,22 +6,27 @@ What is simulated is `planaria.simulate.macro`'s matter; a result depends on its
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import multiprocessing
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import msgspec
 
+import planaria
 from planaria.job.errors import UserError
 from planaria.observe.recorder import write_atomically
 from planaria.profile.of_scenario import profile_of, traces_of
 from planaria.simulate.macro.account import RunResult
 from planaria.simulate.macro.scenario import Scenario, experiment
 from planaria.simulate.macro.sweep import Piece
+
+SIMULATING = ("estimate", "job", "plan", "policy", "profile", "protocol", "simulate")
+"""Packages whose code decides what a simulation results in."""
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,10 +35,22 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         fingerprint: of the piece.
         runs: one for each seed.
+        simulator: that they are by, see `simulator`; empty in files older than that.
     """
 
     fingerprint: str
     runs: list[RunResult]
+    simulator: str = ""
+
+
+@cache
+def simulator() -> str:
+    """Of the code that simulates: version, and a hash of its source. Another one's results may be others."""
+    found = hashlib.sha256()
+    root = Path(planaria.__file__).parent
+    for path in sorted(path for package in SIMULATING for path in (root / package).rglob("*.py")):
+        found.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
+    return f"{planaria.__version__}-{found.hexdigest()[:16]}"
 
 
 def simulate_piece(piece: Piece, folder: Path) -> list[RunResult]:
@@ -86,7 +103,7 @@ def simulate_pieces(
 
     def done(at: int, runs: list[RunResult]) -> None:
         if results is not None:
-            _keep(results / f"{pieces[at].name}.json", Kept(fingerprint=prints[at], runs=runs))
+            _keep(results / f"{pieces[at].name}.json", Kept(fingerprint=prints[at], runs=runs, simulator=simulator()))
         found[at] = runs
         progress(pieces[at])
 
@@ -155,9 +172,10 @@ def _contents(path: Path) -> bytes:
 def _look(
     pieces: Sequence[Piece], prints: Sequence[str], results: Path, told: Callable[[str], None]
 ) -> dict[int, list[RunResult]]:
-    """The pieces whose results are kept already; others of the same name are of a scenario that was changed since."""
+    """The pieces whose results are kept already; others of the same name are of a scenario or a simulator that was
+    changed since."""
     found: dict[int, list[RunResult]] = {}
-    num_changed = 0
+    num_changed = num_others = 0
     for at, (piece, fingerprint) in enumerate(zip(pieces, prints, strict=True)):
         path = results / f"{piece.name}.json"
         if not path.exists():
@@ -167,12 +185,16 @@ def _look(
         except (OSError, msgspec.DecodeError):
             told(f"{path} is damaged; it is simulated again")
             continue
-        if kept.fingerprint == fingerprint:
-            found[at] = kept.runs
-        else:
+        if kept.fingerprint != fingerprint:
             num_changed += 1
+        elif kept.simulator != simulator():
+            num_others += 1
+        else:
+            found[at] = kept.runs
     if found:
         told(f"{len(found)} of {len(pieces)} results were there already, in {results}")
+    if num_others:
+        told(f"{num_others} results in {results} are by another version of planaria; they are simulated again")
     if num_changed:
         told(f"{num_changed} results in {results} are of another scenario or another file; they are simulated again")
     return found

@@ -13,7 +13,7 @@ from planaria.plan.batch import Distribution, Times, Undistributable, distribute
 from planaria.plan.errors import TooFewNodes
 from planaria.plan.instantiate import contiguous_routes, instances, instantiate, place
 from planaria.plan.placement import assign
-from planaria.plan.plan import NodeId, Pipeline, Plan, WorkerId
+from planaria.plan.plan import Form, NodeId, Pipeline, Plan, WorkerId
 from planaria.plan.profile import ModelProfile
 from planaria.plan.recut import pipeline_times
 from planaria.plan.reinstantiate import How, Situation
@@ -89,9 +89,9 @@ class Aftermath:
         self._change = change
         plan, per_node = change.plan, change.plan.devices_per_node
         gone = set(change.lost)
-        self._sources = {w: groups for w, groups in change.holders.items() if plan.node_of(w) not in gone}
+        self._sources = _without(change.holders, gone, per_node)
         gone |= set(change.leaving)
-        self._held = {worker: groups for worker, groups in self._sources.items() if plan.node_of(worker) not in gone}
+        self._held = _without(self._sources, gone, per_node)
         for node in sorted(set(change.joined) - gone):
             for device in range(per_node):
                 self._held.setdefault(WorkerId(node * per_node + device), ())
@@ -103,11 +103,10 @@ class Aftermath:
         self._nodes = _nodes_of_pipelines(plan, self._live)
         self._by_size = {template.num_nodes: template for template in change.templates}
         self.alive = [len(nodes) for nodes in self._nodes]
-        self.intact = [
-            _is_intact(plan, plan.pipelines[at], nodes, self._by_size) for at, nodes in enumerate(self._nodes)
-        ]
+        fitting = _Fitting(self._by_size, per_node)
+        self.intact = [fitting.is_intact(plan.pipelines[at], nodes) for at, nodes in enumerate(self._nodes)]
         self.situation = Situation(
-            before=[len({plan.node_of(worker) for worker in pipeline.workers}) for pipeline in plan.pipelines],
+            before=[len(pipeline.nodes(per_node)) for pipeline in plan.pipelines],
             alive=self.alive,
             num_spares=len(self._live) - sum(self.alive),
             sizes=[template.num_nodes for template in change.templates],
@@ -115,6 +114,7 @@ class Aftermath:
             most=change.settings.num_microbatches,
         )
         self._paces: dict[int, Pace] = {}
+        self._step_times: dict[int, Times] = {}
 
     @property
     def num_live(self) -> int:
@@ -123,7 +123,7 @@ class Aftermath:
 
     @property
     def speeds_differ(self) -> bool:
-        return len({self._speed(node) for node in self._live}) > 1
+        return bool(self._change.speeds) and len({self._speed(node) for node in self._live}) > 1
 
     def instantiated(self, kept: Sequence[int]) -> list[int] | None:
         """The sizes of the best instantiation around the intact pipelines `kept`; None where that leaves too few
@@ -244,7 +244,11 @@ class Aftermath:
 
     def _times(self, template: Template, pipeline: Pipeline) -> Times:
         """Step times of a template's pipeline on its nodes."""
-        times = step_times(template, self._change.settings.num_microbatches)
+        times = self._step_times.get(template.num_nodes)
+        if times is None:
+            times = self._step_times[template.num_nodes] = step_times(template, self._change.settings.num_microbatches)
+        if not self._change.speeds:
+            return times
         node_of = {s.node: p for s, p in zip(template.stages, pipeline.stages, strict=True)}
         speeds = [self._speed(self._change.plan.node_of(node_of[part].worker)) for part in range(template.num_nodes)]
         if set(speeds) == {1.0}:
@@ -272,6 +276,8 @@ def _transfer_s(plan: Plan, profile: ModelProfile) -> float:
 def _live_nodes(plan: Plan, held: Holders) -> list[NodeId]:
     """A node lives and dies as one: a node of the plan counts if all who drive its stages live, another one if all its
     workers do."""
+    if plan.devices_per_node == 1:
+        return [NodeId(worker) for worker in sorted(held)]
     workers: dict[NodeId, set[WorkerId]] = {}
     for worker in held:
         workers.setdefault(plan.node_of(worker), set()).add(worker)
@@ -288,21 +294,46 @@ def _live_nodes(plan: Plan, held: Holders) -> list[NodeId]:
 def _nodes_of_pipelines(plan: Plan, live: Collection[NodeId]) -> list[list[NodeId]]:
     """Each pipeline's live nodes; a node counts for the first pipeline that it is in."""
     seen: set[NodeId] = set()
+    here = set(live)
     result: list[list[NodeId]] = []
     for pipeline in plan.pipelines:
-        nodes = {plan.node_of(worker) for worker in pipeline.workers}.intersection(live) - seen
+        nodes = here.intersection(pipeline.nodes(plan.devices_per_node)) - seen
         seen |= nodes
         result.append(sorted(nodes))
     return result
 
 
-def _is_intact(plan: Plan, pipeline: Pipeline, nodes: Sequence[NodeId], by_size: Mapping[int, Template]) -> bool:
-    """No node is lost, and it is cut as its template says: a plan that finishes a step may have others."""
-    template = by_size.get(len(nodes))
-    if template is None or {plan.node_of(worker) for worker in pipeline.workers} != set(nodes):
-        return False
-    cut = [(stage.first_layer, stage.end_layer, stage.num_devices) for stage in pipeline.stages]
-    if cut != [(stage.first_layer, stage.end_layer, stage.num_devices) for stage in template.stages]:
-        return False
-    placed = zip(pipeline.stages, template.stages, strict=True)
-    return len({(plan.node_of(stage.worker), part.node) for stage, part in placed}) == len(nodes)
+def _without(holders: Holders, nodes: Collection[NodeId], devices_per_node: int) -> dict[WorkerId, Collection[int]]:
+    """The holders that are on none of these nodes."""
+    gone = {WorkerId(node * devices_per_node + device) for node in nodes for device in range(devices_per_node)}
+    if gone.isdisjoint(holders):
+        return dict(holders)
+    return {worker: groups for worker, groups in holders.items() if worker not in gone}
+
+
+class _Fitting:
+    """Whether pipelines are cut as the templates of their nodes say: a plan that finishes a step may have others."""
+
+    def __init__(self, by_size: Mapping[int, Template], devices_per_node: int) -> None:
+        self._by_size = by_size
+        self._per_node = devices_per_node
+        self._known: dict[Form, bool] = {}
+
+    def is_intact(self, pipeline: Pipeline, nodes: Sequence[NodeId]) -> bool:
+        """And no node is lost."""
+        if len(pipeline.nodes(self._per_node)) != len(nodes) or len(nodes) not in self._by_size:
+            return False
+        form = pipeline.form(self._per_node)
+        found = self._known.get(form)
+        if found is None:
+            found = self._known[form] = self._is_cut_so(form, self._by_size[len(nodes)])
+        return found
+
+    def _is_cut_so(self, form: Form, template: Template) -> bool:
+        parts = template.stages
+        cut = [(part.first_layer, part.end_layer, part.num_devices) for part in parts]
+        if cut != [stage[:3] for stage in form.stages]:
+            return False
+        return (
+            len({(stage[3], part.node) for stage, part in zip(form.stages, parts, strict=True)}) == template.num_nodes
+        )

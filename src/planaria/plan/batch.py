@@ -131,13 +131,24 @@ def _earliest(times: Sequence[Times], num_microbatches: int) -> tuple[int, ...]:
     extra = num_microbatches - len(times)
     counts = np.ones(len(times), dtype=np.int64)
     if extra:
-        ends = np.stack([time[1 : extra + 1] for time in times])
-        last = np.partition(ends, extra - 1, axis=None)[extra - 1]
+        ends, last = _smallest(times, extra)
         counts += (ends < last).sum(axis=1)
         ties = (ends == last).sum(axis=1)
         left = extra - int(counts.sum() - len(times))
         counts += np.clip(left - (np.cumsum(ties) - ties), 0, ties)
     return tuple(int(count) for count in counts)
+
+
+def _smallest(times: Sequence[Times], extra: int) -> tuple[Times, float]:
+    """Each one's times for a microbatch more than one, as many as may be among the `extra` smallest of all; and the
+    largest of those."""
+    width = min(extra, 2 * -(-extra // len(times)) + 8)
+    while True:
+        ends = np.stack([time[1 : width + 1] for time in times])
+        last = float(np.partition(ends, extra - 1, axis=None)[extra - 1])
+        if width == extra or last < float(ends[:, -1].min()):
+            return ends, last
+        width = min(extra, 4 * width)
 
 
 def least_variance(latencies_s: Sequence[float], num_microbatches: int) -> tuple[int, ...]:

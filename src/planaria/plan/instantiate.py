@@ -169,13 +169,14 @@ def contiguous_routes(
     """One route a pipeline; each takes the next `counts[i]` microbatches."""
     routes: list[Route] = []
     first = 0
+    layers = tuple(range(num_layers))
     for pipeline, count in zip(pipelines, counts, strict=True):
         routes.append(
             Route(
                 hops=pipeline.stages,
                 microbatches=tuple(range(first, first + count)),
                 born=generation,
-                counted=tuple(range(num_layers)),
+                counted=layers,
             )
         )
         first += count

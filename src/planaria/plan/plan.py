@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import enum
 import hashlib
+from collections import Counter
 from collections.abc import Collection, Iterator
-from functools import cached_property
-from typing import NewType
+from functools import cached_property, lru_cache
+from typing import Any
 
 import msgspec
 
-NodeId = NewType("NodeId", int)
-"""Number of a machine; never given to another machine within a run."""
-
-WorkerId = NewType("WorkerId", int)
-"""Number of a device and of the process that drives it: node * devices_per_node + device."""
+from planaria.plan.pipeline import Form as Form
+from planaria.plan.pipeline import NodeId as NodeId
+from planaria.plan.pipeline import Pipeline as Pipeline
+from planaria.plan.pipeline import Stage as Stage
+from planaria.plan.pipeline import WorkerId as WorkerId
+from planaria.plan.pipeline import runs_of as runs_of
 
 
 class PlanError(ValueError):
@@ -83,7 +85,7 @@ class Redundancy(enum.StrEnum):
         return self is Redundancy.EAGER_EAGER
 
 
-class Group(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Group(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_hash=True):
     """A parameter group: what is summed, owned and moved as one.
 
     A layer's own parameters form one group; parameters tied between layers form one group that belongs to all
@@ -105,47 +107,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.size_bytes + (2 * self.size_bytes if self.optimizer_bytes is None else self.optimizer_bytes)
 
 
-class Stage(msgspec.Struct, frozen=True, kw_only=True):
-    """A contiguous range of layers on `num_devices` devices of one node, driven by `worker`."""
-
-    worker: WorkerId
-    first_layer: int
-    end_layer: int
-    num_devices: int = 1
-
-    @property
-    def layers(self) -> range:
-        return range(self.first_layer, self.end_layer)
-
-
-def runs_of(worker: WorkerId, layers: Collection[int], num_devices: int = 1) -> list[Stage]:
-    """The contiguous ranges of a worker's layers, as stages on its devices."""
-    runs: list[Stage] = []
-    for layer in sorted(layers):
-        first = runs.pop().first_layer if runs and runs[-1].end_layer == layer else layer
-        runs.append(Stage(worker=worker, first_layer=first, end_layer=layer + 1, num_devices=num_devices))
-    return runs
-
-
-class Pipeline(msgspec.Struct, frozen=True, kw_only=True):
-    """Stages in layer order. A whole pipeline covers every layer once; a broken one (after a loss) has gaps."""
-
-    stages: tuple[Stage, ...]
-
-    @property
-    def workers(self) -> tuple[WorkerId, ...]:
-        return tuple(stage.worker for stage in self.stages)
-
-    def is_whole(self, num_layers: int) -> bool:
-        position = 0
-        for stage in self.stages:
-            if stage.first_layer != position:
-                return False
-            position = stage.end_layer
-        return position == num_layers
-
-
-class Route(msgspec.Struct, frozen=True, kw_only=True):
+class Route(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """Which worker runs which layer range, for some microbatches that travel together.
 
     Attributes:
@@ -195,7 +157,42 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True):
         return group.moved_bytes * (self.part[1] - self.part[0]) // group.size_bytes
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+_Held = dict[tuple[int, ...], tuple[int, ...]]
+
+
+class _GroupsOf(_Held):
+    """Of layers, the groups that they use; both ascending."""
+
+    def __init__(self, groups: tuple[Group, ...], num_layers: int) -> None:
+        self._by_layer: list[list[int]] = [[] for _ in range(num_layers)]
+        for number, group in enumerate(groups):
+            for layer in group.layers:
+                self._by_layer[layer].append(number)
+
+    def __missing__(self, layers: tuple[int, ...]) -> tuple[int, ...]:
+        if len(self) >= 1 << 12:  # what survivors hold may be any layers
+            self.clear()
+        found = self[layers] = tuple(sorted({g for layer in layers for g in self._by_layer[layer]}))
+        return found
+
+
+@lru_cache(maxsize=64)
+def _groups_of(groups: tuple[Group, ...], num_layers: int) -> _GroupsOf:
+    return _GroupsOf(groups, num_layers)
+
+
+@lru_cache(maxsize=1 << 12)
+def _layers_held(groups: tuple[Group, ...], num_layers: int, held: tuple[int, ...]) -> tuple[int, ...]:
+    own = frozenset(held)
+    lacking = {layer for number, group in enumerate(groups) if number not in own for layer in group.layers}
+    return tuple(layer for layer in range(num_layers) if layer not in lacking)
+
+
+_PLACEMENT = ("workers", "devices_of", "nodes", "layers_of", "layers_run_by", "groups_of", "owners_of", "num_owners")
+"""What depends on who owns and shadows which layers alone."""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True):
     """Everything that a generation of the job does, for every worker.
 
     Attributes:
@@ -248,27 +245,45 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def workers(self) -> tuple[WorkerId, ...]:
         """Every worker that owns or shadows layers, ascending."""
-        return tuple(sorted({stage.worker for stage in (*self.stages(), *self.shadows)}))
+        if not self.shadows:
+            return tuple(self.layers_of)
+        return tuple(sorted({*self.layers_of, *(shadow.worker for shadow in self.shadows)}))
 
     @cached_property
     def devices_of(self) -> dict[WorkerId, int]:
         """How many devices each worker drives: those of its widest stage, owned or shadowed."""
         devices: dict[WorkerId, int] = {}
-        for stage in (*self.stages(), *self.shadows):
-            devices[stage.worker] = max(devices.get(stage.worker, 0), stage.num_devices)
+        for pipeline in self.pipelines:
+            devices.update(pipeline.devices_of)
+        if not self.is_apart or self.shadows:
+            for stage in (*self.stages(), *self.shadows):
+                devices[stage.worker] = max(devices.get(stage.worker, 0), stage.num_devices)
         return devices
 
     @cached_property
     def nodes(self) -> tuple[NodeId, ...]:
-        return tuple(sorted({self.node_of(worker) for worker in self.workers}))
+        per_node = self.devices_per_node
+        return tuple(sorted({NodeId(worker // per_node) for worker in self.workers}))
+
+    @cached_property
+    def is_apart(self) -> bool:
+        """No worker owns layers in two pipelines."""
+        return sum(len(pipeline.owned) for pipeline in self.pipelines) == len(self.layers_of)
 
     @cached_property
     def layers_of(self) -> dict[WorkerId, tuple[int, ...]]:
         """The layers that each worker owns, ascending."""
-        owned: dict[WorkerId, set[int]] = {}
-        for stage in self.stages():
-            owned.setdefault(stage.worker, set()).update(stage.layers)
-        return {worker: tuple(sorted(layers)) for worker, layers in sorted(owned.items())}
+        owned: dict[WorkerId, tuple[int, ...]] = {}
+        num_owned = 0
+        for pipeline in self.pipelines:
+            owned.update(pipeline.owned)
+            num_owned += len(pipeline.owned)
+        if num_owned != len(owned):
+            together: dict[WorkerId, set[int]] = {}
+            for stage in self.stages():
+                together.setdefault(stage.worker, set()).update(stage.layers)
+            owned = {worker: tuple(sorted(layers)) for worker, layers in together.items()}
+        return {worker: owned[worker] for worker in sorted(owned)}
 
     @cached_property
     def layers_run_by(self) -> dict[WorkerId, tuple[int, ...]]:
@@ -283,25 +298,52 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def groups_of(self) -> dict[WorkerId, tuple[int, ...]]:
         """The groups that each worker holds a replica of, as owner or shadow, ascending."""
-        by_layer: list[list[int]] = [[] for _ in range(self.num_layers)]
-        for number, group in enumerate(self.groups):
-            for layer in group.layers:
-                by_layer[layer].append(number)
+        groups_of = _groups_of(self.groups, self.num_layers)
+        if not self.shadows:
+            return {worker: groups_of[layers] for worker, layers in self.layers_of.items()}
         held = dict(self.layers_of)
         for stage in self.shadows:
             held[stage.worker] = tuple(sorted({*held.get(stage.worker, ()), *stage.layers}))
-        distinct = set(held.values())
-        groups_of = {layers: tuple(sorted({g for layer in layers for g in by_layer[layer]})) for layers in distinct}
         return {worker: groups_of[layers] for worker, layers in sorted(held.items())}
 
     @cached_property
     def owners_of(self) -> tuple[tuple[WorkerId, ...], ...]:
         """For each group, the workers that hold a replica of it, ascending."""
         owners: list[list[WorkerId]] = [[] for _ in self.groups]
-        for worker, groups in self.groups_of.items():
+        for worker, groups in self.groups_of.items():  # ascending
             for group in groups:
                 owners[group].append(worker)
-        return tuple(tuple(sorted(group_owners)) for group_owners in owners)
+        return tuple(map(tuple, owners))
+
+    @cached_property
+    def num_owners(self) -> tuple[int, ...]:
+        """For each group, how many workers hold a replica of it."""
+        counts = [0] * len(self.groups)
+        for groups, count in Counter(self.groups_of.values()).items():
+            for group in groups:
+                counts[group] += count
+        return tuple(counts)
+
+    @cached_property
+    def ways(self) -> tuple[int, ...]:
+        """For each route, the number of the pipeline all of whose stages are its hops, in order; -1: it is none's."""
+        at_of = {id(pipeline.stages): at for at, pipeline in enumerate(self.pipelines)}
+        ways = [at_of.get(id(route.hops), -1) for route in self.routes]
+        if -1 in ways:  # a plan that was read, or a route that crosses pipelines
+            equal = {pipeline.stages: at for at, pipeline in enumerate(self.pipelines)}
+            ways = [equal.get(r.hops, -1) if at < 0 else at for r, at in zip(self.routes, ways, strict=True)]
+        return tuple(ways)
+
+    def renewed(self, **changes: Any) -> Plan:
+        """The same placement with other generations, routes or transfers: what is known of who owns what stays known.
+
+        Args:
+            changes: fields, but for pipelines, shadows, groups and redundancy.
+        """
+        new = msgspec.structs.replace(self, **changes)
+        known = self.__dict__
+        new.__dict__.update({name: known[name] for name in _PLACEMENT if name in known})
+        return new
 
     @cached_property
     def content_hash(self) -> str:
@@ -310,9 +352,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def layers_held(self, groups: Collection[int]) -> tuple[int, ...]:
         """The layers whose every parameter group is among `groups`."""
-        held = frozenset(groups)
-        lacking = {layer for g, group in enumerate(self.groups) if g not in held for layer in group.layers}
-        return tuple(layer for layer in range(self.num_layers) if layer not in lacking)
+        return _layers_held(self.groups, self.num_layers, tuple(groups))
 
     def stages(self) -> Iterator[Stage]:
         for pipeline in self.pipelines:

@@ -28,6 +28,17 @@ class Op(enum.StrEnum):
     APPLY = "apply"
 
 
+COMPUTING = (
+    Op.FORWARD,
+    Op.BACKWARD,
+    Op.BACKWARD_INPUT,
+    Op.BACKWARD_WEIGHT,
+    Op.SHADOW_FORWARD,
+    Op.SHADOW_BACKWARD,
+)
+"""Forwards and backwards."""
+
+
 class Instruction(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One thing that a worker does. Two equal instructions of one step are the same work.
 

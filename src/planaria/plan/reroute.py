@@ -121,9 +121,15 @@ def layer_units(profile: ModelProfile) -> tuple[tuple[int, int, int], ...]:
 
 def homes(plan: Plan) -> tuple[int, ...]:
     """Of each route, the pipeline that it is counted with: the one that has most of its layers."""
-    pipeline_of = {stage.worker: at for at, pipeline in enumerate(plan.pipelines) for stage in pipeline.stages}
+    pipeline_of: dict[WorkerId, int] = {}
     result = []
-    for route in plan.routes:
+    for route, way in zip(plan.routes, plan.ways, strict=True):
+        if way >= 0 and plan.is_apart:
+            result.append(way)
+            continue
+        pipeline_of = pipeline_of or {
+            stage.worker: at for at, pipeline in enumerate(plan.pipelines) for stage in pipeline.stages
+        }
         length: dict[int, int] = {}
         for hop in route.hops:
             at = pipeline_of[hop.worker]

@@ -7,6 +7,7 @@ find out.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
@@ -25,22 +26,33 @@ def along_pipelines(
     intact: Sequence[Pipeline], kept: Sequence[Route], missing: Missing, generation: int, profile: ModelProfile
 ) -> tuple[Route, ...]:
     """New routes over whole pipelines: each microbatch goes to the pipeline that would end first with it."""
-    cuts = [tuple((s.first_layer, s.end_layer) for s in pipeline.stages) for pipeline in intact]
-    cost_of = {cut: pipeline_cost(profile, cut) for cut in dict.fromkeys(cuts)}
-    costs: list[PipelineCost] = [cost_of[cut] for cut in cuts]
-    at_of = {worker: at for at, pipeline in enumerate(intact) for worker in pipeline.workers}
+    cost_of = {
+        cut: pipeline_cost(profile, [(first, end) for first, end, _ in cut])
+        for cut in dict.fromkeys(pipeline.cut for pipeline in intact)
+    }
+    costs: list[PipelineCost] = [cost_of[pipeline.cut] for pipeline in intact]
     loads = [0] * len(intact)
+    at_of_stages = {id(pipeline.stages): at for at, pipeline in enumerate(intact)}
+    at_of: dict[WorkerId, int] = {}
     for route in kept:
+        along = at_of_stages.get(id(route.hops))
+        if along is not None:
+            loads[along] += len(route.microbatches)
+            continue
+        at_of = at_of or {worker: at for at, pipeline in enumerate(intact) for worker in pipeline.workers}
         passed = {at_of.get(hop.worker, -1) for hop in route.hops}
         at = passed.pop()
         if not passed and at >= 0:
             loads[at] += len(route.microbatches)
+    ends = [(cost.time_s(load + 1), at) for at, (cost, load) in enumerate(zip(costs, loads, strict=True))]
+    heapq.heapify(ends)
     routes: list[Route] = []
     for layers, microbatches in missing.items():
         dealt: list[list[int]] = [[] for _ in intact]
         for microbatch in microbatches:
-            at = min(range(len(intact)), key=lambda i: (costs[i].time_s(loads[i] + 1), i))
+            _, at = ends[0]
             loads[at] += 1
+            heapq.heapreplace(ends, (costs[at].time_s(loads[at] + 1), at))
             dealt[at].append(microbatch)
         routes.extend(
             Route(hops=pipeline.stages, microbatches=tuple(given), born=generation, counted=layers)

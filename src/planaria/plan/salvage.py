@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -30,12 +30,14 @@ def to_halt(plan: Plan, live: Collection[WorkerId], unready: Collection[WorkerId
     with a worker that is lost or `unready` (has no state yet). A worker never has one route kept and another
     dropped, so what it accumulates is either reported or known from its routes.
     """
-    circles = [set(pipeline.workers) for pipeline in plan.pipelines]
-    circles += [{hop.worker for hop in route.hops} for route in plan.routes]
-    stopped = {stage.worker for p in plan.pipelines if not p.is_whole(plan.num_layers) for stage in p.stages}
+    circles: list[Sequence[WorkerId]] = [pipeline.workers for pipeline in plan.pipelines]
+    circles += [
+        [hop.worker for hop in route.hops] for route, way in zip(plan.routes, plan.ways, strict=True) if way < 0
+    ]
+    stopped = {worker for p in plan.pipelines if not p.is_whole(plan.num_layers) for worker in p.workers}
     stopped |= {worker for worker in plan.workers if worker not in live or worker in unready}
     while True:
-        touched = {worker for circle in circles if not circle.isdisjoint(stopped) for worker in circle}
+        touched = {worker for circle in circles if not stopped.isdisjoint(circle) for worker in circle}
         if touched <= stopped:
             return frozenset(stopped & set(live))
         stopped |= touched
@@ -114,13 +116,12 @@ class Undone:
             shadows=self.shadows,
             transfers=(),
         )
+        changed = with_other_owners(plan, result)
         epochs = tuple(
-            epoch if before == after and recounted.isdisjoint(group.layers) else generation
-            for group, epoch, before, after in zip(
-                plan.groups, plan.sync_epochs, plan.owners_of, result.owners_of, strict=True
-            )
+            epoch if number not in changed and recounted.isdisjoint(group.layers) else generation
+            for number, (group, epoch) in enumerate(zip(plan.groups, plan.sync_epochs, strict=True))
         )
-        return msgspec.structs.replace(result, sync_epochs=epochs)
+        return result.renewed(sync_epochs=epochs)
 
 
 def left_undone(
@@ -133,8 +134,9 @@ def left_undone(
 ) -> Undone:
     """What is left to be done of a step. Arguments and errors as `finish_step`."""
     going = set(live) - set(halted)
-    kept = tuple(r for r in plan.routes if all(hop.worker in going for hop in r.hops))
-    _check_halted(plan, kept, going)
+    goes_on = [going.issuperset(workers) for workers in _workers_of_routes(plan)]
+    kept = tuple(route for route, goes in zip(plan.routes, goes_on, strict=True) if goes)
+    _check_halted([route for route, goes in zip(plan.routes, goes_on, strict=True) if not goes], going)
     _check_holders(plan, live, holders)
     intact = _intact(plan, going, holders)
     shadows = _shadows(plan, live, holders, intact) if intact else ()
@@ -150,8 +152,25 @@ def left_undone(
     )
 
 
-def _check_halted(plan: Plan, kept: Sequence[Route], going: Collection[WorkerId]) -> None:
-    dropped = [route for route in plan.routes if route not in kept]
+def with_other_owners(before: Plan, after: Plan) -> frozenset[int]:
+    """The groups that other workers hold under the one plan than under the other."""
+    if before.shadows or after.shadows or not (before.is_apart and after.is_apart):
+        pairs = enumerate(zip(before.owners_of, after.owners_of, strict=True))
+        return frozenset(group for group, (old, new) in pairs if old != new)
+    # Who is in a pipeline that both plans have, holds the same.
+    old, new = set(before.pipelines), set(after.pipelines)
+    held = {(group, w) for pipeline in old - new for w in pipeline.owned for group in before.groups_of[w]}
+    holds = {(group, w) for pipeline in new - old for w in pipeline.owned for group in after.groups_of[w]}
+    return frozenset(group for group, _ in held ^ holds)
+
+
+def _workers_of_routes(plan: Plan) -> Iterator[Sequence[WorkerId]]:
+    """Of each route, those on its way."""
+    for route, way in zip(plan.routes, plan.ways, strict=True):
+        yield plan.pipelines[way].workers if way >= 0 else [hop.worker for hop in route.hops]
+
+
+def _check_halted(dropped: Sequence[Route], going: Collection[WorkerId]) -> None:
     loose = sorted({hop.worker for route in dropped for hop in route.hops}.intersection(going))
     if loose:
         raise PlanError(
@@ -161,7 +180,8 @@ def _check_halted(plan: Plan, kept: Sequence[Route], going: Collection[WorkerId]
 
 
 def _check_holders(plan: Plan, live: Collection[WorkerId], holders: LayerHolders) -> None:
-    held = {layer for worker in live for layer in holders.get(worker, ())}
+    distinct = {id(layers): layers for worker in live for layers in (holders.get(worker, ()),)}
+    held = {layer for layers in distinct.values() for layer in layers}
     for layer in range(plan.num_layers):
         if layer not in held:
             group = next((g for g, group in enumerate(plan.groups) if layer in group.layers), -1)
@@ -171,16 +191,19 @@ def _check_holders(plan: Plan, live: Collection[WorkerId], holders: LayerHolders
 def _missing(plan: Plan, kept: Sequence[Route], counted: Ledger) -> dict[tuple[int, ...], list[int]]:
     """For each set of layers, the microbatches that are missing from exactly those; what is left out stays so."""
     present = list(counted.bits())
+    together: dict[tuple[int, ...], int] = {}
     for route in kept:
-        mask = mask_of(route.microbatches)
-        for layer in route.counted:
+        together[route.counted] = together.get(route.counted, 0) | mask_of(route.microbatches)
+    for own, mask in together.items():
+        for layer in own:
             present[layer] |= mask
     missing: dict[tuple[int, ...], list[int]] = {}
     everywhere = mask_of(plan.dropped)  # what is left out is looked for nowhere
     everywhere |= functools.reduce(operator.and_, present)
-    for microbatch in range(plan.num_microbatches):
-        if everywhere >> microbatch & 1:
-            continue
+    left = ((1 << plan.num_microbatches) - 1) & ~everywhere
+    while left:
+        microbatch = (left & -left).bit_length() - 1
+        left &= left - 1
         layers = tuple(layer for layer in range(plan.num_layers) if not present[layer] >> microbatch & 1)
         missing.setdefault(layers, []).append(microbatch)
     return dict(sorted(missing.items()))
@@ -191,14 +214,21 @@ def _intact(plan: Plan, going: Collection[WorkerId], holders: LayerHolders) -> t
         pipeline
         for pipeline in plan.pipelines
         if pipeline.is_whole(plan.num_layers)
-        and all(s.worker in going and set(s.layers) <= set(holders.get(s.worker, ())) for s in pipeline.stages)
+        and all(worker in going for worker in pipeline.workers)
+        and all(_holds(holders.get(worker, ()), layers) for worker, layers in pipeline.owned.items())
     )
+
+
+def _holds(held: Collection[int], layers: tuple[int, ...]) -> bool:
+    return held == layers or set(layers).issubset(held)
 
 
 def _shadows(
     plan: Plan, live: Collection[WorkerId], holders: LayerHolders, intact: Sequence[Pipeline]
 ) -> tuple[Stage, ...]:
     """The shadows that live and have all of their state; survivors of a broken pipeline own what they hold instead."""
+    if not plan.shadows:
+        return ()
     whole = {worker for pipeline in intact for worker in pipeline.workers}
     broken = {stage.worker for stage in plan.stages()} - whole
     return tuple(
@@ -223,10 +253,11 @@ def _survivors(
     """
     devices = plan.devices_of
     placed: set[WorkerId] = {worker for pipeline in intact for worker in pipeline.workers}
-    placed |= {shadow.worker for shadow in shadows} - {stage.worker for stage in plan.stages()}
+    placed |= {shadow.worker for shadow in shadows} - plan.layers_of.keys()
     pipelines: list[Pipeline] = []
+    stay = set(intact)
     for pipeline in plan.pipelines:
-        if pipeline in intact:
+        if pipeline in stay:
             pipelines.append(pipeline)
             continue
         left = sorted(set(pipeline.workers).intersection(live) - placed)

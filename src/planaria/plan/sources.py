@@ -22,9 +22,13 @@ Holders = Mapping[WorkerId, Collection[int]]
 def held_by_node(holders: Holders, devices_per_node: int) -> dict[NodeId, frozenset[int]]:
     """The groups that some device of each node holds, nodes ascending."""
     held: dict[NodeId, frozenset[int]] = {}
+    sets: dict[int, tuple[Collection[int], frozenset[int]]] = {}
     for worker in sorted(holders):
+        own = holders[worker]
         node = NodeId(worker // devices_per_node)
-        groups = frozenset(holders[worker])
+        if id(own) not in sets:
+            sets[id(own)] = own, frozenset(own)  # many hold the very same
+        groups = sets[id(own)][1]
         held[node] = held[node] | groups if node in held else groups
     return held
 

@@ -6,14 +6,13 @@ is an interval graph, and the fewest rounds are found at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from planaria.plan.plan import Plan, WorkerId
+from planaria.plan.plan import Group, Plan
 
 
-@lru_cache(maxsize=16)
 def colour(plan: Plan) -> tuple[int, ...]:
     """A round for each group: groups with a common owner have different rounds, and a lower round goes first.
 
@@ -21,32 +20,56 @@ def colour(plan: Plan) -> tuple[int, ...]:
     further tied group may cost one more. Where workers have layers here and there (a plan that finishes a step, or
     has shadows), they are few. Rounds are in the order in which their sums can begin.
     """
-    tied = [g for g, group in enumerate(plan.groups) if len(group.layers) > 1]
-    own = [g for g, group in enumerate(plan.groups) if len(group.layers) == 1]
-    own.sort(key=lambda g: (plan.groups[g].layers[0], g))
-    contiguous = all(layers[-1] - layers[0] == len(layers) - 1 for layers in plan.layers_of.values())
-    classes = _intervals(plan, own, tied) if contiguous and not plan.shadows else _first_fit(plan, [*own[::-1], *tied])
-    rounds = [0] * len(plan.groups)
-    for number, members in enumerate(_launch_order(plan, classes)):
+    if plan.shadows:
+        layers_of = plan.layers_of
+        holdings = frozenset((layers_of.get(worker, ()), groups) for worker, groups in plan.groups_of.items())
+    else:
+        groups_of = dict(zip(plan.layers_of.values(), plan.groups_of.values(), strict=True))
+        holdings = frozenset(groups_of.items())
+    return _colour(plan.groups, holdings, is_shadowed=bool(plan.shadows))
+
+
+_Holding = tuple[tuple[int, ...], tuple[int, ...]]
+"""What a worker has: the layers that it owns, and the groups that it owns or shadows."""
+
+
+@lru_cache(maxsize=256)
+def _colour(groups: tuple[Group, ...], holdings: frozenset[_Holding], *, is_shadowed: bool) -> tuple[int, ...]:
+    """Workers who have the same are in the same sums, so they need not be told apart."""
+    tied = [g for g, group in enumerate(groups) if len(group.layers) > 1]
+    own = [g for g, group in enumerate(groups) if len(group.layers) == 1]
+    own.sort(key=lambda g: (groups[g].layers[0], g))
+    held = sorted({its for _, its in holdings})
+    contiguous = all(layers[-1] - layers[0] == len(layers) - 1 for layers, _ in holdings if layers)
+    if contiguous and not is_shadowed:
+        classes = _intervals(groups, held, own, tied)
+    else:
+        classes = _first_fit(held, [*own[::-1], *tied])
+    rounds = [0] * len(groups)
+    for number, members in enumerate(_launch_order(groups, holdings, classes)):
         for group in members:
             rounds[group] = number
     return tuple(rounds)
 
 
-def _first_fit(plan: Plan, groups: Sequence[int]) -> list[list[int]]:
+def _first_fit(held: Sequence[tuple[int, ...]], groups: Sequence[int]) -> list[list[int]]:
     """Each group, in this order, into the first class in which no owner of its is."""
-    taken: dict[WorkerId, int] = dict.fromkeys(plan.workers, 0)
+    owners: dict[int, list[int]] = {}
+    for at, own in enumerate(held):
+        for group in own:
+            owners.setdefault(group, []).append(at)
+    taken = [0] * len(held)
     classes: list[list[int]] = []
     for group in groups:
         used = 0
-        for worker in plan.owners_of[group]:
-            used |= taken[worker]
+        for owner in owners.get(group, ()):
+            used |= taken[owner]
         at = (~used & used + 1).bit_length() - 1
         if at == len(classes):
             classes.append([])
         classes[at].append(group)
-        for worker in plan.owners_of[group]:
-            taken[worker] |= 1 << at
+        for owner in owners.get(group, ()):
+            taken[owner] |= 1 << at
     return classes
 
 
@@ -59,7 +82,9 @@ class _Range:
     tied: frozenset[int]
 
 
-def _intervals(plan: Plan, own: Sequence[int], tied: Sequence[int]) -> list[list[int]]:
+def _intervals(
+    all_groups: Sequence[Group], held: Sequence[tuple[int, ...]], own: Sequence[int], tied: Sequence[int]
+) -> list[list[int]]:
     """A class for each tied group and for as many own groups as bring the rest to the fewest; then the rest.
 
     No fewer classes do than the fullest worker has groups. That many do if and only if a tied group's class can
@@ -68,19 +93,19 @@ def _intervals(plan: Plan, own: Sequence[int], tied: Sequence[int]) -> list[list
     """
     place = {group: at for at, group in enumerate(own)}
     ranges = set()
-    for groups in set(plan.groups_of.values()):
+    for groups in held:
         places = sorted(place[group] for group in groups if group in place)
         first, end = (places[0], places[-1] + 1) if places else (0, 0)
         ranges.add(_Range(first, end, frozenset(group for group in groups if group not in place)))
     left = set(range(len(own)))
     later = set(tied)
     classes: list[list[int]] = []
-    for group in sorted(tied, key=lambda g: (-plan.groups[g].size_bytes, g)):
+    for group in sorted(tied, key=lambda g: (-all_groups[g].size_bytes, g)):
         chosen = _companions(ranges, left, later, group)
         classes.append([group, *(own[at] for at in chosen)])
         left -= set(chosen)
         later.remove(group)
-    return classes + _first_fit(plan, [own[at] for at in sorted(left, reverse=True)])
+    return classes + _first_fit(held, [own[at] for at in sorted(left, reverse=True)])
 
 
 def _companions(ranges: set[_Range], left: set[int], later: set[int], tied: int) -> list[int]:
@@ -125,22 +150,24 @@ def _path(came_from: dict[int, int], at: int) -> list[int]:
     return path
 
 
-def _launch_order(plan: Plan, classes: list[list[int]]) -> list[list[int]]:
+def _launch_order(
+    all_groups: Sequence[Group], holdings: Collection[_Holding], classes: list[list[int]]
+) -> list[list[int]]:
     """The classes all of whose sums can begin early first; of what is ready together, the most bytes.
 
     A backward goes from a stage's last layer down, so a group waits for the layers that its owners have above it, on
     the owner where these are most.
     """
-    waits = [0] * len(plan.groups)
-    for layers, groups in {(plan.layers_of.get(worker, ()), groups) for worker, groups in plan.groups_of.items()}:
+    waits = [0] * len(all_groups)
+    for layers, groups in holdings:
         above = {layer: at for at, layer in enumerate(reversed(layers))}
         for group in groups:
-            whole = max((above[layer] for layer in plan.groups[group].layers if layer in above), default=0)
+            whole = max((above[layer] for layer in all_groups[group].layers if layer in above), default=0)
             waits[group] = max(waits[group], whole)
 
     def key(members: list[int]) -> tuple[int, float, int, int]:
         own = [waits[group] for group in members]
-        size_bytes = sum(plan.groups[group].size_bytes for group in members)
+        size_bytes = sum(all_groups[group].size_bytes for group in members)
         return max(own), sum(own) / len(own), -size_bytes, min(members)
 
     return sorted(classes, key=key)

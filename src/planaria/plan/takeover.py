@@ -18,7 +18,7 @@ import msgspec
 
 from planaria.plan.ledger import Ledger, mask_of
 from planaria.plan.plan import Pipeline, Plan, Route, Stage, WorkerId
-from planaria.plan.salvage import LayerHolders
+from planaria.plan.salvage import LayerHolders, with_other_owners
 
 Replacements = Mapping[Stage, WorkerId]
 """Of stages whose worker is gone, who has their layers as a shadow."""
@@ -165,13 +165,12 @@ def resume(
         transfers=(),
     )
     recounted = {layer for route in resumed for layer in route.counted}
+    changed = with_other_owners(plan, new)
     epochs = tuple(
-        epoch if before == after and recounted.isdisjoint(group.layers) else generation
-        for group, epoch, before, after in zip(
-            plan.groups, plan.sync_epochs, plan.owners_of, new.owners_of, strict=True
-        )
+        epoch if number not in changed and recounted.isdisjoint(group.layers) else generation
+        for number, (group, epoch) in enumerate(zip(plan.groups, plan.sync_epochs, strict=True))
     )
-    return msgspec.structs.replace(new, sync_epochs=epochs)
+    return new.renewed(sync_epochs=epochs)
 
 
 def _holds_its_own(plan: Plan, worker: WorkerId, holders: LayerHolders) -> bool:

@@ -36,20 +36,24 @@ def moved(plan: Plan, sources: Holders, leaving: Collection[NodeId], devices_of:
     Raises:
         NoReplica: nobody holds a group.
     """
+    placed, leave = plan.groups_of, set(leaving)
     told = {
         worker: groups
         for worker, groups in sources.items()
-        if worker in plan.groups_of or plan.node_of(worker) in set(leaving)
+        if worker in placed or (leave and plan.node_of(worker) in leave)
     }
-    held = {group for groups in told.values() for group in groups}
+    distinct = {id(groups): groups for groups in told.values()}
+    held = {group for groups in distinct.values() for group in groups}
     shadows: list[Stage] = []
-    for worker, groups in sorted(sources.items()):
-        if worker not in told and not held.issuperset(groups):
+    for worker in sorted([worker for worker in sources if worker not in told]):
+        groups = sources[worker]
+        if not held.issuperset(groups):
             shadows += runs_of(worker, plan.layers_held(groups), devices_of.get(worker, 1))
             told[worker] = groups
             held.update(groups)
-    plan = msgspec.structs.replace(plan, shadows=tuple(shadows))
-    return msgspec.structs.replace(plan, transfers=transfers(plan, told))
+    if shadows or plan.shadows:
+        plan = msgspec.structs.replace(plan, shadows=tuple(shadows))
+    return plan.renewed(transfers=transfers(plan, told))
 
 
 _Need = tuple[int, WorkerId]
@@ -97,7 +101,10 @@ def transfers(
 def _lacking(plan: Plan, holders: Holders) -> list[_Need]:
     lacking: list[_Need] = []
     for worker, groups in plan.groups_of.items():
-        own = frozenset(holders.get(worker, ()))
+        has = holders.get(worker, ())
+        if has == groups:
+            continue
+        own = frozenset(has)
         lacking.extend((group, worker) for group in groups if group not in own)
     return lacking
 
@@ -216,10 +223,11 @@ def _cut(piece: _Piece, size: int) -> tuple[_Piece, _Piece | None]:
 
 def _from_devices(plan: Plan, holders: Holders, pieces: Sequence[tuple[NodeId, _Piece]]) -> tuple[Transfer, ...]:
     """Each piece from a device of its node: of those that hold it, the one that sends least so far, then the lowest."""
-    devices: dict[NodeId, list[WorkerId]] = {}
-    for worker in sorted(holders):
-        devices.setdefault(plan.node_of(worker), []).append(worker)
-    sent = dict.fromkeys(holders, 0)
+    per_node = plan.devices_per_node
+    devices = {
+        node: [WorkerId(w) for w in range(node * per_node, (node + 1) * per_node) if w in holders] for node, _ in pieces
+    }
+    sent = {worker: 0 for workers in devices.values() for worker in workers}
     moves: list[Transfer] = []
     for node, (group, target, first, end) in pieces:
         source = devices[node][0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planaria.plan.ledger import Ledger, mask_of
-from planaria.plan.plan import Plan, PlanError, Route, WorkerId
+from planaria.plan.plan import Pipeline, Plan, PlanError, Route, WorkerId
 from planaria.plan.replicas import lacking
 
 
@@ -15,6 +15,7 @@ def validate(
     fault_tolerance: int | None = None,
     already: Ledger | None = None,
     dropped: Sequence[int] = (),
+    arrived: bool = False,
 ) -> None:
     """Check every invariant of a plan.
 
@@ -25,6 +26,7 @@ def validate(
             routes it must count every microbatch exactly once for every layer. What it has of microbatches that
             the plan leaves out is void.
         dropped: the microbatches that the policy means to leave out. The plan must leave out exactly those.
+        arrived: shadows are replicas though their state is under way, see `planaria.plan.replicas`.
 
     Raises:
         PlanError: the first invariant found broken, with its values.
@@ -33,13 +35,14 @@ def validate(
     _check_order(plan)
     _check_dropped(plan, dropped)
     _check_groups(plan)
-    for route in plan.routes:
-        _check_route(plan, route)
+    for route, way in zip(plan.routes, plan.ways, strict=True):
+        if way < 0 or not _is_in_order(plan, route, plan.pipelines[way]):
+            _check_route(plan, route)
     _check_travellers(plan)
     _check_counts(plan, already)
     _check_transfers(plan)
     if fault_tolerance is not None:
-        _check_replicas(plan, fault_tolerance)
+        _check_replicas(plan, fault_tolerance, arrived)
 
 
 def _require(holds: bool, message: str) -> None:
@@ -49,6 +52,20 @@ def _require(holds: bool, message: str) -> None:
 
 def _check_placement(plan: Plan) -> None:
     _require(bool(plan.pipelines), "it has no pipeline")
+    if not (all(pipeline.is_sound(plan.num_layers) for pipeline in plan.pipelines) and plan.is_apart):
+        _check_stages(plan)
+    for shadow in plan.shadows:
+        where = f"shadow [{shadow.first_layer}, {shadow.end_layer}) of worker {shadow.worker}"
+        inside = 0 <= shadow.first_layer < shadow.end_layer <= plan.num_layers
+        _require(inside, f"{where} is no range of {plan.num_layers} layers")
+        own = plan.layers_of.get(shadow.worker, ())
+        _require(set(shadow.layers).isdisjoint(own), f"{where}: the worker owns some of it")
+    if any(pipeline.most_devices > 1 for pipeline in plan.pipelines):
+        _check_devices(plan)
+
+
+def _check_stages(plan: Plan) -> None:
+    """Each by itself: which is asked where not all are known to be in order."""
     home: dict[int, int] = {}
     for at, pipeline in enumerate(plan.pipelines):
         _require(bool(pipeline.stages), f"pipeline {at} has no stage")
@@ -62,13 +79,6 @@ def _check_placement(plan: Plan) -> None:
             _require(stage.num_devices >= 1, f"{where} has {stage.num_devices} devices")
             _require(inside, f"{where} is no range of {plan.num_layers} layers")
             _require(other == at, f"worker {stage.worker} is in pipelines {other} and {at}")
-    for shadow in plan.shadows:
-        where = f"shadow [{shadow.first_layer}, {shadow.end_layer}) of worker {shadow.worker}"
-        inside = 0 <= shadow.first_layer < shadow.end_layer <= plan.num_layers
-        _require(inside, f"{where} is no range of {plan.num_layers} layers")
-        own = plan.layers_of.get(shadow.worker, ())
-        _require(set(shadow.layers).isdisjoint(own), f"{where}: the worker owns some of it")
-    _check_devices(plan)
 
 
 def _check_devices(plan: Plan) -> None:
@@ -115,7 +125,32 @@ def _check_groups(plan: Plan) -> None:
     )
     for group, epoch in enumerate(plan.sync_epochs):
         _require(epoch <= plan.generation, f"group {group} has epoch {epoch} in generation {plan.generation}")
-        _require(bool(plan.owners_of[group]), f"group {group} has no owner")
+        _require(plan.num_owners[group] > 0, f"group {group} has no owner")
+
+
+def _is_in_order(plan: Plan, route: Route, pipeline: Pipeline) -> bool:
+    """Whether a route along this pipeline is right for certain; else `_check_route` finds out what is wrong."""
+    microbatches, counted = route.microbatches, route.counted
+    return (
+        pipeline.is_whole(plan.num_layers)
+        and route.born <= plan.generation
+        and route.reached is None
+        and bool(microbatches)
+        and microbatches[0] >= 0
+        and microbatches[-1] < plan.num_microbatches
+        and _is_ascending(microbatches)
+        and bool(counted)
+        and counted[0] >= 0
+        and counted[-1] < plan.num_layers
+        and _is_ascending(counted)
+    )
+
+
+def _is_ascending(numbers: tuple[int, ...]) -> bool:
+    first, last = numbers[0], numbers[-1]
+    if last - first + 1 == len(numbers):
+        return numbers == tuple(range(first, last + 1))
+    return tuple(sorted(set(numbers))) == numbers
 
 
 def _check_route(plan: Plan, route: Route) -> None:
@@ -160,18 +195,38 @@ def _check_counts(plan: Plan, already: Ledger | None) -> None:
     _require(len(bits) == plan.num_layers, f"the ledger has {len(bits)} layers, the plan {plan.num_layers}")
     left_out = mask_of(plan.dropped)
     bits = [mask & ~left_out for mask in bits]
-    for route in plan.routes:
-        mask = mask_of(route.microbatches)
-        for layer in route.counted:
-            twice = bits[layer] & mask
-            _require(not twice, f"microbatch {twice.bit_length() - 1} is counted twice for layer {layer}")
-            bits[layer] |= mask
+    if not _count_together(plan, bits):
+        for route in plan.routes:
+            mask = mask_of(route.microbatches)
+            for layer in route.counted:
+                twice = bits[layer] & mask
+                _require(not twice, f"microbatch {twice.bit_length() - 1} is counted twice for layer {layer}")
+                bits[layer] |= mask
     everything = ((1 << plan.num_microbatches) - 1) & ~left_out
     for layer, mask in enumerate(bits):
         extra = mask & left_out
         _require(not extra, f"microbatch {extra.bit_length() - 1} is left out and counted for layer {layer}")
         missing = everything & ~mask
         _require(not missing, f"microbatch {missing.bit_length() - 1} is not counted for layer {layer}")
+
+
+def _count_together(plan: Plan, bits: list[int]) -> bool:
+    """Add what the routes count to what is there, those that count the same layers at once; whether nothing is counted
+    twice: else nothing is added."""
+    together: dict[tuple[int, ...], int] = {}
+    for route in plan.routes:
+        mask, before = mask_of(route.microbatches), together.get(route.counted, 0)
+        if before & mask:
+            return False
+        together[route.counted] = before | mask
+    added = list(bits)
+    for counted, mask in together.items():
+        for layer in counted:
+            if added[layer] & mask:
+                return False
+            added[layer] |= mask
+    bits[:] = added
+    return True
 
 
 def _check_transfers(plan: Plan) -> None:
@@ -197,8 +252,8 @@ def _check_transfers(plan: Plan) -> None:
         _require(position == size, f"worker {target} gets {position} of {size} bytes of group {group}")
 
 
-def _check_replicas(plan: Plan, fault_tolerance: int) -> None:
-    for layer, replicas in lacking(plan, fault_tolerance).items():
+def _check_replicas(plan: Plan, fault_tolerance: int, arrived: bool) -> None:
+    for layer, replicas in lacking(plan, fault_tolerance, arrived=arrived).items():
         needs = f"fault_tolerance = {fault_tolerance} needs {fault_tolerance + 1}"
         _require(
             False, f"layer {layer} has {replicas} replica{'s' if replicas != 1 else ''} on different nodes; {needs}"

@@ -69,10 +69,14 @@ class Ballot:
     def tally(self) -> Tally:
         norms: dict[int, float] = {}
         losses: dict[int, float] = {}
+        took: dict[WorkerId, float] = {}
         for worker in self.voters:
-            norms.update(self._votes[worker].norms)
-            losses.update(self._votes[worker].losses)
-        took = {worker: self._votes[worker].compute_s for worker in self.voters}
+            vote = self._votes[worker]
+            took[worker] = vote.compute_s
+            if vote.norms:
+                norms.update(vote.norms)
+            if vote.losses:
+                losses.update(vote.losses)
         missing = twice = 0
         if len(self._votes) == len(self._plan.workers):
             union, twice = combine((vote.ledger for vote in self._votes.values()), self._plan.num_layers)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from planaria.job.settings import PolicyName
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.journal import JournalEntry
@@ -128,8 +130,9 @@ Event = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(msgspec.Struct, frozen=True, gc=False):
+    """Thousands of these are made at once, so it is no dataclass."""
+
     worker: WorkerId
     message: ToWorker
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import deque
 
@@ -86,6 +87,12 @@ class Failures:
         self._began, self._losses, self._last_step = seen.began, seen.count, seen.last_step
         self._nodes = max(seen.nodes, seen.count)
         self._recent.extend(seen.recent)
+
+    def fork(self) -> Failures:
+        """Those of a run that was this one until now."""
+        other = copy.copy(self)
+        other._recent = self._recent.copy()
+        return other
 
     @property
     def nodes_together(self) -> float:

@@ -18,26 +18,25 @@ class Kept:
 
     def __init__(self) -> None:
         self._step = -1
-        self._groups: dict[WorkerId, frozenset[int]] = {}
+        self._noted: list[Holders] = []
 
     def note(self, step: int, holders: Holders) -> None:
         """Another plan is taken for `step`; until then these were the holders."""
         if step != self._step:
             self.forget()
             self._step = step
-        for worker, groups in holders.items():
-            self._groups[worker] = self._groups.get(worker, frozenset()).union(groups)
+        self._noted.append(holders)
 
     def forget(self) -> None:
         """The job goes back to another state."""
         self._step = -1
-        self._groups.clear()
+        self._noted.clear()
 
     def added_to(self, holders: Holders, step: int) -> dict[WorkerId, tuple[int, ...]]:
         """The holders with what they kept beside, if `step` is still the one in progress."""
         if step != self._step:
             return dict(holders)
         return {
-            worker: tuple(sorted(self._groups.get(worker, frozenset()).union(groups)))
+            worker: tuple(sorted({*groups, *(group for noted in self._noted for group in noted.get(worker, ()))}))
             for worker, groups in holders.items()
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 from planaria.plan.plan import NodeId, WorkerId
 
@@ -27,6 +28,7 @@ class Membership:
         self._faults: dict[NodeId, float] = {}
         self._joined: Counter[NodeId] = Counter()
         self._nodes: tuple[NodeId, ...] | None = ()
+        self._workers: tuple[WorkerId, ...] | None = ()
 
     def node_of(self, worker: WorkerId) -> NodeId:
         return NodeId(worker // self._devices_per_node)
@@ -38,7 +40,9 @@ class Membership:
 
     @property
     def workers(self) -> tuple[WorkerId, ...]:
-        return tuple(sorted(self.addresses))
+        if self._workers is None:
+            self._workers = tuple(sorted(self.addresses))
+        return self._workers
 
     @property
     def nodes(self) -> tuple[NodeId, ...]:
@@ -63,9 +67,18 @@ class Membership:
         node = self.node_of(worker)
         if worker not in self.addresses:
             self._joined[node] += 1
-            self._nodes = None
+            self._nodes = self._workers = None
         self.addresses[worker] = address
         return self._joined[node] == self._devices_per_node
+
+    def enrol(self, nodes: Iterable[NodeId], address: str) -> None:
+        """All workers of these nodes are there, at one address: for simulations, which need none."""
+        per_node = self._devices_per_node
+        for node in nodes:
+            self._joined[node] = per_node
+            for device in range(per_node):
+                self.addresses[WorkerId(node * per_node + device)] = address
+        self._nodes = self._workers = None
 
     def lose(self, node: NodeId) -> tuple[WorkerId, ...]:
         """Forget a node; returns the workers that lived on it."""
@@ -73,7 +86,7 @@ class Membership:
         self.leaving.pop(node, None)
         self.zones.pop(node, None)
         self._joined.pop(node, None)
-        self._nodes = None
+        self._nodes = self._workers = None
         lost = tuple(worker for worker in self.workers_of(node) if worker in self.addresses)
         for worker in lost:
             del self.addresses[worker]

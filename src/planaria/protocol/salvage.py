@@ -62,7 +62,7 @@ class Salvage:
         """What is in live accumulators beside the work of the routes that go on."""
         return combine(self._ledgers.values(), num_layers)[0]
 
-    def held(self, worker: WorkerId) -> tuple[int, ...] | None:
-        """Groups that the worker reported to hold; None when it was not asked."""
-        report = self._reports.get(worker)
-        return None if report is None else report.held
+    @property
+    def held(self) -> dict[WorkerId, tuple[int, ...]]:
+        """Groups that workers reported to hold, of those that were asked."""
+        return {worker: report.held for worker, report in self._reports.items()}

@@ -36,6 +36,7 @@ class RunSettings:
         num_groups: parameter groups of the model.
         checkpoint_root: folder under which checkpoints are written.
         checkpoint_every: steps between checkpoints; 0 for none but the last.
+        keep_checkpoints: how many of the newest stay.
         resume: checkpoint to start from.
         mean_time_between_failures_s: as expected before any is seen.
         watched: what earlier runs of this job saw of that.
@@ -57,6 +58,7 @@ class RunSettings:
     mean_time_between_failures_s: float = DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S
     watched: Watched = field(default_factory=Watched)
     storage: Storage = field(default_factory=Storage)
+    keep_checkpoints: int = 2
     waits: bool = False
     may_drop: bool = False
     shares_cores: bool = False

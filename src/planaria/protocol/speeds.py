@@ -71,6 +71,7 @@ class Speeds:
     def __init__(self) -> None:
         self.known: dict[NodeId, float] = {}
         self._seen: dict[NodeId, _Seen] = {}
+        self._expected: tuple[Plan, Mapping[WorkerId, float]] | None = None
         self._expected_s: dict[NodeId, dict[WorkerId, float]] = {}
         self._is_first = True
 
@@ -92,10 +93,7 @@ class Speeds:
 
         Its first step is not judged: what is used for the first time is slow, and state may be on its way.
         """
-        self._expected_s = {}
-        for worker, seconds in compute_s.items():
-            if seconds > 0:
-                self._expected_s.setdefault(plan.node_of(worker), {})[worker] = seconds
+        self._expected = plan, compute_s
         self._is_first = True
 
     def forget(self, node: NodeId) -> bool:
@@ -111,6 +109,12 @@ class Speeds:
 
     def _measured(self, compute_s: Mapping[WorkerId, float]) -> dict[NodeId, _Measured]:
         """Of each node, by the slowest of its workers; of none where somebody did not measure."""
+        if self._expected is not None:  # of many plans, no step is judged
+            plan, expected_s = self._expected
+            self._expected, self._expected_s = None, {}
+            for worker, seconds in expected_s.items():
+                if seconds > 0:
+                    self._expected_s.setdefault(plan.node_of(worker), {})[worker] = seconds
         slowness: dict[NodeId, float] = {}
         longest_s: dict[NodeId, float] = {}
         for node, expected in self._expected_s.items():

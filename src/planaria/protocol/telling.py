@@ -16,10 +16,7 @@ from planaria.protocol.records import Note, PlanTaken, StepCommitted, StepSkippe
 
 def shapes(plan: Plan) -> tuple[tuple[tuple[int, int, int], ...], ...]:
     """For each pipeline, its stages as (worker, first layer, end layer)."""
-    return tuple(
-        tuple((stage.worker, stage.first_layer, stage.end_layer) for stage in pipeline.stages)
-        for pipeline in plan.pipelines
-    )
+    return tuple(pipeline.key for pipeline in plan.pipelines)
 
 
 def plan_taken(proposal: Proposal, step: int, purpose: str, policy_name: str) -> PlanTaken:

@@ -135,6 +135,11 @@ class Worker:
             self._writer.go_on()
 
     @property
+    def went_back(self) -> bool:
+        """The job did, whether this worker was told or not."""
+        return self._cluster.witness.went_back
+
+    @property
     def is_active(self) -> bool:
         """Whether its main thread goes on."""
         return self.is_started and not (self.is_over or self.is_stopped or self.is_frozen or self._is_done_for)
@@ -309,8 +314,8 @@ class Worker:
                 self._exit()  # it was told so already
             return
         match command:
-            case Adopt(message, continues):
-                self._adopt(message, continues=continues)
+            case Adopt():
+                self._adopt(command)
             case SendReport(generation, step):
                 self.control.tell(
                     Report(
@@ -371,19 +376,21 @@ class Worker:
 
     # State
 
-    def _adopt(self, message: PlanMessage, *, continues: bool) -> None:
+    def _adopt(self, order: Adopt) -> None:
+        message = order.message
         self.transport.set_peers({worker for worker in message.addresses if worker != self.number})
+        if order.forgets:
+            self._mail.forget_older_plans(message.lineage)
+            self.holdings.forget_all()
         if message.source is not StateSource.LIVE:
             self._load_state(message)
         elif message.afresh:
             self._mail.forget_older_plans(message.plan.generation)
         self.moves.begin(message.plan)
         self._mail.tell_damage_again()
-        self.interpreter.adopt(message, continues=continues)
+        self.interpreter.adopt(message, continues=order.continues)
 
     def _load_state(self, message: PlanMessage) -> None:
-        self._mail.forget_older_plans(message.plan.generation)
-        self.holdings.forget_all()
         disk = self._cluster.disk
         for group in message.plan.groups_of.get(self.number, ()):
             if message.source is StateSource.INITIAL:

@@ -142,6 +142,7 @@ class Run:
         now: monotonic seconds of the event that is handled.
         step: in progress; every earlier one is committed.
         exponents: grid exponents of the step in progress.
+        lineage: generation of the plan whose state was loaded or initial; see `PlanMessage`.
         current: the plan in force; None until the workers have joined.
         is_degraded: the plan in force has too few replicas of some layer.
         decision: the last one on a placement, as it was told.
@@ -162,6 +163,7 @@ class Run:
         self.now = 0.0
         self.step = settings.first_step
         self.exponents = self.exponents_of(settings.resume)
+        self.lineage = -1
         self.current: Plan | None = None
         self.is_degraded = False
         self.decision: PlanTaken | None = None
@@ -197,9 +199,9 @@ class Run:
         self.skipped_steps = set(past.skipped_steps)
         self.counts.dropped = past.num_dropped
         self.decision = past.decision
-        self.shortages.recall(past.learnt.shortages, past.carried)
         if past.policy is not None and past.policy is not self.placing.switching.name:
-            self.placing.switch(past.policy)
+            self.placing.switch(past.policy)  # before shortages are known: it may have no plan within what is left
+        self.shortages.recall(past.learnt.shortages, past.carried)
         self.intent.is_stopping = past.is_stopping
         self.members.gone = set(past.gone)
         self.members.leaving = dict.fromkeys(past.leaving, 0.0)
@@ -239,15 +241,14 @@ class Run:
 
     def holders(self) -> dict[WorkerId, tuple[int, ...]]:
         """The groups of which each live worker holds a replica as of the last commit."""
-        holders = {}
-        for worker in self.members.workers:
-            reported = self.attempt.salvage.held(worker)
-            holders[worker] = self.plan.groups_of.get(worker, ()) if reported is None else reported
+        groups_of = self.plan.groups_of.get
+        holders = {worker: groups_of(worker, ()) for worker in self.members.workers}
+        holders.update((w, held) for w, held in self.attempt.salvage.held.items() if w in holders)
         return self.kept.added_to(holders, self.step) if self.without_replica(holders) else holders
 
     def without_replica(self, holders: Mapping[WorkerId, tuple[int, ...]]) -> list[int]:
         """Groups that nobody holds."""
-        held = {group for groups in holders.values() for group in groups}
+        held = {group for groups in set(holders.values()) for group in groups}
         return [group for group in range(len(self.plan.groups)) if group not in held]
 
     def situation(self, holders: Mapping[WorkerId, tuple[int, ...]]) -> Situation:

@@ -10,6 +10,7 @@ from planaria.protocol.events import Command, PolicyRequested, Publish
 from planaria.protocol.journal import JournalPolicy
 from planaria.protocol.phases import Phase
 from planaria.protocol.records import Note, PolicySwitched
+from planaria.protocol.settings import RunSettings
 
 
 def policy_requested(run: Run, event: PolicyRequested) -> list[Command]:
@@ -35,11 +36,8 @@ def refusal(run: Run, name: str) -> str | None:
     why = placing.switching.refusal(name)
     if why is not None or name == placing.switching.name:
         return why
-    if name == PolicyName.MORPH and not run.settings.checkpoint_every:
-        return (
-            "policy morph goes back to the last checkpoint, and the job writes none on the way. Set "
-            "run.checkpoint_every in the job file, and go on with --resume"
-        )
+    if name == PolicyName.MORPH and (why := _unkept(run.settings)) is not None:
+        return why
     try:
         if run.current is None:
             placing.first_of(name, run.settings.num_nodes)
@@ -48,3 +46,17 @@ def refusal(run: Run, name: str) -> str | None:
     except PlanError as error:
         return f"policy {name} has no plan for this job: {str(error).rstrip('.')}"
     return None
+
+
+def _unkept(settings: RunSettings) -> str | None:
+    """Why there may be no checkpoint to go back to, as the job file is refused for it; None: there is one."""
+    if not settings.checkpoint_every:
+        why, remedy = "writes none on the way", "run.checkpoint_every"
+    elif settings.keep_checkpoints < 2:
+        why, remedy = f"keeps only {settings.keep_checkpoints}", "run.keep_checkpoints to 2 or more"
+    else:
+        return None
+    return (
+        f"policy morph goes back to the last checkpoint, and the job {why}. Set {remedy} in the job file, "
+        "and go on with --resume"
+    )

@@ -37,10 +37,39 @@ def take(
         folder: of the checkpoint, if that is the source.
         told: records about what led to it.
     """
+    measured = put_in_force(run, proposal, purpose, source)
+    plan = proposal.plan
+    message = PlanMessage(
+        plan=plan,
+        step=run.step,
+        addresses={worker: run.members.addresses[worker] for worker in plan.workers},
+        exponents=run.exponents,
+        source=source,
+        folder=folder,
+        afresh=run.attempt.is_void,
+        begun=run.attempt.begun_in,
+        lineage=run.lineage,
+    )
+    run.attempt.is_void = False
+    told += _told(run, proposal, purpose)
+    entry = JournalPlan(
+        message=message,
+        stand=run.standing.stand,
+        step_time_s=run.timing.step_s,
+        longest_s=run.timing.instruction_s,
+        records=told,
+    )
+    sends: list[Command] = [Send(worker, message) for worker in plan.workers]
+    return [*measured, entry, *sends, *map(Publish, told)]
+
+
+def put_in_force(run: Run, proposal: Proposal, purpose: Purpose, source: StateSource) -> list[Command]:
+    """The plan is the run's from now on, though nobody has heard of it; what is told of the one before."""
     if source is StateSource.LIVE:
         run.kept.note(run.step, run.holders())
     else:
         run.kept.forget()
+        run.lineage = proposal.plan.generation
     if source is StateSource.CHECKPOINT:
         run.loading.begin(proposal.plan, run.now)
     else:
@@ -54,35 +83,16 @@ def take(
     run.failures.begin(run.now)
     run.phase = Phase.TRAINING
     _begin_attempt(run, purpose, moves_state=source is not StateSource.LIVE or bool(plan.transfers))
-    message = PlanMessage(
-        plan=plan,
-        step=run.step,
-        addresses={worker: run.members.addresses[worker] for worker in plan.workers},
-        exponents=run.exponents,
-        source=source,
-        folder=folder,
-        afresh=run.attempt.is_void,
-        begun=run.attempt.begun_in,
-    )
-    run.attempt.is_void = False
     if purpose in (Purpose.RECONFIGURE, Purpose.RESTORE):
         is_restore = purpose is Purpose.RESTORE
         run.moving.begin(plan, run.now, proposal.transfer_s, _wait_s(run, proposal), is_restore=is_restore)
     else:
         run.moving.stop()
-    told += _expect(run, proposal, purpose)
+    if purpose is not Purpose.GO_ON:
+        _expect(run, proposal, purpose)
     if purpose is not Purpose.FINISH_STEP:
         run.attempt.usual_s = run.timing.step_s
-    entry = JournalPlan(
-        message=message,
-        stand=run.standing.stand,
-        step_time_s=run.timing.step_s,
-        longest_s=run.timing.instruction_s,
-        records=told,
-        learnt=run.to_write(),
-    )
-    sends: list[Command] = [Send(worker, message) for worker in plan.workers]
-    return [*measured, entry, *sends, *map(Publish, told)]
+    return measured
 
 
 def _wait_s(run: Run, proposal: Proposal) -> float | None:
@@ -107,22 +117,26 @@ def _begin_attempt(run: Run, purpose: Purpose, *, moves_state: bool) -> None:
         run.standing.place(plan.nodes, run.members.leaving.keys() if is_tried else frozenset())
 
 
-def _expect(run: Run, proposal: Proposal, purpose: Purpose) -> tuple[AnyRecord, ...]:
-    """What the plan should take, and what is told of it."""
+def _expect(run: Run, proposal: Proposal, purpose: Purpose) -> None:
+    """What the plan should take."""
+    run.timing.expect(
+        proposal.step_time_s,
+        proposal.longest_s,
+        is_weighed=bool(proposal.candidates),
+        transition_s=proposal.transition_s,
+        is_beside=purpose is Purpose.WARM_UP,
+    )
+    if proposal.candidates:
+        run.second_look.chosen(run.failures.time_to_next_s(run.now))
+    elif purpose in PLACING:
+        run.second_look.forget()
+    run.placing.speeds.expect(proposal.plan, proposal.compute_s)
+
+
+def _told(run: Run, proposal: Proposal, purpose: Purpose) -> tuple[AnyRecord, ...]:
+    """Of the plan."""
     told: tuple[AnyRecord, ...] = ()
     if purpose is not Purpose.GO_ON:
-        run.timing.expect(
-            proposal.step_time_s,
-            proposal.longest_s,
-            is_weighed=bool(proposal.candidates),
-            transition_s=proposal.transition_s,
-            is_beside=purpose is Purpose.WARM_UP,
-        )
-        if proposal.candidates:
-            run.second_look.chosen(run.failures.time_to_next_s(run.now))
-        elif purpose in PLACING:
-            run.second_look.forget()
-        run.placing.speeds.expect(proposal.plan, proposal.compute_s)
         told += (plan_taken(proposal, run.step, purpose.value, run.placing.switching.name),)
         run.decision = decision_of(told) or run.decision
     becomes_degraded = proposal.is_degraded and not run.is_degraded

@@ -99,7 +99,7 @@ class Simulation:
             stall_s, lag = 0.0, 0.0
             if every:
                 timings, plan = self.subject.timings, state.plan
-                share = sum(group.moved_bytes / len(on) for group, on in zip(plan.groups, plan.owners_of, strict=True))
+                share = sum(group.moved_bytes / on for group, on in zip(plan.groups, plan.num_owners, strict=True))
                 workers = max(1, len(plan.workers))
                 most = max(max((group.moved_bytes for group in plan.groups), default=0), share / workers)
                 stall_s = share / workers / timings.checkpoint_copy_bytes_per_s / every
@@ -161,7 +161,7 @@ class Following:
         other._survived, other._loss_times = self._survived.copy(), set(self._loss_times)
         other._plans = self._plans.copy()
         other._gone, other._timeline = set(self._gone), list(self._timeline)
-        other._failures = copy.copy(self._failures)
+        other._failures = self._failures.fork()
         return other
 
     def result(self) -> RunResult:
@@ -342,10 +342,8 @@ class Following:
             number = names.index(node)
         except ValueError:
             return
-        swaps = state.twins[number]
-        if swaps is not None:
-            for one, other in swaps:
-                names[one], names[other] = names[other], names[one]
+        for one, other in state.twin(number):
+            names[one], names[other] = names[other], names[one]
 
     def _strike(self, root: Root, moment: Moment, now: float, due: float) -> tuple[float, Moment]:
         """One thing happens; of several at a time those of the lowest numbers come first."""

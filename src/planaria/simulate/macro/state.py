@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import msgspec
 
-from planaria.plan.plan import NodeId, Pipeline, Plan, Route, Stage, Transfer, WorkerId
+from planaria.plan.plan import Form, NodeId, Pipeline, Plan, Route, Stage, Transfer, WorkerId
 from planaria.plan.zones import Zones
 
 GENERATION = 1
@@ -38,13 +39,9 @@ class State:
     leaving: tuple[NodeId, ...] = ()
     zones: tuple[str, ...] = ()
     _hash: int = field(init=False, repr=False, compare=False)
-    twins: tuple[tuple[tuple[int, int], ...] | None, ...] = field(init=False, repr=False, compare=False)
-    """For each node, the nodes to change places with so that it is one of the first pipeline of its kind, or the first
-    idle one; None: it is."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_hash", hash((self.plan, self.num_idle, self.leaving, self.zones)))
-        object.__setattr__(self, "twins", _twins(self))
 
     def __hash__(self) -> int:
         return self._hash
@@ -59,31 +56,36 @@ class State:
         """That a step counts."""
         return sum(len(route.microbatches) for route in self.plan.routes)
 
-
-def _twins(state: State) -> tuple[tuple[tuple[int, int], ...] | None, ...]:
-    plan = state.plan
-    twins: list[tuple[tuple[int, int], ...] | None] = [None] * state.num_nodes
-    keys = [tuple((s.worker, s.first_layer, s.end_layer) for s in pipeline.stages) for pipeline in plan.pipelines]
-    shares = {route.key: len(route.microbatches) for route in plan.routes}
-    if shares.keys() <= set(keys) and not plan.shadows:
-        firsts: dict[object, list[int]] = {}
-        noticed = frozenset(state.leaving)
-        for pipeline, key in zip(plan.pipelines, keys, strict=True):
-            nodes = list(dict.fromkeys(int(plan.node_of(stage.worker)) for stage in pipeline.stages))
-            where = tuple(state.zones[node : node + 1] for node in nodes)
-            sign = _sign(plan, pipeline, shares.get(key, 0), noticed), where
-            first = firsts.setdefault(sign, nodes)
-            if first is not nodes:
+    def twin(self, node: int) -> Sequence[tuple[int, int]]:
+        """The nodes to change places with, each with the one whose place it is, so that this node is one of the first
+        pipeline of its kind, or the first idle one; none: it is."""
+        plan = self.plan
+        placed = self.num_nodes - self.num_idle
+        if node >= placed and not self.leaving:
+            zone = self.zones[node : node + 1]
+            first_idle = next(other for other in range(placed, node + 1) if self.zones[other : other + 1] == zone)
+            return ((first_idle, node),) if first_idle != node else ()
+        if -1 in plan.ways or plan.shadows:
+            return ()
+        noticed, shares = frozenset(self.leaving), _shares(plan)
+        firsts: dict[object, tuple[NodeId, ...]] = {}
+        swaps: Sequence[tuple[int, int]] = ()
+        for pipeline, share in zip(plan.pipelines, shares, strict=True):
+            nodes = pipeline.nodes(plan.devices_per_node)
+            where = tuple(self.zones[one : one + 1] for one in nodes) if self.zones else ()
+            first = firsts.setdefault((_sign(plan, pipeline, share, noticed), where), nodes)
+            if first is not nodes and node in nodes:
                 swaps = tuple(zip(first, nodes, strict=True))
-                for node in nodes:
-                    twins[node] = swaps
-    if not state.leaving:
-        of_zone: dict[tuple[str, ...], int] = {}
-        for node in range(state.num_nodes - state.num_idle, state.num_nodes):
-            first_idle = of_zone.setdefault(state.zones[node : node + 1], node)
-            if first_idle != node:
-                twins[node] = ((first_idle, node),)
-    return tuple(twins)
+        return swaps
+
+
+def _shares(plan: Plan) -> list[int]:
+    """Microbatches that travel along each pipeline."""
+    shares = [0] * len(plan.pipelines)
+    for way, route in zip(plan.ways, plan.routes, strict=True):
+        if way >= 0:
+            shares[way] += len(route.microbatches)
+    return shares
 
 
 def canonical(
@@ -105,14 +107,11 @@ def canonical(
             as in a run of these very nodes, and few situations are met twice.
     """
     noticed = frozenset(leaving)
-    keys = [tuple((s.worker, s.first_layer, s.end_layer) for s in pipeline.stages) for pipeline in plan.pipelines]
-    shares: dict[tuple[tuple[int, int, int], ...], int] = {}
-    for route in plan.routes:
-        shares[route.key] = shares.get(route.key, 0) + len(route.microbatches)
-    order = list(range(len(keys)))
+    shares = _shares(plan)
+    order = list(range(len(shares)))
     if not by_number:
-        pairs = zip(plan.pipelines, keys, strict=True)
-        signs = [_sign(plan, pipeline, shares.get(key, 0), noticed) for pipeline, key in pairs]
+        pairs = zip(plan.pipelines, shares, strict=True)
+        signs = [_sign(plan, pipeline, share, noticed) for pipeline, share in pairs]
         if zones:
             zones = _numbered(plan, signs, zones, nodes)
             where = [tuple(zones.get(plan.node_of(s.worker), "") for s in p.stages) for p in plan.pipelines]
@@ -126,10 +125,10 @@ def canonical(
         idle.sort(key=lambda node: (zones.get(node, ""), node))
     for node in idle:
         names[node] = NodeId(len(names))
-    pipelines = tuple(_renamed(plan, plan.pipelines[at].stages, names) for at in order)
+    pipelines = tuple(_moved(plan, plan.pipelines[at], names) for at in order)
     dropped = plan.dropped
-    if not by_number and shares.keys() <= set(keys):
-        routes = _dealt(pipelines, [shares.get(keys[at], 0) for at in order], plan.num_layers)
+    if not by_number and -1 not in plan.ways:
+        routes = _dealt(pipelines, [shares[at] for at in order], plan.num_layers)
         dropped = tuple(range(plan.num_microbatches - len(dropped), plan.num_microbatches))
     else:
         routes = tuple(
@@ -139,14 +138,14 @@ def canonical(
     result = msgspec.structs.replace(
         plan,
         generation=GENERATION,
-        pipelines=tuple(Pipeline(stages=stages) for stages in pipelines),
+        pipelines=pipelines,
         routes=routes,
         dropped=dropped,
         shadows=_renamed(plan, plan.shadows, names),
         transfers=(),
         sync_epochs=(GENERATION,) * len(plan.groups),
     )
-    back = tuple(sorted(names, key=names.__getitem__))
+    back = tuple(names)  # which have their numbers in this order
     state = State(
         result,
         len(names) - placed,
@@ -172,29 +171,52 @@ def _numbered(plan: Plan, signs: Sequence[_Sign], zones: Zones, nodes: Collectio
 
 def _names(plan: Plan, order: Sequence[int], *, by_number: bool) -> dict[NodeId, NodeId]:
     """The plan's nodes, in the order of their places, or of their numbers."""
-    places = [plan.node_of(stage.worker) for at in order for stage in plan.pipelines[at].stages]
+    per_node = plan.devices_per_node
+    places = [node for at in order for node in plan.pipelines[at].nodes(per_node)]
     places += [plan.node_of(shadow.worker) for shadow in plan.shadows]
-    names: dict[NodeId, NodeId] = {}
-    for node in sorted(places) if by_number else places:
-        names.setdefault(node, NodeId(len(names)))
-    return names
+    distinct = dict.fromkeys(sorted(places) if by_number else places)
+    return {node: NodeId(number) for number, node in enumerate(distinct)}
 
 
 def _sign(plan: Plan, pipeline: Pipeline, share: int, leaving: frozenset[NodeId]) -> _Sign:
     """What tells a pipeline from others, names aside."""
-    place: dict[NodeId, int] = {}
-    stages = tuple(
-        (
-            stage.first_layer,
-            stage.end_layer,
-            stage.num_devices,
-            place.setdefault(plan.node_of(stage.worker), len(place)),
-            stage.worker % plan.devices_per_node,
-            int(plan.node_of(stage.worker) in leaving),
+    form = pipeline.form(plan.devices_per_node)
+    if leaving.isdisjoint(pipeline.nodes(plan.devices_per_node)):
+        return _usual_sign(form, share)
+    marks = [int(plan.node_of(worker) in leaving) for worker in pipeline.workers]
+    stages = ((*stage, mark) for stage, mark in zip(form.stages, marks, strict=True))
+    return ((form.num_nodes, len(form.stages), share), *stages)
+
+
+@lru_cache(maxsize=1 << 12)
+def _usual_sign(form: Form, share: int) -> _Sign:
+    """Where nobody leaves."""
+    return ((form.num_nodes, len(form.stages), share), *((*stage, 0) for stage in form.stages))
+
+
+def _moved(plan: Plan, pipeline: Pipeline, names: dict[NodeId, NodeId]) -> Pipeline:
+    """On the nodes of these names."""
+    nodes = pipeline.nodes(plan.devices_per_node)
+    first = names[nodes[0]] if nodes else NodeId(0)
+    if all(names[node] == first + place for place, node in enumerate(nodes)):
+        return _placed(pipeline.form(plan.devices_per_node), first, plan.devices_per_node)
+    return Pipeline(stages=_renamed(plan, pipeline.stages, names))
+
+
+@lru_cache(maxsize=1 << 12)
+def _placed(form: Form, first: NodeId, devices_per_node: int) -> Pipeline:
+    """On neighbouring nodes. The same pipeline is met again and again, with all that is known of it."""
+    return Pipeline(
+        stages=tuple(
+            Stage(
+                worker=WorkerId((first + node) * devices_per_node + device),
+                first_layer=first_layer,
+                end_layer=end_layer,
+                num_devices=num_devices,
+            )
+            for first_layer, end_layer, num_devices, node, device in form.stages
         )
-        for stage in pipeline.stages
     )
-    return ((len(place), len(stages), share), *stages)
 
 
 def _renamed(plan: Plan, stages: Sequence[Stage], names: dict[NodeId, NodeId]) -> tuple[Stage, ...]:
@@ -210,16 +232,15 @@ def _renamed(plan: Plan, stages: Sequence[Stage], names: dict[NodeId, NodeId]) -
     )
 
 
-def _dealt(pipelines: Sequence[tuple[Stage, ...]], shares: Sequence[int], num_layers: int) -> tuple[Route, ...]:
+def _dealt(pipelines: Sequence[Pipeline], shares: Sequence[int], num_layers: int) -> tuple[Route, ...]:
     """Each pipeline's microbatches, numbered in the pipelines' order."""
     routes: list[Route] = []
     first = 0
     layers = tuple(range(num_layers))
-    for stages, share in zip(pipelines, shares, strict=True):
+    for pipeline, share in zip(pipelines, shares, strict=True):
         if share:
-            routes.append(
-                Route(hops=stages, microbatches=tuple(range(first, first + share)), born=GENERATION, counted=layers)
-            )
+            microbatches = tuple(range(first, first + share))
+            routes.append(Route(hops=pipeline.stages, microbatches=microbatches, born=GENERATION, counted=layers))
             first += share
     return tuple(routes)
 

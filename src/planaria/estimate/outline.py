@@ -1,0 +1,184 @@
+"""Outline: what a step comes to, found from the kinds of pipelines that a plan has, not from every one of them.
+
+Where every route keeps to a pipeline, nobody shadows, and all nodes are alike, the times of a pipeline depend on its
+form and on how many microbatches it carries: pipelines that have these in common are run once, and so are their sums.
+Gives the very numbers that `planaria.estimate.step_time` finds from the workers' programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from planaria.estimate.conditions import Conditions
+from planaria.estimate.durations import Durations
+from planaria.estimate.flow import run
+from planaria.estimate.pipeline_flow import PipelineFlow, WorkerFlow, is_plain, run_pipeline
+from planaria.estimate.sums import summed
+from planaria.plan.plan import Form, Pipeline, Plan, Route, WorkerId
+from planaria.plan.program import COMPUTING
+from planaria.plan.schedule import Path, programs
+from planaria.plan.sync_rounds import colour
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outline:
+    """What a `Timeline` comes to, in seconds.
+
+    Attributes:
+        step_time_s: from the beginning to the end of the last worker's apply.
+        longest_instruction_s: of the longest forward, backward, sum or optimizer's step.
+        compute_s: of each worker's forwards and backwards.
+    """
+
+    step_time_s: float
+    longest_instruction_s: float
+    compute_s: Mapping[WorkerId, float]
+
+
+Shape = Hashable
+"""All that the times of a pipeline depend on, beside profile and conditions."""
+
+Known = dict[Shape, PipelineFlow]
+"""Pipelines that were run before."""
+
+MOST_KNOWN = 4096
+
+
+def remember(known: Known) -> None:
+    """The latest only."""
+    while len(known) > MOST_KNOWN:
+        del known[next(iter(known))]
+
+
+def outline_of_pipelines(plan: Plan, durations: Durations, conditions: Conditions, known: Known) -> Outline | None:
+    """Of a step; None where it depends on more than the kinds of pipelines.
+
+    Args:
+        plan: whose step it is.
+        durations: of the plan.
+        conditions: beside the profile.
+        known: pipelines that were run before, with the same profile and conditions; those run now are added.
+    """
+    if plan.shadows or plan.redundancy is not None:
+        return None
+    if conditions.node_speeds or conditions.late_s or conditions.num_cores is not None:
+        return None
+    if -1 in plan.ways or not plan.is_apart or not durations.is_spread:
+        return None
+    routes_of: dict[int, list[Route]] = {}
+    for way, route in zip(plan.ways, plan.routes, strict=True):
+        routes_of.setdefault(way, []).append(route)
+    if any(len(plan.pipelines[at].owned) != len(plan.pipelines[at].stages) for at in routes_of):
+        return None
+    kinds: dict[tuple[Shape, ...], tuple[PipelineFlow, Form, list[Pipeline]]] = {}
+    for at, routes in routes_of.items():
+        pipeline = plan.pipelines[at]
+        form = pipeline.form(plan.devices_per_node)
+        shape = (plan.schedule, form, *shape_of(routes))
+        kind = kinds.get(shape)
+        if kind is None:
+            if shape not in known:
+                known[shape] = _run(plan, pipeline, routes, durations, conditions)
+            kind = kinds[shape] = known[shape], form, []
+        kind[2].append(pipeline)
+    idle = [pipeline for at, pipeline in enumerate(plan.pipelines) if at not in routes_of]
+    found = _found(plan, durations, conditions, list(kinds.values()), idle)
+    remember(known)
+    return found
+
+
+def shape_of(routes: Sequence[Route]) -> tuple[Shape, ...]:
+    """Of what a pipeline carries, all that its times and its memory depend on. Of generations, that is their order."""
+    if len(routes) == 1:
+        (route,) = routes
+        return (0, route.counted, len(route.microbatches), route.reached)
+    turn_of = {born: turn for turn, born in enumerate(sorted({route.born for route in routes}))}
+    own = tuple((turn_of[r.born], r.counted, len(r.microbatches), r.reached) for r in routes)
+    if len(turn_of) == len(routes):
+        return own
+    travellers = sorted((route.born, m, at) for at, route in enumerate(routes) for m in route.microbatches)
+    return (*own, tuple([at for _, _, at in travellers]))
+
+
+def _run(
+    plan: Plan, pipeline: Pipeline, routes: list[Route], durations: Durations, conditions: Conditions
+) -> PipelineFlow:
+    nobody = (None,) * len(pipeline.stages)
+    path = Path(hops=pipeline.stages, routes=tuple(routes), stand_ins=nobody, copies=nobody, keeps_sent=False)
+    if is_plain(plan, path):
+        return run_pipeline(plan, path, durations, overlap=conditions.overlap)
+    alone = msgspec.structs.replace(plan, pipelines=(pipeline,), routes=path.routes, transfers=())
+    work = programs(alone)
+    flow = run(work, durations, overlap=conditions.overlap)
+    parts = tuple(
+        WorkerFlow(
+            end_s=flow.ends_s[worker],
+            compute_s=flow.compute_s[worker],
+            due_s={group: flow.due_s[worker, group] for group in alone.groups_of[worker]},
+            longest_s=max((durations.compute_s(worker, i) for i in work[worker] if i.op in COMPUTING), default=0.0),
+        )
+        for worker in pipeline.workers
+    )
+    return PipelineFlow(parts=parts)
+
+
+_Kind = tuple[PipelineFlow, Form, list[Pipeline]]
+"""What a kind of pipeline does by itself, its form, and the pipelines that are of it."""
+
+
+def _found(
+    plan: Plan, durations: Durations, conditions: Conditions, kinds: Sequence[_Kind], idle: list[Pipeline]
+) -> Outline:
+    """From what every kind of pipeline does by itself."""
+    whole = [0.0] * len(plan.groups)
+    longest_s = 0.0
+    compute_s: dict[WorkerId, float] = {}
+    ends: dict[tuple[tuple[int, ...], int, float], float] = {}
+    """Of each set of groups, devices, and time from which on it reads: the latest end of compute. The later that is,
+    the later is all that follows, so earlier ones need not be looked at."""
+    for flow, form, alike in kinds:
+        for pipeline in alike:
+            compute_s.update(zip(pipeline.workers, flow.compute_s, strict=True))
+        longest_s = max(longest_s, flow.longest_s)
+        for group, due_s in flow.due_s.items():
+            if due_s > whole[group]:
+                whole[group] = due_s
+        for (groups, end_s), stage in zip(flow.ends_s, form.stages, strict=True):
+            owner = groups, stage[2], 0.0 if conditions.overlap else end_s
+            if end_s >= ends.get(owner, 0.0):
+                ends[owner] = end_s
+    for pipeline in idle:
+        compute_s.update(dict.fromkeys(pipeline.workers, 0.0))
+        for worker, devices in pipeline.devices_of.items():
+            ends.setdefault((plan.groups_of[worker], devices, 0.0), 0.0)
+    rounds = colour(plan)
+    voted_s = applies_s = 0.0
+    numbers = range(len(plan.groups))
+    others = [count - 1 for count in durations.num_counting]
+    on_devices = {
+        devices: (
+            [durations.read_of_s(devices, group, 0, others[group]) for group in numbers],
+            [durations.sum_of_s(devices, group) for group in numbers],
+        )
+        for devices in {devices for _, devices, _ in ends}
+    }
+    for (groups, devices, reads_from), end_s in ends.items():
+        end, spans = summed(
+            groups,
+            whole,
+            rounds,
+            *on_devices[devices],
+            reads_from=reads_from,
+            sums_from=end_s,
+        )
+        voted_s = max(voted_s, end)
+        longest_s = max([longest_s, *(until - start for start, until in spans.values())])
+        applies_s = max(applies_s, durations.apply_of_s(devices, groups))
+    return Outline(
+        step_time_s=voted_s + durations.vote_s + applies_s,
+        longest_instruction_s=max(longest_s, applies_s),
+        compute_s={worker: compute_s[worker] for worker in plan.workers},
+    )
