@@ -11,7 +11,7 @@ from planaria.plan.errors import NoReplica, TooFewNodes
 from planaria.plan.placement import Holders
 from planaria.plan.plan import NodeId, Plan, PlanError, Redundancy, WorkerId
 from planaria.plan.profile import LinkCost, StepCosts
-from planaria.plan.replicas import lacking
+from planaria.plan.replicas import arrived, lacking
 from planaria.plan.ring import conflicts
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.validate import validate
@@ -92,6 +92,17 @@ def test_a_lost_worker_and_its_shadow_are_a_reconfiguration() -> None:
     assert nodes_of(proposal.plan) == [[0, 1, 2, 3], [8, 9, 10, 11]]
     assert "2 nodes wait in the standby queue" in proposal.reason
     assert proposal.transfer_bytes == 0
+
+
+@pytest.mark.parametrize("lost", range(4))
+def test_one_pipeline_is_made_whole_with_who_waits(lost: int) -> None:
+    """Its shadows' state is under way with the new worker's own; the step cannot be committed before it is there."""
+    policy, plan = started(num_nodes=5)
+    proposal = after(policy, plan, lost, came=(4,))
+    assert nodes_of(proposal.plan) == [[4 if node == lost else node for node in range(4)]]
+    assert lacking(proposal.plan, 1), "as long as it is under way"
+    assert not lacking(arrived(proposal.plan), 1)
+    assert not proposal.is_degraded
 
 
 def test_the_shadow_of_what_was_taken_over_is_lost() -> None:

@@ -5,6 +5,8 @@ A replica is an owner's or a shadow's. Two on one node die together, so they cou
 
 from __future__ import annotations
 
+import msgspec
+
 from planaria.plan.plan import Plan
 
 
@@ -24,6 +26,11 @@ def num_replicas(plan: Plan) -> tuple[int, ...]:
             }
         )
     return tuple(map(len, nodes))
+
+
+def arrived(plan: Plan) -> Plan:
+    """The plan with all state in place that it moves, as it is before its first step can be committed."""
+    return msgspec.structs.replace(plan, transfers=()) if plan.transfers else plan
 
 
 def lacking(plan: Plan, fault_tolerance: int) -> dict[int, int]:

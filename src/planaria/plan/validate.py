@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from planaria.plan.ledger import Ledger, mask_of
 from planaria.plan.plan import Pipeline, Plan, PlanError, Route, WorkerId
-from planaria.plan.replicas import lacking
+from planaria.plan.replicas import arrived, lacking
 
 
 def validate(
@@ -20,7 +20,8 @@ def validate(
 
     Args:
         plan: to be checked.
-        fault_tolerance: f; given, every layer must have f + 1 replicas, on nodes of their own.
+        fault_tolerance: f; given, every layer must have f + 1 replicas, on nodes of their own, once all state has
+            arrived that the plan moves.
         already: what live accumulators hold beside the routes' work; default: nothing. Together with the
             routes it must count every microbatch exactly once for every layer. What it has of microbatches that
             the plan leaves out is void.
@@ -251,7 +252,7 @@ def _check_transfers(plan: Plan) -> None:
 
 
 def _check_replicas(plan: Plan, fault_tolerance: int) -> None:
-    for layer, replicas in lacking(plan, fault_tolerance).items():
+    for layer, replicas in lacking(arrived(plan), fault_tolerance).items():
         needs = f"fault_tolerance = {fault_tolerance} needs {fault_tolerance + 1}"
         _require(
             False, f"layer {layer} has {replicas} replica{'s' if replicas != 1 else ''} on different nodes; {needs}"
