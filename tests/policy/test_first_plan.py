@@ -15,7 +15,8 @@ from planaria.plan.validate import validate
 from planaria.policy.adaptive import AdaptivePolicy
 from planaria.policy.morph import MorphPolicy
 from planaria.policy.outlook import Outlook
-from planaria.policy.templates import TemplatesPolicy, even_sets
+from planaria.policy.template_sets import even_sets
+from planaria.policy.templates import TemplatesPolicy
 from tests.plan.profiles import uniform_profile
 
 ROUTED = 1.01

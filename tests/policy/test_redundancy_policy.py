@@ -11,7 +11,7 @@ from planaria.plan.errors import NoReplica, TooFewNodes
 from planaria.plan.placement import Holders
 from planaria.plan.plan import NodeId, Plan, PlanError, Redundancy, WorkerId
 from planaria.plan.profile import LinkCost, StepCosts
-from planaria.plan.replicas import arrived, lacking
+from planaria.plan.replicas import lacking
 from planaria.plan.ring import conflicts
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.validate import validate
@@ -41,7 +41,7 @@ def after(policy: TemplatesPolicy, plan: Plan, *lost: int, came: tuple[int, ...]
     holders: Holders = {w: groups for w, groups in plan.groups_of.items() if plan.node_of(w) not in lost}
     holders = {**holders, **{WorkerId(node): () for node in came}}
     proposal = policy.reconfigure(plan, [NodeId(n) for n in lost], holders, plan.generation + 1)
-    validate(proposal.plan, fault_tolerance=1)
+    validate(proposal.plan, fault_tolerance=1, arrived=proposal.plan.redundancy is not None)
     return proposal
 
 
@@ -92,17 +92,6 @@ def test_a_lost_worker_and_its_shadow_are_a_reconfiguration() -> None:
     assert nodes_of(proposal.plan) == [[0, 1, 2, 3], [8, 9, 10, 11]]
     assert "2 nodes wait in the standby queue" in proposal.reason
     assert proposal.transfer_bytes == 0
-
-
-@pytest.mark.parametrize("lost", range(4))
-def test_one_pipeline_is_made_whole_with_who_waits(lost: int) -> None:
-    """Its shadows' state is under way with the new worker's own; the step cannot be committed before it is there."""
-    policy, plan = started(num_nodes=5)
-    proposal = after(policy, plan, lost, came=(4,))
-    assert nodes_of(proposal.plan) == [[4 if node == lost else node for node in range(4)]]
-    assert lacking(proposal.plan, 1), "as long as it is under way"
-    assert not lacking(arrived(proposal.plan), 1)
-    assert not proposal.is_degraded
 
 
 def test_the_shadow_of_what_was_taken_over_is_lost() -> None:
@@ -193,6 +182,23 @@ def test_what_does_not_fit_is_refused_with_a_remedy() -> None:
     with pytest.raises(PlanError, match=r'resilience.redundancy = "lazy-lazy", which keeps least'):
         RedundancyPolicy(profile, settings(memory_bytes=tight))
     assert RedundancyPolicy(profile, settings(memory_bytes=tight, redundancy=Redundancy.LAZY_LAZY)).depth == 4
+
+
+def test_templates_where_no_ring_fits_and_a_ring_again_when_one_does() -> None:
+    """What eager forwards keep is much of a deep stage; six nodes hold two pipelines of three without it."""
+    profile = msgspec.structs.replace(PROFILE, device=msgspec.structs.replace(PROFILE.device, is_host=True))
+    policy = RedundancyPolicy(profile, settings(num_nodes=8, min_nodes=0, memory_bytes=8_500_000))
+    plan = policy.initial(NODES[:8], 1).plan
+    assert plan.redundancy is not None
+    fewer = after(policy, plan, 3, 6)
+    assert (fewer.plan.redundancy, len(fewer.plan.pipelines)) == (None, 2)
+    assert fewer.reason.endswith("Workers shadow nobody until rings fit again.")
+    assert policy.fits(fewer.plan)
+    assert policy.initial(NODES[:6], 1).plan.redundancy is None
+    again = after(policy, fewer.plan, came=(8, 9))
+    assert again.plan.redundancy is Redundancy.EAGER_LAZY
+    with pytest.raises(TooFewNodes, match="2 nodes are left"):
+        policy.initial(NODES[:2], 1)
 
 
 @pytest.mark.parametrize("other", [TemplatesPolicy, ReroutePolicy, AdaptivePolicy])

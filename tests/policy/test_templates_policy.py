@@ -14,7 +14,8 @@ from planaria.plan.reconfigure import reconfigure
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.validate import validate
 from planaria.policy.proposal import Policy
-from planaria.policy.templates import CLEARLY, TemplatesPolicy, even_sets
+from planaria.policy.template_sets import even_sets
+from planaria.policy.templates import CLEARLY, TemplatesPolicy
 from tests.plan.profiles import uniform_profile
 
 PROFILE = uniform_profile(6)

@@ -23,7 +23,7 @@ from planaria.policy.options import Option, option_of, split_of
 from planaria.policy.proposal import Proposal
 from planaria.policy.reroute import ReroutePolicy
 from planaria.policy.source import Offer
-from planaria.policy.templates import even_sets
+from planaria.policy.template_sets import even_sets
 from planaria.policy.wording import join, shape
 
 CLOSE = 1.25

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Self
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import Self, TypeVar
 
 import msgspec
 
@@ -19,14 +19,14 @@ from planaria.plan.batch import Undistributable
 from planaria.plan.instantiate import initial_plan
 from planaria.plan.ledger import Ledger
 from planaria.plan.placement import Holders
-from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError, WorkerId
+from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
 from planaria.plan.profile import ModelProfile
 from planaria.plan.reconfigure import STEPS_AHEAD, Change, How, Reconfiguration, reconfigure
 from planaria.plan.replicas import lacking
 from planaria.plan.respeed import candidates
 from planaria.plan.salvage import LayerHolders, left_undone
 from planaria.plan.settings import PlannerSettings
-from planaria.plan.speeds import Speeds, step_times
+from planaria.plan.speeds import Speeds
 from planaria.plan.takeover import resume
 from planaria.plan.templates import Template, make_templates
 from planaria.plan.warm_up import warm_up
@@ -34,16 +34,14 @@ from planaria.plan.zones import Zones
 from planaria.policy.finishing import quickest
 from planaria.policy.outlook import Outlook
 from planaria.policy.proposal import Proposal
-from planaria.policy.wording import count as _count
-from planaria.policy.wording import join as _join
-from planaria.policy.wording import size as _bytes
+from planaria.policy.reasons import begun, finished, taken_over, who_changes, why, why_at_speeds
+from planaria.policy.template_sets import other_sets
+from planaria.policy.wording import size
+
+_T = TypeVar("_T", Plan, Reconfiguration)
 
 CLEARLY = 0.95
 """An instantiation that weighs compute alone is left for one that takes so much less, sums of gradients included."""
-
-MOST_EVEN = 8
-"""Even sets that are estimated: so many of the best by compute, and as many of the fewest pipelines; of
-hundreds of nodes fewer, as estimates take longer there."""
 
 
 class TemplatesPolicy:
@@ -69,7 +67,7 @@ class TemplatesPolicy:
         self.templates = make_templates(profile, settings)
         if not self.templates:
             raise PlanError(
-                f"No split onto {settings.min_nodes} nodes or more fits devices of {_bytes(settings.memory_bytes)}. "
+                f"No split onto {settings.min_nodes} nodes or more fits devices of {size(settings.memory_bytes)}. "
                 "Set a lower resilience.min_nodes_per_pipeline, or use devices with more memory."
             )
 
@@ -132,36 +130,37 @@ class TemplatesPolicy:
             PlanError: too few nodes or microbatches.
         """
         plan = self._initial_plan(sorted(nodes), generation)
-        sizes = Counter(len(_nodes(plan, pipeline)) for pipeline in plan.pipelines)
-        shapes = _join([f"{count} of {_count(size, 'node')}" for size, count in sorted(sizes.items())])
-        verb = "make" if len(set(nodes)) != 1 else "makes"
-        reason = (
-            f"{_count(len(set(nodes)), 'node')} {verb} {_count(len(plan.pipelines), 'pipeline')} ({shapes}), "
-            f"the fastest way to keep {_count(self._settings.fault_tolerance + 1, 'replica')}."
-        )
+        reason = begun(plan, len(set(nodes)), self._settings.fault_tolerance + 1)
         return self._proposal(plan, reason, 0, "initial")
 
     def _fastest(self, nodes: Sequence[NodeId], generation: int) -> Plan:
-        """The fastest, as simulated, of the best instantiations of all templates, those without the smallest, and those
-        of even sizes.
+        """The fastest, as simulated, of the best instantiations of all templates and of other sets."""
+        return self._clearly_fastest(
+            self.instantiated(self.templates, nodes, generation),
+            lambda templates: self.instantiated(templates, nodes, generation),
+            lambda plan: plan,
+            len(nodes),
+        )
 
-        An instantiation weighs compute alone. The more pipelines there are, the longer their sums take, and the longer
-        the less alike they are cut: where that counts, fewer, larger and even pipelines are faster.
-        """
-        best = self.instantiated(self.templates, nodes, generation)
-        least_s = CLEARLY * self._outline(best).step_time_s
-        seen = {best.pipelines}
-        for templates in (*_without_smallest(self.templates), *even_sets(self.templates, len(nodes), self._settings)):
+    def _clearly_fastest(
+        self, first: _T, made: Callable[[Sequence[Template]], _T], plan_of: Callable[[_T], Plan], num_nodes: int
+    ) -> _T:
+        """The first, unless another set of templates makes one of as many nodes that is clearly faster."""
+        best, plan = first, plan_of(first)
+        least_s = CLEARLY * self._outline(plan).step_time_s
+        seen, num_placed = {plan.pipelines}, len(plan.nodes)
+        for templates in other_sets(self.templates, num_nodes, self._settings):
             try:
-                plan = self.instantiated(templates, nodes, generation)
+                found = made(templates)
             except PlanError:
                 continue  # too few nodes for f + 1 pipelines of that size
-            if plan.pipelines in seen or len(plan.nodes) != len(best.nodes):
+            plan = plan_of(found)
+            if plan.pipelines in seen or len(plan.nodes) != num_placed:
                 continue
             seen.add(plan.pipelines)
             seconds = self._outline(plan).step_time_s
             if seconds < least_s:
-                best, least_s = plan, seconds
+                best, least_s = found, seconds
         return best
 
     def instantiated(self, templates: Sequence[Template], nodes: Sequence[NodeId], generation: int) -> Plan:
@@ -198,8 +197,8 @@ class TemplatesPolicy:
     def reason_of(self, plan: Plan, lost: Collection[NodeId], result: Reconfiguration) -> str:
         """The sentence for a reconfiguration."""
         if self._speeds is None:
-            return _why(plan, lost, result)
-        return _why_at_speeds(plan, lost, result, self._speeds)
+            return why(plan, lost, result)
+        return why_at_speeds(plan, lost, result, self._speeds)
 
     def reconfigurations(
         self, plan: Plan, lost: Collection[NodeId], holders: Holders, generation: int, leaving: Collection[NodeId] = ()
@@ -282,7 +281,7 @@ class TemplatesPolicy:
         """With every node but the absent ones."""
         if self._speeds is not None:
             return self._at_speeds(plan, absent, holders, generation, leaving, self._speeds)
-        found = self._as_ever(plan, absent, holders, generation, leaving)
+        found = self._made_of(self.templates, plan, absent, holders, generation, leaving)
         return self._with_sums(found, plan, absent, holders, leaving)
 
     def _with_sums(
@@ -293,35 +292,14 @@ class TemplatesPolicy:
         holders: Holders,
         leaving: Collection[NodeId],
     ) -> Reconfiguration:
-        """Where the nodes are dealt out anew, the fastest as simulated; see `_fastest`."""
+        """Where the nodes are dealt out anew, the fastest as simulated; see `_clearly_fastest`."""
         if found.how is not How.INSTANTIATE:
             return found
-        generation, num_nodes = found.plan.generation, len(found.plan.nodes)
-        least_s = CLEARLY * self._outline(found.plan).step_time_s
-        seen = {found.plan.pipelines}
-        for templates in (*_without_smallest(self.templates), *even_sets(self.templates, num_nodes, self._settings)):
-            try:
-                other = reconfigure(
-                    self._profile,
-                    templates,
-                    self._settings,
-                    plan,
-                    lost,
-                    holders,
-                    generation,
-                    leaving,
-                    search=True,
-                    zones=self._zones,
-                )
-            except PlanError:
-                continue  # too few nodes for f + 1 pipelines of that size
-            if other.plan.pipelines in seen or len(other.plan.nodes) != num_nodes:
-                continue
-            seen.add(other.plan.pipelines)
-            seconds = self._outline(other.plan).step_time_s
-            if seconds < least_s:
-                found, least_s = other, seconds
-        return found
+
+        def made(templates: Sequence[Template]) -> Reconfiguration:
+            return self._made_of(templates, plan, lost, holders, found.plan.generation, leaving, search=True)
+
+        return self._clearly_fastest(found, made, attrgetter("plan"), len(found.plan.nodes))
 
     def _at_speeds(
         self,
@@ -341,22 +319,31 @@ class TemplatesPolicy:
             if (best is None or seconds < least_s) and self.fits(found.plan):
                 best, least_s = found, seconds
         if best is None:
-            return self._as_ever(plan, lost, holders, generation, leaving)
+            return self._made_of(self.templates, plan, lost, holders, generation, leaving)
         return best
 
-    def _as_ever(
-        self, plan: Plan, lost: Collection[NodeId], holders: Holders, generation: int, leaving: Collection[NodeId]
+    def _made_of(
+        self,
+        templates: Sequence[Template],
+        plan: Plan,
+        lost: Collection[NodeId],
+        holders: Holders,
+        generation: int,
+        leaving: Collection[NodeId],
+        *,
+        search: bool = False,
     ) -> Reconfiguration:
         """Whatever the speeds are."""
         return reconfigure(
             self._profile,
-            self.templates,
+            templates,
             self._settings,
             plan,
             lost,
             holders,
             generation,
             leaving,
+            search=search,
             zones=self._zones,
         )
 
@@ -372,7 +359,7 @@ class TemplatesPolicy:
         new = warm_up(plan, target.plan, generation)
         if not self.fits(new):
             return None
-        reason = f"{_changes(plan, target.plan)} after this step; what has to move moves beside it."
+        reason = f"{who_changes(plan, target.plan)} after this step; what has to move moves beside it."
         proposal = self._proposal(new, reason, target.transfer_bytes, "warm up")
         # The plan in force may be another policy's, and lack replicas.
         short = lacking(new, self._settings.fault_tolerance)
@@ -400,25 +387,11 @@ class TemplatesPolicy:
         """
         resumed = resume(plan, live, halted, counted, holders, generation)
         if resumed is not None:
-            return self._proposal(resumed, _taken_over(plan, resumed, live), 0, "finish step")
+            return self._proposal(resumed, taken_over(plan, resumed, live), 0, "finish step")
         undone = left_undone(plan, live, halted, counted, holders, generation)
         found = quickest(undone, self._profile, self._conditions, so_far, self.fits)
-        new = found.plan
-        added = [route for route in new.routes if route.born == generation]
-        again = {microbatch for route in added for microbatch in route.microbatches}
-        carriers = {hop.worker for route in added for hop in route.hops}
-        lost = sorted({plan.node_of(worker) for worker in set(plan.workers) - set(live)})
-        happened = _losses(plan, lost) or "The live nodes changed"
-        if again:
-            run = "runs" if len(again) == 1 else "run"
-            what = (
-                f"{_count(len(again), 'microbatch', 'microbatches')} of {plan.num_microbatches} {run} again, "
-                f"where lost, on {_count(len(carriers), 'live worker')}"
-                f"{', survivors of broken pipelines among them' if found.crosses else ''}"
-            )
-        else:
-            what = "every microbatch is in a live accumulator or under way, so nothing runs again"
-        proposal = self._proposal(new, f"{happened}; {what}.", 0, "finish step")
+        reason = finished(plan, found.plan, live, crosses=found.crosses)
+        proposal = self._proposal(found.plan, reason, 0, "finish step")
         # What was left out of the step before has left every accumulator.
         rest_s = self._rest_s(proposal, so_far) if found.rest_s is None else found.rest_s
         return dataclasses.replace(proposal, dropped=plan.dropped, rest_s=rest_s)
@@ -454,123 +427,3 @@ class TemplatesPolicy:
         """Seconds of each worker's compute, on a node as fast as the profile says."""
         speed = self._conditions.speed
         return {worker: seconds * speed(plan.node_of(worker)) for worker, seconds in step.compute_s.items()}
-
-
-def _without_smallest(templates: Sequence[Template]) -> Iterator[Sequence[Template]]:
-    """All but the first, all but the first two, four, and so on."""
-    smallest = 1
-    while smallest < len(templates):
-        yield templates[smallest:]
-        smallest *= 2
-
-
-def even_sets(templates: Sequence[Template], num_nodes: int, settings: PlannerSettings) -> list[Sequence[Template]]:
-    """For each number of pipelines the one or two sizes that share the nodes out evenly: a few, see `MOST_EVEN`."""
-    known = {template.num_nodes: template for template in templates}
-    found: list[tuple[float, int, Sequence[Template]]] = []
-    most = min(num_nodes // templates[0].num_nodes, settings.num_microbatches)
-    for number in range(max(2, settings.fault_tolerance + 1), most + 1):
-        size, larger = divmod(num_nodes, number)
-        sizes = (size, size + 1) if larger else (size,)
-        if all(one in known for one in sizes):
-            share = -(-settings.num_microbatches // number)
-            seconds = float(step_times(known[size], settings.num_microbatches)[share - 1])
-            found.append((seconds, number, [known[one] for one in sizes]))
-    limit = max(1, min(MOST_EVEN, 512 // num_nodes))
-    quickest = sorted(found, key=lambda one: one[:2])[:limit]
-    fewest = [one for one in found[:limit] if one not in quickest]
-    return [templates for _, _, templates in (*quickest, *fewest)]
-
-
-def _changes(before: Plan, after: Plan) -> str:
-    """Who comes and goes, as the beginning of a sentence."""
-    parts = []
-    come, go = set(after.nodes) - set(before.nodes), set(before.nodes) - set(after.nodes)
-    for verb, nodes in (("join", come), ("leave", go)):
-        if nodes:
-            one = len(nodes) == 1
-            parts.append(f"node{'' if one else 's'} {_join(sorted(nodes))} {verb}{'s' if one else ''}")
-    text = _join(parts) or "the pipelines change"
-    return text[:1].upper() + text[1:]
-
-
-def _nodes(plan: Plan, pipeline: Pipeline) -> list[NodeId]:
-    return sorted(pipeline.nodes(plan.devices_per_node))
-
-
-def _losses(plan: Plan, lost: Collection[NodeId]) -> str:
-    """Which pipeline lost which nodes, as the beginning of a sentence; empty when none did."""
-    parts: list[str] = []
-    away = set(lost)
-    for at, pipeline in enumerate(plan.pipelines):
-        gone = sorted(away.intersection(pipeline.nodes(plan.devices_per_node)))
-        if gone:
-            parts.append(f"pipeline {at} lost node{'s' if len(gone) > 1 else ''} {_join(gone)}")
-        elif not pipeline.is_whole(plan.num_layers):
-            parts.append(f"pipeline {at} is not whole")
-    text = _join(parts)
-    return text[:1].upper() + text[1:]
-
-
-def _taken_over(plan: Plan, resumed: Plan, live: Collection[WorkerId]) -> str:
-    """The sentence for a step in which shadows go on."""
-    lost = sorted({plan.node_of(worker) for worker in set(plan.workers) - set(live)})
-    left = {m for route in resumed.routes if route.reached is not None for m in route.microbatches}
-    many = len(lost) > 1
-    return (
-        f"{'Nodes' if many else 'Node'} {_join(lost)} {'are' if many else 'is'} gone; "
-        f"{'their predecessors take' if many else 'its predecessor takes'} over where "
-        f"{_count(len(left), 'microbatch', 'microbatches')} of {plan.num_microbatches} "
-        f"{'was' if len(left) == 1 else 'were'}, with all that survives of them."
-    )
-
-
-def _why(plan: Plan, lost: Collection[NodeId], result: Reconfiguration) -> str:
-    """The sentence for a reconfiguration."""
-    return f"{_losses(plan, lost) or 'The nodes changed'}; {_remedy(result)}; {_moved(result)}."
-
-
-def _why_at_speeds(plan: Plan, lost: Collection[NodeId], result: Reconfiguration, speeds: Speeds) -> str:
-    """The sentence for a plan that knows of speeds. Slow nodes that it does without live, and rest."""
-    slow = {node: speed for node, speed in speeds.items() if speed != 1}
-    told = [
-        f"node{'s' if len(nodes) > 1 else ''} {_join(nodes)} at {speed:g}"
-        for speed in sorted(set(slow.values()))
-        if (nodes := sorted(node for node in slow if slow[node] == speed and node in result.plan.nodes))
-    ]
-    parts = [_losses(plan, [node for node in lost if node not in slow]) or "The nodes or their speeds changed"]
-    if resting := sorted(node for node in slow if node not in result.plan.nodes):
-        parts.append(f"slow node{'s' if len(resting) > 1 else ''} {_join(resting)} can be done without")
-    with_whom = f"with {_join(told)} of the others' speed" if told else "with nodes of one speed"
-    shares = Counter[tuple[tuple[int, int, int], ...]]()
-    for route in result.plan.routes:
-        shares[route.key] += len(route.microbatches)
-    dealt = _join(list(shares.values()))
-    return f"{'; '.join(parts)}; {with_whom}, the pipelines run {dealt} microbatches; {_moved(result)}."
-
-
-def _remedy(result: Reconfiguration) -> str:
-    plan = result.plan
-    sizes = _join(sorted({len(_nodes(plan, plan.pipelines[at])) for at in result.rebuilt}))
-    number = len(result.rebuilt)
-    template = f"the {sizes}-node template" if "and" not in sizes else f"the {sizes}-node templates"
-    if not number:
-        return "the other pipelines go on as they are"
-    made = f"{_count(number, 'pipeline')} {'are' if number > 1 else 'is'} made again from {template}"
-    match result.how:
-        case How.SIMPLE:
-            return made
-        case How.BORROW:
-            return f"nodes are borrowed from larger pipelines, and {made}"
-        case How.MERGE:
-            return f"too few of its nodes are left and none can be borrowed, so it is merged: {made}"
-        case How.INSTANTIATE:
-            return f"the nodes are dealt out anew, and {made}"
-
-
-def _moved(result: Reconfiguration) -> str:
-    if not result.plan.transfers:
-        return "no state has to move"
-    layers = {layer for move in result.plan.transfers for layer in result.plan.groups[move.group].layers}
-    moves = "move" if len(layers) > 1 else "moves"
-    return f"{_count(len(layers), 'layer')} ({_bytes(result.transfer_bytes)}) {moves} from surviving replicas"

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from planaria.job.settings import PolicyName
-from planaria.plan.replicas import arrived, lacking, num_replicas
+from planaria.plan.replicas import lacking, num_replicas
 from planaria.policy.proposal import Policy, Proposal
 from planaria.protocol.pacing import pays
 
@@ -91,14 +93,14 @@ def why_change(now: Proposal, then: Proposal, fault_tolerance: int, steps_left: 
         steps_left: of the job.
     """
     left_out, then_left_out = len(now.plan.dropped), len(then.plan.dropped)
-    later = arrived(then.plan)  # shadows count whose state is under way now
-    is_short, then_is_short = (bool(lacking(plan, fault_tolerance)) for plan in (now.plan, later))
+    arrived = msgspec.structs.replace(then.plan, transfers=())  # shadows count whose state is under way now
+    is_short, then_is_short = (bool(lacking(plan, fault_tolerance)) for plan in (now.plan, arrived))
     if then_left_out > left_out or (then_is_short and not is_short):
         return None
     if then_left_out < left_out:
         return "fewer samples are left out" if then_left_out else "no sample is left out any more"
     if is_short and not then_is_short:
         return f"every layer has {fault_tolerance + 1} replicas again"
-    if min(num_replicas(later)) > min(num_replicas(now.plan)):
+    if min(num_replicas(arrived)) > min(num_replicas(now.plan)):
         return "every layer has more replicas"
     return "steps are shorter" if pays(now, then, steps_left) else None

@@ -11,7 +11,7 @@ from collections.abc import Collection
 
 from planaria.job.settings import PolicyName
 from planaria.plan.plan import Plan
-from planaria.plan.replicas import arrived, lacking
+from planaria.plan.replicas import lacking
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.journal import JournalPlan
 from planaria.protocol.records import Note, PlanTaken
@@ -56,11 +56,10 @@ class Strength:
             return None
         self.is_degraded = says
         self.ever_degraded |= says
-        plan, short = entry.message.plan, lacking(entry.message.plan, self._setup.fault_tolerance)
+        plan = entry.message.plan
+        short = lacking(plan, self._setup.fault_tolerance, arrived=plan.redundancy is not None)
         if says and not self._may_be_degraded:
             return f"plan {plan.generation} is degraded under {self._setup.policy}"
-        if self._has_shadows and not says:
-            short = lacking(arrived(plan), self._setup.fault_tolerance)  # shadows count whose state is under way
         if says != bool(short):
             return f"plan {plan.generation} lacks replicas of {short}, and says {'that' if says else 'nothing'}"
         return None

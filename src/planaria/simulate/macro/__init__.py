@@ -7,6 +7,9 @@ found out about a situation once is remembered.
 - `timings`: what is not modelled, with its defaults.
 - `state`: a situation in which a job trains undisturbed, up to the nodes' names.
 - `subject`: what episodes are told and tell.
+- `initial_run`: the coordinator's state in which an episode begins.
+- `counted`: what workers have counted within a step.
+- `spending`: what an episode's seconds were spent on.
 - `episode`: from a disturbance until the job trains undisturbed again.
 - `moments`: episodes that are known, moment by moment.
 - `account`: where the time went, and what came of it.

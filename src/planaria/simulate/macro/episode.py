@@ -10,17 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
-from planaria.estimate.restore import Storage
 from planaria.estimate.step_time import way_down_s
 from planaria.estimate.transition import transfer_time
-from planaria.job.settings import TrainSection
-from planaria.plan.ledger import Ledger, mask_of
-from planaria.plan.plan import NodeId, Plan, PlanError, Route, WorkerId
+from planaria.plan.ledger import Ledger
+from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
 from planaria.plan.replicas import lacking
 from planaria.policy.proposal import Proposal
-from planaria.protocol.course.run import Run
 from planaria.protocol.course.take import put_in_force
 from planaria.protocol.events import (
     Command,
@@ -53,13 +49,13 @@ from planaria.protocol.messages import (
 from planaria.protocol.phases import PLACING, Phase, ProtocolError, Purpose
 from planaria.protocol.records import AnyRecord, PlanTaken, Restored
 from planaria.protocol.second_look import LONGER
-from planaria.protocol.settings import CheckpointRef, RunSettings
 from planaria.protocol.transitions import TRANSITIONS
+from planaria.simulate.macro.counted import Counted, members
+from planaria.simulate.macro.initial_run import initial_run
+from planaria.simulate.macro.spending import Spending
 from planaria.simulate.macro.state import State, canonical
-from planaria.simulate.macro.subject import Cause, Disturbance, Foreseen, Known, Rest, Subject, Tally
+from planaria.simulate.macro.subject import Cause, Disturbance, Known, Rest, Subject, Tally
 from planaria.simulate.tally import RecoveryKinds
-
-MANY_STEPS = 1_000_000
 
 _NEVER = float("inf")
 
@@ -74,9 +70,9 @@ class Episode:
         is_over: the run has ended.
     """
 
-    def __init__(self, subject: Subject, known: Known) -> None:
+    def __init__(self, subject: Subject, known: Known, *, num_nodes: int) -> None:
         self._subject = subject
-        self._known = known
+        self._run = initial_run(subject, known, num_nodes=num_nodes)
         self._kinds = RecoveryKinds()
         self.now = 0.0
         self.rest: Rest | None = None
@@ -85,25 +81,22 @@ class Episode:
         """Nodes that died, and when that will be known."""
         self._purpose = Purpose.START
         self._begins = self._ends = _NEVER
-        self._began = self._mark = 0.0
+        self._began = 0.0
         self._step_s = 0.0
-        self._parts: list[tuple[Cause, float]] = []
+        self._spending = Spending()
         self._held: Mapping[WorkerId, tuple[int, ...]] = {}
-        self._counted: dict[WorkerId, list[int]] = {}
+        self._counted = Counted()
         self._halted: list[WorkerId] = []
-        self._work: tuple[Plan, dict[WorkerId, list[tuple[Route, list[int]]]]] | None = None
-        """Under a plan, of some workers: see `_work_of`."""
         self._saves: list[tuple[WorkerId, Save]] = []
         self._saved_at = _NEVER
         self.is_over = False
-        self._run: Run
 
     @classmethod
     def of(cls, subject: Subject, known: Known, state: State, estimated: Proposal) -> Episode:
         """In the middle of a run that trains in this state; at the beginning of a step."""
-        episode = cls(subject, known)
+        episode = cls(subject, known, num_nodes=state.num_nodes)
         plan = state.plan
-        run = episode._new_run(num_nodes=state.num_nodes)
+        run = episode._run
         run.members.enrol(map(NodeId, range(state.num_nodes)), "-")
         run.members.leaving = dict.fromkeys(state.leaving, 0.0)
         if state.zones:
@@ -125,8 +118,8 @@ class Episode:
     @classmethod
     def first(cls, subject: Subject, known: Known, zones: Sequence[str]) -> Episode:
         """At the beginning of a run, with nodes in these zones. Raises PlanError: they make no plan."""
-        episode = cls(subject, known)
-        run = episode._new_run(num_nodes=len(zones))
+        episode = cls(subject, known, num_nodes=len(zones))
+        run = episode._run
         run.checkpoints.last = None
         run.step = run.settings.first_step
         for node, zone in enumerate(zones):
@@ -135,39 +128,6 @@ class Episode:
         if episode.is_over:
             raise PlanError(f"{len(zones)} nodes make no plan: {episode._tally.ended}")
         return episode
-
-    def _new_run(self, *, num_nodes: int) -> Run:
-        subject, known = self._subject, self._known
-        num_groups = len(subject.profile.groups)
-        # So that no checkpoint is due soon: those between episodes are counted by whoever counts the steps.
-        first_step = 1 + MANY_STEPS * max(1, subject.checkpoint_every)
-        settings = RunSettings(
-            train=TrainSection(
-                steps=first_step + min(known.steps_left, MANY_STEPS),
-                global_batch=subject.num_microbatches,
-                microbatch=1,
-                sequence_length=1,
-            ),
-            policy_name=subject.policy_name,
-            fault_tolerance=subject.fault_tolerance,
-            num_nodes=num_nodes,
-            devices_per_node=subject.devices_per_node,
-            num_groups=num_groups,
-            checkpoint_root="",
-            checkpoint_every=subject.checkpoint_every,
-            resume=None,
-            storage=Storage(node_bytes_per_s=subject.timings.storage_bytes_per_s),
-            waits=True,
-            may_drop=True,
-        )
-        run = self._run = Run(settings, subject.policy, None, None)
-        run.failures = Foreseen(known.time_to_failure_s, known.nodes_together)
-        run.timing.decision_s = subject.timings.decision_s
-        run.step = first_step
-        run.checkpoints.last = CheckpointRef(
-            step=first_step - 1 - known.steps_at_stake, folder="", exponents=run.exponents
-        )
-        return run
 
     # Time
 
@@ -194,7 +154,7 @@ class Episode:
             raise ProtocolError(f"nothing happens any more in phase {self._run.phase.value}")
         known = [node for node, at in self._dead.items() if at <= self.now]
         if known:
-            self._add(Cause.DETECTION, self._subject.timings.detection_s)
+            self._spending.add(Cause.DETECTION, self._subject.timings.detection_s)
             for node in sorted(known):
                 del self._dead[node]
                 self._handle(NodeGone(node, "process killed"))
@@ -242,32 +202,12 @@ class Episode:
             or not run.goes_on(run.step)
         ):
             return
-        self._attribute(0.0)
+        self._spending.attribute(self.now, 0.0, self._tally)
         members = run.members
         state, order = canonical(
             run.plan, members.nodes, members.leaving, zones=members.zones, by_number=self._subject.by_number
         )
         self.rest = Rest(state=state, order=order, step_s=self._step_s)
-
-    # Where the time went
-
-    def _add(self, cause: Cause, seconds: float) -> None:
-        if seconds > 0:
-            self._parts.append((cause, seconds))
-
-    def _attribute(self, nominal_s: float) -> None:
-        """The time since it was last done: of it, what an undisturbed step takes is training, at most."""
-        span = self.now - self._mark
-        causes = self._tally.causes
-        surplus = max(0.0, span - nominal_s)
-        causes[Cause.TRAINING] += span - surplus
-        for cause, seconds in self._parts:
-            part = min(seconds, surplus)
-            causes[cause] += part
-            surplus -= part
-        causes[Cause.REDONE] += surplus
-        self._parts.clear()
-        self._mark = self.now
 
     # The step
 
@@ -295,7 +235,7 @@ class Episode:
         plan = run.plan
         self._all_ready()
         first, *others = plan.workers
-        counted = self._bits_of(self._counted.values(), plan)
+        counted = self._counted.by_all(plan)
         all_counted = counted[0]
         empty = Vote(generation=plan.generation, step=run.step, norms={}, losses={}, ledger=Ledger(()))
         cast = run.attempt.votes.cast
@@ -305,31 +245,16 @@ class Episode:
             generation=plan.generation,
             step=run.step,
             norms=dict.fromkeys(range(len(plan.groups)), 1.0),
-            losses=dict.fromkeys(_members(all_counted, plan.num_microbatches), 1.0),
+            losses=dict.fromkeys(members(all_counted, plan.num_microbatches), 1.0),
             ledger=Ledger.from_bits(counted),
         )
         step = run.step
-        self._attribute(self._step_s)
+        self._spending.attribute(self.now, self._step_s, self._tally)
         self._handle(Received(first, vote))
         if run.step != step + 1 and run.phase is not Phase.WAITING and not self.is_over:
             raise ProtocolError(f"step {step} is over and was not committed; phase {run.phase.value}")
         self._tally.steps += 1
         self._tally.microbatches += all_counted.bit_count()
-
-    def _bits_of(self, kept: Any, plan: Plan) -> list[int]:
-        """For each layer, what accumulators hold at the end: what was kept from before, and the routes' work."""
-        bits = [0] * plan.num_layers
-        for own in kept:
-            for layer, mask in enumerate(own):
-                bits[layer] |= mask
-        together: dict[tuple[int, ...], int] = {}
-        for route in plan.routes:
-            together[route.counted] = together.get(route.counted, 0) | mask_of(route.microbatches)
-        for layers, mask in together.items():
-            for layer in layers:
-                bits[layer] |= mask
-        left_out = mask_of(plan.dropped)
-        return [mask & ~left_out for mask in bits]
 
     def _report_all(self) -> None:
         """Whoever was halted tells what it has counted. Others may be halted by what that leads to."""
@@ -345,31 +270,11 @@ class Episode:
         share = 0.0
         if self._begins == _NEVER and self._step_s > 0:
             share = min(1.0, max(0.0, (self.now - self._subject.timings.detection_s - self._began) / self._step_s))
-        own = self._counted.setdefault(worker, [0] * plan.num_layers)
-        for route, layers in self._work_of(worker):
-            mask = mask_of(route.microbatches[: int(share * len(route.microbatches))])
-            for layer in layers:
-                own[layer] |= mask
+        own = self._counted.by(worker, plan, share, self._halted)
         held = plan.groups_of.get(worker, ())
         if worker in run.attempt.unready:
             held = tuple(sorted(set(held).intersection(self._held.get(worker, ()))))
         return Report(generation=plan.generation, step=run.step, ledger=Ledger.from_bits(own), held=held)
-
-    def _work_of(self, worker: WorkerId) -> list[tuple[Route, list[int]]]:
-        """The routes that lead over the worker, with the layers that it counts of each."""
-        plan = self._run.plan
-        if self._work is None or self._work[0] is not plan or worker not in self._work[1]:
-            halted = {worker, *self._halted}
-            work: dict[WorkerId, list[tuple[Route, list[int]]]] = {one: [] for one in halted}
-            for way, route in zip(plan.ways, plan.routes, strict=True):
-                if way >= 0 and halted.isdisjoint(plan.pipelines[way].workers):
-                    continue
-                counted = set(route.counted)
-                for hop in route.hops:
-                    if hop.worker in halted:
-                        work[hop.worker].append((route, [layer for layer in hop.layers if layer in counted]))
-            self._work = plan, work
-        return self._work[1][worker]
 
     # The machine
 
@@ -422,7 +327,7 @@ class Episode:
         if self.is_over:
             self._begins = self._ends = self._saved_at = _NEVER
             self._dead.clear()
-            self._attribute(0.0)
+            self._spending.attribute(self.now, 0.0, self._tally)
             return
         if has_committed:
             self._began, self._ends = self.now, self.now + self._step_s
@@ -435,7 +340,7 @@ class Episode:
         elif self._run.phase is not Phase.TRAINING:
             self._begins = self._ends = _NEVER
         if self._run.phase is Phase.WAITING:
-            self._attribute(0.0)
+            self._spending.attribute(self.now, 0.0, self._tally)
         if self._saves and self._saved_at == _NEVER:
             self._saved_at = self.now + self._write_s()
         self._halted += halted
@@ -465,7 +370,7 @@ class Episode:
         if timings.unprepared_s and (run.recovery is None or len(run.recovery.lost) > 1):
             decision_s = timings.unprepared_s
         decided = self.now + decision_s
-        self._add(Cause.DECISION, decision_s)
+        self._spending.add(Cause.DECISION, decision_s)
         self._handle(DecisionTook(decision_s))
         if purpose is Purpose.FINISH_STEP:
             surplus = max(0.0, self._step_s - before_s)
@@ -480,22 +385,22 @@ class Episode:
             self._begins = _NEVER
             self._step_s = before_s
             return
-        self._add(Cause.DECISION, timings.change_s)
+        self._spending.add(Cause.DECISION, timings.change_s)
         self._begins = decided + timings.change_s
         self._ends = _NEVER
         if message.source is StateSource.CHECKPOINT:
             restart_s = timings.restart_s + self._most_held(plan) / timings.storage_bytes_per_s
-            self._add(Cause.RESTART, restart_s)
+            self._spending.add(Cause.RESTART, restart_s)
             self._begins += restart_s
         elif message.source is StateSource.LIVE and plan.transfers:
             moved = transfer_time(plan, self._subject.profile.links)
             self._tally.moved_bytes += moved.moved_bytes
             if purpose is Purpose.WARM_UP:  # beside the step, which ends when both have
-                self._add(Cause.TRANSFER, max(0.0, moved.time_s - self._step_s))
+                self._spending.add(Cause.TRANSFER, max(0.0, moved.time_s - self._step_s))
                 self._ends = self._begins + max(self._step_s, moved.time_s)
                 self._began, self._begins = self._begins, _NEVER
             else:
-                self._add(Cause.TRANSFER, moved.time_s)
+                self._spending.add(Cause.TRANSFER, moved.time_s)
                 self._begins += moved.time_s
 
     def _most_held(self, plan: Plan) -> int:
@@ -512,7 +417,7 @@ class Episode:
         most = max(sum(groups[group].moved_bytes for group in save.groups) for _, save in self._saves)
         seconds = most / self._subject.timings.storage_bytes_per_s
         if self._run.phase is Phase.SAVING:
-            self._add(Cause.CHECKPOINT, seconds)
+            self._spending.add(Cause.CHECKPOINT, seconds)
         return seconds
 
     def _saved(self) -> None:
@@ -522,10 +427,3 @@ class Episode:
             if worker in members.addresses and members.node_of(worker) not in self._dead:
                 parts = tuple(SavedGroup(group=group, file="-", size_bytes=0, sha256="") for group in save.groups)
                 self._handle(Received(worker, Saved(step=save.step, serial=save.serial, groups=parts)))
-
-
-def _members(mask: int, size: int) -> Sequence[int]:
-    """The numbers below `size` in a bit mask."""
-    if mask == (1 << size) - 1:
-        return range(size)
-    return [number for number in range(size) if mask >> number & 1]

@@ -1,0 +1,141 @@
+"""The sentences for plans made of templates: what happened to which pipeline, what is done about it, and what moves.
+
+They tell of a plan; they choose none.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+
+from planaria.plan.plan import NodeId, Pipeline, Plan, WorkerId
+from planaria.plan.reconfigure import How, Reconfiguration
+from planaria.plan.speeds import Speeds
+from planaria.policy.wording import count, join, size
+
+
+def begun(plan: Plan, num_nodes: int, num_replicas: int) -> str:
+    """The sentence for a first plan, of so many nodes."""
+    sizes = Counter(len(_nodes(plan, pipeline)) for pipeline in plan.pipelines)
+    shapes = join([f"{number} of {count(nodes, 'node')}" for nodes, number in sorted(sizes.items())])
+    verb = "make" if num_nodes != 1 else "makes"
+    return (
+        f"{count(num_nodes, 'node')} {verb} {count(len(plan.pipelines), 'pipeline')} ({shapes}), "
+        f"the fastest way to keep {count(num_replicas, 'replica')}."
+    )
+
+
+def who_changes(before: Plan, after: Plan) -> str:
+    """Who comes and goes, as the beginning of a sentence."""
+    parts = []
+    come, go = set(after.nodes) - set(before.nodes), set(before.nodes) - set(after.nodes)
+    for verb, nodes in (("join", come), ("leave", go)):
+        if nodes:
+            one = len(nodes) == 1
+            parts.append(f"node{'' if one else 's'} {join(sorted(nodes))} {verb}{'s' if one else ''}")
+    text = join(parts) or "the pipelines change"
+    return text[:1].upper() + text[1:]
+
+
+def _nodes(plan: Plan, pipeline: Pipeline) -> list[NodeId]:
+    return sorted(pipeline.nodes(plan.devices_per_node))
+
+
+def _lost(plan: Plan, live: Collection[WorkerId]) -> list[NodeId]:
+    return sorted({plan.node_of(worker) for worker in set(plan.workers) - set(live)})
+
+
+def losses(plan: Plan, lost: Collection[NodeId]) -> str:
+    """Which pipeline lost which nodes, as the beginning of a sentence; empty when none did."""
+    parts: list[str] = []
+    away = set(lost)
+    for at, pipeline in enumerate(plan.pipelines):
+        gone = sorted(away.intersection(pipeline.nodes(plan.devices_per_node)))
+        if gone:
+            parts.append(f"pipeline {at} lost node{'s' if len(gone) > 1 else ''} {join(gone)}")
+        elif not pipeline.is_whole(plan.num_layers):
+            parts.append(f"pipeline {at} is not whole")
+    text = join(parts)
+    return text[:1].upper() + text[1:]
+
+
+def finished(plan: Plan, new: Plan, live: Collection[WorkerId], *, crosses: bool) -> str:
+    """The sentence for a plan that finishes a step: what runs again, and where."""
+    added = [route for route in new.routes if route.born == new.generation]
+    again = {microbatch for route in added for microbatch in route.microbatches}
+    carriers = {hop.worker for route in added for hop in route.hops}
+    happened = losses(plan, _lost(plan, live)) or "The live nodes changed"
+    if again:
+        run = "runs" if len(again) == 1 else "run"
+        what = (
+            f"{count(len(again), 'microbatch', 'microbatches')} of {plan.num_microbatches} {run} again, "
+            f"where lost, on {count(len(carriers), 'live worker')}"
+            f"{', survivors of broken pipelines among them' if crosses else ''}"
+        )
+    else:
+        what = "every microbatch is in a live accumulator or under way, so nothing runs again"
+    return f"{happened}; {what}."
+
+
+def taken_over(plan: Plan, resumed: Plan, live: Collection[WorkerId]) -> str:
+    """The sentence for a step in which shadows go on."""
+    lost = _lost(plan, live)
+    left = {m for route in resumed.routes if route.reached is not None for m in route.microbatches}
+    many = len(lost) > 1
+    return (
+        f"{'Nodes' if many else 'Node'} {join(lost)} {'are' if many else 'is'} gone; "
+        f"{'their predecessors take' if many else 'its predecessor takes'} over where "
+        f"{count(len(left), 'microbatch', 'microbatches')} of {plan.num_microbatches} "
+        f"{'was' if len(left) == 1 else 'were'}, with all that survives of them."
+    )
+
+
+def why(plan: Plan, lost: Collection[NodeId], result: Reconfiguration) -> str:
+    """The sentence for a reconfiguration."""
+    return f"{losses(plan, lost) or 'The nodes changed'}; {_remedy(result)}; {_moved(result)}."
+
+
+def why_at_speeds(plan: Plan, lost: Collection[NodeId], result: Reconfiguration, speeds: Speeds) -> str:
+    """The sentence for a plan that knows of speeds. Slow nodes that it does without live, and rest."""
+    slow = {node: speed for node, speed in speeds.items() if speed != 1}
+    told = [
+        f"node{'s' if len(nodes) > 1 else ''} {join(nodes)} at {speed:g}"
+        for speed in sorted(set(slow.values()))
+        if (nodes := sorted(node for node in slow if slow[node] == speed and node in result.plan.nodes))
+    ]
+    parts = [losses(plan, [node for node in lost if node not in slow]) or "The nodes or their speeds changed"]
+    if resting := sorted(node for node in slow if node not in result.plan.nodes):
+        parts.append(f"slow node{'s' if len(resting) > 1 else ''} {join(resting)} can be done without")
+    with_whom = f"with {join(told)} of the others' speed" if told else "with nodes of one speed"
+    shares = Counter[tuple[tuple[int, int, int], ...]]()
+    for route in result.plan.routes:
+        shares[route.key] += len(route.microbatches)
+    dealt = join(list(shares.values()))
+    return f"{'; '.join(parts)}; {with_whom}, the pipelines run {dealt} microbatches; {_moved(result)}."
+
+
+def _remedy(result: Reconfiguration) -> str:
+    plan = result.plan
+    sizes = join(sorted({len(_nodes(plan, plan.pipelines[at])) for at in result.rebuilt}))
+    number = len(result.rebuilt)
+    template = f"the {sizes}-node template" if "and" not in sizes else f"the {sizes}-node templates"
+    if not number:
+        return "the other pipelines go on as they are"
+    made = f"{count(number, 'pipeline')} {'are' if number > 1 else 'is'} made again from {template}"
+    match result.how:
+        case How.SIMPLE:
+            return made
+        case How.BORROW:
+            return f"nodes are borrowed from larger pipelines, and {made}"
+        case How.MERGE:
+            return f"too few of its nodes are left and none can be borrowed, so it is merged: {made}"
+        case How.INSTANTIATE:
+            return f"the nodes are dealt out anew, and {made}"
+
+
+def _moved(result: Reconfiguration) -> str:
+    if not result.plan.transfers:
+        return "no state has to move"
+    layers = {layer for move in result.plan.transfers for layer in result.plan.groups[move.group].layers}
+    moves = "move" if len(layers) > 1 else "moves"
+    return f"{count(len(layers), 'layer')} ({size(result.transfer_bytes)}) {moves} from surviving replicas"

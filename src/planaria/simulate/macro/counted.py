@@ -1,0 +1,78 @@
+"""What workers have counted within a step, as far as anybody asks: they are not simulated one by one.
+
+Those who are halted tell what they would have counted by then; of all others it is known when the step is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from planaria.plan.ledger import mask_of
+from planaria.plan.plan import Plan, Route, WorkerId
+
+
+class Counted:
+    """Of the step in progress."""
+
+    def __init__(self) -> None:
+        self._kept: dict[WorkerId, list[int]] = {}
+        """Of those who were halted: for each layer a mask of microbatches."""
+        self._work: tuple[Plan, dict[WorkerId, list[tuple[Route, list[int]]]]] | None = None
+        """Under a plan, of some workers: see `_work_of`."""
+
+    def clear(self) -> None:
+        """The step is over, or begins anew."""
+        self._kept.clear()
+
+    def by_all(self, plan: Plan) -> list[int]:
+        """For each layer, what accumulators hold at the end: what was kept from before, and the routes' work."""
+        bits = [0] * plan.num_layers
+        for own in self._kept.values():
+            for layer, mask in enumerate(own):
+                bits[layer] |= mask
+        together: dict[tuple[int, ...], int] = {}
+        for route in plan.routes:
+            together[route.counted] = together.get(route.counted, 0) | mask_of(route.microbatches)
+        for layers, mask in together.items():
+            for layer in layers:
+                bits[layer] |= mask
+        left_out = mask_of(plan.dropped)
+        return [mask & ~left_out for mask in bits]
+
+    def by(self, worker: WorkerId, plan: Plan, share: float, others: Collection[WorkerId]) -> list[int]:
+        """For each layer, what the worker's accumulators hold when it is halted.
+
+        Args:
+            worker: that is.
+            plan: in force.
+            share: of the step that has passed.
+            others: that are halted with it, and will be asked about next.
+        """
+        own = self._kept.setdefault(worker, [0] * plan.num_layers)
+        for route, layers in self._work_of(worker, plan, others):
+            mask = mask_of(route.microbatches[: int(share * len(route.microbatches))])
+            for layer in layers:
+                own[layer] |= mask
+        return own
+
+    def _work_of(self, worker: WorkerId, plan: Plan, others: Collection[WorkerId]) -> list[tuple[Route, list[int]]]:
+        """The routes that lead over the worker, with the layers that it counts of each."""
+        if self._work is None or self._work[0] is not plan or worker not in self._work[1]:
+            halted = {worker, *others}
+            work: dict[WorkerId, list[tuple[Route, list[int]]]] = {one: [] for one in halted}
+            for way, route in zip(plan.ways, plan.routes, strict=True):
+                if way >= 0 and halted.isdisjoint(plan.pipelines[way].workers):
+                    continue
+                counted = set(route.counted)
+                for hop in route.hops:
+                    if hop.worker in halted:
+                        work[hop.worker].append((route, [layer for layer in hop.layers if layer in counted]))
+            self._work = plan, work
+        return self._work[1][worker]
+
+
+def members(mask: int, size: int) -> range | list[int]:
+    """The numbers below `size` in a bit mask."""
+    if mask == (1 << size) - 1:
+        return range(size)
+    return [number for number in range(size) if mask >> number & 1]
