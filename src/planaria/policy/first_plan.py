@@ -1,17 +1,19 @@
 """First plans: which sets of pipelines are worth an estimate when a job begins or is restored, and which is best.
 
 An instantiation (Oobleck, section 4.2) weighs compute alone and uses every node. Sums of gradients are cheapest between
-pipelines that are cut alike, so even sets are tried as well: of all nodes, and grids, in which some stay idle. Makes no
-plan after a loss, and knows nothing of the time to come.
+pipelines that are cut alike, so even sets are tried as well: of all nodes, and grids, in which some stay idle. And of
+the numbers of pipelines that are quickest so, the set that computes quickest, however uneven: layers do not divide as
+nodes do. Makes no plan after a loss, and knows nothing of the time to come.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from operator import attrgetter
 
-from planaria.plan.batch import Undistributable
+from planaria.plan.batch import Times, Undistributable
 from planaria.plan.grid import grids
 from planaria.plan.grid import shape as grid_shape
 from planaria.plan.plan import NodeId, Plan, PlanError
@@ -36,6 +38,9 @@ MOST_TOLD = 3
 MOST_NODES = 2048
 """Of all plans together of which estimates are made, beyond `LEAST`: what one takes grows with its plan's nodes."""
 
+MOST_NUMBERS = 3
+"""Of pipelines, of which the quickest set by compute is tried."""
+
 LEAST = 2
 """Grids, even sets and plans with split backwards that are tried however many nodes there are, of each."""
 
@@ -55,9 +60,13 @@ def best_first(
     offers = [_offer(f"templates ({shape(own.plan)})", own)]
     most = max(LEAST, MOST_NODES // max(1, len(set(nodes))))
     least_s = own.step_time_s
-    for name, plan, compute_s in _others(planner, sizes, nodes, generation, most):
+    others = chain(
+        _others(planner, sizes, nodes, generation, most),
+        _of_numbers(planner, sizes, nodes, generation, offers, min(MOST_NUMBERS, most)),
+    )
+    for name, plan, compute_s in others:
         if compute_s > CLOSE * least_s:
-            break
+            continue
         if any(_same(plan, offer.proposal.plan) for offer in offers) or not planner.fits(plan):
             continue
         proposal = dataclasses.replace(planner.estimated(plan), how=own.how)
@@ -91,13 +100,40 @@ def _others(
             plan = planner.instantiated(templates, ordered, generation)
         except (PlanError, Undistributable):
             continue
-        seconds = max(
-            float(known[len({plan.node_of(stage.worker) for stage in route.hops})][len(route.microbatches) - 1])
-            for route in plan.routes
-        )
-        found.append((seconds if slowest >= 1 else 0.0, f"search ({shape(plan)})", plan))
+        found.append((_compute_s(plan, known) if slowest >= 1 else 0.0, f"search ({shape(plan)})", plan))
     for seconds, name, plan in sorted(found, key=lambda one: one[:2]):
         yield name, plan, seconds
+
+
+def _of_numbers(
+    planner: ReroutePolicy,
+    sizes: Sequence[Template],
+    nodes: Sequence[NodeId],
+    generation: int,
+    offers: Sequence[Offer],
+    most: int,
+) -> Iterator[tuple[str, Plan, float]]:
+    """Name, plan and seconds of compute of the quickest sets by compute, of as many pipelines as the quickest of these
+    offers have: of so many numbers at most. Where nodes differ in speed, those that go together are found by another
+    search, of any number."""
+    if any(speed != 1 for speed in (planner.speeds or {}).values()):
+        return
+    order = sorted(offers, key=lambda offer: offer.proposal.step_time_s)
+    known = {template.num_nodes: step_times(template, planner.settings.num_microbatches) for template in sizes}
+    for number in list(dict.fromkeys(len(offer.proposal.plan.pipelines) for offer in order))[:most]:
+        try:
+            plan = planner.instantiated(sizes, nodes, generation, number)
+        except (PlanError, Undistributable):
+            continue
+        yield f"search ({shape(plan)})", plan, _compute_s(plan, known)
+
+
+def _compute_s(plan: Plan, known: Mapping[int, Times]) -> float:
+    """Of the pipeline that computes longest."""
+    return max(
+        float(known[len({plan.node_of(stage.worker) for stage in route.hops})][len(route.microbatches) - 1])
+        for route in plan.routes
+    )
 
 
 def quickest_depths(
