@@ -172,7 +172,7 @@ class Member:
             lambda message: None,
         )
         self.pace.adopt(plan)
-        movement.begin(message)
+        movement.begin(message, forgets=False)
         movement.settle(plan)
         return time.monotonic()
 

@@ -1,11 +1,12 @@
 """The adaptive policy beside each policy alone: 16 workers on emulated devices, five scripts of failures.
 
-Samples a second over each script, from the third step's commit to the last one's; the goal is as many as the better of
-the two policies alone, in each script. And the adaptive policy's estimates of steps and transitions beside what was
-measured, and how long its decisions took. Takes three to five minutes; the machine should be idle.
+Samples a second that count (`drop` leaves some out, which are no samples here) over each script, from the third step's
+commit to the last one's; the goal is as many as the best policy alone, in each script. And the adaptive policy's
+estimates of steps and transitions beside what was measured, and how long its decisions took. Takes some eight minutes;
+the machine should be idle. Under `morph` a checkpoint is written every third step.
 
 --virtual: the same scripts with simulated workers in virtual time, where decisions and the machine take none: what the
-plans alone are worth, the same every time, on whatever machine. A minute.
+plans alone are worth, the same every time, on whatever machine. Two minutes.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ from planaria.simulate.weather import Weather
 NODES, STAGES, MICROBATCHES = 16, 4, 16
 LINK_MS = 1.0
 """Of a message of 1 MB; the state of a layer, 12 MB, takes eleven times as long."""
-POLICIES = (PolicyName.TEMPLATES, PolicyName.REROUTE, PolicyName.ADAPTIVE)
+POLICIES = tuple(PolicyName)
+CHECKPOINT_EVERY = 3
+"""Steps, under `morph`."""
 BEGIN = 3
 """Steps that do not count: the first are slow."""
 MOST_S = 120.0
@@ -103,6 +106,10 @@ def first_plan(profile: ModelProfile) -> Plan:
     return plan_for(profile, settings, policy=PolicyName.TEMPLATES).plan
 
 
+def checkpoint_every(policy: PolicyName) -> int:
+    return CHECKPOINT_EVERY if policy is PolicyName.MORPH else 0
+
+
 def run(profile: ModelProfile, script: Script, policy: PolicyName, mean_time_s: float) -> Result:
     plan = first_plan(profile)
     path = SCRATCH / f"profile-{secrets.token_hex(4)}.json"
@@ -121,6 +128,8 @@ profile = "{path}"
 [resilience]
 policy = "{policy.value}"
 mean_time_between_failures_s = {mean_time_s}
+[run]
+checkpoint_every = {checkpoint_every(policy)}
 """
     faults = []
     for step, places in script.losses.items():
@@ -155,8 +164,14 @@ def last_step(events: Sequence[tuple[AnyRecord, float]] | Iterator[tuple[AnyReco
     return max((record.step for record, _ in events if isinstance(record, StepCommitted)), default=0)
 
 
+def samples(scales: dict[int, float]) -> float:
+    """That count, of the steps that count, each with the share of its microbatches."""
+    return MICROBATCHES * sum(scale for step, scale in scales.items() if step > BEGIN)
+
+
 def result_of(events: Sequence[tuple[AnyRecord, float]]) -> Result:
     times = {record.step: at for record, at in events if isinstance(record, StepCommitted)}
+    counted = {record.step: record.scale for record, _ in events if isinstance(record, StepCommitted)}
     last = max(times)
     taken = {record.generation: record for record, _ in events if isinstance(record, PlanTaken)}
     steps, transitions, changes, decisions = [], [], [], []
@@ -174,7 +189,7 @@ def result_of(events: Sequence[tuple[AnyRecord, float]]) -> Result:
                 if record.estimated_transition_s is not None:
                     transitions.append((record.estimated_transition_s, record.measured_transition_s))
     return Result(
-        samples_per_s=MICROBATCHES * (last - BEGIN) / (times[last] - times[BEGIN]),
+        samples_per_s=samples(counted) / (times[last] - times[BEGIN]),
         steps=steps,
         transitions=transitions,
         changes=changes,
@@ -201,12 +216,14 @@ class Watched(Cluster):
 
     def __init__(self, schedule: Schedule) -> None:
         self.committed: dict[int, float] = {}
+        self.scales: dict[int, float] = {}
         self.choices: list[str] = []
         super().__init__(schedule)
 
     def publish(self, record: AnyRecord, *, again: bool) -> None:
         if isinstance(record, StepCommitted):
             self.committed[record.step] = self.clock.now
+            self.scales[record.step] = record.scale
         if isinstance(record, PlanTaken) and record.candidates:
             self.choices.append(record.candidates[0].name)
         super().publish(record, again=again)
@@ -225,7 +242,8 @@ def simulated(profile: ModelProfile, script: Script, policy: PolicyName, at_s: f
         faults += [Fault(kind=FaultKind.JOIN, at="JournalCommit", nth=step)] * number
     setup = GivenSetup(
         num_layers=profile.num_layers, is_tied=True, is_large=False, num_nodes=NODES, devices_per_node=1,
-        fault_tolerance=1, min_nodes=STAGES, num_microbatches=MICROBATCHES, steps=script.steps, checkpoint_every=0,
+        fault_tolerance=1, min_nodes=STAGES, num_microbatches=MICROBATCHES, steps=script.steps,
+        checkpoint_every=checkpoint_every(policy),
         order=ScheduleKind.ONE_F_ONE_B, waits=False, policy=policy, given=profile,
     )  # fmt: skip
     weather = Weather(
@@ -234,7 +252,7 @@ def simulated(profile: ModelProfile, script: Script, policy: PolicyName, at_s: f
     cluster = Watched(Schedule(seed=1, setup=setup, weather=weather, faults=tuple(faults)))
     cluster.run()
     last = max(cluster.committed)
-    samples_per_s = MICROBATCHES * (last - BEGIN) / (cluster.committed[last] - cluster.committed[BEGIN])
+    samples_per_s = samples(cluster.scales) / (cluster.committed[last] - cluster.committed[BEGIN])
     return Result(samples_per_s=samples_per_s, steps=[], transitions=[], changes=[], choices=cluster.choices)
 
 

@@ -39,4 +39,6 @@ def test_a_shadow_counts_once_its_state_has_come() -> None:
     made = msgspec.structs.replace(plan((0, 0, 4)), shadows=(shadow,))
     assert lacking(made, 1) == {}
     moves = (Transfer(group=2, source=WorkerId(0), target=WorkerId(5)),)
-    assert lacking(msgspec.structs.replace(made, transfers=moves), 1) == {2: 1}
+    moving = msgspec.structs.replace(made, transfers=moves)
+    assert lacking(moving, 1) == {2: 1}
+    assert lacking(moving, 1, arrived=True) == {}

@@ -112,6 +112,17 @@ def test_where_no_pipeline_is_whole_new_ones_are_made() -> None:
         after(policy, msgspec.structs.replace(broken, pipelines=broken.pipelines[:1]), 1, 2)
 
 
+def test_one_whole_pipeline_that_runs_all_goes_on() -> None:
+    """A step in which all pipelines but one were lost was finished by that one: nothing is left out, nothing broken."""
+    policy, plan = started()
+    last = max(plan.pipelines, key=lambda pipeline: pipeline.workers)
+    route = msgspec.structs.replace(plan.routes[0], hops=last.stages, microbatches=tuple(range(plan.num_microbatches)))
+    alone = msgspec.structs.replace(plan, pipelines=(last,), routes=(route,))
+    proposal = after(policy, alone)
+    assert work(proposal.plan) == work(alone)
+    assert (proposal.plan.dropped, proposal.is_degraded) == ((), True)
+
+
 def test_a_loss_inside_a_step_leaves_out_what_the_pipeline_did() -> None:
     policy, plan = started()
     live = [w for w in plan.workers if w != 5]

@@ -41,7 +41,7 @@ def after(policy: TemplatesPolicy, plan: Plan, *lost: int, came: tuple[int, ...]
     holders: Holders = {w: groups for w, groups in plan.groups_of.items() if plan.node_of(w) not in lost}
     holders = {**holders, **{WorkerId(node): () for node in came}}
     proposal = policy.reconfigure(plan, [NodeId(n) for n in lost], holders, plan.generation + 1)
-    validate(proposal.plan, fault_tolerance=1)
+    validate(proposal.plan, fault_tolerance=1, arrived=proposal.plan.redundancy is not None)
     return proposal
 
 
@@ -182,6 +182,23 @@ def test_what_does_not_fit_is_refused_with_a_remedy() -> None:
     with pytest.raises(PlanError, match=r'resilience.redundancy = "lazy-lazy", which keeps least'):
         RedundancyPolicy(profile, settings(memory_bytes=tight))
     assert RedundancyPolicy(profile, settings(memory_bytes=tight, redundancy=Redundancy.LAZY_LAZY)).depth == 4
+
+
+def test_templates_where_no_ring_fits_and_a_ring_again_when_one_does() -> None:
+    """What eager forwards keep is much of a deep stage; six nodes hold two pipelines of three without it."""
+    profile = msgspec.structs.replace(PROFILE, device=msgspec.structs.replace(PROFILE.device, is_host=True))
+    policy = RedundancyPolicy(profile, settings(num_nodes=8, min_nodes=0, memory_bytes=8_500_000))
+    plan = policy.initial(NODES[:8], 1).plan
+    assert plan.redundancy is not None
+    fewer = after(policy, plan, 3, 6)
+    assert (fewer.plan.redundancy, len(fewer.plan.pipelines)) == (None, 2)
+    assert fewer.reason.endswith("Workers shadow nobody until rings fit again.")
+    assert policy.fits(fewer.plan)
+    assert policy.initial(NODES[:6], 1).plan.redundancy is None
+    again = after(policy, fewer.plan, came=(8, 9))
+    assert again.plan.redundancy is Redundancy.EAGER_LAZY
+    with pytest.raises(TooFewNodes, match="2 nodes are left"):
+        policy.initial(NODES[:2], 1)
 
 
 @pytest.mark.parametrize("other", [TemplatesPolicy, ReroutePolicy, AdaptivePolicy])

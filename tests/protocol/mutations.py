@@ -162,7 +162,7 @@ def an_interrupted_step_begins_anew(patch: Patch) -> None:
     plan = WorkerMachine._plan
 
     def forgetful(self: WorkerMachine, message: Any) -> tuple[Any, ...]:
-        return tuple(Adopt(command.message, False) for command in plan(self, message))
+        return tuple(Adopt(command.message, False, command.forgets) for command in plan(self, message))
 
     patch.setattr(WorkerMachine, "_plan", forgetful)
 

@@ -52,6 +52,8 @@ def message(plan: Plan, step: int = 1) -> PlanMessage:
         addresses={worker: f"10.0.0.{worker}:{plan.generation % 2}" for worker in plan.workers},
         exponents=(plan.generation,) * LAYERS,
         source=StateSource.LIVE,
+        begun=plan.generation,
+        lineage=plan.generation // 2,
     )
 
 

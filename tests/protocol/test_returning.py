@@ -35,6 +35,7 @@ from planaria.protocol.messages import (
     Report,
     Returned,
     Save,
+    StateSource,
     Stop,
     WorkerPhase,
 )
@@ -273,6 +274,21 @@ def test_what_neither_the_commit_nor_the_plan_can_mend_is_fenced(life: Life) -> 
         Restarted(), *joined(0, 1, 2), *(returned(life, w, commit=told) for w in (0, 1)), returned(life, 2, step=1)
     )
     assert Evict(NodeId(2)) in commands
+
+
+def test_what_was_held_before_the_job_went_back_is_nothing_to_go_on_with(life: Life) -> None:
+    """A plan takes for granted what came with the one that went back, and a worker heard of neither."""
+    plan = msgspec.structs.replace(life.machine.plan, generation=5)
+    entry = next(entry for entry in life.journal if isinstance(entry, JournalPlan))
+    told = msgspec.structs.replace(entry.message, plan=plan, source=StateSource.LIVE, begun=5, lineage=4)
+    fenced = []
+    for lineage in (1, 4):
+        told = msgspec.structs.replace(told, lineage=lineage)
+        after = Life(make_machine(Past.of([*life.journal, msgspec.structs.replace(entry, message=told)])))
+        commands = after.does(Restarted(), *joined(0, 1, 2), *(returned(life, w, generation=5) for w in (0, 1)))
+        commands += after.does(returned(life, 2, WorkerPhase.IDLE, generation=1))
+        fenced.append(Evict(NodeId(2)) in commands)
+    assert fenced == [False, True]
 
 
 def test_a_death_before_anything_was_written_is_a_beginning() -> None:

@@ -66,15 +66,32 @@ def test_answers_to_another_order_do_not_count() -> None:
     again = begun(checkpoints)
     assert checkpoints.answered_by(Saved(step=4, serial=first.serial, groups=())) is None
     assert checkpoints.answered_by(NotSaved(step=4, serial=again.serial, text="")) is again
-    assert checkpoints.complete() is again
+    assert checkpoints.complete(2.0) is again
     assert checkpoints.last is not None
     assert (checkpoints.last.step, checkpoints.last.folder) == (4, "root/step-00000004")
     assert checkpoints.answered_by(Saved(step=4, serial=again.serial, groups=())) is None
 
 
 def test_when_one_is_due() -> None:
-    assert [step for step in range(1, 7) if Checkpoints("root", 2, None).is_due(step)] == [2, 4, 6]
-    assert not any(Checkpoints("root", 0, None).is_due(step) for step in range(1, 7))
+    for is_degraded in (False, True):
+        every = Checkpoints("root", 2, None)
+        assert [step for step in range(1, 7) if every.is_due(step, 0.0, is_degraded=is_degraded)] == [2, 4, 6]
+    assert not any(Checkpoints("root", 0, None).is_due(step, 0.0, is_degraded=False) for step in range(1, 7))
+
+
+@pytest.mark.parametrize(("took_s", "rests_s"), [(0.5, 60.0), (30.0, 600.0)])
+def test_a_degraded_plan_has_the_state_saved_at_once_and_again_after_many_times_what_that_took(
+    took_s: float, rests_s: float
+) -> None:
+    checkpoints = Checkpoints("root", 0, None)
+    assert checkpoints.is_due(4, 1.0, is_degraded=True)
+    begun(checkpoints)
+    assert checkpoints.is_due(5, 1.1, is_degraded=True), "until one is whole"
+    checkpoints.complete(1.0 + took_s)
+    assert not checkpoints.is_due(6, 1.0 + took_s, is_degraded=True)
+    assert not checkpoints.is_due(7, 0.9 + rests_s, is_degraded=True)
+    assert checkpoints.is_due(8, 1.0 + rests_s, is_degraded=True)
+    assert not checkpoints.is_due(8, 1.0 + rests_s, is_degraded=False)
 
 
 @pytest.mark.parametrize("event", [ManifestWritten(4, "step-4", 0.1), ManifestFailed(4, "disk full")])

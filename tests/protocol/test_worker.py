@@ -71,6 +71,18 @@ def test_a_later_plan_within_the_step_continues_it(machine: WorkerMachine) -> No
     assert machine.phase is WorkerPhase.RUNNING
 
 
+@pytest.mark.parametrize(("lineage", "forgets"), [(1, False), (2, True), (3, True)])
+def test_what_was_held_before_the_job_went_back_is_forgotten(
+    lineage: int, forgets: bool, machine: WorkerMachine
+) -> None:
+    """Also by a worker for whom the plan that went back had no place: its replicas may be of a step of that number."""
+    machine.handle(ProgramDone(1, 1))
+    machine.handle(commit(1, 1, hold=True))
+    (adopt,) = machine.handle(msgspec.structs.replace(order(3, 2), lineage=lineage))
+    assert isinstance(adopt, Adopt)
+    assert adopt.forgets is forgets
+
+
 def test_a_halt_of_an_older_generation_is_ignored(machine: WorkerMachine) -> None:
     machine.handle(order(2, 1))
     assert machine.handle(Halt(generation=1, step=1)) == ()

@@ -22,6 +22,7 @@ from tests.worker.schedules import (
 from tests.worker.test_cluster import Laboratory
 
 from planaria.job.settings import PolicyName
+from planaria.protocol.messages import PlanMessage, StateSource
 from planaria.protocol.records import (
     CheckpointSaved,
     Note,
@@ -32,6 +33,7 @@ from planaria.protocol.records import (
     StepCommitted,
     Waiting,
 )
+from planaria.worker.movement import Movement
 
 MAKERS: tuple[Callable[[int, str], Schedule], ...] = (schedule, comings_and_goings, restarts, power_losses, shortages)
 SEEDS = range(12)
@@ -176,3 +178,25 @@ def test_what_was_weighed_is_recorded(laboratory: Laboratory) -> None:
     assert best.name == "grid 2 x 2"
     assert all(other.is_degraded or other.samples_per_s <= best.samples_per_s for other in others)
     assert restore.estimated_transition_s == best.transition_s > 0
+
+
+def test_a_node_that_was_idle_while_the_job_went_back_forgets_what_it_held(
+    laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five nodes make two rows, so one is idle through the restore; a sixth makes a third row, with the idle one."""
+    forgot = []
+    begin = Movement.begin
+
+    def watched(self: Movement, message: PlanMessage, *, forgets: bool) -> None:
+        had = bool(self._holdings.replicas)
+        begin(self, message, forgets=forgets)
+        if forgets and message.source is StateSource.LIVE:
+            assert not self._holdings.replicas
+            forgot.append(had)
+
+    monkeypatch.setattr(Movement, "begin", watched)
+    kill = Kill(node=0, at="backward", step=4)
+    came = Visit(node=6, after="Restored", nth=1, delay_s=0.0, grace_s=None)
+    laboratory.run(grid(laboratory, (kill,), (came,)))
+    assert True in forgot, "nobody had anything of before"
+    assert False in forgot, "nobody came"

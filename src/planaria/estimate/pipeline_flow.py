@@ -1,24 +1,22 @@
 """Pipeline flow: a pipeline's forwards, backwards and messages in virtual time, without its workers' programs.
 
-What `planaria.estimate.flow` makes of the programs of a way whose workers serve no other one, to the last bit and about
-ten times as fast: what differs between microbatches is only when they come. Owns nothing of the order of work, which
-is that of `planaria.plan.schedule`, and must give the same results as the programs do.
+What `planaria.estimate.flow` makes of the programs of a way whose workers serve no other one, to the last bit and far
+faster: microbatches differ only in when they come, and in what their route counts. Owns nothing of the order of work,
+which is that of `planaria.plan.schedule`, and must give the same results as the programs do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, reduce
-from itertools import chain, groupby, repeat
-from operator import add
+from functools import cached_property
 
 from planaria.estimate.durations import Durations
-from planaria.estimate.flow import Beat, advance_all
-from planaria.plan.plan import Plan
+from planaria.estimate.pipeline_rounds import Rounds
+from planaria.plan.plan import Plan, Route, Stage
 from planaria.plan.program import Instruction, Op
 from planaria.plan.schedule import Path
-from planaria.plan.work import Leg, legs, merge_hops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,189 +82,79 @@ def is_plain(plan: Plan, path: Path) -> bool:
 
 def run_pipeline(plan: Plan, path: Path, durations: Durations, *, overlap: bool) -> PipelineFlow:
     """Only for a plain path."""
-    ways = [legs(route, merge_hops(route.hops), split=False) for route in path.routes]
-    travellers = [(born, microbatch, ways[at]) for born, microbatch, at in path.travellers]
-    stages = [_Stage(plan, path, place, travellers, durations) for place in range(len(path.hops))]
-    num_messages = 2 * len(stages) * len(travellers)
-    all_beats = [stage.beats for stage in stages]
-    begins = [durations.late_s[hop.worker] for hop in path.hops]
-    if overlap:
-        clocks = _advance(all_beats, num_messages, 2 * len(stages), begins)
-    else:
-        clocks, _, _ = advance_all(all_beats, num_messages, 2 * len(stages), overlap=False, begins=begins)
-    return PipelineFlow(parts=tuple(stage.result(plan, at) for stage, at in zip(stages, clocks, strict=True)))
-
-
-def _advance(
-    all_beats: Sequence[Sequence[Beat]], num_messages: int, num_links: int, begins: Sequence[float]
-) -> list[list[float]]:
-    """The clocks of `advance_all` where sends overlap with compute."""
-    arrivals, waiting, free = [-1.0] * num_messages, [-1] * num_messages, [0.0] * num_links
-    all_clocks: list[list[float]] = [[begin] for begin in begins]
-    left = [iter(beats) for beats in all_beats]
-    held: list[tuple[Beat, ...]] = [()] * len(all_beats)
-    """Of each worker, the beat that it waits with."""
-    ready = list(range(len(all_beats)))
-    while ready:
-        at = ready.pop()
-        clocks = all_clocks[at]
-        clock, note = clocks[-1], clocks.append
-        for beat in chain(held[at], left[at]):
-            awaited, seconds, sent, link, wire = beat
-            if awaited >= 0:
-                arrival = arrivals[awaited]
-                if arrival > clock:
-                    clock = arrival
-                elif arrival < 0:
-                    waiting[awaited] = at
-                    held[at] = (beat,)
-                    break
-            clock += seconds
-            if sent >= 0:
-                begin = free[link]
-                if begin < clock:
-                    begin = clock
-                arrivals[sent] = free[link] = begin + wire
-                if waiting[sent] >= 0:
-                    ready.append(waiting[sent])
-            note(clock)
-    return all_clocks
-
-
-class _Stage:
-    """One worker's work, compiled.
-
-    Messages are numbered by the place that gets them and the traveller: activations first, then gradients. Links are
-    numbered by the place that sends, likewise.
-    """
-
-    def __init__(
-        self,
-        plan: Plan,
-        path: Path,
-        place: int,
-        travellers: Sequence[tuple[int, int, tuple[Leg, ...]]],
-        durations: Durations,
-    ) -> None:
-        self._durations = durations
-        self._worker = worker = path.hops[place].worker
-        self._place, self._num_places, self._num = place, len(path.hops), len(travellers)
-        here = [(born, microbatch, way[place]) for born, microbatch, way in travellers]
-        cut = _to_cut(here)
-        first = path.hops[place].first_layer
-        self._ahead_s = self._behind_s = 0.0
-        if place + 1 < self._num_places:
-            self._ahead_s = durations.message_s(worker, path.hops[place + 1].worker, path.hops[place].end_layer)
-        if place:
-            self._behind_s = durations.message_s(worker, path.hops[place - 1].worker, first)
-        self._last: dict[int, int] = {}
-        """Of each layer, the number of beats up to its last count."""
-        ahead = plan.schedule.forwards_ahead(self._num_places - 1 - place, self._num)
-        self.beats = self._compiled(here, cut, ahead)
-        seconds = [beat[1] for beat in self.beats]
-        self._total_s = reduce(add, seconds, 0.0)
-        self._longest_s = max(seconds, default=0.0)
-
-    def result(self, plan: Plan, clocks: Sequence[float]) -> WorkerFlow:
-        """Told by the clock after each beat."""
-        last = self._last
+    rounds = _rounds(plan, path, durations)
+    begins_s = rounds.stages_s[-1]
+    ends_s, computes_s, longest_s, layers_s = rounds.run(overlap=overlap)
+    parts = []
+    for place, hop in enumerate(path.hops):
+        begin = begins_s[place]
         due_s = {
-            group: clocks[max(last.get(layer, 0) for layer in plan.groups[group].layers)]
-            for group in plan.groups_of[self._worker]
+            group: max([begin, *(layers_s[layer] for layer in plan.groups[group].layers if layer in hop.layers)])
+            for group in plan.groups_of[hop.worker]
         }
-        return WorkerFlow(end_s=clocks[-1], compute_s=self._total_s, due_s=due_s, longest_s=self._longest_s)
-
-    def _compiled(
-        self, here: Sequence[tuple[int, int, Leg]], cut: Collection[tuple[int, int]], ahead: int
-    ) -> list[Beat]:
-        """Forwards and backwards in turn, after so many forwards."""
-        forwards, backwards = self._in_order(here)
-        beats: list[Beat] = list(forwards[:ahead])
-        turn = 0
-        for stop in [at for at, (born, microbatch, _) in enumerate(here) if (born, microbatch) in cut]:
-            backward = backwards[stop]
-            if backward is None:
-                continue
-            beats += _in_turn(forwards[ahead + turn : ahead + stop], backwards[turn:stop])
-            beats += forwards[ahead + stop : ahead + stop + 1]
-            self._by_layer(beats, here[stop][2], backward[0])
-            if backward[2] >= 0:
-                beats.append((-1, 0.0, *backward[2:]))
-            turn = stop + 1
-        return beats + _in_turn(forwards[ahead + turn :], backwards[turn:])
-
-    def _in_order(self, here: Sequence[tuple[int, int, Leg]]) -> tuple[list[Beat], list[Beat | None]]:
-        """The forward and the whole backward, if there is one, of each that passes."""
-        place, num, places = self._place, self._num, self._num_places
-        forwards: list[Beat] = []
-        backwards: list[Beat | None] = []
-        for _, alike in groupby(here, key=lambda one: id(one[2])):
-            own = [leg for _, _, leg in alike]
-            leg, first, count = own[0], len(forwards), len(own)
-            seconds, link, wire_s = self._forward(leg)
-            comes = _numbers(place * num + first, count, 0 if place else -1)
-            goes = _numbers((place + 1) * num + first, count, link)
-            forwards += zip(comes, repeat(seconds), goes, repeat(link), repeat(wire_s))
-            if leg.backward is None:
-                backwards += repeat(None, count)
-                continue
-            seconds, link, wire_s = self._backward(leg)
-            comes = _numbers((places + place) * num + first, count, -1 if leg.above is None else 0)
-            goes = _numbers((places + place - 1) * num + first, count, link)
-            backwards += zip(comes, repeat(seconds), goes, repeat(link), repeat(wire_s))
-        return forwards, backwards
-
-    def _forward(self, leg: Leg) -> tuple[float, int, float]:
-        """Seconds, the link that takes what comes of it, or -1, and the seconds there."""
-        seconds = self._seconds(Op.FORWARD, leg.first_layer, leg.end_layer, ())
-        return (seconds, -1, 0.0) if leg.activation_to is None else (seconds, self._place, self._ahead_s)
-
-    def _backward(self, leg: Leg) -> tuple[float, int, float]:
-        """The same of a backward, where there is one."""
-        if leg.backward is None:
-            return 0.0, -1, 0.0
-        seconds = self._seconds(Op.BACKWARD, leg.low_layer, leg.end_layer, leg.counted)
-        if leg.gradient_to is None:
-            return seconds, -1, 0.0
-        return seconds, self._num_places + self._place, self._behind_s
-
-    def _by_layer(self, beats: list[Beat], leg: Leg, awaited: int) -> None:
-        """A backward that is cut, from the top layer down."""
-        for layer in reversed(range(leg.low_layer, leg.end_layer)):
-            counted = (layer,) if layer in leg.counted else ()
-            beats.append((awaited, self._seconds(Op.BACKWARD, layer, layer + 1, counted), -1, -1, 0.0))
-            awaited = -1
-            if counted:
-                self._last[layer] = len(beats)
-
-    def _seconds(self, op: Op, first: int, end: int, counted: tuple[int, ...]) -> float:
-        instruction = Instruction(op=op, first_layer=first, end_layer=end, counted=counted)
-        return self._durations.compute_s(self._worker, instruction)
+        parts.append(
+            WorkerFlow(end_s=ends_s[place], compute_s=computes_s[place], due_s=due_s, longest_s=longest_s[place])
+        )
+    return PipelineFlow(parts=tuple(parts))
 
 
-def _numbers(first: int, count: int, link: int) -> Iterable[int]:
-    """Of so many messages; -1 for each where no link takes them."""
-    return range(first, first + count) if link >= 0 else repeat(-1, count)
+def _rounds(plan: Plan, path: Path, durations: Durations) -> Rounds:
+    hops, routes, travellers = path.hops, path.routes, path.travellers
+    last = len(hops) - 1
+    forwards_s, down_s, up_s = [], [0.0] * len(hops), [0.0] * len(hops)
+    for place, hop in enumerate(hops):
+        forward = Instruction(op=Op.FORWARD, first_layer=hop.first_layer, end_layer=hop.end_layer)
+        forwards_s.append(durations.compute_s(hop.worker, forward))
+        if place < last:
+            down_s[place] = durations.message_s(hop.worker, hops[place + 1].worker, hop.end_layer)
+        if place:
+            up_s[place] = durations.message_s(hop.worker, hops[place - 1].worker, hop.first_layer)
+    cuts: list[tuple[int, int, int, int]] = []
+    pieces_s: list[float] = []
+    pieces: list[int] = []
+    number_of = {(born, microbatch): number for number, (born, microbatch, _) in enumerate(travellers)}
+    last_of = _last_of(routes)
+    for place, hop in enumerate(hops):
+        for number in sorted({number_of[one] for layer in hop.layers for one in last_of.get(layer, ())}):
+            first, route = len(pieces), routes[travellers[number][2]]
+            for layer in reversed(range(max(hop.first_layer, route.counted[0]), hop.end_layer)):
+                counts = layer in route.counted
+                pieces_s.append(_backward_s(durations, hop, layer, layer + 1, (layer,) if counts else ()))
+                pieces.append(layer if counts else -1)
+            cuts.append((place, number, first, len(pieces)))
+    return Rounds(
+        stages_s=[forwards_s, down_s, up_s, [durations.late_s[hop.worker] for hop in hops]],
+        ahead=[plan.schedule.forwards_ahead(last - place, len(travellers)) for place in range(len(hops))],
+        kinds=[at for _, _, at in travellers],
+        backwards_s=[[_whole_s(durations, hop, route) for hop in hops] for route in routes],
+        lows=[next(place for place, hop in enumerate(hops) if hop.end_layer > route.counted[0]) for route in routes],
+        cuts=cuts,
+        pieces_s=pieces_s,
+        pieces=pieces,
+        num_layers=plan.num_layers,
+    )
 
 
-def _in_turn(forwards: Sequence[Beat], backwards: Sequence[Beat | None]) -> list[Beat]:
-    """A forward and a backward in turn, then the other backwards; of what has no backward its place is left out."""
-    num = len(forwards)
-    beats: list[Beat | None] = [None] * (2 * num)
-    beats[::2], beats[1::2] = forwards, backwards[:num]
-    beats += backwards[num:]
-    return [beat for beat in beats if beat is not None]
+def _last_of(routes: Sequence[Route]) -> dict[int, list[tuple[int, int]]]:
+    """Of each layer, born and number of the last microbatch to count it, of those born together."""
+    last: dict[int, dict[int, int]] = {}
+    for route in routes:
+        if route.microbatches:
+            for layer in route.counted:
+                own = last.setdefault(layer, {})
+                own[route.born] = max(own.get(route.born, -1), route.microbatches[-1])
+    return {layer: list(own.items()) for layer, own in last.items()}
 
 
-def _to_cut(here: Sequence[tuple[int, int, Leg]]) -> set[tuple[int, int]]:
-    """Born and microbatch of the backwards that are cut into layers: of those born together, the last of each layer."""
-    tops: dict[int, tuple[int, Leg]] = {}
-    for _, microbatch, leg in here:
-        found = tops.get(id(leg))
-        if found is None or microbatch > found[0]:
-            tops[id(leg)] = microbatch, leg
-    last: dict[tuple[int, int], int] = {}
-    for microbatch, leg in tops.values():
-        for layer in leg.counted if leg.backward is not None else ():
-            last[leg.born, layer] = max(last.get((leg.born, layer), -1), microbatch)
-    return {(born, microbatch) for (born, _), microbatch in last.items()}
+def _whole_s(durations: Durations, hop: Stage, route: Route) -> float:
+    """A route's backward at a hop; 0 where it has none."""
+    low, counted = route.counted[0], route.counted
+    if hop.end_layer <= low:
+        return 0.0
+    own = counted[bisect_left(counted, hop.first_layer) : bisect_left(counted, hop.end_layer)]
+    return _backward_s(durations, hop, max(hop.first_layer, low), hop.end_layer, own)
+
+
+def _backward_s(durations: Durations, hop: Stage, first: int, end: int, counted: tuple[int, ...]) -> float:
+    instruction = Instruction(op=Op.BACKWARD, first_layer=first, end_layer=end, counted=counted)
+    return durations.compute_s(hop.worker, instruction)

@@ -49,6 +49,15 @@ class Kernel(Generic[P, R]):
         self._plain = plain
         self._jitted: Callable[P, R] | None = None
 
+    @property
+    def is_loaded(self) -> bool:
+        """The compiled form was asked for before, and is there."""
+        return self._jitted is not None
+
+    def load(self) -> None:
+        """Have the compiled form there, if numba is."""
+        self.form(compiled=True)
+
     def form(self, *, compiled: bool) -> Callable[P, R]:
         """The compiled form if asked for and numba is there, else the plain one."""
         if not compiled or _numba() is None:

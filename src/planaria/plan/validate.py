@@ -15,6 +15,7 @@ def validate(
     fault_tolerance: int | None = None,
     already: Ledger | None = None,
     dropped: Sequence[int] = (),
+    arrived: bool = False,
 ) -> None:
     """Check every invariant of a plan.
 
@@ -25,6 +26,7 @@ def validate(
             routes it must count every microbatch exactly once for every layer. What it has of microbatches that
             the plan leaves out is void.
         dropped: the microbatches that the policy means to leave out. The plan must leave out exactly those.
+        arrived: shadows are replicas though their state is under way, see `planaria.plan.replicas`.
 
     Raises:
         PlanError: the first invariant found broken, with its values.
@@ -40,7 +42,7 @@ def validate(
     _check_counts(plan, already)
     _check_transfers(plan)
     if fault_tolerance is not None:
-        _check_replicas(plan, fault_tolerance)
+        _check_replicas(plan, fault_tolerance, arrived)
 
 
 def _require(holds: bool, message: str) -> None:
@@ -250,8 +252,8 @@ def _check_transfers(plan: Plan) -> None:
         _require(position == size, f"worker {target} gets {position} of {size} bytes of group {group}")
 
 
-def _check_replicas(plan: Plan, fault_tolerance: int) -> None:
-    for layer, replicas in lacking(plan, fault_tolerance).items():
+def _check_replicas(plan: Plan, fault_tolerance: int, arrived: bool) -> None:
+    for layer, replicas in lacking(plan, fault_tolerance, arrived=arrived).items():
         needs = f"fault_tolerance = {fault_tolerance} needs {fault_tolerance + 1}"
         _require(
             False, f"layer {layer} has {replicas} replica{'s' if replicas != 1 else ''} on different nodes; {needs}"

@@ -64,8 +64,7 @@ class DropPolicy(ReroutePolicy):
         try:
             return TemplatesPolicy.reconfigure(self, *question)
         except PlanError:
-            if is_complete:
-                proposal = self.on_whole_pipelines(*question)
+            proposal = proposal or self.on_whole_pipelines(*question, anyway=True)
             if proposal is None:
                 raise
             return proposal
@@ -101,16 +100,19 @@ class DropPolicy(ReroutePolicy):
         holders: Holders,
         generation: int,
         leaving: Collection[NodeId] = (),
+        *,
+        anyway: bool = False,
     ) -> Proposal | None:
         """To go on with whole pipelines alone, nodes that came in the gaps of others.
 
-        None where nothing is broken or left out, no pipeline would be whole, or nothing fits the memory.
+        None where nothing is broken or left out (but for `anyway`), no pipeline would be whole, or nothing fits the
+        memory.
         """
         gone = {*lost, *leaving}
         left = left_over(plan, holders, gone)
         came = self._came(plan, left, holders, gone)
         is_whole = all(pipeline.is_whole(plan.num_layers) for pipeline in left)
-        if is_whole and sum(map(len, kept_shares(plan, left).values())) == plan.num_microbatches:
+        if not anyway and is_whole and sum(map(len, kept_shares(plan, left).values())) == plan.num_microbatches:
             return None
         joined = combined(left, self._profile, plan.devices_per_node)
         for parts in (self._filled_parts(plan, joined, came, holders), joined, Parts(pipelines=tuple(left))):

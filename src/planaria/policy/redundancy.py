@@ -4,14 +4,15 @@ All pipelines have one depth P, as many of them as the nodes are enough for, up 
 are left over wait in a standby queue. A lost worker's predecessor goes on in its place, inside the step and after it,
 until a reconfiguration makes whole pipelines again (appendix A). That happens at once where a worker was lost together
 with its shadow, and at the end of a step where the nodes that wait are enough to make the broken pipelines whole, or a
-new one, or where some layer has fewer than f + 1 replicas left.
+new one, or where some layer has fewer than f + 1 replicas left. Where no pipelines with shadows are possible that keep
+f + 1 replicas within the memory, the policy makes do with templates, until there are.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Self
 
 import msgspec
@@ -64,6 +65,8 @@ class RedundancyPolicy(TemplatesPolicy):
         super().__init__(profile, shaped)
         self._settings = dataclasses.replace(settings, shadows=True)
         self._zones: Zones = {}
+        self._plain: list[TemplatesPolicy] = []
+        """Without shadows, once that was needed; shared with those of other zones and speeds."""
         self.depth, self.most_pipelines = self._shape(settings.num_nodes)
 
     @classmethod
@@ -173,7 +176,10 @@ class RedundancyPolicy(TemplatesPolicy):
         Raises:
             PlanError: too few nodes or microbatches.
         """
-        plan = self._initial_plan(sorted(nodes), generation)
+        try:
+            plan = self._initial_plan(sorted(nodes), generation)
+        except PlanError as refused:
+            return self._without_shadows(refused, lambda policy: policy.initial(nodes, generation))
         return self._proposal(plan, f"{self._made(plan, len(set(nodes)))}.", 0, "initial")
 
     def _made(self, plan: Plan, num_nodes: int) -> str:
@@ -196,7 +202,7 @@ class RedundancyPolicy(TemplatesPolicy):
         """Predecessors in the places of the lost, or whole pipelines again: see the module.
 
         Raises:
-            TooFewNodes: fewer nodes are left than keep f + 1 replicas.
+            TooFewNodes: fewer nodes are left than keep f + 1 replicas, with shadows or without.
             NoReplica: a group has no live holder.
         """
         absent = {*lost, *leaving}
@@ -206,7 +212,23 @@ class RedundancyPolicy(TemplatesPolicy):
             proposal = self._taken_over(plan, standing, live, holders, generation)
             if proposal is not None:
                 return proposal
-        return self._rebuilt(plan, live, holders, generation, leaving)
+        try:
+            return self._rebuilt(plan, live, holders, generation, leaving)
+        except PlanError as refused:
+            return self._without_shadows(
+                refused, lambda policy: policy.reconfigure(plan, lost, holders, generation, leaving)
+            )
+
+    def _without_shadows(self, refused: PlanError, propose: Callable[[TemplatesPolicy], Proposal]) -> Proposal:
+        """What templates make of as many replicas. Raises PlanError, as refused: nothing either."""
+        try:
+            if not self._plain:
+                self._plain.append(TemplatesPolicy(self._profile, dataclasses.replace(self._settings, shadows=False)))
+            policy = self._plain[0].with_zones(self._zones)
+            proposal = propose(policy if self._speeds is None else policy.with_speeds(self._speeds))
+        except PlanError:
+            raise refused from None
+        return dataclasses.replace(proposal, reason=f"{proposal.reason} Workers shadow nobody until rings fit again.")
 
     def _standing(self, plan: Plan, live: Collection[NodeId], holders: Holders) -> tuple[Pipeline, ...] | None:
         """The pipelines with predecessors in the places of the lost; None where one cannot go on so, or the plan is of

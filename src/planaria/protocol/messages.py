@@ -268,6 +268,8 @@ class PlanMessage(Message, frozen=True, kw_only=True, tag="plan"):
         afresh: what was done of the step counts no more, and it is begun again.
         begun: generation of the plan under which the step was begun, as it counts. A worker for whom no plan since then
             had a place may have been in a step of that number before the job went back: what it has of that is nothing.
+        lineage: generation of the plan whose state was loaded or initial; all replicas that count descend from that. A
+            worker whose plan is older holds none, whatever step its replicas are of.
     """
 
     plan: Plan
@@ -278,6 +280,7 @@ class PlanMessage(Message, frozen=True, kw_only=True, tag="plan"):
     folder: str = ""
     afresh: bool = False
     begun: int = -1
+    lineage: int = -1
 
 
 class Halt(Message, frozen=True, kw_only=True, tag="halt"):

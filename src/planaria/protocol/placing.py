@@ -228,7 +228,8 @@ class Placing:
                 break
         if not resting <= without:
             self.wake_all(situation.step)
-        self._check(proposal)
+        # A ring's shadows count as new owners do, whose state is under way as well.
+        self._check(proposal, arrived=proposal.plan.redundancy is not None)
         return proposal
 
     def step_beside(self, proposal: Proposal) -> Proposal | None:
@@ -239,10 +240,10 @@ class Placing:
         self._check(beside)
         return beside
 
-    def _check(self, proposal: Proposal) -> None:
+    def _check(self, proposal: Proposal, *, arrived: bool = False) -> None:
         """Too few replicas of a layer, or microbatches left out, are refused unless the policy means it and says so."""
         needed = None if proposal.is_degraded else self._fault_tolerance
-        validate(proposal.plan, fault_tolerance=needed, dropped=proposal.dropped)
+        validate(proposal.plan, fault_tolerance=needed, dropped=proposal.dropped, arrived=arrived)
 
     def beside(self, situation: Situation, *, stands: bool, steps_left: int) -> Choice:
         """Nobody is lost; nodes came, will go or have other speeds. The next placement gets its state beside a step.

@@ -76,6 +76,7 @@ class PlanUpdate(Message, frozen=True, kw_only=True, tag="plan_update"):
     folder: str
     afresh: bool
     begun: int
+    lineage: int
 
 
 class UpdateError(ValueError):
@@ -119,6 +120,7 @@ def difference(before: PlanMessage, after: PlanMessage) -> PlanUpdate | None:
         folder=after.folder,
         afresh=after.afresh,
         begun=after.begun,
+        lineage=after.lineage,
     )
 
 
@@ -173,6 +175,7 @@ def updated(before: PlanMessage, update: PlanUpdate) -> PlanMessage:
         folder=update.folder,
         afresh=update.afresh,
         begun=update.begun,
+        lineage=update.lineage,
     )
 
 

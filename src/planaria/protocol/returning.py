@@ -194,7 +194,8 @@ class Returning:
                 is_stale = message.step != position.step
             else:
                 needs = _needs(message.plan, worker)
-                has = needs <= set(report.held) and step == position.step
+                held = set(report.held) if report.generation >= message.lineage else set()
+                has = needs <= held and step == position.step
                 is_stale = message.step != position.step or bool(needs and not has)
             if is_stale:
                 stale.append(worker)
@@ -244,6 +245,7 @@ class Returning:
             if worker in members
             and report.step == position.step
             and report.phase is not WorkerPhase.IDLE
+            and report.generation >= message.begun
             and not (is_anew and report.generation < plan.generation)
         }
 

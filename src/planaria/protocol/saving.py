@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from math import inf
 
 from planaria.plan.plan import WorkerId
 from planaria.protocol.messages import NotSaved, Save, Saved, SavedGroup
 from planaria.protocol.settings import CheckpointRef
+
+LEAST_REST_S = 60.0
+"""Under a degraded plan, from one order to the next, where the user wants no checkpoints every so many steps."""
+
+LEAST_REST = 20.0
+"""The same, as a multiple of what the last one took: so writing has at most a twentieth of the time, and what a loss
+takes is at most what passes between two, the last one's writing and a step."""
 
 
 class NobodyHolds(Exception):
@@ -106,12 +114,13 @@ class Checkpoints:
 
     Args:
         root: folder under which they are written.
-        every: steps between them; 0: none is ever due.
+        every: steps between them; 0: one is due only under a degraded plan, and then again now and then.
         resume: the one that the run began with.
 
     Attributes:
         last: the newest whole one.
         under_way: beside training, or while everybody waits for it.
+        due_s: monotonic seconds from which on one is due under a degraded plan.
     """
 
     def __init__(self, root: str, every: int, resume: CheckpointRef | None) -> None:
@@ -120,9 +129,19 @@ class Checkpoints:
         self._orders = 0
         self.last = resume
         self.under_way: Saving | None = None
+        self.due_s = -inf
 
-    def is_due(self, committed: int) -> bool:
-        return self._every > 0 and committed % self._every == 0
+    def is_due(self, committed: int, now: float, *, is_degraded: bool) -> bool:
+        """Beside training, of the step that is committed under such a plan."""
+        if self._every:
+            return committed % self._every == 0
+        return is_degraded and now >= self.due_s
+
+    def rest(self, now: float) -> None:
+        """The one under way is written, or cannot be: the next under a degraded plan has time."""
+        assert self.under_way is not None, "no checkpoint is under way"
+        began = self.under_way.began
+        self.due_s = began + max(LEAST_REST_S, LEAST_REST * (now - began))
 
     def begin(self, step: int, num_groups: int, exponents: tuple[int, ...], now: float, num_dropped: int = 0) -> Saving:
         """Order one of the state after `step`. What was under way is given up."""
@@ -152,9 +171,10 @@ class Checkpoints:
         """The one of this step; it may have been given up since its manifest was ordered."""
         return self.under_way is not None and self.under_way.step == step
 
-    def complete(self) -> Saving:
+    def complete(self, now: float) -> Saving:
         """The one under way is whole on disk."""
         assert self.under_way is not None, "no checkpoint is under way"
+        self.rest(now)
         saving, self.under_way = self.under_way, None
         self.last = CheckpointRef(
             step=saving.step, folder=saving.folder, exponents=saving.exponents, num_dropped=saving.num_dropped

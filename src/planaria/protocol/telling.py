@@ -45,8 +45,8 @@ def replicas_note(
     if proposal.is_degraded:
         fewest = min(lacking(proposal.plan, fault_tolerance).values(), default=0)
         losses = f"{fewest} more loss{'es' if fewest > 1 else ''} may take the last replica of a layer"
-        unsaved = "" if writes_checkpoints else ", and no checkpoint is written (run.checkpoint_every = 0)"
-        text = f"the plan is degraded: of {fault_tolerance + 1} replicas some layer has {fewest}, so {losses}{unsaved}"
+        saved = "" if writes_checkpoints else "; until that is over, the state is saved now and then beside training"
+        text = f"the plan is degraded: of {fault_tolerance + 1} replicas some layer has {fewest}, so {losses}{saved}"
         return Note(level="warning", text=f"{text}; add nodes (planaria add)")
     if was_degraded:
         return Note(level="info", text=f"every layer has {fault_tolerance + 1} replicas again")

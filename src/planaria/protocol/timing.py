@@ -33,7 +33,7 @@ class Timing:
         step_s: estimated seconds of a step of the plan in force.
         instruction_s: of its longest instruction.
         patience_s: beside what is expected of a step: after a coordinator that died, workers wait for the next one, and
-            nobody is to blame for that.
+            nobody is to blame for that; while the job waits for nodes, nobody is to blame for what does not come.
         decision_s: that the last decision took of those for which plans were weighed; None: there was none.
         late_s: by how much the first step of the plan that was closed last was longer than its others, the decision
             aside; None: that cannot be seen.

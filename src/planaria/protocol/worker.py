@@ -55,11 +55,13 @@ WorkerEvent = ToWorker | ProgramDone | CoordinatorGone | CoordinatorBack
 class Adopt:
     """Take this plan: bring in state, then run its program for the step in progress.
 
-    `continues`: the step was already in progress here, so what is done and counted stays so.
+    `continues`: the step was already in progress here, so what is done and counted stays so. `forgets`: the job went
+    back since this worker had a plan, so what it holds, and what was sent to it, is of no use.
     """
 
     message: PlanMessage
     continues: bool
+    forgets: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,11 +192,12 @@ class WorkerMachine:
             return ()
         in_step = self.step == message.step and self.phase is not WorkerPhase.IDLE and self.generation >= message.begun
         continues = in_step and message.source is StateSource.LIVE and not message.afresh
+        forgets = message.source is not StateSource.LIVE or self.generation < message.lineage
         self.generation = message.plan.generation
         self.step = message.step
         self.phase = WorkerPhase.RUNNING
         self._message = message
-        return (Adopt(message, continues),)
+        return (Adopt(message, continues, forgets),)
 
     def _halt(self, message: Halt) -> tuple[WorkerCommand, ...]:
         if message.generation != self.generation:

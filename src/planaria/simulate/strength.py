@@ -56,7 +56,8 @@ class Strength:
             return None
         self.is_degraded = says
         self.ever_degraded |= says
-        plan, short = entry.message.plan, lacking(entry.message.plan, self._setup.fault_tolerance)
+        plan = entry.message.plan
+        short = lacking(plan, self._setup.fault_tolerance, arrived=plan.redundancy is not None)
         if says and not self._may_be_degraded:
             return f"plan {plan.generation} is degraded under {self._setup.policy}"
         if says != bool(short):

@@ -94,6 +94,7 @@ class Witness:
         self._begun = setup.done
         self._generation = 0
         self._plan: Plan | None = None
+        self._lineage = -1
         self._is_cut = False
         self._highest = setup.done
         self._told = setup.done
@@ -172,7 +173,7 @@ class Witness:
             step == self.committed + 1 or (self._is_cut and step <= self._highest + 1),
             f"a plan for step {step} when {self.committed} steps are committed",
         )
-        self._generation, self._plan = plan.generation, plan
+        self._generation, self._plan, self._lineage = plan.generation, plan, entry.message.lineage
         self._all_is_well(self._strength.planned(entry))
         self._check_estimate(machine, entry)
         self.require(
@@ -311,7 +312,7 @@ class Witness:
         held = {
             group
             for worker in self._workers.values()
-            if worker.node in nodes and not worker.is_over
+            if worker.node in nodes and not worker.is_over and worker.machine.generation >= self._lineage
             for group in worker.holdings.held_at(self.committed)
         }
         self.require(

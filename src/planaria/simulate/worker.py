@@ -314,8 +314,8 @@ class Worker:
                 self._exit()  # it was told so already
             return
         match command:
-            case Adopt(message, continues):
-                self._adopt(message, continues=continues)
+            case Adopt():
+                self._adopt(command)
             case SendReport(generation, step):
                 self.control.tell(
                     Report(
@@ -376,19 +376,21 @@ class Worker:
 
     # State
 
-    def _adopt(self, message: PlanMessage, *, continues: bool) -> None:
+    def _adopt(self, order: Adopt) -> None:
+        message = order.message
         self.transport.set_peers({worker for worker in message.addresses if worker != self.number})
+        if order.forgets:
+            self._mail.forget_older_plans(message.lineage)
+            self.holdings.forget_all()
         if message.source is not StateSource.LIVE:
             self._load_state(message)
         elif message.afresh:
             self._mail.forget_older_plans(message.plan.generation)
         self.moves.begin(message.plan)
         self._mail.tell_damage_again()
-        self.interpreter.adopt(message, continues=continues)
+        self.interpreter.adopt(message, continues=order.continues)
 
     def _load_state(self, message: PlanMessage) -> None:
-        self._mail.forget_older_plans(message.plan.generation)
-        self.holdings.forget_all()
         disk = self._cluster.disk
         for group in message.plan.groups_of.get(self.number, ()):
             if message.source is StateSource.INITIAL:

@@ -21,7 +21,6 @@ from planaria.protocol.messages import (
     Commit,
     FaultInjected,
     NotSaved,
-    PlanMessage,
     Report,
     Returned,
     Save,
@@ -159,8 +158,8 @@ class Agent:
     def _carry_out(self, commands: tuple[WorkerCommand, ...]) -> None:
         for command in commands:
             match command:
-                case Adopt(message, continues):
-                    self._adopt(message, continues=continues)
+                case Adopt():
+                    self._adopt(command)
                 case SendReport(generation, step):
                     self._control.send(self._report(generation, step))
                 case SendReturned():
@@ -215,12 +214,13 @@ class Agent:
 
     # Orders
 
-    def _adopt(self, message: PlanMessage, *, continues: bool) -> None:
+    def _adopt(self, order: Adopt) -> None:
+        message = order.message
         self._act = "while a plan is taken over"
         own = self._settings.worker
         self._transport.set_peers({w: a for w, a in message.addresses.items() if w != own})
-        self._movement.begin(message)
-        self._interpreter.adopt(message, continues=continues)
+        self._movement.begin(message, forgets=order.forgets)
+        self._interpreter.adopt(message, continues=order.continues)
 
     def _apply(self, commit: Commit, *, proceed: bool) -> None:
         self._act = "in the optimizer's step"

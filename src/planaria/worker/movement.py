@@ -80,9 +80,17 @@ class Movement:
         self._arriving: Replica | None = None
         mailbox.when_damaged = self._damaged
 
-    def begin(self, message: PlanMessage) -> None:
-        """Load or send what the plan says; what has to come from peers is brought in before what needs it."""
+    def begin(self, message: PlanMessage, *, forgets: bool) -> None:
+        """Load or send what the plan says; what has to come from peers is brought in before what needs it.
+
+        Args:
+            message: the plan.
+            forgets: whatever is held is of before the job went back.
+        """
         plan, own = message.plan, self._worker
+        if forgets:
+            self._mailbox.forget_older_plans(message.lineage)
+            self._holdings.forget_all()
         if message.source is not StateSource.LIVE:
             self._load(message)
         elif message.afresh:
@@ -145,8 +153,6 @@ class Movement:
                 self._incoming[awaited.index((transfer.group, transfer.part))] = transfer
 
     def _load(self, message: PlanMessage) -> None:
-        self._mailbox.forget_older_plans(message.plan.generation)
-        self._holdings.forget_all()
         groups = message.plan.groups_of.get(self._worker, ())
         manifest = None
         if message.source is StateSource.CHECKPOINT:

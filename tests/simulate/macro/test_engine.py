@@ -9,7 +9,7 @@ import pytest
 
 from planaria.job.settings import PolicyName
 from planaria.plan.plan import Group, NodeId
-from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
+from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile, StepCosts
 from planaria.plan.settings import PlannerSettings
 from planaria.policy.choice import make_policy
 from planaria.simulate.macro.account import Prices, RunResult, estimate, summarise
@@ -92,6 +92,17 @@ def test_what_is_remembered_changes_no_result(policy: str) -> None:
         fresh = about.simulation(policy, made, remembers=False).run(one)
         assert seen.run(one) == about.simulation(policy, made).run(one) == fresh
         assert fresh.losses > 0
+
+
+def test_a_single_ring_does_not_wait_for_nodes() -> None:
+    """Sums are dear, so all nodes are one ring. After each loss some state is in one place; a new ring copies it."""
+    slow = msgspec.structs.replace(profile(), step=StepCosts(sum_s_per_byte=1e-7))
+    about = experiment(profile=slow, settings=replace(experiment().settings, min_nodes=0))
+    policy = make_policy(PolicyName.REDUNDANCY, about.profile, about.settings)
+    assert len(policy.initial([NodeId(node) for node in range(NUM_NODES)], 1).plan.pipelines) == 1
+    run = about.simulation("redundancy", policy).run(losing(600.0, 1200.0, 1800.0, node=2))
+    assert (run.losses, run.waits, run.seconds_by["idle"]) == (3, 0, 0.0)
+    assert run.plans["reconfigure"] == 3
 
 
 def test_nothing_is_found_out_twice() -> None:

@@ -15,8 +15,14 @@ from planaria.protocol.saving import NobodyHolds
 
 
 def order_beside(run: Run, committed: int) -> dict[WorkerId, Save]:
-    """What each voter writes of the committed step while training goes on; nothing while an earlier is written."""
-    if not run.checkpoints.is_due(committed) or run.checkpoints.under_way is not None:
+    """What each voter writes of the committed step while training goes on; nothing while an earlier is written.
+
+    A degraded plan that lasts is one for which the user need not have asked for checkpoints. One step beside which the
+    state for a full plan moves does not last.
+    """
+    lasts_degraded = run.is_degraded and not run.standing.is_warming
+    is_due = run.checkpoints.is_due(committed, run.now, is_degraded=lasts_degraded)
+    if not is_due or run.checkpoints.under_way is not None:
         return {}
     saving = run.checkpoints.begin(committed, len(run.plan.groups), run.exponents, run.now, run.counts.dropped)
     try:

@@ -125,6 +125,7 @@ def go_on_from(run: Run, position: Position) -> list[Command]:
     run.timing.patience_s = UNMEASURED_S
     run.step = position.step
     run.exponents = position.exponents
+    run.lineage = position.message.lineage
     commands: list[Command] = []
     for entry in returning.unwritten(position, run.settings.train, len(run.members.nodes), run.now):
         commands += [entry, *(Publish(record, again=True) for record in entry.records)]

@@ -95,6 +95,7 @@ def wait(run: Run) -> list[Command]:
     """For nodes; what is left keeps its state. Unless the user wants the run to end."""
     assert run.intent.waiting is not None
     run.phase = Phase.WAITING
+    run.timing.patience_s = float("inf")
     live = len(run.members.nodes)
     record = Waiting(step=run.step, live_nodes=live, reason=run.intent.waiting)
     run.intent.waiting = None

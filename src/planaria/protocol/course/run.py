@@ -142,6 +142,7 @@ class Run:
         now: monotonic seconds of the event that is handled.
         step: in progress; every earlier one is committed.
         exponents: grid exponents of the step in progress.
+        lineage: generation of the plan whose state was loaded or initial; see `PlanMessage`.
         current: the plan in force; None until the workers have joined.
         is_degraded: the plan in force has too few replicas of some layer.
         decision: the last one on a placement, as it was told.
@@ -162,6 +163,7 @@ class Run:
         self.now = 0.0
         self.step = settings.first_step
         self.exponents = self.exponents_of(settings.resume)
+        self.lineage = -1
         self.current: Plan | None = None
         self.is_degraded = False
         self.decision: PlanTaken | None = None
@@ -197,9 +199,9 @@ class Run:
         self.skipped_steps = set(past.skipped_steps)
         self.counts.dropped = past.num_dropped
         self.decision = past.decision
-        self.shortages.recall(past.learnt.shortages, past.carried)
         if past.policy is not None and past.policy is not self.placing.switching.name:
-            self.placing.switch(past.policy)
+            self.placing.switch(past.policy)  # before shortages are known: it may have no plan within what is left
+        self.shortages.recall(past.learnt.shortages, past.carried)
         self.intent.is_stopping = past.is_stopping
         self.members.gone = set(past.gone)
         self.members.leaving = dict.fromkeys(past.leaving, 0.0)

@@ -37,14 +37,17 @@ def manifest_failed(run: Run, event: ManifestFailed) -> list[Command]:
 
 
 def _failed(run: Run, why: str) -> list[Command]:
-    return boundary.could_not_save(run, why) if run.phase is Phase.SAVING else checkpoint.give_up(run, why)
+    if run.phase is Phase.SAVING:
+        return boundary.could_not_save(run, why)
+    run.checkpoints.rest(run.now)  # else each step would try again what cannot be
+    return checkpoint.give_up(run, why)
 
 
 def manifest_written(run: Run, event: ManifestWritten) -> list[Command]:
     """It is the last whole one now."""
     if not run.checkpoints.is_under_way(event.step):
         return []  # given up while it was made whole: a later one was wanted, or the job went back
-    saving = run.checkpoints.complete()
+    saving = run.checkpoints.complete(run.now)
     record = CheckpointSaved(step=event.step, folder=event.folder, seconds=run.now - saving.began)
     assert run.checkpoints.last is not None
     entry = JournalCheckpoint(checkpoint=run.checkpoints.last, records=(record,))

@@ -48,6 +48,7 @@ def take(
         folder=folder,
         afresh=run.attempt.is_void,
         begun=run.attempt.begun_in,
+        lineage=run.lineage,
     )
     run.attempt.is_void = False
     told += _told(run, proposal, purpose)
@@ -68,6 +69,7 @@ def put_in_force(run: Run, proposal: Proposal, purpose: Purpose, source: StateSo
         run.kept.note(run.step, run.holders())
     else:
         run.kept.forget()
+        run.lineage = proposal.plan.generation
     if source is StateSource.CHECKPOINT:
         run.loading.begin(proposal.plan, run.now)
     else:
