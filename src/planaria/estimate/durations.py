@@ -34,12 +34,16 @@ class Durations:
     @cached_property
     def late_s(self) -> dict[WorkerId, float]:
         """How long after the step's beginning each worker begins."""
-        return {worker: self._conditions.late_s.get(worker, 0.0) for worker in self.devices}
+        late_s = dict.fromkeys(self.devices, 0.0)
+        late_s.update((worker, seconds) for worker, seconds in self._conditions.late_s.items() if worker in late_s)
+        return late_s
 
     @cached_property
     def speeds(self) -> dict[WorkerId, float]:
         """Of each worker's node."""
         node_of, speed = self._plan.node_of, self._conditions.speed
+        if not self._conditions.node_speeds:
+            return dict.fromkeys(self.devices, 1.0)
         return {worker: speed(node_of(worker)) for worker in self.devices}
 
     @cached_property

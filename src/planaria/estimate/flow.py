@@ -67,25 +67,32 @@ class _Run:
         self._beats = [self._compile(worker, programs[worker]) for worker in self._workers]
 
     def _compile(self, worker: WorkerId, program: Program) -> list[Beat]:
-        numbers, compute_s = self._flow._numbers, self._durations.compute_s
+        number_of, compute_s = self._flow._numbers.setdefault, self._durations.compute_s
+        numbers = self._flow._numbers
         beats: list[Beat] = []
         dues: list[tuple[int, int]] = []
         awaited, seconds, total = -1, -1.0, 0.0
+        links: dict[tuple[WorkerId, int], tuple[int, float]] = {}
         for instruction in program:
             op = instruction.op
             if op is Op.SEND_ACTIVATION or op is Op.SEND_GRADIENT:
-                assert instruction.peer is not None
-                sent = numbers.setdefault(_key(instruction, instruction.peer), len(numbers))
-                link, wire = self._link(worker, instruction.peer, instruction.first_layer)
-                beats.append((awaited, max(seconds, 0.0), sent, link, wire))
+                peer, boundary = instruction.peer, instruction.first_layer
+                assert peer is not None
+                key = op is Op.SEND_GRADIENT, instruction.born, instruction.microbatch, boundary, peer
+                sent = number_of(key, len(numbers))
+                link = links.get((peer, boundary))
+                if link is None:
+                    link = links[peer, boundary] = self._link(worker, peer, boundary)
+                beats.append((awaited, seconds if seconds > 0.0 else 0.0, sent, *link))
                 awaited, seconds = -1, -1.0
             elif op is Op.RECV_ACTIVATION or op is Op.RECV_GRADIENT:
                 if awaited >= 0 or seconds >= 0:
-                    beats.append((awaited, max(seconds, 0.0), -1, -1, 0.0))
-                awaited, seconds = numbers.setdefault(_key(instruction, worker), len(numbers)), -1.0
+                    beats.append((awaited, seconds if seconds > 0.0 else 0.0, -1, -1, 0.0))
+                key = op is Op.RECV_GRADIENT, instruction.born, instruction.microbatch, instruction.first_layer, worker
+                awaited, seconds = number_of(key, len(numbers)), -1.0
             elif op is Op.SYNC or op is Op.VOTE:
                 if awaited >= 0 or seconds >= 0:
-                    beats.append((awaited, max(seconds, 0.0), -1, -1, 0.0))
+                    beats.append((awaited, seconds if seconds > 0.0 else 0.0, -1, -1, 0.0))
                     awaited, seconds = -1, -1.0
                 if op is Op.SYNC:
                     dues.append((instruction.group, len(beats)))

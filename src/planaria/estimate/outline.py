@@ -7,8 +7,9 @@ Gives the very numbers that `planaria.estimate.step_time` finds from the workers
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import msgspec
 
@@ -125,6 +126,31 @@ def _run(
     return PipelineFlow(parts=parts)
 
 
+class _Compute(Mapping[WorkerId, float]):
+    """Seconds of each of a plan's workers, found when they are asked for: of most plans nobody does."""
+
+    def __init__(self, plan: Plan, kinds: Sequence[tuple[PipelineFlow, Sequence[Pipeline]]]) -> None:
+        self._plan = plan
+        self._kinds = kinds
+
+    @cached_property
+    def _seconds(self) -> dict[WorkerId, float]:
+        seconds = dict.fromkeys(self._plan.workers, 0.0)
+        for flow, alike in self._kinds:
+            for pipeline in alike:
+                seconds.update(zip(pipeline.workers, flow.compute_s, strict=True))
+        return seconds
+
+    def __getitem__(self, worker: WorkerId) -> float:
+        return self._seconds[worker]
+
+    def __iter__(self) -> Iterator[WorkerId]:
+        return iter(self._plan.workers)
+
+    def __len__(self) -> int:
+        return len(self._plan.workers)
+
+
 _Kind = tuple[PipelineFlow, Form, list[Pipeline]]
 """What a kind of pipeline does by itself, its form, and the pipelines that are of it."""
 
@@ -135,13 +161,10 @@ def _found(
     """From what every kind of pipeline does by itself."""
     whole = [0.0] * len(plan.groups)
     longest_s = 0.0
-    compute_s: dict[WorkerId, float] = {}
     ends: dict[tuple[tuple[int, ...], int, float], float] = {}
     """Of each set of groups, devices, and time from which on it reads: the latest end of compute. The later that is,
     the later is all that follows, so earlier ones need not be looked at."""
-    for flow, form, alike in kinds:
-        for pipeline in alike:
-            compute_s.update(zip(pipeline.workers, flow.compute_s, strict=True))
+    for flow, form, _ in kinds:
         longest_s = max(longest_s, flow.longest_s)
         for group, due_s in flow.due_s.items():
             if due_s > whole[group]:
@@ -151,7 +174,6 @@ def _found(
             if end_s >= ends.get(owner, 0.0):
                 ends[owner] = end_s
     for pipeline in idle:
-        compute_s.update(dict.fromkeys(pipeline.workers, 0.0))
         for worker, devices in pipeline.devices_of.items():
             ends.setdefault((plan.groups_of[worker], devices, 0.0), 0.0)
     rounds = colour(plan)
@@ -180,5 +202,5 @@ def _found(
     return Outline(
         step_time_s=voted_s + durations.vote_s + applies_s,
         longest_instruction_s=max(longest_s, applies_s),
-        compute_s={worker: compute_s[worker] for worker in plan.workers},
+        compute_s=_Compute(plan, [(flow, alike) for flow, _, alike in kinds]),
     )

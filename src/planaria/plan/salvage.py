@@ -209,13 +209,16 @@ def _missing(plan: Plan, kept: Sequence[Route], counted: Ledger) -> dict[tuple[i
     return dict(sorted(missing.items()))
 
 
-def _intact(plan: Plan, going: Collection[WorkerId], holders: LayerHolders) -> tuple[Pipeline, ...]:
+def _intact(plan: Plan, going: set[WorkerId], holders: LayerHolders) -> tuple[Pipeline, ...]:
     return tuple(
         pipeline
         for pipeline in plan.pipelines
         if pipeline.is_whole(plan.num_layers)
-        and all(worker in going for worker in pipeline.workers)
-        and all(_holds(holders.get(worker, ()), layers) for worker, layers in pipeline.owned.items())
+        and going.issuperset(pipeline.workers)
+        and (
+            pipeline.owned.items() <= holders.items()
+            or all(_holds(holders.get(worker, ()), layers) for worker, layers in pipeline.owned.items())
+        )
     )
 
 

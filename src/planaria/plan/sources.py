@@ -21,14 +21,13 @@ Holders = Mapping[WorkerId, Collection[int]]
 
 def held_by_node(holders: Holders, devices_per_node: int) -> dict[NodeId, frozenset[int]]:
     """The groups that some device of each node holds, nodes ascending."""
+    distinct = {id(own): own for own in holders.values()}  # many hold the very same
+    sets = {number: frozenset(own) for number, own in distinct.items()}
+    if devices_per_node == 1:
+        return {NodeId(worker): sets[id(holders[worker])] for worker in sorted(holders)}
     held: dict[NodeId, frozenset[int]] = {}
-    sets: dict[int, tuple[Collection[int], frozenset[int]]] = {}
     for worker in sorted(holders):
-        own = holders[worker]
-        node = NodeId(worker // devices_per_node)
-        if id(own) not in sets:
-            sets[id(own)] = own, frozenset(own)  # many hold the very same
-        groups = sets[id(own)][1]
+        node, groups = NodeId(worker // devices_per_node), sets[id(holders[worker])]
         held[node] = held[node] | groups if node in held else groups
     return held
 

@@ -21,6 +21,7 @@ from planaria.plan.settings import PlannerSettings
 from planaria.plan.speeds import step_times
 from planaria.plan.templates import Template
 from planaria.policy.candidate import Candidate
+from planaria.policy.naming import told_apart
 from planaria.policy.options import Option, option_of, split_of
 from planaria.policy.proposal import Proposal
 from planaria.policy.reroute import ReroutePolicy
@@ -75,6 +76,7 @@ def best_first(
         proposal = dataclasses.replace(planner.estimated(plan), how=own.how)
         offers.append(_offer(name, proposal))
         least_s = min(least_s, proposal.step_time_s)
+    offers = told_apart(offers)
     quickest = sorted(offers, key=lambda offer: offer.proposal.step_time_s)
     close = [offer for offer in quickest if offer.proposal.step_time_s <= CLOSE * least_s]
     split = [found for found in (split_of(planner, offer) for offer in close[:most]) if found is not None]

@@ -8,14 +8,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Self, TypeVar
 
-import msgspec
-
+from planaria.estimate import pipeline_rounds
 from planaria.estimate.conditions import AS_PROFILED, Conditions
 from planaria.estimate.memory import fullest_device_bytes
 from planaria.estimate.rest import Stretch
 from planaria.estimate.step_time import Known, Outline, outline
 from planaria.estimate.transition import wait_s
 from planaria.plan.batch import Undistributable
+from planaria.plan.compiled import compile_pays
 from planaria.plan.instantiate import initial_plan
 from planaria.plan.ledger import Ledger
 from planaria.plan.placement import Holders
@@ -65,6 +65,8 @@ class TemplatesPolicy:
         self._known: Known = {}
         """Pipelines that were estimated before: most of a plan's are as in the one before."""
         self.templates = make_templates(profile, settings)
+        if compile_pays(0.0):
+            pipeline_rounds.load()  # now, as decisions are waited for
         if not self.templates:
             raise PlanError(
                 f"No split onto {settings.min_nodes} nodes or more fits devices of {size(settings.memory_bytes)}. "
@@ -409,7 +411,7 @@ class TemplatesPolicy:
         """At least what runs again alone, and what a whole step takes longer than what has passed of it."""
         plan = finishing.plan
         again = tuple(route for route in plan.routes if route.born == plan.generation)
-        alone_s = self._outline(msgspec.structs.replace(plan, routes=again)).step_time_s if again else 0.0
+        alone_s = self._outline(plan.renewed(routes=again)).step_time_s if again else 0.0
         return max(alone_s, finishing.step_time_s - sum(stretch.seconds for stretch in so_far))
 
     def _outline(self, plan: Plan) -> Outline:

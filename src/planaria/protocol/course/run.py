@@ -241,8 +241,13 @@ class Run:
 
     def holders(self) -> dict[WorkerId, tuple[int, ...]]:
         """The groups of which each live worker holds a replica as of the last commit."""
-        groups_of = self.plan.groups_of.get
-        holders = {worker: groups_of(worker, ()) for worker in self.members.workers}
+        groups_of, here = self.plan.groups_of, self.members.addresses.keys()
+        if here <= groups_of.keys():  # both ascending
+            holders = dict(groups_of)
+            for worker in groups_of.keys() - here:
+                del holders[worker]
+        else:
+            holders = {worker: groups_of.get(worker, ()) for worker in self.members.workers}
         holders.update((w, held) for w, held in self.attempt.salvage.held.items() if w in holders)
         return self.kept.added_to(holders, self.step) if self.without_replica(holders) else holders
 
