@@ -41,6 +41,9 @@ MOST_NODES = 2048
 MOST_NUMBERS = 3
 """Of pipelines, of which the quickest set by compute is tried."""
 
+UNEVEN = 0.99
+"""Such a set is left out unless a step takes so much less: a loss in its largest pipeline costs more."""
+
 LEAST = 2
 """Grids, even sets and plans with split backwards that are tried however many nodes there are, of each."""
 
@@ -60,9 +63,10 @@ def best_first(
     offers = [_offer(f"templates ({shape(own.plan)})", own)]
     most = max(LEAST, MOST_NODES // max(1, len(set(nodes))))
     least_s = own.step_time_s
+    uneven: set[str] = set()
     others = chain(
         _others(planner, sizes, nodes, generation, most),
-        _of_numbers(planner, sizes, nodes, generation, offers, min(MOST_NUMBERS, most)),
+        _of_numbers(planner, sizes, nodes, generation, offers, min(MOST_NUMBERS, most), uneven),
     )
     for name, plan, compute_s in others:
         if compute_s > CLOSE * least_s:
@@ -79,6 +83,12 @@ def best_first(
     options = [option_of(planner, offer) for offer in [*offers, *split]]
     # Under f = 0 one pipeline may be faster; where templates keep a second replica, it is not given up for that.
     options = [option for option in options if option.exposure.peril(1.0) <= options[0].exposure.peril(1.0)]
+    usual_s = min(option.step_time_s for option in options if option.offer.name.split(",")[0] not in uneven)
+    options = [
+        option
+        for option in options
+        if option.offer.name.split(",")[0] not in uneven or option.step_time_s <= UNEVEN * usual_s
+    ]
     return _chosen(planner, own, sorted(options, key=attrgetter("step_time_s")), len(set(nodes)))
 
 
@@ -112,6 +122,7 @@ def _of_numbers(
     generation: int,
     offers: Sequence[Offer],
     most: int,
+    uneven: set[str],
 ) -> Iterator[tuple[str, Plan, float]]:
     """Name, plan and seconds of compute of the quickest sets by compute, of as many pipelines as the quickest of these
     offers have: of so many numbers at most. Where nodes differ in speed, those that go together are found by another
@@ -125,7 +136,10 @@ def _of_numbers(
             plan = planner.instantiated(sizes, nodes, generation, number)
         except (PlanError, Undistributable):
             continue
-        yield f"search ({shape(plan)})", plan, _compute_s(plan, known)
+        name = f"search ({shape(plan)})"
+        if all(name != offer.name for offer in offers):
+            uneven.add(name)
+        yield name, plan, _compute_s(plan, known)
 
 
 def _compute_s(plan: Plan, known: Mapping[int, Times]) -> float:
