@@ -36,6 +36,19 @@ def test_one_loss_after_the_other(
     assert len(taken[-1]["pipelines"]) > 1
 
 
+def test_the_last_owner_is_lost_of_a_job_that_writes_no_checkpoints(text: Path, run: Run, reference: Reference) -> None:
+    """Degraded from the fifth step on, which has the state saved; back to there when nobody has the first layers."""
+    job = make_job(text, resilience__policy="reroute", cluster__nodes=8, train__steps=40)
+    last = "kill:node=6,step=30,at=backward"
+    outcome = run(job, *(f"kill:node={node},step={2 + at},at=backward" for at, node in enumerate((0, 2, 4))), last)
+    outcome.assert_same_bits(reference(job))
+    (restored,) = outcome.events("restored")
+    saved = [record["step"] for record in outcome.events("checkpoint_saved")]
+    assert saved[:-1] == [restored["to_step"]]
+    assert 5 <= saved[0] < restored["from_step"] == 29
+    assert "no replica of layer" in restored["reason"]
+
+
 def test_all_owners_of_a_layer_are_lost(text: Path, run: Run, reference: Reference) -> None:
     """Degraded first, and said; then back to the checkpoint."""
     job = make_job(text, resilience__policy="reroute", cluster__nodes=6, run__checkpoint_every=1, train__steps=8)

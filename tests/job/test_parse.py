@@ -77,6 +77,27 @@ def test_zones_are_dealt_out_in_turn() -> None:
     assert parse().cluster.zone_of(3) == ""
 
 
+def test_a_zone_may_be_named_for_each_node() -> None:
+    cluster = parse("cluster.nodes=4", "cluster.zones=['a', 'a', 'b', 'a']").cluster
+    assert [cluster.zone_of(node) for node in range(5)] == ["a", "a", "b", "a", "a"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "zones", "words"),
+    [
+        (4, ["a", "b", "c", "d", "e"], ["are 5 names, and cluster.nodes is 4", "set cluster.nodes = 5"]),
+        (6, ["a", "a", "b"], ["name a zone twice", "Set ['a', 'b'], every zone once, or one zone for each of the 6"]),
+        (4, ["a", "a"], ["name a zone twice", "Set ['a'], every zone once."]),
+        (4, ["a"] * 4, ["name a zone twice"]),
+    ],
+)
+def test_zones_that_cannot_be_meant(nodes: int, zones: list[str], words: list[str]) -> None:
+    with pytest.raises(UserError) as caught:
+        parse(f"cluster.nodes={nodes}", f"cluster.zones={zones}")
+    for word in ("cluster.zones = ", *words):
+        assert word in str(caught.value)
+
+
 def test_agents_say_their_own_zones() -> None:
     with pytest.raises(UserError, match=r"cluster.zones = \['a'\] .*--zone"):
         parse("cluster.launcher=agents", "cluster.zones=['a']")

@@ -388,7 +388,8 @@ def test_where_nodes_go_in_bulks_a_third_replica_is_worth_a_longer_step() -> Non
 def test_near_the_end_nothing_is_worth_waiting_for() -> None:
     """Five pipelines of which one is broken: new ones have the shorter step, but their state has to come first."""
     profile = uniform_profile(8, link=LinkCost(latency_s=1e-4, bandwidth_bytes_per_s=1e9), group_bytes=16_000_000)
-    policy, plan = started(profile, settings(nodes=10, smallest=2, microbatches=20))
+    policy, _ = started(profile, settings(nodes=10, smallest=2, microbatches=20))
+    plan = policy.instantiated(policy.templates[:1], [NodeId(node) for node in range(10)], 1)
     assert after(policy, plan, 1, transfer_stretch=3.0).how != "reroute"
     last = after(policy, plan, 1, steps_left=1, transfer_stretch=3.0)
     assert last.how == "reroute"

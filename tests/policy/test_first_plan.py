@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from planaria.plan.instantiate import initial_plan
 from planaria.plan.plan import NodeId
 from planaria.plan.profile import LinkCost
 from planaria.plan.replicas import lacking
@@ -17,6 +18,7 @@ from planaria.policy.morph import MorphPolicy
 from planaria.policy.outlook import Outlook
 from planaria.policy.template_sets import even_sets
 from planaria.policy.templates import TemplatesPolicy
+from planaria.profile.presets import preset
 from tests.plan.profiles import uniform_profile
 
 ROUTED = 1.01
@@ -50,6 +52,31 @@ def test_nothing_else_is_faster(seed: int) -> None:
         )
         assert first.step_time_s <= ROUTED * later.step_time_s
         plan = later.plan
+
+
+def test_the_quickest_set_of_a_number_of_pipelines_is_tried() -> None:
+    """BERT-Large's layers make uneven pipelines that are quicker than even ones: 9 + 9 + 6 nodes."""
+    profile = preset("bert-large", "v100")
+    of = PlannerSettings(
+        num_microbatches=64, fault_tolerance=1, num_nodes=24, devices_per_node=1,
+        memory_bytes=profile.device.memory_bytes,
+    )  # fmt: skip
+    policy = AdaptivePolicy(profile, of)
+    first = policy.initial([NodeId(node) for node in range(24)], 1)
+    assert sorted(len(pipeline.stages) for pipeline in first.plan.pipelines) == [6, 9, 9]
+    evenly = next(told for told in first.candidates if told.name == "templates (6+6+6+6), split backwards")
+    assert first.step_time_s < 0.99 * evenly.step_time_s
+
+
+def test_so_many_pipelines_as_asked_for() -> None:
+    profile = uniform_profile(12)
+    of = PlannerSettings(num_microbatches=24, fault_tolerance=1, num_nodes=12, devices_per_node=1, min_nodes=2)
+    templates = make_templates(profile, of)
+    for number in range(2, 7):
+        plan = initial_plan(profile, templates, of, [NodeId(node) for node in range(12)], 1, number=number)
+        assert len(plan.pipelines) == number
+        assert len(plan.nodes) == 12
+        validate(plan)
 
 
 def test_even_sets_share_the_nodes_out() -> None:

@@ -99,11 +99,13 @@ def test_a_clock_that_began_anew_does_no_harm() -> None:
 
 
 def test_earlier_runs_count() -> None:
-    failures = Failures(100.0, Watched(seconds=500.0, losses=2))
+    failures = Failures(100.0, Watched(seconds=500.0, losses=2, nodes=5))
     assert failures.time_to_next_s(9.0) == 600 / 3
+    assert failures.nodes_together == 6 / 3
     failures.begin(10.0)
     failures.lost(4, 20.0)
     assert failures.time_to_next_s(50.0) == (100 + 500 + 40) / 4
+    assert failures.nodes_together == 7 / 4
 
 
 def plan(purpose: str) -> PlanTaken:
@@ -146,11 +148,11 @@ ENDED = RunEnded(status=RunStatus.INTERRUPTED, steps=2, message="", skipped_micr
     ("told", "watched"),
     [
         ([], Watched()),
-        ([(3, lost(0, 1)), (5, ENDED)], Watched(losses=1)),
+        ([(3, lost(0, 1)), (5, ENDED)], Watched(losses=1, nodes=1)),
         ([(10, plan("start")), (20, step(1)), (31, ENDED)], Watched(seconds=21)),
         (
             [(10, plan("start")), (20, lost(0, 1)), (20, lost(1, 1)), (25, plan("reconfigure"))],
-            Watched(seconds=15, losses=1),
+            Watched(seconds=15, losses=1, nodes=2),
         ),
         # the first run breaks off, the second is ended, the third has just begun
         (
@@ -159,7 +161,7 @@ ENDED = RunEnded(status=RunStatus.INTERRUPTED, steps=2, message="", skipped_micr
                 *[(990, lost(1, 2)), (1000, plan("start")), (1005, step(2)), (1007, ENDED)],
                 (5000, plan("start")),
             ],
-            Watched(seconds=10 + 7, losses=1),
+            Watched(seconds=10 + 7, losses=1, nodes=2),
         ),
     ],
 )

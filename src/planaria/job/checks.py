@@ -187,6 +187,26 @@ def _check_host(cluster: ClusterSection) -> None:
         )  # fmt: skip
 
 
+def check_dealing(cluster: ClusterSection) -> None:
+    """Of a job file: nodes are dealt out to zones in turn. (A drill's are its script's, of nodes yet to come too.)
+
+    A name may be repeated where there is one for each node. Raises UserError.
+    """
+    zones, nodes = cluster.zones, cluster.nodes
+    if len(zones) > nodes:
+        _refuse(
+            "cluster.zones", list(zones), f"are {len(zones)} names, and cluster.nodes is {nodes}",
+            f"Name {nodes} or fewer, or set cluster.nodes = {len(zones)} or more.",
+        )  # fmt: skip
+    once = list(dict.fromkeys(zones))
+    if len(once) < len(zones) and (len(zones) < nodes or len(once) == 1):
+        each = f", or one zone for each of the {nodes} nodes" if len(once) > 1 else ""
+        _refuse(
+            "cluster.zones", list(zones), "name a zone twice; nodes are dealt out to them in turn",
+            f"Set {once}, every zone once{each}.",
+        )  # fmt: skip
+
+
 def check_zone(field: str, zone: str) -> None:
     """Raises UserError for what is no name of a zone."""
     if not (zone.strip() and zone.isprintable() and len(zone) <= MAX_ZONE_LENGTH):

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from planaria.job.checks import check_job, shown
+from planaria.job.checks import check_dealing, check_job, shown
 from planaria.job.errors import UserError
 from planaria.job.settings import Device, Job, ModelSection, Section
 
@@ -73,7 +73,9 @@ def parse_job(text: str, *, overrides: Sequence[str] = (), origin: str) -> Job:
     """
     table = read_toml(text, overrides, origin)
     try:
-        return job_from_table(table)
+        job = job_from_table(table)
+        check_dealing(job.cluster)
+        return job
     except UserError as error:
         raise UserError(f"{origin}: {error}") from None
 

@@ -218,8 +218,8 @@ class ClusterSection(Section, frozen=True):
         launcher: local: nodes are processes of this machine. agents: nodes are hosts on which `planaria agent` runs.
         host: IPv4 address, or name, at which the coordinator listens; loopback unless told otherwise. Goes with agents.
         zones: names of zones, to which nodes that are processes of this machine are dealt out in turn, to try out what
-            an outage of one does; agents say theirs by --zone. Whatever fails as one is a zone: the replicas of a layer
-            are spread over zones as far as can be.
+            an outage of one does: each named once, or one for each node; agents say theirs by --zone. Whatever fails as
+            one is a zone: the replicas of a layer are spread over zones as far as can be.
     """
 
     nodes: int
@@ -292,7 +292,8 @@ class RunSection(Section, frozen=True):
     Attributes:
         folder: where run folders are made.
         name: of the run; default: the job file's name.
-        checkpoint_every: steps between checkpoints; 0: only at the end, on Ctrl-C and when nodes run out.
+        checkpoint_every: steps between checkpoints; 0: only at the end, on Ctrl-C, when nodes run out, and now and then
+            under a plan with fewer than f + 1 replicas of some layer.
         keep_checkpoints: how many of the newest stay.
     """
 

@@ -56,13 +56,23 @@ def fewest_seconds(
     least: int,
     num_microbatches: int,
     kept: Sequence[Times] = (),
+    most: int | None = None,
 ) -> tuple[int, ...]:
     """`instantiate`, in numbers alone.
+
+    Args:
+        sizes: nodes of each template, ascending.
+        times: of their steps.
+        num_nodes: for the new pipelines.
+        least: new pipelines.
+        num_microbatches: of a step.
+        kept: see `instantiate`.
+        most: new pipelines; None: as many as there are microbatches for.
 
     Raises:
         Undistributable: too few microbatches for the pipelines needed.
     """
-    most = num_microbatches - len(kept)
+    most = num_microbatches - len(kept) if most is None else most
     knapsack = Knapsack(sizes, num_nodes, least, most)
     if knapsack.most([1] * len(sizes)) < 0:
         num_nodes = fewer_nodes(sizes, num_nodes, least, most, len(kept))
@@ -205,8 +215,10 @@ def instances(
     nodes: Sequence[NodeId],
     speeds: Speeds,
     zones: Zones | None = None,
+    number: int | None = None,
 ) -> list[Instance]:
     """The pipelines that make the shortest step, on these nodes; largest first. What no sum of sizes uses is left out.
+    Where a number is given there are so many, if the nodes are equally fast.
 
     Where speeds differ, fast nodes go together, and slow ones; see `planaria.plan.grouping`. Of nodes equally fast,
     those of one zone go together, as far as replicas are spread over the zones then; see `planaria.plan.zones`.
@@ -214,7 +226,7 @@ def instances(
     Raises:
         PlanError: too few nodes or microbatches; a speed that is none.
     """
-    found = _instances(profile, templates, settings, nodes, speeds, zones or {})
+    found = _instances(profile, templates, settings, nodes, speeds, zones or {}, number)
     return _over_zones(found, nodes, speeds, zones, profile.num_layers) if zones and differ(zones, nodes) else found
 
 
@@ -225,6 +237,7 @@ def _instances(
     nodes: Sequence[NodeId],
     speeds: Speeds,
     zones: Zones,
+    number: int | None,
 ) -> list[Instance]:
     check_speeds(speeds)
     ordered = sorted(set(nodes), key=lambda node: (-speeds.get(node, 1.0), zone_of(zones, node), node))
@@ -241,7 +254,8 @@ def _instances(
         even = [[*different] * template.num_nodes for template in templates]
         times = [slowed(time, Pace(t, profile).on_parts(s)) for time, t, s in zip(times, templates, even, strict=True)]
     sizes = [template.num_nodes for template in templates]
-    counts = fewest_seconds(sizes, times, len(ordered), settings.fault_tolerance + 1, settings.num_microbatches)
+    least = settings.fault_tolerance + 1 if number is None else number
+    counts = fewest_seconds(sizes, times, len(ordered), least, settings.num_microbatches, most=number)
     result: list[Instance] = []
     for template, time, count in reversed(list(zip(templates, times, counts, strict=True))):
         for _ in range(count):
@@ -284,6 +298,7 @@ def initial_plan(
     speeds: Speeds | None = None,
     zones: Zones | None = None,
     distribution: Distribution = Distribution.MINMAX,
+    number: int | None = None,
 ) -> Plan:
     """A job's first plan: the best instantiation.
 
@@ -296,11 +311,12 @@ def initial_plan(
         speeds: of nodes that compute slower or faster than the profile says.
         zones: where the nodes are.
         distribution: what the microbatches are dealt out for.
+        number: of pipelines, see `instances`.
 
     Raises:
         PlanError: too few nodes or microbatches.
     """
-    chosen = instances(profile, templates, settings, nodes, speeds or {}, zones)
+    chosen = instances(profile, templates, settings, nodes, speeds or {}, zones, number)
     pipelines = [place(instance.template, instance.nodes, settings.devices_per_node) for instance in chosen]
     shares = distribute([instance.times for instance in chosen], settings.num_microbatches, distribution)
     return Plan(

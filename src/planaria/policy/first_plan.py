@@ -1,17 +1,19 @@
 """First plans: which sets of pipelines are worth an estimate when a job begins or is restored, and which is best.
 
 An instantiation (Oobleck, section 4.2) weighs compute alone and uses every node. Sums of gradients are cheapest between
-pipelines that are cut alike, so even sets are tried as well: of all nodes, and grids, in which some stay idle. Makes no
-plan after a loss, and knows nothing of the time to come.
+pipelines that are cut alike, so even sets are tried as well: of all nodes, and grids, in which some stay idle. And of
+the numbers of pipelines that are quickest so, the set that computes quickest, however uneven: layers do not divide as
+nodes do. Makes no plan after a loss, and knows nothing of the time to come.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from operator import attrgetter
 
-from planaria.plan.batch import Undistributable
+from planaria.plan.batch import Times, Undistributable
 from planaria.plan.grid import grids
 from planaria.plan.grid import shape as grid_shape
 from planaria.plan.plan import NodeId, Plan, PlanError
@@ -19,6 +21,7 @@ from planaria.plan.settings import PlannerSettings
 from planaria.plan.speeds import step_times
 from planaria.plan.templates import Template
 from planaria.policy.candidate import Candidate
+from planaria.policy.naming import told_apart
 from planaria.policy.options import Option, option_of, split_of
 from planaria.policy.proposal import Proposal
 from planaria.policy.reroute import ReroutePolicy
@@ -34,6 +37,12 @@ MOST_TOLD = 3
 
 MOST_NODES = 2048
 """Of all plans together of which estimates are made, beyond `LEAST`: what one takes grows with its plan's nodes."""
+
+MOST_NUMBERS = 3
+"""Of pipelines, of which the quickest set by compute is tried."""
+
+UNEVEN = 0.99
+"""Such a set is left out unless a step takes so much less: a loss in its largest pipeline costs more."""
 
 LEAST = 2
 """Grids, even sets and plans with split backwards that are tried however many nodes there are, of each."""
@@ -54,20 +63,32 @@ def best_first(
     offers = [_offer(f"templates ({shape(own.plan)})", own)]
     most = max(LEAST, MOST_NODES // max(1, len(set(nodes))))
     least_s = own.step_time_s
-    for name, plan, compute_s in _others(planner, sizes, nodes, generation, most):
+    uneven: set[str] = set()
+    others = chain(
+        _others(planner, sizes, nodes, generation, most),
+        _of_numbers(planner, sizes, nodes, generation, offers, min(MOST_NUMBERS, most), uneven),
+    )
+    for name, plan, compute_s in others:
         if compute_s > CLOSE * least_s:
-            break
+            continue
         if any(_same(plan, offer.proposal.plan) for offer in offers) or not planner.fits(plan):
             continue
         proposal = dataclasses.replace(planner.estimated(plan), how=own.how)
         offers.append(_offer(name, proposal))
         least_s = min(least_s, proposal.step_time_s)
+    offers = told_apart(offers)
     quickest = sorted(offers, key=lambda offer: offer.proposal.step_time_s)
     close = [offer for offer in quickest if offer.proposal.step_time_s <= CLOSE * least_s]
     split = [found for found in (split_of(planner, offer) for offer in close[:most]) if found is not None]
     options = [option_of(planner, offer) for offer in [*offers, *split]]
     # Under f = 0 one pipeline may be faster; where templates keep a second replica, it is not given up for that.
     options = [option for option in options if option.exposure.peril(1.0) <= options[0].exposure.peril(1.0)]
+    usual_s = min(option.step_time_s for option in options if option.offer.name.split(",")[0] not in uneven)
+    options = [
+        option
+        for option in options
+        if option.offer.name.split(",")[0] not in uneven or option.step_time_s <= UNEVEN * usual_s
+    ]
     return _chosen(planner, own, sorted(options, key=attrgetter("step_time_s")), len(set(nodes)))
 
 
@@ -89,13 +110,44 @@ def _others(
             plan = planner.instantiated(templates, ordered, generation)
         except (PlanError, Undistributable):
             continue
-        seconds = max(
-            float(known[len({plan.node_of(stage.worker) for stage in route.hops})][len(route.microbatches) - 1])
-            for route in plan.routes
-        )
-        found.append((seconds if slowest >= 1 else 0.0, f"search ({shape(plan)})", plan))
+        found.append((_compute_s(plan, known) if slowest >= 1 else 0.0, f"search ({shape(plan)})", plan))
     for seconds, name, plan in sorted(found, key=lambda one: one[:2]):
         yield name, plan, seconds
+
+
+def _of_numbers(
+    planner: ReroutePolicy,
+    sizes: Sequence[Template],
+    nodes: Sequence[NodeId],
+    generation: int,
+    offers: Sequence[Offer],
+    most: int,
+    uneven: set[str],
+) -> Iterator[tuple[str, Plan, float]]:
+    """Name, plan and seconds of compute of the quickest sets by compute, of as many pipelines as the quickest of these
+    offers have: of so many numbers at most. Where nodes differ in speed, those that go together are found by another
+    search, of any number."""
+    if any(speed != 1 for speed in (planner.speeds or {}).values()):
+        return
+    order = sorted(offers, key=lambda offer: offer.proposal.step_time_s)
+    known = {template.num_nodes: step_times(template, planner.settings.num_microbatches) for template in sizes}
+    for number in list(dict.fromkeys(len(offer.proposal.plan.pipelines) for offer in order))[:most]:
+        try:
+            plan = planner.instantiated(sizes, nodes, generation, number)
+        except (PlanError, Undistributable):
+            continue
+        name = f"search ({shape(plan)})"
+        if all(name != offer.name for offer in offers):
+            uneven.add(name)
+        yield name, plan, _compute_s(plan, known)
+
+
+def _compute_s(plan: Plan, known: Mapping[int, Times]) -> float:
+    """Of the pipeline that computes longest."""
+    return max(
+        float(known[len({plan.node_of(stage.worker) for stage in route.hops})][len(route.microbatches) - 1])
+        for route in plan.routes
+    )
 
 
 def quickest_depths(

@@ -17,6 +17,7 @@ from planaria.estimate.transition import transfer_time
 from planaria.plan.plan import PlanError, ScheduleKind
 from planaria.plan.replicas import lacking
 from planaria.policy.exposure import Exposure, exposure
+from planaria.policy.naming import told_apart
 from planaria.policy.next_loss import next_loss_s
 from planaria.policy.pieces import Pieces
 from planaria.policy.proposal import Proposal
@@ -98,7 +99,7 @@ def options_in_pieces(planner: ReroutePolicy, sources: Sequence[Source], questio
             assert error is not None, "a source that has no offer says why"
             raise error
     options: list[Option] = []
-    for offer in offers:
+    for offer in told_apart(offers):
         yield
         options.append(option_of(planner, offer))
         yield

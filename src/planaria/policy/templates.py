@@ -165,14 +165,23 @@ class TemplatesPolicy:
                 best, least_s = found, seconds
         return best
 
-    def instantiated(self, templates: Sequence[Template], nodes: Sequence[NodeId], generation: int) -> Plan:
-        """The first plan of these templates alone, by compute.
+    def instantiated(
+        self, templates: Sequence[Template], nodes: Sequence[NodeId], generation: int, number: int | None = None
+    ) -> Plan:
+        """The first plan of these templates alone, by compute; of so many pipelines, where that is given.
 
         Raises:
             PlanError: too few nodes or microbatches.
         """
         return initial_plan(
-            self._profile, templates, self._settings, nodes, generation, speeds=self._speeds, zones=self._zones
+            self._profile,
+            templates,
+            self._settings,
+            nodes,
+            generation,
+            speeds=self._speeds,
+            zones=self._zones,
+            number=number,
         )
 
     def reconfigure(

@@ -31,10 +31,12 @@ class Watched(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         seconds: from first plans to last steps.
         losses: those in one step count as one.
+        nodes: that they took.
     """
 
     seconds: float = 0.0
     losses: int = 0
+    nodes: int = 0
 
 
 class Failures:
@@ -97,7 +99,7 @@ class Failures:
     @property
     def nodes_together(self) -> float:
         """That a loss takes, on average; before any is seen one of one node is thought of."""
-        return (1 + self._nodes) / (1 + self._losses)
+        return (1 + self._before.nodes + self._nodes) / (1 + self._before.losses + self._losses)
 
     def time_to_next_s(self, now: float) -> float:
         """Expected."""
@@ -128,7 +130,7 @@ class Watch:
 
     def __init__(self) -> None:
         self._seconds = 0.0
-        self._losses = 0
+        self._losses = self._nodes = 0
         self._last_step: int | None = None
         self._trains_from: float | None = None
         self._trained_until = 0.0
@@ -137,7 +139,7 @@ class Watch:
     def watched(self) -> Watched:
         """As of the last record."""
         under_way_s = 0.0 if self._trains_from is None else self._trained_until - self._trains_from
-        return Watched(seconds=self._seconds + under_way_s, losses=self._losses)
+        return Watched(seconds=self._seconds + under_way_s, losses=self._losses, nodes=self._nodes)
 
     def note(self, record: Record, at: float) -> None:
         """Take a record that was told at so many seconds."""
@@ -152,6 +154,7 @@ class Watch:
                 self._close()
             case NodeLost(step=step):
                 self._losses += step != self._last_step
+                self._nodes += 1
                 self._last_step = step
             case _:
                 pass

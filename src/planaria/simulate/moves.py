@@ -50,11 +50,7 @@ class Moves:
         self._incoming = sorted((t for t in plan.transfers if t.target == own), key=lambda t: t.group)
         self._arriving = []
         self._attempts.clear()
-        incoming, holdings = {transfer.group for transfer in self._incoming}, self._worker.holdings
-        current = incoming.intersection(holdings.held_at(self._worker.machine.step - 1))
-        # Who was idle while the job went back, by no step, still has what it went back to; nobody counts on that.
-        assert not current or self._worker.went_back, f"groups {current} are up to date here, and move here"
-        holdings.drop(incoming)
+        self._worker.holdings.drop({transfer.group for transfer in self._incoming})
         for transfer in plan.transfers:
             if transfer.source == own:
                 self._send(transfer)

@@ -100,11 +100,6 @@ class Witness:
         self._told = setup.done
 
     @property
-    def went_back(self) -> bool:
-        """The job did, to a checkpoint or to its start."""
-        return any(isinstance(record, Restored) for record in self.records)
-
-    @property
     def plan(self) -> Plan:
         """In force, as of the journal."""
         assert self._plan is not None, "there is no plan yet"

@@ -135,11 +135,6 @@ class Worker:
             self._writer.go_on()
 
     @property
-    def went_back(self) -> bool:
-        """The job did, whether this worker was told or not."""
-        return self._cluster.witness.went_back
-
-    @property
     def is_active(self) -> bool:
         """Whether its main thread goes on."""
         return self.is_started and not (self.is_over or self.is_stopped or self.is_frozen or self._is_done_for)

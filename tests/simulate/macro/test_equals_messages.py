@@ -16,8 +16,9 @@ from planaria.protocol.records import AnyRecord, PlanTaken, Recovered, Restored,
 from planaria.simulate.cluster import Cluster
 from planaria.simulate.faults import Fault, FaultKind
 from planaria.simulate.macro.account import RunResult
-from planaria.simulate.macro.engine import Course, Following
+from planaria.simulate.macro.course import Course
 from planaria.simulate.macro.experiment import Experiment
+from planaria.simulate.macro.following import Following
 from planaria.simulate.macro.timings import Timings
 from planaria.simulate.schedule import Schedule
 from planaria.simulate.setup import Setup

@@ -9,8 +9,9 @@ from planaria.policy.adaptive import AdaptivePolicy
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.failures import Failures
 from planaria.protocol.second_look import SecondLook
-from planaria.simulate.macro.engine import Course, Following
+from planaria.simulate.macro.course import Course
 from planaria.simulate.macro.experiment import Experiment
+from planaria.simulate.macro.following import Following
 from planaria.simulate.macro.state import State
 from planaria.simulate.macro.timings import Timings
 from tests.simulate.macro.test_engine import experiment, losing, profile

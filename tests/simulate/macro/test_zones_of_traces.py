@@ -10,7 +10,9 @@ from planaria.job.settings import PolicyName
 from planaria.plan.plan import NodeId
 from planaria.plan.ring import conflicts
 from planaria.policy.choice import make_policy
-from planaria.simulate.macro.engine import Course, Following, Simulation
+from planaria.simulate.macro.course import Course
+from planaria.simulate.macro.engine import Simulation
+from planaria.simulate.macro.following import Following
 from planaria.simulate.macro.state import State, canonical
 from planaria.simulate.trace import HOUR_S, Change, Trace, TraceEvent
 from planaria.simulate.trace_generators import ConstantRate, Population, generate

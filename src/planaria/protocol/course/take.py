@@ -58,6 +58,7 @@ def take(
         step_time_s=run.timing.step_s,
         longest_s=run.timing.instruction_s,
         records=told,
+        learnt=run.to_write(),
     )
     sends: list[Command] = [Send(worker, message) for worker in plan.workers]
     return [*measured, entry, *sends, *map(Publish, told)]

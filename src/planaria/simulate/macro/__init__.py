@@ -14,7 +14,9 @@ found out about a situation once is remembered.
 - `moments`: episodes that are known, moment by moment.
 - `account`: where the time went, and what came of it.
 - `course`: what a trace has in store.
-- `engine`: one run over one trace.
+- `trained`: what a run has trained, and how much of it is saved.
+- `following`: one run over one trace.
+- `engine`: runs of one policy, and what they share.
 - `references`: what runs are held against.
 - `scenario`: the file that a user writes.
 - `sweep`: several of them.
