@@ -82,7 +82,7 @@ def is_plain(plan: Plan, path: Path) -> bool:
 
 def run_pipeline(plan: Plan, path: Path, durations: Durations, *, overlap: bool) -> PipelineFlow:
     """Only for a plain path."""
-    rounds = _rounds(plan, path, durations)
+    rounds = rounds_of(plan, path, durations)
     begins_s = rounds.stages_s[-1]
     ends_s, computes_s, longest_s, layers_s = rounds.run(overlap=overlap)
     parts = []
@@ -98,7 +98,8 @@ def run_pipeline(plan: Plan, path: Path, durations: Durations, *, overlap: bool)
     return PipelineFlow(parts=tuple(parts))
 
 
-def _rounds(plan: Plan, path: Path, durations: Durations) -> Rounds:
+def rounds_of(plan: Plan, path: Path, durations: Durations) -> Rounds:
+    """What `run_pipeline` runs."""
     hops, routes, travellers = path.hops, path.routes, path.travellers
     last = len(hops) - 1
     forwards_s, down_s, up_s = [], [0.0] * len(hops), [0.0] * len(hops)

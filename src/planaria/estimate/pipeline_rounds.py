@@ -47,12 +47,18 @@ class Rounds:
     pieces: list[int]
     num_layers: int
 
-    def run(self, *, overlap: bool) -> tuple[list[float], list[float], list[float], list[float]]:
+    def run(
+        self, *, overlap: bool, compiled: bool | None = None
+    ) -> tuple[list[float], list[float], list[float], list[float]]:
         """Of each stage, in seconds: the end of its last compute (or message, where its sends block); what it computes,
         added in the order in which it does; and its longest forward, backward or layer of one that is cut. And of each
         layer when its last piece that counts ends, or -1.
+
+        Args:
+            overlap: whether messages travel beside the sender's compute.
+            compiled: use numba's form, which is loaded, or not; None: where it is.
         """
-        if not KERNEL.is_loaded:
+        if not (KERNEL.is_loaded if compiled is None else compiled):
             return _plain(self, overlap=overlap)
         stages, layers = KERNEL.form(compiled=True)(
             np.array(self.stages_s, dtype=np.float64),

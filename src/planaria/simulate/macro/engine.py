@@ -9,7 +9,6 @@ from planaria.plan.settings import PlannerSettings
 from planaria.simulate.macro.account import Prices, RunResult
 from planaria.simulate.macro.course import Course
 from planaria.simulate.macro.following import Following
-from planaria.simulate.macro.garbage import rare_collections
 from planaria.simulate.macro.moments import Memory
 from planaria.simulate.macro.state import State
 from planaria.simulate.macro.subject import Known, Rest, Subject, Tally
@@ -63,10 +62,9 @@ class Simulation:
     def follow(self, course: Course) -> RunResult:
         """Over a trace, as a run meets it."""
         run = Following(self, course)
-        with rare_collections():
-            run.begin()
-            while not run.is_over:
-                run.go_on()
+        run.begin()
+        while not run.is_over:
+            run.go_on()
         return run.result()
 
     def start(self, zones: tuple[str, ...]) -> tuple[Rest, Tally] | None:
