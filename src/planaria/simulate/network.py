@@ -62,23 +62,27 @@ class Way:
         self._target = target
         self._mean_s = mean_s
         self._last_s = 0.0
-        self._under_way: deque[Action] = deque()
+        self._under_way: deque[tuple[Action, Action | None]] = deque()
         self._num_held = 0
 
-    def send(self, action: Action, takes_s: float | None = None) -> None:
-        """`action` is the arrival; what is known to take so long goes when the last such message has gone."""
+    def send(self, action: Action, takes_s: float | None = None, at_cut: Action | None = None) -> None:
+        """`action` is the arrival; what is known to take so long goes when the last such message has gone. `at_cut` is
+        done if the way is cut while it is under way, and it still arrives."""
         clock = self._network.clock
         if takes_s is None:
             self._last_s = max(self._last_s, clock.now + clock.vary(self._mean_s))
         else:
             self._last_s = max(self._last_s, clock.now) + takes_s
-        self._under_way.append(action)
+        self._under_way.append((action, at_cut))
         clock.at(self._last_s, self._arrive)
 
     def cut(self) -> None:
         """The sender is gone, or has closed: the last few things that are under way may never arrive."""
         for _ in range(self._network.clock.random.randint(0, len(self._under_way))):
             self._under_way.pop()
+        for _, at_cut in self._under_way:
+            if at_cut is not None:
+                at_cut()
 
     def release(self) -> None:
         """The partition is healed."""
@@ -94,4 +98,5 @@ class Way:
             self._num_held += 1
         elif self._under_way and not self.is_stuck:
             # The first of what is under way, whichever message this arrival was meant for.
-            self._under_way.popleft()()
+            arrive, _ = self._under_way.popleft()
+            arrive()

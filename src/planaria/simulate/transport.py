@@ -57,7 +57,8 @@ class Transport:
         if way is None:
             way = self._ways[peer] = self._cluster.way(self._worker.node, peer)
         takes_s = self._takes_s(peer, key, size_bytes) if self._cluster.weather.is_exact else None
-        way.send(partial(self._deliver, way, peer, key, read), takes_s)
+        payload = _Payload(read)
+        way.send(partial(self._deliver, way, peer, key, payload.get), takes_s, payload.leave)
 
     def _takes_s(self, peer: WorkerId, key: Key, size_bytes: int | None) -> float:
         """On the link; a sum's part is read when it is told of."""
@@ -115,3 +116,19 @@ class Transport:
         worker = self._worker
         if self._ways.get(peer) is way and not worker.is_over and not worker.is_stopped:
             worker.control.tell(CutOff(peer=peer))
+
+
+class _Payload:
+    """Of a message: it is read from the sender's memory when it arrives, or when the way is cut, after which the sender
+    may write over it."""
+
+    def __init__(self, read: Read) -> None:
+        self._read = read
+
+    def get(self) -> Any:
+        return self._read()
+
+    def leave(self) -> None:
+        """The sender's memory."""
+        payload = self._read()
+        self._read = lambda: payload
