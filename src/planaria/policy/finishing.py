@@ -16,6 +16,7 @@ import msgspec
 
 from planaria.estimate.conditions import Conditions
 from planaria.estimate.rest import Progress, Stretch, num_units
+from planaria.plan.costs import StageCosts
 from planaria.plan.detours import Freedom
 from planaria.plan.plan import Plan, Route, WorkerId
 from planaria.plan.profile import ModelProfile
@@ -26,6 +27,12 @@ from planaria.plan.salvage import Undone
 BUDGET = 10_000
 """Units of work that are simulated, to know how far the step is and to try other ways: a tenth of a second at most. A
 larger rest is done in the usual way; with so many pipelines, few survivors idle."""
+
+SHARE = 0.05
+"""Of a step's time, how much may be spent on that: all wait meanwhile."""
+
+UNIT_S = 1e-5
+"""That a unit takes to simulate."""
 
 CLEARLY = 0.97
 """Ways that cross are taken where the rest of the step takes so much less."""
@@ -59,7 +66,7 @@ def quickest(
     so_far: Sequence[Stretch],
     fits: Callable[[Plan], bool],
 ) -> Finished:
-    """The plan that finishes the step soonest, by estimate.
+    """The plan that finishes the step soonest, by estimate, as far as that is worth the search.
 
     Args:
         undone: what is left of the step, and who.
@@ -69,16 +76,16 @@ def quickest(
         fits: whether a plan fits the memory.
     """
     usual = undone.finished_by(undone.usual(profile))
-    own = num_units(usual)
-    if 3 * own > BUDGET:
+    own, budget = num_units(usual), _budget(undone.plan, profile)
+    if 3 * own > budget:
         return Finished(plan=usual, rest_s=None, crosses=False)
-    recent, past = _recent(so_far, BUDGET - 2 * own)
+    recent, past = _recent(so_far, budget - 2 * own)
     progress = Progress(profile, conditions, recent)
     best = Finished(plan=usual, rest_s=progress.rest_s(usual), crosses=False)
     if not undone.missing or undone.pipelines == undone.intact:
         return best
     most = CLEARLY * best.rest_s if best.rest_s is not None else 0.0
-    tries = (BUDGET - past) // own - 2  # one is the usual way, and one says how busy everybody is
+    tries = (budget - past) // own - 2  # one is the usual way, and one says how busy everybody is
     for routes, busiest_s in _others(undone, profile, conditions, progress):
         if tries <= 0:
             break
@@ -92,6 +99,13 @@ def quickest(
         if rest_s < most:
             best, most = Finished(plan=plan, rest_s=rest_s, crosses=True), rest_s
     return best
+
+
+def _budget(plan: Plan, profile: ModelProfile) -> int:
+    """In units; a step is taken to last as long as its work does, spread evenly."""
+    microbatch_s = StageCosts(profile).compute_s(0, plan.num_layers, profile.device_counts[0])
+    even_s = plan.num_microbatches * microbatch_s / max(1, len(plan.workers))
+    return min(BUDGET, int(SHARE * even_s / UNIT_S))
 
 
 def _recent(so_far: Sequence[Stretch], most: int) -> tuple[Sequence[Stretch], int]:
