@@ -70,6 +70,7 @@ nodes = 7
 device = "emulated"
 profile = {str(profile_file)!r}
 [resilience]
+policy = "templates"
 min_nodes_per_pipeline = 2
 """
     overrides = [f"{key.replace('__', '.')}={json.dumps(value)}" for key, value in changes.items()]

@@ -30,7 +30,7 @@ def test_random_shortages(batch: range, laboratory: Laboratory) -> None:  # noqa
                 seen[plan.purpose] += 1
     assert seen["completed"] >= 3, seen
     assert seen["refused"] >= 2, seen
-    assert seen["finish step"] >= 5, seen
+    assert seen["finish step"] >= 3, seen
     assert seen["reconfigure"] >= 1, "a step that nobody could finish was begun anew"
 
 
