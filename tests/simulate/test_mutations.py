@@ -157,6 +157,13 @@ def a_step_that_is_to_begin_afresh_goes_on(patch: Patch) -> None:
     )
 
 
+def what_was_held_before_the_job_went_back_counts(patch: Patch) -> None:
+    plan = WorkerMachine._plan
+    patch.setattr(
+        WorkerMachine, "_plan", lambda self, message: plan(self, msgspec.structs.replace(message, lineage=-1))
+    )
+
+
 def degraded_plans_do_not_say_so(patch: Patch) -> None:
     sentence = ReroutePolicy._sentence
     patch.setattr(ReroutePolicy, "_sentence", lambda *args: replace(sentence(*args), is_degraded=False))
@@ -336,6 +343,10 @@ def test_state_that_moves_to_who_has_it_is_noticed(monkeypatch: Patch) -> None:
         (a_commit_that_only_a_worker_knows_is_ignored, "a-commit-that-only-workers-know"),
         (damage_is_not_told, "damage-of-state"),
         (a_commit_that_was_undone_is_told_again, "a-commit-told-after-it-was-undone"),
+        (
+            what_was_held_before_the_job_went_back_counts,
+            "an-idle-node-is-needed-after-other-samples-were-left-out",
+        ),
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )
