@@ -1,4 +1,4 @@
-"""The table of sources: what the adaptive policy chooses from. A policy more is a line more."""
+"""The table of sources: what the adaptive policy chooses from. A source more is a line more."""
 
 from __future__ import annotations
 
