@@ -34,7 +34,6 @@ class TransferTime:
         bound_s: nothing is faster, in whatever order and however the ways are shared: the busiest way has to carry
             all that goes through it.
         moved_bytes: state that moves in all.
-        between_nodes_bytes: of these, from node to node.
         busiest_bytes: what the busiest node sends to other nodes, or gets from them.
         come_s: when each worker that gets state has all of it.
     """
@@ -42,7 +41,6 @@ class TransferTime:
     time_s: float
     bound_s: float
     moved_bytes: int
-    between_nodes_bytes: int
     busiest_bytes: int
     come_s: Mapping[WorkerId, float]
 
@@ -64,7 +62,6 @@ def transfer_time(plan: Plan, links: Links) -> TransferTime:
         time_s=max(come_s.values(), default=0.0),
         bound_s=max(inner.bound_s(links.within_node), outer.bound_s(links.between_nodes)),
         moved_bytes=inner.total_bytes + outer.total_bytes,
-        between_nodes_bytes=outer.total_bytes,
         busiest_bytes=outer.busiest_bytes,
         come_s=come_s,
     )
