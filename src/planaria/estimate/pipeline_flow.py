@@ -15,7 +15,7 @@ from functools import cached_property
 from planaria.estimate.durations import Durations
 from planaria.estimate.pipeline_rounds import Rounds
 from planaria.plan.plan import Plan, Route, Stage
-from planaria.plan.program import Instruction, Op
+from planaria.plan.program import Op
 from planaria.plan.schedule import Path
 
 
@@ -104,8 +104,7 @@ def rounds_of(plan: Plan, path: Path, durations: Durations) -> Rounds:
     last = len(hops) - 1
     forwards_s, down_s, up_s = [], [0.0] * len(hops), [0.0] * len(hops)
     for place, hop in enumerate(hops):
-        forward = Instruction(op=Op.FORWARD, first_layer=hop.first_layer, end_layer=hop.end_layer)
-        forwards_s.append(durations.compute_s(hop.worker, forward))
+        forwards_s.append(durations.compute_of_s(hop.worker, Op.FORWARD, hop.first_layer, hop.end_layer))
         if place < last:
             down_s[place] = durations.message_s(hop.worker, hops[place + 1].worker, hop.end_layer)
         if place:
@@ -157,5 +156,4 @@ def _whole_s(durations: Durations, hop: Stage, route: Route) -> float:
 
 
 def _backward_s(durations: Durations, hop: Stage, first: int, end: int, counted: tuple[int, ...]) -> float:
-    instruction = Instruction(op=Op.BACKWARD, first_layer=first, end_layer=end, counted=counted)
-    return durations.compute_s(hop.worker, instruction)
+    return durations.compute_of_s(hop.worker, Op.BACKWARD, first, end, counted)

@@ -12,7 +12,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterator
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -263,6 +263,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True
     @cached_property
     def nodes(self) -> tuple[NodeId, ...]:
         per_node = self.devices_per_node
+        if per_node == 1:
+            return cast("tuple[NodeId, ...]", self.workers)
         return tuple(sorted({NodeId(worker // per_node) for worker in self.workers}))
 
     @cached_property
@@ -283,7 +285,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True
             for stage in self.stages():
                 together.setdefault(stage.worker, set()).update(stage.layers)
             owned = {worker: tuple(sorted(layers)) for worker, layers in together.items()}
-        return {worker: owned[worker] for worker in sorted(owned)}
+        order = sorted(owned)
+        return dict(zip(order, map(owned.__getitem__, order), strict=True))
 
     @cached_property
     def layers_run_by(self) -> dict[WorkerId, tuple[int, ...]]:
@@ -300,7 +303,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True
         """The groups that each worker holds a replica of, as owner or shadow, ascending."""
         groups_of = _groups_of(self.groups, self.num_layers)
         if not self.shadows:
-            return {worker: groups_of[layers] for worker, layers in self.layers_of.items()}
+            return dict(zip(self.layers_of, map(groups_of.__getitem__, self.layers_of.values()), strict=True))
         held = dict(self.layers_of)
         for stage in self.shadows:
             held[stage.worker] = tuple(sorted({*held.get(stage.worker, ()), *stage.layers}))

@@ -6,9 +6,10 @@ the optimizer's state goes along in proportion.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
@@ -24,7 +25,9 @@ def held_by_node(holders: Holders, devices_per_node: int) -> dict[NodeId, frozen
     distinct = {id(own): own for own in holders.values()}  # many hold the very same
     sets = {number: frozenset(own) for number, own in distinct.items()}
     if devices_per_node == 1:
-        return {NodeId(worker): sets[id(holders[worker])] for worker in sorted(holders)}
+        order = sorted(holders)
+        own = map(sets.__getitem__, map(id, map(holders.__getitem__, order)))
+        return dict(zip(cast("list[NodeId]", order), own, strict=True))
     held: dict[NodeId, frozenset[int]] = {}
     for worker in sorted(holders):
         node, groups = NodeId(worker // devices_per_node), sets[id(holders[worker])]
@@ -56,10 +59,11 @@ class Sources:
     """
 
     def __init__(self, held: Mapping[NodeId, frozenset[int]], num_groups: int) -> None:
-        members: dict[frozenset[int], list[NodeId]] = {}
-        for node in sorted(held):
-            if held[node]:
-                members.setdefault(held[node], []).append(node)
+        members: defaultdict[frozenset[int], list[NodeId]] = defaultdict(list)
+        order = sorted(held)
+        for node, own in zip(order, map(held.__getitem__, order), strict=True):
+            members[own].append(node)
+        members.pop(frozenset(), None)
         self.classes: tuple[tuple[NodeId, ...], ...] = tuple(map(tuple, members.values()))
         self.holds = np.zeros((len(members), num_groups), np.bool_)
         for at, groups in enumerate(members):

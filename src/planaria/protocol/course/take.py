@@ -42,7 +42,7 @@ def take(
     message = PlanMessage(
         plan=plan,
         step=run.step,
-        addresses={worker: run.members.addresses[worker] for worker in plan.workers},
+        addresses=dict(zip(plan.workers, map(run.members.addresses.__getitem__, plan.workers), strict=True)),
         exponents=run.exponents,
         source=source,
         folder=folder,
