@@ -85,7 +85,7 @@ class Redundancy(enum.StrEnum):
         return self is Redundancy.EAGER_EAGER
 
 
-class Group(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_hash=True):
+class Group(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_hash=True, gc=False):
     """A parameter group: what is summed, owned and moved as one.
 
     A layer's own parameters form one group; parameters tied between layers form one group that belongs to all
@@ -107,7 +107,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache
         return self.size_bytes + (2 * self.size_bytes if self.optimizer_bytes is None else self.optimizer_bytes)
 
 
-class Route(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
+class Route(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False):
     """Which worker runs which layer range, for some microbatches that travel together.
 
     Attributes:
@@ -134,7 +134,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
         return tuple((hop.worker, hop.first_layer, hop.end_layer) for hop in self.hops)
 
 
-class Transfer(msgspec.Struct, frozen=True, kw_only=True):
+class Transfer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """State (parameters and optimizer) of one group goes from `source` to `target` before the plan's first step.
 
     Attributes:
