@@ -292,7 +292,7 @@ def _choice(table: _Table, sources: Sources, flow: Ints) -> _Choice:
 def _least_received(table: _Table, sources: Sources, matching: Matching) -> _Choice:
     """The matching within the tight cells whose busiest receiver receives the least, by bisection."""
     flow = matching.flow
-    limits = np.unique(table.received[matching.tight])
+    limits = np.array(sorted(set(table.received[matching.tight].tolist())), np.int64)
     low, high = 0, int(np.searchsorted(limits, table.most_received(flow)))
     while low < high:
         middle = (low + high) // 2

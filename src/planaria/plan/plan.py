@@ -188,7 +188,18 @@ def _layers_held(groups: tuple[Group, ...], num_layers: int, held: tuple[int, ..
     return tuple(layer for layer in range(num_layers) if layer not in lacking)
 
 
-_PLACEMENT = ("workers", "devices_of", "nodes", "layers_of", "layers_run_by", "groups_of", "owners_of", "num_owners")
+_PLACEMENT = (
+    "workers",
+    "devices_of",
+    "nodes",
+    "layers_of",
+    "layers_run_by",
+    "groups_of",
+    "owners_of",
+    "num_owners",
+    "is_apart",
+    "examples",
+)
 """What depends on who owns and shadows which layers alone."""
 
 
@@ -273,6 +284,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True
         return sum(len(pipeline.owned) for pipeline in self.pipelines) == len(self.layers_of)
 
     @cached_property
+    def examples(self) -> tuple[tuple[Pipeline, int], ...]:
+        """A pipeline of each form, and how many are of it."""
+        forms = [pipeline.form(self.devices_per_node) for pipeline in self.pipelines]
+        counts, one_of = Counter(forms), dict(zip(forms, self.pipelines, strict=True))
+        return tuple((pipeline, counts[form]) for form, pipeline in one_of.items())
+
+    @cached_property
     def layers_of(self) -> dict[WorkerId, tuple[int, ...]]:
         """The layers that each worker owns, ascending."""
         owned: dict[WorkerId, tuple[int, ...]] = {}
@@ -322,7 +340,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True
     def num_owners(self) -> tuple[int, ...]:
         """For each group, how many workers hold a replica of it."""
         counts = [0] * len(self.groups)
-        for groups, count in Counter(self.groups_of.values()).items():
+        if self.is_apart and not self.shadows:
+            groups_of = _groups_of(self.groups, self.num_layers)
+            alike = ((groups_of[layers], count) for one, count in self.examples for layers in one.owned.values())
+        else:
+            alike = iter(Counter(self.groups_of.values()).items())
+        for groups, count in alike:
             for group in groups:
                 counts[group] += count
         return tuple(counts)
