@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import cached_property, lru_cache
 from typing import Any, cast
 
@@ -340,11 +340,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True
     def num_owners(self) -> tuple[int, ...]:
         """For each group, how many workers hold a replica of it."""
         counts = [0] * len(self.groups)
+        alike: Iterable[tuple[tuple[int, ...], int]]
         if self.is_apart and not self.shadows:
             groups_of = _groups_of(self.groups, self.num_layers)
             alike = ((groups_of[layers], count) for one, count in self.examples for layers in one.owned.values())
         else:
-            alike = iter(Counter(self.groups_of.values()).items())
+            alike = Counter(self.groups_of.values()).items()
         for groups, count in alike:
             for group in groups:
                 counts[group] += count
