@@ -23,9 +23,7 @@ from tests.plan.shadowed import ring_plan
 def test_a_pipeline_is_what_its_workers_programs_come_to(case: tuple[Plan, ModelProfile, Conditions]) -> None:
     """Ends, compute, when gradients are whole, and the longest instruction; equal, not nearly so."""
     plan, profile, conditions = case
-    assert all(
-        is_plain(plan, path) != (plan.schedule.splits_backward and len(path.routes) > 1) for path in paths(plan)
-    )
+    assert all(is_plain(plan, path) != (plan.schedule.splits_backward and len(path.routes) > 1) for path in paths(plan))
     assert_equal(plan, profile, conditions)
 
 
