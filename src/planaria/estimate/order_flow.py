@@ -7,7 +7,7 @@ in the microbatch alone, so their instructions are looked at once. Owns nothing 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from planaria.estimate.durations import Durations
@@ -110,10 +110,16 @@ class _Compiled:
         self.longest_s = 0.0
         self._numbers = numbers
         self._patterns: dict[tuple[int, Phase, bool, bool], _Pattern] = {}
+        self._alike: dict[Hashable, _Pattern] = {}
+        """Legs of different routes may be equal."""
         tail = order.tail()
         self._add_units(order.units[: order.end], order, self._last(order, tail))
         for instruction in tail:
-            self._add(self._pattern_of([instruction], is_last=True), 0, is_last=True)
+            seconds = numbers.durations.compute_s(worker, instruction)
+            self.total_s += seconds
+            self.longest_s = max(self.longest_s, seconds)
+            self.beats.append((-1, seconds, -1, -1, 0.0))
+            self.dues.update(dict.fromkeys(instruction.counted, len(self.beats)))
         self._add_units(order.units[order.own_end :], order, ())
 
     def _last(self, order: Order, tail: Iterable[Instruction]) -> set[int]:
@@ -140,8 +146,12 @@ class _Compiled:
             key = id(leg), phase, is_cut, at in is_last
             pattern = patterns.get(key)
             if pattern is None:
-                instructions = [*unit.instructions(by_layer=is_cut)]
-                pattern = patterns[key] = self._pattern_of(instructions, is_last=at in is_last)
+                alike = leg, unit.by, *key[1:]
+                pattern = self._alike.get(alike)
+                if pattern is None:
+                    instructions = [*unit.instructions(by_layer=is_cut)]
+                    pattern = self._alike[alike] = self._pattern_of(instructions, is_last=at in is_last)
+                patterns[key] = pattern
             self._add(pattern, microbatch, is_last=at in is_last)
 
     def _add(self, pattern: _Pattern, microbatch: int, *, is_last: bool) -> None:

@@ -321,8 +321,11 @@ def _to_cut(units: Sequence[Unit]) -> set[tuple[int, int, Phase]]:
     """
     microbatches: dict[tuple[int, Phase], tuple[Leg, list[int]]] = {}
     for phase, leg, microbatch, _ in units:
-        if leg.counted and phase in (Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENTS):
-            microbatches.setdefault((id(leg), phase), (leg, []))[1].append(microbatch)
+        if (phase is Phase.INPUT_GRADIENT or phase is Phase.WEIGHT_GRADIENTS) and leg.counted:
+            found = microbatches.get((id(leg), phase))
+            if found is None:
+                found = microbatches[id(leg), phase] = leg, []
+            found[1].append(microbatch)
     counting: dict[tuple[int, int, Phase], list[tuple[int, int]]] = {}
     for (_, phase), (leg, of_leg) in microbatches.items():
         top = sorted(of_leg)[-1 - leg.place :]
