@@ -15,12 +15,11 @@ import msgspec
 
 from planaria.estimate.conditions import Conditions
 from planaria.estimate.durations import Durations
-from planaria.estimate.flow import run
-from planaria.estimate.pipeline_flow import PipelineFlow, WorkerFlow, is_plain, run_pipeline
+from planaria.estimate.order_flow import run_orders
+from planaria.estimate.pipeline_flow import PipelineFlow, is_plain, run_pipeline
 from planaria.estimate.sums import summed
 from planaria.plan.plan import Form, Pipeline, Plan, Route, WorkerId
-from planaria.plan.program import COMPUTING
-from planaria.plan.schedule import Path, programs
+from planaria.plan.schedule import Path
 from planaria.plan.sync_rounds import colour
 
 
@@ -133,18 +132,7 @@ def _run(
     if is_plain(plan, path):
         return run_pipeline(plan, path, durations, overlap=conditions.overlap)
     alone = msgspec.structs.replace(plan, pipelines=(pipeline,), routes=path.routes, transfers=())
-    work = programs(alone)
-    flow = run(work, durations, overlap=conditions.overlap)
-    parts = tuple(
-        WorkerFlow(
-            end_s=flow.ends_s[worker],
-            compute_s=flow.compute_s[worker],
-            due_s={group: flow.due_s[worker, group] for group in alone.groups_of[worker]},
-            longest_s=max((durations.compute_s(worker, i) for i in work[worker] if i.op in COMPUTING), default=0.0),
-        )
-        for worker in pipeline.workers
-    )
-    return PipelineFlow(parts=parts)
+    return run_orders(alone, pipeline.workers, durations, overlap=conditions.overlap)
 
 
 class _Compute(Mapping[WorkerId, float]):

@@ -109,7 +109,7 @@ def _every_size(planner: ReroutePolicy) -> tuple[Template, ...]:
     share = settings.microbatches_per_pipeline
     wider = dataclasses.replace(settings, min_nodes=0, microbatch_range=settings.microbatch_range or (share, share))
     try:
-        made = make_templates(planner.profile, wider)
+        made = make_templates(planner.profile, wider, [template.num_nodes for template in own])
     except PlanError:
         return own
     sizes = {template.num_nodes: template for template in (*made, *own)}
