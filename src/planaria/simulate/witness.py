@@ -85,6 +85,7 @@ class Witness:
         self._may_go_back = PolicyName.MORPH in policies or (
             PolicyName.ADAPTIVE in policies and setup.planner.may_restore
         )
+        self._may_drop = PolicyName.DROP in policies or setup.may_drop
         self.reference = reference
         self._workers = workers
         self._is_clear = is_clear
@@ -125,10 +126,16 @@ class Witness:
         self._touched[worker.number] = worker
 
     def check(self) -> None:
-        """After every event: whoever has a replica as of a step has the same, and it is what one process would have."""
+        """After every event: whoever has a replica as of a step has the same, and it is what one process would have.
+
+        Where samples are left out, a step that is trained again may leave out others: who was given up before the job
+        went back has the step as it was.
+        """
         if not self._touched:
             return
         for worker in self._touched.values():
+            if self._may_drop and worker.machine.generation < self._lineage:
+                continue
             for group, replica in worker.holdings.replicas.items():
                 right = self.reference.after(replica.step).replicas[group]
                 self.require(
