@@ -10,7 +10,7 @@ Who waits for state begins late, and others go on: a step is longer only by as m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -122,12 +122,11 @@ class _Flows:
             return come_s
         targets = np.array([target for _, target in self._flows], np.int64)
         table = np.array(list(self._flows.values()), np.int64)
-        _, out = np.unique(table[:, 0], return_inverse=True)
-        _, into = np.unique(table[:, 1], return_inverse=True)
+        out, into = _numbered(table[:, 0].tolist()), _numbered(table[:, 1].tolist())
         left = table[:, 2] / link.bandwidth_bytes_per_s
         begins = table[:, 3] * link.latency_s
         now = 0.0
-        waiting = np.sort(np.unique(begins))
+        waiting = np.array(sorted(set(begins.tolist())))
         while len(left):
             active = begins <= now
             rates = _rates(out, into, active)
@@ -145,6 +144,12 @@ class _Flows:
             come_s.update((WorkerId(int(target)), now) for target in targets[~going])
             left, out, into, begins, targets = left[going], out[going], into[going], begins[going], targets[going]
         return come_s
+
+
+def _numbered(ways: Sequence[int]) -> _Ints:
+    """The same ways, called 0, 1, ..."""
+    number = {way: at for at, way in enumerate(dict.fromkeys(ways))}
+    return np.array([number[way] for way in ways], np.int64)
 
 
 def _rates(out: _Ints, into: _Ints, active: npt.NDArray[np.bool_]) -> _Floats:
