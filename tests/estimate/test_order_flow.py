@@ -55,7 +55,7 @@ def test_what_is_known_of_routes_that_cross_holds_for_other_shadows(case: Case, 
     conditions = Conditions(overlap=conditions.overlap, node_speeds=conditions.node_speeds, late_s=late)
     shadowing = data.draw(st.sets(st.sampled_from(plan.workers), max_size=2))
     shadows = tuple(Stage(worker=WorkerId(w), first_layer=0, end_layer=plan.num_layers) for w in sorted(shadowing))
-    known: Known = {}
+    known = Known()
     for one in (plan, msgspec.structs.replace(plan, shadows=shadows), plan):
         found, timeline = outline(one, profile, conditions, known), simulate(one, profile, conditions)
         assert found.step_time_s == timeline.step_time_s

@@ -15,7 +15,7 @@ from functools import cached_property
 from planaria.estimate.durations import Durations
 from planaria.estimate.pipeline_rounds import Rounds
 from planaria.plan.plan import Plan, Route, Stage, WorkerId
-from planaria.plan.program import Instruction, Op
+from planaria.plan.program import Op
 from planaria.plan.schedule import Path
 from planaria.plan.stand_in import forwards_at_first, forwards_before, is_worth
 from planaria.plan.work import Leg, legs, merge_hops
@@ -110,8 +110,7 @@ def rounds_of(plan: Plan, path: Path, durations: Durations) -> Rounds:
     is_split = [ways[0][place].has_weight for place in range(len(hops))]
     forwards_s, down_s, up_s = [], [0.0] * len(hops), [0.0] * len(hops)
     for place, hop in enumerate(hops):
-        forward = Instruction(op=Op.FORWARD, first_layer=hop.first_layer, end_layer=hop.end_layer)
-        forwards_s.append(durations.compute_s(hop.worker, forward))
+        forwards_s.append(durations.compute_of_s(hop.worker, Op.FORWARD, hop.first_layer, hop.end_layer))
         if place < last:
             down_s[place] = durations.message_s(hop.worker, hops[place + 1].worker, hop.end_layer)
         if place:
@@ -119,17 +118,15 @@ def rounds_of(plan: Plan, path: Path, durations: Durations) -> Rounds:
     cuts: list[tuple[int, int, int, int]] = []
     pieces_s: list[float] = []
     pieces: list[int] = []
-    number_of = {(born, microbatch): number for number, (born, microbatch, _) in enumerate(travellers)}
-    last_of = _last_of(routes)
+    last_of = _last_of(routes, travellers)
     for place, hop in enumerate(hops):
         if is_split[place]:
             continue
-        for number in sorted({number_of[one] for layer in hop.layers for one in last_of.get(layer, ())}):
+        for number in sorted({number for layer in hop.layers for number in last_of.get(layer, ())}):
             first, route = len(pieces), routes[travellers[number][2]]
-            for layer in reversed(range(max(hop.first_layer, route.counted[0]), hop.end_layer)):
-                counts = layer in route.counted
-                pieces_s.append(_backward_s(durations, hop, layer, layer + 1, (layer,) if counts else ()))
-                pieces.append(layer if counts else -1)
+            seconds, layers = durations.pieces_of(hop.worker, hop.first_layer, hop.end_layer, route.counted)
+            pieces_s += seconds
+            pieces += layers
             cuts.append((place, number, first, len(pieces)))
     ahead = [plan.schedule.forwards_ahead(last - place, len(travellers)) for place in range(len(hops))]
     tails: list[tuple[int, int]] = []
@@ -189,20 +186,22 @@ def _shadows(
             due = min(forwards_before(forwards, at, is_last=place == last), number - late)
             row.append(due if leg.keeps else 0)
         rows.append([*row, number])
-        again = Instruction(op=Op.SHADOW_FORWARD, first_layer=shadowed.first_layer, end_layer=shadowed.end_layer)
-        seconds[place] = durations.compute_s(leg.worker, again)
+        seconds[place] = durations.compute_of_s(leg.worker, Op.SHADOW_FORWARD, shadowed.first_layer, shadowed.end_layer)
     return seconds, rows if any(row[-1] for row in rows) else []
 
 
-def _last_of(routes: Sequence[Route]) -> dict[int, list[tuple[int, int]]]:
-    """Of each layer, born and number of the last microbatch to count it, of those born together."""
+def _last_of(routes: Sequence[Route], travellers: Sequence[tuple[int, int, int]]) -> dict[int, list[int]]:
+    """Of each layer, which travellers are the last to count it, of those born together."""
+    if len(routes) == 1:
+        return {layer: [len(travellers) - 1] for layer in routes[0].counted} if travellers else {}
+    number_of = {(born, microbatch): number for number, (born, microbatch, _) in enumerate(travellers)}
     last: dict[int, dict[int, int]] = {}
     for route in routes:
         if route.microbatches:
             for layer in route.counted:
                 own = last.setdefault(layer, {})
                 own[route.born] = max(own.get(route.born, -1), route.microbatches[-1])
-    return {layer: list(own.items()) for layer, own in last.items()}
+    return {layer: [number_of[one] for one in own.items()] for layer, own in last.items()}
 
 
 def _whole_s(durations: Durations, hop: Stage, route: Route) -> float:
@@ -215,15 +214,12 @@ def _whole_s(durations: Durations, hop: Stage, route: Route) -> float:
 
 
 def _inputs_s(durations: Durations, leg: Leg) -> float:
-    instruction = Instruction(op=Op.BACKWARD_INPUT, first_layer=leg.low_layer, end_layer=leg.end_layer)
-    return durations.compute_s(leg.worker, instruction)
+    return durations.compute_of_s(leg.worker, Op.BACKWARD_INPUT, leg.low_layer, leg.end_layer)
 
 
 def _weights_s(durations: Durations, worker: WorkerId, counted: tuple[int, ...]) -> float:
-    instruction = Instruction(op=Op.BACKWARD_WEIGHT, first_layer=counted[0], end_layer=counted[-1] + 1, counted=counted)
-    return durations.compute_s(worker, instruction)
+    return durations.compute_of_s(worker, Op.BACKWARD_WEIGHT, counted[0], counted[-1] + 1, counted)
 
 
 def _backward_s(durations: Durations, hop: Stage, first: int, end: int, counted: tuple[int, ...]) -> float:
-    instruction = Instruction(op=Op.BACKWARD, first_layer=first, end_layer=end, counted=counted)
-    return durations.compute_s(hop.worker, instruction)
+    return durations.compute_of_s(hop.worker, Op.BACKWARD, first, end, counted)

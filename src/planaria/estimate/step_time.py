@@ -94,7 +94,7 @@ def outline(
         PlanError: a stage has more or fewer devices than the profile has times for.
     """
     durations = Durations(plan, profile, conditions)
-    known = {} if known is None else known
+    known = Known() if known is None else known
     found = outline_of_pipelines(plan, durations, conditions, known)
     if found is not None:
         return found

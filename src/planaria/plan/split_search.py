@@ -116,7 +116,7 @@ class StepTimeSearch:
         self._budget = budget
         self._states = float(nodes * space.per_node * space.num_layers * min(nodes * space.per_node, space.num_layers))
         if compiled is None:
-            compiled = compile_pays(plain_s(space, nodes))
+            compiled = compile_pays(plain_s(space, nodes, num_microbatches))
         self._compiled = compiled
         self._stages = nodes * space.per_node if space.counts.tolist() == [1] else None
         quick = self._stages is not None or self._states <= _QUICK_STATES

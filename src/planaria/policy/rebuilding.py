@@ -22,7 +22,7 @@ from planaria.plan.templates import Template, make_templates
 from planaria.plan.zones import Zones
 from planaria.policy.question import Question
 from planaria.policy.reroute import ReroutePolicy
-from planaria.policy.source import Offer
+from planaria.policy.source import FromPlanner, Offer
 from planaria.policy.wording import shape
 
 NEAR = 2
@@ -34,17 +34,10 @@ gradients, which take longer the more there are: the best by compute must not cr
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Templates:
+class Templates(FromPlanner[ReroutePolicy]):
     """As the policy `templates` makes them, and in all other ways of its templates that are worth an estimate."""
 
-    planner: ReroutePolicy
     name: str = "templates"
-
-    def at_speeds(self, speeds: Speeds) -> Templates:
-        return dataclasses.replace(self, planner=self.planner.with_speeds(speeds))
-
-    def in_zones(self, zones: Zones) -> Templates:
-        return dataclasses.replace(self, planner=self.planner.with_zones(zones))
 
     def offers(self, question: Question) -> Iterator[Offer | None]:
         found = self.planner.reconfigurations(

@@ -62,7 +62,7 @@ class TemplatesPolicy:
         self._speeds: Speeds | None = None
         self._zones: Zones = {}
         self._conditions = AS_PROFILED
-        self._known: Known = {}
+        self._known = Known()
         """Pipelines that were estimated before: most of a plan's are as in the one before."""
         self.templates = make_templates(profile, settings)
         if compile_pays(0.0):
@@ -247,7 +247,7 @@ class TemplatesPolicy:
             zones=self._zones,
         )
 
-    def ponder(self, plan: Plan, lost: Collection[NodeId], holders: Holders) -> Iterator[None]:
+    def ponder(self, plan: Plan, lost: Collection[NodeId], holders: Holders, *, at_once: bool = True) -> Iterator[None]:
         """Nothing: each question is answered when it is asked."""
         return iter(())
 

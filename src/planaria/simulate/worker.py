@@ -12,10 +12,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from planaria.plan.ledger import Ledger
-from planaria.plan.plan import NodeId, WorkerId
-from planaria.plan.program import Instruction, Op
+from planaria.plan.plan import NodeId, Plan, WorkerId
+from planaria.plan.program import COMPUTING, Instruction, Op
 from planaria.protocol.liveness import Activity
-from planaria.protocol.mail import Key, Mail
+from planaria.protocol.mail import Key, Kind, Mail
 from planaria.protocol.messages import (
     Challenge,
     Failed,
@@ -45,7 +45,7 @@ from planaria.protocol.worker import (
     Write,
 )
 from planaria.simulate.control import Control
-from planaria.simulate.device import COMPUTES, Device
+from planaria.simulate.device import Device
 from planaria.simulate.holdings import Holdings, Replica
 from planaria.simulate.interpreter import Interpreter
 from planaria.simulate.moves import Moves
@@ -102,6 +102,8 @@ class Worker:
         self._is_due = False
         self._activity = Activity.BUSY
         self._progress = 0
+        self._came_s = 0.0
+        """When state came last."""
         self._waits_for = -1
         self.device = Device(cluster.clock, cluster.weather, cluster.profile)
         self._gave_up = self._is_done_for = False
@@ -144,6 +146,11 @@ class Worker:
         """What its heartbeat tells: activity, progress, and whom it waits for."""
         return self._activity, self._progress, self._waits_for
 
+    def groups_before(self, plan: Plan) -> tuple[int, ...]:
+        """Groups that were this worker's in the plan in whose place that plan was taken."""
+        before = self._cluster.witness.before.get(plan.generation)
+        return () if before is None else before.groups_of.get(self.number, ())
+
     @property
     def lives(self) -> bool:
         return not self.is_over
@@ -184,6 +191,8 @@ class Worker:
             self._mail.put_damaged(key)
         else:
             self._mail.put(key, payload)
+            if key.kind == Kind.STATE:
+                self._came_s = self._clock.now
         self.run()
 
     # The main thread
@@ -247,7 +256,7 @@ class Worker:
         if instruction.op in (Op.RECV_ACTIVATION, Op.RECV_GRADIENT, Op.VOTE):
             return self._take_or_add_up(instruction)
         self._activity, self._waits_for = Activity.COMPUTING, -1
-        if instruction.op in COMPUTES:
+        if instruction.op in COMPUTING:
             seconds = self.device.begin(instruction, self.slowness)
             self._sleep_for(seconds, partial(self._computed, instruction, seconds))
         else:
@@ -396,6 +405,7 @@ class Worker:
 
     def _bring_in(self) -> WorkerId | None:
         """What has come, and bind the layers that it makes whole; returns whose piece is still missing."""
+        since_s = self._clock.now - self._came_s if self.moves.awaits else 0.0
         source = self.moves.take()
         plan = self.interpreter.plan
         held = plan.layers_held(self.holdings.replicas)
@@ -403,7 +413,7 @@ class Worker:
         if source is not None:
             return source
         self.moves.is_settled = True
-        self.control.tell(Ready(generation=self.interpreter.plan.generation))
+        self.control.tell(Ready(generation=plan.generation, since_s=since_s))
         self._progress += 1
         self._cluster.witness.touched(self)
         return None
