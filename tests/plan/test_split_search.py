@@ -162,6 +162,13 @@ def test_better_than_the_papers_divide_and_conquer_where_parts_of_the_best_are_n
     assert found == (((3, 1), (4, 2), (7, 1)), pytest.approx(616.0))
 
 
+def test_many_microbatches_make_numba_pay() -> None:
+    """What is simulated for candidates grows with them: half a minute without numba for 4,096 nodes."""
+    settings = PlannerSettings(num_microbatches=64, fault_tolerance=1, num_nodes=32, devices_per_node=1)
+    space = make_space(uniform_profile(24), settings)
+    assert plain_s(space, 16, 32) < WORTH_S / 10 < WORTH_S < plain_s(space, 16, 8192)
+
+
 def test_what_need_not_be_scored_changes_nothing() -> None:
     """Neighbours whose bounds say that they are none of the best, and splits that another search has scored."""
     spared = 0
@@ -184,10 +191,3 @@ def test_what_need_not_be_scored_changes_nothing() -> None:
         assert founds[0] == founds[1] == founds[2]
         spared += len(searches[1].scored) - len(searches[0].scored)
     assert spared > 100
-
-
-def test_many_microbatches_make_numba_pay() -> None:
-    """What is simulated for candidates grows with them: half a minute without numba for 4,096 nodes."""
-    settings = PlannerSettings(num_microbatches=64, fault_tolerance=1, num_nodes=32, devices_per_node=1)
-    space = make_space(uniform_profile(24), settings)
-    assert plain_s(space, 16, 32) < WORTH_S / 10 < WORTH_S < plain_s(space, 16, 8192)

@@ -15,7 +15,7 @@ from functools import cached_property
 from planaria.estimate.durations import Durations
 from planaria.estimate.pipeline_rounds import Rounds
 from planaria.plan.plan import Plan, Route, Stage, WorkerId
-from planaria.plan.program import Op
+from planaria.plan.program import Instruction, Op
 from planaria.plan.schedule import Path
 from planaria.plan.stand_in import forwards_at_first, forwards_before, is_worth
 from planaria.plan.work import Leg, legs, merge_hops
@@ -186,7 +186,8 @@ def _shadows(
             due = min(forwards_before(forwards, at, is_last=place == last), number - late)
             row.append(due if leg.keeps else 0)
         rows.append([*row, number])
-        seconds[place] = durations.compute_of_s(leg.worker, Op.SHADOW_FORWARD, shadowed.first_layer, shadowed.end_layer)
+        again = Instruction(op=Op.SHADOW_FORWARD, first_layer=shadowed.first_layer, end_layer=shadowed.end_layer)
+        seconds[place] = durations.compute_s(leg.worker, again)
     return seconds, rows if any(row[-1] for row in rows) else []
 
 
@@ -214,11 +215,13 @@ def _whole_s(durations: Durations, hop: Stage, route: Route) -> float:
 
 
 def _inputs_s(durations: Durations, leg: Leg) -> float:
-    return durations.compute_of_s(leg.worker, Op.BACKWARD_INPUT, leg.low_layer, leg.end_layer)
+    instruction = Instruction(op=Op.BACKWARD_INPUT, first_layer=leg.low_layer, end_layer=leg.end_layer)
+    return durations.compute_s(leg.worker, instruction)
 
 
 def _weights_s(durations: Durations, worker: WorkerId, counted: tuple[int, ...]) -> float:
-    return durations.compute_of_s(worker, Op.BACKWARD_WEIGHT, counted[0], counted[-1] + 1, counted)
+    instruction = Instruction(op=Op.BACKWARD_WEIGHT, first_layer=counted[0], end_layer=counted[-1] + 1, counted=counted)
+    return durations.compute_s(worker, instruction)
 
 
 def _backward_s(durations: Durations, hop: Stage, first: int, end: int, counted: tuple[int, ...]) -> float:

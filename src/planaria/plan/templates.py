@@ -152,8 +152,8 @@ def _make(
     check_replicas(settings.num_nodes, smallest, settings.fault_tolerance)
     most = settings.num_nodes - settings.fault_tolerance * smallest
     sizes = [nodes for nodes in fitting if smallest <= nodes <= most]
-    plain = sum(plain_s(space, nodes, each) for nodes in sizes for each in settings.shares)
-    compiled = compile_pays(num_calls * plain)
+    simulated_s = sum(plain_s(space, nodes, each) for nodes in sizes for each in settings.shares)
+    compiled = compile_pays(simulated_s * num_calls)
     share = min(1.0, _FULL_BUDGETS / max(len(sizes), 1))
     found = ((nodes, _best(space, settings, nodes, share, compiled, times)) for nodes in sizes if nodes not in without)
     return tuple(_template(profile, settings, nodes, best) for nodes, best in found)
