@@ -83,3 +83,20 @@ def test_even_sets_share_the_nodes_out() -> None:
     of = PlannerSettings(num_microbatches=32, fault_tolerance=1, num_nodes=12, devices_per_node=1, min_nodes=2)
     sets = even_sets(make_templates(uniform_profile(8), of), 12, of)
     assert sorted([t.num_nodes for t in one] for one in sets) == [[2], [2, 3], [3], [4], [6]]
+
+
+@pytest.mark.parametrize(("nodes", "lost"), [(12, 1), (16, 3)])
+def test_uneven_sets_are_found_after_a_loss_too(nodes: int, lost: int) -> None:
+    """Of 11 nodes 7 + 4 for BERT-Large, of 13 9 + 4: up to 4% quicker than the evenest."""
+    profile = preset("bert-large", "v100")
+    of = PlannerSettings(
+        num_microbatches=32, fault_tolerance=1, num_nodes=nodes, devices_per_node=1,
+        memory_bytes=profile.device.memory_bytes,
+    )  # fmt: skip
+    policy = AdaptivePolicy(profile, of).with_outlook(Outlook(time_to_failure_s=1e9))
+    plan = policy.initial([NodeId(node) for node in range(nodes)], 1).plan
+    gone = [NodeId(5 * at) for at in range(lost)]
+    holders = {worker: groups for worker, groups in plan.groups_of.items() if plan.node_of(worker) not in gone}
+    later = policy.reconfigure(plan, gone, holders, 2)
+    anew = policy.initial(sorted(set(plan.nodes).difference(gone)), 3)
+    assert min(one.step_time_s for one in later.candidates) <= 1.001 * anew.step_time_s
