@@ -253,6 +253,7 @@ class AdaptivePolicy(ReroutePolicy):
             peril_before=peril_now,
             peril=option.exposure.peril(self._outlook.nodes_together),
             loss_s=option.loss_s,
+            is_degraded=option.is_degraded,
         )
         value = worth(course, self._outlook, horizon)
         samples = proposal.plan.num_counted * self._profile.microbatch_size
