@@ -88,6 +88,7 @@ SCRIPTS = {
 class Result:
     """Of one run."""
 
+    policy: PolicyName
     samples_per_s: float
     steps: list[tuple[float, float]]
     """Estimated and measured seconds of a step of each plan."""
@@ -154,7 +155,7 @@ checkpoint_every = {checkpoint_every(policy)}
             time.sleep(0.05)
     if process.returncode:
         raise SystemExit(f"failed, see {side.output}")
-    result = result_of(list(read_events(side.log)))
+    result = result_of(policy, list(read_events(side.log)))
     shutil.rmtree(side.log.parent)
     path.unlink()
     return result
@@ -169,7 +170,7 @@ def samples(scales: dict[int, float]) -> float:
     return MICROBATCHES * sum(scale for step, scale in scales.items() if step > BEGIN)
 
 
-def result_of(events: Sequence[tuple[AnyRecord, float]]) -> Result:
+def result_of(policy: PolicyName, events: Sequence[tuple[AnyRecord, float]]) -> Result:
     times = {record.step: at for record, at in events if isinstance(record, StepCommitted)}
     counted = {record.step: record.scale for record, _ in events if isinstance(record, StepCommitted)}
     last = max(times)
@@ -189,6 +190,7 @@ def result_of(events: Sequence[tuple[AnyRecord, float]]) -> Result:
                 if record.estimated_transition_s is not None:
                     transitions.append((record.estimated_transition_s, record.measured_transition_s))
     return Result(
+        policy=policy,
         samples_per_s=samples(counted) / (times[last] - times[BEGIN]),
         steps=steps,
         transitions=transitions,
@@ -253,7 +255,9 @@ def simulated(profile: ModelProfile, script: Script, policy: PolicyName, at_s: f
     cluster.run()
     last = max(cluster.committed)
     samples_per_s = samples(cluster.scales) / (cluster.committed[last] - cluster.committed[BEGIN])
-    return Result(samples_per_s=samples_per_s, steps=[], transitions=[], changes=[], choices=cluster.choices)
+    return Result(
+        policy=policy, samples_per_s=samples_per_s, steps=[], transitions=[], changes=[], choices=cluster.choices
+    )
 
 
 def compare_simulated(profile: ModelProfile, names: Sequence[str]) -> None:
@@ -289,7 +293,9 @@ def main() -> None:
         profile = profile_of(Case(name="adaptive", nodes=NODES, layers=EVEN, link_ms=LINK_MS), 0.006)
         compare_simulated(profile, list(SCRIPTS) if arguments.script is None else [arguments.script])
         return
-    profile = profile_of(Case(name="adaptive", nodes=NODES, layers=EVEN, link_ms=LINK_MS), measure_vote_s(NODES, 3))
+    profile = profile_of(
+        Case(name="adaptive", nodes=NODES, layers=EVEN, link_ms=LINK_MS), measure_vote_s(NODES, 3, STAGES)
+    )
     results: list[Result] = []
     for name in SCRIPTS if arguments.script is None else (arguments.script,):
         by_policy: dict[PolicyName, Result] = {}
@@ -304,6 +310,10 @@ def main() -> None:
         alone = max(result.samples_per_s for policy, result in by_policy.items() if policy is not PolicyName.ADAPTIVE)
         report(f"adaptive.{name}.over-best-alone", adaptive.samples_per_s / alone, "ratio", goal=">= 1")
     steps = [pair for result in results for pair in result.steps]
+    for policy in POLICIES:
+        own = [a / b - 1 for result in results if result.policy is policy for a, b in result.steps]
+        if own:
+            note(f"{policy.value}: steps estimated {statistics.mean(own):+.1%} off on average, {len(own)} plans")
     report("adaptive.step-error-mean", statistics.mean(abs(a / b - 1) for a, b in steps), "ratio", goal="<= 0.05")
     changes = [seconds for result in results for seconds in result.changes]
     if changes:
@@ -314,8 +324,9 @@ def main() -> None:
         ready = sum(seconds < 0.01 for seconds in decisions) / len(decisions)
         report("adaptive.decision.in-advance", ready, "ratio")
     transitions = [pair for result in results for pair in result.transitions]
-    for estimated, measured in transitions:
-        note(f"transition: estimated {estimated * 1e3:.1f} ms, measured {measured * 1e3:.1f} ms")
+    for result in results:
+        for estimated, measured in result.transitions:
+            note(f"transition, {result.policy.value}: {estimated * 1e3:.1f} ms for {measured * 1e3:.1f} ms measured")
     if transitions:
         total = sum(measured for _, measured in transitions)
         off = abs(sum(estimated for estimated, _ in transitions) / total - 1) if total else 0.0

@@ -239,14 +239,19 @@ def _own_s() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
-def measure_vote_s(nodes: int, attempts: int) -> float:
-    """What a step takes beyond its compute with so many workers: each a pipeline of its own, with one microbatch."""
-    layer_ms = 50.0
+def measure_vote_s(nodes: int, attempts: int, stages: int = 1) -> float:
+    """What a step takes beyond its compute with so many workers, in pipelines of so many, with a microbatch a worker.
+
+    Where each is a pipeline of its own, all of them sum all layers at the same moment, which on few cores takes longer
+    than votes do: what is measured is then to be held against steps of such pipelines alone.
+    """
+    layers = (50.0, 50.0) if stages == 1 else EVEN
+    pipelines = nodes // stages
     case = Case(
         name=f"votes of {nodes}",
         nodes=nodes,
-        layers=(layer_ms, layer_ms),
-        overrides=[*f_n0(nodes - 1, 1), f"train.global_batch={nodes}", f"train.steps={2 * STEPS_BETWEEN}"],
+        layers=layers,
+        overrides=[*f_n0(pipelines - 1, stages), f"train.global_batch={nodes}", f"train.steps={2 * STEPS_BETWEEN}"],
     )
     job, _ = emulated_job(case, 0.0)
     (plan,) = run(case.name, job, (), attempts)

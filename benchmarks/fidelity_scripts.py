@@ -227,7 +227,7 @@ def main() -> None:
         compare(before.outcomes, simulate(before.setting, before.outcomes))
         return
     SCRATCH.mkdir(parents=True, exist_ok=True)
-    setting = setting_of(measure_vote_s(NODES, 3), [given.script] if given.script else list(ScriptName))
+    setting = setting_of(measure_vote_s(NODES, 3, STAGES), [given.script] if given.script else list(ScriptName))
     if given.scripts is not None:
         given.scripts.mkdir(parents=True, exist_ok=True)
         for script in setting.scripts:

@@ -107,7 +107,7 @@ def train(name: str, job: Job, kills: Sequence[tuple[int, int]]) -> Run:
 
 
 def emulated(steps: int) -> Run:
-    profile = profile_of(Case(name="even", nodes=16, layers=EVEN), measure_vote_s(16, 3))
+    profile = profile_of(Case(name="even", nodes=16, layers=EVEN), measure_vote_s(16, 3, 4))
     path = SCRATCH / f"profile-{secrets.token_hex(4)}.json"
     path.write_bytes(msgspec.json.encode(profile))
     text = f"""

@@ -285,7 +285,7 @@ def main() -> None:
     parser.add_argument("--estimates", action="store_true", help="run nothing")
     arguments = parser.parse_args()
     SCRATCH.mkdir(parents=True, exist_ok=True)
-    vote_s = 0.0 if arguments.estimates else measure_vote_s(NODES, 3)
+    vote_s = 0.0 if arguments.estimates else measure_vote_s(NODES, 3, STAGES)
     decision_ms()
     for number in (16, 64) if arguments.microbatches is None else (arguments.microbatches,):
         rows: list[Row] = []

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from planaria.api import read_profile
 from planaria.cli.main import cli
+from planaria.job.errors import UserError
 from planaria.job.parse import load_job
 from planaria.job.settings import Device, Job, PolicyName
 from planaria.launch.comparison import ComparisonFolder, run_policy
@@ -206,9 +207,19 @@ def test_a_job_for_another_device_is_drilled_on_a_profile(job_file: Path) -> Non
     assert used.cluster.nodes == 8
 
 
-def test_a_device_that_is_not_here_needs_a_profile(job_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        LauncherError("measuring the profile: process ended with status 1"),
+        UserError('cluster.device = "cuda", but torch sees no CUDA device here. Set cluster.device = "cpu".'),
+    ],
+    ids=["crashed", "refused"],
+)
+def test_a_device_that_is_not_here_needs_a_profile(
+    error: Exception, job_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(*_: object, **__: object) -> None:
-        raise LauncherError("measuring the profile: process ended with status 1")
+        raise error
 
     monkeypatch.setattr("planaria.launch.session.profile_job", fails)
     monkeypatch.setenv("XDG_CACHE_HOME", str(job_file.parent / "cache"))

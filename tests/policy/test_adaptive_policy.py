@@ -236,6 +236,7 @@ def test_state_may_move_beside_a_rerouted_step(monkeypatch: pytest.MonkeyPatch) 
     validate(warm.plan)
     assert not {1} & set(warm.plan.nodes)
     assert warm.is_degraded == bool(lacking(warm.plan, 1))
+    monkeypatch.undo()
     again = policy.reconfigure(warm.plan, [NodeId(1)], warm.plan.groups_of, 3)
     assert not again.plan.transfers
     assert again.beside is None

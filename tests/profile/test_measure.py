@@ -7,12 +7,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
 from planaria.data.tokens import prepare_tokens
 from planaria.job.parse import parse_job
-from planaria.job.settings import Job
+from planaria.job.settings import Device, Job
 from planaria.plan.profile import LayerTimes
 from planaria.plan.profile_check import check_profile, decode_profile
 from planaria.profile import ERROR_SUFFIX
@@ -116,6 +117,17 @@ def test_a_measured_profile_is_whole_and_its_bytes_are_right(job: Job, tmp_path:
     assert profile.step.vote_s > 0
     assert profile.step.sum_s_per_byte > 0
     assert profile.step.apply_s_per_byte > 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.parametrize("is_measured_before", [False, True])
+def test_a_device_that_is_not_there_is_the_users_mistake(job: Job, tmp_path: Path, is_measured_before: bool) -> None:
+    output = tmp_path / "profile.json"
+    if is_measured_before:
+        assert measure_into(job, tmp_path / "data", output, str(tmp_path)) == 0, said(output)
+    elsewhere = msgspec.structs.replace(job, cluster=msgspec.structs.replace(job.cluster, device=Device.CUDA))
+    assert measure_into(elsewhere, tmp_path / "data", output, str(tmp_path)) == 2
+    assert "torch sees no CUDA device here" in said(output)
 
 
 def test_a_profile_that_still_fits_is_not_measured_again(job: Job, tmp_path: Path) -> None:

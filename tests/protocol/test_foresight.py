@@ -19,7 +19,7 @@ class Counting(AdaptivePolicy):
 
     asked: list[tuple[NodeId, ...]]
 
-    def ponder(self, plan: object, lost: object, holders: object) -> Iterator[None]:
+    def ponder(self, plan: object, lost: object, holders: object, *, at_once: bool = True) -> Iterator[None]:
         self.asked.append(tuple(lost))  # type: ignore[call-overload]
         return iter((None, None, None))
 
@@ -94,6 +94,38 @@ def test_who_leaves_is_done_without_in_any_case() -> None:
     thinker = policy()
     thought(thinker, gone=frozenset({NodeId(2)}))
     assert thinker.asked == [(0, 2), (1, 2), (2, 3)]
+
+
+def test_the_plan_that_follows_in_any_case_is_the_first() -> None:
+    """Two nodes are gone, and the step is being finished without them: what comes after it is sure to be asked."""
+    thinker = policy()
+    plan = thinker.initial([NodeId(n) for n in range(4)], 1).plan
+    foresight, gone = Foresight(), frozenset({NodeId(1), NodeId(2)})
+    assert foresight.look(thinker, plan, 2, gone, next_at_once=True)
+    assert foresight.hurries
+    while foresight.hurries:
+        foresight.think(thinker, plan, plan.groups_of, gone)
+    assert thinker.asked == [(1, 2)]
+    assert foresight.look(thinker, plan, 2, gone, next_at_once=True)
+    foresight.think(thinker, plan, plan.groups_of, gone)
+    assert thinker.asked[1:] == [(0, 1, 2)], "then what may happen on the way"
+
+
+def test_an_answer_half_found_is_gone_on_with() -> None:
+    """By whoever cannot wait; and who began it finds it done."""
+    settings = PlannerSettings(num_microbatches=16, fault_tolerance=1, num_nodes=8, devices_per_node=1, min_nodes=2)
+    first, second = (AdaptivePolicy(uniform_profile(8), settings) for _ in range(2))
+    plan = first.initial([NodeId(n) for n in range(8)], 1).plan
+    holders = {worker: groups for worker, groups in plan.groups_of.items() if worker != 3}
+    half, rest = first.ponder(plan, [NodeId(3)], holders), second.ponder(plan, [NodeId(3)], holders)
+    number = sum(1 for _ in rest)
+    for _ in range(number // 2):
+        next(half)
+    (under_way,) = first._under_way.values()
+    assert first.reconfigure(plan, [NodeId(3)], holders, 2) == second.reconfigure(plan, [NodeId(3)], holders, 2)
+    assert next(under_way, None) is None
+    assert list(half) == []
+    assert not first._under_way
 
 
 def test_nothing_is_begun_that_may_not_be_done_before_votes() -> None:

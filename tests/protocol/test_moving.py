@@ -7,7 +7,7 @@ import pytest
 
 from planaria.plan.plan import Group, Pipeline, Plan, Stage, Transfer, WorkerId
 from planaria.policy.outlook import CHANGE_S, RESTORE_S
-from planaria.protocol.moving import Moving
+from planaria.protocol.moving import UNMOVED_S, Moving
 
 WORKERS = (WorkerId(0), WorkerId(1))
 STILL = Plan(
@@ -45,6 +45,15 @@ def test_a_change_is_what_the_first_step_was_longer_not_what_is_a_part_of_any() 
     assert moving.change_s == CHANGE_S, "the optimizer's step and messages are in it"
     moving.changed(STILL.generation, 0.03)
     assert moving.change_s == pytest.approx(0.03)
+
+
+def test_state_that_lay_there_a_while_was_not_under_way_for_so_long() -> None:
+    """The last one to say that he has it may not be the last to have had it."""
+    moving = Moving()
+    moving.begin(MOVES, 100.0, 0.1, 0.0, is_restore=False)
+    moving.ready(WORKERS[0], 100.0 + UNMOVED_S + 0.2)
+    moving.ready(WORKERS[1], 100.0 + UNMOVED_S + 0.1)
+    assert moving.transfer_stretch == pytest.approx(2.0)
 
 
 def test_what_was_to_be_waited_for_is_no_part_of_a_change() -> None:

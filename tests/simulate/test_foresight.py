@@ -42,3 +42,27 @@ def test_an_answer_in_advance_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> 
         for which, expected in zip(schedules, plain, strict=True):
             assert history(which) == expected, f"seed {which.seed}, {pieces} pieces"
     assert prepared >= 5, (prepared, asked)
+
+
+def test_what_will_be_asked_after_the_step_is_prepared_whatever_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While survivors finish a struck step, while state moves beside one, and once a node came: the answer is there."""
+    missing = []
+    original = AdaptivePolicy.reconfigure
+
+    def noting(policy: AdaptivePolicy, *args: object, **kwargs: object) -> object:
+        before = set(policy._answers)
+        proposal = original(policy, *args, **kwargs)  # type: ignore[arg-type]
+        missing.append(before != set(policy._answers))
+        return proposal
+
+    monkeypatch.setattr(AdaptivePolicy, "reconfigure", noting)
+    monkeypatch.setattr("planaria.protocol.foresight.Foresight.has_time", lambda *_: False)
+    found = []
+    for pieces in (0, 10_000):
+        monkeypatch.setattr("planaria.simulate.server.PIECES", pieces)
+        missing.clear()
+        for seed in range(24):
+            Cluster(adaptively(seed)).run()
+        found.append(sum(missing))
+    without, with_it = found
+    assert with_it < 0.7 * without, found

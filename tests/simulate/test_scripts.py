@@ -128,12 +128,26 @@ def test_a_built_in_script_is_a_trace(name: ScriptName) -> None:
         ('"at_step": 3.5', '"at_s": 3.5', r"line 5: .*at_s"),
         ('"horizon_steps": 9', '"horizon_steps": 0', r"line 1: horizon_steps = 0"),
         ('"planaria_trace": 1', '"planaria_trace": 2', r"line 1: version 2 .* reads 1"),
-        ('"node": "b", "notice', '"node": "c", "notice', r"the node is not there"),
+        ('"node": "b", "notice', '"node": "c", "notice', r"line 5: .*the node is not there"),
+        ('"node": "b", "notice', '"node": "", "notice', r"line 5: the node has no name"),
     ],
 )
 def test_what_is_refused(old: str, new: str, message: str) -> None:
     with pytest.raises(TraceError, match=message):
         read_script(STEPS.replace(old, new), "two.jsonl")
+
+
+def test_steps_that_are_not_in_order_are_sorted_and_said() -> None:
+    first, *others, last = STEPS.strip().splitlines()
+    read = read_script("\n".join([first, last, *others]), "two.jsonl")
+    assert read.script == read_script(STEPS, "two.jsonl").script
+    assert read.repairs == ("line 3: it is earlier than line 2; the events were sorted by time",)
+
+
+def test_events_after_the_last_step_are_said() -> None:
+    read = read_script(STEPS.replace('"horizon_steps": 9', '"horizon_steps": 2'), "two.jsonl")
+    assert read.script.trace.horizon_s == 3.5
+    assert read.repairs == ("line 1: horizon_steps = 2 is before line 5, at 3.5; it ends there",)
 
 
 # Parts

@@ -34,6 +34,9 @@ GENERATORS: tuple[Failures, ...] = (
 )
 
 
+HEAD = '{"planaria_trace": 1, "name": "x", "horizon_s": 5}\n'
+
+
 def made(
     failures: Failures, seed: int = 0, *, nodes: int = 16, hours: float = 12, zones: tuple[str, ...] = ("a", "b")
 ) -> Trace:
@@ -134,6 +137,16 @@ def test_a_window_begins_with_the_nodes_that_are_there() -> None:
         part.window(10, 6)
 
 
+@given(st.floats(1, 1e6), st.floats(0, 0.999), st.floats(0, 1))
+def test_the_rest_of_a_trace_is_a_part_of_it(horizon_s: float, share: float, at: float) -> None:
+    """However the end is rounded."""
+    trace = Trace(name="t", horizon_s=horizon_s, events=(add(0, "a"), add(at * horizon_s, "b"), add(horizon_s, "c")))
+    start_s = share * horizon_s
+    rest = trace.window(start_s, horizon_s - start_s)
+    assert [event.node for event in rest.events] == ["a", "b", "c"]
+    assert rest.events[-1].at_s == pytest.approx(rest.horizon_s)
+
+
 def test_what_is_said_of_a_trace() -> None:
     events = (add(0, "a"), add(0, "b"), remove(3600, "a"), remove(3600, "b"), add(7200, "a"))
     summary = summarise(Trace(name="t", horizon_s=10800, events=events))
@@ -167,6 +180,16 @@ def test_what_is_said_of_a_trace() -> None:
         ('{"planaria_trace": 9, "name": "x", "horizon_s": 5}', "version 9"),
         ('{"planaria_trace": 1, "name": "x", "horizon_s": 5}\n{"at_s": -1, "change": "add", "node": "a"}', "line 2"),
         ('{"planaria_trace": 1, "name": "x", "horizon_s": 5}\n{"at_s": 1, "change": "go", "node": "a"}', "line 2"),
+        (f"0,add,a\n{'9' * 400},remove,a", "line 2: time '999"),
+        (f"0,add,a\n{'9' * 20},remove,a", r"line 2: 1e\+17 s after the beginning is later than"),
+        ("2021-01-01, 10:00:00, 3\n2021-01-01, 11:00:00+01:00, 3", "line 2: this line or line 1 has a time zone"),
+        ("2021-01-01, 10:00:00, 3\n2021-01-01, 11:00:00, 3000000000", "line 2: 3,000,000,000 nodes are more than"),
+        ('{"metadata": {"gap_seconds": 5}, "data": [1, 4000000000]}', "data entry 2 is 4,000,000,000, more than"),
+        ('{"planaria_trace": 1, "name": "x", "horizon_s": -5}\n', "line 1: horizon_s = -5"),
+        (f'{HEAD}{{"at_s": 1, "change": "remove", "node": "a", "notice_s": -3}}', "line 2: notice_s = -3"),
+        (f'{HEAD}{{"at_s": 1, "change": "remove", "node": "a", "notice": 3}}', "line 2: .*unknown field `notice`"),
+        (f'{HEAD}{{"at_s": 1, "change": "add", "node": ""}}', "line 2: the node has no name"),
+        ('{"planaria_trace": 1, "name": "x", "horizon_steps": 5}', "counts steps"),
     ],
 )
 def test_what_is_no_trace_is_refused(text: str, says: str) -> None:
@@ -180,6 +203,7 @@ def test_what_is_no_trace_is_refused(text: str, says: str) -> None:
         ("5000,add,b\n1000,add,a\n", "line 2: it is earlier than line 1", [(1, "a"), (5, "b")]),
         ("0,add,a\n1000,add,a\n2000,add,b", "line 2: a is added, and is there already", [(0, "a"), (2, "b")]),
         ("0,add,a\n1000,remove,b\n2000,add,b", "line 2: b is removed, and is not there", [(0, "a"), (2, "b")]),
+        (f'{HEAD}{{"at_s": 7, "change": "add", "node": "a"}}', "line 1: horizon_s = 5 is before line 2", [(7, "a")]),
     ],
 )
 def test_what_contradicts_itself_is_repaired_and_said(text: str, says: str, kept: list[tuple[float, str]]) -> None:
@@ -193,6 +217,12 @@ def test_counts_that_jump_are_said() -> None:
     read = read_trace("2021-01-01, 10:00:00, 20\n2021-01-01, 10:01:00, 3\n2021-01-01, 10:02:00, 4\n", "c")
     assert read.repairs == ("line 2: from 20 to 3 nodes at once; taken as it stands",)
     assert dict(read.trace.counts()) == {0: 20, 60: 3, 120: 4}
+    series = read_trace('{"metadata": {"gap_seconds": 5}, "data": [20, 3]}', "s")
+    assert series.repairs == ("data entry 2: from 20 to 3 nodes at once; taken as it stands",)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_text() -> None:
+    assert read_trace("\ufeff0,add,a\n9,add,b", "c").trace == read_trace("0,add,a\n9,add,b", "c").trace
 
 
 ROWS = st.lists(st.tuples(st.integers(-9, 99), st.sampled_from(["add", "remove", "x"]), st.sampled_from("abc ")))

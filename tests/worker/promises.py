@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -12,6 +12,7 @@ from tests.worker.schedules import Schedule
 
 from planaria.job.settings import PolicyName
 from planaria.launch.settings import planner_settings
+from planaria.protocol.messages import Commit
 from planaria.protocol.records import (
     CoordinatorRestarted,
     NodeJoined,
@@ -88,22 +89,28 @@ def _check_commits(outcome: Outcome, *, is_dark: bool) -> None:
         elif isinstance(record, Restored):
             assert step - is_dark <= record.from_step <= step
             step = record.to_step
-    decided: dict[int, tuple[object, ...]] = {}
-    drops_again = bool(outcome.of(Restored)) and any(entry.commit.dropped for entry in outcome.commits)
-    for entry in outcome.commits if not drops_again else ():  # else done again, with other samples left out
-        commit = entry.commit
-        numbers = (
-            commit.clip_factor,
-            commit.scale,
-            commit.dropped,
-            commit.exponents,
-            commit.loss if math.isfinite(commit.loss) else None,
-        )
-        assert decided.setdefault(commit.step, numbers) == numbers, f"step {commit.step} is committed in two ways"
+    check_that_commits_agree([entry.commit for entry in outcome.commits], outcome.of(Restored))
     if not is_dark:
         assert [entry.step for entry in outcome.commits] == [r.step for r in outcome.of(COMMITTED)]
         generations = [record.generation for record in outcome.of(PlanTaken)]
         assert generations == sorted(set(generations))
+
+
+def check_that_commits_agree(commits: Sequence[Commit], restored: Sequence[Restored]) -> None:
+    """A step is committed in one way, however often. Done again with other samples left out, it and all that follow it
+    begin a history of their own."""
+    decided: dict[int, tuple[object, ...]] = {}
+    for commit in commits:
+        step, numbers = commit.step, _numbers(commit)
+        before = decided.get(step)
+        if before is not None and before[0] != commit.dropped and any(back.to_step < step for back in restored):
+            decided = {earlier: told for earlier, told in decided.items() if earlier < step}
+        assert decided.setdefault(step, numbers) == numbers, f"step {step} is committed in two ways"
+
+
+def _numbers(commit: Commit) -> tuple[object, ...]:
+    loss = commit.loss if math.isfinite(commit.loss) else None
+    return commit.dropped, commit.clip_factor, commit.scale, commit.exponents, loss
 
 
 def _check_restarts(schedule: Schedule, outcome: Outcome) -> None:

@@ -275,6 +275,16 @@ def test_a_message_is_hidden_until_its_moment(clock: Clock) -> None:
     assert mailbox.pace.free_at == 1004.0
 
 
+def test_state_came_when_its_last_byte_was_here_not_when_it_was_looked_for(clock: Clock) -> None:
+    mailbox = EmulatedMailbox(clock)
+    mailbox.pace = pace_of(clock)
+    state = key(Kind.STATE, sender=OTHER)
+    mailbox.put(state, letter(1004.0))
+    clock.now = 1007.0
+    assert mailbox.poll(state) is not None
+    assert mailbox.came_s == 1004.0
+
+
 def test_a_sum_is_read_from_its_moment_on_and_visible_when_it_is_read(clock: Clock) -> None:
     mailbox = EmulatedMailbox(clock)
     mailbox.pace = pace_of(clock)

@@ -47,6 +47,18 @@ def in_a_thread(work: Callable[[], object]) -> Callable[[], object]:
     return result
 
 
+def test_it_is_known_when_state_came_that_is_taken_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    mailbox = Mailbox()
+    for item, moment in enumerate((5.0, 9.0, 11.0)):
+        monkeypatch.setattr("planaria.worker.mailbox.time.monotonic", lambda moment=moment: moment)
+        mailbox.put(Key(Kind.STATE, 1, 3 - item // 2, 2, item, 0), ())
+    mailbox.forget_before(3, 2)
+    for item in (1, 0):
+        assert mailbox.poll(Key(Kind.STATE, 1, 3, 2, item, 0)) == ()
+        assert mailbox.came_s == (5.0, 9.0)[item]
+    assert not mailbox._came_s, "what is forgotten is"
+
+
 def test_a_message_is_taken_once() -> None:
     mailbox = Mailbox()
     mailbox.put(key(), (torch.ones(2),))

@@ -165,6 +165,11 @@ def a_loss_is_not_written_down(patch: Patch) -> None:
         patch.setattr(module, "lose", quietly)
 
 
+def accumulators_of_before_the_restart_are_forgotten(patch: Patch) -> None:
+    """Of routes that an earlier loss broke: what is counted there would run again."""
+    patch.setattr(Returning, "earlier", lambda self, position: {})
+
+
 def a_plan_that_was_written_down_is_not_sent_again(patch: Patch) -> None:
     patch.setattr(Returning, "lacks_plan", lambda self, position: [])
 
@@ -233,6 +238,7 @@ def test_a_broken_protocol_is_found(mutation: Callable[[Patch], None], laborator
     ("mutation", "case"),
     [
         (the_ledger_of_an_earlier_loss_is_forgotten, "a-ledger-forgotten"),
+        (accumulators_of_before_the_restart_are_forgotten, "a-ledger-forgotten-by-a-restart"),
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )

@@ -210,11 +210,12 @@ def _costs(job: Job, folder: Path, given: Path | None) -> tuple[ModelProfile, st
     try:
         with busy(f"measuring the layers of {job.model.type} ..."):
             profile = profile_job(job, None, import_path=folder)
-    except LauncherError as error:
-        if job.cluster.device is not Device.CUDA:
+    except (LauncherError, UserError) as error:
+        if job.cluster.device is not Device.CUDA or (isinstance(error, UserError) and "CUDA" not in str(error)):
             raise
+        why = str(error).rstrip(".")
         raise UserError(
-            f"cluster.device = 'cuda' could not be measured here ({error}). Give a profile by --profile FILE: of a "
+            f"cluster.device = 'cuda' could not be measured here ({why}). Give a profile by --profile FILE: of a "
             "machine that has the device, or of a published model (planaria profile --list)."
         ) from None
     try:

@@ -62,7 +62,8 @@ GOODBYE_S = 5.0
 """How long workers may take to end after the run before they are killed."""
 
 REST = 1.0
-"""After a piece of a decision in advance, it rests for so many times as long: workers may need the processor."""
+"""After a piece of a decision in advance, it rests for so many times as long: workers may need the processor. Not after
+one of a decision that is certain to be needed."""
 
 POINTS = {
     "WorkerJoined": "join",
@@ -208,10 +209,11 @@ class Server:
             return min(TICK_S, self._rests_until - now)
         if not self._machine.thinks(now):
             return TICK_S
+        rest = 0.0 if self._machine.hurries else REST
         self._machine.handle(Idle(), now)
         took = time.monotonic() - now
         self._machine.handle(PieceTook(took), now + took)
-        self._rests_until = now + (1 + REST) * took
+        self._rests_until = now + (1 + rest) * took
         return 0.0
 
     def _begin(self) -> None:

@@ -17,13 +17,18 @@ def export_run(run: Path, target: Path) -> None:
     """Write the weights of the newest whole checkpoint of `run` into the folder `target`.
 
     Raises:
-        UserError: no such run, no checkpoint, a model that is not Hugging Face's, or a target that exists.
+        UserError: no such run, no checkpoint, a model that is not Hugging Face's, or a target that exists or cannot
+            be written.
     """
     folder = RunFolder.open(run)
     job = job_from_json(folder.job.read_bytes())
     if is_emulated(job):
         raise UserError(f"run folder {run} is of an emulated device: its weights are made up. Export another run.")
     checkpoint, manifest, _ = newest(folder.checkpoints)
-    if target.exists() and any(target.iterdir()):
-        raise UserError(f"--to {target}: the folder is not empty. Choose another.")
-    export(job, read_parameters(checkpoint, manifest), target)
+    parameters = read_parameters(checkpoint, manifest)
+    try:
+        if target.exists() and any(target.iterdir()):
+            raise UserError(f"--to {target}: the folder is not empty. Choose another.")
+        export(job, parameters, target)
+    except OSError as error:
+        raise UserError(f"--to {target}: it cannot be written: {error.strerror or error}. Choose another.") from None

@@ -61,6 +61,8 @@ class AdaptivePolicy(ReroutePolicy):
         self._outlook = Outlook()
         self._sources: tuple[Source, ...] = tuple(make(ReroutePolicy.like(self)) for make in SOURCES)
         self._answers: dict[Hashable, Sequence[Option]] = {}
+        self._under_way: dict[Hashable, Pieces[Sequence[Option]]] = {}
+        """An answer that is being prepared: whoever asks for it goes on where that stands."""
 
     def with_outlook(self, outlook: Outlook) -> Self:
         """The same templates, for decisions at such a time."""
@@ -72,7 +74,7 @@ class AdaptivePolicy(ReroutePolicy):
         """The same templates, for nodes that compute so fast; what was prepared is forgotten."""
         policy = super().with_speeds(speeds)
         policy._sources = tuple(source.at_speeds(speeds) for source in self._sources)
-        policy._answers = {}
+        policy._answers, policy._under_way = {}, {}
         return policy
 
     def with_zones(self, zones: Zones) -> Self:
@@ -151,11 +153,9 @@ class AdaptivePolicy(ReroutePolicy):
             return None
         return options[0]
 
-    def ponder(self, plan: Plan, lost: Collection[NodeId], holders: Holders) -> Iterator[None]:
-        """The candidates for when these nodes are lost, each piece at most a simulated step; for a second look at the
-        plan where nobody is.
-        """
-        policy = self.with_outlook(dataclasses.replace(self._outlook, at_once=bool(lost)))
+    def ponder(self, plan: Plan, lost: Collection[NodeId], holders: Holders, *, at_once: bool = True) -> Iterator[None]:
+        """The candidates for when these nodes are lost, each piece at most a simulated step."""
+        policy = self.with_outlook(dataclasses.replace(self._outlook, at_once=at_once))
         try:
             yield from policy._options(policy._form(Question(plan=plan, lost=lost, holders=holders)))
         except PlanError:
@@ -178,11 +178,22 @@ class AdaptivePolicy(ReroutePolicy):
         nodes = {NodeId(w // self._settings.devices_per_node) for w in asked.question.holders} if self._zones else ()
         key = asked.question.key, tuple((node, zone_of(self._zones, node)) for node in sorted(nodes))
         options = self._answers.get(key)
-        if options is None:
-            options = yield from options_in_pieces(self, self._sources, asked.question)
-            self._answers[key] = options
-            while len(self._answers) > MOST_KEPT:
-                del self._answers[next(iter(self._answers))]
+        if options is not None:
+            return options
+        if key not in self._under_way:
+            self._under_way.clear()
+            self._under_way[key] = options_in_pieces(self, self._sources, asked.question)
+        try:
+            found: Sequence[Option] | None = yield from self._under_way[key]
+        finally:
+            self._under_way.pop(key, None)
+        if found is None:  # it was brought to its end by whoever could not wait
+            found = self._answers.get(key)
+        if found is None:
+            raise PlanError("There is no plan for the nodes that are left.")
+        self._answers[key] = options = found
+        while len(self._answers) > MOST_KEPT:
+            del self._answers[next(iter(self._answers))]
         return options
 
     def _allowed(self, asked: Canonical, options: Sequence[Option], horizon: float) -> Sequence[Option]:

@@ -99,9 +99,9 @@ class Policy(Protocol):
         It does without the `leaving` nodes, which still live and send what they hold.
         """
 
-    def ponder(self, plan: Plan, lost: Collection[NodeId], holders: Holders) -> Iterator[None]:
+    def ponder(self, plan: Plan, lost: Collection[NodeId], holders: Holders, *, at_once: bool = True) -> Iterator[None]:
         """Prepare the answer to `reconfigure` for when these nodes are lost, in short pieces. Nothing follows from it
-        but that the same answer comes sooner then; it raises nothing.
+        but that the same answer comes sooner then; it raises nothing. `at_once`: see `Outlook`.
         """
 
     def warm_up(self, plan: Plan, target: Proposal, generation: int) -> Proposal | None:

@@ -247,7 +247,7 @@ class TemplatesPolicy:
             zones=self._zones,
         )
 
-    def ponder(self, plan: Plan, lost: Collection[NodeId], holders: Holders) -> Iterator[None]:
+    def ponder(self, plan: Plan, lost: Collection[NodeId], holders: Holders, *, at_once: bool = True) -> Iterator[None]:
         """Nothing: each question is answered when it is asked."""
         return iter(())
 

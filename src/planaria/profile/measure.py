@@ -49,8 +49,8 @@ def fingerprint(job: Job) -> str:
 def measure_into(job: Job, data_folder: Path, output: Path, import_path: str | None) -> int:
     """Write the job's profile to `output`; returns an exit status.
 
-    A mistake of the user (a model that cannot be built or cut, a layer that raises) is written to `output` with
-    ERROR_SUFFIX instead, as text.
+    A mistake of the user (a model that cannot be built or cut, a layer that raises, a device that is not there) is
+    written to `output` with ERROR_SUFFIX instead, as text.
     """
     if import_path is not None and import_path not in sys.path:
         sys.path.insert(0, import_path)
@@ -115,5 +115,5 @@ def measure(job: Job, data_folder: Path) -> ModelProfile:
 
 def _device_name(job: Job) -> str:
     if job.cluster.device is Device.CUDA:
-        return str(torch.cuda.get_device_name())
+        return str(torch.cuda.get_device_name(open_device(job, 0)))
     return platform.processor() or platform.machine()

@@ -72,6 +72,11 @@ class Coordinator:
         return ahead.thinks(self._run, now)
 
     @property
+    def hurries(self) -> bool:
+        """Whether what `Idle` leads to will be asked for after the step."""
+        return self._run.foresight.hurries
+
+    @property
     def settings(self) -> RunSettings:
         return self._run.settings
 

@@ -3,8 +3,9 @@
 For every node of the plan in force the policy is asked what it would do without it, then whether it would leave the
 plan by itself, and at last about nodes that may be lost together, one short piece at a time; nothing follows from that
 but that the same answer comes sooner. It owns whose turn it is, and when there is time: after a commit or a plan there
-is as long as a step takes until votes come in, and near their time nothing is begun. Never does it decide, or keep
-anybody waiting.
+is as long as a step takes until votes come in, and near their time nothing is begun. Where it is certain that another
+plan is to be made after the step, the question for it is the first, and there is time for it until it is asked. Never
+does it decide, or keep anybody waiting.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ class Foresight:
         self.answered: list[NodeId] = []
         self._of: tuple[object, ...] = ()
         self._ahead: list[tuple[NodeId, ...]] = []
+        """Who is lost, beside the nodes that are gone; nobody: for the second look."""
+        self._next_at_once: bool | None = None
+        """See `look`; before the others it is asked about the nodes that are gone alone, if that is certain."""
         self._piece: Iterator[None] | None = None
         self._turn: tuple[NodeId, ...] = ()
 
@@ -51,8 +55,20 @@ class Foresight:
         """Whether a piece is done well before votes are expected."""
         return now + 1.5 * self.longest_s < began + BEFORE_VOTES * step_s
 
+    @property
+    def hurries(self) -> bool:
+        """Whether the answer that is in its turn will be asked for after the step."""
+        return self._next_at_once is not None
+
     def look(
-        self, policy: Policy, plan: Plan, num_live: int, gone: frozenset[NodeId], zones: Zones | None = None
+        self,
+        policy: Policy,
+        plan: Plan,
+        num_live: int,
+        gone: frozenset[NodeId],
+        zones: Zones | None = None,
+        *,
+        next_at_once: bool | None = None,
     ) -> bool:
         """What may be lost is what it was, or the work begins anew; returns whether anything is left to be done.
 
@@ -62,16 +78,19 @@ class Foresight:
             num_live: workers.
             gone: nodes that the next plan does without whatever happens.
             zones: where nodes are.
+            next_at_once: another plan is sure to be asked for after this step, and is for the next one at once, or gets
+                its state beside that; None: it is not sure.
         """
-        of = (policy, plan.generation, num_live, gone)
+        of = (policy, plan.generation, num_live, gone, next_at_once)
         if of != self._of:
             self._of, self._piece, self._turn = of, None, ()
+            self._next_at_once = next_at_once
             self.answered = []
             nodes = sorted({plan.node_of(stage.worker) for stage in plan.stages()} - gone)
             self._ahead = [(node,) for node in nodes]
             if not gone:
                 self._ahead += [(), *_pairs(plan, nodes, zones or {})[: max(0, MOST_ASKED - len(nodes) - 1)]]
-        return self._piece is not None or bool(self._ahead)
+        return self.hurries or self._piece is not None or bool(self._ahead)
 
     def think(self, policy: Policy, plan: Plan, holders: Holders, gone: frozenset[NodeId]) -> None:
         """One piece of it.
@@ -79,15 +98,16 @@ class Foresight:
         Arguments as `look`, which has been asked; `holders`: of each group, when a step under the plan is committed.
         """
         if self._piece is None:
-            lost = self._turn = self._ahead.pop(0)
+            lost = self._turn = () if self.hurries else self._ahead.pop(0)
             left = {worker: groups for worker, groups in holders.items() if plan.node_of(worker) not in lost}
-            self._piece = policy.ponder(plan, sorted({*gone, *lost}) if lost else (), left)
+            at_once = bool(lost) if self._next_at_once is None else self._next_at_once
+            self._piece = policy.ponder(plan, sorted({*gone, *lost}) if at_once else (), left, at_once=at_once)
         try:
             next(self._piece)
         except StopIteration:
             if len(self._turn) == 1:
                 self.answered += self._turn
-            self._piece = None
+            self._piece = self._next_at_once = None
 
 
 def _pairs(plan: Plan, nodes: list[NodeId], zones: Zones) -> list[tuple[NodeId, ...]]:

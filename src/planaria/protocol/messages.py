@@ -84,9 +84,11 @@ class Proof(Message, frozen=True, kw_only=True, tag="proof"):
 
 
 class Ready(Message, frozen=True, kw_only=True, tag="ready"):
-    """All state that the plan gives this worker is in place."""
+    """All state that the plan gives this worker is in place. The last of what had to come had been here for `since_s`
+    seconds before it was looked for; 0 where nothing came."""
 
     generation: int
+    since_s: float = 0.0
 
 
 class Vote(Message, frozen=True, kw_only=True, tag="vote"):

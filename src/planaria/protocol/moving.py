@@ -1,9 +1,9 @@
 """How long changes of plans, transfers of state and restores take in this run.
 
 A change of plans takes what the first step under a plan was longer than its others, less what was to be waited for.
-Transfers and restores take until the last worker is ready, less what that takes where nothing moves: the optimizer's
-step and messages, which are parts of any step. What was measured replaces what the profile and this module's
-constants say. Pure: no clock.
+Transfers and restores take until the last worker has his state, less what that takes where nothing moves: the
+optimizer's step and messages, which are parts of any step. What was measured replaces what the profile and this
+module's constants say. Pure: no clock.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ class Moving:
         """Of the last plan for which all waited."""
         self._wait_s: float | None = None
         self._began = 0.0
+        self._ended = 0.0
+        """When the last of those had all of his state who said that they have it."""
         self._decided_s = 0.0
         self._moves_s = 0.0
         self._is_restore = False
@@ -51,7 +53,8 @@ class Moving:
         self._awaited = set(plan.workers)
         self._generation = plan.generation
         self._wait_s = None if is_restore else wait_s
-        self._began, self._moves_s, self._is_restore = now, moves_s, is_restore
+        self._began = self._ended = now
+        self._moves_s, self._is_restore = moves_s, is_restore
         self._decided_s = 0.0
 
     def decided(self, seconds: float) -> None:
@@ -63,13 +66,14 @@ class Moving:
         self._awaited.clear()
 
     def ready(self, worker: WorkerId, now: float) -> None:
-        """He has all of his state."""
+        """He has all of his state since then."""
         if worker not in self._awaited:
             return
         self._awaited.discard(worker)
+        self._ended = max(self._ended, now)
         if self._awaited:
             return
-        took_s = max(0.0, now - self._began - self._decided_s)
+        took_s = max(0.0, self._ended - self._began - self._decided_s)
         if self._is_restore:
             self._restores.append(took_s)
         elif self._moves_s <= 0:

@@ -17,6 +17,7 @@ from planaria.plan.ledger import Ledger, mask_of
 from planaria.plan.plan import NodeId, Plan, WorkerId
 from planaria.protocol.events import Received
 from planaria.protocol.journal import JournalCommit, JournalEntry, JournalPlan
+from planaria.protocol.kept import Holders
 from planaria.protocol.messages import Commit, PlanMessage, Ready, Returned, StateSource, Vote, WorkerPhase
 from planaria.protocol.past import Past
 from planaria.protocol.standing import Standing
@@ -247,6 +248,15 @@ class Returning:
             and report.phase is not WorkerPhase.IDLE
             and report.generation >= message.begun
             and not (is_anew and report.generation < plan.generation)
+        }
+
+    def held(self, position: Position) -> Holders:
+        """Groups of which workers hold a replica as of the last commit, be they those that the plan gives them or not:
+        nodes without work have what an earlier plan gave them."""
+        return {
+            worker: report.held
+            for worker, report in sorted(self.reports.items())
+            if report.step == position.step and report.generation >= position.message.lineage
         }
 
     def lag(self, position: Position) -> int:

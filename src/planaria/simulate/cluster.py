@@ -262,7 +262,9 @@ class Cluster:
         return Way(self.network, node, self.workers[peer].node, self.weather.network_s)
 
     def kill(self, node: NodeId, *, silently: bool = False) -> None:
-        """SIGKILL to every process of a node; or its host loses power."""
+        """SIGKILL to every process of a node; or its host loses power. A node that has not come yet is not there."""
+        if not self.workers_of(node):
+            return
         if silently:
             self.dark.add(node)
         for worker in self.workers_of(node):

@@ -44,6 +44,11 @@ class Moves:
         self._arriving: list[Piece] = []
         self._attempts: dict[Transfer, int] = {}
 
+    @property
+    def awaits(self) -> bool:
+        """Whether state is to come that was not brought in yet."""
+        return bool(self._incoming)
+
     def begin(self, plan: Plan) -> None:
         """Send what this plan wants of this worker."""
         own, self._groups = self._worker.number, plan.groups

@@ -7,6 +7,7 @@ In steps: JSON lines, first `{"planaria_trace": 1, "name": ..., "horizon_steps":
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -14,7 +15,8 @@ import msgspec
 
 from planaria.simulate.scripts import Clock, Script
 from planaria.simulate.trace import Change, Trace, TraceError, TraceEvent
-from planaria.simulate.trace_formats import VERSION, TraceFormat, read_trace, write_trace
+from planaria.simulate.trace_formats import BYTE_ORDER_MARK, VERSION, TraceFormat, read_trace, write_trace
+from planaria.simulate.trace_repairs import Lines, Numbered, in_order
 
 
 class _Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -50,25 +52,25 @@ def read_script(text: str, name: str, *, seed: int = 0) -> ReadScript:
     Raises:
         TraceError: it is in no format, or says what cannot be; the message has the line.
     """
-    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
-    if not lines or '"horizon_steps"' not in lines[0][1]:
+    text = text.removeprefix(BYTE_ORDER_MARK)
+    rows = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    if not rows or '"horizon_steps"' not in rows[0][1]:
         read = read_trace(text, name, seed=seed)
         return ReadScript(script=Script(trace=read.trace), repairs=read.repairs)
-    header = _decoded(lines[0], _Header, name)
+    lines = Lines(name, what="script")
+    first = rows[0][0]
+    header = _decoded(rows[0], _Header, lines)
     if header.planaria_trace != VERSION:
-        raise TraceError(
-            f"script {name}, line {lines[0][0]}: version {header.planaria_trace} of the format; this Planaria reads "
-            f"{VERSION}."
-        )
+        raise lines.refuse(first, f"version {header.planaria_trace} of the format; this Planaria reads {VERSION}.")
     if not (math.isfinite(header.horizon_steps) and header.horizon_steps > 0):
-        raise TraceError(
-            f"script {name}, line {lines[0][0]}: horizon_steps = {header.horizon_steps:g} is not a number of steps."
-        )
-    events = sorted((_event(line, name) for line in lines[1:]), key=lambda event: event.at_s)
-    if not events:
+        raise lines.refuse(first, f"horizon_steps = {header.horizon_steps:g} is not a number of steps.")
+    given = [(row[0], _event(row, lines)) for row in rows[1:]]
+    if not given:
         raise TraceError(f"script {name}: it has no events. Give a file with at least one node in it.")
-    trace = Trace(name=header.name, horizon_s=max(header.horizon_steps, events[-1].at_s), events=tuple(events))
-    return ReadScript(script=Script(trace=trace, clock=Clock.STEPS))
+    lines.ends(first, header.horizon_steps, given, "horizon_steps")
+    events = tuple(_uncontradicted(in_order(given, lines), lines))
+    trace = Trace(name=header.name, horizon_s=max(header.horizon_steps, events[-1].at_s), events=events)
+    return ReadScript(script=Script(trace=trace, clock=Clock.STEPS), repairs=tuple(lines.repairs))
 
 
 def write_script(script: Script) -> str:
@@ -86,18 +88,31 @@ def write_script(script: Script) -> str:
 _Decoded = TypeVar("_Decoded", bound=msgspec.Struct)
 
 
-def _decoded(line: tuple[int, str], kind: type[_Decoded], name: str) -> _Decoded:
+def _decoded(row: tuple[int, str], kind: type[_Decoded], lines: Lines) -> _Decoded:
     try:
-        return msgspec.json.decode(line[1].encode(), type=kind)
+        return msgspec.json.decode(row[1].encode(), type=kind)
     except msgspec.DecodeError as error:
-        raise TraceError(f"script {name}, line {line[0]}: {error}.") from None
+        raise lines.refuse(row[0], f"{error}.") from None
 
 
-def _event(line: tuple[int, str], name: str) -> TraceEvent:
-    event = _decoded(line, _Event, name)
+def _event(row: tuple[int, str], lines: Lines) -> TraceEvent:
+    event = _decoded(row, _Event, lines)
     for field, value in (("at_step", event.at_step), ("notice_steps", event.notice_steps)):
         if not (math.isfinite(value) and value >= 0):
-            raise TraceError(f"script {name}, line {line[0]}: {field} = {value:g} is not a number of steps from 0 on.")
+            raise lines.refuse(row[0], f"{field} = {value:g} is not a number of steps from 0 on.")
+    if not event.node:
+        raise lines.refuse(row[0], "the node has no name.")
     return TraceEvent(
         at_s=event.at_step, change=event.change, node=event.node, zone=event.zone, notice_s=event.notice_steps
     )
+
+
+def _uncontradicted(events: Sequence[Numbered], lines: Lines) -> Iterator[TraceEvent]:
+    """What is written by hand, and counts steps, is not guessed at."""
+    there: set[str] = set()
+    for line, event in events:
+        if (event.node in there) is (event.change is Change.ADD):
+            where = "already" if event.node in there else "not"
+            raise lines.refuse(line, f"{event.change} {event.node} at step {event.at_s:g}: the node is {where} there.")
+        (there.add if event.change is Change.ADD else there.remove)(event.node)
+        yield event

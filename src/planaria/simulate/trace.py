@@ -13,6 +13,9 @@ from planaria.job.errors import UserError
 
 HOUR_S = 3600.0
 
+ROUNDING = 1e-12
+"""Of a part's end: hours that were turned into seconds, and a length that is what is left of the whole."""
+
 
 class TraceError(UserError):
     """A trace that cannot be used, with the line where that is."""
@@ -23,7 +26,7 @@ class Change(enum.StrEnum):
     REMOVE = "remove"
 
 
-class TraceEvent(msgspec.Struct, frozen=True, kw_only=True):
+class TraceEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A node comes or goes.
 
     Attributes:
@@ -86,7 +89,10 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             TraceError: the part is not within the trace.
         """
-        if start_s < 0 or length_s <= 0 or start_s + length_s > self.horizon_s:
+        end_s = start_s + length_s
+        if self.horizon_s < end_s <= self.horizon_s * (1 + ROUNDING):
+            end_s = self.horizon_s
+        if start_s < 0 or length_s <= 0 or end_s > self.horizon_s:
             raise TraceError(
                 f"trace {self.name}: {length_s:g} s from {start_s:g} s on are not within its {self.horizon_s:g} s."
             )
@@ -98,8 +104,8 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
                     there[event.node] = event.zone
                 else:
                     del there[event.node]
-            elif event.at_s <= start_s + length_s:
-                events.append(msgspec.structs.replace(event, at_s=event.at_s - start_s))
+            elif event.at_s <= end_s:
+                events.append(msgspec.structs.replace(event, at_s=min(event.at_s - start_s, length_s)))
         first = [TraceEvent(at_s=0.0, change=Change.ADD, node=node, zone=zone) for node, zone in there.items()]
         return Trace(name=self.name, horizon_s=length_s, events=(*first, *events))
 

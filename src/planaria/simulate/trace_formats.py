@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import enum
 import math
-import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import TypeVar
@@ -23,9 +22,19 @@ from typing import TypeVar
 import msgspec
 
 from planaria.simulate.trace import Change, Trace, TraceError, TraceEvent
+from planaria.simulate.trace_repairs import Lines, Numbered, consistent, drawn, in_order
 
 VERSION = 1
 """Of our own format."""
+
+MOST_NODES = 1_000_000
+"""In a file of counts; larger numbers are mistakes, and each node takes memory."""
+
+LONGEST_S = 1e10
+"""Three hundred years."""
+
+BYTE_ORDER_MARK = "\ufeff"
+"""With which some programs begin a text."""
 
 
 class TraceFormat(enum.StrEnum):
@@ -63,20 +72,6 @@ class ReadTrace:
     repairs: tuple[str, ...]
 
 
-@dataclass(slots=True)
-class _Lines:
-    """What the lines of one text say, as it is read."""
-
-    name: str
-    repairs: list[str] = field(default_factory=list)
-
-    def refuse(self, line: int, text: str) -> TraceError:
-        return TraceError(f"trace {self.name}, line {line}: {text}")
-
-    def repaired(self, line: int, text: str) -> None:
-        self.repairs.append(f"line {line}: {text}")
-
-
 def read_trace(text: str, name: str, *, seed: int = 0) -> ReadTrace:
     """Read a trace in any of the formats.
 
@@ -88,15 +83,19 @@ def read_trace(text: str, name: str, *, seed: int = 0) -> ReadTrace:
     Raises:
         TraceError: it is in no format, or says what cannot be; the message has the line.
     """
-    lines = _Lines(name)
+    lines = Lines(name)
+    text = text.removeprefix(BYTE_ORDER_MARK)
     events, horizon_s, own_name = _READERS[_format_of(text, lines)](text, lines, seed)
-    consistent = tuple(_consistent(_in_order(events, lines), lines))
-    if not consistent:
+    for line, event in events:
+        if event.at_s > LONGEST_S:
+            raise lines.refuse(line, f"{event.at_s:g} s after the beginning is later than {LONGEST_S:g} s.")
+    kept = tuple(consistent(in_order(events, lines), lines))
+    if not kept:
         raise TraceError(f"trace {name}: it has no events. Give a file with at least one node in it.")
-    horizon_s = max(horizon_s, consistent[-1].at_s)
+    horizon_s = max(horizon_s, kept[-1].at_s)
     if horizon_s <= 0:
         raise TraceError(f"trace {name}: it ends when it begins. Give a trace that covers some time.")
-    return ReadTrace(trace=Trace(name=own_name, horizon_s=horizon_s, events=consistent), repairs=tuple(lines.repairs))
+    return ReadTrace(trace=Trace(name=own_name, horizon_s=horizon_s, events=kept), repairs=tuple(lines.repairs))
 
 
 def write_trace(trace: Trace, form: TraceFormat, *, gap_s: float = 60.0) -> str:
@@ -135,13 +134,11 @@ def _sampled(trace: Trace, gap_s: float) -> Iterator[int]:
 
 # Reading
 
-_Numbered = tuple[int, TraceEvent]
-"""With the line that says it."""
-_Read = tuple[list[_Numbered], float, str]
+_Read = tuple[list[Numbered], float, str]
 """Events, the end in seconds as far as it is known, and the trace's name."""
 
 
-def _format_of(text: str, lines: _Lines) -> TraceFormat:
+def _format_of(text: str, lines: Lines) -> TraceFormat:
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")
     if not first:
         raise TraceError(f"trace {lines.name}: it is empty. Give a file with at least one node in it.")
@@ -157,7 +154,7 @@ def _format_of(text: str, lines: _Lines) -> TraceFormat:
     )
 
 
-def _rows(text: str, lines: _Lines) -> Iterator[tuple[int, list[str]]]:
+def _rows(text: str, lines: Lines) -> Iterator[tuple[int, list[str]]]:
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
@@ -167,12 +164,12 @@ def _rows(text: str, lines: _Lines) -> Iterator[tuple[int, list[str]]]:
         yield number, columns
 
 
-def _read_bamboo(text: str, lines: _Lines, seed: int) -> _Read:
-    events: list[_Numbered] = []
+def _read_bamboo(text: str, lines: Lines, seed: int) -> _Read:
+    events: list[Numbered] = []
     for number, (time, change, node) in _rows(text, lines):
         try:
             at_s = int(time) / 1e3
-        except ValueError:
+        except (ValueError, OverflowError):
             raise lines.refuse(number, f"time {time[:40]!r} is not a whole number of milliseconds.") from None
         if change not in Change.__members__.values():
             raise lines.refuse(number, f"{change[:40]!r} is neither add nor remove.")
@@ -184,13 +181,16 @@ def _read_bamboo(text: str, lines: _Lines, seed: int) -> _Read:
     return events, 0.0, lines.name
 
 
-def _read_counts(text: str, lines: _Lines, seed: int) -> _Read:
+def _read_counts(text: str, lines: Lines, seed: int) -> _Read:
     counted: list[tuple[int, datetime, int]] = []
     for number, (date, time, count) in _rows(text, lines):
         try:
             at = datetime.fromisoformat(f"{date} {time}")
         except ValueError:
             raise lines.refuse(number, f"{date[:20]!r}, {time[:20]!r} is not a date and a time of day.") from None
+        if counted and (at.tzinfo is None) is not (counted[0][1].tzinfo is None):
+            first = counted[0][0]
+            raise lines.refuse(number, f"this line or line {first} has a time zone, and the other has none.")
         counted.append((number, at, _count(count, number, lines)))
     for before, after in pairwise(counted):
         if after[1] < before[1]:
@@ -198,20 +198,27 @@ def _read_counts(text: str, lines: _Lines, seed: int) -> _Read:
     counted.sort(key=lambda row: row[1])
     began = counted[0][1]
     series = [(number, (at - began).total_seconds(), count) for number, at, count in counted]
-    return list(_drawn(series, lines, seed)), series[-1][1], lines.name
+    return list(drawn(series, lines, seed)), series[-1][1], lines.name
 
 
-def _count(text: str, line: int, lines: _Lines) -> int:
+def _count(text: str, line: int, lines: Lines) -> int:
     try:
         count = int(text)
     except ValueError:
         raise lines.refuse(line, f"{text[:40]!r} is not a number of nodes.") from None
     if count < 0:
         raise lines.refuse(line, f"{count} nodes are less than none.")
+    if count > MOST_NODES:
+        raise lines.refuse(line, f"{_large(count)} nodes are more than {MOST_NODES:,}.")
     return count
 
 
-def _read_availability(text: str, lines: _Lines, seed: int) -> _Read:
+def _large(count: int) -> str:
+    """Python refuses to print integers of thousands of digits, and nobody reads them."""
+    return f"{count:,}" if count < 10**18 else "10**18 or more"
+
+
+def _read_availability(text: str, lines: Lines, seed: int) -> _Read:
     try:
         series = msgspec.json.decode(text.encode(), type=_Availability)
     except msgspec.DecodeError as error:
@@ -224,81 +231,48 @@ def _read_availability(text: str, lines: _Lines, seed: int) -> _Read:
     for at, count in enumerate(series.data, 1):
         if count < 0:
             raise TraceError(f"trace {lines.name}: data entry {at} is {count}; nodes cannot be less than none.")
+        if count > MOST_NODES:
+            raise TraceError(f"trace {lines.name}: data entry {at} is {_large(count)}, more than {MOST_NODES:,} nodes.")
+    lines.unit = "data entry"
     counted = [(at + 1, at * gap_s, count) for at, count in enumerate(series.data)]
-    return list(_drawn(counted, lines, seed)), len(series.data) * gap_s, lines.name
+    return list(drawn(counted, lines, seed)), len(series.data) * gap_s, lines.name
 
 
-def _read_events(text: str, lines: _Lines, seed: int) -> _Read:
+def _read_events(text: str, lines: Lines, seed: int) -> _Read:
     rows = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    if '"horizon_steps"' in rows[0][1]:
+        raise TraceError(f"trace {lines.name} counts steps, so it has no times. planaria drill and compare play it.")
     header = _decoded(rows[0], _Header, lines)
     if header.planaria_trace != VERSION:
         raise lines.refuse(rows[0][0], f"version {header.planaria_trace} of the format; this Planaria reads {VERSION}.")
-    events = []
+    if not 0 < header.horizon_s <= LONGEST_S:
+        raise lines.refuse(rows[0][0], f"horizon_s = {header.horizon_s:g} is not a number of seconds above 0.")
+    events: list[Numbered] = []
     for row in rows[1:]:
         event = _decoded(row, TraceEvent, lines)
-        if not (math.isfinite(event.at_s) and event.at_s >= 0 and math.isfinite(event.notice_s)):
-            raise lines.refuse(row[0], f"at_s = {event.at_s:g} is not a time from 0 on.")
+        for field, value in (("at_s", event.at_s), ("notice_s", event.notice_s)):
+            if not (math.isfinite(value) and value >= 0):
+                raise lines.refuse(row[0], f"{field} = {value:g} is not a number of seconds from 0 on.")
+        if not event.node:
+            raise lines.refuse(row[0], "the node has no name.")
         events.append((row[0], event))
+    lines.ends(rows[0][0], header.horizon_s, events, "horizon_s")
     return events, header.horizon_s, header.name
 
 
 _Decoded = TypeVar("_Decoded")
 
 
-def _decoded(row: tuple[int, str], kind: type[_Decoded], lines: _Lines) -> _Decoded:
+def _decoded(row: tuple[int, str], kind: type[_Decoded], lines: Lines) -> _Decoded:
     try:
         return msgspec.json.decode(row[1].encode(), type=kind)
     except msgspec.DecodeError as error:
         raise lines.refuse(row[0], f"{error}.") from None
 
 
-_READERS: Mapping[TraceFormat, Callable[[str, _Lines, int], _Read]] = {
+_READERS: Mapping[TraceFormat, Callable[[str, Lines, int], _Read]] = {
     TraceFormat.BAMBOO: _read_bamboo,
     TraceFormat.COUNTS: _read_counts,
     TraceFormat.AVAILABILITY: _read_availability,
     TraceFormat.EVENTS: _read_events,
 }
-
-
-# Repairing
-
-_JUMP = 0.5
-"""Of the nodes: who loses or gains more at one line is told of."""
-
-
-def _drawn(series: Sequence[tuple[int, float, int]], lines: _Lines, seed: int) -> Iterator[_Numbered]:
-    """Nodes that come and go so that their number is as counted. Who goes is drawn from those that are there."""
-    choice = random.Random(seed)
-    there: list[str] = []
-    made = 0
-    for row, (line, at_s, count) in enumerate(series):
-        change = count - len(there)
-        if row and abs(change) > max(2, _JUMP * max(len(there), count)):
-            lines.repaired(line, f"from {len(there)} to {count} nodes at once; taken as it stands")
-        for _ in range(change):
-            made += 1
-            there.append(f"node{made}")
-            yield line, TraceEvent(at_s=at_s, change=Change.ADD, node=there[-1])
-        for _ in range(-change):
-            node = there.pop(choice.randrange(len(there)))
-            yield line, TraceEvent(at_s=at_s, change=Change.REMOVE, node=node)
-
-
-def _in_order(events: list[_Numbered], lines: _Lines) -> list[_Numbered]:
-    for (before, earlier), (after, later) in pairwise(events):
-        if later.at_s < earlier.at_s:
-            lines.repaired(after, f"it is earlier than line {before}; the events were sorted by time")
-    return sorted(events, key=lambda numbered: numbered[1].at_s)
-
-
-def _consistent(events: Iterable[_Numbered], lines: _Lines) -> Iterator[TraceEvent]:
-    """Without what contradicts the events before."""
-    there: set[str] = set()
-    for line, event in events:
-        if event.change is Change.ADD and event.node in there:
-            lines.repaired(line, f"{event.node} is added, and is there already; left out")
-        elif event.change is Change.REMOVE and event.node not in there:
-            lines.repaired(line, f"{event.node} is removed, and is not there; left out")
-        else:
-            (there.add if event.change is Change.ADD else there.remove)(event.node)
-            yield event

@@ -15,7 +15,7 @@ from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.plan.program import Instruction, Op
 from planaria.protocol.liveness import Activity
-from planaria.protocol.mail import Key, Mail
+from planaria.protocol.mail import Key, Kind, Mail
 from planaria.protocol.messages import (
     Challenge,
     Failed,
@@ -102,6 +102,8 @@ class Worker:
         self._is_due = False
         self._activity = Activity.BUSY
         self._progress = 0
+        self._came_s = 0.0
+        """When state came last."""
         self._waits_for = -1
         self.device = Device(cluster.clock, cluster.weather, cluster.profile)
         self._gave_up = self._is_done_for = False
@@ -184,6 +186,8 @@ class Worker:
             self._mail.put_damaged(key)
         else:
             self._mail.put(key, payload)
+            if key.kind == Kind.STATE:
+                self._came_s = self._clock.now
         self.run()
 
     # The main thread
@@ -396,6 +400,7 @@ class Worker:
 
     def _bring_in(self) -> WorkerId | None:
         """What has come, and bind the layers that it makes whole; returns whose piece is still missing."""
+        since_s = self._clock.now - self._came_s if self.moves.awaits else 0.0
         source = self.moves.take()
         plan = self.interpreter.plan
         held = plan.layers_held(self.holdings.replicas)
@@ -403,7 +408,7 @@ class Worker:
         if source is not None:
             return source
         self.moves.is_settled = True
-        self.control.tell(Ready(generation=self.interpreter.plan.generation))
+        self.control.tell(Ready(generation=plan.generation, since_s=since_s))
         self._progress += 1
         self._cluster.witness.touched(self)
         return None

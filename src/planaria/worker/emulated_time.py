@@ -234,6 +234,8 @@ class EmulatedMailbox(Mailbox):
             return None
         with self.condition:
             self._mail.take(key)
+        if key.kind == Kind.STATE:
+            self.came_s = arrival
         del self._arrivals_s[key]
         self.pace.not_before(arrival)
         return found[:-1]

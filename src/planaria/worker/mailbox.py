@@ -7,6 +7,7 @@ has something to say.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -27,7 +28,11 @@ ControlEvent = ToWorker | CoordinatorGone | CoordinatorBack
 
 
 class Mailbox:
-    """Thread-safe store of arrived data, and queue of arrived orders."""
+    """Thread-safe store of arrived data, and queue of arrived orders.
+
+    Attributes:
+        came_s: when the state came that was taken last, of the monotonic clock.
+    """
 
     def __init__(self) -> None:
         self.condition = threading.Condition(threading.Lock())
@@ -35,12 +40,17 @@ class Mailbox:
         self._orders: deque[ControlEvent] = deque()
         self._arrivals = 0
         self._error: BaseException | None = None
+        self._came_s: dict[Key, float] = {}
+        """When state came that was not asked for yet."""
+        self.came_s = 0.0
         self.when_damaged: Callable[[Key], None] = lambda key: None
         """Called by whoever wants a message that arrived damaged, and goes on waiting: for a new plan."""
 
     def put(self, key: Key, tensors: tuple[torch.Tensor, ...]) -> None:
         with self.condition:
             if self._mail.put(key, tensors):
+                if key.kind == Kind.STATE:
+                    self._came_s[key] = time.monotonic()
                 self._arrivals += 1
                 self.condition.notify_all()
 
@@ -112,6 +122,7 @@ class Mailbox:
         """Take a message if it is there."""
         with self.condition:
             is_damaged, found = self._mail.came_damaged(key), self._mail.take(key)
+            self.came_s = self._came_s.pop(key, self.came_s)
         if is_damaged:
             self.when_damaged(key)
         return found
@@ -123,10 +134,12 @@ class Mailbox:
     def forget_before(self, step: int, generation: int) -> None:
         with self.condition:
             self._mail.forget_before(step, generation)
+            self._came_s = {key: came_s for key, came_s in self._came_s.items() if key in self._mail}
 
     def forget_older_plans(self, generation: int) -> None:
         with self.condition:
             self._mail.forget_older_plans(generation)
+            self._came_s = {key: came_s for key, came_s in self._came_s.items() if key in self._mail}
 
     def __len__(self) -> int:
         return len(self._mail)

@@ -6,6 +6,7 @@ Whether a plan is taken is the machine's to say.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -78,6 +79,8 @@ class Movement:
         self._incoming: list[Transfer] = []
         self._attempts: dict[Transfer, int] = {}
         self._arriving: Replica | None = None
+        self._came_s: float | None = None
+        """When the last came of what has come."""
         mailbox.when_damaged = self._damaged
 
     def begin(self, message: PlanMessage, *, forgets: bool) -> None:
@@ -98,7 +101,7 @@ class Movement:
         outgoing = [t for t in plan.transfers if t.source == own]
         self._incoming = sorted((t for t in plan.transfers if t.target == own), key=lambda t: t.group)
         self._holdings.drop({transfer.group for transfer in self._incoming})
-        self._arriving = None
+        self._arriving = self._came_s = None
         self._attempts.clear()
         self._mailbox.tell_damage_again()
         if outgoing or self._incoming:
@@ -130,7 +133,8 @@ class Movement:
             self._take(plan, transfer, state)
         self._bind(plan)
         self.is_settled = True
-        self._send(Ready(generation=plan.generation))
+        since_s = 0.0 if self._came_s is None else max(0.0, time.monotonic() - self._came_s)
+        self._send(Ready(generation=plan.generation, since_s=since_s))
 
     def _bind(self, plan: Plan) -> None:
         """The layers whose state is here."""
@@ -173,6 +177,7 @@ class Movement:
 
     def _take(self, plan: Plan, transfer: Transfer, state: tuple[torch.Tensor, ...]) -> None:
         """The first that is awaited has come."""
+        self._came_s = max(self._mailbox.came_s, self._came_s or 0.0)
         if self._arriving is None:
             self._arriving = self._holdings.new_replica(transfer.group)
         for own, given in zip(_moving(plan, transfer, self._arriving), state, strict=True):

@@ -10,12 +10,13 @@ from planaria.protocol.phases import Phase
 
 def thinks(run: Run, now: float) -> bool:
     """Whether there is something to prepare, and time for a piece of it."""
-    is_busy = run.attempt.unready or run.recovery is not None or run.standing.is_warming
-    if run.phase is not Phase.TRAINING or is_busy:
+    if run.phase is not Phase.TRAINING or run.attempt.unready:
         return False
-    if not run.foresight.has_time(now, run.attempt.began, run.timing.expected_step_s):
+    if run.recovery is not None and _next_at_once(run) is None:
         return False
-    return run.foresight.look(run.placing.policy, run.plan, len(run.members.addresses), _gone(run), run.members.zones)
+    if not _look(run):
+        return False
+    return run.foresight.hurries or run.foresight.has_time(now, run.attempt.began, run.timing.expected_step_s)
 
 
 def think(run: Run, event: Idle) -> list[Command]:
@@ -31,10 +32,30 @@ def took(run: Run, event: PieceTook) -> list[Command]:
     return []
 
 
+def _look(run: Run) -> bool:
+    live, zones = len(run.members.addresses), run.members.zones
+    sure = _next_at_once(run)
+    return run.foresight.look(run.placing.policy, run.plan, live, _gone(run), zones, next_at_once=sure)
+
+
+def _next_at_once(run: Run) -> bool | None:
+    """Whether another plan follows this step at once, as nodes of this one are lost, or state moves beside the step; or
+    is looked for, as nodes came. None: not as far as one knows."""
+    if run.standing.is_warming or (run.recovery is not None and not run.stands):
+        return True
+    return None if run.recovery is not None or not run.standing.newcomers or _absent(run) else False
+
+
 def _holders(run: Run) -> dict[WorkerId, tuple[int, ...]]:
+    if _next_at_once(run) is not None:
+        return run.holders()
     return {worker: run.plan.groups_of.get(worker, ()) for worker in run.members.workers}
 
 
 def _gone(run: Run) -> frozenset[NodeId]:
-    """Those who live and will not be planned with."""
+    """Those who will not be planned with: they live, or another plan is made because they do not."""
+    return _absent(run) | run.members.gone if _next_at_once(run) else _absent(run)
+
+
+def _absent(run: Run) -> frozenset[NodeId]:
     return frozenset(run.members.leaving) | run.placing.pacing.resting

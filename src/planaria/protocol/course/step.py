@@ -28,7 +28,7 @@ def ready(run: Run, event: Received) -> list[Command]:
             run.loading.settled(run.now)
             if run.recovery is not None:
                 run.recovery.settled(run.now)
-        run.moving.ready(event.worker, run.now)
+        run.moving.ready(event.worker, run.now - event.message.since_s)
     return []
 
 
