@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from planaria.plan.plan import Plan
 from planaria.plan.speeds import Speeds
 from planaria.plan.zones import Zones
+from planaria.policy.fewer import Fewer
 from planaria.policy.going_back import GoingBack
 from planaria.policy.leaving_out import LeavingOut
 from planaria.policy.proposal import Policy
@@ -49,6 +50,7 @@ SOURCES: tuple[Callable[[ReroutePolicy], Source], ...] = (
     Rerouting,
     Templates,
     Searched,
+    Fewer,
     Rings.of,
     GoingBack,
     LeavingOut.of,
