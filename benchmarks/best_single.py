@@ -20,6 +20,7 @@ from figures import note, report
 from rich.console import Console
 from rich.table import Table
 
+from planaria.estimate import pipeline_rounds
 from planaria.job.settings import PolicyName
 from planaria.plan.plan import PlanError
 from planaria.plan.settings import PlannerSettings
@@ -82,11 +83,13 @@ def simulate(task: Task, memory: dict[str, Memory] | None = None) -> RunResult |
         task: whose run it is.
         memory: of tasks that differ in their traces alone, by policy; it changes no result.
     """
+    about = experiment_of(task)
+    known = memory.get(task.policy) if memory is not None else None
     try:
-        runner = experiment_of(task).runner(task.policy)
+        # With what is known there is a policy, too: making one (its templates) takes up to some seconds.
+        runner = about.runner(task.policy) if known is None else Simulation(known.subject, about.terms, known)
         if memory is not None and isinstance(runner, Simulation):
-            known = memory.setdefault(task.policy, runner.memory)
-            runner = Simulation(known.subject, runner.terms, known)
+            memory[task.policy] = runner.memory
         return runner.run(task.trace)
     except PlanError as error:
         print(f"{task.model}, {task.policy}, {task.trace.name}: {error}", file=sys.stderr)
@@ -169,14 +172,19 @@ class Row:
         return self.rates["adaptive"] / self.rates[self.best]
 
 
+_MEMORIES: dict[tuple[str, int], dict[str, Memory]] = {}
+"""Of this process: by model and nodes, then by policy."""
+
+
 def rows_of(model: str, traces: Sequence[Trace], singles: Sequence[str]) -> list[Row]:
     """Of traces with as many nodes."""
-    memory: dict[str, Memory] = {}
+    pipeline_rounds.load()  # and numba with it, which pays only over all of the traces
+    nodes = max(NODES, len(traces[0].initial))
+    memory = _MEMORIES.setdefault((model, nodes), {})
     rows = []
     for trace in traces:
         began, rates = time.process_time(), {}
         for policy in (*singles, "adaptive", "ideal"):
-            nodes = max(NODES, len(trace.initial))
             run = simulate(Task(model=model, policy=policy, trace=trace, nodes=nodes), memory)
             if run is not None and run.steps:
                 rates[policy] = run.samples_per_s

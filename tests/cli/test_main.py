@@ -217,6 +217,8 @@ def test_ctrl_c_before_training(place: Path, training: Training) -> None:
         (["plan", "mine.toml", "--profile", "none.json"], "none.json cannot be read"),
         (["plan", "mine.toml", "--profile", "mine.toml"], "not a model profile"),
         (["export", "none", "--to", "x"], "none does not exist"),
+        (["drain", "none", "1", "--grace", "-5"], "--grace -5 is not a number of seconds"),
+        (["drain", "none", "1", "--grace", "nan"], "--grace nan is not a number of seconds"),
     ],
 )
 def test_mistakes_are_one_line(place: Path, training: Training, arguments: list[str], part: str) -> None:

@@ -108,7 +108,7 @@ def test_a_slow_node_among_others_that_really_compute(text: Path, run: Run, refe
     node, step, speed = told(outcome)[0]
     assert node == 4
     assert step <= 4 + 2 * STEPS
-    assert 0.2 <= speed <= 0.65  # 1 / 3, as far as others leave the workers their cores
+    assert 0.2 <= speed <= 0.5
     assert not outcome.events("node_lost")
 
 

@@ -91,14 +91,15 @@ def test_the_recurrence_is_the_simulation_without_messages(
     backward=TIMES,
     share=st.floats(0.0, 0.5),
 )
-def test_zero_bubble_is_exact_for_short_weights(
+def test_a_zero_bubble_step_where_weights_are_short(
     depth: int, more: int, forward: float, backward: float, share: float
 ) -> None:
+    """N (F + B + W) + (S - 1) (F + B - W): ZB-H1 (Qi et al., 2024)."""
     number = depth + more
     share = min(share, forward / backward)
     simulated = simulated_s([(forward, backward)] * depth, number, ScheduleKind.ZERO_BUBBLE_H1, share)
-    form = forms.zero_bubble_s(depth, number, forward, (1 - share) * backward, share * backward)
-    assert form == pytest.approx(simulated)
+    period, weights = forward + backward, share * backward
+    assert simulated == pytest.approx(number * period + (depth - 1) * (period - 2 * weights))
 
 
 def test_rerouting_by_hand() -> None:
@@ -124,9 +125,3 @@ def test_a_place_without_anybody_is_refused(failed: int) -> None:
 def test_a_pipeline_of_nothing_is_refused() -> None:
     with pytest.raises(PlanError, match="0 stages"):
         forms.oobleck_s([], 4)
-
-
-def test_peak_memory_by_hand() -> None:
-    sizes = {"parameter_bytes": 4.0, "optimizer_bytes": 8.0, "gradient_bytes": 4.0, "activation_bytes": 3.0}
-    assert forms.peak_memory_bytes(0, 4, 2, **sizes) == 2 * 16 + 4 * 2 * 3
-    assert forms.peak_memory_bytes(3, 4, 2, **sizes) == 2 * 16 + 1 * 2 * 3

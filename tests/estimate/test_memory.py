@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
+import msgspec
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from planaria.estimate.conditions import Conditions
 from planaria.estimate.memory import MemoryUse, fullest_device_bytes, fullest_moment, memory_use, worker_memory_bytes
@@ -13,9 +15,11 @@ from planaria.plan.instantiate import initial_plan
 from planaria.plan.plan import Group, NodeId, Pipeline, Plan, Route, ScheduleKind, Stage, WorkerId
 from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
 from planaria.plan.program import Instruction, Op
+from planaria.plan.schedule import program
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.templates import make_templates
 from tests.estimate.plans import cases
+from tests.estimate.test_pipeline_flow import rings
 from tests.plan.profiles import random_jobs
 
 PARAMETERS, GRADIENTS, OPTIMIZER, KEPT, RECOMPUTED, OUTPUT, WORKSPACE = 100, 300, 200, 70, 10, 10, 40
@@ -177,9 +181,37 @@ def test_no_part_is_negative_and_what_runs_is_there(job: tuple[ModelProfile, Pla
         assert use.activations >= sum(layer.activation_bytes for layer in layers)
 
 
-@given(case=cases())
-@settings(max_examples=100, deadline=None)
-def test_the_fullest_device_is_found_whatever_is_remembered(case: tuple[Plan, ModelProfile, Conditions]) -> None:
+Case = tuple[Plan, ModelProfile, Conditions]
+
+
+@given(case=cases() | rings(), data=st.data())
+@settings(max_examples=200, deadline=None)
+def test_units_of_work_need_what_the_program_needs(case: Case, data: st.DataObject) -> None:
+    plan, profile, _ = case
+    sizes = st.integers(0, 5)
+    profile = msgspec.structs.replace(
+        profile,
+        layers=tuple(
+            msgspec.structs.replace(layer, activation_bytes=data.draw(sizes), workspace_bytes=data.draw(sizes))
+            for layer in profile.layers
+        ),
+        device=DeviceKind(name="host", is_host=data.draw(st.booleans())),
+    )
+    for worker in plan.workers:
+        instructions = program(plan, worker)
+        waiting: dict[object, int] = {}
+        for i in instructions:
+            if i.op in (Op.RECV_ACTIVATION, Op.RECV_GRADIENT):
+                size = profile.layers[i.first_layer - 1].output_bytes
+                waiting[i.op, i.peer] = max(size, waiting.get((i.op, i.peer), 0))
+        expected = (*fullest_moment(profile, instructions), sum(waiting.values()))
+        use, devices = memory_use(plan, profile, worker), plan.devices_of[worker]
+        assert (use.activations, use.workspace, use.messages) == tuple(-(-size // devices) for size in expected)
+
+
+@given(case=cases() | rings())
+@settings(max_examples=200, deadline=None)
+def test_the_fullest_device_is_found_whatever_is_remembered(case: Case) -> None:
     """Of like pipelines one is looked at, and what was found of one plan is used for others."""
     plan, profile, _ = case
     expected = max(worker_memory_bytes(plan, profile, worker) for worker in plan.workers)

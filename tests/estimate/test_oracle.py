@@ -34,7 +34,7 @@ def test_an_outline_is_what_the_timeline_comes_to(case: Case) -> None:
     """And what was known of a plan's pipelines before changes nothing."""
     plan, profile, conditions = case
     timeline = simulate(plan, profile, conditions)
-    known: Known = {}
+    known = Known()
     first = outline(plan, profile, conditions, known)
     later = msgspec.structs.replace(
         plan,

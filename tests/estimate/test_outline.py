@@ -20,7 +20,7 @@ def test_kinds_of_pipelines_tell_what_the_programs_come_to(case: tuple[Plan, Mod
     plan, profile, drawn = case
     conditions = Conditions(overlap=drawn.overlap)
     durations = Durations(plan, profile, conditions)
-    known: Known = {}
+    known = Known()
     found = outline_of_pipelines(plan, durations, conditions, known)
     each_once = all(len(pipeline.owned) == len(pipeline.stages) for pipeline in plan.pipelines)
     assert (found is not None) == (durations.is_spread and plan.is_apart and each_once)

@@ -13,10 +13,11 @@ from planaria.plan.plan import Plan
 from planaria.plan.profile import ModelProfile
 from planaria.plan.schedule import paths
 from tests.estimate.plans import cases
+from tests.estimate.test_pipeline_flow import rings
 
 
-@settings(max_examples=100, deadline=None)
-@given(case=cases(exact=False, irregular=False))
+@settings(max_examples=200, deadline=None)
+@given(case=cases(exact=False, irregular=False) | rings())
 def test_both_forms_answer_the_same(case: tuple[Plan, ModelProfile, Conditions]) -> None:
     pytest.importorskip("numba")
     pipeline_rounds.load()

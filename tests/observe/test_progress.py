@@ -196,3 +196,5 @@ def test_words() -> None:
     assert recovery_sentence(unseen) == (
         "step 2 committed 61 ms after the loss of nodes 1, 2 (connection closed); no microbatch had to run again"
     )
+    committed_before = msgspec.structs.replace(unseen, resume_ms=0.0)  # by the coordinator before
+    assert recovery_sentence(committed_before) == "step 2 goes on without nodes 1, 2 (connection closed)"

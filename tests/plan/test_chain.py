@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planaria.estimate.step_time import simulate
-from planaria.plan.chain import Chain, charged, times_s
+from planaria.plan.chain import Chain, Floats, charged, times_s
 from planaria.plan.instantiate import initial_plan
 from planaria.plan.plan import NodeId, ScheduleKind
 from planaria.plan.profile import ModelProfile
 from planaria.plan.settings import PlannerSettings
-from planaria.plan.split_paths import path_weights
+from planaria.plan.split_paths import bounds_s, path_weights
 from planaria.plan.templates import make_templates
 from tests.plan.profiles import random_profiles
 
@@ -95,3 +95,18 @@ def test_a_send_that_occupies_its_sender() -> None:
 def test_an_even_chain_without_messages_is_the_textbooks() -> None:
     chain = Chain(forward_s=(1.0,) * 4, backward_s=(2.0,) * 4, link_s=(0.0,) * 3)
     assert chain.time_s(9) == pytest.approx((4 - 1 + 9) * 3.0)
+
+
+@given(many=st.lists(chains(), min_size=1, max_size=5), num=st.integers(1, 12))
+def test_bounds_of_many_chains_are_never_above_their_times(many: list[Chain], num: int) -> None:
+    for chain in many:
+        alike = [one for one in many if (len(one.forward_s), one.schedule) == (len(chain.forward_s), chain.schedule)]
+        rows = [
+            np.concatenate([charged(*arrays(one), overlap=one.overlap)[part] for one in alike]) for part in range(3)
+        ]
+        times = times_s(*rows, num, chain.schedule, compiled=False)
+        assert (bounds_s(*rows, num, chain.schedule) <= times * (1 + 1e-12)).all()
+
+
+def arrays(chain: Chain) -> tuple[Floats, Floats, Floats]:
+    return np.array([chain.forward_s]), np.array([chain.backward_s]), np.array([chain.link_s])

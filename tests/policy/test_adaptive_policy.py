@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import msgspec
 import pytest
@@ -26,7 +27,7 @@ from planaria.policy.proposal import Proposal
 from planaria.policy.question import Question, canonical
 from planaria.policy.rebuilding import Searched
 from planaria.policy.reroute import ReroutePolicy
-from planaria.policy.sources import OfPolicy
+from planaria.policy.source import FromPlanner, Offer
 from planaria.policy.templates import TemplatesPolicy
 from planaria.policy.worth import Course, horizon_s, worth
 from planaria.profile.presets import preset
@@ -345,10 +346,21 @@ def test_backwards_are_split_only_where_they_fit() -> None:
     assert not any("split" in c.name for c in after(known, plan, 1).candidates)
 
 
-def test_any_policy_can_be_a_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line in the table: its proposal is weighed with the others, under its name."""
-    made = [lambda planner: OfPolicy(TemplatesPolicy(planner.profile, planner.settings), "another")]
-    monkeypatch.setattr("planaria.policy.adaptive.SOURCES", made)
+@dataclass(frozen=True, slots=True)
+class Another(FromPlanner[ReroutePolicy]):
+    """What the policy `templates` proposes."""
+
+    name: str = "another"
+
+    def offers(self, question: Question) -> Iterator[Offer | None]:
+        policy = TemplatesPolicy(self.planner.profile, self.planner.settings)
+        found = policy.reconfigure(question.plan, question.lost, question.holders, question.plan.generation)
+        yield Offer(name=f"{self.name} ({found.how})", proposal=found, explain=lambda asked, plan: "As under another.")
+
+
+def test_a_source_more_is_a_line_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the table: its proposal is weighed with the others, under its name."""
+    monkeypatch.setattr("planaria.policy.adaptive.SOURCES", [Another])
     policy, plan = started(SMALL, settings(nodes=12))
     proposal = after(policy, plan, 1)
     assert {c.name.split(" ")[0] for c in proposal.candidates} == {"another"}

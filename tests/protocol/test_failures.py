@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from tests.protocol.told import committed
 
 from planaria.protocol.failures import Failures, Watch, Watched
-from planaria.protocol.records import AnyRecord, NodeLost, PlanTaken, RunEnded, RunStatus, StepCommitted
+from planaria.protocol.records import AnyRecord, NodeLost, PlanTaken, RunEnded, RunStatus
 
 
 def test_before_anything_is_seen_it_is_what_the_owner_says() -> None:
@@ -123,20 +124,6 @@ def plan(purpose: str) -> PlanTaken:
     )
 
 
-def step(number: int) -> StepCommitted:
-    return StepCommitted(
-        step=number,
-        loss=1.0,
-        grad_norm=1.0,
-        learning_rate=1e-3,
-        clip_factor=1.0,
-        generation=1,
-        live_nodes=3,
-        duration_s=1.0,
-        tokens_per_s=1.0,
-    )
-
-
 def lost(node: int, step: int) -> NodeLost:
     return NodeLost(node=node, step=step, cause="", live_nodes=3, detect_ms=None)
 
@@ -149,7 +136,7 @@ ENDED = RunEnded(status=RunStatus.INTERRUPTED, steps=2, message="", skipped_micr
     [
         ([], Watched()),
         ([(3, lost(0, 1)), (5, ENDED)], Watched(losses=1, nodes=1)),
-        ([(10, plan("start")), (20, step(1)), (31, ENDED)], Watched(seconds=21)),
+        ([(10, plan("start")), (20, committed(1)), (31, ENDED)], Watched(seconds=21)),
         (
             [(10, plan("start")), (20, lost(0, 1)), (20, lost(1, 1)), (25, plan("reconfigure"))],
             Watched(seconds=15, losses=1, nodes=2),
@@ -157,8 +144,8 @@ ENDED = RunEnded(status=RunStatus.INTERRUPTED, steps=2, message="", skipped_micr
         # the first run breaks off, the second is ended, the third has just begun
         (
             [
-                *[(10, plan("start")), (20, step(1)), (22, lost(0, 2))],
-                *[(990, lost(1, 2)), (1000, plan("start")), (1005, step(2)), (1007, ENDED)],
+                *[(10, plan("start")), (20, committed(1)), (22, lost(0, 2))],
+                *[(990, lost(1, 2)), (1000, plan("start")), (1005, committed(2)), (1007, ENDED)],
                 (5000, plan("start")),
             ],
             Watched(seconds=10 + 7, losses=1, nodes=2),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 from tests.plan.profiles import uniform_profile
+from tests.protocol.told import committed
 
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.plan.settings import PlannerSettings
@@ -26,7 +27,7 @@ from planaria.protocol.journal import (
 )
 from planaria.protocol.messages import Commit, PlanMessage, StateSource
 from planaria.protocol.past import Past
-from planaria.protocol.records import AnyRecord, Note, StepCommitted
+from planaria.protocol.records import AnyRecord, Note
 from planaria.protocol.settings import CheckpointRef
 from planaria.protocol.standing import Stand
 
@@ -136,17 +137,7 @@ def test_what_is_no_entry() -> None:
 
 
 def test_how_long_the_last_step_took_is_known() -> None:
-    took = StepCommitted(
-        step=3,
-        loss=1.0,
-        grad_norm=1.0,
-        learning_rate=1e-3,
-        clip_factor=1.0,
-        generation=1,
-        live_nodes=3,
-        duration_s=0.25,
-        tokens_per_s=1e3,
-    )
+    took = committed(3, duration_s=0.25)
     commit = Commit(generation=1, step=3, clip_factor=1.0, exponents=(4,), hold=False)
     assert Past.of(()).last_step_s is None
     assert Past.of([JournalCommit(commit=commit)]).last_step_s is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.protocol.told import committed
 
 from planaria.protocol.records import (
     NodeJoined,
@@ -15,7 +16,6 @@ from planaria.protocol.records import (
     Restored,
     RunEnded,
     RunStatus,
-    StepCommitted,
     Waiting,
 )
 from planaria.protocol.spent import Spent, Split
@@ -25,13 +25,6 @@ def plan(step: int, purpose: str) -> PlanTaken:
     return PlanTaken(
         generation=step, step=step, purpose=purpose, policy="morph", reason="", pipelines=(), microbatches=(),
         estimated_step_s=1.0, transfer_bytes=0, plan_hash="",
-    )  # fmt: skip
-
-
-def committed(step: int, duration_s: float = 1.0) -> StepCommitted:
-    return StepCommitted(
-        step=step, loss=1.0, grad_norm=1.0, learning_rate=1.0, clip_factor=1.0, generation=1, live_nodes=1,
-        duration_s=duration_s, tokens_per_s=1.0,
     )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from planaria.policy import drop
 from planaria.policy.reroute import ReroutePolicy
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol import placing, plan_update
+from planaria.protocol.course.run import Run
 from planaria.protocol.events import Command, Evict
 from planaria.protocol.journal import AnyEntry, JournalCommit
 from planaria.protocol.kept import Kept
@@ -153,6 +154,13 @@ def a_step_that_is_to_begin_afresh_goes_on(patch: Patch) -> None:
         WorkerMachine,
         "_plan",
         lambda self, message: plan(self, msgspec.structs.replace(message, afresh=False, begun=-1)),
+    )
+
+
+def what_was_held_before_the_job_went_back_counts(patch: Patch) -> None:
+    plan = WorkerMachine._plan
+    patch.setattr(
+        WorkerMachine, "_plan", lambda self, message: plan(self, msgspec.structs.replace(message, lineage=-1))
     )
 
 
@@ -308,6 +316,23 @@ def test_a_broken_protocol_is_found(mutation: Callable[[Patch], None]) -> None:
     pytest.fail(f"{MOST} schedules did not notice")
 
 
+def test_state_that_moves_to_who_has_it_is_noticed(monkeypatch: Patch) -> None:
+    """Of one worker it is forgotten that it holds a group, where others hold that too."""
+    known = Run.holders
+
+    def forgetful(self: Run) -> dict[WorkerId, tuple[int, ...]]:
+        holders = known(self)
+        last = max(holders, default=None)
+        others = {group for worker, groups in holders.items() if worker != last for group in groups}
+        if last is not None and holders[last] and others.issuperset(holders[last]):
+            holders[last] = holders[last][1:]
+        return holders
+
+    monkeypatch.setattr(Run, "holders", forgetful)
+    found = map(error_of, schedules(LOSSES))
+    assert any(error is not None and "are up to date here, and move here" in str(error) for error in found)
+
+
 @pytest.mark.parametrize(
     ("mutation", "case"),
     [
@@ -318,6 +343,10 @@ def test_a_broken_protocol_is_found(mutation: Callable[[Patch], None]) -> None:
         (a_commit_that_only_a_worker_knows_is_ignored, "a-commit-that-only-workers-know"),
         (damage_is_not_told, "damage-of-state"),
         (a_commit_that_was_undone_is_told_again, "a-commit-told-after-it-was-undone"),
+        (
+            what_was_held_before_the_job_went_back_counts,
+            "an-idle-node-is-needed-after-other-samples-were-left-out",
+        ),
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )

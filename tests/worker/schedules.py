@@ -11,7 +11,7 @@ import msgspec
 from tests.worker.cluster import Crash, Kill, Switch, Visit, Weather
 
 from planaria.job.parse import job_from_table, validated
-from planaria.job.settings import Job, PolicyName, RedundancyMode, WhenExhausted
+from planaria.job.settings import Job, PolicyName, RedundancyMode, RunSection, WhenExhausted
 
 INSTRUCTIONS = ("load", "forward", "backward", "send", "recv", "sync", "vote", "transfer")
 HAPPENINGS = (
@@ -220,24 +220,30 @@ def under(policy: PolicyName, plain: Schedule, draw: random.Random | None = None
     if policy is PolicyName.REDUNDANCY:
         return shadowed(draw or random.Random(plain.seed), plain)
     resilience = msgspec.structs.replace(plain.job.resilience, policy=policy)
-    run = plain.job.run
-    if policy is PolicyName.MORPH:
-        run = msgspec.structs.replace(run, checkpoint_every=max(1, run.checkpoint_every))
-    return replace(plain, job=msgspec.structs.replace(plain.job, resilience=resilience, run=run))
+    job = msgspec.structs.replace(plain.job, resilience=resilience, run=_with_checkpoints(plain.job.run, policy))
+    return replace(plain, job=job)
+
+
+def _with_checkpoints(run: RunSection, policy: PolicyName) -> RunSection:
+    """A job that begins under morph writes some, or is refused."""
+    if policy is not PolicyName.MORPH:
+        return run
+    return msgspec.structs.replace(run, checkpoint_every=max(1, run.checkpoint_every))
 
 
 def switching(seed: int, source: str) -> Schedule:
     """The schedule of a seed, under any policy that changes on the way: at random points, among all that may happen."""
     draw = random.Random(f"switch {seed}")
     plain = draw.choice([schedule, comings_and_goings, restarts])(seed, source)
-    resilience = msgspec.structs.replace(plain.job.resilience, policy=draw.choice([*PolicyName]), allow_drop=True)
+    policy = draw.choice([*PolicyName])
+    resilience = msgspec.structs.replace(plain.job.resilience, policy=policy, allow_drop=True)
     switches = []
     for _ in range(draw.choice([1, 1, 2, 3])):
         after = draw.choice(["StepCommitted", "StepCommitted", "Vote", "NodeLost", "Report", "PlanTaken", "Waiting"])
         nth = draw.choice([1, 1, 2, 3]) if after != "Vote" else draw.randint(1, 12)
         name = draw.choice([*PolicyName]).value
         switches.append(Switch(policy=name, after=after, nth=nth, delay_s=_delay_s(draw)))
-    job = msgspec.structs.replace(plain.job, resilience=resilience)
+    job = msgspec.structs.replace(plain.job, resilience=resilience, run=_with_checkpoints(plain.job.run, policy))
     return replace(plain, job=job, switches=tuple(switches))
 
 

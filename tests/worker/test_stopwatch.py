@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -78,3 +79,27 @@ def test_a_device_that_is_slow_on_order() -> None:
     assert time.monotonic() - began >= 0.02
     pace.slowness = 1.0
     pace.slow_down(1e9)
+
+
+def test_a_slow_device_waits_for_cores_beside_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each nap ends with as long a wait for a core, which the stopwatch leaves out."""
+    wall_s = waited_s = 0.0
+
+    def nap(seconds: float) -> None:
+        nonlocal wall_s, waited_s
+        wall_s, waited_s = wall_s + 2 * seconds, waited_s + seconds
+
+    clock = SimpleNamespace(monotonic=lambda: wall_s, sleep=nap, thread_time=time.thread_time)
+    monkeypatch.setattr("planaria.worker.pace.time", clock)
+    pace = OwnPace(lambda: wall_s - waited_s)
+    pace.slowness = 3.0
+    pace.slow_down(0.01)
+    assert pace.stopwatch() == pytest.approx(0.02)
+
+
+def test_a_slow_device_works_for_longer_where_only_work_is_timed() -> None:
+    pace = OwnPace(time.thread_time)
+    pace.slowness = 3.0
+    began = pace.stopwatch()
+    pace.slow_down(0.005)
+    assert pace.stopwatch() - began >= 0.01

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -57,6 +58,8 @@ def add(run: Path, count: int) -> str:
 
 def drain(run: Path, node: int, grace_s: float) -> str:
     """Raises UserError where it cannot be done."""
+    if not 0 <= grace_s < math.inf:
+        raise UserError(f"--grace {grace_s:g} is not a number of seconds from 0 on.")
     return _ask(run, Wish.DRAIN, node=node, grace_s=grace_s).text
 
 

@@ -19,7 +19,7 @@ from planaria.job.errors import UserError
 from planaria.observe.wording import counted, crowding, duration, layer_range, size
 from planaria.plan.cells import CellKind
 from planaria.plan.draw import svg, terminal
-from planaria.plan.program import Op
+from planaria.plan.program import COMPUTING
 from planaria.plan.reroute import shares
 from planaria.plan.schedule import program
 
@@ -33,14 +33,6 @@ if TYPE_CHECKING:
     from planaria.policy.candidate import Candidate
 
 _WIDTH_WITHOUT_TERMINAL = 100
-_COMPUTE = (
-    Op.FORWARD,
-    Op.BACKWARD,
-    Op.BACKWARD_INPUT,
-    Op.BACKWARD_WEIGHT,
-    Op.SHADOW_FORWARD,
-    Op.SHADOW_BACKWARD,
-)
 _BACKGROUND = {
     CellKind.FORWARD: 117,
     CellKind.BACKWARD: 215,
@@ -213,7 +205,7 @@ def _expectation(subject: Subject, report: PlanReport) -> Text:
     if subject.is_crowded:
         num_cores = _num_cores()
         spans = (span for worker in report.timeline.spans.values() for span in worker)
-        busy_s = sum(end - start for instruction, start, end in spans if instruction.op in _COMPUTE)
+        busy_s = sum(end - start for instruction, start, end in spans if instruction.op in COMPUTING)
         text.append(
             f", with a core for each of the {len(report.plan.workers)} workers; "
             f"on the {counted(num_cores, 'core')} of this machine at least {duration(busy_s / num_cores)}"

@@ -1,4 +1,4 @@
-"""Closed forms of a step's time and memory, as the papers give them, each with what it misses.
+"""Closed forms of a step's time, as the papers give them, each with what it misses.
 
 For comparison and for quick questions; plans are judged by `planaria.estimate.step_time`. How far each is from it is
 measured by benchmarks/closed_forms.py on random instances; docs/estimates.md has the whole table. A positive bias means
@@ -147,43 +147,3 @@ def _check_failures(num_pipelines: int, failures: Sequence[int]) -> None:
                 f"{failed} of {num_pipelines} workers failed at place {place}: nobody is left to carry their work. "
                 "Plan new pipelines instead."
             )
-
-
-def zero_bubble_s(
-    num_stages: int, num_microbatches: int, forward_s: float, backward_input_s: float, backward_weight_s: float
-) -> float:
-    """Even pipelines with split backwards, ZB-H1 (Qi et al., 2024): N (F + B + W) + (S - 1) (F + B - W).
-
-    Exact without messages where the weights' half is no longer than the input's half and the forward, and the pipeline
-    has as many microbatches as stages; else too low.
-    """
-    period = forward_s + backward_input_s + backward_weight_s
-    return num_microbatches * period + (num_stages - 1) * (forward_s + backward_input_s - backward_weight_s)
-
-
-def peak_memory_bytes(
-    place: int,
-    num_stages: int,
-    num_layers: int,
-    *,
-    parameter_bytes: float,
-    optimizer_bytes: float,
-    gradient_bytes: float,
-    activation_bytes: float,
-) -> float:
-    """A stage's peak under 1F1B (Odyssey, Eq. 14): N_l (m_p + m_o + m_g) + (N_pp - i) N_l m_a.
-
-    It knows means of a layer only: not that layers differ, nor workspaces, shadows, tied parameters or fewer
-    microbatches than stages. `planaria.estimate.memory` does.
-
-    Args:
-        place: i, from 0.
-        num_stages: N_pp.
-        num_layers: N_l, of the stage.
-        parameter_bytes: m_p, mean of a layer; the others likewise.
-        optimizer_bytes: m_o.
-        gradient_bytes: m_g.
-        activation_bytes: m_a, of one microbatch.
-    """
-    state = num_layers * (parameter_bytes + optimizer_bytes + gradient_bytes)
-    return state + (num_stages - place) * num_layers * activation_bytes

@@ -3,12 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from planaria.estimate.conditions import Conditions
 from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError, WorkerId
-from planaria.plan.profile import LayerTimes, ModelProfile
+from planaria.plan.profile import ModelProfile
 from planaria.plan.program import Instruction, Op
+
+MOST_COMPUTED = 1 << 16
+"""Forwards and backwards of which it is known how long they take; then all are forgotten."""
+
+
+class _Computed(dict[tuple[int, float, Op, int, int, tuple[int, ...]], float]):
+    """Of one profile, whatever the plan: seconds of a forward or backward on so many devices of this speed, of these
+    layers (the first one, and the end), of which so many are counted."""
+
+    def __init__(self, profile: ModelProfile) -> None:
+        self._times = {count: [layer.on(count) for layer in profile.layers] for count in profile.device_counts}
+        self._pieces: dict[tuple[int, float, int, int, tuple[int, ...]], tuple[list[float], list[int]]] = {}
+
+    def pieces_of(
+        self, devices: int, speed: float, first: int, end: int, counted: tuple[int, ...]
+    ) -> tuple[list[float], list[int]]:
+        """See `Durations.pieces_of`."""
+        key = devices, speed, first, end, counted
+        found = self._pieces.get(key)
+        if found is None:
+            if len(self._pieces) >= MOST_COMPUTED:
+                self._pieces.clear()
+            layers = [layer if layer in counted else -1 for layer in reversed(range(max(first, counted[0]), end))]
+            ends = range(end, end - len(layers), -1)
+            seconds = [
+                self[devices, speed, Op.BACKWARD, then - 1, then, (layer,) if layer >= 0 else ()]
+                for then, layer in zip(ends, layers, strict=True)
+            ]
+            found = self._pieces[key] = seconds, layers
+        return found
+
+    def __missing__(self, key: tuple[int, float, Op, int, int, tuple[int, ...]]) -> float:
+        if len(self) >= MOST_COMPUTED:
+            self.clear()
+        devices, speed, op, first, end, counted = key
+        times = self._times[devices]
+        total = 0.0
+        if op in (Op.FORWARD, Op.SHADOW_FORWARD):
+            total += sum(t.forward_s for t in times[first:end])
+        if op in (Op.BACKWARD, Op.BACKWARD_INPUT, Op.SHADOW_BACKWARD):
+            total += sum(t.backward_input_s for t in times[first:end])
+        if op in (Op.BACKWARD, Op.BACKWARD_WEIGHT, Op.SHADOW_BACKWARD):
+            total += sum(times[layer].backward_weight_s for layer in counted)
+        found = self[key] = total / speed
+        return found
+
+
+@lru_cache(maxsize=16)
+def _computed(profile: ModelProfile) -> _Computed:
+    return _Computed(profile)
 
 
 class Durations:
@@ -27,9 +77,12 @@ class Durations:
         self._links = profile.links
         self.devices = devices = plan.devices_of
         self._conditions = conditions
-        self._times = {count: self._times_on(count) for count in sorted(set(devices.values()))}
-        self._compute: dict[tuple[int, float, Op, int, int, tuple[int, ...]], float] = {}
-        self._outputs = [layer.output_bytes for layer in profile.layers]
+        for count in sorted(set(devices.values()).difference(profile.device_counts)):
+            raise PlanError(
+                f"The plan has a stage of {count} devices, and the profile has times for stages of "
+                f"{', '.join(map(str, profile.device_counts))}. Profile that number too, or plan without it."
+            )
+        self._compute = _computed(profile)
 
     @cached_property
     def late_s(self) -> dict[WorkerId, float]:
@@ -89,47 +142,28 @@ class Durations:
             if not layers.isdisjoint(self._plan.layers_of.get(worker, ()))
         )
 
-    def _times_on(self, num_devices: int) -> Sequence[LayerTimes]:
-        try:
-            return [layer.on(num_devices) for layer in self._profile.layers]
-        except KeyError:
-            raise PlanError(
-                f"The plan has a stage of {num_devices} devices, and the profile has times for stages of "
-                f"{', '.join(map(str, self._profile.device_counts))}. Profile that number too, or plan without it."
-            ) from None
-
     def compute_s(self, worker: WorkerId, instruction: Instruction) -> float:
         """A forward or (whole or split) backward; what is not counted has no weight gradients."""
-        key = (
-            self.devices[worker],
-            self.speeds[worker],
-            instruction.op,
-            instruction.first_layer,
-            instruction.end_layer,
-            instruction.counted,
-        )
-        found = self._compute.get(key)
-        if found is None:
-            found = self._compute[key] = self._uncached_compute_s(*key)
-        return found
+        one = instruction
+        return self.compute_of_s(worker, one.op, one.first_layer, one.end_layer, one.counted)
 
-    def _uncached_compute_s(
-        self, devices: int, speed: float, op: Op, first: int, end: int, counted: tuple[int, ...]
+    def compute_of_s(
+        self, worker: WorkerId, op: Op, first_layer: int, end_layer: int, counted: tuple[int, ...] = ()
     ) -> float:
-        times = self._times[devices]
-        total = 0.0
-        if op in (Op.FORWARD, Op.SHADOW_FORWARD):
-            total += sum(t.forward_s for t in times[first:end])
-        if op in (Op.BACKWARD, Op.BACKWARD_INPUT, Op.SHADOW_BACKWARD):
-            total += sum(t.backward_input_s for t in times[first:end])
-        if op in (Op.BACKWARD, Op.BACKWARD_WEIGHT, Op.SHADOW_BACKWARD):
-            total += sum(times[layer].backward_weight_s for layer in counted)
-        return total / speed
+        """The same, of such an instruction."""
+        return self._compute[self.devices[worker], self.speeds[worker], op, first_layer, end_layer, counted]
+
+    def pieces_of(
+        self, worker: WorkerId, first_layer: int, end_layer: int, counted: tuple[int, ...]
+    ) -> tuple[Sequence[float], Sequence[int]]:
+        """Of a backward that is cut into layers, from the top one down to the lowest that anybody counts: seconds, and
+        the layer, or -1 where it does not count."""
+        return self._compute.pieces_of(self.devices[worker], self.speeds[worker], first_layer, end_layer, counted)
 
     def message_s(self, sender: WorkerId, receiver: WorkerId, boundary: int) -> float:
         """An activation or gradient over the boundary before layer `boundary`."""
         same_node = self._plan.node_of(sender) == self._plan.node_of(receiver)
-        return self._links.of(same_node=same_node).time_s(self._outputs[boundary - 1])
+        return self._links.of(same_node=same_node).time_s(self._profile.layers[boundary - 1].output_bytes)
 
     def read_s(self, worker: WorkerId, group: int) -> float:
         """Reading the group's gradients of all its other owners, one after another."""

@@ -9,7 +9,8 @@ from functools import partial
 from planaria.plan.plan import Plan, ScheduleKind, WorkerId
 from planaria.plan.profile import LayerCost, ModelProfile
 from planaria.plan.program import Instruction, Op, Program
-from planaria.plan.schedule import program
+from planaria.plan.schedule import orders, paths
+from planaria.plan.work import Phase, Unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +63,33 @@ _Moment = tuple[int, int, int]
 
 
 def _moment(plan: Plan, profile: ModelProfile, worker: WorkerId) -> _Moment:
-    instructions = program(plan, worker)
-    activations, workspace = fullest_moment(profile, instructions)
+    """The units of one phase of a leg differ in the microbatch alone, so the instructions of each are walked through
+    once."""
+    order = orders(plan, [worker])[worker]
+    walk = _Walk(profile)
+    stretches: dict[tuple[int, Phase, bool], _Stretch] = {}
+    ways: dict[tuple[Op, WorkerId | None], int] = {}
+
+    def note(units: Sequence[Unit]) -> None:
+        for unit in units:
+            phase, leg, microbatch, _ = unit
+            key = id(leg), phase, (leg.born, microbatch, phase) in order.cut
+            stretch = stretches.get(key)
+            if stretch is None:
+                instructions = tuple(order.instructions(unit))
+                stretch = stretches[key] = _stretch(profile, instructions)
+                _add_messages(ways, profile, instructions)
+            walk.pass_through(stretch)
+
+    note(order.units[: order.end])
+    for instruction in order.tail():
+        walk.run(instruction)
+    note(order.units[order.own_end :])
+    activations, workspace = walk.most
     if plan.schedule is not ScheduleKind.GPIPE:
         # What is freed and allocated in turn leaves holes; GPipe's forwards find the heap as it was a step before.
         activations = round(activations * (1.0 + profile.device.allocator_overhead))
-    return activations, workspace, _messages(profile, instructions)
+    return activations, workspace, sum(ways.values())
 
 
 def _use(plan: Plan, profile: ModelProfile, worker: WorkerId, moment: _Moment) -> MemoryUse:
@@ -113,17 +135,14 @@ def fullest_device_bytes(plan: Plan, profile: ModelProfile) -> int:
     What microbatches need follows from the ways they take, and is remembered: of pipelines that run nothing but their
     own, for each kind of them, wherever they are; of others, for all ways together. State is added to it.
     """
-    if plan.redundancy is not None:
-        return max(worker_memory_bytes(plan, profile, worker) for worker in plan.workers)
     moments: dict[WorkerId, _Moment] = {}
-    kinds = _kinds(plan)
-    for at, kind in kinds.items():
-        workers = plan.pipelines[at].workers
+    kinds = _kinds(plan) if plan.redundancy is None else _kinds_of_rings(plan)
+    for workers, kind in kinds:
         known = _KINDS.find((profile, kind), partial(_moments, plan, profile, workers))
         moments |= zip(workers, known, strict=True)
     others = sorted({hop.worker for route in plan.routes for hop in route.hops} - moments.keys())
     if others:
-        ways = (profile, plan.schedule, plan.spare_in_flight, plan.layer_units, _ways(plan))
+        ways = (profile, plan.schedule, plan.spare_in_flight, plan.layer_units, plan.redundancy, _ways(plan))
         known = _MIXED.find(ways, partial(_moments, plan, profile, others))
         moments |= zip(others, known, strict=True)
     return max(_use(plan, profile, worker, moments.get(worker, _IDLE)).total for worker in plan.workers)
@@ -160,13 +179,31 @@ def _ways(plan: Plan) -> Hashable:
     """Where microbatches go. Of generations, only their order counts."""
     turn_of = {born: turn for turn, born in enumerate(sorted({route.born for route in plan.routes}))}
     routes = tuple((turn_of[r.born], r.hops, r.microbatches, r.counted, r.reached) for r in plan.routes)
-    return plan.pipelines, routes
+    return plan.pipelines, routes, () if plan.redundancy is None else plan.shadows
 
 
 _Kind = tuple[Hashable, ...]
 
 
-def _kinds(plan: Plan) -> dict[int, _Kind]:
+def _kinds_of_rings(plan: Plan) -> list[tuple[tuple[WorkerId, ...], _Kind]]:
+    """Likewise of pipelines whose workers compute what they shadow; none where a step is gone on with."""
+    found: list[tuple[tuple[WorkerId, ...], _Kind]] = []
+    for path in paths(plan):
+        routes = (*path.routes, *path.following)
+        if len(path.routes) > 1 or len(path.following) > 1 or any(route.reached is not None for route in routes):
+            continue
+        kind = (
+            plan.schedule,
+            plan.redundancy,
+            tuple((hop.first_layer, hop.end_layer) for hop in path.hops),
+            tuple(worker is not None for worker in path.stand_ins),
+            tuple((len(route.microbatches), route.counted) for route in routes),
+        )
+        found.append((tuple(hop.worker for hop in path.hops), kind))
+    return found
+
+
+def _kinds(plan: Plan) -> list[tuple[tuple[WorkerId, ...], _Kind]]:
     """Of pipelines that run whole steps of their own microbatches alone, by one route: all that their memory depends
     on, beside the state."""
     at_of: dict[WorkerId, int] = {}
@@ -185,11 +222,14 @@ def _kinds(plan: Plan) -> dict[int, _Kind]:
             own[at] = (len(route.microbatches), route.counted)
         else:
             others |= passed
-    return {
-        at: (plan.schedule, tuple((stage.first_layer, stage.end_layer) for stage in plan.pipelines[at].stages), kind)
+    return [
+        (
+            plan.pipelines[at].workers,
+            (plan.schedule, tuple((stage.first_layer, stage.end_layer) for stage in plan.pipelines[at].stages), kind),
+        )
         for at, kind in own.items()
         if at not in others
-    }
+    ]
 
 
 def fullest_moment(profile: ModelProfile, instructions: Program) -> tuple[int, int]:
@@ -200,18 +240,39 @@ def fullest_moment(profile: ModelProfile, instructions: Program) -> tuple[int, i
     return walk.most
 
 
+_Stretch = tuple[int, int, int]
+"""Of some instructions: activations, more than before them, and workspace at their fullest moment; and activations,
+more than before, after them."""
+
+
+def _stretch(profile: ModelProfile, instructions: Program) -> _Stretch:
+    walk = _Walk(profile, low=True)
+    for instruction in instructions:
+        walk.run(instruction)
+    return (*walk.most, walk.now)
+
+
 class _Walk:
     """Goes through a program.
 
     Attributes:
+        now: activations.
         most: activations and workspace at the fullest moment so far.
     """
 
-    def __init__(self, profile: ModelProfile) -> None:
+    def __init__(self, profile: ModelProfile, *, low: bool = False) -> None:
+        """`low`: it begins in the middle of a program, so any moment may be the fullest so far."""
         self._layers = profile.layers
         self._is_host = profile.device.is_host
-        self._now = 0
-        self.most = (0, 0)
+        self.now = 0
+        self.most = (-(1 << 62), 0) if low else (0, 0)
+
+    def pass_through(self, stretch: _Stretch) -> None:
+        """Instructions that were gone through before."""
+        more, workspace, after = stretch
+        if self.now + more + workspace > sum(self.most):
+            self.most = (self.now + more, workspace)
+        self.now += after
 
     def run(self, instruction: Instruction) -> None:
         layers = self._layers[max(instruction.first_layer, 0) : max(instruction.end_layer, 0)]
@@ -224,18 +285,18 @@ class _Walk:
                 # What the weights' gradients need stays: the activations, and each output's gradient.
                 for layer in reversed(layers):
                     self._note(layer.workspace_bytes)
-                    self._now += layer.output_bytes
+                    self.now += layer.output_bytes
             case Op.BACKWARD_WEIGHT:
                 self._backward(layers, top=instruction.end_layer)
-                self._now -= sum(layer.output_bytes for layer in layers)
+                self.now -= sum(layer.output_bytes for layer in layers)
             case Op.SHADOW_FORWARD:
                 self._shadow_forward(layers)
             case Op.SHADOW_BACKWARD:
                 for layer in reversed(layers):
                     self._note(layer.workspace_bytes)
-                    self._now -= self._left_by_shadow(layer)
+                    self.now -= self._left_by_shadow(layer)
             case Op.SEND_ACTIVATION | Op.SEND_GRADIENT if instruction.keeps:
-                self._now += self._layers[instruction.first_layer - 1].output_bytes
+                self.now += self._layers[instruction.first_layer - 1].output_bytes
                 self._note(0)
 
     def _shadow_forward(self, layers: tuple[LayerCost, ...]) -> None:
@@ -243,26 +304,26 @@ class _Walk:
         output; the rest goes to the host."""
         for layer in layers:
             self._note(layer.activation_bytes + layer.workspace_bytes)
-            self._now += self._left_by_shadow(layer)
+            self.now += self._left_by_shadow(layer)
 
     def _left_by_shadow(self, layer: LayerCost) -> int:
         kept = layer.activation_bytes + layer.output_bytes
         return kept if self._is_host else min(kept, layer.output_bytes)
 
     def _forward(self, layers: tuple[LayerCost, ...], *, top: int, keeps: bool) -> None:
-        before = self._now
+        before = self.now
         for layer in layers:
-            self._now += layer.activation_bytes
+            self.now += layer.activation_bytes
             self._note(layer.workspace_bytes)
-        self._now += self._output(layers[-1], top)
+        self.now += self._output(layers[-1], top)
         if not keeps:
-            self._now = before
+            self.now = before
 
     def _backward(self, layers: tuple[LayerCost, ...], *, top: int) -> None:
         for layer in reversed(layers):
             self._note(layer.workspace_bytes)
-            self._now -= layer.activation_bytes
-        self._now -= self._output(layers[-1], top)
+            self.now -= layer.activation_bytes
+        self.now -= self._output(layers[-1], top)
 
     def _output(self, layer: LayerCost, top: int) -> int:
         """A kept forward's output is the next layer's input, and kept as that; of the stage's last layer, by itself.
@@ -273,15 +334,13 @@ class _Walk:
         return 0 if recomputes or top == len(self._layers) else layer.output_bytes
 
     def _note(self, workspace: int) -> None:
-        if self._now + workspace > sum(self.most):
-            self.most = (self._now, workspace)
+        if self.now + workspace > sum(self.most):
+            self.most = (self.now, workspace)
 
 
-def _messages(profile: ModelProfile, instructions: Program) -> int:
+def _add_messages(ways: dict[tuple[Op, WorkerId | None], int], profile: ModelProfile, instructions: Program) -> None:
     """One waiting message for each way in: the largest that comes on it."""
-    ways: dict[tuple[Op, WorkerId | None], int] = {}
     for instruction in instructions:
         if instruction.op in (Op.RECV_ACTIVATION, Op.RECV_GRADIENT):
             way = (instruction.op, instruction.peer)
             ways[way] = max(ways.get(way, 0), profile.layers[instruction.first_layer - 1].output_bytes)
-    return sum(ways.values())

@@ -15,12 +15,11 @@ import msgspec
 
 from planaria.estimate.conditions import Conditions
 from planaria.estimate.durations import Durations
-from planaria.estimate.flow import run
-from planaria.estimate.pipeline_flow import PipelineFlow, WorkerFlow, is_plain, run_pipeline
+from planaria.estimate.order_flow import run_orders
+from planaria.estimate.pipeline_flow import PipelineFlow, is_plain, run_pipeline
 from planaria.estimate.sums import summed
 from planaria.plan.plan import Form, Pipeline, Plan, Route, WorkerId
-from planaria.plan.program import COMPUTING
-from planaria.plan.schedule import Path, programs
+from planaria.plan.schedule import Path
 from planaria.plan.sync_rounds import colour
 
 
@@ -42,8 +41,18 @@ class Outline:
 Shape = Hashable
 """All that the times of a pipeline depend on, beside profile and conditions."""
 
-Known = dict[Shape, PipelineFlow]
-"""Pipelines that were run before."""
+
+class Known(dict[Shape, PipelineFlow]):
+    """Pipelines that were run before.
+
+    Attributes:
+        whole: steps that were, by what they depend on: seconds of the step, and of its longest instruction.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.whole: dict[Hashable, tuple[float, float]] = {}
+
 
 MOST_KNOWN = 4096
 
@@ -52,6 +61,8 @@ def remember(known: Known) -> None:
     """The latest only."""
     while len(known) > MOST_KNOWN:
         del known[next(iter(known))]
+    while len(known.whole) > MOST_KNOWN:
+        del known.whole[next(iter(known.whole))]
 
 
 def outline_of_pipelines(plan: Plan, durations: Durations, conditions: Conditions, known: Known) -> Outline | None:
@@ -85,10 +96,19 @@ def outline_of_pipelines(plan: Plan, durations: Durations, conditions: Condition
                 known[shape] = _run(plan, pipeline, routes, durations, conditions)
             kind = kinds[shape] = known[shape], form, []
         kind[2].append(pipeline)
-    idle = [pipeline for at, pipeline in enumerate(plan.pipelines) if at not in routes_of]
-    found = _found(plan, durations, conditions, list(kinds.values()), idle)
+    resting = [pipeline for at, pipeline in enumerate(plan.pipelines) if at not in routes_of]
+    idle = {pipeline.form(plan.devices_per_node): pipeline for pipeline in resting}
+    # Who owns what follows from the forms, but for how many do.
+    what = (plan.groups, plan.devices_per_node, frozenset(kinds), frozenset(idle), durations.num_counting)
+    if what not in known.whole:
+        known.whole[what] = _found(plan, durations, conditions, list(kinds.values()), list(idle.values()))
+    step_s, longest_s = known.whole[what]
     remember(known)
-    return found
+    return Outline(
+        step_time_s=step_s,
+        longest_instruction_s=longest_s,
+        compute_s=_Compute(plan, [(flow, alike) for flow, _, alike in kinds.values()]),
+    )
 
 
 def shape_of(routes: Sequence[Route]) -> tuple[Shape, ...]:
@@ -112,18 +132,7 @@ def _run(
     if is_plain(plan, path):
         return run_pipeline(plan, path, durations, overlap=conditions.overlap)
     alone = msgspec.structs.replace(plan, pipelines=(pipeline,), routes=path.routes, transfers=())
-    work = programs(alone)
-    flow = run(work, durations, overlap=conditions.overlap)
-    parts = tuple(
-        WorkerFlow(
-            end_s=flow.ends_s[worker],
-            compute_s=flow.compute_s[worker],
-            due_s={group: flow.due_s[worker, group] for group in alone.groups_of[worker]},
-            longest_s=max((durations.compute_s(worker, i) for i in work[worker] if i.op in COMPUTING), default=0.0),
-        )
-        for worker in pipeline.workers
-    )
-    return PipelineFlow(parts=parts)
+    return run_orders(alone, pipeline.workers, durations, overlap=conditions.overlap)
 
 
 class _Compute(Mapping[WorkerId, float]):
@@ -157,8 +166,8 @@ _Kind = tuple[PipelineFlow, Form, list[Pipeline]]
 
 def _found(
     plan: Plan, durations: Durations, conditions: Conditions, kinds: Sequence[_Kind], idle: list[Pipeline]
-) -> Outline:
-    """From what every kind of pipeline does by itself."""
+) -> tuple[float, float]:
+    """From what every kind of pipeline does by itself: seconds of the step, and of its longest instruction."""
     whole = [0.0] * len(plan.groups)
     longest_s = 0.0
     ends: dict[tuple[tuple[int, ...], int, float], float] = {}
@@ -199,8 +208,4 @@ def _found(
         voted_s = max(voted_s, end)
         longest_s = max([longest_s, *(until - start for start, until in spans.values())])
         applies_s = max(applies_s, durations.apply_of_s(devices, groups))
-    return Outline(
-        step_time_s=voted_s + durations.vote_s + applies_s,
-        longest_instruction_s=max(longest_s, applies_s),
-        compute_s=_Compute(plan, [(flow, alike) for flow, _, alike in kinds]),
-    )
+    return voted_s + durations.vote_s + applies_s, max(longest_s, applies_s)

@@ -1,7 +1,8 @@
 """Pipeline rounds: the clocks of a pipeline's stages, as numbers in arrays, in a compiled and a plain form.
 
 In a round every stage runs the forward that is due, from the first stage to the last, then one backward, from the last
-stage to the first: whatever is waited for was sent before, so nothing is looked at twice. Both forms do the same
+stage to the first: whatever is waited for was sent before, so nothing is looked at twice. What a stage does for nobody
+else (weights' gradients where they are apart, forwards of what it shadows) comes in between. Both forms do the same
 operations on the same numbers in the same order.
 """
 
@@ -35,6 +36,15 @@ class Rounds:
         pieces_s: seconds of each layer of these, from the top layer down.
         pieces: the layer, where it counts, or -1.
         num_layers: of the model.
+        behind: of each stage, the backwards of later travellers before a traveller's weights' gradients; -1: these are
+            part of its backward. Where they are apart, travellers are of one kind.
+        weights_s: of each stage, a traveller's weights' gradients. Those that come after the last backward are cut.
+        tails: of each stage the first of the pieces of these and their end.
+        tails_s: seconds of each piece: of each layer, from the top down; each is run for all travellers that are left.
+        tail_layers: the layer of each.
+        shadows_s: of each stage, a forward of what it shadows.
+        shadows: of each stage, how many of these are done before anything else, before each traveller's backward, and
+            at last; no rows: nobody shadows.
     """
 
     stages_s: list[list[float]]
@@ -46,6 +56,13 @@ class Rounds:
     pieces_s: list[float]
     pieces: list[int]
     num_layers: int
+    behind: list[int]
+    weights_s: list[float]
+    tails: list[tuple[int, int]]
+    tails_s: list[float]
+    tail_layers: list[int]
+    shadows_s: list[float]
+    shadows: list[list[int]]
 
     def run(
         self, *, overlap: bool, compiled: bool | None = None
@@ -70,6 +87,12 @@ class Rounds:
             np.array(self.pieces_s, dtype=np.float64),
             np.array(self.pieces, dtype=np.int64),
             self.num_layers,
+            np.array(self.behind, dtype=np.int64),
+            np.array([self.weights_s, self.shadows_s], dtype=np.float64),
+            np.array(self.tails, dtype=np.int64).reshape(-1, 2),
+            np.array(self.tails_s, dtype=np.float64),
+            np.array(self.tail_layers, dtype=np.int64),
+            np.array(self.shadows, dtype=np.int64).reshape(-1, len(self.kinds) + 2),
             overlap,
         )
         ends_s, totals_s, longest_s = stages.tolist()
@@ -90,6 +113,13 @@ def load() -> None:
             pieces_s=[],
             pieces=[],
             num_layers=1,
+            behind=[-1],
+            weights_s=[0.0],
+            tails=[(0, 0)],
+            tails_s=[],
+            tail_layers=[],
+            shadows_s=[0.0],
+            shadows=[],
         )
         tiny.run(overlap=True)
 
@@ -104,10 +134,17 @@ def _loops(
     pieces_s: Floats,
     pieces: Ints,
     num_layers: int,
+    behind: Ints,
+    apart_s: Floats,
+    tails: Ints,
+    tails_s: Floats,
+    tail_layers: Ints,
+    shadows: Ints,
     overlap: bool,
 ) -> tuple[Floats, Floats]:
-    """Numba's form."""
+    """Numba's form. Of `apart_s`, the first row is the weights', the second the shadows'."""
     num_stages, num = stages_s.shape[1], kinds.shape[0]
+    has_shadows = shadows.shape[0] > 0
     due = np.full(num_layers, -1.0)
     out = np.zeros((3, num_stages))
     clock, total, longest = out[0], out[1], out[2]
@@ -118,6 +155,15 @@ def _loops(
     next_cut = np.zeros(num_stages, dtype=np.int64)
     for at in range(cuts.shape[0] - 1, -1, -1):
         next_cut[cuts[at, 0]] = at
+    ran = np.zeros(num_stages, dtype=np.int64)
+    if has_shadows:
+        for s in range(num_stages):
+            while ran[s] < shadows[s, 0]:
+                ran[s] += 1
+                clock[s] += apart_s[1, s]
+                total[s] += apart_s[1, s]
+                if apart_s[1, s] > longest[s]:
+                    longest[s] = apart_s[1, s]
     most_ahead = ahead[0]
     for t in range(-most_ahead, num):
         for s in range(num_stages):
@@ -144,6 +190,13 @@ def _loops(
         come = 0.0
         for s in range(num_stages - 1, lows[kind] - 1, -1):
             now = clock[s]
+            if has_shadows:
+                while ran[s] < shadows[s, t + 1]:
+                    ran[s] += 1
+                    now += apart_s[1, s]
+                    total[s] += apart_s[1, s]
+                    if apart_s[1, s] > longest[s]:
+                        longest[s] = apart_s[1, s]
             if s + 1 < num_stages and come > now:
                 now = come
             at = next_cut[s]
@@ -166,7 +219,29 @@ def _loops(
                 up[s] = come
                 if not overlap:
                     now = come
+            if behind[s] >= 0 and t >= behind[s] and t < num - 1:
+                now += apart_s[0, s]
+                total[s] += apart_s[0, s]
+                if apart_s[0, s] > longest[s]:
+                    longest[s] = apart_s[0, s]
             clock[s] = now
+    for s in range(num_stages):
+        now = clock[s]
+        for piece in range(tails[s, 0], tails[s, 1]):
+            for _ in range(min(num, behind[s] + 1)):
+                now += tails_s[piece]
+                total[s] += tails_s[piece]
+            if tails_s[piece] > longest[s]:
+                longest[s] = tails_s[piece]
+            due[tail_layers[piece]] = now
+        if has_shadows:
+            while ran[s] < shadows[s, num + 1]:
+                ran[s] += 1
+                now += apart_s[1, s]
+                total[s] += apart_s[1, s]
+                if apart_s[1, s] > longest[s]:
+                    longest[s] = apart_s[1, s]
+        clock[s] = now
     return out, due
 
 
@@ -181,8 +256,20 @@ def _plain(rounds: Rounds, *, overlap: bool) -> tuple[list[float], list[float], 
     # The first stage waits for nobody, the last one's message goes nowhere and takes no time.
     wires = [*down_s[:-1], 0.0]
     arrived: list[list[float]] = [[begins_s[0]] * num, *([] for _ in range(num_stages))]
+    shadows, shadows_s, ran = rounds.shadows, rounds.shadows_s, [0] * num_stages
+
+    def shadow(s: int, until: int) -> None:
+        for _ in range(ran[s], until):
+            clock[s] += shadows_s[s]
+            total[s] += shadows_s[s]
+        if ran[s] < until:
+            ran[s] = until
+            longest[s] = max(longest[s], shadows_s[s])
+
     for s, forward in enumerate(forward_s):
-        now, sent, added, wire, sends = clock[s], 0.0, 0.0, wires[s], arrived[s + 1].append
+        if shadows:
+            shadow(s, shadows[s][0])
+        now, sent, added, wire, sends = clock[s], 0.0, total[s], wires[s], arrived[s + 1].append
         for come in arrived[s][: rounds.ahead[s]]:
             now = (come if come > now else now) + forward
             added += forward
@@ -195,8 +282,10 @@ def _plain(rounds: Rounds, *, overlap: bool) -> tuple[list[float], list[float], 
         (s, forward, wires[s], rounds.ahead[s], arrived[s], arrived[s + 1].append)
         for s, forward in enumerate(forward_s)
     ]
+    # Of weights' gradients that are not apart, none come after any backward.
+    lags = [behind if behind >= 0 else num for behind in rounds.behind]
     above = [
-        [(s, row[s], up_s[s] if s > low else 0.0) for s in range(num_stages - 1, low - 1, -1)]
+        [(s, row[s], up_s[s] if s > low else 0.0, lags[s]) for s in range(num_stages - 1, low - 1, -1)]
         for row, low in zip(rounds.backwards_s, rounds.lows, strict=True)
     ]
     cuts = {(s, t): slice(first, end) for s, t, first, end in rounds.cuts}
@@ -211,7 +300,9 @@ def _plain(rounds: Rounds, *, overlap: bool) -> tuple[list[float], list[float], 
                 sends(sent)
                 clock[s] = now if overlap else sent
         come = 0.0
-        for s, backward, wire in above[kind]:
+        for s, backward, wire, lag in above[kind]:
+            if shadows:
+                shadow(s, shadows[s][t + 1])
             now, sent = clock[s], up[s]
             now = come if come > now else now
             if t in cut and (s, t) in cuts:
@@ -228,6 +319,22 @@ def _plain(rounds: Rounds, *, overlap: bool) -> tuple[list[float], list[float], 
                     longest[s] = backward
             up[s] = come = (now if now > sent else sent) + wire
             clock[s] = now if overlap else come
+            if lag <= t < num - 1:
+                weight = rounds.weights_s[s]
+                clock[s] += weight
+                total[s] += weight
+                if weight > longest[s]:
+                    longest[s] = weight
+    for s, (first, end) in enumerate(rounds.tails):
+        for piece in range(first, end):
+            seconds = rounds.tails_s[piece]
+            for _ in range(min(num, rounds.behind[s] + 1)):
+                clock[s] += seconds
+                total[s] += seconds
+            longest[s] = max(longest[s], seconds)
+            due[rounds.tail_layers[piece]] = clock[s]
+        if shadows:
+            shadow(s, shadows[s][num + 1])
     return clock, total, longest, due
 
 

@@ -21,11 +21,12 @@ from itertools import pairwise
 from planaria.estimate.conditions import AS_PROFILED, Conditions
 from planaria.estimate.durations import Durations
 from planaria.estimate.flow import Flow, run
+from planaria.estimate.order_flow import run_orders
 from planaria.estimate.outline import Known as Known
 from planaria.estimate.outline import Outline as Outline
 from planaria.estimate.outline import Shape as Shape
 from planaria.estimate.outline import outline_of_pipelines, remember
-from planaria.estimate.pipeline_flow import PipelineFlow, WorkerFlow, is_plain, run_pipeline
+from planaria.estimate.pipeline_flow import is_plain, run_pipeline
 from planaria.estimate.sums import summed
 from planaria.plan.plan import Plan, Route, WorkerId
 from planaria.plan.profile import ModelProfile
@@ -93,7 +94,7 @@ def outline(
         PlanError: a stage has more or fewer devices than the profile has times for.
     """
     durations = Durations(plan, profile, conditions)
-    known = {} if known is None else known
+    known = Known() if known is None else known
     found = outline_of_pipelines(plan, durations, conditions, known)
     if found is not None:
         return found
@@ -103,23 +104,30 @@ def outline(
     for shape, path in new.items():
         if is_plain(plan, path):
             known[shape] = run_pipeline(plan, path, durations, overlap=conditions.overlap)
-    run_now = {hop.worker for shape, path in new.items() if shape not in known for hop in path.hops}
-    run_programs = programs(plan, [w for w in plan.workers if w in run_now or w not in regular])
-    flow = run(run_programs, durations, overlap=conditions.overlap)
-    longest = {worker: _longest_s(worker, program, durations) for worker, program in run_programs.items()}
     for shape, path in new.items():
         if shape not in known:
-            parts = tuple(_told(plan, flow, hop.worker, longest[hop.worker]) for hop in path.hops)
-            known[shape] = PipelineFlow(parts=parts)
-    longest_s = max((longest[worker] for worker in run_programs if worker not in regular), default=0.0)
-    for shape, path in shapes:
-        for hop, part in zip(path.hops, known[shape].parts, strict=True):
-            flow.ends_s[hop.worker], flow.compute_s[hop.worker] = part.end_s, part.compute_s
-    whole = _whole(plan, flow.due_s)
-    for part in (part for shape in {shape for shape, _ in shapes} for part in known[shape].parts):
-        longest_s = max(longest_s, part.longest_s)
-        for group, due in part.due_s.items():
+            known[shape] = run_orders(plan, [hop.worker for hop in path.hops], durations, overlap=conditions.overlap)
+    flow = Flow(ends_s=dict(durations.late_s), compute_s=dict.fromkeys(plan.workers, 0.0))
+    longest_s = 0.0
+    whole = [0.0] * len(plan.groups)
+    told = [(shape, [hop.worker for hop in path.hops]) for shape, path in shapes]
+    crossing = [route for route in plan.routes if route.hops[0].worker not in regular]
+    if crossing:
+        crossed = sorted({hop.worker for route in crossing for hop in route.hops})
+        shape = _crossing(plan, durations, crossing, crossed)
+        if shape not in known:
+            known[shape] = run_orders(plan, crossed, durations, overlap=conditions.overlap)
+        told.append((shape, crossed))
+    for shape, workers in told:
+        for worker, part in zip(workers, known[shape].parts, strict=True):
+            flow.ends_s[worker], flow.compute_s[worker] = part.end_s, part.compute_s
+    for alike in {shape: known[shape] for shape, _ in told}.values():
+        longest_s = max(longest_s, alike.longest_s)
+        for group, due in alike.due_s.items():
             whole[group] = max(whole[group], due)
+    for worker, late_s in durations.late_s.items():
+        for group in plan.groups_of[worker] if late_s else ():
+            whole[group] = max(whole[group], late_s)
     remember(known)
     finish = _Finish(plan, durations, flow, whole, conditions)
     longest_s = max([longest_s, finish.longest_apply_s, *(end - start for start, end in finish.sums.values())])
@@ -139,23 +147,12 @@ def way_down_s(plan: Plan, route: Route, profile: ModelProfile) -> float:
     return seconds
 
 
-def _told(plan: Plan, flow: Flow, worker: WorkerId, longest_s: float) -> WorkerFlow:
-    """Of a worker whose program was run."""
-    due_s = {group: flow.due_s[worker, group] for group in plan.groups_of[worker]}
-    return WorkerFlow(end_s=flow.ends_s[worker], compute_s=flow.compute_s[worker], due_s=due_s, longest_s=longest_s)
-
-
 def _whole(plan: Plan, due_s: Mapping[tuple[WorkerId, int], float]) -> list[float]:
     """When each group's gradients are whole at all of these owners."""
     whole = [0.0] * len(plan.groups)
     for (_, group), due in due_s.items():
         whole[group] = max(whole[group], due)
     return whole
-
-
-def _longest_s(worker: WorkerId, program: Program, durations: Durations) -> float:
-    """Of a worker's forwards and backwards."""
-    return max((durations.compute_s(worker, i) for i in program if i.op in COMPUTING), default=0.0)
 
 
 def simulate(plan: Plan, profile: ModelProfile, conditions: Conditions = AS_PROFILED) -> Timeline:
@@ -205,6 +202,21 @@ def _shape(plan: Plan, durations: Durations, path: Path) -> Shape:
         routes,
         (plan.redundancy, tuple(worker is not None for worker in path.stand_ins), shadowed),
         tuple(at for _, _, at in path.travellers) if len(routes) > 1 else (),
+    )
+
+
+def _crossing(plan: Plan, durations: Durations, routes: Sequence[Route], workers: Sequence[WorkerId]) -> Shape:
+    """Of routes that cross, all that their times depend on. Of generations, only their order counts."""
+    turn_of = {born: turn for turn, born in enumerate(sorted({route.born for route in routes}))}
+    return (
+        plan.schedule,
+        plan.spare_in_flight,
+        plan.layer_units,
+        plan.devices_per_node,
+        tuple((turn_of[r.born], r.hops, r.microbatches, r.counted, r.reached) for r in routes),
+        tuple((w, durations.devices[w], durations.speeds[w]) for w in workers),
+        # Nobody counts what a worker holds beside; it is whole when that begins.
+        tuple((durations.late_s[w], plan.groups_of[w]) for w in workers if durations.late_s[w]),
     )
 
 

@@ -10,7 +10,7 @@ Who waits for state begins late, and others go on: a step is longer only by as m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -34,7 +34,6 @@ class TransferTime:
         bound_s: nothing is faster, in whatever order and however the ways are shared: the busiest way has to carry
             all that goes through it.
         moved_bytes: state that moves in all.
-        between_nodes_bytes: of these, from node to node.
         busiest_bytes: what the busiest node sends to other nodes, or gets from them.
         come_s: when each worker that gets state has all of it.
     """
@@ -42,7 +41,6 @@ class TransferTime:
     time_s: float
     bound_s: float
     moved_bytes: int
-    between_nodes_bytes: int
     busiest_bytes: int
     come_s: Mapping[WorkerId, float]
 
@@ -64,7 +62,6 @@ def transfer_time(plan: Plan, links: Links) -> TransferTime:
         time_s=max(come_s.values(), default=0.0),
         bound_s=max(inner.bound_s(links.within_node), outer.bound_s(links.between_nodes)),
         moved_bytes=inner.total_bytes + outer.total_bytes,
-        between_nodes_bytes=outer.total_bytes,
         busiest_bytes=outer.busiest_bytes,
         come_s=come_s,
     )
@@ -125,12 +122,11 @@ class _Flows:
             return come_s
         targets = np.array([target for _, target in self._flows], np.int64)
         table = np.array(list(self._flows.values()), np.int64)
-        _, out = np.unique(table[:, 0], return_inverse=True)
-        _, into = np.unique(table[:, 1], return_inverse=True)
+        out, into = _numbered(table[:, 0].tolist()), _numbered(table[:, 1].tolist())
         left = table[:, 2] / link.bandwidth_bytes_per_s
         begins = table[:, 3] * link.latency_s
         now = 0.0
-        waiting = np.sort(np.unique(begins))
+        waiting = np.array(sorted(set(begins.tolist())))
         while len(left):
             active = begins <= now
             rates = _rates(out, into, active)
@@ -148,6 +144,12 @@ class _Flows:
             come_s.update((WorkerId(int(target)), now) for target in targets[~going])
             left, out, into, begins, targets = left[going], out[going], into[going], begins[going], targets[going]
         return come_s
+
+
+def _numbered(ways: Sequence[int]) -> _Ints:
+    """The same ways, called 0, 1, ..."""
+    number = {way: at for at, way in enumerate(dict.fromkeys(ways))}
+    return np.array([number[way] for way in ways], np.int64)
 
 
 def _rates(out: _Ints, into: _Ints, active: npt.NDArray[np.bool_]) -> _Floats:

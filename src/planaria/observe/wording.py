@@ -95,6 +95,8 @@ def recovery_sentence(recovery: Recovery) -> str:
             f"{recovery.step} ({_cause(recovery.cause, recovery.detect_ms)}); the first of them committed "
             f"{duration(recovery.resume_ms / 1e3)} after it"
         )
+    if recovery.resume_ms <= 0:  # nobody waited for a commit, or it was made before the coordinator that tells began
+        return f"step {recovery.step} goes on without node{many} {nodes} ({_cause(recovery.cause, recovery.detect_ms)})"
     return (
         f"step {recovery.step} committed {duration(recovery.resume_ms / 1e3)} after the loss of node{many} {nodes} "
         f"({_cause(recovery.cause, recovery.detect_ms)}); {rerun}"

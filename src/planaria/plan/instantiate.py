@@ -99,7 +99,7 @@ class _Search:
     def run(self) -> list[int]:
         """The microbatches that each size does in that time."""
         low, high = self._bracket()
-        candidates = np.unique(
+        candidates = np.sort(
             np.concatenate([time[_done(time, low) : _done(time, high)] for time in [*self.times, *self.kept]])
         )
         first, last = 0, len(candidates) - 1

@@ -20,6 +20,15 @@ def mask_of(microbatches: Sequence[int]) -> int:
     return sum(1 << microbatch for microbatch in microbatches)
 
 
+def members_of(mask: int) -> list[int]:
+    """The microbatches of a bit mask, ascending; quickly where they are few of many."""
+    members: list[int] = []
+    while mask:
+        members.append((mask & -mask).bit_length() - 1)
+        mask &= mask - 1
+    return members
+
+
 class Ledger(msgspec.Struct, frozen=True):
     """One set of microbatch numbers a layer, as hexadecimal bit masks (JSON has no big integers).
 

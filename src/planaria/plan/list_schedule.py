@@ -24,6 +24,10 @@ _ROUNDS = 3
 _Waiting = tuple[int, float, int, int]
 """Of a unit: born, its microbatch's turn, the microbatch, the unit's number."""
 
+_Step = tuple[Phase, Leg, int, tuple[int, ...], list[_Waiting]]
+"""Of all microbatches of a way one unit: its phase and leg, what it costs, the places of those that it makes ready, and
+where it waits once it is ready."""
+
 
 def list_schedule(
     routes: Sequence[Route],
@@ -70,11 +74,13 @@ class _ListSchedule:
         self._layer_units = layer_units
         self._units: list[Unit] = []
         self._costs: list[int] = []
-        self._known: dict[tuple[Phase, int], int] = {}
         self._next: list[tuple[int, ...]] = []
         """Of each unit, those that it makes ready."""
         self._ranks: list[_Waiting] = []
+        self._waits_in: list[list[_Waiting]] = []
+        """Of each unit, where it waits once it is ready."""
         self._bounds: dict[WorkerId, int] = {}
+        self._ready: dict[WorkerId, tuple[list[_Waiting], ...]] = {}
         ways = [
             legs(route, merge_hops(route.hops), split=kind.splits_backward, keeps_sent=keeps_sent) for route in routes
         ]
@@ -88,47 +94,53 @@ class _ListSchedule:
                 in_flight = kind.in_flight(leg.hops_after, num_served[leg.worker], leg.place) + spare_in_flight
                 bound = max(self._bounds.get(leg.worker, 0), in_flight * leg.num_layers)
                 self._bounds[leg.worker] = bound
+                self._ready.setdefault(leg.worker, ([], [], []))
+            steps = self._steps(way)
             for microbatch in route.microbatches:
-                self._add(way, microbatch, turns[route.born, microbatch])
+                self._add(steps, microbatch, turns[route.born, microbatch])
         self._kept = dict.fromkeys(self._bounds, 0)
         self._busy = dict.fromkeys(self._bounds, False)
-        self._ready: dict[WorkerId, tuple[list[_Waiting], ...]] = {w: ([], [], []) for w in self._bounds}
         self._order: dict[WorkerId, list[Unit]] = {w: [] for w in self._bounds}
         self._running: list[tuple[int, int]] = []
         self._touched: set[WorkerId] = set(self._bounds)
 
-    def _add(self, way: tuple[Leg, ...], microbatch: int, turn: float) -> None:
-        first = len(self._units)
-        for place, leg in enumerate(way):
-            self._append(Unit(Phase.FORWARD, leg, microbatch), turn)
-            if place > 0:
-                self._next[first + place - 1] = (first + place,)
-        below = first + len(way) - 1
+    def _steps(self, way: tuple[Leg, ...]) -> list[_Step]:
+        """What each of a way's microbatches is for its workers."""
+        units: list[tuple[Phase, Leg]] = [(Phase.FORWARD, leg) for leg in way]
+        following: list[tuple[int, ...]] = [(place,) for place in range(1, len(way))] + [()]
+        below = len(way) - 1
         for leg in reversed(way):
             if leg.backward is None:
                 break
-            at = len(self._units)
-            self._append(Unit(Phase.INPUT_GRADIENT, leg, microbatch), turn)
-            self._next[below] = (*self._next[below], at)
+            at = len(units)
+            following[below] = (*following[below], at)
+            units.append((Phase.INPUT_GRADIENT, leg))
+            following.append(())
             if leg.has_weight:
-                self._append(Unit(Phase.WEIGHT_GRADIENTS, leg, microbatch), turn)
-                self._next[at] = (at + 1,)
+                following[at] = (at + 1,)
+                units.append((Phase.WEIGHT_GRADIENTS, leg))
+                following.append(())
             below = at
+        return [
+            (phase, leg, self._cost(phase, leg), after, self._waiting_in(phase, leg))
+            for (phase, leg), after in zip(units, following, strict=True)
+        ]
 
-    def _append(self, unit: Unit, turn: float) -> None:
-        self._ranks.append((unit.leg.born, turn, unit.microbatch, len(self._units)))
-        self._units.append(unit)
-        self._costs.append(self._cost(unit.phase, unit.leg))
-        self._next.append(())
+    def _waiting_in(self, phase: Phase, leg: Leg) -> list[_Waiting]:
+        waited_for = phase is not Phase.INPUT_GRADIENT or leg.gradient_to is not None
+        return self._ready[leg.worker][phase if waited_for else Phase.WEIGHT_GRADIENTS]
+
+    def _add(self, steps: Sequence[_Step], microbatch: int, turn: float) -> None:
+        first = number = len(self._units)
+        for phase, leg, cost, following, waiting in steps:
+            self._units.append(Unit(phase, leg, microbatch))
+            self._costs.append(cost)
+            self._next.append(tuple([first + at for at in following]))
+            self._ranks.append((leg.born, turn, microbatch, number))
+            self._waits_in.append(waiting)
+            number += 1
 
     def _cost(self, phase: Phase, leg: Leg) -> int:
-        key = phase, id(leg)
-        cost = self._known.get(key)
-        if cost is None:
-            cost = self._known[key] = self._uncached_cost(phase, leg)
-        return cost
-
-    def _uncached_cost(self, phase: Phase, leg: Leg) -> int:
         def units(layer: int) -> LayerUnits:
             return self._layer_units[layer] if self._layer_units else _ALIKE
 
@@ -158,11 +170,8 @@ class _ListSchedule:
         return {worker: tuple(units) for worker, units in sorted(self._order.items())}
 
     def _make_ready(self, number: int) -> None:
-        unit = self._units[number]
-        waited_for = unit.phase is not Phase.INPUT_GRADIENT or unit.leg.gradient_to is not None
-        queue = unit.phase if waited_for else Phase.WEIGHT_GRADIENTS
-        heapq.heappush(self._ready[unit.leg.worker][queue], self._ranks[number])
-        self._touched.add(unit.leg.worker)
+        heapq.heappush(self._waits_in[number], self._ranks[number])
+        self._touched.add(self._units[number].leg.worker)
 
     def _start_next(self, worker: WorkerId, now: int) -> None:
         forwards, backwards, others = self._ready[worker]

@@ -19,7 +19,7 @@ WorkerId = NewType("WorkerId", int)
 """Number of a device and of the process that drives it: node * devices_per_node + device."""
 
 
-class Stage(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
+class Stage(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False):
     """A contiguous range of layers on `num_devices` devices of one node, driven by `worker`."""
 
     worker: WorkerId
@@ -41,7 +41,7 @@ def runs_of(worker: WorkerId, layers: Collection[int], num_devices: int = 1) -> 
     return runs
 
 
-class Form(msgspec.Struct, frozen=True, cache_hash=True):
+class Form(msgspec.Struct, frozen=True, cache_hash=True, gc=False):
     """What a pipeline is, names aside.
 
     Attributes:

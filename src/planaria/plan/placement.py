@@ -14,7 +14,7 @@ import numpy as np
 from planaria.plan.device_order import DeviceOrders
 from planaria.plan.matching import Bools, Ints, Matching, cheapest, fill
 from planaria.plan.plan import Group, NodeId, Pipeline, PlanError, Stage, WorkerId
-from planaria.plan.sources import Busiest, Sources, held_by_node
+from planaria.plan.sources import Busiest, Sources
 from planaria.plan.sources import Holders as Holders
 from planaria.plan.templates import Template, TemplateStage
 from planaria.plan.zones import Role, Zones, differ, replicas_by_zone, zone_of, zones_of_roles
@@ -76,7 +76,7 @@ def _placed(
 ) -> list[tuple[Stage, ...]]:
     """Each role's stages on a node."""
     table = _Table(roles, nodes, devices_per_node, groups, holders)
-    flow = _balanced(table, Sources(held_by_node(holders, devices_per_node), len(groups)))
+    flow = _balanced(table, Sources(holders, devices_per_node, len(groups)))
     return table.stages_of_roles(flow)
 
 
@@ -292,7 +292,7 @@ def _choice(table: _Table, sources: Sources, flow: Ints) -> _Choice:
 def _least_received(table: _Table, sources: Sources, matching: Matching) -> _Choice:
     """The matching within the tight cells whose busiest receiver receives the least, by bisection."""
     flow = matching.flow
-    limits = np.unique(table.received[matching.tight])
+    limits = np.array(sorted(set(table.received[matching.tight].tolist())), np.int64)
     low, high = 0, int(np.searchsorted(limits, table.most_received(flow)))
     while low < high:
         middle = (low + high) // 2

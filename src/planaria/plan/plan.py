@@ -10,9 +10,9 @@ from __future__ import annotations
 import enum
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -85,7 +85,7 @@ class Redundancy(enum.StrEnum):
         return self is Redundancy.EAGER_EAGER
 
 
-class Group(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_hash=True):
+class Group(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_hash=True, gc=False):
     """A parameter group: what is summed, owned and moved as one.
 
     A layer's own parameters form one group; parameters tied between layers form one group that belongs to all
@@ -107,7 +107,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache
         return self.size_bytes + (2 * self.size_bytes if self.optimizer_bytes is None else self.optimizer_bytes)
 
 
-class Route(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
+class Route(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False):
     """Which worker runs which layer range, for some microbatches that travel together.
 
     Attributes:
@@ -134,7 +134,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
         return tuple((hop.worker, hop.first_layer, hop.end_layer) for hop in self.hops)
 
 
-class Transfer(msgspec.Struct, frozen=True, kw_only=True):
+class Transfer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """State (parameters and optimizer) of one group goes from `source` to `target` before the plan's first step.
 
     Attributes:
@@ -188,7 +188,18 @@ def _layers_held(groups: tuple[Group, ...], num_layers: int, held: tuple[int, ..
     return tuple(layer for layer in range(num_layers) if layer not in lacking)
 
 
-_PLACEMENT = ("workers", "devices_of", "nodes", "layers_of", "layers_run_by", "groups_of", "owners_of", "num_owners")
+_PLACEMENT = (
+    "workers",
+    "devices_of",
+    "nodes",
+    "layers_of",
+    "layers_run_by",
+    "groups_of",
+    "owners_of",
+    "num_owners",
+    "is_apart",
+    "examples",
+)
 """What depends on who owns and shadows which layers alone."""
 
 
@@ -263,12 +274,21 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True
     @cached_property
     def nodes(self) -> tuple[NodeId, ...]:
         per_node = self.devices_per_node
+        if per_node == 1:
+            return cast("tuple[NodeId, ...]", self.workers)
         return tuple(sorted({NodeId(worker // per_node) for worker in self.workers}))
 
     @cached_property
     def is_apart(self) -> bool:
         """No worker owns layers in two pipelines."""
         return sum(len(pipeline.owned) for pipeline in self.pipelines) == len(self.layers_of)
+
+    @cached_property
+    def examples(self) -> tuple[tuple[Pipeline, int], ...]:
+        """A pipeline of each form, and how many are of it."""
+        forms = [pipeline.form(self.devices_per_node) for pipeline in self.pipelines]
+        counts, one_of = Counter(forms), dict(zip(forms, self.pipelines, strict=True))
+        return tuple((pipeline, counts[form]) for form, pipeline in one_of.items())
 
     @cached_property
     def layers_of(self) -> dict[WorkerId, tuple[int, ...]]:
@@ -283,7 +303,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True
             for stage in self.stages():
                 together.setdefault(stage.worker, set()).update(stage.layers)
             owned = {worker: tuple(sorted(layers)) for worker, layers in together.items()}
-        return {worker: owned[worker] for worker in sorted(owned)}
+        order = sorted(owned)
+        return dict(zip(order, map(owned.__getitem__, order), strict=True))
 
     @cached_property
     def layers_run_by(self) -> dict[WorkerId, tuple[int, ...]]:
@@ -300,7 +321,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True
         """The groups that each worker holds a replica of, as owner or shadow, ascending."""
         groups_of = _groups_of(self.groups, self.num_layers)
         if not self.shadows:
-            return {worker: groups_of[layers] for worker, layers in self.layers_of.items()}
+            return dict(zip(self.layers_of, map(groups_of.__getitem__, self.layers_of.values()), strict=True))
         held = dict(self.layers_of)
         for stage in self.shadows:
             held[stage.worker] = tuple(sorted({*held.get(stage.worker, ()), *stage.layers}))
@@ -319,7 +340,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True
     def num_owners(self) -> tuple[int, ...]:
         """For each group, how many workers hold a replica of it."""
         counts = [0] * len(self.groups)
-        for groups, count in Counter(self.groups_of.values()).items():
+        alike: Iterable[tuple[tuple[int, ...], int]]
+        if self.is_apart and not self.shadows:
+            groups_of = _groups_of(self.groups, self.num_layers)
+            alike = ((groups_of[layers], count) for one, count in self.examples for layers in one.owned.values())
+        else:
+            alike = Counter(self.groups_of.values()).items()
+        for groups, count in alike:
             for group in groups:
                 counts[group] += count
         return tuple(counts)

@@ -135,7 +135,7 @@ class StepCosts(Part, frozen=True, kw_only=True):
     sum_s_per_byte: float = 0.0
 
 
-class ModelProfile(Part, frozen=True, kw_only=True, dict=True):
+class ModelProfile(Part, frozen=True, kw_only=True, dict=True, cache_hash=True):
     """Measured (or given) costs of a model on a kind of device.
 
     Attributes:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from planaria.plan.errors import NoReplica
-from planaria.plan.ledger import Ledger, mask_of
+from planaria.plan.ledger import Ledger, mask_of, members_of
 from planaria.plan.plan import Pipeline, Plan, PlanError, Route, Stage, WorkerId, runs_of
 from planaria.plan.profile import ModelProfile
 from planaria.plan.rerun import LayersOf, Missing, along_holders, along_pipelines
@@ -148,8 +148,15 @@ def left_undone(
         intact=intact,
         pipelines=_survivors(plan, live, holders, intact, shadows),
         shadows=shadows,
-        holders={worker: tuple(sorted(holders[worker])) for worker in sorted(live) if worker in holders},
+        holders=_ascending(live, holders),
     )
+
+
+def _ascending(live: Collection[WorkerId], holders: LayerHolders) -> LayersOf:
+    """Of live workers; many hold the very same."""
+    order = [worker for worker in sorted(live) if worker in holders]
+    distinct = {id(layers): tuple(sorted(layers)) for layers in {id(own): own for own in holders.values()}.values()}
+    return {worker: distinct[id(holders[worker])] for worker in order}
 
 
 def with_other_owners(before: Plan, after: Plan) -> frozenset[int]:
@@ -197,16 +204,14 @@ def _missing(plan: Plan, kept: Sequence[Route], counted: Ledger) -> dict[tuple[i
     for own, mask in together.items():
         for layer in own:
             present[layer] |= mask
-    missing: dict[tuple[int, ...], list[int]] = {}
     everywhere = mask_of(plan.dropped)  # what is left out is looked for nowhere
     everywhere |= functools.reduce(operator.and_, present)
-    left = ((1 << plan.num_microbatches) - 1) & ~everywhere
-    while left:
-        microbatch = (left & -left).bit_length() - 1
-        left &= left - 1
-        layers = tuple(layer for layer in range(plan.num_layers) if not present[layer] >> microbatch & 1)
-        missing.setdefault(layers, []).append(microbatch)
-    return dict(sorted(missing.items()))
+    classes: dict[tuple[int, ...], int] = {(): ((1 << plan.num_microbatches) - 1) & ~everywhere}
+    for layer, mask in enumerate(present):
+        split = {layers: own & mask for layers, own in classes.items()}
+        split |= {(*layers, layer): own & ~mask for layers, own in classes.items()}
+        classes = {layers: own for layers, own in split.items() if own}
+    return {layers: members_of(own) for layers, own in sorted(classes.items())}
 
 
 def _intact(plan: Plan, going: set[WorkerId], holders: LayerHolders) -> tuple[Pipeline, ...]:

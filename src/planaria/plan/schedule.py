@@ -13,11 +13,11 @@ the same generation that the worker counts: it keeps or drops all of those toget
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from planaria.plan.list_schedule import list_schedule
+from planaria.plan.list_schedule import LayerUnits, list_schedule
 from planaria.plan.plan import Plan, Redundancy, Route, ScheduleKind, Stage, WorkerId
 from planaria.plan.program import Instruction, Op, Program
 from planaria.plan.stand_in import ring_of_whole, stand_ins, with_shadows
@@ -79,6 +79,44 @@ def _travellers(routes: Sequence[Route]) -> list[tuple[int, int, int]]:
     return sorted((route.born, m, at) for at, route in enumerate(routes) for m in route.microbatches)
 
 
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A worker's units of work, in order.
+
+    Attributes:
+        units: all.
+        end: of those before the weights' gradients that are left when all else is done: these go layer by layer.
+        own_end: of its own; after them comes only what it shadows.
+        cut: born, microbatch and phase of the units whose gradients of weights are computed layer by layer.
+    """
+
+    units: Sequence[Unit]
+    end: int
+    own_end: int
+    cut: Set[tuple[int, int, Phase]]
+
+    @classmethod
+    def of(cls, units: Sequence[Unit]) -> Order:
+        own_end = len(units)
+        while own_end > 0 and units[own_end - 1].phase.is_shadow:
+            own_end -= 1
+        end = own_end
+        while end > 0 and units[end - 1].phase is Phase.WEIGHT_GRADIENTS:
+            end -= 1
+        return cls(units, end, own_end, _to_cut(units))
+
+    def instructions(self, unit: Unit) -> Iterator[Instruction]:
+        """Of one of the units."""
+        return unit.instructions(by_layer=(unit.leg.born, unit.microbatch, unit.phase) in self.cut)
+
+    def tail(self) -> list[Instruction]:
+        """Of the weights' gradients that are left: layer by layer from the top, so that the upper layers' sums start
+        first."""
+        tail = [instruction for unit in self.units[self.end : self.own_end] for instruction in self.instructions(unit)]
+        tail.sort(key=lambda i: (len(i.counted) == 1, -i.counted[0]))
+        return tail
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layout:
     """Who works in which order.
@@ -124,6 +162,12 @@ def programs(plan: Plan, workers: Iterable[WorkerId] | None = None) -> dict[Work
     return {worker: _program(plan, worker, layout) for worker in (plan.workers if workers is None else workers)}
 
 
+def orders(plan: Plan, workers: Iterable[WorkerId]) -> dict[WorkerId, Order]:
+    """Of these workers: what their programs are made from."""
+    layout = _layout(plan)
+    return {worker: Order.of(layout.units(worker, plan.schedule)) for worker in workers}
+
+
 def paths(plan: Plan) -> tuple[Path, ...]:
     """The ways whose workers serve no other way, by their first route's place in the plan."""
     return _layout(plan).paths
@@ -132,7 +176,7 @@ def paths(plan: Plan) -> tuple[Path, ...]:
 def _program(plan: Plan, worker: WorkerId, layout: _Layout) -> Program:
     groups, rounds = plan.groups_of[worker], layout.rounds
     units = layout.units(worker, plan.schedule)
-    body = _body(units)
+    body = _body(Order.of(units))
     last = _last_counts(units, body)
     due: dict[int, list[int]] = {}
     for group in sorted(groups, key=lambda g: (rounds[g], g)):
@@ -170,8 +214,8 @@ def _layout(plan: Plan) -> _Layout:
         else:
             irregular.extend(routes)
     place_of = {hop.worker: (at, place) for at, path in enumerate(regular) for place, hop in enumerate(path.hops)}
-    orders = list_schedule(
-        irregular, plan.schedule, plan.spare_in_flight, plan.layer_units, keeps_sent=plan.redundancy is not None
+    orders = _crossing(
+        tuple(irregular), plan.schedule, plan.spare_in_flight, plan.layer_units, plan.redundancy is not None
     )
     return _Layout(
         paths=_with_following(plan, regular),
@@ -180,6 +224,18 @@ def _layout(plan: Plan) -> _Layout:
         rounds=colour(plan),
         redundancy=plan.redundancy,
     )
+
+
+@lru_cache(maxsize=8)
+def _crossing(
+    routes: tuple[Route, ...],
+    kind: ScheduleKind,
+    spare_in_flight: int,
+    layer_units: tuple[LayerUnits, ...],
+    keeps_sent: bool,
+) -> Mapping[WorkerId, Sequence[Unit]]:
+    """Of plans that differ in what moves beside a step, one list schedule."""
+    return list_schedule(routes, kind, spare_in_flight, layer_units, keeps_sent=keeps_sent)
 
 
 def _path(plan: Plan, hops: tuple[Stage, ...], routes: Sequence[Route]) -> Path:
@@ -233,24 +289,13 @@ def _one_f_one_b(travellers: Sequence[tuple[Leg, int]], ahead: int, behind: int)
             yield Unit(Phase.WEIGHT_GRADIENTS, leg, microbatch)
 
 
-def _body(units: Sequence[Unit]) -> list[Instruction]:
+def _body(order: Order) -> list[Instruction]:
     """The units' instructions, with the last counting backwards cut into layers, so that syncs can start early."""
-    cut = _to_cut(units)
-    own_end = len(units)
-    while own_end > 0 and units[own_end - 1].phase.is_shadow:
-        own_end -= 1
-    end = own_end
-    while end > 0 and units[end - 1].phase is Phase.WEIGHT_GRADIENTS:
-        end -= 1
     body: list[Instruction] = []
-    for unit in units[:end]:
-        body += unit.instructions(by_layer=(unit.leg.born, unit.microbatch, unit.phase) in cut)
-    tail: list[Instruction] = []
-    for unit in units[end:own_end]:
-        tail += unit.instructions(by_layer=(unit.leg.born, unit.microbatch, unit.phase) in cut)
-    # Only weight gradients are left: layer by layer from the top, so that the upper layers' sums start first.
-    tail.sort(key=lambda i: (len(i.counted) == 1, -i.counted[0]))
-    return body + tail + [instruction for unit in units[own_end:] for instruction in unit.instructions()]
+    for unit in order.units[: order.end]:
+        body += order.instructions(unit)
+    body += order.tail()
+    return body + [instruction for unit in order.units[order.own_end :] for instruction in unit.instructions()]
 
 
 def _last_counts(units: Sequence[Unit], body: Sequence[Instruction]) -> dict[int, int]:
@@ -276,8 +321,11 @@ def _to_cut(units: Sequence[Unit]) -> set[tuple[int, int, Phase]]:
     """
     microbatches: dict[tuple[int, Phase], tuple[Leg, list[int]]] = {}
     for phase, leg, microbatch, _ in units:
-        if leg.counted and phase in (Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENTS):
-            microbatches.setdefault((id(leg), phase), (leg, []))[1].append(microbatch)
+        if (phase is Phase.INPUT_GRADIENT or phase is Phase.WEIGHT_GRADIENTS) and leg.counted:
+            found = microbatches.get((id(leg), phase))
+            if found is None:
+                found = microbatches[id(leg), phase] = leg, []
+            found[1].append(microbatch)
     counting: dict[tuple[int, int, Phase], list[tuple[int, int]]] = {}
     for (_, phase), (leg, of_leg) in microbatches.items():
         top = sorted(of_leg)[-1 - leg.place :]

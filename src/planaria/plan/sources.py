@@ -6,7 +6,7 @@ the optimizer's state goes along in proportion.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,17 +19,25 @@ Holders = Mapping[WorkerId, Collection[int]]
 """For each live worker, the groups that it holds an up-to-date replica of."""
 
 
-def held_by_node(holders: Holders, devices_per_node: int) -> dict[NodeId, frozenset[int]]:
-    """The groups that some device of each node holds, nodes ascending."""
-    distinct = {id(own): own for own in holders.values()}  # many hold the very same
-    sets = {number: frozenset(own) for number, own in distinct.items()}
+def _classes(holders: Holders, devices_per_node: int) -> dict[frozenset[int], list[NodeId]]:
+    """The nodes that hold anything, ascending, by the groups that some device of theirs holds."""
+    order = sorted(holders)
+    members: defaultdict[frozenset[int], list[NodeId]] = defaultdict(list)
     if devices_per_node == 1:
-        return {NodeId(worker): sets[id(holders[worker])] for worker in sorted(holders)}
-    held: dict[NodeId, frozenset[int]] = {}
-    for worker in sorted(holders):
-        node, groups = NodeId(worker // devices_per_node), sets[id(holders[worker])]
-        held[node] = held[node] | groups if node in held else groups
-    return held
+        alike: defaultdict[int, list[WorkerId]] = defaultdict(list)  # many hold the very same
+        for worker, number in zip(order, map(id, map(holders.__getitem__, order)), strict=True):
+            alike[number].append(worker)
+        for workers in alike.values():
+            members[frozenset(holders[workers[0]])] += map(NodeId, workers)
+    else:
+        held: dict[NodeId, frozenset[int]] = {}
+        for worker in order:
+            node = NodeId(worker // devices_per_node)
+            held[node] = held.get(node, frozenset()).union(holders[worker])
+        for node, own in held.items():
+            members[own].append(node)
+    members.pop(frozenset(), None)
+    return {own: sorted(nodes) for own, nodes in members.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +63,8 @@ class Sources:
         holds: for each class and group, whether its nodes hold the group.
     """
 
-    def __init__(self, held: Mapping[NodeId, frozenset[int]], num_groups: int) -> None:
-        members: dict[frozenset[int], list[NodeId]] = {}
-        for node in sorted(held):
-            if held[node]:
-                members.setdefault(held[node], []).append(node)
+    def __init__(self, holders: Holders, devices_per_node: int, num_groups: int) -> None:
+        members = _classes(holders, devices_per_node)
         self.classes: tuple[tuple[NodeId, ...], ...] = tuple(map(tuple, members.values()))
         self.holds = np.zeros((len(members), num_groups), np.bool_)
         for at, groups in enumerate(members):

@@ -13,6 +13,8 @@ search keep only the smallest `before` and `after`.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from planaria.plan.chain import Floats
@@ -61,3 +63,28 @@ def _trips(m: int, ahead: int, most: int) -> set[tuple[int, int]]:
         both, rest = divmod(room, most + 1)
         trips |= {(both + rest // (ahead + 1), both), (both, both + (rest + 1) // (up + 1))}
     return trips
+
+
+def bounds_s(
+    forward_s: Floats, backward_s: Floats, link_s: Floats, num_microbatches: int, schedule: ScheduleKind
+) -> Floats:
+    """Seconds that chains with equally many stages, one a row, take at least: their longest paths.
+
+    Arguments as `planaria.plan.chain.times_s`. Sums are rounded otherwise than there.
+    """
+    stages = forward_s.shape[1]
+    weights = _weights(schedule, num_microbatches, stages)
+    nothing = np.zeros((len(forward_s), 1))
+    both = forward_s + backward_s
+    before = np.hstack([nothing, np.cumsum(both[:, :-1] + 2 * link_s, axis=1)])
+    after = np.hstack([np.cumsum((both[:, 1:] + 2 * link_s)[:, ::-1], axis=1)[:, ::-1], nothing])
+    lengths = np.stack([before, after, forward_s, backward_s, np.hstack([link_s, nothing])], axis=2)
+    longest = np.zeros(len(forward_s))
+    for place in range(stages):
+        np.maximum(longest, (lengths[:, place] @ weights[place].T).max(axis=1), out=longest)
+    return longest
+
+
+@lru_cache(maxsize=64)
+def _weights(schedule: ScheduleKind, num_microbatches: int, stages: int) -> tuple[Floats, ...]:
+    return tuple(path_weights(schedule, num_microbatches, stages - 1 - place, stages) for place in range(stages))

@@ -157,7 +157,7 @@ def fewest_stages(space: Space, nodes: int) -> Floats:
     return plane[:: space.per_node, -1]
 
 
-def plain_s(space: Space, nodes: int) -> float:
-    """Rough seconds of a search without numba."""
+def plain_s(space: Space, nodes: int, num_microbatches: int) -> float:
+    """Rough seconds of a search without numba: of its states, and of what is simulated for those that pass."""
     devices = nodes * space.per_node
-    return 1e-4 * devices * min(space.num_layers, devices)
+    return (1e-4 + 7e-7 * num_microbatches) * devices * min(space.num_layers, devices)

@@ -20,6 +20,7 @@ from planaria.plan.chain import Floats, charged, times_s
 from planaria.plan.compiled import compile_pays
 from planaria.plan.plan import ScheduleKind
 from planaria.plan.split_branches import BranchLook
+from planaria.plan.split_paths import bounds_s
 from planaria.plan.split_planes import Planes, plain_s
 from planaria.plan.split_space import Space, Split
 from planaria.plan.split_stretches import StretchLook
@@ -64,6 +65,13 @@ _NEIGHBOUR_EVENTS = 1e6
 """Events that are spent on neighbours of the best splits, at most."""
 _NEIGHBOURS = 200
 """Of one split, at most."""
+_LOOKED_AT = 4
+"""Of the best splits, one after the other, until none of them has better neighbours."""
+_TOGETHER = 16
+"""Neighbours that are scored at once, before it is asked again which may still be among these."""
+
+Times = dict[tuple[int, Split], float]
+"""Of a number of microbatches and a split, simulated step times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +93,9 @@ class StepTimeSearch:
         compiled: use numba, or not; None: where it pays.
         enumerate_up_to: splits up to which all are scored.
         budget: states that the search for a bound may pass.
+        times: of splits that other searches scored, of the same layers and devices; those scored now are added. None:
+            there are none.
+        only_best: nobody asks for `scored`, so neighbours that cannot be the best need not be scored.
     """
 
     def __init__(
@@ -96,6 +107,8 @@ class StepTimeSearch:
         compiled: bool | None = None,
         enumerate_up_to: int = ENUMERATE,
         budget: float = BUDGET,
+        times: Times | None = None,
+        only_best: bool = False,
     ) -> None:
         self._space = space
         self._nodes = nodes
@@ -103,7 +116,7 @@ class StepTimeSearch:
         self._budget = budget
         self._states = float(nodes * space.per_node * space.num_layers * min(nodes * space.per_node, space.num_layers))
         if compiled is None:
-            compiled = compile_pays(plain_s(space, nodes))
+            compiled = compile_pays(plain_s(space, nodes, num_microbatches))
         self._compiled = compiled
         self._stages = nodes * space.per_node if space.counts.tolist() == [1] else None
         quick = self._stages is not None or self._states <= _QUICK_STATES
@@ -114,6 +127,10 @@ class StepTimeSearch:
         self._branches = budget >= _STATES_PER_BRANCHES * self._states
         self._enumerate_up_to = enumerate_up_to
         self._times: dict[Split, float] = {}
+        self._scored_before: Times = {} if times is None else times
+        self._only_best = only_best
+        self._worse: set[Split] = set()
+        """Neighbours that were left unscored."""
         self._planes = Planes(space, nodes, num_microbatches, compiled=compiled)
 
     @property
@@ -160,12 +177,44 @@ class StepTimeSearch:
     def _score(self, splits: Iterable[Split]) -> None:
         by_length: dict[int, list[Split]] = {}
         for split in splits:
-            if split not in self._times:
+            if split in self._times:
+                continue
+            known_s = self._scored_before.get((self._num, split))
+            if known_s is None:
                 by_length.setdefault(len(split), []).append(split)
+            else:
+                self._times[split] = known_s
         for same in by_length.values():
             rows = charged(*self._space.rows(same), overlap=self._space.overlap)
-            times = times_s(*rows, self._num, self._space.schedule, compiled=self._compiled)
-            self._times.update(zip(same, times.tolist(), strict=True))
+            times = times_s(*rows, self._num, self._space.schedule, compiled=self._compiled).tolist()
+            self._times.update(zip(same, times, strict=True))
+            self._scored_before.update(((self._num, split), time) for split, time in zip(same, times, strict=True))
+
+    def _score_near(self, splits: Iterable[Split]) -> None:
+        """Those that may be among the best that are looked at, or as good as the best; the likeliest first."""
+        listed = list(splits)
+        if not self._only_best:
+            self._score(listed)
+            return
+        by_length: dict[int, list[Split]] = {}
+        for split in listed:
+            by_length.setdefault(len(split), []).append(split)
+        bounds: list[tuple[float, Split]] = []
+        for same in by_length.values():
+            rows = charged(*self._space.rows(same), overlap=self._space.overlap)
+            least = bounds_s(*rows, self._num, self._space.schedule).tolist()
+            bounds += zip(least, same, strict=True)
+        bounds.sort()
+        for at in range(0, len(bounds), _TOGETHER):
+            looked_at = nsmallest(_LOOKED_AT, self._times.values())
+            most = float("inf")
+            if len(looked_at) == _LOOKED_AT:
+                most = max(looked_at[-1], looked_at[0] * (1 + _EQUAL)) * (1 + _SLACK)
+            if bounds[at][0] > most:
+                self._worse.update(split for _, split in bounds[at:])
+                break
+            self._score(split for least_s, split in bounds[at : at + _TOGETHER] if least_s <= most)
+            self._worse.update(split for least_s, split in bounds[at : at + _TOGETHER] if least_s > most)
 
     # Candidates from period bounds
 
@@ -331,12 +380,12 @@ class StepTimeSearch:
         smaller = min(self._nodes * self._space.per_node, self._space.num_layers)
         left = int(_NEIGHBOUR_EVENTS / (2 * (smaller + 1) * self._num)) + 1
         while left > 0 and self._best() > low * self._close:
-            best = nsmallest(4, self._times, key=lambda split: (self._times[split], split))
+            best = nsmallest(_LOOKED_AT, self._times, key=lambda split: (self._times[split], split))
             split = next((split for split in best if split not in done), None)
             if split is None:
                 break
             done.add(split)
-            new = (s for s in self._space.neighbours(split) if s not in self._times)
+            new = (s for s in self._space.neighbours(split) if s not in self._times and s not in self._worse)
             near = list(islice(new, min(left, _NEIGHBOURS)))
-            self._score(filter(self._space.fits, near) if self._space.limited else near)
+            self._score_near(filter(self._space.fits, near) if self._space.limited else near)
             left -= len(near)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -104,12 +105,18 @@ class Space:
 
     def fits(self, split: Split) -> bool:
         """Whether every stage has the memory for what is in flight at its place."""
-        start = 0
-        for place, (end, devices) in enumerate(split):
-            if self.ahead.limit[int(np.searchsorted(self.counts, devices)), start, end] < len(split) - 1 - place:
+        start, after, follow = 0, len(split), self._follow
+        for end, devices in split:
+            after -= 1
+            if follow[devices][start][end] < after:
                 return False
             start = end
         return True
+
+    @cached_property
+    def _follow(self) -> dict[int, list[list[int]]]:
+        """The limits of stages of each number of devices, see `Walls`."""
+        return dict(zip(self.counts.tolist(), self.ahead.limit.tolist(), strict=True))
 
     def splits(self, nodes: int, most: int) -> list[Split] | None:
         """Every split that fits onto `nodes` nodes, or None where there are more than `most`."""

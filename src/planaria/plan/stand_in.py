@@ -72,13 +72,11 @@ def with_shadows(
     order = _Order(shadowed, by, kind)
     is_last = place == num_hops - 1
     late = 0 if kind.runs_backwards else min(place, len(shadowed))
-    if is_last:
-        yield from order.forwards(min(place, len(shadowed) - late))
+    yield from order.forwards(forwards_at_first(len(shadowed), late, place, num_hops))
     forwards = backwards = 0
     for unit in own:
         if unit.phase is Phase.INPUT_GRADIENT:
-            ahead = forwards if is_last or not backwards else forwards - 1
-            yield from order.forwards(min(max(ahead, backwards + 1), len(shadowed) - late))
+            yield from order.forwards(min(forwards_before(forwards, backwards, is_last=is_last), len(shadowed) - late))
             if kind.runs_backwards and not is_last:
                 yield from order.backward_of(unit.microbatch)
             backwards += 1
@@ -88,6 +86,19 @@ def with_shadows(
         elif unit.phase is Phase.INPUT_GRADIENT and kind.runs_backwards and is_last and backwards >= num_hops:
             yield from order.next_backward()
     yield from order.rest()
+
+
+def forwards_at_first(number: int, late: int, place: int, num_hops: int) -> int:
+    """Of so many shadow's forwards, those that come before anything else, if so many come after all; see
+    `with_shadows`."""
+    return min(place, number - late) if place == num_hops - 1 else 0
+
+
+def forwards_before(forwards: int, backwards: int, *, is_last: bool) -> int:
+    """Of a shadow's forwards, those that come before an own backward, after so many own forwards and backwards: see
+    `with_shadows`."""
+    ahead = forwards if is_last or not backwards else forwards - 1
+    return max(ahead, backwards + 1)
 
 
 class _Order:
@@ -105,7 +116,7 @@ class _Order:
         while self._at < min(until, len(self._shadowed)):
             leg, microbatch = self._shadowed[self._at]
             self._at += 1
-            if _is_worth(leg):
+            if is_worth(leg):
                 yield Unit(Phase.SHADOW_FORWARD, leg, microbatch, self._by)
 
     def backward_of(self, microbatch: int) -> Iterator[Unit]:
@@ -130,10 +141,10 @@ class _Order:
         yield from self.forwards(at + 1)
         self._backwards.remove(at)
         leg, microbatch = self._shadowed[at]
-        if _is_worth(leg):
+        if is_worth(leg):
             yield Unit(Phase.SHADOW_BACKWARD, leg, microbatch, self._by)
 
 
-def _is_worth(leg: Leg) -> bool:
-    """Something of it counts, so its loss would have to be made good."""
+def is_worth(leg: Leg) -> bool:
+    """Whether a shadow runs it: something of it counts, so its loss would have to be made good."""
     return bool(leg.counted) and not leg.is_done

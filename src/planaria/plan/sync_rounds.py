@@ -24,8 +24,9 @@ def colour(plan: Plan) -> tuple[int, ...]:
         layers_of = plan.layers_of
         holdings = frozenset((layers_of.get(worker, ()), groups) for worker, groups in plan.groups_of.items())
     else:
-        groups_of = dict(zip(plan.layers_of.values(), plan.groups_of.values(), strict=True))
-        holdings = frozenset(groups_of.items())
+        apart = [worker for one, _ in plan.examples for worker in one.owned] if plan.is_apart else None
+        some = plan.layers_of if apart is None else apart
+        holdings = frozenset((plan.layers_of[worker], plan.groups_of[worker]) for worker in some)
     return _colour(plan.groups, holdings, is_shadowed=bool(plan.shadows))
 
 

@@ -12,16 +12,13 @@ microbatches come first in every order.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
 from planaria.plan.ledger import Ledger, mask_of
 from planaria.plan.plan import Pipeline, Plan, Route, Stage, WorkerId
 from planaria.plan.salvage import LayerHolders, with_other_owners
-
-Replacements = Mapping[Stage, WorkerId]
-"""Of stages whose worker is gone, who has their layers as a shadow."""
 
 
 def taken_over(plan: Plan, live: Collection[WorkerId], holders: LayerHolders) -> tuple[Pipeline | None, ...]:

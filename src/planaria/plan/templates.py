@@ -8,7 +8,7 @@ work.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -22,7 +22,7 @@ from planaria.plan.plan import PlanError
 from planaria.plan.profile import ModelProfile
 from planaria.plan.settings import Objective, PlannerSettings
 from planaria.plan.split_planes import fewest_stages, plain_s
-from planaria.plan.split_search import BUDGET, Found, StepTimeSearch
+from planaria.plan.split_search import BUDGET, Found, StepTimeSearch, Times
 from planaria.plan.split_space import Space, Split, make_space
 
 
@@ -74,26 +74,36 @@ class Template:
         return tuple(stage for stage in self.stages if stage.node == node)
 
 
-def make_templates(profile: ModelProfile, settings: PlannerSettings) -> tuple[Template, ...]:
+def make_templates(
+    profile: ModelProfile, settings: PlannerSettings, without: Collection[int] = ()
+) -> tuple[Template, ...]:
     """Templates for n0, n0 + 1, ... min(N - f n0, what the layers allow) nodes, fewest first (Oobleck, section 4.1.1).
 
     A number of nodes above n0 whose every split breaks the memory limit has no template.
 
+    Args:
+        profile: costs.
+        settings: of the job.
+        without: numbers of nodes of which no template is asked for.
+
     Raises:
         PlanError: the model does not fit, or f + 1 replicas do not.
     """
-    return _with_shadows(profile, settings) if settings.shadows else _make(profile, settings, None)
+    made = _with_shadows(profile, settings) if settings.shadows else _make(profile, settings, None, {}, without)
+    return tuple(template for template in made if template.num_nodes not in without)
 
 
 def _with_shadows(profile: ModelProfile, settings: PlannerSettings) -> tuple[Template, ...]:
     """The best of those whose stages have at most so much state, each with room for as much of another's, for several
     such limits. A template for which only uneven states would fit may be missed; bounds are those without shadows.
     """
-    plain = _make(profile, dataclasses.replace(settings, shadows=False), None)
+    times: Times = {}
+    limits = _largest_states(profile)
+    plain = _make(profile, dataclasses.replace(settings, shadows=False), None, times, num_calls=1 + len(limits))
     found: dict[int, Template] = {}
-    for largest_state in _largest_states(profile):
+    for largest_state in limits:
         try:
-            made = _make(profile, settings, largest_state)
+            made = _make(profile, settings, largest_state, times)
         except PlanError:
             continue  # not with this limit
         for template in made:
@@ -127,26 +137,41 @@ def _largest_states(profile: ModelProfile) -> list[int]:
     return sorted({least, most, *(round(least * ratio**step) for step in range(_STATE_LIMITS))})
 
 
-def _make(profile: ModelProfile, settings: PlannerSettings, largest_state: int | None) -> tuple[Template, ...]:
+def _make(
+    profile: ModelProfile,
+    settings: PlannerSettings,
+    largest_state: int | None,
+    times: Times,
+    without: Collection[int] = (),
+    num_calls: int = 1,
+) -> tuple[Template, ...]:
+    """With `largest_state`, see `make_space`; `times`: of splits, as far as they are known; `num_calls`: of this one
+    and those that follow."""
     space = make_space(profile, settings, largest_state)
     smallest, fitting = _node_counts(profile, settings, space)
     check_replicas(settings.num_nodes, smallest, settings.fault_tolerance)
     most = settings.num_nodes - settings.fault_tolerance * smallest
     sizes = [nodes for nodes in fitting if smallest <= nodes <= most]
-    compiled = compile_pays(sum(plain_s(space, nodes) for nodes in sizes) * len(settings.shares))
+    simulated_s = sum(plain_s(space, nodes, each) for nodes in sizes for each in settings.shares)
+    compiled = compile_pays(simulated_s * num_calls)
     share = min(1.0, _FULL_BUDGETS / max(len(sizes), 1))
-    found = ((nodes, _best(space, settings, nodes, share, compiled)) for nodes in sizes)
+    found = ((nodes, _best(space, settings, nodes, share, compiled, times)) for nodes in sizes if nodes not in without)
     return tuple(_template(profile, settings, nodes, best) for nodes, best in found)
 
 
-def _best(space: Space, settings: PlannerSettings, nodes: int, share: float, compiled: bool) -> Found:
+def _best(space: Space, settings: PlannerSettings, nodes: int, share: float, compiled: bool, times: Times) -> Found:
     """The best split onto so many nodes; some split is known to fit. `share`: of the budget for one template."""
     if settings.objective is Objective.OOBLECK:
         found = OobleckSearch(space, nodes, compiled=compiled).run()
         assert found is not None, f"a split onto {nodes} nodes fits, and none was found"
         return Found(split=found[0], time_s=found[1], lower_bound_s=found[1])
     budget = BUDGET * (20 if settings.thorough else share)
-    searches = [StepTimeSearch(space, nodes, share, compiled=compiled, budget=budget) for share in settings.shares]
+    searches = [
+        StepTimeSearch(
+            space, nodes, share, compiled=compiled, budget=budget, times=times, only_best=len(settings.shares) == 1
+        )
+        for share in settings.shares
+    ]
     founds = [search.run() for search in searches]
     if len(founds) == 1:
         assert founds[0] is not None, f"a split onto {nodes} nodes fits, and none was found"
@@ -155,8 +180,8 @@ def _best(space: Space, settings: PlannerSettings, nodes: int, share: float, com
     bounds = [found.lower_bound_s for found in founds if found is not None]
     worst: dict[Split, tuple[float, float, float]] = {}
     for split in candidates:
-        times = [search.time_s(split) for search in searches]
-        worst[split] = max((time / bound, time, bound) for time, bound in zip(times, bounds, strict=True))
+        own = [search.time_s(split) for search in searches]
+        worst[split] = max((time / bound, time, bound) for time, bound in zip(own, bounds, strict=True))
     chosen = min(candidates, key=lambda split: (worst[split][0], split))
     return Found(split=chosen, time_s=worst[chosen][1], lower_bound_s=worst[chosen][2])
 

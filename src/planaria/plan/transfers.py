@@ -14,7 +14,7 @@ import numpy as np
 from planaria.plan.errors import NoReplica
 from planaria.plan.matching import Ints
 from planaria.plan.plan import NodeId, Plan, Stage, Transfer, WorkerId, runs_of
-from planaria.plan.sources import Holders, Sources, held_by_node
+from planaria.plan.sources import Holders, Sources
 
 WORTH_SPLITTING_BYTES = 1 << 20
 """Parameters that the busiest node must be spared for groups to be split: a message more costs as long as some 100
@@ -78,11 +78,11 @@ def transfers(
         NoReplica: nobody holds a group.
     """
     per_node = plan.devices_per_node
-    held = held_by_node(holders, per_node)
     lacking = _lacking(plan, holders)
-    inner = [(group, target) for group, target in lacking if group in held.get(plan.node_of(target), ())]
-    outer = [(group, target) for group, target in lacking if group not in held.get(plan.node_of(target), ())]
-    sources = Sources(held, len(plan.groups))
+    held = {node: _held_on(node, holders, per_node) for node in {plan.node_of(target) for _, target in lacking}}
+    inner = [(group, target) for group, target in lacking if group in held[plan.node_of(target)]]
+    outer = [(group, target) for group, target in lacking if group not in held[plan.node_of(target)]]
+    sources = Sources(holders, per_node, len(plan.groups))
     _check_held(plan, sources)
     sizes = [group.size_bytes for group in plan.groups]
     needed = np.zeros(len(sizes), np.int64)
@@ -107,6 +107,12 @@ def _lacking(plan: Plan, holders: Holders) -> list[_Need]:
         own = frozenset(has)
         lacking.extend((group, worker) for group in groups if group not in own)
     return lacking
+
+
+def _held_on(node: NodeId, holders: Holders, devices_per_node: int) -> frozenset[int]:
+    """Groups that some device of the node holds."""
+    devices = range(node * devices_per_node, (node + 1) * devices_per_node)
+    return frozenset(group for worker in devices for group in holders.get(WorkerId(worker), ()))
 
 
 def _check_held(plan: Plan, sources: Sources) -> None:

@@ -1,7 +1,8 @@
 """The adaptive policy (Odyssey): after each change it asks the other policies, estimates each answer, takes the best.
 
 Candidates come from the sources of `planaria.policy.sources`: going on without the lost (rerouting), new pipelines from
-templates and from a search; each also with split backwards, and with one step rerouted beside which its state moves.
+templates and from a search, shadows and rings (redundancy), the last checkpoint (morph), samples left out where the job
+allows that. Where they can be, each also with split backwards, and with one step rerouted beside which its state moves.
 The objective is Odyssey's Eq. 8, see `planaria.policy.worth`. It makes no plan of its own.
 
 What the candidates are depends on the question alone, so it can be found out before (`ponder`); which is best depends
@@ -49,7 +50,8 @@ MOST_KEPT = 256
 
 
 class AdaptivePolicy(ReroutePolicy):
-    """Proposes what is best until the next loss. The rest of a step is as for templates."""
+    """Proposes what is best until the next loss. The rest of a step is as for templates; without what broken pipelines
+    had, where samples are left out after it; and given up where the job is to go back."""
 
     def __init__(self, profile: ModelProfile, settings: PlannerSettings) -> None:
         """Make the templates.

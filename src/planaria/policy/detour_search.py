@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from planaria.estimate.conditions import AS_PROFILED, Conditions
 from planaria.estimate.lower_bound import lower_bound_s
-from planaria.estimate.memory import worker_memory_bytes
+from planaria.estimate.memory import fullest_device_bytes
 from planaria.estimate.reroute_bound import least_rerouted_s
 from planaria.estimate.step_time import step_time_s
 from planaria.plan.costs import StageCosts
@@ -206,4 +206,4 @@ class _Search:
 
     def _fits(self, plan: Plan) -> bool:
         limit = self._settings.memory_bytes
-        return not limit or all(worker_memory_bytes(plan, self._profile, w) <= limit for w in plan.workers)
+        return not limit or fullest_device_bytes(plan, self._profile) <= limit

@@ -29,7 +29,7 @@ from planaria.plan.transfers import transfers
 from planaria.policy.proposal import Proposal
 from planaria.policy.reroute import ReroutePolicy
 from planaria.policy.templates import TemplatesPolicy
-from planaria.policy.wording import count, join, size
+from planaria.policy.wording import count, join, nodes_are, size
 
 DROP = "drop"
 """How a plan was made."""
@@ -182,11 +182,7 @@ class DropPolicy(ReroutePolicy):
         """The sentence for `plan`, which leaves out what broken pipelines would run, after `before`."""
         lost = sorted(set(gone).intersection(before.nodes))
         came = sorted(set(plan.nodes) - set(before.nodes))
-        parts = [
-            f"{'nodes' if len(nodes) > 1 else 'node'} {join(nodes)} {'are' if len(nodes) > 1 else 'is'} {what}"
-            for nodes, what in ((lost, "gone"), (came, "new"))
-            if nodes
-        ]
+        parts = [nodes_are(nodes, what) for nodes, what in ((lost, "gone"), (came, "new")) if nodes]
         happened = f"{join(parts)}; " if parts else ""
         moves = f"{size(moved_bytes)} of state move to who came" if moved_bytes else "no state moves"
         short = lacking(plan, self._settings.fault_tolerance)

@@ -11,28 +11,19 @@ from collections.abc import Iterator
 
 from planaria.plan.aftermath import Reconfiguration
 from planaria.plan.plan import Plan, PlanError
-from planaria.plan.speeds import Speeds
-from planaria.plan.zones import Zones
 from planaria.policy.question import Question
 from planaria.policy.rebuilding import offer_of
 from planaria.policy.redundancy import complete_nodes
 from planaria.policy.reroute import ReroutePolicy
-from planaria.policy.source import Offer
+from planaria.policy.source import FromPlanner, Offer
 from planaria.policy.wording import count, shape
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Fewer:
+class Fewer(FromPlanner[ReroutePolicy]):
     """As the policy `templates` makes them for the highest f that the nodes are enough for, if that is above 0."""
 
-    planner: ReroutePolicy
     name: str = "templates"
-
-    def at_speeds(self, speeds: Speeds) -> Fewer:
-        return dataclasses.replace(self, planner=self.planner.with_speeds(speeds))
-
-    def in_zones(self, zones: Zones) -> Fewer:
-        return dataclasses.replace(self, planner=self.planner.with_zones(zones))
 
     def offers(self, question: Question) -> Iterator[Offer | None]:
         wanted = self.planner.settings.fault_tolerance + 1

@@ -11,14 +11,12 @@ from collections.abc import Iterator
 
 from planaria.plan.grid import grids, shape
 from planaria.plan.plan import Plan
-from planaria.plan.speeds import Speeds
-from planaria.plan.zones import Zones
 from planaria.policy.first_plan import quickest_depths
 from planaria.policy.morph import CLOSE, MORPH
 from planaria.policy.question import Question
 from planaria.policy.redundancy import complete_nodes
 from planaria.policy.reroute import ReroutePolicy
-from planaria.policy.source import Offer
+from planaria.policy.source import FromPlanner, Offer
 from planaria.policy.wording import count
 
 MOST_GRIDS = 2
@@ -26,17 +24,10 @@ MOST_GRIDS = 2
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class GoingBack:
+class GoingBack(FromPlanner[ReroutePolicy]):
     """Grids with f + 1 rows or more, their state as of the last checkpoint."""
 
-    planner: ReroutePolicy
     name: str = MORPH
-
-    def at_speeds(self, speeds: Speeds) -> GoingBack:
-        return dataclasses.replace(self, planner=self.planner.with_speeds(speeds))
-
-    def in_zones(self, zones: Zones) -> GoingBack:
-        return dataclasses.replace(self, planner=self.planner.with_zones(zones))
 
     def offers(self, question: Question) -> Iterator[Offer | None]:
         planner, settings = self.planner, self.planner.settings

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Self
 
 import msgspec
 
@@ -16,21 +15,15 @@ from planaria.plan.batch import distribute
 from planaria.plan.dropping import Pool
 from planaria.plan.plan import Pipeline, Plan
 from planaria.plan.recut import pipeline_times
-from planaria.plan.speeds import Speeds
-from planaria.plan.zones import Zones
 from planaria.policy.drop import DROP, DropPolicy
 from planaria.policy.question import Question
 from planaria.policy.reroute import ReroutePolicy
-from planaria.policy.source import Offer
+from planaria.policy.source import FromPlanner, Offer
 from planaria.policy.wording import shape
 
 
 class _Shares(DropPolicy):
     """As the policy, of plans whose shares nobody knows any more."""
-
-    @classmethod
-    def beside(cls, planner: ReroutePolicy) -> Self:
-        return cls.like(planner)
 
     def _given(self, plan: Plan, pipelines: Sequence[Pipeline]) -> Mapping[int, Pool]:
         settings = self._settings
@@ -52,37 +45,32 @@ class _Shares(DropPolicy):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class LeavingOut:
+class LeavingOut(FromPlanner[DropPolicy]):
     """One plan, where some pipeline is broken and some is whole."""
 
-    policy: DropPolicy
     name: str = DROP
 
     @classmethod
     def of(cls, planner: ReroutePolicy) -> LeavingOut:
         """Of the planner's job."""
-        return cls(_Shares.beside(planner))
-
-    def at_speeds(self, speeds: Speeds) -> LeavingOut:
-        return dataclasses.replace(self, policy=self.policy.with_speeds(speeds))
-
-    def in_zones(self, zones: Zones) -> LeavingOut:
-        return dataclasses.replace(self, policy=self.policy.with_zones(zones))
+        return cls(_Shares.like(planner))
 
     def offers(self, question: Question) -> Iterator[Offer | None]:
-        settings = self.policy.settings
+        settings = self.planner.settings
         if not settings.may_drop:
             return
         base = msgspec.structs.replace(
             question.plan, redundancy=None, schedule=settings.schedule, spare_in_flight=0, layer_units=()
         )
-        found = self.policy.on_whole_pipelines(base, question.lost, question.holders, base.generation, question.leaving)
+        found = self.planner.on_whole_pipelines(
+            base, question.lost, question.holders, base.generation, question.leaving
+        )
         yield None
         if found is None or not found.plan.dropped:
             return
 
         def explain(asked: Question, plan: Plan) -> str:
-            return self.policy.reason_for(asked.plan, plan, {*asked.lost, *asked.leaving}, found.transfer_bytes)
+            return self.planner.reason_for(asked.plan, plan, {*asked.lost, *asked.leaving}, found.transfer_bytes)
 
         counted = found.plan.num_counted
         name = f"{self.name} ({shape(found.plan)}, {counted} of {settings.num_microbatches})"

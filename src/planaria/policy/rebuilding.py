@@ -23,7 +23,7 @@ from planaria.plan.templates import Template, make_templates
 from planaria.plan.zones import Zones
 from planaria.policy.question import Question
 from planaria.policy.reroute import ReroutePolicy
-from planaria.policy.source import Offer
+from planaria.policy.source import FromPlanner, Offer
 from planaria.policy.wording import shape
 
 NEAR = 2
@@ -41,17 +41,10 @@ gradients, which take longer the more there are: the best by compute must not cr
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Templates:
+class Templates(FromPlanner[ReroutePolicy]):
     """As the policy `templates` makes them, and in all other ways of its templates that are worth an estimate."""
 
-    planner: ReroutePolicy
     name: str = "templates"
-
-    def at_speeds(self, speeds: Speeds) -> Templates:
-        return dataclasses.replace(self, planner=self.planner.with_speeds(speeds))
-
-    def in_zones(self, zones: Zones) -> Templates:
-        return dataclasses.replace(self, planner=self.planner.with_zones(zones))
 
     def offers(self, question: Question) -> Iterator[Offer | None]:
         found = self.planner.reconfigurations(
@@ -131,7 +124,7 @@ def _every_size(planner: ReroutePolicy) -> tuple[Template, ...]:
     share = settings.microbatches_per_pipeline
     wider = dataclasses.replace(settings, min_nodes=0, microbatch_range=settings.microbatch_range or (share, share))
     try:
-        made = make_templates(planner.profile, wider)
+        made = make_templates(planner.profile, wider, [template.num_nodes for template in own])
     except PlanError:
         return own
     sizes = {template.num_nodes: template for template in (*made, *own)}

@@ -36,7 +36,7 @@ from planaria.plan.transfers import transfers
 from planaria.plan.zones import Zones
 from planaria.policy.proposal import Proposal
 from planaria.policy.templates import TemplatesPolicy
-from planaria.policy.wording import count, join, size
+from planaria.policy.wording import capital, count, join, nodes_are, size
 
 REDUNDANCY = "redundancy"
 """How plans on whole pipelines of one depth were made."""
@@ -304,11 +304,7 @@ class RedundancyPolicy(TemplatesPolicy):
     def happened(self, before: Plan, after: Plan, live: Collection[NodeId]) -> str:
         gone = sorted(set(before.nodes) - set(live))
         double = sorted({after.node_of(w) for p in after.pipelines for w in p.workers if p.workers.count(w) > 1})
-        parts = (
-            [f"{'Nodes' if len(gone) > 1 else 'Node'} {join(gone)} {'are' if len(gone) > 1 else 'is'} gone"]
-            if gone
-            else []
-        )
+        parts = [nodes_are(gone, "gone")] if gone else []
         if double:
             parts.append(
                 f"{'nodes' if len(double) > 1 else 'node'} {join(double)}, which shadowed "
@@ -321,8 +317,7 @@ class RedundancyPolicy(TemplatesPolicy):
             )
         else:
             parts.append("the pipelines go on as they are, and no state moves")
-        text = "; ".join(parts)
-        return f"{text[:1].upper()}{text[1:]}."
+        return f"{capital('; '.join(parts))}."
 
     def _rebuilt(
         self,
@@ -361,11 +356,7 @@ class RedundancyPolicy(TemplatesPolicy):
     def made_again(self, before: Plan, after: Plan, live: Collection[NodeId], moved_bytes: int) -> str:
         """The sentence for whole pipelines."""
         gone = sorted(set(before.nodes) - set(live))
-        happened = (
-            f"{'Nodes' if len(gone) > 1 else 'Node'} {join(gone)} {'are' if len(gone) > 1 else 'is'} gone"
-            if gone
-            else "The nodes changed"
-        )
+        happened = capital(nodes_are(gone, "gone")) if gone else "The nodes changed"
         moves = f"{size(moved_bytes)} of state move" if moved_bytes else "no state moves"
         return f"{happened}: {self.made(after, len(live))}; {moves}."
 

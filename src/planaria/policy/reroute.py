@@ -23,7 +23,7 @@ from planaria.policy.detour_search import Rerouted, detours_in_pieces
 from planaria.policy.pieces import Pieces, finished
 from planaria.policy.proposal import Proposal
 from planaria.policy.templates import TemplatesPolicy
-from planaria.policy.wording import count, join, size
+from planaria.policy.wording import count, join, nodes_are, size
 
 REROUTE = "reroute"
 """How a plan was made."""
@@ -241,7 +241,7 @@ def _happened(before: Plan, after: Plan, gone: Collection[NodeId]) -> str:
     parts = []
     for nodes, what in ((lost, "gone"), (came, "new")):
         if nodes:
-            parts.append(f"{'nodes' if len(nodes) > 1 else 'node'} {join(nodes)} {_are(nodes)} {what}")
+            parts.append(nodes_are(nodes, what))
     broken = [at for at, pipeline in enumerate(after.pipelines) if not pipeline.is_whole(after.num_layers)]
     if not parts and broken:
         parts.append(f"{'pipelines' if len(broken) > 1 else 'pipeline'} {join(broken)} {_are(broken)} not whole")

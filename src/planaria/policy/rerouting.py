@@ -6,26 +6,17 @@ import dataclasses
 from collections.abc import Iterator
 
 from planaria.plan.plan import Plan
-from planaria.plan.speeds import Speeds
-from planaria.plan.zones import Zones
 from planaria.policy.proposal import Proposal
 from planaria.policy.question import Question
 from planaria.policy.reroute import REROUTE, ReroutePolicy
-from planaria.policy.source import Offer
+from planaria.policy.source import FromPlanner, Offer
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Rerouting:
+class Rerouting(FromPlanner[ReroutePolicy]):
     """Detours around those who are gone, and nodes that came in the places of the lost; see `ReroutePolicy`."""
 
-    planner: ReroutePolicy
     name: str = REROUTE
-
-    def at_speeds(self, speeds: Speeds) -> Rerouting:
-        return dataclasses.replace(self, planner=self.planner.with_speeds(speeds))
-
-    def in_zones(self, zones: Zones) -> Rerouting:
-        return dataclasses.replace(self, planner=self.planner.with_zones(zones))
 
     def offers(self, question: Question) -> Iterator[Offer | None]:
         found = yield from self.planner.on_what_is_left_in_pieces(

@@ -15,14 +15,13 @@ from planaria.plan.plan import NodeId, Plan, WorkerId, runs_of
 from planaria.plan.replicas import lacking
 from planaria.plan.reroute import left_over
 from planaria.plan.ring import left_in_place
-from planaria.plan.speeds import Speeds, step_times
+from planaria.plan.speeds import step_times
 from planaria.plan.takeover import filled
 from planaria.plan.templates import Template
-from planaria.plan.zones import Zones
 from planaria.policy.question import Question
 from planaria.policy.redundancy import REDUNDANCY, TAKEOVER, RedundancyPolicy, complete_nodes
 from planaria.policy.reroute import ReroutePolicy
-from planaria.policy.source import Offer
+from planaria.policy.source import FromPlanner, Offer
 from planaria.policy.wording import shape
 
 RING = "ring"
@@ -33,10 +32,9 @@ FORWARD_SHARE = 1 / 3
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Rings:
+class Rings(FromPlanner[RedundancyPolicy]):
     """Takeovers and rings."""
 
-    policy: RedundancyPolicy
     name: str = REDUNDANCY
 
     @classmethod
@@ -44,16 +42,10 @@ class Rings:
         """Of the planner's templates."""
         return cls(RedundancyPolicy.beside(planner))
 
-    def at_speeds(self, speeds: Speeds) -> Rings:
-        return dataclasses.replace(self, policy=self.policy.with_speeds(speeds))
-
-    def in_zones(self, zones: Zones) -> Rings:
-        return dataclasses.replace(self, policy=self.policy.with_zones(zones))
-
     def offers(self, question: Question) -> Iterator[Offer | None]:
         live = complete_nodes(question.plan, question.holders, {*question.lost, *question.leaving})
         for plan, how in self._plans(question, live):
-            if plan is None or lacking(plan, self.policy.settings.fault_tolerance) or not self.policy.fits(plan):
+            if plan is None or lacking(plan, self.planner.settings.fault_tolerance) or not self.planner.fits(plan):
                 yield None
                 continue
             yield None
@@ -66,18 +58,18 @@ class Rings:
         if not shapes:
             return None
         _, template, number = min(shapes, key=itemgetter(0))
-        plan = self.policy.first_ring(template, number, sorted(nodes), generation)
-        if lacking(plan, self.policy.settings.fault_tolerance) or not self.policy.fits(plan):
+        plan = self.planner.first_ring(template, number, sorted(nodes), generation)
+        if lacking(plan, self.planner.settings.fault_tolerance) or not self.planner.fits(plan):
             return None
-        reason = f"{self.policy.made(plan, len(nodes))}."
-        proposal = dataclasses.replace(self.policy.estimated(plan), reason=reason, how=REDUNDANCY)
+        reason = f"{self.planner.made(plan, len(nodes))}."
+        proposal = dataclasses.replace(self.planner.estimated(plan), reason=reason, how=REDUNDANCY)
         return Offer(name=self._called(RING, plan), proposal=proposal, explain=lambda asked, plan: reason)
 
     def _plans(self, question: Question, live: Sequence[NodeId]) -> Iterator[tuple[Plan | None, str]]:
         if question.plan.redundancy is not None:
             yield self._taken_over(question), TAKEOVER
         for template, number in self._shapes(question.plan, live):
-            ring = self.policy.ring(
+            ring = self.planner.ring(
                 question.plan,
                 live,
                 question.holders,
@@ -105,12 +97,12 @@ class Rings:
         shadows = [
             run for worker in owned for run in runs_of(worker, set(held[worker]) - owned[worker], devices[worker])
         ]
-        times = [self.policy.times_of(pipeline) for pipeline in pipelines]
-        return self.policy.of_pipelines(pipelines, times, tuple(shadows), plan.generation)
+        times = [self.planner.times_of(pipeline) for pipeline in pipelines]
+        return self.planner.of_pipelines(pipelines, times, tuple(shadows), plan.generation)
 
     def _shapes(self, plan: Plan, live: Sequence[NodeId]) -> list[tuple[Template, int]]:
         """Templates and numbers of pipelines: that of the ring in force, so far as there is one, and the quickest."""
-        if plan.devices_per_node != self.policy.settings.devices_per_node:
+        if plan.devices_per_node != self.planner.settings.devices_per_node:
             return []
         found = self._all_shapes(len(live))
         if not found:
@@ -125,7 +117,7 @@ class Rings:
 
     def _all_shapes(self, num_nodes: int) -> list[tuple[float, Template, int]]:
         """Templates that keep f + 1 replicas, how many pipelines of each, and what a step takes so."""
-        policy, settings = self.policy, self.policy.settings
+        policy, settings = self.planner, self.planner.settings
         found: list[tuple[float, Template, int]] = []
         for template in policy.templates:
             number = min(num_nodes // template.num_nodes, settings.num_microbatches)
@@ -138,20 +130,20 @@ class Rings:
 
     def _shadows_s(self, template: Template, share: int) -> float:
         """By how much a pipeline's step is longer than its template's, if no bubble holds what shadows compute."""
-        kind, times = self.policy.settings.redundancy, step_times(template, self.policy.settings.num_microbatches)
+        kind, times = self.planner.settings.redundancy, step_times(template, self.planner.settings.num_microbatches)
         period_s = float(times[1] - times[0]) if len(times) > 1 else 0.0
         work = FORWARD_SHARE * kind.runs_forwards + (1 - FORWARD_SHARE) * kind.runs_backwards
         return max(0, share - template.num_nodes) * work * period_s
 
     def _offer(self, plan: Plan, how: str) -> Offer:
         moved = sum(move.moved_bytes(plan.groups[move.group]) for move in plan.transfers)
-        proposal = dataclasses.replace(self.policy.estimated(plan), transfer_bytes=moved, how=how)
+        proposal = dataclasses.replace(self.planner.estimated(plan), transfer_bytes=moved, how=how)
 
         def explain(asked: Question, plan: Plan) -> str:
             live = complete_nodes(asked.plan, asked.holders, {*asked.lost, *asked.leaving})
             if how == TAKEOVER:
-                return self.policy.happened(asked.plan, plan, live)
-            return self.policy.made_again(asked.plan, plan, live, moved)
+                return self.planner.happened(asked.plan, plan, live)
+            return self.planner.made_again(asked.plan, plan, live, moved)
 
         return Offer(name=self._called(TAKEOVER if how == TAKEOVER else RING, plan), proposal=proposal, explain=explain)
 

@@ -7,14 +7,17 @@ judge them, and knows nothing of the time to come. Pure.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Generic, Protocol, Self, TypeVar
 
 from planaria.plan.plan import Plan
 from planaria.plan.speeds import Speeds
 from planaria.plan.zones import Zones
 from planaria.policy.proposal import Proposal
 from planaria.policy.question import Question
+from planaria.policy.templates import TemplatesPolicy
+
+Planner = TypeVar("Planner", bound=TemplatesPolicy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,3 +54,20 @@ class Source(Protocol):
         Raises:
             PlanError: there is none.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class FromPlanner(Generic[Planner]):
+    """What sources have in common whose plans a policy makes.
+
+    Attributes:
+        planner: that policy, for the nodes' speeds and zones.
+    """
+
+    planner: Planner
+
+    def at_speeds(self, speeds: Speeds) -> Self:
+        return replace(self, planner=self.planner.with_speeds(speeds))
+
+    def in_zones(self, zones: Zones) -> Self:
+        return replace(self, planner=self.planner.with_zones(zones))

@@ -62,7 +62,7 @@ class TemplatesPolicy:
         self._speeds: Speeds | None = None
         self._zones: Zones = {}
         self._conditions = AS_PROFILED
-        self._known: Known = {}
+        self._known = Known()
         """Pipelines that were estimated before: most of a plan's are as in the one before."""
         self.templates = make_templates(profile, settings)
         if compile_pays(0.0):

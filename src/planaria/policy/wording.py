@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planaria.plan.plan import Plan
+from planaria.plan.plan import NodeId, Plan
 
 
 def size(size_bytes: int) -> str:
@@ -24,6 +24,17 @@ def join(items: Sequence[object]) -> str:
     """A list with an "and"."""
     words = [str(item) for item in items]
     return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1] if words else ""
+
+
+def nodes_are(nodes: Sequence[NodeId], what: str) -> str:
+    """What some nodes are, as a part of a sentence."""
+    one = len(nodes) == 1
+    return f"{'node' if one else 'nodes'} {join(nodes)} {'is' if one else 'are'} {what}"
+
+
+def capital(text: str) -> str:
+    """The text as a sentence begins."""
+    return text[:1].upper() + text[1:]
 
 
 def time(seconds: float) -> str:

@@ -9,18 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from planaria.plan.program import Instruction, Op
-
-COMPUTING = frozenset(
-    {
-        Op.FORWARD,
-        Op.BACKWARD,
-        Op.BACKWARD_INPUT,
-        Op.BACKWARD_WEIGHT,
-        Op.SHADOW_FORWARD,
-        Op.SHADOW_BACKWARD,
-    }
-)
+from planaria.plan.program import COMPUTING, Instruction, Op
 
 
 def needs_state(instruction: Instruction, layers: Collection[int]) -> bool:

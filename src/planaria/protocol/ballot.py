@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from planaria.plan.ledger import combine, mask_of
@@ -39,6 +39,10 @@ class Ballot:
 
     def cast(self, worker: WorkerId, vote: Vote) -> None:
         self._votes[worker] = vote
+
+    def cast_alike(self, workers: Iterable[WorkerId], vote: Vote) -> None:
+        """One vote, by all of them."""
+        self._votes.update(dict.fromkeys(workers, vote))
 
     def withdraw(self, worker: WorkerId) -> None:
         """The worker is lost."""
@@ -79,7 +83,8 @@ class Ballot:
                 losses.update(vote.losses)
         missing = twice = 0
         if len(self._votes) == len(self._plan.workers):
-            union, twice = combine((vote.ledger for vote in self._votes.values()), self._plan.num_layers)
+            ledgers = (vote.ledger for vote in self._votes.values() if vote.ledger.masks)
+            union, twice = combine(ledgers, self._plan.num_layers)
             left_out = mask_of(self._plan.dropped)
             full = ((1 << self._plan.num_microbatches) - 1) & ~left_out
             missing = sum((full & ~mask).bit_count() for mask in union.bits())

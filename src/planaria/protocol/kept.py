@@ -6,7 +6,7 @@ where the new plan does without it. While the step lasts, these are replicas as 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from planaria.plan.plan import WorkerId
 
@@ -18,14 +18,15 @@ class Kept:
 
     def __init__(self) -> None:
         self._step = -1
-        self._noted: list[Holders] = []
+        self._noted: list[tuple[Holders, Holders]] = []
 
-    def note(self, step: int, holders: Holders) -> None:
-        """Another plan is taken for `step`; until then these were the holders."""
+    def note(self, step: int, holders: Holders, reported: Holders) -> None:
+        """Another plan is taken for `step`; until then these were the holders, but for those who reported to hold
+        something else. Of who is gone by then, nobody will ask."""
         if step != self._step:
             self.forget()
             self._step = step
-        self._noted.append(holders)
+        self._noted.append((holders, reported))
 
     def forget(self) -> None:
         """The job goes back to another state."""
@@ -36,7 +37,8 @@ class Kept:
         """The holders with what they kept beside, if `step` is still the one in progress."""
         if step != self._step:
             return dict(holders)
-        return {
-            worker: tuple(sorted({*groups, *(group for noted in self._noted for group in noted.get(worker, ()))}))
-            for worker, groups in holders.items()
-        }
+        return {worker: tuple(sorted({*groups, *self._noted_of(worker)})) for worker, groups in holders.items()}
+
+    def _noted_of(self, worker: WorkerId) -> Iterator[int]:
+        for holders, reported in self._noted:
+            yield from reported.get(worker, holders.get(worker, ()))

@@ -48,8 +48,9 @@ class Membership:
     def nodes(self) -> tuple[NodeId, ...]:
         """Live nodes, all of whose workers have joined."""
         if self._nodes is None:
-            whole = (node for node, count in self._joined.items() if count == self._devices_per_node)
-            self._nodes = tuple(sorted(whole))
+            joined, per_node = self._joined, self._devices_per_node
+            is_whole = set(joined.values()) <= {per_node}
+            self._nodes = tuple(sorted(joined if is_whole else [n for n, count in joined.items() if count == per_node]))
         return self._nodes
 
     @property
@@ -74,10 +75,10 @@ class Membership:
     def enrol(self, nodes: Iterable[NodeId], address: str) -> None:
         """All workers of these nodes are there, at one address: for simulations, which need none."""
         per_node = self._devices_per_node
-        for node in nodes:
-            self._joined[node] = per_node
-            for device in range(per_node):
-                self.addresses[WorkerId(node * per_node + device)] = address
+        joined = dict.fromkeys(nodes, per_node)
+        dict.update(self._joined, joined)
+        workers = [WorkerId(node * per_node + device) for node in joined for device in range(per_node)]
+        self.addresses.update(dict.fromkeys(workers, address))
         self._nodes = self._workers = None
 
     def lose(self, node: NodeId) -> tuple[WorkerId, ...]:

@@ -44,6 +44,7 @@ class RunSettings:
         waits: with too few nodes, save and wait for others to join; else save and end.
         may_drop: samples may be left out, if a policy is chosen that does so.
         shares_cores: workers have less than a core each: a step takes as long as all work in it, whoever does it.
+        hashes_plans: records of plans bear their hash, which takes milliseconds for thousands of nodes.
     """
 
     train: TrainSection
@@ -62,6 +63,7 @@ class RunSettings:
     waits: bool = False
     may_drop: bool = False
     shares_cores: bool = False
+    hashes_plans: bool = True
 
     @property
     def first_step(self) -> int:

@@ -19,7 +19,7 @@ def shapes(plan: Plan) -> tuple[tuple[tuple[int, int, int], ...], ...]:
     return tuple(pipeline.key for pipeline in plan.pipelines)
 
 
-def plan_taken(proposal: Proposal, step: int, purpose: str, policy_name: str) -> PlanTaken:
+def plan_taken(proposal: Proposal, step: int, purpose: str, policy_name: str, plan_hash: str) -> PlanTaken:
     """The plan, pipeline by pipeline, with what each of them carries."""
     plan = proposal.plan
     return PlanTaken(
@@ -33,7 +33,7 @@ def plan_taken(proposal: Proposal, step: int, purpose: str, policy_name: str) ->
         estimated_step_s=proposal.step_time_s,
         estimated_transition_s=proposal.transition_s,
         transfer_bytes=proposal.transfer_bytes,
-        plan_hash=plan.content_hash,
+        plan_hash=plan_hash,
         candidates=proposal.candidates,
     )
 

@@ -13,15 +13,6 @@ from planaria.simulate.clock import Clock
 from planaria.simulate.interpreter import Interpreter
 from planaria.simulate.weather import Weather
 
-COMPUTES = (
-    Op.FORWARD,
-    Op.BACKWARD,
-    Op.BACKWARD_INPUT,
-    Op.BACKWARD_WEIGHT,
-    Op.SHADOW_FORWARD,
-    Op.SHADOW_BACKWARD,
-)
-
 NOISE = 0.05
 """By so much, to either side, computing differs from what the profile says, where it is as the profile says at all."""
 

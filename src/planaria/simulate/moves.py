@@ -55,7 +55,12 @@ class Moves:
         self._incoming = sorted((t for t in plan.transfers if t.target == own), key=lambda t: t.group)
         self._arriving = []
         self._attempts.clear()
-        self._worker.holdings.drop({transfer.group for transfer in self._incoming})
+        incoming, holdings = {transfer.group for transfer in self._incoming}, self._worker.holdings
+        current = incoming.intersection(holdings.held_at(self._worker.machine.step - 1))
+        # Who had no place in the plan before may have some too, on which nobody counts.
+        current.intersection_update(self._worker.groups_before(plan))
+        assert not current, f"groups {current} are up to date here, and move here"
+        holdings.drop(incoming)
         for transfer in plan.transfers:
             if transfer.source == own:
                 self._send(transfer)

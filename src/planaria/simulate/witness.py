@@ -63,6 +63,7 @@ class Witness:
     Attributes:
         records: that were published.
         committed: the last committed step, as of the journal.
+        before: for each plan's generation, the plan in whose place it was taken; None: the journal lost it.
         reference: one process's numbers.
     """
 
@@ -78,6 +79,7 @@ class Witness:
     ) -> None:
         self.records: list[AnyRecord] = []
         self.committed = setup.done
+        self.before: dict[int, Plan | None] = {}
         self._setup = setup
         self._weather = weather
         self._profile = setup.profile
@@ -125,10 +127,15 @@ class Witness:
         self._touched[worker.number] = worker
 
     def check(self) -> None:
-        """After every event: whoever has a replica as of a step has the same, and it is what one process would have."""
+        """After every event: whoever has a replica as of a step has the same, and it is what one process would have.
+
+        Of a step that is done again, other samples may be left out; who has had no plan since then is not looked at.
+        """
         if not self._touched:
             return
         for worker in self._touched.values():
+            if worker.interpreter.has_plan and worker.interpreter.plan.generation < self._lineage:
+                continue
             for group, replica in worker.holdings.replicas.items():
                 right = self.reference.after(replica.step).replicas[group]
                 self.require(
@@ -168,6 +175,7 @@ class Witness:
             step == self.committed + 1 or (self._is_cut and step <= self._highest + 1),
             f"a plan for step {step} when {self.committed} steps are committed",
         )
+        self.before[plan.generation] = self._plan
         self._generation, self._plan, self._lineage = plan.generation, plan, entry.message.lineage
         self._all_is_well(self._strength.planned(entry))
         self._check_estimate(machine, entry)

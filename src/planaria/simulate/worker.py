@@ -12,8 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from planaria.plan.ledger import Ledger
-from planaria.plan.plan import NodeId, WorkerId
-from planaria.plan.program import Instruction, Op
+from planaria.plan.plan import NodeId, Plan, WorkerId
+from planaria.plan.program import COMPUTING, Instruction, Op
 from planaria.protocol.liveness import Activity
 from planaria.protocol.mail import Key, Kind, Mail
 from planaria.protocol.messages import (
@@ -45,7 +45,7 @@ from planaria.protocol.worker import (
     Write,
 )
 from planaria.simulate.control import Control
-from planaria.simulate.device import COMPUTES, Device
+from planaria.simulate.device import Device
 from planaria.simulate.holdings import Holdings, Replica
 from planaria.simulate.interpreter import Interpreter
 from planaria.simulate.moves import Moves
@@ -145,6 +145,11 @@ class Worker:
     def doing(self) -> tuple[Activity, int, int]:
         """What its heartbeat tells: activity, progress, and whom it waits for."""
         return self._activity, self._progress, self._waits_for
+
+    def groups_before(self, plan: Plan) -> tuple[int, ...]:
+        """Groups that were this worker's in the plan in whose place that plan was taken."""
+        before = self._cluster.witness.before.get(plan.generation)
+        return () if before is None else before.groups_of.get(self.number, ())
 
     @property
     def lives(self) -> bool:
@@ -251,7 +256,7 @@ class Worker:
         if instruction.op in (Op.RECV_ACTIVATION, Op.RECV_GRADIENT, Op.VOTE):
             return self._take_or_add_up(instruction)
         self._activity, self._waits_for = Activity.COMPUTING, -1
-        if instruction.op in COMPUTES:
+        if instruction.op in COMPUTING:
             seconds = self.device.begin(instruction, self.slowness)
             self._sleep_for(seconds, partial(self._computed, instruction, seconds))
         else:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from planaria.model.model import Batch, Tensors
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import Plan, WorkerId
-from planaria.plan.program import Instruction, Op, Program
+from planaria.plan.program import COMPUTING, Instruction, Op, Program
 from planaria.plan.schedule import program
 from planaria.protocol.commit import NOT_APPLIED
 from planaria.protocol.liveness import Activity
@@ -45,16 +45,6 @@ FAULT_KINDS = {
     Op.VOTE: "vote",
     Op.APPLY: "apply",
 }
-
-
-_COMPUTING = (
-    Op.FORWARD,
-    Op.BACKWARD,
-    Op.BACKWARD_INPUT,
-    Op.BACKWARD_WEIGHT,
-    Op.SHADOW_FORWARD,
-    Op.SHADOW_BACKWARD,
-)
 WORDS = {
     Op.LOAD: "load",
     Op.FORWARD: "forward",
@@ -207,7 +197,7 @@ class Interpreter:
             began_s = time.monotonic() if self._trace is not None else 0.0
             with self._heartbeat.during(Activity.COMPUTING):
                 self._faults.check(FAULT_KINDS[instruction.op], self._step)
-                if instruction.op in _COMPUTING:
+                if instruction.op in COMPUTING:
                     self._compute(instruction)
                 else:
                     self._run[instruction.op](instruction)

@@ -7,6 +7,7 @@ Which clock is right depends on who else computes on the host:
 - Workers that share cores (all nodes of a job on a laptop, say): wall-clock time less the time for which the thread was
   ready and waited for a core. That wait is the host's doing, and falls on some node or other by chance. What is left
   tells of slow cores and of stopped processes still; a quota on one node's processor time is not told from crowding.
+  Where the system does not count such waits, processor time.
 - CUDA: as the first, once the device has done what it was given.
 """
 
@@ -33,7 +34,9 @@ def stopwatch(device: torch.device, num_workers: int) -> Stopwatch:
     """
     if device.type == "cuda":
         return lambda: _after_all_kernels_s(device)
-    return time.monotonic if num_workers <= len(os.sched_getaffinity(0)) else _Crowded()
+    if num_workers <= len(os.sched_getaffinity(0)):
+        return time.monotonic
+    return _Crowded() if os.path.exists(_SCHEDULE) else time.thread_time
 
 
 def _after_all_kernels_s(device: torch.device) -> float:
@@ -42,15 +45,12 @@ def _after_all_kernels_s(device: torch.device) -> float:
 
 
 class _Crowded:
-    """Wall-clock time less waits for a core; where the system does not count these, processor time."""
+    """Wall-clock time less waits for a core."""
 
     def __init__(self) -> None:
         self._file: int | None = None
-        self._is_counted = os.path.exists(_SCHEDULE)
 
     def __call__(self) -> float:
-        if not self._is_counted:
-            return time.thread_time()
         if self._file is None:
             self._file = os.open(_SCHEDULE, os.O_RDONLY | os.O_CLOEXEC)  # stays that of the thread which opens it
         while True:

@@ -42,7 +42,7 @@ def take(
     message = PlanMessage(
         plan=plan,
         step=run.step,
-        addresses={worker: run.members.addresses[worker] for worker in plan.workers},
+        addresses=dict(zip(plan.workers, map(run.members.addresses.__getitem__, plan.workers), strict=True)),
         exponents=run.exponents,
         source=source,
         folder=folder,
@@ -67,7 +67,7 @@ def take(
 def put_in_force(run: Run, proposal: Proposal, purpose: Purpose, source: StateSource) -> list[Command]:
     """The plan is the run's from now on, though nobody has heard of it; what is told of the one before."""
     if source is StateSource.LIVE:
-        run.kept.note(run.step, run.holders())
+        run.kept.note(run.step, run.plan.groups_of, run.attempt.salvage.held)
     else:
         run.kept.forget()
         run.lineage = proposal.plan.generation
@@ -138,7 +138,8 @@ def _told(run: Run, proposal: Proposal, purpose: Purpose) -> tuple[AnyRecord, ..
     """Of the plan."""
     told: tuple[AnyRecord, ...] = ()
     if purpose is not Purpose.GO_ON:
-        told += (plan_taken(proposal, run.step, purpose.value, run.placing.switching.name),)
+        plan_hash = proposal.plan.content_hash if run.settings.hashes_plans else ""
+        told += (plan_taken(proposal, run.step, purpose.value, run.placing.switching.name, plan_hash),)
         run.decision = decision_of(told) or run.decision
     becomes_degraded = proposal.is_degraded and not run.is_degraded
     if purpose in PLACING or (purpose is Purpose.WARM_UP and becomes_degraded):

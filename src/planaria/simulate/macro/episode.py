@@ -238,9 +238,7 @@ class Episode:
         counted = self._counted.by_all(plan)
         all_counted = counted[0]
         empty = Vote(generation=plan.generation, step=run.step, norms={}, losses={}, ledger=Ledger(()))
-        cast = run.attempt.votes.cast
-        for worker in others:
-            cast(worker, empty)
+        run.attempt.votes.cast_alike(others, empty)
         vote = Vote(
             generation=plan.generation,
             step=run.step,

@@ -35,6 +35,7 @@ def initial_run(subject: Subject, known: Known, *, num_nodes: int) -> Run:
         storage=Storage(node_bytes_per_s=subject.timings.storage_bytes_per_s),
         waits=True,
         may_drop=True,
+        hashes_plans=False,
     )
     run = Run(settings, subject.policy, None, None)
     run.failures = Foreseen(known.time_to_failure_s, known.nodes_together)
