@@ -22,7 +22,7 @@ from rich.table import Table
 
 from planaria.estimate import pipeline_rounds
 from planaria.job.settings import PolicyName
-from planaria.plan.plan import PlanError
+from planaria.plan.plan import PlanError, ScheduleKind
 from planaria.plan.settings import PlannerSettings
 from planaria.profile.presets import preset
 from planaria.simulate.macro.account import RunResult
@@ -60,6 +60,7 @@ class Task:
     policy: str
     trace: Trace
     nodes: int
+    schedule: ScheduleKind = ScheduleKind.ONE_F_ONE_B
 
 
 def experiment_of(task: Task) -> Experiment:
@@ -71,6 +72,7 @@ def experiment_of(task: Task) -> Experiment:
         num_nodes=task.nodes,
         devices_per_node=1,
         memory_bytes=profile.device.memory_bytes,
+        schedule=task.schedule,
     )
     losses_an_hour = max(0.2, sum(e.change == "remove" for e in task.trace.events) / (task.trace.horizon_s / HOUR_S))
     return Experiment(profile=profile, settings=settings, mean_time_between_failures_s=HOUR_S / losses_an_hour)
@@ -134,6 +136,7 @@ class Wanted:
         hours: of each trace.
         folder: of trace files.
         singles: policies.
+        schedule: the job's own; adaptive may leave it.
     """
 
     models: Sequence[str]
@@ -141,6 +144,7 @@ class Wanted:
     hours: float
     folder: Path | None
     singles: Sequence[str]
+    schedule: ScheduleKind = ScheduleKind.ONE_F_ONE_B
 
     @property
     def cases(self) -> list[tuple[str, Trace]]:
@@ -172,20 +176,26 @@ class Row:
         return self.rates["adaptive"] / self.rates[self.best]
 
 
-_MEMORIES: dict[tuple[str, int], dict[str, Memory]] = {}
-"""Of this process: by model and nodes, then by policy."""
+_MEMORIES: dict[tuple[str, int, ScheduleKind], dict[str, Memory]] = {}
+"""Of this process: by what policies are made for, then by policy."""
 
 
-def rows_of(model: str, traces: Sequence[Trace], singles: Sequence[str]) -> list[Row]:
+def rows_of(
+    model: str,
+    traces: Sequence[Trace],
+    singles: Sequence[str],
+    schedule: ScheduleKind = ScheduleKind.ONE_F_ONE_B,
+) -> list[Row]:
     """Of traces with as many nodes."""
     pipeline_rounds.load()  # and numba with it, which pays only over all of the traces
     nodes = max(NODES, len(traces[0].initial))
-    memory = _MEMORIES.setdefault((model, nodes), {})
+    memory = _MEMORIES.setdefault((model, nodes, schedule), {})
     rows = []
     for trace in traces:
         began, rates = time.process_time(), {}
         for policy in (*singles, "adaptive", "ideal"):
-            run = simulate(Task(model=model, policy=policy, trace=trace, nodes=nodes), memory)
+            task = Task(model=model, policy=policy, trace=trace, nodes=nodes, schedule=schedule)
+            run = simulate(task, memory)
             if run is not None and run.steps:
                 rates[policy] = run.samples_per_s
         rows.append(Row(model=model, trace=trace.name, rates=rates, cpu_s=time.process_time() - began))
@@ -218,7 +228,7 @@ def compare(wanted: Wanted, results: Path | None, minutes: float | None, process
                 piece = next(left, None)
                 if piece is None:
                     break
-                running.add(pool.submit(rows_of, *piece, wanted.singles))
+                running.add(pool.submit(rows_of, *piece, wanted.singles, wanted.schedule))
             if not running:
                 break
             done, running = wait(running, return_when=FIRST_COMPLETED)

@@ -27,6 +27,7 @@ from figures import note, report
 
 from planaria.job.parse import load_job
 from planaria.launch.settings import job_profile, named_profile, planner_settings
+from planaria.plan.plan import ScheduleKind
 from planaria.plan.settings import PlannerSettings
 from planaria.profile.presets import preset
 from planaria.simulate.macro.account import RunResult
@@ -197,6 +198,12 @@ def main() -> None:
     parser.add_argument("--models", default="", help=f"of adaptive, with commas between: {', '.join(MODELS)}")
     parser.add_argument("--generated", type=int, help="of adaptive: how many traces are made up (200)")
     parser.add_argument("--singles", default=",".join(SINGLES), help="of adaptive: the single policies")
+    parser.add_argument(
+        "--schedule",
+        type=ScheduleKind,
+        default=ScheduleKind.ONE_F_ONE_B,
+        help="of adaptive: the job's own; results of another one go into another file",
+    )
     parser.add_argument("--results", type=Path, help="of adaptive: what is done, and is not done again")
     parser.add_argument("--minutes", type=float, help="of adaptive: after which no other trace is begun")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
@@ -220,6 +227,7 @@ def main() -> None:
             hours=2.0 if arguments.quick else 4.0,
             folder=arguments.traces,
             singles=arguments.singles.split(","),
+            schedule=arguments.schedule,
         )
         measure_adaptive(wanted, arguments.results, arguments.minutes, arguments.processes)
     if "fidelity" in arguments.parts:
