@@ -22,7 +22,7 @@ from planaria.plan.validate import validate
 from planaria.policy.adaptive import AdaptivePolicy
 from planaria.policy.exposure import exposure
 from planaria.policy.next_loss import next_loss_s
-from planaria.policy.outlook import CHANGE_S, RESTORE_S, Outlook
+from planaria.policy.outlook import CHANGE_S, DEGRADED_SAVES_S, RESTORE_S, Outlook
 from planaria.policy.proposal import Proposal
 from planaria.policy.question import Question, canonical
 from planaria.policy.rebuilding import Searched
@@ -79,6 +79,21 @@ def test_what_a_last_replica_costs() -> None:
     saved = Outlook(time_to_failure_s=100.0, steps_at_stake=40, checkpoint_every=60)
     mean_s = (10 * (20 + 30) / 2 + 90 * 30 / 2) / 100  # from 20 s to 30 s, then from a checkpoint to the next
     assert worth(course, saved, 100.0).risk_s == pytest.approx(0.25 * 20 / 100 * (RESTORE_S + mean_s))
+
+
+def test_what_a_last_replica_costs_where_the_state_is_saved_because_the_plan_is_degraded() -> None:
+    """No checkpoint is asked for; one is written after the first step, and then every minute."""
+    course = Course(step_time_s=0.5, transition_s=2.0, peril_before=0.25, peril=0.25, is_degraded=True)
+    outlook = Outlook(time_to_failure_s=1000.0, steps_at_stake=400)
+    saved = worth(course, outlook, 1000.0)
+    mean_s = (2.5 * (200 + 2.5 / 2) + 997.5 * DEGRADED_SAVES_S / 2) / 1000
+    assert saved.risk_s == pytest.approx(0.25 * (RESTORE_S + mean_s))
+    full = worth(replace(course, is_degraded=False), outlook, 1000.0)
+    assert full.risk_s == pytest.approx(0.25 * (RESTORE_S + 200 + 500))
+    soon = worth(course, replace(outlook, time_to_failure_s=10.0, steps_at_stake=0), 10.0)
+    assert soon.risk_s == pytest.approx(0.25 * (RESTORE_S + (2.5 * 1.25 + 7.5 * 3.75) / 10)), "it is not a minute yet"
+    asked = worth(course, replace(outlook, checkpoint_every=4, steps_at_stake=0), 1000.0)
+    assert asked.risk_s == pytest.approx(0.25 * (RESTORE_S + 1), rel=1e-3), "what the user wants is more often"
 
 
 def test_what_the_next_loss_costs() -> None:
@@ -222,6 +237,7 @@ def test_state_may_move_beside_a_rerouted_step(monkeypatch: pytest.MonkeyPatch) 
     validate(warm.plan)
     assert not {1} & set(warm.plan.nodes)
     assert warm.is_degraded == bool(lacking(warm.plan, 1))
+    monkeypatch.undo()
     again = policy.reconfigure(warm.plan, [NodeId(1)], warm.plan.groups_of, 3)
     assert not again.plan.transfers
     assert again.beside is None

@@ -14,7 +14,7 @@ from planaria.plan.ledger import Ledger
 from planaria.plan.placement import Holders
 from planaria.plan.plan import NodeId, Plan, WorkerId
 from planaria.plan.profile import LinkCost, ModelProfile
-from planaria.plan.replicas import lacking
+from planaria.plan.replicas import lacking, num_replicas
 from planaria.plan.salvage import to_halt
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.validate import validate
@@ -297,3 +297,32 @@ def test_answers_with_all_strategies_are_the_same_in_advance(seed: int, monkeypa
         pass
     monkeypatch.setattr("planaria.policy.adaptive.options_in_pieces", None)
     assert after(thinker, plan, lost, outlook=outlook) == at_once
+
+
+# Fewer replicas than f + 1
+
+
+def test_as_many_replicas_as_nodes_are_left_for() -> None:
+    """f = 2, and of seven nodes five are left: enough for two pipelines of two or more, not for three. Rerouting leaves
+    the first layers with one replica."""
+    of = settings(7, smallest=2, microbatches=12, fault_tolerance=2)
+    policy, plan = started(QUICK, of)
+    lost = plan.owners_of[0][:2]
+    near = replace(LOSS, time_to_failure_s=60.0, steps_at_stake=200)
+    proposal = after(policy, plan, *lost, outlook=near)
+    assert proposal.is_degraded
+    assert min(num_replicas(proposal.plan)) == 2
+    assert "2 replicas of 3" in proposal.reason
+    validate(proposal.plan, fault_tolerance=1)
+    rerouted = [candidate for candidate in proposal.candidates if candidate.name.startswith("reroute")]
+    assert rerouted
+    assert all(one.is_degraded and one.samples_per_s <= proposal.candidates[0].samples_per_s for one in rerouted)
+
+
+def test_fewer_replicas_are_no_candidate_where_there_can_be_all() -> None:
+    policy, plan = started(QUICK, settings(8, smallest=2, microbatches=12, fault_tolerance=2))
+    told = after(policy, plan, 1).candidates
+    assert not [candidate for candidate in told if "replicas" in candidate.name]
+    policy, plan = started(QUICK, settings(4, smallest=2))
+    told = after(policy, plan, 1).candidates
+    assert not [candidate for candidate in told if "replica" in candidate.name], "one is what rerouting keeps"

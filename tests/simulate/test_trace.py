@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from planaria.cli.main import cli
@@ -138,6 +138,8 @@ def test_a_window_begins_with_the_nodes_that_are_there() -> None:
 
 
 @given(st.floats(1, 1e6), st.floats(0, 0.999), st.floats(0, 1))
+@example(horizon_s=360800.6460903179, share=0.181640625, at=0.0)
+@settings(max_examples=200, deadline=None)
 def test_the_rest_of_a_trace_is_a_part_of_it(horizon_s: float, share: float, at: float) -> None:
     """However the end is rounded."""
     trace = Trace(name="t", horizon_s=horizon_s, events=(add(0, "a"), add(at * horizon_s, "b"), add(horizon_s, "c")))

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import enum
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from planaria.plan.costs import StageCosts
 from planaria.plan.plan import Pipeline, PlanError, Stage, WorkerId
@@ -67,6 +68,24 @@ class _Leg:
     own: Stage | None
 
 
+class _Edge(NamedTuple):
+    """What one worker can do of a gap from a place on.
+
+    Attributes:
+        hop: it.
+        cut: where it ends.
+        goes_on: the worker has the layer before it, too.
+        seconds: of its compute.
+        link_s: of the message after it.
+    """
+
+    hop: Stage
+    cut: int
+    goes_on: bool
+    seconds: float
+    link_s: float
+
+
 class Detours:
     """The ways over these pipelines, which together own every layer.
 
@@ -93,7 +112,7 @@ class Detours:
         self._legs = [] if freedom is Freedom.FREE else [self._legs_of(pipeline) for pipeline in pipelines]
         if freedom is not Freedom.HOME:
             self._legs.append([_Leg(0, num_layers, None)])
-        self._peers: dict[tuple[int, int], tuple[list[Stage], list[int]]] = {}
+        self._peers: dict[tuple[int, int], tuple[list[int], Mapping[int, Sequence[_Edge]]]] = {}
         self._seconds: dict[tuple[WorkerId, int, int, int], float] = {}
 
     def deal(self, num_microbatches: int, head: float = 0.0, busy_s: Mapping[WorkerId, float] | None = None) -> Deal:
@@ -157,43 +176,50 @@ class Detours:
 
         By dynamic programming over the places where some peer's stage begins or ends.
         """
-        stages, cuts = self._peers_of(first, end)
-        best: dict[int, tuple[float, float, int, tuple[WorkerId, ...], Way]] = {first: (0.0, 0.0, 0, (), ())}
+        cuts, edges = self._peers_of(first, end)
+        best: dict[int, tuple[tuple[float, float, int, tuple[WorkerId, ...]], Way]] = {first: ((0.0, 0.0, 0, ()), ())}
         for start in cuts[:-1]:
             if start not in best:
                 continue
-            busiest, messages, num_hops, workers, hops = best[start]
-            for stage in stages:
-                if not stage.first_layer <= start < stage.end_layer:
-                    continue
-                if hops and hops[-1].worker == stage.worker and stage.first_layer < start:
+            (busiest, messages, num_hops, workers), hops = best[start]
+            last = workers[-1] if workers else None
+            for edge in edges[start]:
+                worker = edge.hop.worker
+                if worker == last and edge.goes_on:
                     continue  # the same hop, in two
-                before = loads[stage.worker] + more.get(stage.worker, 0.0)
-                for cut in cuts:
-                    if not start < cut <= stage.end_layer:
-                        continue
-                    hop = _part(stage, start, cut)
-                    way = (
-                        max(busiest, before + self._s(hop)),
-                        messages + self._costs.link_s(cut),
-                        num_hops + 1,
-                        (*workers, stage.worker),
-                        (*hops, hop),
-                    )
-                    if cut not in best or way[:4] < best[cut][:4]:
-                        best[cut] = way
+                busy = loads[worker] + more.get(worker, 0.0) + edge.seconds
+                key = (
+                    busy if busy > busiest else busiest,
+                    messages + edge.link_s,
+                    num_hops + 1,
+                    (*workers, worker),
+                )
+                known = best.get(edge.cut)
+                if known is None or key < known[0]:
+                    best[edge.cut] = key, (*hops, edge.hop)
         if end not in best:
             raise PlanError(f"No live worker owns all of layers {first} to {end - 1}.")
-        return best[end][-1]
+        return best[end][1]
 
-    def _peers_of(self, first: int, end: int) -> tuple[list[Stage], list[int]]:
-        """The stages that own some of a gap, and the places in it where one of them begins or ends."""
+    def _peers_of(self, first: int, end: int) -> tuple[list[int], Mapping[int, Sequence[_Edge]]]:
+        """The places in a gap where a stage that owns some of it begins or ends, and from each what one can do on."""
         found = self._peers.get((first, end))
         if found is None:
             stages = [stage for stage in self._stages if stage.first_layer < end and stage.end_layer > first]
             ends = {cut for stage in stages for cut in (stage.first_layer, stage.end_layer) if first < cut < end}
-            found = self._peers[first, end] = stages, sorted({first, end, *ends})
+            cuts = sorted({first, end, *ends})
+            edges = {start: list(self._edges(stages, cuts, start)) for start in cuts[:-1]}
+            found = self._peers[first, end] = cuts, edges
         return found
+
+    def _edges(self, stages: Sequence[Stage], cuts: Sequence[int], start: int) -> Iterator[_Edge]:
+        for stage in stages:
+            if not stage.first_layer <= start < stage.end_layer:
+                continue
+            for cut in cuts:
+                if start < cut <= stage.end_layer:
+                    hop = _part(stage, start, cut)
+                    yield _Edge(hop, cut, stage.first_layer < start, self._s(hop), self._costs.link_s(cut))
 
     def _key(self, way: Way, loads: Mapping[WorkerId, float]) -> _Key:
         own: dict[WorkerId, float] = {}

@@ -36,6 +36,7 @@ from planaria.policy.proposal import Proposal
 from planaria.policy.question import Canonical, Question, canonical
 from planaria.policy.rebuilding import Searched
 from planaria.policy.reroute import ReroutePolicy
+from planaria.policy.rings import Rings
 from planaria.policy.source import Source
 from planaria.policy.sources import SOURCES
 from planaria.policy.wording import join, time
@@ -85,13 +86,15 @@ class AdaptivePolicy(ReroutePolicy):
         return policy
 
     def initial(self, nodes: Sequence[NodeId], generation: int) -> Proposal:
-        """The fastest of the templates' first plan, even sets of pipelines and grids, also with split backwards.
+        """What is worth most of the templates' first plan, even sets of pipelines and grids, also with split backwards.
 
         Raises:
             PlanError: too few nodes or microbatches.
         """
         sizes = next((source.sizes for source in self._sources if isinstance(source, Searched)), self.templates)
-        return best_first(ReroutePolicy.like(self), sizes, super().initial(nodes, generation), nodes, generation)
+        rings = next((source for source in self._sources if isinstance(source, Rings)), None)
+        own = super().initial(nodes, generation)
+        return best_first(ReroutePolicy.like(self), sizes, own, nodes, generation, self._outlook, rings)
 
     def reconfigure(
         self,
@@ -266,6 +269,7 @@ class AdaptivePolicy(ReroutePolicy):
             peril_before=peril_now,
             peril=option.exposure.peril(self._outlook.nodes_together),
             loss_s=option.loss_s,
+            is_degraded=option.is_degraded,
         )
         value = worth(course, self._outlook, horizon)
         samples = proposal.plan.num_counted * self._profile.microbatch_size

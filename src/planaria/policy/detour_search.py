@@ -140,9 +140,12 @@ class _Search:
         """Each once, in the order in which they are worth a simulation."""
         seen = set()
         freedoms = [Freedom.HOME] if self._all_whole else list(Freedom)
+        ways = [
+            Detours(self._pipelines, self._costs, self._profile.num_layers, freedom, self._speeds)
+            for freedom in freedoms
+        ]
         for head in HEADS:
-            for freedom in freedoms:
-                detours = Detours(self._pipelines, self._costs, self._profile.num_layers, freedom, self._speeds)
+            for detours in ways:
                 deal = detours.deal(self._settings.num_microbatches, head)
                 if deal.ways not in seen:
                     seen.add(deal.ways)

@@ -3,7 +3,9 @@
 An instantiation (Oobleck, section 4.2) weighs compute alone and uses every node. Sums of gradients are cheapest between
 pipelines that are cut alike, so even sets are tried as well: of all nodes, and grids, in which some stay idle. And of
 the numbers of pipelines that are quickest so, the set that computes quickest, however uneven: layers do not divide as
-nodes do. Makes no plan after a loss, and knows nothing of the time to come.
+nodes do. Which of them is best is decided as after a loss (`planaria.policy.worth`): where losses are rare that is the
+fastest; where they are frequent, more replicas or a cheaper loss may be worth a longer step, and rings are tried too.
+Makes no plan after a loss.
 """
 
 from __future__ import annotations
@@ -23,11 +25,14 @@ from planaria.plan.templates import Template
 from planaria.policy.candidate import Candidate
 from planaria.policy.naming import told_apart
 from planaria.policy.options import Option, option_of, split_of
+from planaria.policy.outlook import Outlook
 from planaria.policy.proposal import Proposal
 from planaria.policy.reroute import ReroutePolicy
+from planaria.policy.rings import Rings
 from planaria.policy.source import Offer
 from planaria.policy.template_sets import even_sets
 from planaria.policy.wording import join, shape
+from planaria.policy.worth import Course, horizon_s, worth
 
 CLOSE = 1.25
 """A set of pipelines whose compute alone takes so much longer than the best step, sums included, is not estimated."""
@@ -41,6 +46,10 @@ MOST_NODES = 2048
 MOST_NUMBERS = 3
 """Of pipelines, of which the quickest set by compute is tried."""
 
+FREQUENT = 0.01
+"""Of the time until the next loss, what the best plan is expected to lose by it, for rings to be tried: what shadows
+compute costs some hundredths of a step at least."""
+
 UNEVEN = 0.99
 """Such a set is left out unless a step takes so much less: a loss in its largest pipeline costs more."""
 
@@ -49,9 +58,15 @@ LEAST = 2
 
 
 def best_first(
-    planner: ReroutePolicy, sizes: Sequence[Template], own: Proposal, nodes: Sequence[NodeId], generation: int
+    planner: ReroutePolicy,
+    sizes: Sequence[Template],
+    own: Proposal,
+    nodes: Sequence[NodeId],
+    generation: int,
+    outlook: Outlook,
+    rings: Rings | None,
 ) -> Proposal:
-    """The fastest first plan, sums of gradients included; of equals that of the templates.
+    """The first plan that is worth most, sums of gradients included; of equals that of the templates.
 
     Args:
         planner: estimates.
@@ -59,6 +74,8 @@ def best_first(
         own: what the policy `templates` proposes.
         nodes: live ones.
         generation: of the plan.
+        outlook: for how long it is made.
+        rings: where they come from; None: from nowhere.
     """
     offers = [_offer(f"templates ({shape(own.plan)})", own)]
     most = max(LEAST, MOST_NODES // max(1, len(set(nodes))))
@@ -89,7 +106,19 @@ def best_first(
         for option in options
         if option.offer.name.split(",")[0] not in uneven or option.step_time_s <= UNEVEN * usual_s
     ]
-    return _chosen(planner, own, sorted(options, key=attrgetter("step_time_s")), len(set(nodes)))
+    outlook = dataclasses.replace(outlook, steps_at_stake=0)
+    horizon = horizon_s(outlook, usual_s)
+    judged = [_candidate(planner, option, outlook, horizon) for option in options]
+    best = max(judged, key=attrgetter("samples_per_s"))
+    lost_s = best.risk_s + min(1.0, horizon / outlook.time_to_failure_s) * best.loss_s
+    if rings is not None and lost_s > FREQUENT * horizon:
+        ring = rings.first(sorted(set(nodes)), generation)
+        for offer in (ring, ring and split_of(planner, ring)):
+            if offer is not None:
+                options.append(option_of(planner, offer))
+                judged.append(_candidate(planner, options[-1], outlook, horizon))
+    order = sorted(range(len(options)), key=lambda at: -judged[at].samples_per_s)
+    return _chosen(own, options[order[0]].offer.proposal, [judged[at] for at in order], len(set(nodes)))
 
 
 def _others(
@@ -171,12 +200,11 @@ def _same(one: Plan, other: Plan) -> bool:
     return one.pipelines == other.pipelines and one.routes == other.routes
 
 
-def _chosen(planner: ReroutePolicy, own: Proposal, ranked: Sequence[Option], num_nodes: int) -> Proposal:
-    samples = planner.settings.num_microbatches * planner.profile.microbatch_size
-    told = tuple(_candidate(option, samples) for option in ranked)
-    best = ranked[0].offer.proposal
+def _chosen(own: Proposal, best: Proposal, told: Sequence[Candidate], num_nodes: int) -> Proposal:
     reason = own.reason
-    if best.plan.pipelines != own.plan.pipelines:
+    if best.plan.redundancy is not None:
+        reason = best.reason
+    elif best.plan.pipelines != own.plan.pipelines:
         idle = num_nodes - len(best.plan.nodes)
         number = len(best.plan.pipelines)
         rest = f" ({idle} idle)" if idle else ""
@@ -184,10 +212,18 @@ def _chosen(planner: ReroutePolicy, own: Proposal, ranked: Sequence[Option], num
     rivals = [f"{other.name} {other.samples_per_s:.4g}" for other in told[1:MOST_TOLD]]
     if rivals:
         reason = f"{reason} Chosen: {told[0].name}, {told[0].samples_per_s:.4g} samples a second; {join(rivals)}."
-    return dataclasses.replace(best, reason=reason, how=own.how, candidates=told)
+    return dataclasses.replace(best, reason=reason, how=own.how, candidates=tuple(told))
 
 
-def _candidate(option: Option, samples: int) -> Candidate:
+def _candidate(planner: ReroutePolicy, option: Option, outlook: Outlook, horizon: float) -> Candidate:
+    course = Course(
+        step_time_s=option.step_time_s,
+        transition_s=0.0,
+        peril_before=0.0,
+        peril=option.exposure.peril(outlook.nodes_together),
+        loss_s=option.loss_s,
+    )
+    value = worth(course, outlook, horizon)
     return Candidate(
         name=option.name,
         step_time_s=option.step_time_s,
@@ -195,7 +231,7 @@ def _candidate(option: Option, samples: int) -> Candidate:
         transfer_bytes=0,
         memory_bytes=option.memory_bytes,
         is_degraded=option.is_degraded,
-        risk_s=0.0,
+        risk_s=value.risk_s,
         loss_s=option.loss_s,
-        samples_per_s=samples / option.step_time_s,
+        samples_per_s=planner.settings.num_microbatches * planner.profile.microbatch_size * value.steps_per_s,
     )

@@ -18,6 +18,9 @@ CHANGE_S = 0.002
 """Until one was measured: by how much the first step under a plan is longer than the next, beside the decision and what
 is waited for. Of 16 emulated workers on an idle machine most were below 0.003 (docs/benchmarks.md, adaptive.py)."""
 
+DEGRADED_SAVES_S = 60.0
+"""Under a degraded plan, from one checkpoint to the next, where the user wants none every so many steps."""
+
 RESTORE_S = 1.0
 """Until one was measured: from the loss of a layer's last replica to the first step from a checkpoint, beside the steps
 that are lost."""
@@ -32,7 +35,7 @@ class Outlook:
         nodes_together: that a loss takes, on average.
         steps_left: of the job, the next one included; None: no end is known.
         steps_at_stake: committed since the last checkpoint: lost if all replicas of a layer are.
-        checkpoint_every: steps between checkpoints; 0: none is written on the way.
+        checkpoint_every: steps between checkpoints; 0: none is written on the way but under a degraded plan.
         decision_s: that a decision takes; workers wait for it. One that follows another costs so much.
         storage: that checkpoints are read from.
         change_s: that a change of plans takes for which nothing moves, the decision aside.

@@ -7,12 +7,13 @@ layers split to suit. Its splits are even ones; here each size has the best spli
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from planaria.plan.aftermath import Aftermath, Reconfiguration
 from planaria.plan.batch import Times, distribute
-from planaria.plan.instantiate import instantiate
+from planaria.plan.instantiate import fewest_seconds, instantiate
 from planaria.plan.plan import Plan, PlanError
 from planaria.plan.reinstantiate import How
 from planaria.plan.respeed import PROMISING
@@ -27,6 +28,13 @@ from planaria.policy.wording import shape
 
 NEAR = 2
 """The best number of pipelines often differs from the one of now by less (Odyssey, section IV-A)."""
+
+NEXT = 1
+"""The quickest set by compute, however uneven, is looked for where the number of pipelines differs by no more."""
+
+UNEVEN = 0.99
+"""It is tried where it computes in so much less than even ones; and offered unless they take so much less for a step,
+sums included. With split backwards, which are tried later, it may be the quicker one all the same."""
 
 MOST_BUILT = 6
 """Shapes of which plans are made: the best in closed form, of each number of pipelines first. It knows no sums of
@@ -92,12 +100,25 @@ class Searched:
         seconds = {sizes: _seconds(sizes, known, settings.num_microbatches) for sizes in shapes}
         order = sorted(shapes, key=lambda sizes: (seconds[sizes], sizes))
         yield None
-        for sizes in _best_of_each_number(order):
+        chosen = _best_of_each_number(order)
+        least_s = math.inf
+        for number in range(max(fewest, now - NEXT), min(now + NEXT, settings.num_microbatches) + 1):
+            uneven = _quickest(known, left.num_live, number, settings.num_microbatches)
+            yield None
+            if uneven is not None and uneven not in seconds:
+                seconds[uneven] = _seconds(uneven, known, settings.num_microbatches)
+                if seconds[uneven] <= UNEVEN * min((seconds[s] for s in shapes if len(s) == number), default=math.inf):
+                    chosen.append(uneven)
+        for sizes in chosen:
             if seconds[sizes] > PROMISING * seconds[order[0]]:
                 continue
             result = left.build(left.fitted(Counter(sizes)), How.INSTANTIATE)
             if self._planner.fits(result.plan):
-                yield offer_of(self._planner, f"{self.name} ({shape(result.plan)})", result)
+                offer = offer_of(self._planner, f"{self.name} ({shape(result.plan)})", result)
+                step_s = offer.proposal.step_time_s
+                if sizes in shapes or UNEVEN * step_s <= least_s:
+                    least_s = min(least_s, step_s)
+                    yield offer
             yield None
 
 
@@ -145,6 +166,16 @@ def _instantiations(
         if sum(sizes) == num_nodes:
             yield tuple(sorted(sizes, reverse=True))
         smallest = max(1, 2 * smallest)
+
+
+def _quickest(known: Mapping[int, Times], num_nodes: int, number: int, num_microbatches: int) -> tuple[int, ...] | None:
+    """The set of so many pipelines that computes quickest; None where none of these sizes uses all nodes."""
+    sizes = sorted(known)
+    if number * sizes[0] > num_nodes:
+        return None
+    counts = fewest_seconds(sizes, [known[s] for s in sizes], num_nodes, number, num_microbatches, most=number)
+    shape = [size for size, count in zip(sizes, counts, strict=True) for _ in range(count)]
+    return tuple(sorted(shape, reverse=True)) if sum(shape) == num_nodes else None
 
 
 def _best_of_each_number(order: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:

@@ -130,8 +130,12 @@ class RedundancyPolicy(TemplatesPolicy):
 
     def _initial_plan(self, nodes: Sequence[NodeId], generation: int) -> Plan:
         depth, number = self._shape_for(len(nodes))
-        order = [node for ring in spread(nodes, number, depth, self._zones) for node in ring]
-        return self._planned(self._template(depth), order, generation)
+        return self.first_ring(self._template(depth), number, nodes, generation)
+
+    def first_ring(self, template: Template, number: int, nodes: Sequence[NodeId], generation: int) -> Plan:
+        """So many whole pipelines of that template, for a job to begin with."""
+        order = [node for ring in spread(nodes, number, template.num_nodes, self._zones) for node in ring]
+        return self._planned(template, order, generation)
 
     def _shape_for(self, num_nodes: int) -> tuple[int, int]:
         """Pipelines of depth P, as many as can be and not more than D; of another depth if those are too few.
@@ -180,9 +184,10 @@ class RedundancyPolicy(TemplatesPolicy):
             plan = self._initial_plan(sorted(nodes), generation)
         except PlanError as refused:
             return self._without_shadows(refused, lambda policy: policy.initial(nodes, generation))
-        return self._proposal(plan, f"{self._made(plan, len(set(nodes)))}.", 0, "initial")
+        return self._proposal(plan, f"{self.made(plan, len(set(nodes)))}.", 0, "initial")
 
-    def _made(self, plan: Plan, num_nodes: int) -> str:
+    def made(self, plan: Plan, num_nodes: int) -> str:
+        """What the plan is, as the beginning of a sentence."""
         depth = len({plan.node_of(worker) for worker in plan.pipelines[0].workers})
         idle = num_nodes - len(plan.nodes)
         waits = f", and {count(idle, 'node')} {'wait' if idle > 1 else 'waits'} in the standby queue" if idle else ""
@@ -353,7 +358,7 @@ class RedundancyPolicy(TemplatesPolicy):
         gone = sorted(set(before.nodes) - set(live))
         happened = capital(nodes_are(gone, "gone")) if gone else "The nodes changed"
         moves = f"{size(moved_bytes)} of state move" if moved_bytes else "no state moves"
-        return f"{happened}: {self._made(after, len(live))}; {moves}."
+        return f"{happened}: {self.made(after, len(live))}; {moves}."
 
 
 def _bare(plan: Plan) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 
 from planaria.plan.plan import NodeId, Plan, WorkerId, runs_of
 from planaria.plan.replicas import lacking
@@ -22,6 +23,9 @@ from planaria.policy.redundancy import REDUNDANCY, TAKEOVER, RedundancyPolicy, c
 from planaria.policy.reroute import ReroutePolicy
 from planaria.policy.source import FromPlanner, Offer
 from planaria.policy.wording import shape
+
+RING = "ring"
+"""Pipelines of one depth are called so."""
 
 FORWARD_SHARE = 1 / 3
 """Of a layer's work; what eager shadows compute is theirs of another stage, unless a bubble holds it."""
@@ -47,6 +51,19 @@ class Rings(FromPlanner[RedundancyPolicy]):
             yield None
             yield self._offer(plan, how)
             yield None
+
+    def first(self, nodes: Sequence[NodeId], generation: int) -> Offer | None:
+        """A ring for a job to begin with, of the depth that is quickest in closed form; None where none fits."""
+        shapes = self._all_shapes(len(nodes))
+        if not shapes:
+            return None
+        _, template, number = min(shapes, key=itemgetter(0))
+        plan = self.planner.first_ring(template, number, sorted(nodes), generation)
+        if lacking(plan, self.planner.settings.fault_tolerance) or not self.planner.fits(plan):
+            return None
+        reason = f"{self.planner.made(plan, len(nodes))}."
+        proposal = dataclasses.replace(self.planner.estimated(plan), reason=reason, how=REDUNDANCY)
+        return Offer(name=self._called(RING, plan), proposal=proposal, explain=lambda asked, plan: reason)
 
     def _plans(self, question: Question, live: Sequence[NodeId]) -> Iterator[tuple[Plan | None, str]]:
         if question.plan.redundancy is not None:
@@ -85,26 +102,31 @@ class Rings(FromPlanner[RedundancyPolicy]):
 
     def _shapes(self, plan: Plan, live: Sequence[NodeId]) -> list[tuple[Template, int]]:
         """Templates and numbers of pipelines: that of the ring in force, so far as there is one, and the quickest."""
-        policy, settings = self.planner, self.planner.settings
-        if plan.devices_per_node != settings.devices_per_node:
+        if plan.devices_per_node != self.planner.settings.devices_per_node:
             return []
-        found: list[tuple[float, Template, int]] = []
-        for template in policy.templates:
-            number = min(len(live) // template.num_nodes, settings.num_microbatches)
-            if number < policy.least_pipelines(template.num_nodes):
-                continue
-            times = step_times(template, settings.num_microbatches)
-            share = -(-settings.num_microbatches // number)
-            found.append((float(times[share - 1]) + self._shadows_s(template, share), template, number))
+        found = self._all_shapes(len(live))
         if not found:
             return []
-        quickest = min(found, key=lambda one: one[0])
+        quickest = min(found, key=itemgetter(0))
         shapes = [quickest[1:]]
         if plan.redundancy is not None:
             kept = max(found, key=lambda one: (_num_in_place(plan, one[1], live), -one[0]))
             if kept[1] is not quickest[1] and _num_in_place(plan, kept[1], live):
                 shapes.insert(0, kept[1:])
         return shapes
+
+    def _all_shapes(self, num_nodes: int) -> list[tuple[float, Template, int]]:
+        """Templates that keep f + 1 replicas, how many pipelines of each, and what a step takes so."""
+        policy, settings = self.planner, self.planner.settings
+        found: list[tuple[float, Template, int]] = []
+        for template in policy.templates:
+            number = min(num_nodes // template.num_nodes, settings.num_microbatches)
+            if number < policy.least_pipelines(template.num_nodes):
+                continue
+            times = step_times(template, settings.num_microbatches)
+            share = -(-settings.num_microbatches // number)
+            found.append((float(times[share - 1]) + self._shadows_s(template, share), template, number))
+        return found
 
     def _shadows_s(self, template: Template, share: int) -> float:
         """By how much a pipeline's step is longer than its template's, if no bubble holds what shadows compute."""
@@ -123,8 +145,10 @@ class Rings(FromPlanner[RedundancyPolicy]):
                 return self.planner.happened(asked.plan, plan, live)
             return self.planner.made_again(asked.plan, plan, live, moved)
 
-        kind = TAKEOVER if how == TAKEOVER else "ring"
-        return Offer(name=f"{self.name} ({kind}, {shape(plan)})", proposal=proposal, explain=explain)
+        return Offer(name=self._called(TAKEOVER if how == TAKEOVER else RING, plan), proposal=proposal, explain=explain)
+
+    def _called(self, kind: str, plan: Plan) -> str:
+        return f"{self.name} ({kind}, {shape(plan)})"
 
 
 def _num_in_place(plan: Plan, template: Template, live: Sequence[NodeId]) -> int:

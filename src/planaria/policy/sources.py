@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from planaria.policy.fewer import Fewer
 from planaria.policy.going_back import GoingBack
 from planaria.policy.leaving_out import LeavingOut
 from planaria.policy.rebuilding import Searched, Templates
@@ -16,6 +17,7 @@ SOURCES: tuple[Callable[[ReroutePolicy], Source], ...] = (
     Rerouting,
     Templates,
     Searched,
+    Fewer,
     Rings.of,
     GoingBack,
     LeavingOut.of,

@@ -117,6 +117,12 @@ class TemplatesPolicy:
         policy._zones = dict(zones)
         return policy
 
+    def with_fault_tolerance(self, fault_tolerance: int) -> Self:
+        """The same templates, for plans of so many replicas and one."""
+        policy = copy.copy(self)
+        policy._settings = dataclasses.replace(self._settings, fault_tolerance=fault_tolerance)
+        return policy
+
     def with_outlook(self, outlook: Outlook) -> Self:
         """The same policy: it makes the same plans at any time."""
         return self

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planaria.policy.outlook import Outlook
+from planaria.policy.outlook import DEGRADED_SAVES_S, Outlook
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +21,7 @@ class Course:
         peril_before: of the next losses, the share that takes a last replica while the transition lasts.
         peril: likewise under the plan.
         loss_s: by how much longer the step takes under the plan in which the next node is lost.
+        is_degraded: so the state is saved beside training, also where no checkpoint is written on the way.
     """
 
     step_time_s: float
@@ -28,6 +29,7 @@ class Course:
     peril_before: float
     peril: float
     loss_s: float = 0.0
+    is_degraded: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,18 +56,25 @@ def worth(course: Course, outlook: Outlook, seconds: float) -> Worth:
     """Over a horizon of so many seconds. The next loss is as likely at any moment until it is expected."""
     before_s = min(course.transition_s, seconds)
     share = (course.peril_before * before_s + course.peril * (seconds - before_s)) / outlook.time_to_failure_s
-    risk_s = share * _at_stake_s(course.step_time_s, outlook, seconds)
+    risk_s = share * _at_stake_s(course, outlook, seconds)
     loss_s = min(1.0, seconds / outlook.time_to_failure_s) * course.loss_s
     gained_s = max(0.0, seconds - course.transition_s - risk_s - loss_s)
     return Worth(risk_s=risk_s, steps_per_s=gained_s / (seconds * course.step_time_s))
 
 
-def _at_stake_s(step_time_s: float, outlook: Outlook, seconds: float) -> float:
+def _at_stake_s(course: Course, outlook: Outlook, seconds: float) -> float:
     """What is lost with the last replica, on average over the horizon: it grows from what is at stake now, and begins
-    anew with each checkpoint."""
-    now_s, every_s = outlook.steps_at_stake * step_time_s, outlook.checkpoint_every * step_time_s
-    if not every_s:
+    anew with each checkpoint. Under a degraded plan the first is written as soon as a step is done, if none is written
+    otherwise."""
+    step_s = course.step_time_s
+    now_s, every_s = outlook.steps_at_stake * step_s, outlook.checkpoint_every * step_s
+    if every_s:
+        until_s = max(0.0, every_s - now_s)
+    elif course.is_degraded:
+        until_s, every_s = course.transition_s + step_s, DEGRADED_SAVES_S
+    else:
         return outlook.restore_s + now_s + seconds / 2
-    until_s = min(max(0.0, every_s - now_s), seconds)
-    work_s = until_s * (now_s + until_s / 2) + (seconds - until_s) * every_s / 2
+    until_s = min(until_s, seconds)
+    rest_s = seconds - until_s
+    work_s = until_s * (now_s + until_s / 2) + rest_s * min(rest_s, every_s) / 2
     return outlook.restore_s + work_s / seconds

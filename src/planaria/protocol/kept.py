@@ -20,13 +20,13 @@ class Kept:
         self._step = -1
         self._noted: list[tuple[Holders, Holders]] = []
 
-    def note(self, step: int, holders: Holders, reported: Holders) -> None:
+    def note(self, step: int, holders: Holders, reported: Holders | None = None) -> None:
         """Another plan is taken for `step`; until then these were the holders, but for those who reported to hold
         something else. Of who is gone by then, nobody will ask."""
         if step != self._step:
             self.forget()
             self._step = step
-        self._noted.append((holders, reported))
+        self._noted.append((holders, reported or {}))
 
     def forget(self) -> None:
         """The job goes back to another state."""

@@ -119,13 +119,13 @@ class Placing:
 
     # Plans that need no other
 
-    def first(self, nodes: Sequence[NodeId]) -> Proposal:
+    def first(self, nodes: Sequence[NodeId], outlook: Outlook) -> Proposal:
         """A placement onto these nodes. Raises PlanError."""
-        return self.policy.initial(nodes, self.next_generation())
+        return self.policy.with_outlook(outlook).initial(nodes, self.next_generation())
 
-    def again(self, nodes: Sequence[NodeId]) -> Proposal:
+    def again(self, nodes: Sequence[NodeId], outlook: Outlook) -> Proposal:
         """A placement onto these nodes, some of whose kind may have run out of memory. Raises PlanError."""
-        proposal = self.first(nodes)
+        proposal = self.first(nodes, outlook)
         if not self.shortages.allows(proposal.plan):
             raise self.shortages.refuse(proposal.plan)
         return proposal

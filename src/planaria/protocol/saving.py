@@ -6,15 +6,13 @@ from collections.abc import Collection, Mapping
 from math import inf
 
 from planaria.plan.plan import WorkerId
+from planaria.policy.outlook import DEGRADED_SAVES_S
 from planaria.protocol.messages import NotSaved, Save, Saved, SavedGroup
 from planaria.protocol.settings import CheckpointRef
 
-LEAST_REST_S = 60.0
-"""Under a degraded plan, from one order to the next, where the user wants no checkpoints every so many steps."""
-
 LEAST_REST = 20.0
-"""The same, as a multiple of what the last one took: so writing has at most a twentieth of the time, and what a loss
-takes is at most what passes between two, the last one's writing and a step."""
+"""Under a degraded plan, from one order to the next, as a multiple of what the last one took: so writing has at most a
+twentieth of the time, and what a loss takes is at most what passes between two, the last one's writing and a step."""
 
 
 class NobodyHolds(Exception):
@@ -141,7 +139,7 @@ class Checkpoints:
         """The one under way is written, or cannot be: the next under a degraded plan has time."""
         assert self.under_way is not None, "no checkpoint is under way"
         began = self.under_way.began
-        self.due_s = began + max(LEAST_REST_S, LEAST_REST * (now - began))
+        self.due_s = began + max(DEGRADED_SAVES_S, LEAST_REST * (now - began))
 
     def begin(self, step: int, num_groups: int, exponents: tuple[int, ...], now: float, num_dropped: int = 0) -> Saving:
         """Order one of the state after `step`. What was under way is given up."""

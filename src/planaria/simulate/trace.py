@@ -90,7 +90,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
             TraceError: the part is not within the trace.
         """
         end_s = start_s + length_s
-        if self.horizon_s < end_s <= self.horizon_s * (1 + ROUNDING):
+        if abs(end_s - self.horizon_s) <= self.horizon_s * ROUNDING:
             end_s = self.horizon_s
         if start_s < 0 or length_s <= 0 or end_s > self.horizon_s:
             raise TraceError(

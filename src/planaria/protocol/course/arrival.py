@@ -54,7 +54,7 @@ def start_when_gathered(run: Run) -> list[Command]:
         return []
     resume = run.settings.resume
     try:
-        proposal = run.placing.first(run.members.nodes)
+        proposal = run.placing.first(run.members.nodes, run.outlook)
     except PlanError as error:
         if run.members.gone and run.settings.waits:
             live = len(run.members.nodes)

@@ -264,10 +264,11 @@ class Run:
             holders=holders,
             gone=frozenset(self.members.gone),
             leaving=frozenset(self.members.leaving),
-            outlook=self._outlook(),
+            outlook=self.outlook,
         )
 
-    def _outlook(self) -> Outlook:
+    @property
+    def outlook(self) -> Outlook:
         """What is known of the time to come."""
         last, decision_s = self.checkpoints.last, self.timing.decision_s
         return Outlook(
