@@ -35,7 +35,7 @@ from planaria.protocol.journal import JournalCommit, JournalNode, JournalStop
 from planaria.protocol.messages import Commit, Notice, PlanMessage, Ready, Report, Save, Stop, Vote
 from planaria.protocol.past import Past
 from planaria.protocol.phases import Phase, ProtocolError
-from planaria.protocol.records import Recovered, RunStatus, StepCommitted, StepSkipped
+from planaria.protocol.records import PlanTaken, Recovered, RunStatus, StepCommitted, StepSkipped
 from planaria.protocol.settings import RunSettings
 from planaria.protocol.transitions import TRANSITIONS
 
@@ -46,7 +46,7 @@ def machine() -> Coordinator:
     return make_machine()
 
 
-def make_machine(past: Past | None = None) -> Coordinator:
+def make_machine(past: Past | None = None, *, hashes_plans: bool = True) -> Coordinator:
     planner = PlannerSettings(num_microbatches=4, fault_tolerance=1, num_nodes=3, devices_per_node=1)
     profile = uniform_profile(1, tied=False)
     settings = RunSettings(
@@ -59,6 +59,7 @@ def make_machine(past: Past | None = None) -> Coordinator:
         checkpoint_root="checkpoints",
         checkpoint_every=0,
         resume=None,
+        hashes_plans=hashes_plans,
     )
     return Coordinator(settings, TemplatesPolicy(profile, planner), past)
 
@@ -94,6 +95,17 @@ def vote(machine: Coordinator, worker: int) -> Received:
 
 def sent(commands: list[Command] | tuple[Command, ...], kind: type) -> list[Send]:
     return [command for command in commands if isinstance(command, Send) and isinstance(command.message, kind)]
+
+
+@pytest.mark.parametrize("hashes_plans", [True, False])
+def test_records_of_plans_bear_their_hash_where_it_is_wanted(hashes_plans: bool) -> None:
+    machine = make_machine(hashes_plans=hashes_plans)
+    (taken,) = (
+        command.record
+        for command in join_all(machine)
+        if isinstance(command, Publish) and isinstance(command.record, PlanTaken)
+    )
+    assert taken.plan_hash == (machine.plan.content_hash if hashes_plans else "")
 
 
 def test_the_plan_goes_out_when_all_have_joined(machine: Coordinator) -> None:
