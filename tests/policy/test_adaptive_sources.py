@@ -12,7 +12,7 @@ from planaria.estimate.restore import Storage, morph_time
 from planaria.plan.errors import NoReplica, TooFewNodes
 from planaria.plan.ledger import Ledger
 from planaria.plan.placement import Holders
-from planaria.plan.plan import NodeId, Plan, WorkerId
+from planaria.plan.plan import NodeId, Plan, PlanError, ScheduleKind, WorkerId
 from planaria.plan.profile import LinkCost, ModelProfile
 from planaria.plan.replicas import lacking, num_replicas
 from planaria.plan.salvage import to_halt
@@ -326,3 +326,44 @@ def test_fewer_replicas_are_no_candidate_where_there_can_be_all() -> None:
     policy, plan = started(QUICK, settings(4, smallest=2))
     told = after(policy, plan, 1).candidates
     assert not [candidate for candidate in told if "replica" in candidate.name], "one is what rerouting keeps"
+
+
+# Schedules that keep fewer activations
+
+SHORT = 8_000_000
+"""Bytes of memory with which pipelines of 3 nodes are the smallest with split backwards, and of 2 without."""
+
+
+def split_backwards(number: int) -> PlannerSettings:
+    return replace(
+        settings(number, smallest=0, microbatches=16), schedule=ScheduleKind.ZERO_BUBBLE_H1, memory_bytes=SHORT
+    )
+
+
+def test_too_few_nodes_for_the_jobs_schedule_are_enough_for_another() -> None:
+    """Of six nodes four are left, and one pipeline of three: rerouting would keep one replica, two pipelines of two
+    without split backwards keep two."""
+    policy, plan = started(QUICK, split_backwards(6))
+    proposal = after(policy, plan, *(stage.worker for stage in plan.pipelines[0].stages[:2]))
+    validate(proposal.plan, fault_tolerance=1)
+    assert not proposal.is_degraded
+    assert len(proposal.plan.nodes) == 4
+    assert ", 1f1b" in proposal.candidates[0].name
+    assert policy.fits(proposal.plan)
+    first = policy.initial(nodes(1, 3, 4, 5), 5).plan
+    validate(first, fault_tolerance=1)
+    assert len(first.nodes) == 4
+
+
+def test_a_job_begins_on_as_many_nodes_as_the_leanest_schedule_needs() -> None:
+    policy, plan = started(QUICK, split_backwards(4))
+    validate(plan, fault_tolerance=1)
+    assert policy.fits(plan)
+    with pytest.raises(PlanError):
+        AdaptivePolicy(QUICK, split_backwards(3))
+
+
+def test_where_nodes_are_enough_for_the_jobs_schedule_no_other_is_tried() -> None:
+    policy, plan = started(QUICK, split_backwards(7))
+    told = after(policy, plan, plan.pipelines[0].stages[0].worker).candidates
+    assert not [candidate for candidate in told if ScheduleKind.ONE_F_ONE_B.value in candidate.name]

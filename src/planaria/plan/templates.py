@@ -93,6 +93,16 @@ def make_templates(
     return tuple(template for template in made if template.num_nodes not in without)
 
 
+def fewest_nodes(profile: ModelProfile, settings: PlannerSettings) -> int:
+    """n0, onto fewer than which no split fits.
+
+    Raises:
+        PlanError: the model does not fit.
+    """
+    smallest, _ = _node_counts(profile, settings, make_space(profile, settings))
+    return smallest
+
+
 def _with_shadows(profile: ModelProfile, settings: PlannerSettings) -> tuple[Template, ...]:
     """The best of those whose stages have at most so much state, each with room for as much of another's, for several
     such limits. A template for which only uneven states would fit may be missed; bounds are those without shadows.

@@ -29,6 +29,7 @@ from planaria.policy.candidate import Candidate
 from planaria.policy.drop import DropPolicy
 from planaria.policy.exposure import exposure
 from planaria.policy.first_plan import best_first
+from planaria.policy.leaner import LEAN, Leaner
 from planaria.policy.options import Option, options_in_pieces
 from planaria.policy.outlook import Outlook
 from planaria.policy.pieces import Pieces, finished
@@ -59,7 +60,12 @@ class AdaptivePolicy(ReroutePolicy):
         Raises:
             PlanError: the model or f + 1 replicas of it do not fit.
         """
-        super().__init__(profile, settings)
+        try:
+            super().__init__(profile, settings)
+        except PlanError:
+            if settings.schedule is LEAN:
+                raise
+            super().__init__(profile, dataclasses.replace(settings, schedule=LEAN))
         self._outlook = Outlook()
         self._sources: tuple[Source, ...] = tuple(make(ReroutePolicy.like(self)) for make in SOURCES)
         self._answers: dict[Hashable, Sequence[Option]] = {}
@@ -93,8 +99,12 @@ class AdaptivePolicy(ReroutePolicy):
         """
         sizes = next((source.sizes for source in self._sources if isinstance(source, Searched)), self.templates)
         rings = next((source for source in self._sources if isinstance(source, Rings)), None)
-        own = super().initial(nodes, generation)
-        return best_first(ReroutePolicy.like(self), sizes, own, nodes, generation, self._outlook, rings)
+        planner = ReroutePolicy.like(self)
+        leaner = next((source for source in self._sources if isinstance(source, Leaner)), None)
+        if leaner is not None and len(set(nodes)) < leaner.needed:
+            planner, sizes = leaner.planner, leaner.planner.templates
+        own = planner.initial(nodes, generation)
+        return best_first(planner, sizes, own, nodes, generation, self._outlook, rings)
 
     def reconfigure(
         self,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from planaria.policy.fewer import Fewer
 from planaria.policy.going_back import GoingBack
+from planaria.policy.leaner import Leaner
 from planaria.policy.leaving_out import LeavingOut
 from planaria.policy.rebuilding import Searched, Templates
 from planaria.policy.reroute import ReroutePolicy
@@ -17,6 +18,7 @@ SOURCES: tuple[Callable[[ReroutePolicy], Source], ...] = (
     Rerouting,
     Templates,
     Searched,
+    Leaner.of,
     Fewer,
     Rings.of,
     GoingBack,
