@@ -204,12 +204,13 @@ class _Making:
 
     def _bulk(self, mean: float) -> list[str]:
         """Nodes of one zone, which is drawn by its nodes."""
-        zone = self._there[self._choice.choice(list(self._there))]
+        there = list(self._there)
+        zone = self._there[self._choice.choice(there)]
         size = 1
         while self._choice.random() < 1 - 1 / mean:
             size += 1
-        near = [node for node, at in self._there.items() if at == zone]
-        return self._choice.sample(near, min(size, len(near)))
+        near = there if len(self._population.zones) == 1 else [node for node in there if self._there[node] == zone]
+        return self._choice.sample(near, min(size, len(near))) if size > 1 else [self._choice.choice(near)]
 
     def _carry_out(self, at_s: float, _: int, node: str) -> None:
         if node:

@@ -267,8 +267,8 @@ class Following:
         at = self._at
         while at < len(happenings) and happenings[at][0] == due:
             at += 1
-        named = (self._named(root.state, happening) for happening in happenings[self._at : at])
-        struck = sorted(filter(None, named))
+        named = [self._named(root.state, happening) for happening in happenings[self._at : at]]
+        struck = sorted([one for one in named if one is not None])
         self._at = at
         if moment.is_waiting:
             self._causes[Cause.IDLE] += max(0.0, due - now)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import msgspec
 
@@ -39,8 +39,10 @@ class State:
     leaving: tuple[NodeId, ...] = ()
     zones: tuple[str, ...] = ()
     _hash: int = field(init=False, repr=False, compare=False)
+    _twins: dict[int, Sequence[tuple[int, int]]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "_twins", {})
         object.__setattr__(self, "_hash", hash((self.plan, self.num_idle, self.leaving, self.zones)))
 
     def __hash__(self) -> int:
@@ -51,7 +53,7 @@ class State:
         """Live ones."""
         return len(self.plan.nodes) + self.num_idle
 
-    @property
+    @cached_property
     def num_microbatches(self) -> int:
         """That a step counts."""
         return sum(len(route.microbatches) for route in self.plan.routes)
@@ -59,6 +61,12 @@ class State:
     def twin(self, node: int) -> Sequence[tuple[int, int]]:
         """The nodes to change places with, each with the one whose place it is, so that this node is one of the first
         pipeline of its kind, or the first idle one; none: it is."""
+        swaps = self._twins.get(node)
+        if swaps is None:
+            swaps = self._twins[node] = self._twin(node)
+        return swaps
+
+    def _twin(self, node: int) -> Sequence[tuple[int, int]]:
         plan = self.plan
         placed = self.num_nodes - self.num_idle
         if node >= placed and not self.leaving:
