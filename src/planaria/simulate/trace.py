@@ -26,7 +26,7 @@ class Change(enum.StrEnum):
     REMOVE = "remove"
 
 
-class TraceEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TraceEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     """A node comes or goes.
 
     Attributes:

@@ -246,8 +246,7 @@ class Following:
                 return None
             rest = moment.rest
             if rest is not None:
-                names = self._names
-                self._names = [names[at] for at in rest.order]
+                self._names = list(map(self._names.__getitem__, rest.order))
                 return rest, now
 
     def _bring_forward(self, state: State) -> None:
@@ -340,7 +339,8 @@ class Following:
         if moment.is_quiet:
             return
         tally = moment.tally
-        self._chosen(tally, now)
+        if tally.was_weighed is not None:
+            self._chosen(tally, now)
         if tally.restored:
             self._go_back()
         if tally.steps:
