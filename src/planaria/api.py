@@ -197,9 +197,11 @@ def plan(
     Raises:
         ValueError: the job cannot be planned on its nodes; the message says why and what to do.
     """
+    from planaria.launch.losses import expected_losses
     from planaria.launch.settings import job_profile, planner_settings
 
     job = validated(job)
+    expected = expected_losses(job)
     if profile is None:
         from planaria.launch.session import profile_job
 
@@ -210,12 +212,12 @@ def plan(
             f"{job.train.microbatch}. Set train.microbatch = {profile.microbatch_size}, or give another profile."
         )
     settings = dataclasses.replace(planner_settings(job), **(search or {}))
-    resilience = job.resilience
     report = plan_for(
         job_profile(job, profile),
         settings,
-        policy=resilience.policy,
-        mean_time_between_failures_s=resilience.mean_time_between_failures_s,
+        policy=job.resilience.policy,
+        mean_time_between_failures_s=expected.time_to_next_s(0.0),
+        nodes_together=expected.nodes_together,
         checkpoint_every=job.run.checkpoint_every,
         storage=Storage(node_bytes_per_s=job.cluster.storage_gb_per_s * 1e9),
         losses=losses,
@@ -230,6 +232,7 @@ def plan_for(
     *,
     policy: PolicyName = PolicyName.ADAPTIVE,
     mean_time_between_failures_s: float = DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S,
+    nodes_together: float = 1.0,
     checkpoint_every: int = 0,
     storage: Storage | None = None,
     losses: Sequence[Collection[int]] = (),
@@ -242,6 +245,7 @@ def plan_for(
         settings: what the planner must respect.
         policy: that makes the plan, and those after losses.
         mean_time_between_failures_s: which an adaptive policy expects.
+        nodes_together: that a loss takes, on average.
         checkpoint_every: steps between checkpoints; losses come in the middle between two.
         storage: that checkpoints are read from; None: as fast as is guessed.
         losses: nodes that are lost between two steps, at once or one after the other.
@@ -258,6 +262,7 @@ def plan_for(
     began = time.perf_counter()
     outlook = Outlook(
         time_to_failure_s=mean_time_between_failures_s,
+        nodes_together=nodes_together,
         checkpoint_every=checkpoint_every,
         steps_at_stake=checkpoint_every // 2,
         storage=storage or Storage(),

@@ -20,6 +20,7 @@ from planaria.job.parse import EMULATED_MODEL
 from planaria.job.settings import Device, Job, PolicyName
 from planaria.launch.comparison import Comparison, ComparisonFolder, run_policy
 from planaria.launch.local import LauncherError, LocalNodes
+from planaria.launch.losses import expected_losses
 from planaria.launch.rehearsal import Rehearsed, differences, fitted, new_folder, rehearse, rehearsed_job, script_for
 from planaria.observe.recorder import write_atomically
 from planaria.observe.rehearsal_progress import RehearsalProgress
@@ -131,8 +132,8 @@ def _prepared(job_file: Path, overrides: Sequence[str], wanted: Wanted) -> tuple
     profile, origin = _costs(job, job_file.resolve().parent, wanted.profile)
     click.echo(f"costs {origin}", err=True)
     if wanted.speed is not None:  # losses come so much sooner than the job expects
-        mean_s = job.resilience.mean_time_between_failures_s / wanted.speed
-        resilience = msgspec.structs.replace(job.resilience, mean_time_between_failures_s=mean_s)
+        mean_s = expected_losses(job).time_to_next_s(0.0) / wanted.speed
+        resilience = msgspec.structs.replace(job.resilience, mean_time_between_failures_s=mean_s, failure_trace="")
         job = msgspec.structs.replace(job, resilience=resilience)
     if script is None:
         script = _announced(script_for(ScriptName(wanted.script), job, profile, wanted.length_s), wanted)

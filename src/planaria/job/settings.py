@@ -258,6 +258,8 @@ class ResilienceSection(Section, frozen=True):
             adaptive where that trains more. With policy = "drop" it is a matter of course.
         mean_time_between_failures_s: seconds between losses of nodes, over the whole job, as expected before it runs;
             what is then observed counts more and more. Only the adaptive policy asks.
+        failure_trace: path of a trace of nodes of the kind that the job runs on (`planaria trace describe`); "": none.
+            How often nodes go in it, and how many at a time, counts as if this job had seen it.
         when_exhausted: what to do when fewer than (f + 1) n0 nodes are left and the policy has no plan for them.
         min_nodes_per_pipeline: n0; 0: the fewest that the memory allows.
         heartbeat_timeout_s: seconds without a sign of life after which a node counts as lost. A process that is seen to
@@ -274,6 +276,7 @@ class ResilienceSection(Section, frozen=True):
     redundancy: RedundancyMode = RedundancyMode.EAGER_LAZY
     allow_drop: bool = False
     mean_time_between_failures_s: float = 10_800.0
+    failure_trace: str = ""
     when_exhausted: WhenExhausted = WhenExhausted.EXIT
     min_nodes_per_pipeline: int = 0
     heartbeat_timeout_s: float = 1.0
