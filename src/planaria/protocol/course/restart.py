@@ -155,7 +155,7 @@ def _take_up(run: Run, position: Position) -> None:
         ballot.cast(worker, vote)
     run.attempt.salvage = Salvage(returning.earlier(position))
     run.attempt.unready = returning.unready(position)
-    run.kept.note(run.step, {}, returning.held(position))
+    run.kept.note(run.step, returning.held(position))
     run.attempt.begun_in = position.message.begun
     run.standing = returning.standing(position, frozenset(run.members.nodes), run.members.leaving.keys())
     run.placing.speeds.expect(plan, run.placing.policy.estimated(plan).compute_s)
