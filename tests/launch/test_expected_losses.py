@@ -10,7 +10,7 @@ from planaria import api
 from planaria.job.errors import UserError
 from planaria.job.parse import parse_job
 from planaria.job.settings import Job
-from planaria.launch.losses import MOST_COUNTED, expected_losses, seen_before
+from planaria.launch.losses import MOST_COUNTED, expected_losses, losses_of_trace
 from planaria.policy.outlook import Outlook
 from planaria.protocol.failures import Watched
 from tests.plan.profiles import uniform_profile
@@ -56,8 +56,8 @@ def trace(tmp_path: Path) -> Path:
 
 def test_a_trace_counts_as_if_the_job_had_seen_it(trace: Path) -> None:
     """Half as many nodes have seen as much in twice the time."""
-    assert seen_before(job_with("")) == Watched()
-    seen = seen_before(job_with(trace), Watched(seconds=100.0, losses=1, nodes=1))
+    assert losses_of_trace(job_with("")) == Watched()
+    seen = Watched(seconds=100.0, losses=1, nodes=1) + losses_of_trace(job_with(trace))
     assert seen == Watched(seconds=pytest.approx(100.0 + 7200.0), losses=5, nodes=9)
     expected = expected_losses(job_with(trace))
     assert expected.time_to_next_s(0.0) == pytest.approx((3600.0 + 7200.0) / (1 + 4))
@@ -69,7 +69,7 @@ def test_of_a_long_trace_it_is_the_rate_that_counts(tmp_path: Path) -> None:
     rows += [f"{at * 10_000},{what},n0" for at in range(1, 801) for what in ("remove", "add")]
     path = tmp_path / "long.csv"
     path.write_text("\n".join(rows) + "\n")
-    seen = seen_before(job_with(path))
+    seen = losses_of_trace(job_with(path))
     assert seen.losses == seen.nodes == MOST_COUNTED
     assert seen.seconds == pytest.approx(MOST_COUNTED * 10.0, rel=0.01)
 
@@ -86,7 +86,7 @@ def test_what_is_no_trace_is_refused(name: str, text: str | None, said: str, tmp
     if text is not None:
         (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match=said):
-        seen_before(job_with(tmp_path / name))
+        losses_of_trace(job_with(tmp_path / name))
 
 
 def test_a_plan_is_shown_for_what_the_trace_says(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:

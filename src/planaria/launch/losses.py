@@ -18,24 +18,20 @@ MOST_COUNTED = 16
 """Losses of a trace that count: of a longer one its rate does, and not that it was watched so long."""
 
 
-def expected_losses(job: Job, before: Watched = Watched()) -> Failures:  # noqa: B008 (frozen)
-    """Of a job that has not begun.
+def expected_losses(job: Job) -> Failures:
+    """Of a job that has seen none. Errors as `losses_of_trace`."""
+    return Failures(job.resilience.mean_time_between_failures_s, losses_of_trace(job))
 
-    Args:
-        job: it.
-        before: what earlier runs of it saw.
+
+def losses_of_trace(job: Job) -> Watched:
+    """What the job's trace says; nothing where it has none.
 
     Raises:
-        UserError: its trace cannot be read, or says what cannot be.
+        UserError: the trace cannot be read, or says what cannot be.
     """
-    return Failures(job.resilience.mean_time_between_failures_s, seen_before(job, before))
-
-
-def seen_before(job: Job, before: Watched = Watched()) -> Watched:  # noqa: B008 (frozen)
-    """What earlier runs saw, and the job's trace. Arguments and errors as `expected_losses`."""
     source = job.resilience.failure_trace
     if not source:
-        return before
+        return Watched()
     field = f"resilience.failure_trace = {source!r}"
     try:
         text = Path(source).read_text(encoding="utf-8")
@@ -50,7 +46,7 @@ def seen_before(job: Job, before: Watched = Watched()) -> Watched:  # noqa: B008
         raise UserError(f"{field} has no node at any time. Give a trace of nodes that came and went.")
     share = min(1.0, MOST_COUNTED / max(1, told.num_removals))
     return Watched(
-        seconds=before.seconds + share * told.mean_nodes * told.horizon_s / job.cluster.nodes,
-        losses=before.losses + round(share * told.num_removals),
-        nodes=before.nodes + round(share * told.num_removed),
+        seconds=share * told.mean_nodes * told.horizon_s / job.cluster.nodes,
+        losses=round(share * told.num_removals),
+        nodes=round(share * told.num_removed),
     )

@@ -26,7 +26,7 @@ from planaria.job.settings import Job, Launcher
 from planaria.launch.hosts import announce, imported, reachable, share
 from planaria.launch.interrupts import interrupts
 from planaria.launch.local import LauncherError, LocalNodes, cause_of
-from planaria.launch.losses import seen_before
+from planaria.launch.losses import losses_of_trace
 from planaria.launch.result import TrainResult
 from planaria.launch.settings import is_emulated, named_profile, node_settings
 from planaria.launch.supervisor import Supervisor
@@ -76,7 +76,7 @@ def train_job(
     """
     if job.cluster.launcher is Launcher.AGENTS:
         folder = RunFolder(folder.path.resolve())  # nodes have another working folder
-    seen_before(job)  # a mistake in its trace is found before anything begins
+    watched = losses_of_trace(job)
     checkpoint, complaints = _checkpoint(job, folder) if resume else (None, [])
     if is_emulated(job):
         _keep_profile(job, folder, resume=resume)
@@ -87,8 +87,9 @@ def train_job(
             _measure(job, nodes, folder.data, folder.profile, import_path)
         token = token or secrets.token_hex(16)
         run = _Run(job, folder, faults, tuple(observers), import_path, metadata_url, checkpoint, token, traces)
-        is_like_before = resume and (earlier is None or _nodes_of(earlier) == _nodes_of(job))
-        run.watched = seen_before(job, run.recorder.watched if is_like_before else Watched())
+        if resume and (earlier is None or _nodes_of(earlier) == _nodes_of(job)):
+            watched += run.recorder.watched
+        run.watched = watched
         with run.recorder:
             return run.train(nodes, complaints)
 

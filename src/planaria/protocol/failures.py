@@ -38,6 +38,11 @@ class Watched(msgspec.Struct, frozen=True, kw_only=True):
     losses: int = 0
     nodes: int = 0
 
+    def __add__(self, other: Watched) -> Watched:
+        return Watched(
+            seconds=self.seconds + other.seconds, losses=self.losses + other.losses, nodes=self.nodes + other.nodes
+        )
+
 
 class Failures:
     """Those of one run.
