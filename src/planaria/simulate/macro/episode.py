@@ -8,6 +8,7 @@ shortages of memory, and a coordinator that dies; `planaria.simulate.cluster` ha
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -144,7 +145,11 @@ class Episode:
     @property
     def _is_stalled(self) -> bool:
         """A worker of the plan is dead, and nobody knows: no sum gets whole."""
-        return not self._dead.keys().isdisjoint(self._run.plan.nodes) if self._run.current is not None else False
+        if not self._dead or self._run.current is None:
+            return False
+        nodes = self._run.plan.nodes  # ascending
+        places = ((node, bisect_left(nodes, node)) for node in self._dead)
+        return any(place < len(nodes) and nodes[place] == node for node, place in places)
 
     def advance(self) -> Tally:
         """To the next thing that happens by itself."""
