@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
+
 from planaria.estimate.durations import Durations
 from planaria.estimate.pipeline_rounds import Rounds
 from planaria.estimate.pipeline_stages import Stages
@@ -21,8 +23,7 @@ from planaria.plan.stand_in import forwards_at_first, forwards_before, is_worth
 from planaria.plan.work import Leg, legs, merge_hops
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerFlow:
+class WorkerFlow(msgspec.Struct, frozen=True, kw_only=True):
     """Of one worker of a pipeline, in seconds from the step's beginning.
 
     Attributes:

@@ -181,7 +181,9 @@ def _numbered(plan: Plan, signs: Sequence[_Sign], zones: Zones, nodes: Collectio
 def _names(plan: Plan, order: Sequence[int], *, by_number: bool) -> dict[NodeId, NodeId]:
     """The plan's nodes, in the order of their places, or of their numbers."""
     per_node = plan.devices_per_node
-    places = [node for at in order for node in plan.pipelines[at].nodes(per_node)]
+    places: list[NodeId] = []
+    for at in order:
+        places += plan.pipelines[at].nodes(per_node)
     places += [plan.node_of(shadow.worker) for shadow in plan.shadows]
     distinct = dict.fromkeys(sorted(places) if by_number else places)
     return dict(zip(distinct, cast("Iterable[NodeId]", range(len(distinct))), strict=True))
@@ -208,7 +210,7 @@ def _moved(plan: Plan, pipelines: Sequence[Pipeline], names: dict[NodeId, NodeId
     per_node = plan.devices_per_node
     moved: list[Pipeline] = []
     for pipeline in pipelines:
-        numbers = [names[node] for node in pipeline.nodes(per_node)]
+        numbers = list(map(names.__getitem__, pipeline.nodes(per_node)))
         first = numbers[0] if numbers else NodeId(0)
         if numbers == list(range(first, first + len(numbers))):
             moved.append(_placed(pipeline.form(per_node), first, per_node))
