@@ -176,7 +176,7 @@ class Aftermath:
         """The plan with pipelines of these sizes, in order (0: none)."""
         change = self._change
         kept = {at for at, intact in enumerate(self.intact) if intact and sizes[at] == self.alive[at]}
-        staying = {node for at in kept for node in self._nodes[at]}
+        staying = set[NodeId]().union(*(self._nodes[at] for at in kept))
         made_anew = [at for at, size in enumerate(sizes) if size and at not in kept]
         anew = assign(
             [self._by_size[sizes[at]] for at in made_anew],
@@ -237,7 +237,7 @@ class Aftermath:
             sync_epochs=(change.generation,) * len(profile.groups),
             schedule=change.settings.schedule,
         )
-        new = moved(new, self._holders, change.leaving, change.plan.devices_of, self._sources)
+        new = moved(new.following(change.plan), self._holders, change.leaving, change.plan.devices_of, self._sources)
         before = set(change.plan.pipelines)
         return Reconfiguration(
             plan=new,
@@ -299,12 +299,11 @@ def _live_nodes(plan: Plan, held: Holders) -> list[NodeId]:
 
 def _nodes_of_pipelines(plan: Plan, live: Collection[NodeId]) -> list[list[NodeId]]:
     """Each pipeline's live nodes; a node counts for the first pipeline that it is in."""
-    seen: set[NodeId] = set()
-    here = set(live)
+    left = set(live)
     result: list[list[NodeId]] = []
     for pipeline in plan.pipelines:
-        nodes = here.intersection(pipeline.nodes(plan.devices_per_node)) - seen
-        seen |= nodes
+        nodes = left.intersection(pipeline.nodes(plan.devices_per_node))
+        left -= nodes
         result.append(sorted(nodes))
     return result
 

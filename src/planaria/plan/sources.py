@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar, cast
 
 import numpy as np
 
@@ -19,6 +20,14 @@ Holders = Mapping[WorkerId, Collection[int]]
 """For each live worker, the groups that it holds an up-to-date replica of."""
 
 
+_T = TypeVar("_T")
+
+
+def distinct(many: Collection[_T]) -> Collection[_T]:
+    """Each object once: of thousands of workers, many hold the very same groups or layers."""
+    return dict(zip(map(id, many), many, strict=True)).values()
+
+
 def _classes(holders: Holders, devices_per_node: int) -> dict[frozenset[int], list[NodeId]]:
     """The nodes that hold anything, ascending, by the groups that some device of theirs holds."""
     members: defaultdict[frozenset[int], list[NodeId]] = defaultdict(list)
@@ -27,7 +36,7 @@ def _classes(holders: Holders, devices_per_node: int) -> dict[frozenset[int], li
         for worker, groups in holders.items():
             alike[id(groups)].append(worker)
         for workers in alike.values():
-            members[frozenset(holders[workers[0]])] += map(NodeId, workers)
+            members[frozenset(holders[workers[0]])] += cast("list[NodeId]", workers)
     else:
         held: dict[NodeId, frozenset[int]] = {}
         for worker, groups in holders.items():

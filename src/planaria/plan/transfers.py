@@ -14,7 +14,7 @@ import numpy as np
 from planaria.plan.errors import NoReplica
 from planaria.plan.matching import Ints
 from planaria.plan.plan import NodeId, Plan, Stage, Transfer, WorkerId, runs_of
-from planaria.plan.sources import Holders, Sources
+from planaria.plan.sources import Holders, Sources, distinct
 
 WORTH_SPLITTING_BYTES = 1 << 20
 """Parameters that the busiest node must be spared for groups to be split: a message more costs as long as some 100
@@ -44,15 +44,13 @@ def moved(
         NoReplica: nobody holds a group.
     """
     placed, leave = plan.groups_of, set(leaving)
-    told = {
-        worker: groups
-        for worker, groups in holders.items()
-        if worker in placed or (leave and plan.node_of(worker) in leave)
-    }
-    distinct = {id(groups): groups for groups in told.values()}
-    held = {group for groups in distinct.values() for group in groups}
+    told = dict(holders)
+    for worker in holders.keys() - placed.keys():
+        if plan.node_of(worker) not in leave:
+            del told[worker]
+    held = {group for groups in distinct(told.values()) for group in groups}
     shadows: list[Stage] = []
-    for worker in sorted([worker for worker in holders if worker not in told]):
+    for worker in sorted(holders.keys() - told.keys()):
         groups = holders[worker]
         if not held.issuperset(groups):
             shadows += runs_of(worker, plan.layers_held(groups), devices_of.get(worker, 1))
