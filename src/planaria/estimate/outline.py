@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -39,6 +40,8 @@ class Outline:
     compute_s: Mapping[WorkerId, float]
 
 
+_Key = TypeVar("_Key")
+
 Shape = Hashable
 """All that the times of a pipeline depend on, beside profile and conditions."""
 
@@ -65,14 +68,15 @@ MOST_STAGES = 128
 
 def remember(known: Known) -> None:
     """The latest only."""
-    for dictionary, most in (
-        (known, MOST_KNOWN),
-        (known.whole, MOST_KNOWN),
-        (known.endings, MOST_KNOWN),
-        (known.stages, MOST_STAGES),
-    ):
-        while len(dictionary) > most:
-            del dictionary[next(iter(dictionary))]
+    _keep_latest(known, MOST_KNOWN)
+    _keep_latest(known.whole, MOST_KNOWN)
+    _keep_latest(known.endings, MOST_KNOWN)
+    _keep_latest(known.stages, MOST_STAGES)
+
+
+def _keep_latest(found: dict[_Key, Any], most: int) -> None:
+    while len(found) > most:
+        del found[next(iter(found))]
 
 
 def outline_of_pipelines(plan: Plan, durations: Durations, conditions: Conditions, known: Known) -> Outline | None:
