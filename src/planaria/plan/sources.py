@@ -7,7 +7,7 @@ the optimizer's state goes along in proportion.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar, cast
 
@@ -26,6 +26,16 @@ _T = TypeVar("_T")
 def distinct(many: Collection[_T]) -> Collection[_T]:
     """Each object once: of thousands of workers, many hold the very same groups or layers."""
     return dict(zip(map(id, many), many, strict=True)).values()
+
+
+def unheld(wanted: Iterable[int], held: Iterable[Iterable[int]]) -> list[int]:
+    """Those wanted that nobody holds, ascending: of thousands of workers, the first few hold all."""
+    lacking = set(wanted)
+    for own in held:
+        lacking.difference_update(own)
+        if not lacking:
+            break
+    return sorted(lacking)
 
 
 def _classes(holders: Holders, devices_per_node: int) -> dict[frozenset[int], list[NodeId]]:
