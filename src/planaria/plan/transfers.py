@@ -99,9 +99,11 @@ def transfers(
         node = plan.node_of(target)
         received[node] = received.get(node, 0) + sizes[group]
     whole, sent = _whole(outer, sources, sizes)
-    best = sources.busiest(needed, max(received.values(), default=0))
-    if sent > best.size_bytes + worth_splitting_bytes:
-        whole = _split(outer, sources, sizes, best.flow, best.size_bytes, worth_splitting_bytes)
+    least = max(received.values(), default=0)
+    if sent > least + worth_splitting_bytes:
+        best = sources.busiest(needed, least)
+        if sent > best.size_bytes + worth_splitting_bytes:
+            whole = _split(outer, sources, sizes, best.flow, best.size_bytes, worth_splitting_bytes)
     return _from_devices(plan, holders, [*whole, *_within(inner, plan)])
 
 
