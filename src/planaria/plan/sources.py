@@ -127,7 +127,7 @@ class Sources:
         nobody holds is left out."""
         holding = self.counts @ self.holds
         each = np.divide(needed, holding, out=np.zeros(len(needed)), where=holding > 0)
-        return math.ceil((self.holds @ each).max(initial=0.0) * _ROUNDED)
+        return math.ceil(float((self.holds @ each).max(initial=0.0)) * _ROUNDED)
 
     def busiest(self, needed: Ints, at_least: int = 0) -> Busiest:
         """Send so many bytes of each group, so that the busiest node sends as little as can be.
