@@ -105,6 +105,19 @@ def test_a_single_ring_does_not_wait_for_nodes() -> None:
     assert run.plans["reconfigure"] == 3
 
 
+def test_adaptive_goes_on_with_few_nodes_as_its_best_single_policy_does() -> None:
+    """All but two nodes go at once, a layer's last replica with them; then others come."""
+    nodes = [TraceEvent(at_s=0.0, change=Change.ADD, node=str(number)) for number in range(NUM_NODES)]
+    lost = [TraceEvent(at_s=1000.0, change=Change.REMOVE, node=str(node)) for node in (1, 3, 4, 5, 6, 7)]
+    came = [TraceEvent(at_s=2100.0 + 300 * node, change=Change.ADD, node=f"new {node}") for node in range(3)]
+    few = Trace(name="few", horizon_s=HOUR_S, events=(*nodes, *lost, *came))
+    adaptive = experiment().runner("adaptive").run(few)
+    assert adaptive.fatal
+    assert not adaptive.seconds_by["idle"]
+    for name in ("templates", "reroute", "morph", "redundancy"):
+        assert adaptive.samples >= experiment().runner(name).run(few).samples, name
+
+
 def test_nothing_is_found_out_twice() -> None:
     simulation = experiment().simulation(
         "templates", make_policy(PolicyName.TEMPLATES, profile(), experiment().settings)
