@@ -15,6 +15,12 @@ from planaria.simulate.trace import HOUR_S, Change, Trace, TraceError, TraceEven
 
 DAY_S = 24 * HOUR_S
 
+LEAST_SHAPE = 0.01
+"""Of Weibull's distribution; below it, the scale for a mean lifetime is no number any more."""
+
+MOST_EVENTS = 2_000_000
+"""Of a trace that is made up; a larger one is a mistake, and takes memory without end."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConstantRate:
@@ -84,7 +90,7 @@ class Weibull:
 
     def __post_init__(self) -> None:
         _check("mean_s", self.mean_s, self.mean_s > 0, "above 0 s")
-        _check("shape", self.shape, self.shape > 0, "above 0")
+        _check("shape", self.shape, self.shape >= LEAST_SHAPE, f"{LEAST_SHAPE:g} or more")
 
     def draw_s(self, choice: random.Random) -> float:
         return choice.weibullvariate(self.mean_s / math.gamma(1 + 1 / self.shape), self.shape)
@@ -143,7 +149,7 @@ def generate(failures: Failures, population: Population, horizon_s: float, *, se
     """Make a trace up. One seed gives one trace.
 
     Raises:
-        TraceError: `horizon_s` is not a time above 0.
+        TraceError: `horizon_s` is not a time above 0, or more happens than `MOST_EVENTS`.
     """
     _check("horizon_s", horizon_s, horizon_s > 0, "above 0 s")
     making = _Making(failures, population, random.Random(seed))
@@ -178,6 +184,11 @@ class _Making:
             now = min(loss_s, due_s)
             if now > horizon_s:
                 return self._events
+            if len(self._events) >= MOST_EVENTS:
+                raise TraceError(
+                    f"within {now / HOUR_S:.3g} of {horizon_s / HOUR_S:.3g} hours {MOST_EVENTS:,} nodes came or went. "
+                    "Give fewer nodes or hours, or a lower rate."
+                )
             if due_s <= loss_s:
                 self._carry_out(*heapq.heappop(self._due))
             else:
