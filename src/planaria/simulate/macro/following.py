@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 _NEVER = float("inf")
 
+_ROUNDING_S = 1e-6
+"""By which sums of seconds may differ from the clock."""
+
 
 class Following:
     """One run, as far as it has come.
@@ -231,8 +234,7 @@ class Following:
             if due < now + moment.lasts_s and due < end_s:
                 now, moment = self._strike(root, moment, now, due)
             elif moment.lasts_s == _NEVER or now + moment.lasts_s >= end_s:
-                left = max(0.0, end_s - now)
-                self._causes[Cause.IDLE if moment.is_waiting else Cause.REDONE] += left
+                self._end(Cause.IDLE if moment.is_waiting else Cause.REDONE, now, end_s)
                 return None
             else:
                 now += moment.lasts_s
@@ -242,12 +244,19 @@ class Following:
                 self._waits += moment.is_waiting and not was_waiting
             if moment.tally.ended is not None:
                 self._ended = moment.tally.ended
-                self._causes[Cause.IDLE] += max(0.0, end_s - now)
+                self._end(Cause.IDLE, now, end_s)
                 return None
             rest = moment.rest
             if rest is not None:
                 self._names = list(map(self._names.__getitem__, rest.order))
                 return rest, now
+
+    def _end(self, cause: Cause, now: float, end_s: float) -> None:
+        """Nothing more happens. What no moment has accounted for yet, of a way that something interrupted, counts too."""
+        self._causes[cause] += max(0.0, end_s - now)
+        missing_s = end_s - math.fsum(self._causes)
+        if missing_s > _ROUNDING_S:
+            self._causes[cause] += missing_s
 
     def _bring_forward(self, state: State) -> None:
         """Of pipelines that are alike, the first one is struck: those that change places do not notice."""
