@@ -252,7 +252,7 @@ class Following:
                 return rest, now
 
     def _end(self, cause: Cause, now: float, end_s: float) -> None:
-        """Nothing more happens. What no moment has accounted for yet, of a way that something interrupted, counts too."""
+        """Nothing more happens. What no moment has accounted for yet of an interrupted way counts, too."""
         self._causes[cause] += max(0.0, end_s - now)
         missing_s = end_s - math.fsum(self._causes)
         if missing_s > _ROUNDING_S:
