@@ -103,6 +103,7 @@ class Server:
         agents: of nodes on other hosts; None: all nodes are started by this one.
         patience_s: where agents offer nodes, how long silence is borne when all are silent: the coordinator itself may
             be the one that is cut off.
+        most_nodes: that are started from here at a time, on the user's order; None: as many as are asked for.
     """
 
     def __init__(
@@ -122,6 +123,7 @@ class Server:
         kernel_kills: Callable[[], bool] = lambda: False,
         agents: Agents | None = None,
         patience_s: float = 0.0,
+        most_nodes: int | None = None,
     ) -> None:
         self._machine = machine
         self._token = token
@@ -157,7 +159,7 @@ class Server:
             tell_again,
         )
         start_node = self._start_node if agents is None else None
-        self._requests = Requests(machine, token, self._switchboard, self._handle, start_node)
+        self._requests = Requests(machine, token, self._switchboard, self._handle, start_node, most_nodes)
         if agents is not None:
             agents.open(self)
 
