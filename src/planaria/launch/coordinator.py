@@ -132,6 +132,7 @@ class _Coordinating:
             past=past,
             started=nodes.started,
             step_began=begin.step_began,
+            gone_at=begin.gone_at,
             tell_again=lambda record, time_s: link.send(Told(record, time_s, again=True)),
             strike=self._strike,
             # Of other hosts' kernels nothing is known here.
