@@ -111,8 +111,9 @@ def section(traces: Path | None = None) -> Section:
             f"Our adaptive policy is {adaptive / rates['Oobleck']:.2f} times as fast as the templates as published "
             f"and {adaptive / rates['ReCycle by Eq. 13']:.2f} to {adaptive / rates['ReCycle, a good schedule']:.2f} "
             "times as fast as rerouting as published (the paper, for Odyssey: 1.229 and 1.355). Odyssey built from "
-            "its own description does not gain its 1.229 over Oobleck here: losses come every twenty minutes and a "
-            "reconfiguration takes half a minute, so what is left is the difference between templates of all sizes, "
+            "its own description does not gain its 1.229 over Oobleck here: losses come every twenty minutes and more "
+            f"and a reconfiguration takes Oobleck {PAUSE_S:.0f} s, so what is left is the difference between "
+            "templates of all sizes, "
             "which Oobleck has too, and Odyssey's. The paper does not say how its simulated Oobleck distributed the "
             "batch or what its reconfiguration took; reading Eq. 6 as it stands explains a part."
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from oobleck_data import CHECKPOINT_STEPS, MODELS, NUM_NODES, TRACE_HOURS, TRACE_INTERVALS_S
-from oobleck_models import oobleck, own_terms, varuna
+from oobleck_models import best_varuna, oobleck, own_terms, varuna
 from ours import Ours
 from pictures import lines
 from replay import Outcome, replay
@@ -21,6 +21,7 @@ NOTICE_S = {"EC2": 120.0, "GCP": 30.0}
 SHOWN = "GPT-3 2.7b"
 OURS = ("BERT-Large", SHOWN)
 """Models for which this project's templates are run too."""
+SMALLEST = "BERT-Large"
 HUNG = "GPT-3 6.7b"
 """Where the paper's Varuna made no progress."""
 
@@ -45,20 +46,31 @@ def section(traces: Path | None = None) -> Section:
     found = used_traces(traces)
     rows = []
     plots = []
-    gains = []
+    smallest = []
+    gains: dict[str, list[float]] = {"as described": [], "with the best interval": []}
     for name, trace in found.items():
         for model in MODELS:
             templates = replay(oobleck(model), trace)
-            morphing = replay(varuna(model, CHECKPOINT_STEPS, notice_s=NOTICE_S[name.split()[0]]), trace)
+            notice_s = NOTICE_S[name.split()[0]]
+            morphing = replay(varuna(model, CHECKPOINT_STEPS, notice_s=notice_s), trace)
+            better = best_varuna(model, trace, notice_s=notice_s)
             rows.append(Row(what=f"{name}, {model}, Oobleck", paper=None, ours=templates.samples_per_s))
             rows.append(Row(what=f"{name}, {model}, Varuna", paper=None, ours=morphing.samples_per_s))
+            rows.append(Row(what=f"{name}, {model}, Varuna, best interval", paper=None, ours=better.samples_per_s))
             if model != HUNG:
-                gains.append(templates.samples / morphing.samples)
+                gains["as described"].append(templates.samples / morphing.samples)
+                gains["with the best interval"].append(templates.samples / better.samples)
+            if model == SMALLEST:
+                smallest.append(morphing.samples / templates.samples)
             if model in OURS:
                 own = Ours.run("templates", *own_terms(model), [trace])
                 rows.append(Row(what=f"{name}, {model}, ours, templates", paper=None, ours=own.throughput))
             if model == SHOWN:
-                series = {"Oobleck": over_time(templates), "Varuna": over_time(morphing)}
+                series = {
+                    "Oobleck": over_time(templates),
+                    "Varuna": over_time(morphing),
+                    "Varuna, best interval": over_time(better),
+                }
                 picture = lines(series, x="hours", y="samples trained, thousands", title=f"{model}, {name}")
                 plot = "oobleck_figure10_" + name.lower().replace(" ", "_").replace(",", "")
                 plots.append(Plot(name=plot, caption=f"Training of {model} on a trace like {name}", svg=picture))
@@ -76,13 +88,19 @@ def section(traces: Path | None = None) -> Section:
             Comparison(title="samples/s", rows=rows),
             Comparison(
                 title="Oobleck over Varuna",
-                rows=[Row(what="largest gain where Varuna gets on", paper=LARGEST_GAIN, ours=max(gains))],
+                rows=[
+                    Row(what=f"largest gain where Varuna gets on, {how}", paper=LARGEST_GAIN, ours=max(over))
+                    for how, over in gains.items()
+                ],
             ),
         ],
         verdict=(
             "As in the paper the gap grows with the model: saving GPT-3 2.7b takes longer than the warning, so every "
             "preemption throws Varuna back, and GPT-3 6.7b makes next to no progress. Varuna checkpoints every ten "
-            "steps here, as described (see Table 2)."
+            "steps, as described, and a second time at the interval that turns out best (see Table 2); the paper's "
+            f"9.1 times need the former. For BERT-Large the paper calls the two similar; here Varuna has "
+            f"{min(smallest):.0%} to {max(smallest):.0%} of Oobleck's throughput, because each node that comes or goes "
+            "is a restart of half a minute and a checkpoint, and nodes come one at a time."
         ),
         plots=plots,
     )

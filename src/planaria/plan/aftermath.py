@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from planaria.plan.batch import Distribution, Times, Undistributable, distribute
 from planaria.plan.errors import TooFewNodes
@@ -18,7 +19,7 @@ from planaria.plan.profile import ModelProfile
 from planaria.plan.recut import pipeline_times
 from planaria.plan.reinstantiate import How, Situation
 from planaria.plan.settings import PlannerSettings
-from planaria.plan.sources import Holders
+from planaria.plan.sources import Holders, Sources
 from planaria.plan.speeds import Pace, Speeds, check_speeds, slowed, step_times
 from planaria.plan.templates import Template
 from planaria.plan.transfers import moved
@@ -89,9 +90,9 @@ class Aftermath:
         self._change = change
         plan, per_node = change.plan, change.plan.devices_per_node
         gone = set(change.lost)
-        self._sources = _without(change.holders, gone, per_node)
+        self._holders = _without(change.holders, gone, per_node)
         gone |= set(change.leaving)
-        self._held = _without(self._sources, gone, per_node)
+        self._held = _without(self._holders, gone, per_node)
         for node in sorted(set(change.joined) - gone):
             for device in range(per_node):
                 self._held.setdefault(WorkerId(node * per_node + device), ())
@@ -115,6 +116,10 @@ class Aftermath:
         )
         self._paces: dict[int, Pace] = {}
         self._step_times: dict[int, Times] = {}
+
+    @cached_property
+    def _sources(self) -> Sources:
+        return Sources(self._holders, self._change.plan.devices_per_node, len(self._change.profile.groups))
 
     @property
     def num_live(self) -> int:
@@ -171,16 +176,17 @@ class Aftermath:
         """The plan with pipelines of these sizes, in order (0: none)."""
         change = self._change
         kept = {at for at, intact in enumerate(self.intact) if intact and sizes[at] == self.alive[at]}
-        staying = {node for at in kept for node in self._nodes[at]}
+        staying = set[NodeId]().union(*(self._nodes[at] for at in kept))
         made_anew = [at for at, size in enumerate(sizes) if size and at not in kept]
         anew = assign(
             [self._by_size[sizes[at]] for at in made_anew],
             [node for node in self._live if node not in staying],
             change.plan.devices_per_node,
             change.profile.groups,
-            self._sources,
+            self._holders,
             change.zones,
             [change.plan.pipelines[at] for at in sorted(kept)],
+            self._sources,
         )
         built = dict(zip(made_anew, anew, strict=True)) | {at: change.plan.pipelines[at] for at in kept}
         order = sorted(built)
@@ -231,7 +237,7 @@ class Aftermath:
             sync_epochs=(change.generation,) * len(profile.groups),
             schedule=change.settings.schedule,
         )
-        new = moved(new, self._sources, change.leaving, change.plan.devices_of)
+        new = moved(new.following(change.plan), self._holders, change.leaving, change.plan.devices_of, self._sources)
         before = set(change.plan.pipelines)
         return Reconfiguration(
             plan=new,
@@ -293,12 +299,11 @@ def _live_nodes(plan: Plan, held: Holders) -> list[NodeId]:
 
 def _nodes_of_pipelines(plan: Plan, live: Collection[NodeId]) -> list[list[NodeId]]:
     """Each pipeline's live nodes; a node counts for the first pipeline that it is in."""
-    seen: set[NodeId] = set()
-    here = set(live)
+    left = set(live)
     result: list[list[NodeId]] = []
     for pipeline in plan.pipelines:
-        nodes = here.intersection(pipeline.nodes(plan.devices_per_node)) - seen
-        seen |= nodes
+        nodes = left.intersection(pipeline.nodes(plan.devices_per_node))
+        left -= nodes
         result.append(sorted(nodes))
     return result
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import accumulate
 
-from planaria.plan.costs import PipelineCost, StageCosts, pipeline_cost
+from planaria.plan.costs import PipelineCost, StageCosts, pipeline_cost, stage_costs
 from planaria.plan.detours import Detours, Freedom, Way
-from planaria.plan.plan import Pipeline, Route, Stage, WorkerId, runs_of
+from planaria.plan.plan import Form, Pipeline, Route, Stage, WorkerId, runs_of
 from planaria.plan.profile import ModelProfile
 
 Missing = Mapping[tuple[int, ...], Sequence[int]]
@@ -26,11 +27,7 @@ def along_pipelines(
     intact: Sequence[Pipeline], kept: Sequence[Route], missing: Missing, generation: int, profile: ModelProfile
 ) -> tuple[Route, ...]:
     """New routes over whole pipelines: each microbatch goes to the pipeline that would end first with it."""
-    cost_of = {
-        cut: pipeline_cost(profile, [(first, end) for first, end, _ in cut])
-        for cut in dict.fromkeys(pipeline.cut for pipeline in intact)
-    }
-    costs: list[PipelineCost] = [cost_of[pipeline.cut] for pipeline in intact]
+    costs = [_cost_of(profile, pipeline.form(1)) for pipeline in intact]
     loads = [0] * len(intact)
     at_of_stages = {id(pipeline.stages): at for at, pipeline in enumerate(intact)}
     at_of: dict[WorkerId, int] = {}
@@ -62,6 +59,12 @@ def along_pipelines(
     return tuple(routes)
 
 
+@lru_cache(maxsize=1 << 12)
+def _cost_of(profile: ModelProfile, form: Form) -> PipelineCost:
+    """Of a pipeline, each stage taken to be one device on a node of its own."""
+    return pipeline_cost(profile, [(first, end) for first, end, *_ in form.stages])
+
+
 def along_holders(
     holders: LayersOf,
     devices: Mapping[WorkerId, int],
@@ -71,7 +74,7 @@ def along_holders(
     profile: ModelProfile,
 ) -> tuple[Route, ...]:
     """New routes over whoever holds the layers, where no pipeline is whole."""
-    costs = StageCosts(profile)
+    costs = stage_costs(profile)
     runs = [run for worker, layers in holders.items() for run in runs_of(worker, layers, devices.get(worker, 1))]
     loads = dict.fromkeys(holders, 0.0)
     for route in kept:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from typing import cast
 
 from planaria.plan.plan import NodeId, WorkerId
 
@@ -77,7 +78,9 @@ class Membership:
         per_node = self._devices_per_node
         joined = dict.fromkeys(nodes, per_node)
         dict.update(self._joined, joined)
-        workers = [WorkerId(node * per_node + device) for node in joined for device in range(per_node)]
+        workers = cast("Collection[WorkerId]", joined)
+        if per_node > 1:
+            workers = [WorkerId(node * per_node + device) for node in joined for device in range(per_node)]
         self.addresses.update(dict.fromkeys(workers, address))
         self._nodes = self._workers = None
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from planaria.estimate.rest import Stretch
 from planaria.plan.plan import NodeId, Plan, WorkerId
 from planaria.plan.replicas import lacking
+from planaria.plan.sources import distinct
 from planaria.policy.outlook import USUAL_DECISION_S, Outlook
 from planaria.policy.proposal import Policy
 from planaria.protocol.ballot import Ballot
@@ -244,8 +245,9 @@ class Run:
         groups_of, here = self.plan.groups_of, self.members.addresses.keys()
         if here <= groups_of.keys():  # both ascending
             holders = dict(groups_of)
-            for worker in groups_of.keys() - here:
-                del holders[worker]
+            if len(here) < len(groups_of):
+                for worker in groups_of.keys() - here:
+                    del holders[worker]
         else:
             holders = {worker: groups_of.get(worker, ()) for worker in self.members.workers}
         holders.update((w, held) for w, held in self.attempt.salvage.held.items() if w in holders)
@@ -253,7 +255,7 @@ class Run:
 
     def without_replica(self, holders: Mapping[WorkerId, tuple[int, ...]]) -> list[int]:
         """Groups that nobody holds."""
-        held = {group for groups in set(holders.values()) for group in groups}
+        held = {group for groups in distinct(holders.values()) for group in groups}
         return [group for group in range(len(self.plan.groups)) if group not in held]
 
     def situation(self, holders: Mapping[WorkerId, tuple[int, ...]]) -> Situation:

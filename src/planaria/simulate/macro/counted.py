@@ -30,10 +30,7 @@ class Counted:
         for own in self._kept.values():
             for layer, mask in enumerate(own):
                 bits[layer] |= mask
-        together: dict[tuple[int, ...], int] = {}
-        for route in plan.routes:
-            together[route.counted] = together.get(route.counted, 0) | mask_of(route.microbatches)
-        for layers, mask in together.items():
+        for layers, mask in plan.work.items():
             for layer in layers:
                 bits[layer] |= mask
         left_out = mask_of(plan.dropped)

@@ -225,8 +225,7 @@ class Episode:
         if last is None:
             return
         run.attempt.unready.difference_update(others)
-        for worker in others:
-            run.moving.ready(worker, self.now)
+        run.moving.all_ready(others, self.now)
         self._handle(Received(last, Ready(generation=run.plan.generation)))
 
     def _vote(self) -> None:
