@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 _NEVER = float("inf")
 
 
-
 class Following:
     """One run, as far as it has come.
 
