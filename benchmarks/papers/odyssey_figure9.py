@@ -85,7 +85,7 @@ def section(traces: Path | None = None) -> Section:
     series = {name: over_time(runs[0]) for name, runs in outcomes.items() if "Eq. 6" not in name}
     timeline = own["adaptive"].results[0].timeline
     series["ours, adaptive"] = [*((at_s / HOUR_S, rate) for at_s, _, rate in timeline), (HOURS, timeline[-1][2])]
-    nodes = [(at_s / HOUR_S, float(count)) for at_s, count, _ in timeline]
+    nodes = [*((at_s / HOUR_S, float(count)) for at_s, count, _ in timeline), (HOURS, float(timeline[-1][1]))]
     return Section(
         key="odyssey_figure9",
         source="Odyssey, Figures 7 to 9",

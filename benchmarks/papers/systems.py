@@ -113,12 +113,14 @@ class Varuna:
         grids: pipelines to choose from; f is not used.
         restart_s: framework initialisation and loading the checkpoint.
         notice_s: how long before a loss it is warned: time to save what is done, if saving takes no longer; 0: never.
+        saves_for_joins: it saves before it takes new nodes, which wait for that; else it goes back for them too.
     """
 
     grids: Grids
     restart_s: float
     checkpoints: Checkpoints | None
     notice_s: float = 0.0
+    saves_for_joins: bool = True
     name: str = "Varuna"
     _nodes: set[Node] = field(default_factory=set)
 
@@ -132,7 +134,7 @@ class Varuna:
         mode = self.start(sorted(nodes, key=str))
         write_s = 0.0 if self.checkpoints is None else self.checkpoints.write_s
         is_warned = self.notice_s > 0 and write_s <= self.notice_s
-        if not changes.lost or is_warned:
+        if is_warned if changes.lost else self.saves_for_joins:
             pause_s = write_s + self.restart_s
             return Answer(mode=mode, pause_s=pause_s, how="restart", disturbs=True, saves=True)
         return Answer(mode=mode, pause_s=self.restart_s, how="restart", rolls_back=True)

@@ -12,10 +12,13 @@ import oobleck_data
 import oobleck_models
 import page
 import pytest
+import traces
 from bamboo_models import RECONFIGURATION_7_PERCENT_S, Spot, bamboo, to_completion
 from bamboo_system import Bamboo
 from replay import Answer, Changes, Checkpoints, Mode, Node, Outcome, Replay, System, replay
 from section import Comparison, Plot, Row, Section
+
+from planaria.simulate.trace import Change
 
 NODES = [Node(f"n{at}", "abc"[at % 3]) for at in range(12)]
 
@@ -148,6 +151,24 @@ def test_varuna_whose_checkpoints_cost_nothing_comes_near_its_paper(frequency: s
     ours = replay(system, oobleck_models.monotonic(frequency)).samples_per_s
     paper = dict(zip(oobleck_data.FREQUENCIES_S, oobleck_data.TABLE_4_FREE["BERT-Large"], strict=True))
     assert ours == pytest.approx(paper[frequency], rel=0.05)
+
+
+def test_varuna_saves_before_it_takes_new_nodes_or_goes_back_for_them() -> None:
+    nodes = [Node(f"n{at}") for at in range(oobleck_data.NUM_NODES)]
+    for saves in (True, False):
+        system = oobleck_models.varuna("BERT-Large", 10)
+        system.saves_for_joins = saves
+        system.start(nodes[1:])
+        answer = system.change(Changes(at_s=1.0, joined=(nodes[0],)))
+        assert (answer.saves, answer.rolls_back) == (saves, not saves)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_nodes_of_made_up_traces_come_two_by_two_as_the_recorded_ones_do(seed: int) -> None:
+    trace = traces.with_interval(30, 600.0, 12.0, "made up", seed=seed)
+    came = [event.at_s for event in trace.events if event.change is Change.ADD and event.at_s > 0]
+    assert len(came) / len(set(came)) == pytest.approx(1.9, abs=0.1)
+    assert max(count for _, count in trace.counts()) <= 30
 
 
 def test_varuna_with_the_best_interval_is_as_good_as_with_any() -> None:

@@ -9,10 +9,11 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 
 from planaria.plan.batch import Distribution, Times, Undistributable, distribute
 from planaria.plan.errors import TooFewNodes
-from planaria.plan.instantiate import contiguous_routes, instances, instantiate, place
+from planaria.plan.instantiate import contiguous_routes, instances, instantiate, instantiate_beside, place
 from planaria.plan.placement import assign
 from planaria.plan.plan import Form, NodeId, Pipeline, Plan, WorkerId
 from planaria.plan.profile import ModelProfile
@@ -137,9 +138,13 @@ class Aftermath:
         nodes = len(self._live) - sum(self.alive[at] for at in kept)
         counts = [0] * len(sizes)
         if nodes or not kept:
-            times = [self._times(self._by_size[self.alive[at]], change.plan.pipelines[at]) for at in kept]
+            beside = [self._by_size[self.alive[at]] for at in kept]
             try:
-                counts = list(instantiate(change.templates, nodes, change.settings, kept=times))
+                if not change.speeds:
+                    counts = list(instantiate_beside(change.templates, nodes, change.settings, beside))
+                else:
+                    times = [self._times(one, change.plan.pipelines[at]) for one, at in zip(beside, kept, strict=True)]
+                    counts = list(instantiate(change.templates, nodes, change.settings, kept=times))
             except Undistributable:
                 if kept:
                     return None
@@ -171,6 +176,30 @@ class Aftermath:
         times = [step_times(self._by_size[size], settings.num_microbatches) for size in sizes if size]
         shares = distribute(times, settings.num_microbatches, self._change.distribution)
         return max(float(time[share - 1]) for time, share in zip(times, shares, strict=True))
+
+    def shaped(self, sizes: Sequence[int]) -> Plan:
+        """A plan with pipelines of the same forms and shares as `build` makes for these sizes (0: none), on nodes that
+        are as fast as the profile says; but on nodes 0, 1, ..., wherever the state is. Raises Undistributable."""
+        change, profile = self._change, self._change.profile
+        templates = [self._by_size[size] for size in sizes if size]
+        ends = list(accumulate(template.num_nodes for template in templates))
+        pipelines = tuple(
+            place(template, [NodeId(node) for node in range(end - template.num_nodes, end)], 1)
+            for template, end in zip(templates, ends, strict=True)
+        )
+        times = [step_times(template, change.settings.num_microbatches) for template in templates]
+        shares = distribute(times, change.settings.num_microbatches, change.distribution)
+        return Plan(
+            generation=change.generation,
+            num_layers=profile.num_layers,
+            num_microbatches=change.settings.num_microbatches,
+            devices_per_node=1,
+            groups=profile.groups,
+            pipelines=pipelines,
+            routes=contiguous_routes(pipelines, shares, profile.num_layers, change.generation),
+            sync_epochs=(change.generation,) * len(profile.groups),
+            schedule=change.settings.schedule,
+        )
 
     def build(self, sizes: Sequence[int], how: How) -> Reconfiguration:
         """The plan with pipelines of these sizes, in order (0: none)."""
