@@ -37,3 +37,13 @@ def test_to_lose_a_node_twice_or_one_that_has_not_all_come_changes_nothing_else(
     members.join(WorkerId(3), "again")
     assert members.workers == (0, 1, 3, 4, 5)
     assert members.nodes == (0, 2)
+
+
+def test_nodes_come_in_any_order_and_count_once_all_of_their_workers_are_there() -> None:
+    members = Membership(3, 2)
+    seen = []
+    for worker in (5, 0, 4, 2, 1, 1, 3):
+        members.join(WorkerId(worker), "there")
+        seen.append(members.nodes)
+    assert seen == [(), (), (2,), (2,), (0, 2), (0, 2), (0, 1, 2)]
+    assert members.is_gathered

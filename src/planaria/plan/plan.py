@@ -339,6 +339,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True
                 together.setdefault(stage.worker, set()).update(stage.layers)
             owned = {worker: tuple(sorted(layers)) for worker, layers in together.items()}
         order = sorted(owned)
+        if order == list(owned):
+            return owned
         return dict(zip(order, map(owned.__getitem__, order), strict=True))
 
     @cached_property
@@ -423,7 +425,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True
             "groups_of": _changed(
                 before.groups_of, old, [{w: groups_of[ls] for w, ls in pipeline.owned.items()} for pipeline in new]
             ),
-            "devices_of": _changed(before.devices_of, old, [pipeline.devices_of for pipeline in new]),
         }
         if sum(len(pipeline.owned) for pipeline in self.pipelines) == len(found["layers_of"]):
             counts = list(before.num_owners)

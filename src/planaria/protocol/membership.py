@@ -72,7 +72,10 @@ class Membership:
         node = self.node_of(worker)
         if worker not in self.addresses:
             self._joined[node] += 1
-            self._nodes = self._workers = None
+            self._workers = None
+            if self._nodes is not None and self._joined[node] == self._devices_per_node:
+                at = bisect_left(self._nodes, node)  # asked whenever one joins
+                self._nodes = (*self._nodes[:at], node, *self._nodes[at:])
         self.addresses[worker] = address
         return self._joined[node] == self._devices_per_node
 
