@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -39,6 +40,8 @@ class Outline:
     compute_s: Mapping[WorkerId, float]
 
 
+_Key = TypeVar("_Key")
+
 Shape = Hashable
 """All that the times of a pipeline depend on, beside profile and conditions."""
 
@@ -49,12 +52,14 @@ class Known(dict[Shape, PipelineFlow]):
     Attributes:
         whole: steps that were, by what they depend on: seconds of the step, and of its longest instruction.
         stages: of pipelines of a form, under a schedule.
+        endings: of plans whose pipelines are of these forms: the rounds of sums, and the longest optimizer's step.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.whole: dict[Hashable, tuple[float, float]] = {}
         self.stages: dict[tuple[ScheduleKind, Form], Stages] = {}
+        self.endings: dict[Hashable, tuple[Sequence[int], float]] = {}
 
 
 MOST_KNOWN = 4096
@@ -63,12 +68,15 @@ MOST_STAGES = 128
 
 def remember(known: Known) -> None:
     """The latest only."""
-    while len(known) > MOST_KNOWN:
-        del known[next(iter(known))]
-    while len(known.whole) > MOST_KNOWN:
-        del known.whole[next(iter(known.whole))]
-    while len(known.stages) > MOST_STAGES:
-        del known.stages[next(iter(known.stages))]
+    _keep_latest(known, MOST_KNOWN)
+    _keep_latest(known.whole, MOST_KNOWN)
+    _keep_latest(known.endings, MOST_KNOWN)
+    _keep_latest(known.stages, MOST_STAGES)
+
+
+def _keep_latest(found: dict[_Key, Any], most: int) -> None:
+    while len(found) > most:
+        del found[next(iter(found))]
 
 
 def outline_of_pipelines(plan: Plan, durations: Durations, conditions: Conditions, known: Known) -> Outline | None:
@@ -112,7 +120,12 @@ def outline_of_pipelines(plan: Plan, durations: Durations, conditions: Condition
     what = (plan.groups, per_node, frozenset(kinds), frozenset(idle), durations.num_counting)
     found = known.whole.get(what)
     if found is None:
-        found = known.whole[what] = _found(plan, durations, conditions, list(kinds.values()), list(idle.values()))
+        forms = plan.groups, per_node, frozenset([form for _, form, _ in kinds.values()]).union(idle)
+        ending = known.endings.get(forms)
+        if ending is None:
+            ending = known.endings[forms] = colour(plan), _longest_apply_s(plan, durations)
+        found = _found(plan, durations, conditions, list(kinds.values()), list(idle.values()), ending)
+        known.whole[what] = found
     step_s, longest_s = found
     remember(known)
     return Outline(
@@ -127,10 +140,12 @@ def shape_of(routes: Sequence[Route]) -> tuple[Shape, ...]:
     if len(routes) == 1:
         (route,) = routes
         return (0, route.counted, len(route.microbatches), route.reached)
-    turn_of = {born: turn for turn, born in enumerate(sorted({route.born for route in routes}))}
-    own = tuple((turn_of[r.born], r.counted, len(r.microbatches), r.reached) for r in routes)
-    if len(turn_of) == len(routes):
-        return own
+    borns = [route.born for route in routes]
+    distinct = sorted(set(borns))
+    turns = list(map(distinct.index, borns))
+    own = [(turn, r.counted, len(r.microbatches), r.reached) for turn, r in zip(turns, routes, strict=True)]
+    if len(distinct) == len(borns):
+        return tuple(own)
     return (*own, tuple(order_of(routes)))
 
 
@@ -178,8 +193,19 @@ _Kind = tuple[PipelineFlow, Form, list[Pipeline]]
 """What a kind of pipeline does by itself, its form, and the pipelines that are of it."""
 
 
+def _longest_apply_s(plan: Plan, durations: Durations) -> float:
+    """Of the optimizer's steps of a plan whose pipelines are apart."""
+    own = {(devices, plan.groups_of[w]) for one, _ in plan.examples for w, devices in one.devices_of.items()}
+    return max(durations.apply_of_s(devices, groups) for devices, groups in own)
+
+
 def _found(
-    plan: Plan, durations: Durations, conditions: Conditions, kinds: Sequence[_Kind], idle: list[Pipeline]
+    plan: Plan,
+    durations: Durations,
+    conditions: Conditions,
+    kinds: Sequence[_Kind],
+    idle: list[Pipeline],
+    ending: tuple[Sequence[int], float],
 ) -> tuple[float, float]:
     """From what every kind of pipeline does by itself: seconds of the step, and of its longest instruction."""
     whole = [0.0] * len(plan.groups)
@@ -199,13 +225,14 @@ def _found(
     for pipeline in idle:
         for worker, devices in pipeline.devices_of.items():
             ends.setdefault((plan.groups_of[worker], devices, 0.0), 0.0)
-    rounds = colour(plan)
-    voted_s = applies_s = 0.0
+    rounds, applies_s = ending
+    voted_s = 0.0
     on_devices = {devices: durations.sums_on(devices) for devices in {devices for _, devices, _ in ends}}
     for (groups, devices, reads_from), end_s in ends.items():
         read_s, sum_s = on_devices[devices]
         end, spans = summed(groups, whole, rounds, read_s, sum_s, reads_from=reads_from, sums_from=end_s)
         voted_s = max(voted_s, end)
-        longest_s = max([longest_s, *[until - start for start, until in spans.values()]])
-        applies_s = max(applies_s, durations.apply_of_s(devices, groups))
+        for start, until in spans.values():
+            if until - start > longest_s:
+                longest_s = until - start
     return voted_s + durations.vote_s + applies_s, max(longest_s, applies_s)

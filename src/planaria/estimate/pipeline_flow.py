@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
+
 from planaria.estimate.durations import Durations
 from planaria.estimate.pipeline_rounds import Rounds
 from planaria.estimate.pipeline_stages import Stages
@@ -21,8 +23,7 @@ from planaria.plan.stand_in import forwards_at_first, forwards_before, is_worth
 from planaria.plan.work import Leg, legs, merge_hops
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerFlow:
+class WorkerFlow(msgspec.Struct, frozen=True, kw_only=True):
     """Of one worker of a pipeline, in seconds from the step's beginning.
 
     Attributes:
@@ -166,11 +167,18 @@ def rounds_of(plan: Plan, path: Path, durations: Durations, stages: Stages) -> R
 
 def order_of(routes: Sequence[Route]) -> list[int]:
     """Of a pipeline's microbatches, in the order in which they set out, the numbers of their routes."""
-    if len(routes) == 1:
-        return [0] * len(routes[0].microbatches)
-    travellers = [(route.born, microbatch, at) for at, route in enumerate(routes) for microbatch in route.microbatches]
-    travellers.sort()
-    return [at for _, _, at in travellers]
+    together: dict[int, list[int]] = {}
+    for at, route in enumerate(routes):
+        together.setdefault(route.born, []).append(at)
+    order: list[int] = []
+    for born in sorted(together):
+        first, *others = together[born]
+        if not others:
+            order += [first] * len(routes[first].microbatches)
+            continue
+        travellers = sorted([(microbatch, at) for at in together[born] for microbatch in routes[at].microbatches])
+        order += [at for _, at in travellers]
+    return order
 
 
 def _cuts(stages: Stages, routes: Sequence[Route], kinds: Sequence[int]) -> list[tuple[int, int, int]]:

@@ -269,6 +269,7 @@ def _plain(rounds: Rounds, *, overlap: bool) -> tuple[list[float], list[float], 
     clock, total = list(begins_s), [0.0] * num_stages
     down, up = [0.0] * num_stages, [0.0] * num_stages
     longest = list(forward_s) if num else [0.0] * num_stages
+    is_usual = not rounds.shadows and all(behind < 0 for behind in rounds.behind)
     due = [-1.0] * rounds.num_layers
     # The first stage waits for nobody, the last one's message goes nowhere and takes no time.
     wires = [*down_s[:-1], 0.0]
@@ -288,7 +289,6 @@ def _plain(rounds: Rounds, *, overlap: bool) -> tuple[list[float], list[float], 
 
     if begun:
         clock, up, total = map(list, front.after[begun - 1])
-        longest = list(map(max, forward_s, rounds.backwards_s[rounds.kinds[0]]))
         arrived[1:] = [came[: begun + lead] for came, lead in zip(front.arrived, rounds.ahead, strict=True)]
         down = [came[-1] for came in arrived[1:]]
     for s, forward in enumerate(() if begun else forward_s):
@@ -315,6 +315,7 @@ def _plain(rounds: Rounds, *, overlap: bool) -> tuple[list[float], list[float], 
     ]
     cuts = {(s, t): slice(first, end) for s, t, first, end in rounds.cuts}
     cut = {t for _, t, _, _ in rounds.cuts}
+    whole = {rounds.kinds[0]} if begun else set[int]()
     for t, kind in enumerate(rounds.kinds[begun:], begun):
         for s, forward, wire, lead, arrivals, sends in below:
             if t + lead < num:
@@ -325,6 +326,17 @@ def _plain(rounds: Rounds, *, overlap: bool) -> tuple[list[float], list[float], 
                 sends(sent)
                 clock[s] = now if overlap else sent
         come = 0.0
+        if is_usual and t not in cut:
+            whole.add(kind)
+            for s, backward, wire, _ in above[kind]:
+                now, sent = clock[s], up[s]
+                now = (come if come > now else now) + backward
+                total[s] += backward
+                up[s] = come = (now if now > sent else sent) + wire
+                clock[s] = now if overlap else come
+            if t < shared:
+                front.after.append((clock[:], up[:], total[:]))
+            continue
         for s, backward, wire, lag in above[kind]:
             if shadows:
                 shadow(s, shadows[s][t + 1])
@@ -350,8 +362,8 @@ def _plain(rounds: Rounds, *, overlap: bool) -> tuple[list[float], list[float], 
                 total[s] += weight
                 if weight > longest[s]:
                     longest[s] = weight
-        if t < shared:
-            front.after.append((clock[:], up[:], total[:]))
+    for kind in whole:
+        longest = list(map(max, longest, rounds.backwards_s[kind]))
     if begun < shared:
         front.arrived = [came[: shared + lead] for came, lead in zip(arrived[1:], rounds.ahead, strict=True)]
     for s, (first, end) in enumerate(rounds.tails):

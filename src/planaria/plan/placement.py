@@ -271,8 +271,11 @@ def _balanced(table: _Table, sources: Sources) -> Ints:
         between = cheapest(table.received, table.supply, table.demand, matching.tight)
         assert between is not None, "a matching is within its own tight cells"
         second = between
-    best = _least_received(table, sources, second)
-    bound = table.most_received(best.flow)
+    flow = _least_received(table, second)
+    bound = table.most_received(flow)
+    if sources.most_bytes(table.needed(flow)) <= bound:
+        return flow  # of a large cluster, hardly any sender is as busy as a receiver
+    best = _choice(table, sources, flow)
     tried: list[Bools] = []
     while best.busiest_bytes > bound and len(tried) < _ATTEMPTS:
         culprits = best.busiest.groups
@@ -298,7 +301,7 @@ def _choice(table: _Table, sources: Sources, flow: Ints) -> _Choice:
     return _Choice(flow, busiest, max(busiest.size_bytes, table.most_received(flow)))
 
 
-def _least_received(table: _Table, sources: Sources, matching: Matching) -> _Choice:
+def _least_received(table: _Table, matching: Matching) -> Ints:
     """The matching within the tight cells whose busiest receiver receives the least, by bisection."""
     flow = matching.flow
     limits = np.array(sorted(set(table.received[matching.tight].tolist())), np.int64)
@@ -310,4 +313,4 @@ def _least_received(table: _Table, sources: Sources, matching: Matching) -> _Cho
             flow, high = filling.flow, middle
         else:
             low = middle + 1
-    return _choice(table, sources, flow)
+    return flow

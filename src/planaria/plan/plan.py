@@ -296,6 +296,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True
     @cached_property
     def devices_of(self) -> dict[WorkerId, int]:
         """How many devices each worker drives: those of its widest stage, owned or shadowed."""
+        if not self.shadows and all(pipeline.most_devices == 1 for pipeline in self.pipelines):
+            return dict.fromkeys(self.layers_of, 1)
         devices: dict[WorkerId, int] = {}
         for pipeline in self.pipelines:
             devices.update(pipeline.devices_of)

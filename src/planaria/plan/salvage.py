@@ -18,7 +18,7 @@ from planaria.plan.ledger import Ledger, mask_of, members_of
 from planaria.plan.plan import Pipeline, Plan, PlanError, Route, Stage, WorkerId, counted_together, runs_of
 from planaria.plan.profile import ModelProfile
 from planaria.plan.rerun import Missing, along_holders, along_pipelines
-from planaria.plan.sources import distinct
+from planaria.plan.sources import unheld
 
 LayerHolders = Mapping[WorkerId, Collection[int]]
 """For each live worker, the layers whose parameters it holds up to date."""
@@ -36,11 +36,12 @@ def to_halt(plan: Plan, live: Collection[WorkerId], unready: Collection[WorkerId
         [hop.worker for hop in route.hops] for route, way in zip(plan.routes, plan.ways, strict=True) if way < 0
     ]
     stopped = {worker for p in plan.pipelines if not p.is_whole(plan.num_layers) for worker in p.workers}
-    stopped |= {worker for worker in plan.workers if worker not in live or worker in unready}
+    workers = set(plan.workers)
+    stopped |= workers.difference(live) | workers.intersection(unready)
     while True:
         touched = {worker for circle in circles if not stopped.isdisjoint(circle) for worker in circle}
         if touched <= stopped:
-            return frozenset(stopped & set(live))
+            return frozenset([worker for worker in stopped if worker in live])
         stopped |= touched
 
 
@@ -185,11 +186,9 @@ def _check_halted(dropped: Sequence[Route], going: Collection[WorkerId]) -> None
 
 
 def _check_holders(plan: Plan, live: Collection[WorkerId], holders: LayerHolders) -> None:
-    held = {layer for layers in distinct([holders[w] for w in live if w in holders]) for layer in layers}
-    for layer in range(plan.num_layers):
-        if layer not in held:
-            group = next((g for g, group in enumerate(plan.groups) if layer in group.layers), -1)
-            raise NoReplica(group, (layer,))
+    for layer in unheld(range(plan.num_layers), (holders[worker] for worker in live if worker in holders)):
+        group = next((g for g, group in enumerate(plan.groups) if layer in group.layers), -1)
+        raise NoReplica(group, (layer,))
 
 
 def _missing(plan: Plan, kept: Sequence[Route], counted: Ledger) -> dict[tuple[int, ...], list[int]]:

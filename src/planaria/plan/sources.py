@@ -6,8 +6,9 @@ the optimizer's state goes along in proportion.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar, cast
 
@@ -15,6 +16,9 @@ import numpy as np
 
 from planaria.plan.matching import Bools, Ints, fill
 from planaria.plan.plan import NodeId, WorkerId
+
+_ROUNDED = 1 + 1e-9
+"""A sum is larger by less than this factor, had it not been rounded."""
 
 Holders = Mapping[WorkerId, Collection[int]]
 """For each live worker, the groups that it holds an up-to-date replica of."""
@@ -26,6 +30,16 @@ _T = TypeVar("_T")
 def distinct(many: Collection[_T]) -> Collection[_T]:
     """Each object once: of thousands of workers, many hold the very same groups or layers."""
     return dict(zip(map(id, many), many, strict=True)).values()
+
+
+def unheld(wanted: Iterable[int], held: Iterable[Iterable[int]]) -> list[int]:
+    """Those wanted that nobody holds, ascending: of thousands of workers, the first few hold all."""
+    lacking = set(wanted)
+    for own in held:
+        lacking.difference_update(own)
+        if not lacking:
+            break
+    return sorted(lacking)
 
 
 def _classes(holders: Holders, devices_per_node: int) -> dict[frozenset[int], list[NodeId]]:
@@ -107,6 +121,13 @@ class Sources:
     def num_holders(self, groups: Bools) -> int:
         """Nodes that hold at least one of the groups."""
         return int(self.counts[self.holds[:, groups].any(axis=1)].sum())
+
+    def most_bytes(self, needed: Ints) -> int:
+        """What the busiest sends if each group comes from all its holders alike: `busiest` finds nothing above it. What
+        nobody holds is left out."""
+        holding = self.counts @ self.holds
+        each = np.divide(needed, holding, out=np.zeros(len(needed)), where=holding > 0)
+        return math.ceil(float((self.holds @ each).max(initial=0.0)) * _ROUNDED)
 
     def busiest(self, needed: Ints, at_least: int = 0) -> Busiest:
         """Send so many bytes of each group, so that the busiest node sends as little as can be.

@@ -14,7 +14,7 @@ import numpy as np
 from planaria.plan.errors import NoReplica
 from planaria.plan.matching import Ints
 from planaria.plan.plan import NodeId, Plan, Stage, Transfer, WorkerId, runs_of
-from planaria.plan.sources import Holders, Sources, distinct
+from planaria.plan.sources import Holders, Sources, unheld
 
 WORTH_SPLITTING_BYTES = 1 << 20
 """Parameters that the busiest node must be spared for groups to be split: a message more costs as long as some 100
@@ -48,14 +48,12 @@ def moved(
     for worker in holders.keys() - placed.keys():
         if plan.node_of(worker) not in leave:
             del told[worker]
-    held = {group for groups in distinct(told.values()) for group in groups}
     shadows: list[Stage] = []
     for worker in sorted(holders.keys() - told.keys()):
         groups = holders[worker]
-        if not held.issuperset(groups):
+        if unheld(groups, told.values()):
             shadows += runs_of(worker, plan.layers_held(groups), devices_of.get(worker, 1))
             told[worker] = groups
-            held.update(groups)
     if shadows or plan.shadows:
         plan = msgspec.structs.replace(plan, shadows=tuple(shadows))
     return plan.renewed(transfers=transfers(plan, told, sources=sources if len(told) == len(holders) else None))
@@ -101,9 +99,11 @@ def transfers(
         node = plan.node_of(target)
         received[node] = received.get(node, 0) + sizes[group]
     whole, sent = _whole(outer, sources, sizes)
-    best = sources.busiest(needed, max(received.values(), default=0))
-    if sent > best.size_bytes + worth_splitting_bytes:
-        whole = _split(outer, sources, sizes, best.flow, best.size_bytes, worth_splitting_bytes)
+    least = max(received.values(), default=0)
+    if sent > least + worth_splitting_bytes:
+        best = sources.busiest(needed, least)
+        if sent > best.size_bytes + worth_splitting_bytes:
+            whole = _split(outer, sources, sizes, best.flow, best.size_bytes, worth_splitting_bytes)
     return _from_devices(plan, holders, [*whole, *_within(inner, plan)])
 
 

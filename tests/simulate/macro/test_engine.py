@@ -147,6 +147,45 @@ def test_the_causes_are_all_of_the_time(seed: int) -> None:
     assert run.losses + run.plans["warm up"] > 5
 
 
+@pytest.mark.parametrize("hours", [0.2783, 0.279, 0.2805])
+def test_the_causes_are_all_of_the_time_where_the_end_comes_in_a_recovery(hours: float) -> None:
+    """The loss at 1000 s is found out 10 s later."""
+    about = experiment(timings=Timings(detection_s=10.0))
+    (run,) = about.run("templates", [losing(1000.0, hours=hours)])
+    assert run.seconds == hours * HOUR_S
+    assert sum(run.seconds_by.values()) == pytest.approx(run.seconds, rel=1e-12)
+
+
+def test_no_run_is_longer_than_its_trace() -> None:
+    """The nodes come so late that there is no time left to begin."""
+    nodes = [TraceEvent(at_s=100.0, change=Change.ADD, node=str(node)) for node in range(NUM_NODES)]
+    late = Trace(name="late", horizon_s=130.001, events=tuple(nodes))
+    (run,) = experiment().run("templates", [late])
+    assert run.seconds == 130.001
+    assert sum(run.seconds_by.values()) == pytest.approx(run.seconds)
+
+
+@pytest.mark.parametrize("policy", ["templates", "ideal"])
+def test_who_comes_and_goes_as_the_trace_begins_is_not_there(policy: str) -> None:
+    brief = [TraceEvent(at_s=0.0, change=change, node="brief") for change in (Change.ADD, Change.REMOVE)]
+    plain = losing(1000.0)
+    one = msgspec.structs.replace(plain, events=(*brief, *plain.events))
+    (run,), (wanted,) = (experiment().run(policy, [of]) for of in (one, plain))
+    assert one.initial == plain.initial
+    assert run.samples == wanted.samples
+    assert run.node_hours == pytest.approx(wanted.node_hours)
+
+
+def test_where_nobody_is_there_not_even_the_ideal_trains() -> None:
+    events = (
+        TraceEvent(at_s=900.0, change=Change.ADD, node="0"),
+        TraceEvent(at_s=1800.0, change=Change.REMOVE, node="0"),
+    )
+    (run,) = experiment().run("ideal", [Trace(name="brief", horizon_s=HOUR_S, events=events)])
+    assert run.seconds_by == {"training": 900.0, "idle": 2700.0}
+    assert run.effective == 0.25
+
+
 def test_without_failures_only_steps_are_counted() -> None:
     about = experiment(checkpoint_every=0)
     (run,) = about.run("templates", [losing()])

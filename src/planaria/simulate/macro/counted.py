@@ -6,6 +6,7 @@ Those who are halted tell what they would have counted by then; of all others it
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import lru_cache
 
 from planaria.plan.ledger import mask_of
 from planaria.plan.plan import Plan, Route, WorkerId
@@ -68,8 +69,10 @@ class Counted:
         return self._work[1][worker]
 
 
-def members(mask: int, size: int) -> range | list[int]:
-    """The numbers below `size` in a bit mask."""
+@lru_cache(maxsize=4)
+def losses_of(mask: int, size: int) -> dict[int, float]:
+    """What a vote tells of the microbatches below `size` in a bit mask, which nobody changes: steps are much alike."""
+    members = range(size)
     if mask == (1 << size) - 1:
-        return range(size)
-    return [number for number in range(size) if mask >> number & 1]
+        return dict.fromkeys(members, 1.0)
+    return {number: 1.0 for number in members if mask >> number & 1}
