@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from planaria.plan.placement import Holders
 from planaria.plan.plan import NodeId, Plan
 from planaria.policy.proposal import Proposal
 from planaria.policy.templates import TemplatesPolicy
+from planaria.simulate.macro.engine import Simulation
 from planaria.simulate.macro.moments import Memory, Moment, Root
 from planaria.simulate.macro.subject import Disturbance, Known
 from tests.simulate.macro.test_engine import NUM_NODES, experiment
@@ -74,3 +76,32 @@ def test_a_placement_is_asked_for_once_whatever_comes_after_it() -> None:
         assert [(one.lasts_s, one.tally, one.rest) for one in found] == [
             (one.lasts_s, one.tally, one.rest) for one in expected
         ]
+
+
+def test_what_follows_from_a_state_counts_as_remembered() -> None:
+    """One state, from which many ways lead: they take more room than it does."""
+    about = experiment()
+    subject = about.simulation("templates", TemplatesPolicy(about.profile, about.settings)).subject
+    memory = Memory(subject, most_workers=8 * NUM_NODES)
+    root, moment = warming(memory)
+    for node in range(NUM_NODES):
+        after_loss(memory, root, moment, node)
+    assert memory.num_forgotten == 0
+    again = memory.root(root.state, replace(KNOWN, steps_left=10))
+    assert memory.num_forgotten == 1
+    assert memory.root(root.state, KNOWN) is not root
+    assert memory.root(root.state, replace(KNOWN, steps_left=10)) is again
+
+
+def test_where_runs_begin_is_forgotten_with_the_rest() -> None:
+    about = experiment()
+    simulation = about.simulation("templates", TemplatesPolicy(about.profile, about.settings))
+    small = Simulation(simulation.subject, about.terms, Memory(simulation.subject, most_workers=1))
+    begins = small.start(("",) * NUM_NODES)
+    assert begins is not None
+    assert small.start(("",) * NUM_NODES) is begins
+    small.memory.root(begins[0].state, KNOWN)
+    assert small.memory.num_forgotten == 1
+    again = small.start(("",) * NUM_NODES)
+    assert again is not begins
+    assert again == begins

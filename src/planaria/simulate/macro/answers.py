@@ -1,4 +1,5 @@
-"""Answers: what a policy proposed in an episode, so that one that is gone through again asks for no placement twice.
+"""Answers: what a policy proposed where nodes are dealt out anew, so that an episode that is gone through again does
+not ask twice.
 
 A policy is a pure function of what it is asked, and an episode asks in the order in which things happen. So the
 answers of a stretch, in their order, stand for the policy when the very same stretch comes again. Nothing is decided
@@ -24,26 +25,38 @@ Answer = Proposal | None
 
 
 class Answers:
-    """To the questions about placements in the stretch of an episode that is gone through."""
+    """To the questions about placements in the stretch of an episode that is gone through.
+
+    They are kept where a step goes on beside which state moves: nobody is lost then, so all nodes could be dealt out
+    anew, and to look for that is long work. What is asked after a loss is asked again, as a plan takes some room.
+    """
 
     def __init__(self) -> None:
         self._given: deque[Answer] = deque()
         self._told: list[Answer] = []
+        self._is_kept = False
         self._is_whole = True
 
     def begin(self, given: Iterable[Answer] = ()) -> None:
         """A stretch, which was gone through before with these answers; none: it was not."""
         self._given = deque(given)
         self._told = []
+        self._is_kept = False
         self._is_whole = True
 
     @property
     def told(self) -> tuple[Answer, ...]:
-        """In this stretch; none where one of them was an error: then all are to be asked again."""
-        return tuple(self._told) if self._is_whole else ()
+        """In this stretch, where they are kept; none where one of them was an error: then all are to be asked again."""
+        return tuple(self._told) if self._is_kept and self._is_whole else ()
 
-    def ask(self, question: Callable[[], Answer]) -> Answer:
-        """What was answered before, or is now. Raises PlanError, as the question does."""
+    def ask(self, question: Callable[[], Answer], *, is_kept: bool = False) -> Answer:
+        """What was answered before, or is now. Raises PlanError, as the question does.
+
+        Args:
+            question: to the policy.
+            is_kept: the answers of this stretch are.
+        """
+        self._is_kept |= is_kept
         if self._given:
             return self._given.popleft()
         try:
@@ -98,7 +111,7 @@ class Recalling:
         return self._policy.ponder(plan, lost, holders, at_once=at_once)
 
     def warm_up(self, plan: Plan, target: Proposal, generation: int) -> Proposal | None:
-        return self._answers.ask(lambda: self._policy.warm_up(plan, target, generation))
+        return self._answers.ask(lambda: self._policy.warm_up(plan, target, generation), is_kept=True)
 
     def finishes(self, plan: Plan, lost: Collection[NodeId], holders: Holders) -> bool:
         return self._policy.finishes(plan, lost, holders)

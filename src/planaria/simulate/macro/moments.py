@@ -20,7 +20,13 @@ from planaria.simulate.macro.state import State
 from planaria.simulate.macro.subject import Disturbance, Known, Rest, Subject, Tally
 
 MOST_WORKERS = 500_000
-"""In all states that are remembered: some hundred megabytes. Then everything is forgotten, and found out again."""
+"""In all states that are remembered, each of which takes up to half a kilobyte; what else is remembered counts as so
+many: some hundred megabytes. Then everything is forgotten, and found out again."""
+
+WORKERS_OF_MOMENT = 2
+"""As many of a state take as much room."""
+NAMES_OF_WORKER = 64
+"""Likewise, of names of nodes."""
 
 Way = tuple[int, int, int, str]
 """Which part of the moment, which disturbance, of which node; and the zone of one that comes."""
@@ -73,6 +79,12 @@ class Moment:
         self.answers = answers if episode.rest is None else ()
         self.after: Moment | None = None
         self.struck: dict[Way, Moment] = {}
+
+    @property
+    def num_workers(self) -> int:
+        """As many of a state take as much room."""
+        number = WORKERS_OF_MOMENT + sum(len(answer.plan.workers) for answer in self.answers if answer is not None)
+        return number if self.rest is None else number + len(self.rest.order) // NAMES_OF_WORKER
 
 
 class Root:
@@ -189,6 +201,7 @@ class Memory:
     def _found(self, root: Root, episode: Episode, tally: Tally, before: Moment, way: Way | None) -> Moment:
         self.num_found += 1
         found = root.leaf = Moment(episode, tally, before, way, self._answers.told)
+        self._num_workers += found.num_workers
         if found.rest is not None:
             found.rest = self._known_as(found.rest)
             root.episode = None  # it is over, and can be made again
