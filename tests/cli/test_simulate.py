@@ -75,6 +75,15 @@ def test_json_has_every_run(scenario: Path) -> None:
     assert outcome["summaries"][0]["figures"]["steps"]["mean"] == sum(run["steps"] for run in runs) / 2
 
 
+def test_json_has_nodes_over_time_where_they_are_wanted(scenario: Path) -> None:
+    arguments = (scenario, "--policy", "ideal", "--json", "--set", "failures.arrival_s=-1", "--runs", 1)
+    (run_,) = json.loads(run(*arguments, "--timeline").stdout)[0]["runs"]["ideal"]
+    nodes = [count for _, count, _ in run_["timeline"]]
+    assert nodes == list(range(6, 5 - run_["losses"], -1))
+    assert json.loads(run(*arguments).stdout)[0]["runs"]["ideal"][0]["timeline"] == []
+    assert run(scenario, "--timeline").exit_code != 0
+
+
 def test_one_seed_has_one_result_on_any_number_of_processes(scenario: Path, tmp_path: Path) -> None:
     """On processes of their own, and in this one after another scenario."""
     many = CliRunner().invoke(cli, ["simulate", str(scenario), "--json", "--processes", "2"])
@@ -188,7 +197,8 @@ def test_timings_are_taken_from_a_run(scenario: Path, tmp_path: Path) -> None:
     found, told = calibrated(events, {"detection_s": 1.0, "decision_s": 1.0, "change_s": 1.0, "start_s": 5.0})
     assert found == {"detection_s": 0.05, "decision_s": 0.008, "unprepared_s": 0.05, "change_s": 0.02, "start_s": 5.0}
     assert told[0] == "timings.detection_s = 0.05, the median of 2"
-    (tmp_path / "events.jsonl").write_text("\n".join(json.dumps(event) for event in events))
+    torn = '\n{"event": "node_lo'  # of a run that was killed
+    (tmp_path / "events.jsonl").write_text("\n".join(json.dumps(event) for event in events) + torn)
     assert "timings.decision_s = 0.008" in run(scenario, "--calibrate", tmp_path).stderr
     with pytest.raises(UserError, match="tell of no loss"):
         calibrated([], {})

@@ -23,6 +23,9 @@ from planaria.cli.options import FILE, JOB_FILE, set_option
               help="Take timings from what this run's events say of them.")  # fmt: skip
 @click.option("--plot", "plots", multiple=True, type=FILE, metavar="FILE",
               help="Draw throughput, nodes and where the time went (PNG, SVG or PDF, by its ending).")  # fmt: skip
+@click.option(
+    "--timeline", is_flag=True, help="With --json: each run's nodes and throughput over time, of the first 25 seeds."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print every run and the means as JSON.")
 def simulate(
     scenario: Path,
@@ -34,6 +37,7 @@ def simulate(
     processes: int | None,
     calibrated: Path | None,
     plots: tuple[Path, ...],
+    timeline: bool,
     as_json: bool,
 ) -> int:
     """Simulate SCENARIO: a job, a cluster, how its nodes fail, and prices. Nothing is trained.
@@ -47,6 +51,8 @@ def simulate(
       planaria simulate scenario.toml --policy adaptive --policy ideal --runs 20 --plot spot.png
       planaria simulate scenario.toml --sweep --results sweep/
     """
+    if timeline and not as_json:
+        raise click.UsageError("--timeline goes with --json. Add that, or draw it by --plot.")
     from planaria.cli.simulation_view import Wanted, show
 
     wanted = Wanted(
@@ -58,6 +64,7 @@ def simulate(
         processes=processes or os.cpu_count() or 1,
         calibrated=calibrated,
         plots=plots,
+        wants_timeline=timeline or bool(plots),
         as_json=as_json,
     )
     show(scenario, wanted)

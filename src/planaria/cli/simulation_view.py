@@ -44,6 +44,7 @@ class Wanted:
     processes: int
     calibrated: Path | None
     plots: tuple[Path, ...]
+    wants_timeline: bool
     as_json: bool
 
 
@@ -75,7 +76,7 @@ def show(path: Path, wanted: Wanted) -> None:
         check_picture(target)
     _say_repairs(scenario, path.resolve().parent)
     found = points(scenario, swept=wanted.swept)
-    work = [piece for point in found for piece in pieces(point, wants_timeline=bool(wanted.plots))]
+    work = [piece for point in found for piece in pieces(point, wants_timeline=wanted.wants_timeline)]
     runs = _simulated(work, path.resolve().parent, wanted)
     outcomes = _outcomes(found, work, runs)
     if wanted.as_json:
@@ -126,12 +127,14 @@ def _events(run: Path) -> list[dict[str, object]]:
     """A run folder's events."""
     path = run / "events.jsonl" if run.is_dir() else run
     try:
-        lines = path.read_bytes().splitlines()
-        return [msgspec.json.decode(line, type=dict[str, object]) for line in lines if line]
+        lines = [line for line in path.read_bytes().splitlines(keepends=True) if line.strip()]
+        if lines and not lines[-1].endswith((b"\n", b"}")):
+            lines.pop()  # which a run that was killed, or goes on, had not written to its end
+        return [msgspec.json.decode(line, type=dict[str, object]) for line in lines]
     except OSError as error:
         raise UserError(f"--calibrate {run}: {error.strerror}. Give a run folder, which has an events.jsonl.") from None
     except msgspec.DecodeError as error:
-        raise UserError(f"--calibrate {run}: {path.name} is damaged: {error}.") from None
+        raise UserError(f"--calibrate {run}: {path.name} is damaged: {error}. Give a run folder.") from None
 
 
 def _simulated(work: Sequence[Piece], folder: Path, wanted: Wanted) -> list[list[RunResult]]:
