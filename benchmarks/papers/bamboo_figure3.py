@@ -96,8 +96,8 @@ def section(traces: Path | None = None) -> Section:
             "(`--traces`) a restart of 5 min gives 26%, Bamboo 87%, and our templates 55%: the trace has no zones, so "
             "f = 1 is too little for some of its bulks, which take them back to a checkpoint that is written every "
             "100 steps, an hour and more apart; with one every 10 steps it is 90%. The figure is as much one of the "
-            "trace as of "
-            "checkpointing: nodes come one by one, each is a restart, and many a restart is interrupted by the next."
+            "trace as of checkpointing: nodes come and go ten times an hour, each time is a restart, and many a "
+            "restart is interrupted by the next."
         ),
         plots=[Plot(name="bamboo_figure3", caption="Where the time of a checkpointing run goes", svg=picture)],
     )
