@@ -141,6 +141,19 @@ def test_pictures(scenario: Path, tmp_path: Path, ending: str) -> None:
     assert run(scenario, "--plot", tmp_path / "p.doc").exit_code == 2
 
 
+def test_pictures_that_cannot_be_drawn_are_refused_before_the_work(scenario: Path, tmp_path: Path) -> None:
+    wrong = {tmp_path / "a.gif": "its ending is none of", tmp_path / "no" / "a.png": "there is no folder"}
+    for target, said in wrong.items():
+        result = run(scenario, "--plot", target)
+        assert said in str(result.exception) + result.output
+        assert "simulated" not in result.output
+
+
+def test_a_swept_scenario_says_its_own_nodes(scenario: Path) -> None:
+    result = run(scenario, "--policy", "ideal", "--sweep", "--set", "sweep.nodes=[8]")
+    assert "bert-large, 8 nodes, constant failures: nodes = 8" in result.output
+
+
 def test_mistakes_end_with_two(scenario: Path, tmp_path: Path) -> None:
     for arguments in (
         (tmp_path / "none.toml",),

@@ -290,3 +290,29 @@ def test_mistakes_are_said_in_one_line(
     assert result.exit_code == 2
     assert says in result.output
     assert "Traceback" not in result.output
+
+
+def test_counts_keep_the_time_before_the_first_node() -> None:
+    late = Trace(name="late", horizon_s=3600.0, events=(add(480.0, "a"), remove(3000.0, "a")))
+    again = read_trace(write_trace(late, TraceFormat.COUNTS), "late").trace
+    assert list(again.counts()) == [(480.0, 1), (3000.0, 0)]
+    assert again.horizon_s == 3600.0
+
+
+def test_a_part_without_any_node_is_refused() -> None:
+    late = Trace(name="late", horizon_s=3600.0, events=(add(480.0, "a"),))
+    with pytest.raises(TraceError, match=r"trace late: no node is there in the 400 s from 0 s on. Take another part"):
+        late.window(0.0, 400.0)
+
+
+def test_traces_without_end_are_refused() -> None:
+    with pytest.raises(TraceError, match="2,000,000 nodes came or went"):
+        generate(ConstantRate(hourly=1e12), Population(nodes=4, arrival_s=0.0), 3600.0, seed=0, name="wild")
+    with pytest.raises(TraceError, match=r"shape = 0.001: expected 0.01 or more"):
+        Weibull(mean_s=100.0, shape=0.001)
+
+
+def test_monotonic_takes_no_arrival(tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli, ["trace", "generate", "monotonic", str(tmp_path / "t"), "--arrival", "60"])
+    assert "--arrival 60: no node comes under monotonic" in str(result.exception) + result.output
+    assert result.exit_code

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from planaria.job.errors import UserError
 from planaria.launch.simulations import simulate_pieces
+from planaria.observe.picture_file import check_picture
 from planaria.profile.of_scenario import load_scenario, traces_of
 from planaria.simulate.macro.account import Estimate, RunResult, Summary, summarise
 from planaria.simulate.macro.calibration import calibrated
@@ -70,6 +71,8 @@ def show(path: Path, wanted: Wanted) -> None:
     scenario = _scenario(path, wanted)
     if wanted.swept and not any(msgspec.to_builtins(scenario.sweep).values()):
         raise UserError(f"{path}: --sweep, and [sweep] lists nothing. Add for instance [sweep] hourly = [0.05, 0.1].")
+    for target in wanted.plots:
+        check_picture(target)
     _say_repairs(scenario, path.resolve().parent)
     found = points(scenario, swept=wanted.swept)
     work = [piece for point in found for piece in pieces(point, wants_timeline=bool(wanted.plots))]
@@ -78,8 +81,8 @@ def show(path: Path, wanted: Wanted) -> None:
     if wanted.as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(outcomes)).decode())
     else:
-        for outcome in outcomes:
-            _tell(scenario, outcome)
+        for point, outcome in zip(found, outcomes, strict=True):
+            _tell(point.scenario, outcome)
     for target in wanted.plots:
         from planaria.observe.simulation_plot import plot_runs
 
@@ -92,7 +95,7 @@ def _say_repairs(scenario: Scenario, folder: Path) -> None:
     if not scenario.failures.trace:
         return
     said: list[str] = []
-    one = msgspec.structs.replace(scenario.failures, runs=1)
+    one = msgspec.structs.replace(scenario.failures, runs=min(2, scenario.failures.runs))
     traces_of(msgspec.structs.replace(scenario, failures=one), folder, said.append)
     for sentence in said[:_SAID]:
         click.echo(f"planaria: {sentence}", err=True)
@@ -245,7 +248,7 @@ def _print(console: Console, columns: _Columns, of_all: int = 0) -> None:
 
 def _title(scenario: Scenario, outcome: Outcome) -> str:
     model = scenario.model.preset or Path(scenario.model.profile).name
-    varied = ", ".join(f"{name} = {value:g}" for name, value in outcome.varied.items())
+    varied = ", ".join(f"{name} = {value:.12g}" for name, value in outcome.varied.items())
     failures = scenario.failures
     what = failures.trace or f"{failures.kind.value} failures"
     return f"{model}, {scenario.cluster.nodes} nodes, {what}{': ' if varied else ''}{varied}"

@@ -200,6 +200,8 @@ def generate(
         case "weibull":
             failures = generators.Weibull(mean_s=mean_life * _HOUR_S, shape=shape)
         case _:
+            if arrival is not None:
+                raise UserError(f"--arrival {arrival:g}: no node comes under monotonic. Take another kind.")
             failures = generators.Monotonic(interval_s=interval, down_to=down_to)
     population = generators.Population(nodes=nodes, zones=zones or ("",), arrival_s=arrival, notice_s=notice)
     made = generators.generate(failures, population, hours * _HOUR_S, seed=seed, name=f"{kind}, seed {seed}")

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from planaria.job.errors import UserError
+from planaria.observe.picture_file import check_picture
 from planaria.simulate.macro.account import RunResult, summarise
 from planaria.simulate.trace import HOUR_S
 
-_ENDINGS = (".png", ".svg", ".pdf")
 _LINES = ("#1f5f8b", "#c0612b", "#3a7d44", "#7a4f9a", "#b03a2e", "#8a6d1f", "#2a9d8f", "#5c6670", "#9a9a9a")
 _CAUSES = {
     "redone": "#c0612b",
@@ -35,12 +35,9 @@ def plot_runs(runs: Mapping[str, Sequence[RunResult]], target: Path) -> None:
     Raises:
         UserError: matplotlib is not installed, the ending is not known, or the file cannot be written.
     """
-    if target.suffix not in _ENDINGS:
-        raise UserError(f"{target}: its ending is none of {', '.join(_ENDINGS)}. Give the picture such a name.")
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UserError("plots need matplotlib. Install it: pip install 'planaria[plot]'") from None
+    check_picture(target)
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(9.0, 6.4 + 0.25 * len(runs)), layout="constrained")
     nodes, rates, shares = figure.subplots(3, 1, height_ratios=(1.0, 1.8, 0.5 + 0.28 * len(runs)))
     colours = {policy: _LINES[at % len(_LINES)] for at, policy in enumerate(runs)}

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from planaria.job.errors import UserError
+from planaria.observe.picture_file import check_picture
 from planaria.simulate.trace import HOUR_S, Change, Trace
-
-_ENDINGS = (".png", ".svg", ".pdf")
 
 
 def plot_trace(trace: Trace, target: Path) -> None:
@@ -16,12 +15,9 @@ def plot_trace(trace: Trace, target: Path) -> None:
     Raises:
         UserError: matplotlib is not installed, the ending is not known, or the file cannot be written.
     """
-    if target.suffix not in _ENDINGS:
-        raise UserError(f"{target}: its ending is none of {', '.join(_ENDINGS)}. Give the picture such a name.")
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UserError("plots need matplotlib. Install it: pip install 'planaria[plot]'") from None
+    check_picture(target)
+    from matplotlib.figure import Figure
+
     # A figure of its own, without pyplot: no window system is looked for and nothing global changes.
     figure = Figure(figsize=(9.0, 3.2), layout="constrained")
     axes = figure.add_subplot()

@@ -10,7 +10,7 @@ from planaria.plan.plan import PlanError
 from planaria.plan.profile import ModelProfile
 from planaria.plan.profile_check import decode_profile
 from planaria.profile.presets import DEFAULT_NETWORK_GBIT_S, preset
-from planaria.simulate.macro.scenario import Scenario, made_up, parse_scenario, part_of
+from planaria.simulate.macro.scenario import Scenario, check_zones_of, made_up, parse_scenario, part_of
 from planaria.simulate.trace import Trace
 from planaria.simulate.trace_formats import ReadTrace, read_trace
 
@@ -91,4 +91,9 @@ def traces_of(scenario: Scenario, folder: Path, told: Callable[[str], None] = la
     read: list[ReadTrace] = [read_trace(text, path.name, seed=seed) for seed in seeds]
     for repair in read[0].repairs:
         told(f"{path.name}, {repair}")
+    check_zones_of(scenario, read[0].trace)
+    if failures.runs > 1 and read[0].trace == read[1].trace:
+        told(
+            f"failures.runs = {failures.runs}: {path.name} says which nodes go; all runs are the same, and one would do"
+        )
     return [part_of(one.trace, failures) for one in read]

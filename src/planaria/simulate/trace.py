@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -61,19 +62,39 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
         """Raises TraceError where the events contradict each other; `trace_formats` repairs what can be repaired."""
         there: set[str] = set()
         last_s = 0.0
+        end_s, comes = self.horizon_s, Change.ADD
         for at, event in enumerate(self.events, 1):
-            where = f"trace {self.name}, event {at} ({event.change} {event.node} at {event.at_s:g} s)"
-            if not last_s <= event.at_s <= self.horizon_s:
-                raise TraceError(f"{where}: its time is not between {last_s:g} s and the end at {self.horizon_s:g} s.")
-            if (event.node in there) is (event.change is Change.ADD):
-                raise TraceError(f"{where}: the node is {'already' if event.node in there else 'not'} there.")
-            (there.add if event.change is Change.ADD else there.remove)(event.node)
-            last_s = event.at_s
+            at_s, node = event.at_s, event.node
+            if not last_s <= at_s <= end_s:
+                where = self._where(at, event)
+                raise TraceError(f"{where}: its time is not between {last_s:g} s and the end at {end_s:g} s.")
+            if (node in there) is (event.change is comes):
+                where = self._where(at, event)
+                raise TraceError(f"{where}: the node is {'already' if node in there else 'not'} there.")
+            if event.change is comes:
+                there.add(node)
+            else:
+                there.remove(node)
+            last_s = at_s
+
+    def _where(self, at: int, event: TraceEvent) -> str:
+        return f"trace {self.name}, event {at} ({event.change} {event.node} at {event.at_s:g} s)"
 
     @property
     def initial(self) -> tuple[str, ...]:
         """The nodes that are there when it begins."""
-        return tuple(event.node for event in self.events if event.at_s == 0 and event.change is Change.ADD)
+        return tuple(self.at_first)
+
+    @property
+    def at_first(self) -> dict[str, str]:
+        """Their zones by their names. Who comes and goes in the very moment in which it begins is none of them."""
+        there: dict[str, str] = {}
+        for event in itertools.takewhile(lambda event: event.at_s == 0, self.events):
+            if event.change is Change.ADD:
+                there[event.node] = event.zone
+            else:
+                del there[event.node]
+        return there
 
     def counts(self) -> Iterator[tuple[float, int]]:
         """(time in seconds, nodes from then on), once for each time at which something happens."""
@@ -87,7 +108,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
         """A part of it, with its own beginning: the nodes that are there at `start_s` are added at 0.
 
         Raises:
-            TraceError: the part is not within the trace.
+            TraceError: the part is not within the trace, or no node is there.
         """
         end_s = start_s + length_s
         if abs(end_s - self.horizon_s) <= self.horizon_s * ROUNDING:
@@ -107,6 +128,10 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
             elif event.at_s <= end_s:
                 events.append(msgspec.structs.replace(event, at_s=min(event.at_s - start_s, length_s)))
         first = [TraceEvent(at_s=0.0, change=Change.ADD, node=node, zone=zone) for node, zone in there.items()]
+        if not first and not events:
+            raise TraceError(
+                f"trace {self.name}: no node is there in the {length_s:g} s from {start_s:g} s on. Take another part."
+            )
         return Trace(name=self.name, horizon_s=length_s, events=(*first, *events))
 
     def compressed(self, factor: float) -> Trace:

@@ -114,6 +114,8 @@ def write_trace(trace: Trace, form: TraceFormat, *, gap_s: float = 60.0) -> str:
             return "".join(f"{round(e.at_s * 1e3)},{e.change},{e.node}\n" for e in trace.events)
         case TraceFormat.COUNTS:
             counts = list(trace.counts())
+            if counts[0][0] > 0:
+                counts.insert(0, (0.0, 0))
             if counts[-1][0] < trace.horizon_s:
                 counts.append((trace.horizon_s, counts[-1][1]))
             began = datetime(2000, 1, 1)

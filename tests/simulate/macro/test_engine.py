@@ -105,6 +105,19 @@ def test_a_single_ring_does_not_wait_for_nodes() -> None:
     assert run.plans["reconfigure"] == 3
 
 
+def test_adaptive_goes_on_with_few_nodes_as_its_best_single_policy_does() -> None:
+    """All but two nodes go at once, a layer's last replica with them; then others come."""
+    nodes = [TraceEvent(at_s=0.0, change=Change.ADD, node=str(number)) for number in range(NUM_NODES)]
+    lost = [TraceEvent(at_s=1000.0, change=Change.REMOVE, node=str(node)) for node in (1, 3, 4, 5, 6, 7)]
+    came = [TraceEvent(at_s=2100.0 + 300 * node, change=Change.ADD, node=f"new {node}") for node in range(3)]
+    few = Trace(name="few", horizon_s=HOUR_S, events=(*nodes, *lost, *came))
+    adaptive = experiment().runner("adaptive").run(few)
+    assert adaptive.fatal
+    assert not adaptive.seconds_by["idle"]
+    for name in ("templates", "reroute", "morph", "redundancy"):
+        assert adaptive.samples >= experiment().runner(name).run(few).samples, name
+
+
 def test_nothing_is_found_out_twice() -> None:
     simulation = experiment().simulation(
         "templates", make_policy(PolicyName.TEMPLATES, profile(), experiment().settings)
@@ -143,6 +156,45 @@ def test_the_causes_are_all_of_the_time_though_the_run_ends_in_a_restore_that_wa
     (run,) = experiment(timings=Timings(restart_s=50.0)).run("templates", [burst])
     assert run.plans["restore"] == 2
     assert sum(run.seconds_by.values()) == pytest.approx(run.seconds)
+
+
+@pytest.mark.parametrize("hours", [0.2783, 0.279, 0.2805])
+def test_the_causes_are_all_of_the_time_where_the_end_comes_in_a_recovery(hours: float) -> None:
+    """The loss at 1000 s is found out 10 s later."""
+    about = experiment(timings=Timings(detection_s=10.0))
+    (run,) = about.run("templates", [losing(1000.0, hours=hours)])
+    assert run.seconds == hours * HOUR_S
+    assert sum(run.seconds_by.values()) == pytest.approx(run.seconds, rel=1e-12)
+
+
+def test_no_run_is_longer_than_its_trace() -> None:
+    """The nodes come so late that there is no time left to begin."""
+    nodes = [TraceEvent(at_s=100.0, change=Change.ADD, node=str(node)) for node in range(NUM_NODES)]
+    late = Trace(name="late", horizon_s=130.001, events=tuple(nodes))
+    (run,) = experiment().run("templates", [late])
+    assert run.seconds == 130.001
+    assert sum(run.seconds_by.values()) == pytest.approx(run.seconds)
+
+
+@pytest.mark.parametrize("policy", ["templates", "ideal"])
+def test_who_comes_and_goes_as_the_trace_begins_is_not_there(policy: str) -> None:
+    brief = [TraceEvent(at_s=0.0, change=change, node="brief") for change in (Change.ADD, Change.REMOVE)]
+    plain = losing(1000.0)
+    one = msgspec.structs.replace(plain, events=(*brief, *plain.events))
+    (run,), (wanted,) = (experiment().run(policy, [of]) for of in (one, plain))
+    assert one.initial == plain.initial
+    assert run.samples == wanted.samples
+    assert run.node_hours == pytest.approx(wanted.node_hours)
+
+
+def test_where_nobody_is_there_not_even_the_ideal_trains() -> None:
+    events = (
+        TraceEvent(at_s=900.0, change=Change.ADD, node="0"),
+        TraceEvent(at_s=1800.0, change=Change.REMOVE, node="0"),
+    )
+    (run,) = experiment().run("ideal", [Trace(name="brief", horizon_s=HOUR_S, events=events)])
+    assert run.seconds_by == {"training": 900.0, "idle": 2700.0}
+    assert run.effective == 0.25
 
 
 def test_without_failures_only_steps_are_counted() -> None:

@@ -37,7 +37,7 @@ def parsed(*overrides: str) -> Scenario:
         ("cluster.nodes=0", "cluster.nodes = 0: expected at least 1"),
         ("cluster.nodes=many", "cluster.nodes = 'many' is a text; expected a whole number"),
         ("cluster.node=3", "cluster.node = 3: there is no such field. Did you mean cluster.nodes?"),
-        ("model.profile=x.json", "model.preset and model.profile: both is given. Give one of them."),
+        ("model.profile=x.json", "model.preset and model.profile: both are given. Give one of them."),
         ('job.policies=["oobleck"]', "job.policies = 'oobleck': expected policies among templates"),
         ("job.policies=[]", "job.policies = []: expected at least one policy"),
         ("job.policies=[1]", "expected a list, each a text in quotes"),
@@ -51,6 +51,12 @@ def parsed(*overrides: str) -> Scenario:
         ("timings.storage_bytes_per_s=0", "timings.storage_bytes_per_s = 0.0: expected a number above 0"),
         ("timings.detection=1", "Did you mean timings.detection_s?"),
         ('sweep.policies=["x"]', "sweep.policies = 'x'"),
+        ('job.policies=["ideal", "morph", "ideal"]', "job.policies = 'ideal': expected each only once"),
+        ('sweep.policies=["ideal", "ideal"]', "sweep.policies = 'ideal': expected each only once"),
+        ("sweep.nodes=[8, 8]", "sweep.nodes = 8: expected each only once"),
+        ('cluster.zones=[""]', "cluster.zones = ['']: expected names"),
+        ("model.sequence_length=-1", "model.sequence_length = -1: expected 0 or more tokens"),
+        ("job.min_nodes_per_pipeline=-1", "job.min_nodes_per_pipeline = -1: expected 0 or more"),
         ("weather.rain=1", "there is no such section"),
     ],
 )
@@ -117,13 +123,42 @@ def test_traces_are_read_from_the_scenarios_folder(tmp_path: Path) -> None:
     (one, _) = traces_of(parsed(*part, "failures.hours=0"), tmp_path, told.append)
     assert one.horizon_s == 9000 - 2700
     assert len(one.initial) == 7
-    assert told == ["t.csv, line 10: it is earlier than line 9; the events were sorted by time"]
+    assert told == [
+        "t.csv, line 10: it is earlier than line 9; the events were sorted by time",
+        "failures.runs = 2: t.csv says which nodes go; all runs are the same, and one would do",
+    ]
     with pytest.raises(UserError, match=r"failures.hours = 2: trace t.csv has 1.75 hours from there on"):
         traces_of(parsed(*part), tmp_path)
     with pytest.raises(UserError, match=r"from_hours = 50: trace t.csv is 2.50 hours long"):
         traces_of(parsed("failures.trace=t.csv", "failures.from_hours=50"), tmp_path)
     with pytest.raises(UserError, match="does not exist"):
         traces_of(parsed("failures.trace=u.csv"), tmp_path)
+
+
+def test_prices_are_of_zones_of_the_trace(tmp_path: Path) -> None:
+    header = '{"planaria_trace": 1, "name": "t", "horizon_s": 3600}'
+    (tmp_path / "t.jsonl").write_text(header + '\n{"at_s": 0, "change": "add", "node": "n", "zone": "east"}\n')
+    part = ("failures.trace=t.jsonl", "failures.hours=0", "failures.runs=1")
+    assert traces_of(parsed(*part, "prices.zones.east=1"), tmp_path)
+    with pytest.raises(UserError, match=r"prices.zones = 'a': expected zones of trace t \(east\)"):
+        traces_of(parsed(*part, "prices.zones.a=1"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("failures", "said"),
+    [
+        (("failures.kind=weibull",), "failures.kind = 'weibull' does not depend on it"),
+        (("failures.trace=t.csv",), "failures.trace = 't.csv' does not depend on it"),
+    ],
+)
+def test_a_sweep_over_what_changes_nothing_is_refused(failures: tuple[str, ...], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        parsed("sweep.hourly=[0.1, 0.2]", *failures)
+
+
+def test_where_none_comes_no_arrival_is_taken() -> None:
+    with pytest.raises(UserError, match=r"failures.arrival_s = 600.0: expected below 0 where"):
+        parsed("failures.kind=monotonic", "failures.arrival_s=600.0")
 
 
 def test_a_sweep_has_every_combination() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -35,17 +36,16 @@ class Course:
     @classmethod
     def of(cls, trace: Trace, start_s: float) -> Course:
         """Of a trace in which nodes take so long to start."""
-        numbers: dict[str, int] = {}
-        stays: list[tuple[float, float, str]] = []
-        joined: list[float] = []
+        first = trace.at_first
+        numbers = {node: number for number, node in enumerate(first)}
+        stays = [(0.0, _NEVER, zone) for zone in first.values()]
+        joined = [0.0] * len(stays)
         happenings: list[Happening] = []
-        num_initial = 0
-        for event in trace.events:
+        for event in itertools.dropwhile(lambda event: event.at_s == 0, trace.events):
             at_s = event.at_s
             if event.change is Change.ADD:
                 numbers[event.node] = len(stays)
-                joined.append(at_s + start_s if at_s > 0 else 0.0)
-                num_initial += at_s == 0
+                joined.append(at_s + start_s)
                 stays.append((at_s, _NEVER, event.zone))
                 continue
             number = numbers[event.node]
@@ -64,6 +64,6 @@ class Course:
             name=trace.name,
             horizon_s=trace.horizon_s,
             happenings=happenings,
-            num_initial=num_initial,
+            num_initial=len(first),
             stays=stays,
         )

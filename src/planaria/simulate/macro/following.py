@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 
 _NEVER = float("inf")
 
-_ROUNDING_S = 1e-6
-"""By which sums of seconds may differ from the clock."""
-
 
 class Following:
     """One run, as far as it has come.
@@ -137,15 +134,17 @@ class Following:
         steps = max(0, int((min(due, end_s) - self.now) / whole_s))
         look = self._next_look(steps, whole_s)
         per_step = state.num_microbatches
-        completes = self._wanted is not None and self.microbatches + steps * per_step >= self._wanted
-        if completes and self._wanted is not None:
-            steps = -(-(self._wanted - self.microbatches) // per_step)
+        left = None if self._wanted is None else self._wanted - self._trained.microbatches
+        completes = left is not None and steps * per_step >= left
+        if completes and left is not None:
+            steps = -(-left // per_step)
         if look is not None and look < steps:
             steps, completes, due = look, False, -_NEVER
         else:
             look = None
         self._count(steps, step_s, stall_s, per_step)
-        self._tell(self.now, per_step / whole_s)
+        if self._terms.wants_timeline:
+            self._timeline.append((self.now, len(self._names), per_step / whole_s * self._sample_size))
         self.now += steps * whole_s
         if completes:
             self.is_over = True
@@ -186,7 +185,7 @@ class Following:
             found = self._simulation.start(tuple(self._label(course.stays[node][2]) for node in names))
             if found is not None:
                 rest, tally = found
-                seconds = 0.0 if is_trained else sum(tally.causes)
+                seconds = 0.0 if is_trained else min(sum(tally.causes), course.horizon_s - now)
                 self._causes[Cause.RESTART] += seconds
                 self._names = [names[at] for at in rest.order]
                 self._failures.begin(now)
@@ -232,31 +231,32 @@ class Following:
         while True:
             due = happenings[self._at][0] if self._at < len(happenings) else _NEVER
             if due < now + moment.lasts_s and due < end_s:
-                now, moment = self._strike(root, moment, now, due)
+                now, after = self._strike(root, moment, now, due, end_s)
+                if after is None:
+                    self._cut_off(Cause.REDONE, end_s)
+                    return None
+                moment = after
             elif moment.lasts_s == _NEVER or now + moment.lasts_s >= end_s:
-                self._end(Cause.IDLE if moment.is_waiting else Cause.REDONE, now, end_s)
+                self._cut_off(Cause.IDLE if moment.is_waiting else Cause.REDONE, end_s)
                 return None
             else:
                 now += moment.lasts_s
                 was_waiting = moment.is_waiting
-                moment = memory.after(root, moment)
+                moment = moment.after or memory.after(root, moment)
                 self._take(moment, now)
                 self._waits += moment.is_waiting and not was_waiting
             if moment.tally.ended is not None:
                 self._ended = moment.tally.ended
-                self._end(Cause.IDLE, now, end_s)
+                self._cut_off(Cause.IDLE, end_s)
                 return None
             rest = moment.rest
             if rest is not None:
                 self._names = list(map(self._names.__getitem__, rest.order))
                 return rest, now
 
-    def _end(self, cause: Cause, now: float, end_s: float) -> None:
-        """Nothing more happens. What no moment has accounted for yet of an interrupted way counts, too."""
-        self._causes[cause] += max(0.0, end_s - now)
-        missing_s = end_s - math.fsum(self._causes)
-        if missing_s > _ROUNDING_S:
-            self._causes[cause] += missing_s
+    def _cut_off(self, cause: Cause, end_s: float) -> None:
+        """The run ends in the middle of an episode: what no cause has got yet of all of its time is this one's."""
+        self._causes[cause] += max(0.0, end_s - sum(self._causes))
 
     def _bring_forward(self, state: State) -> None:
         """Of pipelines that are alike, the first one is struck: those that change places do not notice."""
@@ -269,14 +269,17 @@ class Following:
         for one, other in state.twin(number):
             names[one], names[other] = names[other], names[one]
 
-    def _strike(self, root: Root, moment: Moment, now: float, due: float) -> tuple[float, Moment]:
-        """One thing happens; of several at a time those of the lowest numbers come first."""
+    def _strike(self, root: Root, moment: Moment, now: float, due: float, end_s: float) -> tuple[float, Moment | None]:
+        """One thing happens; of several at a time those of the lowest numbers come first. No moment follows where the
+        middle of this one's part is after the run's end."""
         happenings, memory = self._course.happenings, self._memory
         at = self._at
         while at < len(happenings) and happenings[at][0] == due:
             at += 1
         named = [self._named(root.state, happening) for happening in happenings[self._at : at]]
-        struck = sorted([one for one in named if one is not None])
+        struck = [one for one in named if one is not None]
+        if len(struck) > 1:
+            struck.sort()
         self._at = at
         if moment.is_waiting:
             self._causes[Cause.IDLE] += max(0.0, due - now)
@@ -287,8 +290,11 @@ class Following:
             else:
                 part = min(memory.num_parts - 1, int((due - now) / moment.lasts_s * memory.num_parts))
             was_waiting = moment.is_waiting
+            passed_s = memory.part_s(moment, part)
+            if now + passed_s >= end_s:
+                return end_s, None
             after = memory.struck(root, moment, (part, what, number, zone))
-            now += memory.part_s(moment, part)
+            now += passed_s
             moment = after
             self._take(moment, now)
             self._waits += moment.is_waiting and not was_waiting
@@ -366,10 +372,6 @@ class Following:
         for seconds in self._trained.go_back():
             self._causes[Cause.TRAINING] -= seconds
             self._causes[Cause.REDONE] += seconds
-
-    def _tell(self, now: float, microbatches_per_s: float) -> None:
-        if self._terms.wants_timeline:
-            self._timeline.append((now, len(self._names), microbatches_per_s * self._sample_size))
 
     def _known(self, now: float, step_s: float, *, looks_again: bool) -> Known:
         """Of the time to come, as roughly as it is asked for; the same for policies that do not ask."""

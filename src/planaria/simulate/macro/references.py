@@ -29,7 +29,7 @@ def run_ideal(profile: ModelProfile, devices_per_node: int, terms: Terms, trace:
     """Every live device is useful all the time, and recovery takes none: the physical limit."""
     rate = limit_samples_per_s(profile) * devices_per_node
     now, samples, nodes = 0.0, 0.0, 0
-    node_s = cost = 0.0
+    node_s = cost = idle_s = 0.0
     timeline: list[tuple[float, int, float]] = []
     zones: dict[str, str] = {}
     price = 0.0
@@ -45,6 +45,7 @@ def run_ideal(profile: ModelProfile, devices_per_node: int, terms: Terms, trace:
         samples += rate * nodes * span
         node_s += nodes * span
         cost += price * span / HOUR_S
+        idle_s += 0.0 if nodes else span
         now += span
         if completed or event is None:
             break
@@ -66,7 +67,7 @@ def run_ideal(profile: ModelProfile, devices_per_node: int, terms: Terms, trace:
         seconds=now,
         samples=samples,
         steps=int(samples / (terms.settings.num_microbatches * profile.microbatch_size)),
-        seconds_by={"training": now},
+        seconds_by={"training": now - idle_s, "idle": idle_s},
         node_hours=node_s / HOUR_S,
         cost=cost,
         losses=losses,

@@ -227,26 +227,30 @@ def _require(field: str, value: object, holds: bool, wanted: str) -> None:
 def _check(scenario: Scenario) -> None:
     model, cluster, job, failures = scenario.model, scenario.cluster, scenario.job, scenario.failures
     if bool(model.preset) == bool(model.profile):
-        given = "both" if model.preset else "neither"
-        raise UserError(f"model.preset and model.profile: {given} is given. Give one of them.")
+        given = "both are" if model.preset else "neither is"
+        raise UserError(f"model.preset and model.profile: {given} given. Give one of them.")
     if model.preset and not model.device:
         raise UserError("model.device is missing. Name the preset's device; planaria profile --list has them.")
     _require("model.microbatch", model.microbatch, model.microbatch >= 0, "0 or more samples")
     _require("cluster.nodes", cluster.nodes, cluster.nodes >= 1, "at least 1")
     _require("cluster.devices_per_node", cluster.devices_per_node, cluster.devices_per_node >= 1, "at least 1")
     _require("cluster.memory_gb", cluster.memory_gb, cluster.memory_gb >= 0, "0 or more GB")
+    _require("cluster.zones", cluster.zones, "" not in cluster.zones, "names")
     _require("cluster.zones", cluster.zones, len(set(cluster.zones)) == len(cluster.zones), "different names")
     _require("cluster.network_gbit", cluster.network_gbit, cluster.network_gbit >= 0, "0 or more Gbit/s")
+    _require("model.sequence_length", model.sequence_length, model.sequence_length >= 0, "0 or more tokens")
     _require("job.global_batch", job.global_batch, job.global_batch >= 1, "at least 1 sample")
     _require("job.fault_tolerance", job.fault_tolerance, job.fault_tolerance >= 0, "0 or more")
     _require("job.samples", job.samples, job.samples >= 0, "0 or more")
     _require("job.checkpoint_every", job.checkpoint_every, job.checkpoint_every >= 0, "0 or more steps")
     expected_s = job.mean_time_between_failures_s
     _require("job.mean_time_between_failures_s", expected_s, expected_s > 0, "more than 0 s")
+    _require("job.min_nodes_per_pipeline", job.min_nodes_per_pipeline, job.min_nodes_per_pipeline >= 0, "0 or more")
     check_policies("job.policies", job.policies)
     _check_failures(failures)
+    if not failures.trace:
+        _check_priced(scenario, cluster.zones, "zones of cluster.zones")
     for zone, price in scenario.prices.zones.items():
-        _require("prices.zones", zone, zone in cluster.zones, f"zones of cluster.zones ({', '.join(cluster.zones)})")
         _require(f"prices.zones.{zone}", price, price >= 0, "0 or more dollars an hour")
     for name, price in (("spot", scenario.prices.spot), ("on_demand", scenario.prices.on_demand)):
         _require(f"prices.{name}", price, price >= 0, "0 or more dollars an hour")
@@ -259,16 +263,50 @@ def _check(scenario: Scenario) -> None:
             value > 0 if is_rate else value >= 0,
             "a number above 0" if is_rate else "0 s or more",
         )
-    if scenario.sweep.policies:
-        check_policies("sweep.policies", scenario.sweep.policies)
+    _check_sweep(scenario.sweep, failures)
 
 
 def check_policies(field: str, names: Sequence[str]) -> None:
-    """Raises UserError: one is unknown, or there is none."""
+    """Raises UserError: one is unknown or named twice, or there is none."""
     known = [*(policy.value for policy in PolicyName), *REFERENCES]
     _require(field, list(names), bool(names), "at least one policy")
     for name in names:
         _require(field, name, name in known, f"policies among {', '.join(known)}")
+    _require_different(field, names)
+
+
+def _require_different(field: str, values: Sequence[object]) -> None:
+    """Runs of what is named twice would be counted as other seeds'."""
+    for at, value in enumerate(values):
+        _require(field, value, value not in values[:at], "each only once")
+
+
+def check_zones_of(scenario: Scenario, trace: Trace) -> None:
+    """Raises UserError: a price is for a zone in which the trace has no node."""
+    zones = sorted({event.zone for event in trace.events if event.zone})
+    _check_priced(scenario, zones, f"zones of trace {trace.name}")
+
+
+def _check_priced(scenario: Scenario, zones: Sequence[str], whose: str) -> None:
+    for zone in scenario.prices.zones:
+        _require("prices.zones", zone, zone in zones, f"{whose} ({', '.join(zones) or 'it has none'})")
+
+
+_OF_RATES = (FailureKind.CONSTANT, FailureKind.DIURNAL)
+
+
+def _check_sweep(sweep: SweepPart, failures: FailuresPart) -> None:
+    if sweep.policies:
+        check_policies("sweep.policies", sweep.policies)
+    for field in ("nodes", "fault_tolerance", "hourly", "mean_bulk"):
+        _require_different(f"sweep.{field}", getattr(sweep, field))
+    for field in ("hourly", "mean_bulk"):
+        if getattr(sweep, field) and (failures.trace or failures.kind not in _OF_RATES):
+            what = f"trace = {failures.trace!r}" if failures.trace else f"kind = {failures.kind.value!r}"
+            raise UserError(
+                f"sweep.{field} = {getattr(sweep, field)!r}: failures.{what} does not depend on it. Leave it out, or "
+                'set failures.kind = "constant".'
+            )
 
 
 def _check_failures(failures: FailuresPart) -> None:
@@ -278,7 +316,11 @@ def _check_failures(failures: FailuresPart) -> None:
     _require("failures.notice_s", failures.notice_s, failures.notice_s >= 0, "0 s or more")
     if not failures.trace:
         _require("failures.from_hours", failures.from_hours, failures.from_hours == 0, "0 where there is no trace")
-        _process(failures)
+        process = _process(failures)
+        if isinstance(process, Monotonic):
+            _require(
+                "failures.arrival_s", failures.arrival_s, failures.arrival_s < 0, "below 0 where kind is monotonic"
+            )
 
 
 def _process(failures: FailuresPart) -> Failures | None:

@@ -39,7 +39,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def label(self) -> str:
         """For people and for file names."""
-        return "_".join(f"{name}={value:g}" for name, value in self.varied.items()) or "scenario"
+        return "_".join(f"{name}={value:.12g}" for name, value in self.varied.items()) or "scenario"
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,24 @@
+"""The file that a picture is drawn into: whether that can be done is known before any work is. Draws nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from planaria.job.errors import UserError
+
+_ENDINGS = (".png", ".svg", ".pdf")
+
+
+def check_picture(target: Path) -> None:
+    """Whether a picture can be drawn into the file.
+
+    Raises:
+        UserError: its ending is not known, its folder does not exist, or matplotlib is not installed.
+    """
+    if target.suffix.lower() not in _ENDINGS:
+        raise UserError(f"{target}: its ending is none of {', '.join(_ENDINGS)}. Give the picture such a name.")
+    if not target.absolute().parent.is_dir():
+        raise UserError(f"{target} cannot be written: there is no folder {target.parent}. Give another path.")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UserError("plots need matplotlib. Install it: pip install 'planaria[plot]'")
