@@ -84,7 +84,8 @@ def section(traces: Path | None = None) -> Section:
         source="Bamboo, Figure 3",
         title="what a checkpointing run wastes",
         setting=(
-            f"GPT-2 ({described(trace)}). Each worker's state goes to host memory and from there to storage, one "
+            f"GPT-2 ({described(trace)}{'' if recorded else '; new nodes come two by two'}). Each worker's "
+            "state goes to host memory and from there to storage, one "
             f"checkpoint after the other, each taking {WRITE_S:g} s, beside training. Every change of nodes is a "
             "restart on the best grid of equal pipelines: after a loss from the last checkpoint that is whole, for "
             "new nodes from one that is written before. The paper does not say how long a restart takes, so several "
