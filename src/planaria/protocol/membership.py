@@ -104,8 +104,12 @@ class Membership:
         """The worker's node is about to kill itself on the user's order. Only measurements use it."""
         self._faults[self.node_of(worker)] = at_s
 
+    def note_end(self, node: NodeId, at_s: float) -> None:
+        """Somebody saw it end while nobody coordinated. Only measurements use it."""
+        self._faults.setdefault(node, at_s)
+
     def fault_of(self, node: NodeId) -> float | None:
-        """When the node killed itself, if it did; told once."""
+        """When the node killed itself, or was seen to end; None: nobody knows. Told once."""
         return self._faults.pop(node, None)
 
 

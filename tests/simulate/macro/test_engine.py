@@ -147,17 +147,6 @@ def test_the_causes_are_all_of_the_time(seed: int) -> None:
     assert run.losses + run.plans["warm up"] > 5
 
 
-def test_the_causes_are_all_of_the_time_though_the_run_ends_in_a_restore_that_was_begun_twice() -> None:
-    events = [TraceEvent(at_s=0.0, change=Change.ADD, node=str(node)) for node in range(NUM_NODES)]
-    events += [TraceEvent(at_s=100.0, change=Change.REMOVE, node=str(node)) for node in range(NUM_NODES)]
-    events += [TraceEvent(at_s=110.0, change=Change.ADD, node=f"new{node}") for node in range(NUM_NODES)]
-    events += [TraceEvent(at_s=180.0, change=Change.REMOVE, node="new0")]
-    burst = Trace(name="burst", horizon_s=200.0, events=tuple(events))
-    (run,) = experiment(timings=Timings(restart_s=50.0)).run("templates", [burst])
-    assert run.plans["restore"] == 2
-    assert sum(run.seconds_by.values()) == pytest.approx(run.seconds)
-
-
 @pytest.mark.parametrize("hours", [0.2783, 0.279, 0.2805])
 def test_the_causes_are_all_of_the_time_where_the_end_comes_in_a_recovery(hours: float) -> None:
     """The loss at 1000 s is found out 10 s later."""
@@ -195,6 +184,17 @@ def test_where_nobody_is_there_not_even_the_ideal_trains() -> None:
     (run,) = experiment().run("ideal", [Trace(name="brief", horizon_s=HOUR_S, events=events)])
     assert run.seconds_by == {"training": 900.0, "idle": 2700.0}
     assert run.effective == 0.25
+
+
+def test_the_causes_are_all_of_the_time_though_the_run_ends_in_a_restore_that_was_begun_twice() -> None:
+    events = [TraceEvent(at_s=0.0, change=Change.ADD, node=str(node)) for node in range(NUM_NODES)]
+    events += [TraceEvent(at_s=100.0, change=Change.REMOVE, node=str(node)) for node in range(NUM_NODES)]
+    events += [TraceEvent(at_s=110.0, change=Change.ADD, node=f"new{node}") for node in range(NUM_NODES)]
+    events += [TraceEvent(at_s=180.0, change=Change.REMOVE, node="new0")]
+    burst = Trace(name="burst", horizon_s=200.0, events=tuple(events))
+    (run,) = experiment(timings=Timings(restart_s=50.0)).run("templates", [burst])
+    assert run.plans["restore"] == 2
+    assert sum(run.seconds_by.values()) == pytest.approx(run.seconds)
 
 
 def test_without_failures_only_steps_are_counted() -> None:
