@@ -27,6 +27,7 @@ from figures import note, report
 
 from planaria.job.parse import load_job
 from planaria.launch.settings import job_profile, named_profile, planner_settings
+from planaria.launch.simulations import seldom_collected
 from planaria.plan.plan import ScheduleKind
 from planaria.plan.settings import PlannerSettings
 from planaria.profile.presets import preset
@@ -215,7 +216,8 @@ def main() -> None:
     if unknown:
         parser.error(f"no part {', '.join(unknown)}; there are {', '.join(PARTS)}")
     if "speed" in arguments.parts:
-        measure_speed(quick=arguments.quick, policy=arguments.policy)
+        with seldom_collected():  # as in planaria simulate
+            measure_speed(quick=arguments.quick, policy=arguments.policy)
     if "determinism" in arguments.parts:
         measure_determinism(quick=arguments.quick)
     if "adaptive" in arguments.parts:
