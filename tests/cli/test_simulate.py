@@ -84,6 +84,12 @@ def test_json_has_nodes_over_time_where_they_are_wanted(scenario: Path) -> None:
     assert run(scenario, "--timeline").exit_code != 0
 
 
+def test_what_is_kept_is_said_in_the_same_words(scenario: Path, tmp_path: Path) -> None:
+    first, again = (run(scenario, "--results", tmp_path / "kept", "--json") for _ in range(2))
+    assert "results were there already" in again.stderr
+    assert first.stdout == again.stdout
+
+
 def test_one_seed_has_one_result_on_any_number_of_processes(scenario: Path, tmp_path: Path) -> None:
     """On processes of their own, and in this one after another scenario."""
     many = CliRunner().invoke(cli, ["simulate", str(scenario), "--json", "--processes", "2"])

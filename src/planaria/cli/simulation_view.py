@@ -88,7 +88,8 @@ def show(path: Path, wanted: Wanted) -> None:
         from planaria.observe.simulation_plot import plot_runs
 
         plot_runs({policy: of for policy, of in outcomes[0].runs.items() if of}, target)
-        click.echo(f"picture: {target}", err=wanted.as_json)
+        of = f" of {found[0].label}, the first of {len(found)}" if len(found) > 1 else ""
+        click.echo(f"picture{of}: {target}", err=wanted.as_json)
 
 
 def _say_repairs(scenario: Scenario, folder: Path) -> None:

@@ -21,6 +21,9 @@ _CAUSES = {
     "checkpoint": "#3a7d44",
     "idle": "#c9ced3",
 }
+_LEGEND_COLUMNS = 5
+"""More names in a row are wider than the picture."""
+
 _POINTS = 400
 """Of a line: throughput is averaged over so many stretches."""
 
@@ -63,6 +66,7 @@ def _draw_nodes(axes: Any, runs: Mapping[str, Sequence[RunResult]]) -> None:
         axes.step([*hours, first.seconds / HOUR_S], [*counts, counts[-1]], where="post", color="#5c6670", linewidth=1.2)
     axes.set_ylim(0, None)
     axes.set_ylabel("nodes")
+    axes.yaxis.get_major_locator().set_params(integer=True)
     axes.set_title(first.trace, loc="left")
 
 
@@ -75,7 +79,9 @@ def _draw_rates(axes: Any, runs: Mapping[str, Sequence[RunResult]], colours: Map
     axes.set_ylim(0, None)
     axes.set_xlabel("hours")
     axes.set_ylabel("samples a second")
-    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), frameon=False, ncols=len(runs), fontsize="small")
+    axes.legend(
+        loc="lower right", bbox_to_anchor=(1, 1), frameon=False, ncols=min(len(runs), _LEGEND_COLUMNS), fontsize="small"
+    )
 
 
 def _averaged(run: RunResult) -> tuple[list[float], list[float]]:

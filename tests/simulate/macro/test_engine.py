@@ -197,6 +197,20 @@ def test_the_causes_are_all_of_the_time_though_the_run_ends_in_a_restore_that_wa
     assert sum(run.seconds_by.values()) == pytest.approx(run.seconds)
 
 
+@pytest.mark.parametrize("steps_before", [0.3, 0.8, 1.3])
+def test_a_job_whose_last_step_is_disturbed_ends_with_it(steps_before: float) -> None:
+    """A node comes then; the trace goes on for an hour."""
+    about = experiment(samples=24.0 * 20, timings=Timings(start_s=0.0))
+    lost = losing(10.0)
+    (quiet,) = about.run("adaptive", [lost])
+    at_s = quiet.seconds - steps_before * quiet.seconds_by["training"] / 20
+    joined = TraceEvent(at_s=at_s, change=Change.ADD, node="new")
+    (run,) = about.run("adaptive", [msgspec.structs.replace(lost, events=(*lost.events, joined))])
+    assert (run.completed, run.ended, run.seconds_by["idle"]) == (True, "", 0.0)
+    assert at_s < run.seconds < quiet.seconds + 3
+    assert sum(run.seconds_by.values()) == pytest.approx(run.seconds)
+
+
 def test_without_failures_only_steps_are_counted() -> None:
     about = experiment(checkpoint_every=0)
     (run,) = about.run("templates", [losing()])

@@ -49,7 +49,7 @@ from planaria.protocol.messages import (
     Vote,
 )
 from planaria.protocol.phases import PLACING, Phase, ProtocolError, Purpose
-from planaria.protocol.records import AnyRecord, PlanTaken, Restored
+from planaria.protocol.records import AnyRecord, PlanTaken, Restored, RunStatus
 from planaria.protocol.second_look import LONGER
 from planaria.protocol.transitions import TRANSITIONS
 from planaria.simulate.macro.counted import Counted, losses_of
@@ -325,6 +325,7 @@ class Episode:
                 case Finish(status, message):
                     self.is_over = True
                     self._tally.ended = f"{status.value}: {message}"
+                    self._tally.has_completed = status is RunStatus.COMPLETED
                 case _:
                     pass
         if self.is_over:

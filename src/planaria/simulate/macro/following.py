@@ -88,7 +88,7 @@ class Following:
             policy=self._simulation.subject.policy_name,
             trace=course.name,
             seconds=now,
-            samples=self.microbatches * self._sample_size,
+            samples=float(self.microbatches * self._sample_size),
             steps=self._trained.steps,
             seconds_by=causes,
             node_hours=node_s / HOUR_S,
@@ -161,7 +161,7 @@ class Following:
             self._chosen_for_s = self._failures.time_to_next_s(self.now + whole_s)
         found = self._disturbed(state, self.now, whole_s, end_s, looks_again=look is not None)
         if found is None:
-            self.now, self.is_over = end_s, True
+            self.is_over = True
             return
         rest, self.now = found
         self.state = rest.state
@@ -245,6 +245,9 @@ class Following:
                 moment = moment.after or memory.after(root, moment)
                 self._take(moment, now)
                 self._waits += moment.is_waiting and not was_waiting
+            if moment.tally.has_completed:
+                self._complete(state, now, end_s)
+                return None
             if moment.tally.ended is not None:
                 self._ended = moment.tally.ended
                 self._cut_off(Cause.IDLE, end_s)
@@ -257,6 +260,18 @@ class Following:
     def _cut_off(self, cause: Cause, end_s: float) -> None:
         """The run ends in the middle of an episode: what no cause has got yet of all of its time is this one's."""
         self._causes[cause] += max(0.0, end_s - sum(self._causes))
+        self.now = end_s
+
+    def _complete(self, state: State, now: float, end_s: float) -> None:
+        """The last step is in an episode. Policies are told roughly how many are left: those that lack still follow."""
+        step_s, stall_s, _ = self._simulation.costs(state)
+        per_step, whole_s = state.num_microbatches, step_s + stall_s
+        lacking = 0 if self._wanted is None else max(0, -(-(self._wanted - self.microbatches) // per_step))
+        steps = min(lacking, int((end_s - now) / whole_s))
+        self._count(steps, step_s, stall_s, per_step)
+        self.now = now + steps * whole_s
+        if steps < lacking:
+            self._cut_off(Cause.TRAINING, end_s)
 
     def _bring_forward(self, state: State) -> None:
         """Of pipelines that are alike, the first one is struck: those that change places do not notice."""

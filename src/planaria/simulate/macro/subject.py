@@ -108,6 +108,7 @@ class Tally:
         plans: purposes of the plans that were taken.
         moved_bytes: state that moved between nodes or devices.
         ended: why the run is over; None: it is not.
+        has_completed: it is, because no step is left.
         released: nodes that are done without, by their names in the episode.
         was_weighed: the plan in force was chosen among several; None: no other was taken.
     """
@@ -122,6 +123,7 @@ class Tally:
     ended: str | None = None
     released: list[NodeId] = field(default_factory=list)
     was_weighed: bool | None = None
+    has_completed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
