@@ -101,8 +101,10 @@ FIGURE_3_BAMBOO: Final = 0.84
 """Shares of the time in which training makes progress, GPT-2 on 64 P3 instances (sections 3 and 6.3)."""
 FIGURE_3_NODES: Final = 64
 
-VARUNA_SLOWER: Final = {0.10: 2.5, 0.16: 2.7}
-"""Bamboo-S's throughput over Varuna's, BERT (section 6.3, Figure 12)."""
+OVER_VARUNA: Final = {0.10: (2.5, 1.67), 0.16: (2.7, 1.64)}
+"""Bamboo-S's throughput and value over Varuna's, BERT, by rate (section 6.3, Figure 12). At 33% Varuna hung."""
+RECONFIGURATION_SHARE: Final = 0.07
+"""Of the time, on average over the runs of Table 2 at 10% (section 6.1)."""
 
 TABLE_6: Final = {
     "ResNet": {

@@ -21,9 +21,10 @@ TRANSFER_CUT: Final = 0.3235
 LAYERS_OF_RECOVERY: Final = 16
 
 TABLE_1: Final = {
-    "Bamboo": ("9.5-20%", "short pause", "high overhead", "1.5x"),
-    "Varuna": ("none", "restart from checkpoint", "new optimum", "none"),
-    "Oobleck": ("none (planning before)", "copy from live replicas", "new pipelines", "none"),
-    "ReCycle": ("none", "on the fly", "longer steps", "none"),
+    "Bamboo": ("9.5-20%", "short pause", "returns to high-overhead state", "1.5x"),
+    "Varuna": ("none", "restart from checkpoint", "runs new optimal configuration", "none"),
+    "Oobleck": ("offline planning", "copy from live replicas", "runs new heterogeneous pipelines", "none"),
+    "ReCycle": ("none", "on-the-fly rerouting", "continuous adapted execution", "none"),
 }
-"""Time overhead without failures, while one is handled, and after it; memory overhead without failures."""
+"""Time overhead without failures, while one is handled, and after it; memory overhead without failures. (Memory while a
+failure is handled and after it is words that say nothing of how much.)"""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from oobleck_data import CHECKPOINT_STEPS, MODELS, NUM_NODES, TRACE_HOURS, TRACE_INTERVALS_S
-from oobleck_models import oobleck, own_terms, varuna
+from oobleck_models import best_varuna, oobleck, own_terms, varuna
 from ours import Ours
 from pictures import lines
 from replay import Outcome, replay
@@ -21,6 +21,8 @@ NOTICE_S = {"EC2": 120.0, "GCP": 30.0}
 SHOWN = "GPT-3 2.7b"
 OURS = ("BERT-Large", SHOWN)
 """Models for which this project's templates are run too."""
+GOES_BACK = "and it goes back for new nodes, too"
+SMALLEST = "BERT-Large"
 HUNG = "GPT-3 6.7b"
 """Where the paper's Varuna made no progress."""
 
@@ -45,20 +47,37 @@ def section(traces: Path | None = None) -> Section:
     found = used_traces(traces)
     rows = []
     plots = []
-    gains = []
+    smallest = []
+    similar = []
+    gains: dict[str, list[float]] = {"as described": [], "with the best interval": [], GOES_BACK: []}
     for name, trace in found.items():
         for model in MODELS:
             templates = replay(oobleck(model), trace)
-            morphing = replay(varuna(model, CHECKPOINT_STEPS, notice_s=NOTICE_S[name.split()[0]]), trace)
+            notice_s = NOTICE_S[name.split()[0]]
+            morphing = replay(varuna(model, CHECKPOINT_STEPS, notice_s=notice_s), trace)
+            better = best_varuna(model, trace, notice_s=notice_s)
             rows.append(Row(what=f"{name}, {model}, Oobleck", paper=None, ours=templates.samples_per_s))
             rows.append(Row(what=f"{name}, {model}, Varuna", paper=None, ours=morphing.samples_per_s))
+            rows.append(Row(what=f"{name}, {model}, Varuna, best interval", paper=None, ours=better.samples_per_s))
             if model != HUNG:
-                gains.append(templates.samples / morphing.samples)
+                gains["as described"].append(templates.samples / morphing.samples)
+                gains["with the best interval"].append(templates.samples / better.samples)
+                goes_back = varuna(model, CHECKPOINT_STEPS, notice_s=notice_s)
+                goes_back.saves_for_joins = False
+                gains[GOES_BACK].append(templates.samples / replay(goes_back, trace).samples)
+            if model == SMALLEST:
+                smallest.append(morphing.samples / templates.samples)
+            elif model not in (SHOWN, HUNG):
+                similar.append(morphing.samples / templates.samples)
             if model in OURS:
                 own = Ours.run("templates", *own_terms(model), [trace])
                 rows.append(Row(what=f"{name}, {model}, ours, templates", paper=None, ours=own.throughput))
             if model == SHOWN:
-                series = {"Oobleck": over_time(templates), "Varuna": over_time(morphing)}
+                series = {
+                    "Oobleck": over_time(templates),
+                    "Varuna": over_time(morphing),
+                    "Varuna, best interval": over_time(better),
+                }
                 picture = lines(series, x="hours", y="samples trained, thousands", title=f"{model}, {name}")
                 plot = "oobleck_figure10_" + name.lower().replace(" ", "_").replace(",", "")
                 plots.append(Plot(name=plot, caption=f"Training of {model} on a trace like {name}", svg=picture))
@@ -67,7 +86,8 @@ def section(traces: Path | None = None) -> Section:
         source="Oobleck, Figure 10",
         title="throughput on spot traces",
         setting=(
-            f"30 nodes at most. {'; '.join(described(trace) for trace in found.values())}. Systems as in Table 2; "
+            f"30 nodes at most. {'; '.join(described(trace) for trace in found.values())}. Made-up nodes come two by "
+            "two, as they do on average in the recorded P3 trace. Systems as in Table 2; "
             "joins are changes like losses. Varuna saves when it is warned, where saving takes no longer than the "
             "warning (two minutes on EC2, 30 s on GCP); joins wait for that. The figure's values are not in the "
             "paper's text; what the text says is compared."
@@ -76,13 +96,23 @@ def section(traces: Path | None = None) -> Section:
             Comparison(title="samples/s", rows=rows),
             Comparison(
                 title="Oobleck over Varuna",
-                rows=[Row(what="largest gain where Varuna gets on", paper=LARGEST_GAIN, ours=max(gains))],
+                rows=[
+                    Row(what=f"largest gain where Varuna gets on, {how}", paper=LARGEST_GAIN, ours=max(over))
+                    for how, over in gains.items()
+                ],
             ),
         ],
         verdict=(
             "As in the paper the gap grows with the model: saving GPT-3 2.7b takes longer than the warning, so every "
             "preemption throws Varuna back, and GPT-3 6.7b makes next to no progress. Varuna checkpoints every ten "
-            "steps here, as described (see Table 2)."
+            "steps, as described, and a second time at the interval that turns out best (see Table 2); the paper's "
+            "9.1 times lie between a Varuna that saves before it takes new nodes, as here, and one that goes back to "
+            "its last checkpoint for them, too; which it was is not said. The paper calls the two similar for "
+            "BERT-Large and for models that it does not show. Here Varuna has "
+            f"{min(smallest):.0%} to {max(smallest):.0%} of Oobleck's throughput for BERT-Large and "
+            f"{min(similar):.0%} to {max(similar):.0%} for GPT-2 and GPT-3 Medium, because nodes come or go 11 to 16 "
+            "times an hour, and each time is a restart of half a minute, before it a checkpoint, and the loss of the "
+            "step in progress, which lasts one to seven minutes for these two."
         ),
         plots=plots,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from math import sqrt
 
 import numpy as np
 from grids import Grids, state_bytes
@@ -21,7 +20,7 @@ from oobleck_data import (
     TABLE_4_FREE,
 )
 from ours import Ours, scaled
-from replay import Checkpoints, replay
+from replay import Checkpoints, Outcome, replay
 from systems import Oobleck, Varuna
 
 from planaria.plan.plan import ScheduleKind
@@ -124,14 +123,6 @@ INITIALISATION_S = 10.0
 loading and redone steps are taken away is 5 to 15 s."""
 
 
-def best_interval(model: str, mean_loss_s: float) -> int:
-    """Steps between checkpoints that cost least, to a first order: sqrt(2 C M) apart (Young, 1974)."""
-    write_s = state_bytes(profile_of(model)) / storage_bytes_per_s()
-    found = grids(model).symmetric(NUM_NODES)
-    assert found is not None
-    return max(1, round(sqrt(2 * write_s * mean_loss_s) / found[2]))
-
-
 def varuna(model: str, every: int, *, is_free: bool = False, notice_s: float = 0.0) -> Varuna:
     """Synchronous checkpoints after every so many steps; `is_free`: saving takes no time, loading does."""
     load_s = state_bytes(profile_of(model)) / storage_bytes_per_s()
@@ -141,3 +132,13 @@ def varuna(model: str, every: int, *, is_free: bool = False, notice_s: float = 0
         checkpoints=Checkpoints(write_s=0.0 if is_free else load_s, every=every),
         notice_s=notice_s,
     )
+
+
+INTERVALS = range(1, 61)
+"""Steps between checkpoints that are tried."""
+
+
+def best_varuna(model: str, trace: Trace, *, notice_s: float = 0.0) -> Outcome:
+    """With the steps between checkpoints that turn out best on this very trace: more than any run could know."""
+    outcomes = (replay(varuna(model, every, notice_s=notice_s), trace) for every in INTERVALS)
+    return max(outcomes, key=lambda outcome: outcome.samples)

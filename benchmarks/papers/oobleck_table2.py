@@ -6,21 +6,28 @@ from collections.abc import Callable
 from pathlib import Path
 
 from oobleck_data import CHECKPOINT_STEPS, FREQUENCIES_S, MODELS, TABLE_2
-from oobleck_models import best_interval, implied_pause, monotonic, oobleck, own, storage_bytes_per_s, varuna
+from oobleck_models import (
+    INTERVALS,
+    best_varuna,
+    implied_pause,
+    monotonic,
+    oobleck,
+    own,
+    storage_bytes_per_s,
+    varuna,
+)
 from pictures import bars
-from replay import System, replay
+from replay import Outcome, replay
 from section import Comparison, Plot, Row, Section, run
 
-SYSTEMS: tuple[tuple[str, str, Callable[[str, float], System]], ...] = (
-    ("Oobleck", "Oobleck", lambda model, interval_s: oobleck(model)),
-    ("Varuna", "Varuna as described", lambda model, interval_s: varuna(model, CHECKPOINT_STEPS)),
-    (
-        "Varuna",
-        "Varuna with the best interval",
-        lambda model, interval_s: varuna(model, best_interval(model, interval_s)),
-    ),
+from planaria.simulate.trace import Trace
+
+SYSTEMS: tuple[tuple[str, str, Callable[[str, Trace], Outcome]], ...] = (
+    ("Oobleck", "Oobleck", lambda model, trace: replay(oobleck(model), trace)),
+    ("Varuna", "Varuna as described", lambda model, trace: replay(varuna(model, CHECKPOINT_STEPS), trace)),
+    ("Varuna", "Varuna with the best interval", best_varuna),
 )
-"""The paper's name, ours, and the system for a model and a time between losses."""
+"""The paper's name, ours, and what comes of a model on a trace."""
 
 OURS = {"templates": tuple(MODELS), "adaptive": ("BERT-Large",)}
 """This project's policies, and for which models they are run: adaptive's runs take a minute for the largest."""
@@ -38,8 +45,8 @@ def section(traces: Path | None = None) -> Section:
     for name, title, make in SYSTEMS:
         rows = []
         for model in MODELS:
-            for at, (frequency, interval_s) in enumerate(FREQUENCIES_S.items()):
-                ours = replay(make(model, interval_s), monotonic(frequency)).samples_per_s
+            for at, frequency in enumerate(FREQUENCIES_S):
+                ours = make(model, monotonic(frequency)).samples_per_s
                 paper = TABLE_2[name][model][at]
                 rows.append(Row(what=f"{model}, a loss every {frequency}", paper=paper, ours=ours))
                 bar = picture.setdefault(f"{model}\n{frequency}", {})
@@ -83,8 +90,9 @@ def section(traces: Path | None = None) -> Section:
             f"models: {constant_s:.1f} s and {per_byte_s * 1e9:.2f} s per GB of state. Varuna: a synchronous "
             f"checkpoint every {CHECKPOINT_STEPS} steps, as the paper says, at the {storage_bytes_per_s() / 1e9:.2f} "
             "GB/s that Table 4 implies; 10 s and loading for a restart; the best grid of equal pipelines. Since ten "
-            "steps are a bad choice for some models, it is here a second time with the interval that costs least "
-            "(Young's). Bamboo's step cannot be derived (the paper itself calls its gap surprising): only its middle "
+            "steps are a bad choice for some models, it is here a second time with the interval, of 1 to "
+            f"{INTERVALS[-1]} steps, that turns out best on each trace, which is more than it could know. Bamboo's "
+            "step cannot be derived (the paper itself calls its gap surprising): only its middle "
             "column is, from the outer two."
         ),
         comparisons=comparisons,
@@ -92,9 +100,11 @@ def section(traces: Path | None = None) -> Section:
             "Varuna as described comes near the paper for BERT-Large, whose ten steps last five minutes. For GPT-2 "
             "and GPT-3 Medium it cannot: ten steps of 8,192 samples last 16 and 47 minutes, so a run that loses a "
             "node every 10 minutes never completes a checkpoint, and yet the paper reports 80% and 70% of full "
-            "speed. With the best interval (a step or two for these models) both come within 11% in every cell, so "
-            "that is how Varuna must have run. GPT-3 6.7b saves and loads for five minutes, and gets nowhere at a "
-            "loss every ten, there as here. Oobleck's pauses as its table implies them are shorter than half a step "
+            "speed. With the best interval (a step or two for these models at that rate) both come within 11% in "
+            "every cell, so that is how Varuna must have run. GPT-3 2.7b at a loss every 10 minutes completes 2 "
+            "steps in all as described, 3.4 in the paper, and 24 with a checkpoint every 2 steps: there the paper's "
+            "Varuna must have had its ten. GPT-3 6.7b saves and loads for five minutes, and gets nowhere at a loss "
+            "every ten, there as here. Oobleck's pauses as its table implies them are shorter than half a step "
             "of GPT-2 and GPT-3 Medium, so the step in progress is not counted as lost, although section 7.4.2 says "
             "that it is. "
             "Our own rows count it: what survivors have of a step is kept, and only what is missing is done again."

@@ -112,13 +112,15 @@ class Varuna:
     Attributes:
         grids: pipelines to choose from; f is not used.
         restart_s: framework initialisation and loading the checkpoint.
-        notice_s: how long before a loss it is warned: time to save what is done, if saving takes no longer.
+        notice_s: how long before a loss it is warned: time to save what is done, if saving takes no longer; 0: never.
+        saves_for_joins: it saves before it takes new nodes, which wait for that; else it goes back for them too.
     """
 
     grids: Grids
     restart_s: float
     checkpoints: Checkpoints | None
     notice_s: float = 0.0
+    saves_for_joins: bool = True
     name: str = "Varuna"
     _nodes: set[Node] = field(default_factory=set)
 
@@ -131,7 +133,8 @@ class Varuna:
         nodes = (self._nodes - set(changes.lost)) | set(changes.joined)
         mode = self.start(sorted(nodes, key=str))
         write_s = 0.0 if self.checkpoints is None else self.checkpoints.write_s
-        if not changes.lost or write_s <= self.notice_s:
+        is_warned = self.notice_s > 0 and write_s <= self.notice_s
+        if is_warned if changes.lost else self.saves_for_joins:
             pause_s = write_s + self.restart_s
             return Answer(mode=mode, pause_s=pause_s, how="restart", disturbs=True, saves=True)
         return Answer(mode=mode, pause_s=self.restart_s, how="restart", rolls_back=True)
@@ -151,7 +154,6 @@ class ReCycle:
         restart_s: of starting again.
         closed_form: the step's seconds of (pipelines, losses by place, microbatches of a pipeline, T_f + T_b): the
             paper's Eq. 13, or what a good list schedule reaches.
-        replans: start again also when nodes join.
     """
 
     grids: Grids

@@ -7,13 +7,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import bamboo_data
+import bamboo_table2
 import oobleck_data
+import oobleck_models
 import page
 import pytest
-from bamboo_models import Spot, bamboo, to_completion
+import traces
+from bamboo_models import RECONFIGURATION_7_PERCENT_S, Spot, bamboo, to_completion
 from bamboo_system import Bamboo
-from replay import Answer, Changes, Checkpoints, Mode, Node, Outcome, Replay, System
+from replay import Answer, Changes, Checkpoints, Mode, Node, Outcome, Replay, System, replay
 from section import Comparison, Plot, Row, Section
+
+from planaria.simulate.trace import Change
 
 NODES = [Node(f"n{at}", "abc"[at % 3]) for at in range(12)]
 
@@ -131,11 +136,61 @@ def test_neighbours_of_a_bamboo_pipeline_are_of_different_zones() -> None:
         assert all(left != right for left, right in itertools.pairwise(zones))
 
 
+def test_varuna_saves_at_a_loss_only_where_it_is_warned() -> None:
+    nodes = [Node(f"n{at}") for at in range(oobleck_data.NUM_NODES)]
+    for notice_s, is_warned in ((0.0, False), (30.0, True)):
+        system = oobleck_models.varuna("BERT-Large", 2, is_free=True, notice_s=notice_s)
+        system.start(nodes)
+        answer = system.change(Changes(at_s=1.0, lost=(nodes[0],)))
+        assert (answer.saves, answer.rolls_back) == (is_warned, not is_warned)
+
+
+@pytest.mark.parametrize("frequency", oobleck_data.FREQUENCIES_S)
+def test_varuna_whose_checkpoints_cost_nothing_comes_near_its_paper(frequency: str) -> None:
+    system = oobleck_models.varuna("BERT-Large", oobleck_data.CHECKPOINT_STEPS_FREE, is_free=True)
+    ours = replay(system, oobleck_models.monotonic(frequency)).samples_per_s
+    paper = dict(zip(oobleck_data.FREQUENCIES_S, oobleck_data.TABLE_4_FREE["BERT-Large"], strict=True))
+    assert ours == pytest.approx(paper[frequency], rel=0.05)
+
+
+def test_varuna_saves_before_it_takes_new_nodes_or_goes_back_for_them() -> None:
+    nodes = [Node(f"n{at}") for at in range(oobleck_data.NUM_NODES)]
+    for saves in (True, False):
+        system = oobleck_models.varuna("BERT-Large", 10)
+        system.saves_for_joins = saves
+        system.start(nodes[1:])
+        answer = system.change(Changes(at_s=1.0, joined=(nodes[0],)))
+        assert (answer.saves, answer.rolls_back) == (saves, not saves)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_nodes_of_made_up_traces_come_two_by_two_as_the_recorded_ones_do(seed: int) -> None:
+    trace = traces.with_interval(30, 600.0, 12.0, "made up", seed=seed)
+    came = [event.at_s for event in trace.events if event.change is Change.ADD and event.at_s > 0]
+    assert len(came) / len(set(came)) == pytest.approx(1.9, abs=0.1)
+    assert max(count for _, count in trace.counts()) <= 30
+
+
+def test_varuna_with_the_best_interval_is_as_good_as_with_any() -> None:
+    model, trace = "GPT-3 2.7b", oobleck_models.monotonic("10m")
+    best = oobleck_models.best_varuna(model, trace)
+    tried = [replay(oobleck_models.varuna(model, every), trace).samples for every in (1, 2, 4, 10, 30)]
+    assert best.samples >= max(tried) > 0
+
+
+def test_longer_reconfigurations_take_the_share_of_the_time_that_bamboos_paper_reports() -> None:
+    for seconds, share in ((RECONFIGURATION_7_PERCENT_S, bamboo_data.RECONFIGURATION_SHARE), (60.0, 0.02)):
+        found = [bamboo_table2.means(model, 0, seconds).restart_share for model in bamboo_data.MODELS]
+        assert sum(found) / len(found) == pytest.approx(share, abs=0.01)
+
+
 def test_spot_nodes_come_as_fast_as_gives_the_mean_of_the_paper() -> None:
     spot = Spot(wanted=48, hourly=0.24, mean_nodes=42.0)
     means = to_completion(lambda: bamboo("BERT"), spot, 1_000_000, 40.0, range(5))
     assert means.nodes == pytest.approx(42.0, rel=0.05)
     assert means.throughput < bamboo_data.MODELS["BERT"].demand
+    # So many go in an hour, together.
+    assert means.interval_h == pytest.approx(spot.mean_bulk / (0.24 * 42.0), rel=0.15)
 
 
 # The page

@@ -163,6 +163,7 @@ class Running:
             agents=agents,
             past=past,
             patience_s=60.0,
+            most_nodes=6,
         )
         self.listener = listen("127.0.0.1", 0)
         self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
@@ -526,3 +527,14 @@ def test_nodes_are_added_under_numbers_that_nobody_had(running: Running) -> None
     refused = asked(running, wish=Wish.ADD, count=0)
     assert not refused.accepted
     assert "from 1 to" in refused.text
+
+
+def test_no_more_nodes_are_added_than_the_machine_is_for(running: Running) -> None:
+    """Those that are on their way count."""
+    running.join_all()
+    assert asked(running, wish=Wish.ADD, count=2).accepted
+    refused = asked(running, wish=Wish.ADD, count=2)
+    assert not refused.accepted
+    assert refused.text.startswith("there are 5 nodes, and this machine is for 6 at most")
+    assert asked(running, wish=Wish.ADD).accepted
+    assert running.nodes.started == [3, 4, 5]

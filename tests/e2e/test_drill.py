@@ -266,6 +266,13 @@ def test_a_comparison_is_a_table_and_a_picture(job_file: Path) -> None:
         (["--trace", "few.csv", "--from", "9"], r"--from 9: few.csv is 0\.\d+ hours long"),
         (["--trace", "few.csv", "--busiest", "1", "--hours", "1"], "--busiest finds a part of its own"),
         (["--trace", "bad.csv"], r"bad.csv, line 2: 'take' is neither add nor remove"),
+        (["--trace", "few.csv", "--speed", "inf"], "Invalid value for '--speed': inf is not a finite number"),
+        (["--trace", "few.csv", "--speed", "nan"], "Invalid value for '--speed': nan is not a finite number"),
+        (["--trace", "few.csv", "--notice", "nan"], "Invalid value for '--notice': nan is not a finite number"),
+        (["--trace", "few.csv", "--busiest", "inf"], "Invalid value for '--busiest': inf is not a finite number"),
+        (["--trace", "few.csv", "--speed", "1e6"], r"few.csv would be over in [0-9.]+ ms; 500 ms is the least. Lower"),
+        (["--trace", "few.csv", "--hours", "1e-9"], "few.csv would be over in 0.0036 ms; 500 ms is the least"),
+        (["--trace", "single", "--length", "0.001"], "single would be over in 1 ms; .*Give a greater --length"),
     ],
 )
 def test_mistakes(

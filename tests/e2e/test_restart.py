@@ -65,6 +65,8 @@ def test_a_death_during_the_recovery_from_another(at: str, text: Path, run: Run,
     outcome = run(job, "kill:node=2,step=3,at=backward", f"coordinator:step=3,at={at}")
     assert_complete(outcome, reference(job), 1)
     assert [event["node"] for event in outcome.events("node_lost")] == [2]
+    (recovery,) = outcome.result.recoveries
+    assert recovery.detect_ms is not None, "the account begins with the loss, not with the next coordinator"
 
 
 @pytest.mark.parametrize("at", ["vote", "commit", "tell"])

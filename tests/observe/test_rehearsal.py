@@ -47,6 +47,28 @@ def test_what_happens_is_a_line_and_figures_come_now_and_then() -> None:
     assert lines[-1] == "17.0 s of 1:30: node 1 (b) is killed"
 
 
+class Pieces(io.StringIO):
+    """Remembers what was written at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pieces: list[str] = []
+
+    def write(self, text: str) -> int:
+        self.pieces.append(text)
+        return super().write(text)
+
+
+def test_a_line_is_written_in_one_piece_so_that_threads_do_not_mix_theirs() -> None:
+    stream = Pieces()
+    with RehearsalProgress("job", Script(trace=TRACE), 8, stream=stream, live=False) as show:
+        show.say("node 1 (b) is killed")
+        for record in short_run():
+            show(record, 0.0)
+    assert len(stream.pieces) > 3
+    assert all(piece.endswith("\n") for piece in stream.pieces)
+
+
 def test_by_steps() -> None:
     lines = shown([*short_run(), committed(9)], clock=Clock.STEPS)
     assert lines[-1].startswith("step 6.")

@@ -108,3 +108,15 @@ def test_of_many_microbatches_the_next_goes_to_whoever_ends_first_with_it() -> N
         for _ in range(total - len(times)):
             greedy[min(range(len(times)), key=lambda at: (times[at][greedy[at]], at))] += 1
         assert distribute(times, total) == tuple(greedy)
+
+
+def test_pipelines_of_one_template_share_as_others_of_the_same_times_do() -> None:
+    draw = np.random.default_rng(4)
+    for _ in range(200):
+        num_pipelines, extra = int(draw.integers(1, 20)), int(draw.integers(0, 80))
+        num_microbatches = num_pipelines + extra
+        kinds = [np.cumsum(draw.integers(0, 4, num_microbatches)).astype(np.float64) for _ in range(3)]
+        times = [kinds[int(draw.integers(len(kinds)))] for _ in range(num_pipelines)]
+        alone = distribute([time.copy() for time in times], num_microbatches)
+        assert distribute(times, num_microbatches) == alone
+        assert sum(alone) == num_microbatches

@@ -328,6 +328,44 @@ def test_fewer_replicas_are_no_candidate_where_there_can_be_all() -> None:
     assert not [candidate for candidate in told if "replica" in candidate.name], "one is what rerouting keeps"
 
 
+def test_a_job_begins_again_with_the_replicas_that_the_nodes_left_are_enough_for() -> None:
+    """As after the loss of a layer's last replica."""
+    policy = AdaptivePolicy(QUICK, settings(9, smallest=2, fault_tolerance=2))
+    for number, replicas in ((2, 1), (3, 1), (4, 2), (5, 2)):
+        first = policy.initial(nodes(*range(number)), 7)
+        assert first.is_degraded
+        assert min(num_replicas(first.plan)) == replicas
+        assert f"{replicas} replica{'s' if replicas > 1 else ''} of 3" in first.reason
+        validate(first.plan, fault_tolerance=replicas - 1)
+    assert not policy.initial(nodes(*range(6)), 7).is_degraded
+    with pytest.raises(PlanError, match="Add"):
+        policy.initial(nodes(0), 7)
+
+
+def test_where_nothing_can_be_rerouted_one_replica_is_weighed() -> None:
+    """One whole pipeline, and a node that comes has no place in it."""
+    policy = AdaptivePolicy(QUICK, settings(9, smallest=2, fault_tolerance=2))
+    plan = policy.initial(nodes(0, 1), 1).plan
+    holders = {**plan.groups_of, WorkerId(2): ()}
+    told = policy.with_outlook(replace(LOSS, at_once=False)).reconfigure(plan, (), holders, 2)
+    assert named(told, "reroute")
+    assert any(", 1 replica)" in candidate.name for candidate in told.candidates)
+
+
+def test_a_ring_grows_by_a_node_that_comes() -> None:
+    """Its shadows get their state beside a step, so they have it when the ring begins; not where it is to begin at
+    once."""
+    policy = AdaptivePolicy(QUICK, settings(6, smallest=2))
+    plan = RedundancyPolicy(QUICK, settings(6, smallest=2)).initial(nodes(0, 1), 1).plan
+    holders = {**plan.groups_of, WorkerId(2): ()}
+    beside = policy.with_outlook(replace(LOSS, at_once=False)).reconfigure(plan, (), holders, 2)
+    assert beside.plan.redundancy is not None
+    assert len(beside.plan.nodes) == 3
+    assert not beside.is_degraded
+    validate(beside.plan, fault_tolerance=1, arrived=True)
+    assert len(policy.with_outlook(LOSS).reconfigure(plan, (), holders, 2).plan.nodes) == 2
+
+
 # Schedules that keep fewer activations
 
 SHORT = 8_000_000

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
@@ -121,6 +123,22 @@ def test_one_whole_pipeline_that_runs_all_goes_on() -> None:
     proposal = after(policy, alone)
     assert work(proposal.plan) == work(alone)
     assert (proposal.plan.dropped, proposal.is_degraded) == ((), True)
+
+
+def test_a_pipeline_that_waits_for_state_goes_on_where_another_has_it() -> None:
+    """Two pipelines of two nodes, one lost its last node; the other one's last has no state yet, which its first still
+    holds from before: too few nodes for templates."""
+    policy, plan = started(replace(GRID, num_nodes=4, min_nodes=2))
+    (first, last), (_, other) = (pipeline.workers for pipeline in plan.pipelines)
+    holders = {worker: groups for worker, groups in plan.groups_of.items() if worker != other}
+    holders |= {first: tuple(range(len(plan.groups))), last: ()}
+    proposal = policy.reconfigure(plan, [plan.node_of(other)], holders, 2)
+    validate(proposal.plan, dropped=proposal.dropped)
+    assert {move.target for move in proposal.plan.transfers} == {last}
+    assert work(proposal.plan).keys() == {(first, last)}
+    nobody = dict.fromkeys(holders, ())
+    with pytest.raises(PlanError):
+        policy.reconfigure(plan, [plan.node_of(other)], nobody, 2)
 
 
 def test_a_loss_inside_a_step_leaves_out_what_the_pipeline_did() -> None:

@@ -158,6 +158,21 @@ def test_nodes_that_come_when_nothing_is_lost_are_for_the_templates() -> None:
     assert len(proposal.plan.pipelines) == 5
 
 
+def test_more_nodes_than_were_lost_make_new_pipelines() -> None:
+    """One takes the lost place; the others would stand idle, and steps are shorter with a pipeline of their own."""
+    policy, plan = started()
+    broken = after(policy, plan, 5).plan
+    holders = held(broken) | {WorkerId(node): () for node in range(16, 21)}
+    proposal = policy.reconfigure(broken, [NodeId(5)], holders, 3)
+    validate(proposal.plan, fault_tolerance=1)
+    assert len(proposal.plan.nodes) == 20
+    assert len(proposal.plan.pipelines) == 5
+    filled = policy.on_what_is_left(broken, [NodeId(5)], holders, 3)
+    assert filled is not None
+    assert proposal.step_time_s < 0.99 * filled.step_time_s
+    assert after(policy, broken, came=16).how == "reroute", "where each has a place, nobody else's state moves"
+
+
 def test_a_degraded_plan_is_left_as_soon_as_nodes_that_come_allow_it() -> None:
     """The place that is free does not make it full, new pipelines do."""
     settings = PlannerSettings(num_microbatches=8, fault_tolerance=1, num_nodes=4, devices_per_node=1, min_nodes=2)

@@ -15,6 +15,7 @@ from planaria.plan.plan import NodeId, Plan, Route, Stage, WorkerId
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.events import (
     Command,
+    DecisionTook,
     Event,
     Evict,
     Finish,
@@ -41,7 +42,7 @@ from planaria.protocol.messages import (
 )
 from planaria.protocol.past import Past
 from planaria.protocol.phases import Phase
-from planaria.protocol.records import CoordinatorRestarted, NodeLost, RunEnded, RunStatus, StepCommitted
+from planaria.protocol.records import CoordinatorRestarted, NodeLost, Recovered, RunEnded, RunStatus, StepCommitted
 from planaria.protocol.returning import without_routes
 
 
@@ -220,6 +221,31 @@ def test_a_node_lost_in_between_is_an_ordinary_loss(life: Life) -> None:
     assert len(records(commands, NodeLost)) == 1
     (taken,) = {c.message.plan for c in sent(commands, PlanMessage) if isinstance(c.message, PlanMessage)}
     assert taken.nodes == (0, 1)
+
+
+def test_a_loss_is_timed_from_when_it_was_seen_though_nobody_coordinated(life: Life) -> None:
+    """A node that ended 0.6 s before its loss was heard of."""
+    after = life.after()
+    after.does(Restarted(gone_at={NodeId(2): 0.4}), *joined(0, 1), returned(life, 0), returned(life, 1))
+    (lost,) = records(after.does(NodeGone(NodeId(2), "process killed")), NodeLost)
+    assert lost.detect_ms == pytest.approx(600.0)
+
+
+@pytest.mark.parametrize(("gone_at", "resume_ms"), [({NodeId(2): 0.4}, 600.0), ({}, 0.0)])
+def test_a_recovery_that_was_under_way_is_timed_from_its_loss(
+    gone_at: dict[NodeId, float], resume_ms: float, life: Life
+) -> None:
+    """Not from when the coordinator began again, where somebody had heard of the loss."""
+    life.does(NodeGone(NodeId(2), "process killed"))
+    after = life.after()
+    first = Life(make_machine())
+    first.does(*(WorkerJoined(WorkerId(worker), f"host:{worker}") for worker in range(3)))
+    after.does(Restarted(gone_at=gone_at), *joined(0, 1), returned(first, 0), returned(first, 1))
+    for worker in {c.worker for c in sent(after.said, Halt)}:
+        after.does(Received(worker, Report(generation=1, step=1, ledger=Ledger.empty(1), held=(0,))))
+    after.does(*votes(after, 0, 1), DecisionTook(0.0))
+    (recovered,) = records(after.said, Recovered)
+    assert recovered.recovery.resume_ms == pytest.approx(resume_ms)
 
 
 def test_whoever_a_loss_had_halted_reports_again(life: Life) -> None:

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 import click
 
-from planaria.cli.options import JOB_FILE, set_option
+from planaria.cli.options import JOB_FILE, Finite, set_option
 
-_POSITIVE = click.FloatRange(min=0, min_open=True)
+_POSITIVE = Finite(min=0, min_open=True)
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
@@ -18,7 +18,7 @@ def _script_options(command: _Command) -> _Command:
     """What is played, and on whose costs."""
     options = (
         click.option("--speed", type=_POSITIVE, metavar="X", help="Play a file's events X times as fast."),
-        click.option("--from", "start_h", type=click.FloatRange(min=0), metavar="HOURS", help="Begin there in a file."),
+        click.option("--from", "start_h", type=Finite(min=0), metavar="HOURS", help="Begin there in a file."),
         click.option("--hours", "length_h", type=_POSITIVE, metavar="HOURS", help="Take so much of a file."),
         click.option(
             "--busiest", "busiest_h", type=_POSITIVE, metavar="HOURS",

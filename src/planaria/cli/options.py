@@ -5,6 +5,7 @@ Imported for every help page: nothing heavy.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,18 @@ ZONE_VARIABLE = "PLANARIA_ZONE"
 JOB_FILE = click.Path(path_type=Path)
 FILE = click.Path(path_type=Path, dir_okay=False)
 RUN_FOLDER = click.Path(path_type=Path)
+
+
+class Finite(click.FloatRange):
+    """A range of numbers without infinity and nan, which float() takes."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
+
+
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 

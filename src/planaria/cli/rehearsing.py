@@ -35,6 +35,9 @@ _HOUR_S = 3600.0
 _SAID = 5
 """Repairs that are said one by one."""
 
+_LEAST_S = 0.5
+"""Of a script as it is played: below that no step can be measured."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
@@ -136,8 +139,15 @@ def _prepared(job_file: Path, overrides: Sequence[str], wanted: Wanted) -> tuple
         resilience = msgspec.structs.replace(job.resilience, mean_time_between_failures_s=mean_s, failure_trace="")
         job = msgspec.structs.replace(job, resilience=resilience)
     if script is None:
+        _check_length(wanted.length_s, wanted.script, "Give a greater --length.")
         script = _announced(script_for(ScriptName(wanted.script), job, profile, wanted.length_s), wanted)
     return job, profile, script
+
+
+def _check_length(length_s: float | None, name: str, remedy: str) -> None:
+    if length_s is not None and length_s < _LEAST_S:
+        least = duration(_LEAST_S)
+        raise UserError(f"{name} would be over in {1e3 * length_s:.3g} ms; {least} is the least. {remedy}")
 
 
 def _refuse(wanted: Wanted, what: str, options: Sequence[str], remedy: str) -> None:
@@ -171,6 +181,7 @@ def _read(job: Job, wanted: Wanted) -> Script:
     else:
         part = _announced(_part(script, wanted), wanted)
         script = msgspec.structs.replace(part, trace=part.trace.compressed(wanted.speed or 1.0))
+        _check_length(script.trace.horizon_s, script.name, "Lower --speed, or take a longer part.")
     script, told = fitted(script, job.cluster.nodes)
     if told:
         click.echo(f"planaria: {told}", err=True)

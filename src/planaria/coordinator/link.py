@@ -79,6 +79,7 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin"):
         lost: of them, those of which a process ended, each with the cause.
         are_all_lost: no process of any node is left.
         step_began: monotonic seconds of the last commit that the supervisor heard of; None: there was none.
+        gone_at: monotonic seconds at which the supervisor heard that a node is gone, be it of its end or of its loss.
         is_stopping: the user wants the run to end.
         faults: on the user's order, that have not struck yet.
     """
@@ -88,6 +89,7 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin"):
     lost: tuple[tuple[NodeId, str], ...]
     are_all_lost: bool
     step_began: float | None
+    gone_at: dict[NodeId, float]
     is_stopping: bool
     faults: tuple[Fault, ...]
 

@@ -31,6 +31,7 @@ class Requests:
         switchboard: the way to connections.
         handle: has the machine handle an event.
         start_node: starts one more; None: this is not done from here.
+        most_nodes: at a time; None: as many as are asked for.
     """
 
     def __init__(
@@ -40,12 +41,16 @@ class Requests:
         switchboard: Switchboard,
         handle: Callable[[Event], None],
         start_node: Callable[[], NodeId] | None,
+        most_nodes: int | None = None,
     ) -> None:
         self._machine = machine
         self._token = token
         self._switchboard = switchboard
         self._handle = handle
         self._start_node = start_node
+        self._most_nodes = most_nodes
+        self._coming: set[NodeId] = set()
+        """Started on a request, and not there yet when the next one came."""
         self._held_up: deque[tuple[Connection, Request]] = deque()
         self._started: tuple[NodeId, ...] = ()
         """By the request that is being answered."""
@@ -118,5 +123,14 @@ class Requests:
             return False, "nodes are not started from here. Run planaria agent on one more"
         if not 1 <= count <= MAX_ADDED:
             return False, f"count = {count}: from 1 to {MAX_ADDED} nodes can be added at once"
+        live = self._machine.state.nodes
+        self._coming.difference_update(live)
+        there = len(live) + len(self._coming)
+        if self._most_nodes is not None and there + count > self._most_nodes:
+            return False, (
+                f"there are {there} nodes, and this machine is for {self._most_nodes} at most "
+                "(cluster.most_workers in the job file)"
+            )
         added = self._started = tuple(self._start_node() for _ in range(count))
+        self._coming.update(added)
         return True, f"node{'s' if len(added) > 1 else ''} {', '.join(map(str, added))} started"

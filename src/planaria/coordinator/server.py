@@ -10,7 +10,7 @@ import hmac
 import secrets
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from planaria.coordinator.agents import Agents
 from planaria.coordinator.connection import Connection
@@ -97,12 +97,14 @@ class Server:
         past: of the machine, when another coordinator died.
         started: nodes that were started before this server.
         step_began: when the step in progress began, as far as anybody knows (monotonic seconds).
+        gone_at: when nodes were gone, likewise.
         tell_again: gets records that an earlier coordinator may have published.
         strike: kills this process at the points that the user asked for, see `job.faults.COORDINATOR_POINTS`.
         kernel_kills: whether this machine's kernel killed something for lack of memory in the last seconds.
         agents: of nodes on other hosts; None: all nodes are started by this one.
         patience_s: where agents offer nodes, how long silence is borne when all are silent: the coordinator itself may
             be the one that is cut off.
+        most_nodes: that are started from here at a time, on the user's order; None: as many as are asked for.
     """
 
     def __init__(
@@ -117,11 +119,13 @@ class Server:
         past: Past | None = None,
         started: Sequence[NodeId] = (),
         step_began: float | None = None,
+        gone_at: Mapping[NodeId, float] | None = None,
         tell_again: Observer = lambda record, time_s: None,
         strike: Callable[[str, int], None] = lambda at, step: None,
         kernel_kills: Callable[[], bool] = lambda: False,
         agents: Agents | None = None,
         patience_s: float = 0.0,
+        most_nodes: int | None = None,
     ) -> None:
         self._machine = machine
         self._token = token
@@ -129,6 +133,7 @@ class Server:
         self._agents = agents
         self._past = past
         self._step_began = step_began
+        self._gone_at = gone_at or {}
         self._strike = strike
         self._kernel_kills = kernel_kills
         own = range(machine.settings.num_nodes) if agents is None else ()
@@ -157,7 +162,7 @@ class Server:
             tell_again,
         )
         start_node = self._start_node if agents is None else None
-        self._requests = Requests(machine, token, self._switchboard, self._handle, start_node)
+        self._requests = Requests(machine, token, self._switchboard, self._handle, start_node, most_nodes)
         if agents is not None:
             agents.open(self)
 
@@ -218,7 +223,7 @@ class Server:
 
     def _begin(self) -> None:
         if self._past is not None:
-            self._handle(Restarted(self._step_began))
+            self._handle(Restarted(self._step_began, self._gone_at))
             for node in self._past.joined:
                 self._judge.expect_back(node, time.monotonic())
         for node in self._started:

@@ -14,7 +14,7 @@ MOST_COMPUTED = 1 << 16
 """Forwards and backwards of which it is known how long they take; then all are forgotten."""
 
 
-class _Computed(dict[tuple[int, float, Op, int, int, tuple[int, ...]], float]):
+class Computed(dict[tuple[int, float, Op, int, int, tuple[int, ...]], float]):
     """Of one profile, whatever the plan: seconds of a forward or backward on so many devices of this speed, of these
     layers (the first one, and the end), of which so many are counted."""
 
@@ -25,7 +25,8 @@ class _Computed(dict[tuple[int, float, Op, int, int, tuple[int, ...]], float]):
     def pieces_of(
         self, devices: int, speed: float, first: int, end: int, counted: tuple[int, ...]
     ) -> tuple[list[float], list[int]]:
-        """See `Durations.pieces_of`."""
+        """Of a backward that is cut into layers, from the top one down to the lowest that anybody counts: seconds, and
+        the layer, or -1 where it does not count."""
         key = devices, speed, first, end, counted
         found = self._pieces.get(key)
         if found is None:
@@ -57,8 +58,8 @@ class _Computed(dict[tuple[int, float, Op, int, int, tuple[int, ...]], float]):
 
 
 @lru_cache(maxsize=16)
-def _computed(profile: ModelProfile) -> _Computed:
-    return _Computed(profile)
+def _computed(profile: ModelProfile) -> Computed:
+    return Computed(profile)
 
 
 class Durations:
@@ -75,14 +76,18 @@ class Durations:
         self._plan = plan
         self._profile = profile
         self._links = profile.links
-        self.devices = devices = plan.devices_of
         self._conditions = conditions
-        for count in sorted(set(devices.values()).difference(profile.device_counts)):
+        for count in sorted(_device_counts(plan).difference(profile.device_counts)):
             raise PlanError(
                 f"The plan has a stage of {count} devices, and the profile has times for stages of "
                 f"{', '.join(map(str, profile.device_counts))}. Profile that number too, or plan without it."
             )
-        self._compute = _computed(profile)
+        self.computed = _computed(profile)
+
+    @property
+    def devices(self) -> dict[WorkerId, int]:
+        """That each worker drives."""
+        return self._plan.devices_of
 
     @cached_property
     def late_s(self) -> dict[WorkerId, float]:
@@ -151,14 +156,7 @@ class Durations:
         self, worker: WorkerId, op: Op, first_layer: int, end_layer: int, counted: tuple[int, ...] = ()
     ) -> float:
         """The same, of such an instruction."""
-        return self._compute[self.devices[worker], self.speeds[worker], op, first_layer, end_layer, counted]
-
-    def pieces_of(
-        self, worker: WorkerId, first_layer: int, end_layer: int, counted: tuple[int, ...]
-    ) -> tuple[Sequence[float], Sequence[int]]:
-        """Of a backward that is cut into layers, from the top one down to the lowest that anybody counts: seconds, and
-        the layer, or -1 where it does not count."""
-        return self._compute.pieces_of(self.devices[worker], self.speeds[worker], first_layer, end_layer, counted)
+        return self.computed[self.devices[worker], self.speeds[worker], op, first_layer, end_layer, counted]
 
     def message_s(self, sender: WorkerId, receiver: WorkerId, boundary: int) -> float:
         """An activation or gradient over the boundary before layer `boundary`."""
@@ -194,6 +192,18 @@ class Durations:
         share = self._plan.groups[group].size_bytes / devices
         return others * share * self._profile.step.sum_s_per_byte
 
+    def sums_on(self, devices: int) -> tuple[list[float], list[float]]:
+        """Of each group, seconds of reading it from all its other owners, none of them near, and of adding what was
+        read; on so many devices of a node as fast as the profile says."""
+        link, a_byte = self._links.between_nodes, self._profile.step.sum_s_per_byte
+        shares = [group.size_bytes / devices for group in self._plan.groups]
+        others = [count - 1 for count in self.num_counting]
+        pairs = list(zip(others, shares, strict=True))
+        return (
+            [count * (link.latency_s + share / link.bandwidth_bytes_per_s) for count, share in pairs],
+            [count * share * a_byte for count, share in pairs],
+        )
+
     def apply_s(self, worker: WorkerId) -> float:
         """The optimizer's step."""
         return self.apply_of_s(self.devices[worker], self._plan.groups_of[worker]) / self.speeds[worker]
@@ -207,6 +217,13 @@ class Durations:
     def vote_s(self) -> float:
         """From the last vote to the commit at a worker."""
         return self._profile.step.vote_s
+
+
+def _device_counts(plan: Plan) -> set[int]:
+    """How many devices workers of the plan drive."""
+    if plan.shadows or not plan.is_apart:
+        return set(plan.devices_of.values())
+    return {count for pipeline, _ in plan.examples for count in pipeline.devices_of.values()}
 
 
 def _is_spread(plan: Plan, pipeline: Pipeline) -> bool:

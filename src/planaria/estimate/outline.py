@@ -10,15 +10,17 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, TypeVar
 
 import msgspec
 
 from planaria.estimate.conditions import Conditions
 from planaria.estimate.durations import Durations
 from planaria.estimate.order_flow import run_orders
-from planaria.estimate.pipeline_flow import PipelineFlow, is_plain, run_pipeline
+from planaria.estimate.pipeline_flow import PipelineFlow, is_plain, order_of, run_pipeline
+from planaria.estimate.pipeline_stages import Stages
 from planaria.estimate.sums import summed
-from planaria.plan.plan import Form, Pipeline, Plan, Route, WorkerId
+from planaria.plan.plan import Form, Pipeline, Plan, Route, ScheduleKind, WorkerId
 from planaria.plan.schedule import Path
 from planaria.plan.sync_rounds import colour
 
@@ -38,6 +40,8 @@ class Outline:
     compute_s: Mapping[WorkerId, float]
 
 
+_Key = TypeVar("_Key")
+
 Shape = Hashable
 """All that the times of a pipeline depend on, beside profile and conditions."""
 
@@ -47,22 +51,32 @@ class Known(dict[Shape, PipelineFlow]):
 
     Attributes:
         whole: steps that were, by what they depend on: seconds of the step, and of its longest instruction.
+        stages: of pipelines of a form, under a schedule.
+        endings: of plans whose pipelines are of these forms: the rounds of sums, and the longest optimizer's step.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.whole: dict[Hashable, tuple[float, float]] = {}
+        self.stages: dict[tuple[ScheduleKind, Form], Stages] = {}
+        self.endings: dict[Hashable, tuple[Sequence[int], float]] = {}
 
 
 MOST_KNOWN = 4096
+MOST_STAGES = 128
 
 
 def remember(known: Known) -> None:
     """The latest only."""
-    while len(known) > MOST_KNOWN:
-        del known[next(iter(known))]
-    while len(known.whole) > MOST_KNOWN:
-        del known.whole[next(iter(known.whole))]
+    _keep_latest(known, MOST_KNOWN)
+    _keep_latest(known.whole, MOST_KNOWN)
+    _keep_latest(known.endings, MOST_KNOWN)
+    _keep_latest(known.stages, MOST_STAGES)
+
+
+def _keep_latest(found: dict[_Key, Any], most: int) -> None:
+    while len(found) > most:
+        del found[next(iter(found))]
 
 
 def outline_of_pipelines(plan: Plan, durations: Durations, conditions: Conditions, known: Known) -> Outline | None:
@@ -83,26 +97,36 @@ def outline_of_pipelines(plan: Plan, durations: Durations, conditions: Condition
     routes_of: dict[int, list[Route]] = {}
     for way, route in zip(plan.ways, plan.routes, strict=True):
         routes_of.setdefault(way, []).append(route)
-    if any(len(plan.pipelines[at].owned) != len(plan.pipelines[at].stages) for at in routes_of):
-        return None
-    kinds: dict[tuple[Shape, ...], tuple[PipelineFlow, Form, list[Pipeline]]] = {}
+    kinds: dict[Shape, _Kind] = {}
+    per_node = plan.devices_per_node
     for at, routes in routes_of.items():
         pipeline = plan.pipelines[at]
-        form = pipeline.form(plan.devices_per_node)
-        shape = (plan.schedule, form, *shape_of(routes))
+        form = pipeline.form(per_node)
+        shape = plan.schedule, form, *shape_of(routes)
         kind = kinds.get(shape)
         if kind is None:
-            if shape not in known:
-                known[shape] = _run(plan, pipeline, routes, durations, conditions)
-            kind = kinds[shape] = known[shape], form, []
+            if len(pipeline.owned) != len(pipeline.stages):
+                return None
+            flow = known.get(shape)
+            if flow is None:
+                flow = known[shape] = _run(plan, pipeline, routes, durations, conditions, known)
+            kind = kinds[shape] = flow, form, []
         kind[2].append(pipeline)
-    resting = [pipeline for at, pipeline in enumerate(plan.pipelines) if at not in routes_of]
-    idle = {pipeline.form(plan.devices_per_node): pipeline for pipeline in resting}
+    idle: dict[Form, Pipeline] = {}
+    if len(routes_of) < len(plan.pipelines):
+        resting = [pipeline for at, pipeline in enumerate(plan.pipelines) if at not in routes_of]
+        idle = {pipeline.form(per_node): pipeline for pipeline in resting}
     # Who owns what follows from the forms, but for how many do.
-    what = (plan.groups, plan.devices_per_node, frozenset(kinds), frozenset(idle), durations.num_counting)
-    if what not in known.whole:
-        known.whole[what] = _found(plan, durations, conditions, list(kinds.values()), list(idle.values()))
-    step_s, longest_s = known.whole[what]
+    what = (plan.groups, per_node, frozenset(kinds), frozenset(idle), durations.num_counting)
+    found = known.whole.get(what)
+    if found is None:
+        forms = plan.groups, per_node, frozenset([form for _, form, _ in kinds.values()]).union(idle)
+        ending = known.endings.get(forms)
+        if ending is None:
+            ending = known.endings[forms] = colour(plan), _longest_apply_s(plan, durations)
+        found = _found(plan, durations, conditions, list(kinds.values()), list(idle.values()), ending)
+        known.whole[what] = found
+    step_s, longest_s = found
     remember(known)
     return Outline(
         step_time_s=step_s,
@@ -116,21 +140,26 @@ def shape_of(routes: Sequence[Route]) -> tuple[Shape, ...]:
     if len(routes) == 1:
         (route,) = routes
         return (0, route.counted, len(route.microbatches), route.reached)
-    turn_of = {born: turn for turn, born in enumerate(sorted({route.born for route in routes}))}
-    own = tuple((turn_of[r.born], r.counted, len(r.microbatches), r.reached) for r in routes)
-    if len(turn_of) == len(routes):
-        return own
-    travellers = sorted((route.born, m, at) for at, route in enumerate(routes) for m in route.microbatches)
-    return (*own, tuple([at for _, _, at in travellers]))
+    borns = [route.born for route in routes]
+    distinct = sorted(set(borns))
+    turns = list(map(distinct.index, borns))
+    own = [(turn, r.counted, len(r.microbatches), r.reached) for turn, r in zip(turns, routes, strict=True)]
+    if len(distinct) == len(borns):
+        return tuple(own)
+    return (*own, tuple(order_of(routes)))
 
 
 def _run(
-    plan: Plan, pipeline: Pipeline, routes: list[Route], durations: Durations, conditions: Conditions
+    plan: Plan, pipeline: Pipeline, routes: list[Route], durations: Durations, conditions: Conditions, known: Known
 ) -> PipelineFlow:
     nobody = (None,) * len(pipeline.stages)
     path = Path(hops=pipeline.stages, routes=tuple(routes), stand_ins=nobody, copies=nobody, keeps_sent=False)
     if is_plain(plan, path):
-        return run_pipeline(plan, path, durations, overlap=conditions.overlap)
+        kind = plan.schedule, pipeline.form(plan.devices_per_node)
+        stages = known.stages.get(kind)
+        if stages is None:
+            stages = known.stages[kind] = Stages(plan, path.hops, durations)
+        return run_pipeline(plan, path, durations, overlap=conditions.overlap, stages=stages)
     alone = msgspec.structs.replace(plan, pipelines=(pipeline,), routes=path.routes, transfers=())
     return run_orders(alone, pipeline.workers, durations, overlap=conditions.overlap)
 
@@ -164,8 +193,19 @@ _Kind = tuple[PipelineFlow, Form, list[Pipeline]]
 """What a kind of pipeline does by itself, its form, and the pipelines that are of it."""
 
 
+def _longest_apply_s(plan: Plan, durations: Durations) -> float:
+    """Of the optimizer's steps of a plan whose pipelines are apart."""
+    own = {(devices, plan.groups_of[w]) for one, _ in plan.examples for w, devices in one.devices_of.items()}
+    return max(durations.apply_of_s(devices, groups) for devices, groups in own)
+
+
 def _found(
-    plan: Plan, durations: Durations, conditions: Conditions, kinds: Sequence[_Kind], idle: list[Pipeline]
+    plan: Plan,
+    durations: Durations,
+    conditions: Conditions,
+    kinds: Sequence[_Kind],
+    idle: list[Pipeline],
+    ending: tuple[Sequence[int], float],
 ) -> tuple[float, float]:
     """From what every kind of pipeline does by itself: seconds of the step, and of its longest instruction."""
     whole = [0.0] * len(plan.groups)
@@ -185,27 +225,14 @@ def _found(
     for pipeline in idle:
         for worker, devices in pipeline.devices_of.items():
             ends.setdefault((plan.groups_of[worker], devices, 0.0), 0.0)
-    rounds = colour(plan)
-    voted_s = applies_s = 0.0
-    numbers = range(len(plan.groups))
-    others = [count - 1 for count in durations.num_counting]
-    on_devices = {
-        devices: (
-            [durations.read_of_s(devices, group, 0, others[group]) for group in numbers],
-            [durations.sum_of_s(devices, group) for group in numbers],
-        )
-        for devices in {devices for _, devices, _ in ends}
-    }
+    rounds, applies_s = ending
+    voted_s = 0.0
+    on_devices = {devices: durations.sums_on(devices) for devices in {devices for _, devices, _ in ends}}
     for (groups, devices, reads_from), end_s in ends.items():
-        end, spans = summed(
-            groups,
-            whole,
-            rounds,
-            *on_devices[devices],
-            reads_from=reads_from,
-            sums_from=end_s,
-        )
+        read_s, sum_s = on_devices[devices]
+        end, spans = summed(groups, whole, rounds, read_s, sum_s, reads_from=reads_from, sums_from=end_s)
         voted_s = max(voted_s, end)
-        longest_s = max([longest_s, *(until - start for start, until in spans.values())])
-        applies_s = max(applies_s, durations.apply_of_s(devices, groups))
+        for start, until in spans.values():
+            if until - start > longest_s:
+                longest_s = until - start
     return voted_s + durations.vote_s + applies_s, max(longest_s, applies_s)

@@ -7,22 +7,23 @@ which is that of `planaria.plan.schedule`, and must give the same results as the
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
+
 from planaria.estimate.durations import Durations
 from planaria.estimate.pipeline_rounds import Rounds
-from planaria.plan.plan import Plan, Route, Stage, WorkerId
+from planaria.estimate.pipeline_stages import Stages
+from planaria.plan.plan import Plan, Route, WorkerId
 from planaria.plan.program import Instruction, Op
 from planaria.plan.schedule import Path
 from planaria.plan.stand_in import forwards_at_first, forwards_before, is_worth
 from planaria.plan.work import Leg, legs, merge_hops
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerFlow:
+class WorkerFlow(msgspec.Struct, frozen=True, kw_only=True):
     """Of one worker of a pipeline, in seconds from the step's beginning.
 
     Attributes:
@@ -84,82 +85,115 @@ def is_plain(plan: Plan, path: Path) -> bool:
     return len(path.routes) == 1 and len(path.following) <= 1 and not backwards
 
 
-def run_pipeline(plan: Plan, path: Path, durations: Durations, *, overlap: bool) -> PipelineFlow:
-    """Only for a plain path."""
-    rounds = rounds_of(plan, path, durations)
-    begins_s = rounds.stages_s[-1]
-    ends_s, computes_s, longest_s, layers_s = rounds.run(overlap=overlap)
+def run_pipeline(
+    plan: Plan, path: Path, durations: Durations, *, overlap: bool, stages: Stages | None = None
+) -> PipelineFlow:
+    """Only for a plain path.
+
+    Args:
+        plan: whose path it is.
+        path: the pipeline, and what it carries.
+        durations: of the plan.
+        overlap: whether messages travel beside the sender's compute.
+        stages: of its hops, or of those of a pipeline like it; None: they are not known.
+    """
+    stages = Stages(plan, path.hops, durations) if stages is None else stages
+    ends_s, computes_s, longest_s, layers_s = rounds_of(plan, path, durations, stages).run(overlap=overlap)
     parts = []
-    for place, hop in enumerate(path.hops):
-        begin = begins_s[place]
-        due_s = {
-            group: max([begin, *(layers_s[layer] for layer in plan.groups[group].layers if layer in hop.layers)])
-            for group in plan.groups_of[hop.worker]
-        }
+    for place, begin in enumerate(stages.times_s[-1]):
+        due_s = {group: max([begin, *[layers_s[layer] for layer in own]]) for group, own in stages.groups[place]}
         parts.append(
             WorkerFlow(end_s=ends_s[place], compute_s=computes_s[place], due_s=due_s, longest_s=longest_s[place])
         )
     return PipelineFlow(parts=tuple(parts))
 
 
-def rounds_of(plan: Plan, path: Path, durations: Durations) -> Rounds:
+def rounds_of(plan: Plan, path: Path, durations: Durations, stages: Stages) -> Rounds:
     """What `run_pipeline` runs."""
-    hops, routes, travellers = path.hops, path.routes, path.travellers
-    last = len(hops) - 1
-    ways = [legs(route, hops, split=plan.schedule.splits_backward) for route in routes]
-    is_split = [ways[0][place].has_weight for place in range(len(hops))]
-    forwards_s, down_s, up_s = [], [0.0] * len(hops), [0.0] * len(hops)
-    for place, hop in enumerate(hops):
-        forwards_s.append(durations.compute_of_s(hop.worker, Op.FORWARD, hop.first_layer, hop.end_layer))
-        if place < last:
-            down_s[place] = durations.message_s(hop.worker, hops[place + 1].worker, hop.end_layer)
-        if place:
-            up_s[place] = durations.message_s(hop.worker, hops[place - 1].worker, hop.first_layer)
+    routes, num_stages = path.routes, len(path.hops)
+    kinds = order_of(routes)
+    ahead = stages.ahead(len(kinds))
+    backwards = [stages.backwards(route.counted) for route in routes]
+    backwards_s = [list(own.seconds) for own in backwards]
+    is_split = [False] * num_stages
+    behind, weights_s = [-1] * num_stages, [0.0] * num_stages
+    tails, tails_s, tail_layers = [(0, 0)] * num_stages, list[float](), list[int]()
+    shadows_s, shadows = [0.0] * num_stages, list[list[int]]()
+    front = None
+    if plan.redundancy is not None or plan.schedule.splits_backward:
+        (way,) = [legs(route, path.hops, split=plan.schedule.splits_backward) for route in routes]
+        for place, leg in enumerate(way):
+            first = len(tail_layers)
+            if leg.has_weight:
+                is_split[place] = True
+                backwards_s[0][place] = _inputs_s(durations, leg)
+                behind[place] = plan.schedule.weights_behind(place)
+                weights_s[place] = _weights_s(durations, leg.worker, leg.counted)
+                tail_layers += reversed(leg.counted)
+                tails_s += [_weights_s(durations, leg.worker, (layer,)) for layer in reversed(leg.counted)]
+            tails[place] = first, len(tail_layers)
+        shadows_s, shadows = _shadows(plan, path, way, ahead, durations)
+    elif kinds and stages.counts_all(routes[kinds[0]].counted):
+        front = stages.front
     cuts: list[tuple[int, int, int, int]] = []
     pieces_s: list[float] = []
     pieces: list[int] = []
-    last_of = _last_of(routes, travellers)
-    for place, hop in enumerate(hops):
-        if is_split[place]:
-            continue
-        for number in sorted({number for layer in hop.layers for number in last_of.get(layer, ())}):
-            first, route = len(pieces), routes[travellers[number][2]]
-            seconds, layers = durations.pieces_of(hop.worker, hop.first_layer, hop.end_layer, route.counted)
+    for place, number, at in _cuts(stages, routes, kinds):
+        if not is_split[place]:
+            seconds, layers = stages.pieces(place, routes[at].counted)
+            cuts.append((place, number, len(pieces), len(pieces) + len(layers)))
             pieces_s += seconds
             pieces += layers
-            cuts.append((place, number, first, len(pieces)))
-    ahead = [plan.schedule.forwards_ahead(last - place, len(travellers)) for place in range(len(hops))]
-    tails: list[tuple[int, int]] = []
-    tail_layers: list[int] = []
-    tails_s: list[float] = []
-    for leg in ways[0]:
-        first = len(tail_layers)
-        if leg.has_weight:
-            tail_layers += reversed(leg.counted)
-            tails_s += [_weights_s(durations, leg.worker, (layer,)) for layer in reversed(leg.counted)]
-        tails.append((first, len(tail_layers)))
-    shadows_s, shadows = _shadows(plan, path, ways[0], ahead, durations)
     return Rounds(
-        stages_s=[forwards_s, down_s, up_s, [durations.late_s[hop.worker] for hop in hops]],
+        stages_s=stages.times_s,
         ahead=ahead,
-        kinds=[at for _, _, at in travellers],
-        backwards_s=[
-            [_inputs_s(durations, leg) if leg.has_weight else _whole_s(durations, hop, route) for hop, leg in pairs]
-            for route, pairs in ((route, zip(hops, way, strict=True)) for route, way in zip(routes, ways, strict=True))
-        ],
-        lows=[next(place for place, hop in enumerate(hops) if hop.end_layer > route.counted[0]) for route in routes],
+        kinds=kinds,
+        backwards_s=backwards_s,
+        lows=[own.low for own in backwards],
         cuts=cuts,
         pieces_s=pieces_s,
         pieces=pieces,
         num_layers=plan.num_layers,
-        behind=[plan.schedule.weights_behind(leg.place) if leg.has_weight else -1 for leg in ways[0]],
-        weights_s=[_weights_s(durations, leg.worker, leg.counted) if leg.has_weight else 0.0 for leg in ways[0]],
+        behind=behind,
+        weights_s=weights_s,
         tails=tails,
         tails_s=tails_s,
         tail_layers=tail_layers,
         shadows_s=shadows_s,
         shadows=shadows,
+        front=front,
     )
+
+
+def order_of(routes: Sequence[Route]) -> list[int]:
+    """Of a pipeline's microbatches, in the order in which they set out, the numbers of their routes."""
+    together: dict[int, list[int]] = {}
+    for at, route in enumerate(routes):
+        together.setdefault(route.born, []).append(at)
+    order: list[int] = []
+    for born in sorted(together):
+        first, *others = together[born]
+        if not others:
+            order += [first] * len(routes[first].microbatches)
+            continue
+        travellers = sorted([(microbatch, at) for at in together[born] for microbatch in routes[at].microbatches])
+        order += [at for _, at in travellers]
+    return order
+
+
+def _cuts(stages: Stages, routes: Sequence[Route], kinds: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Stage, microbatch and its route's number of all backwards that are cut into layers, in this order: those of the
+    last microbatch to count a layer, of those born together."""
+    last_of = {at: number for number, at in enumerate(kinds)}
+    later: dict[int, int] = {}
+    found: list[tuple[int, int, int]] = []
+    for at in sorted(last_of, key=last_of.__getitem__, reverse=True):
+        born, counted = routes[at].born, stages.backwards(routes[at].counted).counted
+        last = counted & ~later.get(born, 0)
+        later[born] = later.get(born, 0) | counted
+        found += [(place, last_of[at], at) for place, layers in enumerate(stages.layers) if layers & last]
+    found.sort()
+    return found
 
 
 def _shadows(
@@ -191,29 +225,6 @@ def _shadows(
     return seconds, rows if any(row[-1] for row in rows) else []
 
 
-def _last_of(routes: Sequence[Route], travellers: Sequence[tuple[int, int, int]]) -> dict[int, list[int]]:
-    """Of each layer, which travellers are the last to count it, of those born together."""
-    if len(routes) == 1:
-        return {layer: [len(travellers) - 1] for layer in routes[0].counted} if travellers else {}
-    number_of = {(born, microbatch): number for number, (born, microbatch, _) in enumerate(travellers)}
-    last: dict[int, dict[int, int]] = {}
-    for route in routes:
-        if route.microbatches:
-            for layer in route.counted:
-                own = last.setdefault(layer, {})
-                own[route.born] = max(own.get(route.born, -1), route.microbatches[-1])
-    return {layer: [number_of[one] for one in own.items()] for layer, own in last.items()}
-
-
-def _whole_s(durations: Durations, hop: Stage, route: Route) -> float:
-    """A route's backward at a hop; 0 where it has none."""
-    low, counted = route.counted[0], route.counted
-    if hop.end_layer <= low:
-        return 0.0
-    own = counted[bisect_left(counted, hop.first_layer) : bisect_left(counted, hop.end_layer)]
-    return _backward_s(durations, hop, max(hop.first_layer, low), hop.end_layer, own)
-
-
 def _inputs_s(durations: Durations, leg: Leg) -> float:
     instruction = Instruction(op=Op.BACKWARD_INPUT, first_layer=leg.low_layer, end_layer=leg.end_layer)
     return durations.compute_s(leg.worker, instruction)
@@ -222,7 +233,3 @@ def _inputs_s(durations: Durations, leg: Leg) -> float:
 def _weights_s(durations: Durations, worker: WorkerId, counted: tuple[int, ...]) -> float:
     instruction = Instruction(op=Op.BACKWARD_WEIGHT, first_layer=counted[0], end_layer=counted[-1] + 1, counted=counted)
     return durations.compute_s(worker, instruction)
-
-
-def _backward_s(durations: Durations, hop: Stage, first: int, end: int, counted: tuple[int, ...]) -> float:
-    return durations.compute_of_s(hop.worker, Op.BACKWARD, first, end, counted)

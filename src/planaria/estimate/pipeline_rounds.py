@@ -8,7 +8,7 @@ operations on the same numbers in the same order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,20 @@ from planaria.plan.compiled import Kernel
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Front:
+    """The rounds of steps whose microbatches all count the same, as far as it does not matter how many they are.
+
+    Attributes:
+        after: of each round, the stages' clocks at its end, when their last messages to the stage before came, and what
+            they have computed.
+        arrived: at each stage, when the messages of these rounds came; at last, at what follows the last stage.
+    """
+
+    after: list[tuple[list[float], list[float], list[float]]] = field(default_factory=list)
+    arrived: list[list[float]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +59,8 @@ class Rounds:
         shadows_s: of each stage, a forward of what it shadows.
         shadows: of each stage, how many of these are done before anything else, before each traveller's backward, and
             at last; no rows: nobody shadows.
+        front: of steps that begin as this one does; the plain form goes on from there, and leaves its own rounds. None:
+            nothing is known of them. Only where weights' gradients are not apart and nobody shadows.
     """
 
     stages_s: list[list[float]]
@@ -63,6 +79,7 @@ class Rounds:
     tail_layers: list[int]
     shadows_s: list[float]
     shadows: list[list[int]]
+    front: Front | None = None
 
     def run(
         self, *, overlap: bool, compiled: bool | None = None
@@ -252,11 +269,15 @@ def _plain(rounds: Rounds, *, overlap: bool) -> tuple[list[float], list[float], 
     clock, total = list(begins_s), [0.0] * num_stages
     down, up = [0.0] * num_stages, [0.0] * num_stages
     longest = list(forward_s) if num else [0.0] * num_stages
+    is_usual = not rounds.shadows and all(behind < 0 for behind in rounds.behind)
     due = [-1.0] * rounds.num_layers
     # The first stage waits for nobody, the last one's message goes nowhere and takes no time.
     wires = [*down_s[:-1], 0.0]
     arrived: list[list[float]] = [[begins_s[0]] * num, *([] for _ in range(num_stages))]
     shadows, shadows_s, ran = rounds.shadows, rounds.shadows_s, [0] * num_stages
+    front = rounds.front or Front()
+    shared = _num_shared(rounds)
+    begun = min(shared, len(front.after))
 
     def shadow(s: int, until: int) -> None:
         for _ in range(ran[s], until):
@@ -266,7 +287,11 @@ def _plain(rounds: Rounds, *, overlap: bool) -> tuple[list[float], list[float], 
             ran[s] = until
             longest[s] = max(longest[s], shadows_s[s])
 
-    for s, forward in enumerate(forward_s):
+    if begun:
+        clock, up, total = map(list, front.after[begun - 1])
+        arrived[1:] = [came[: begun + lead] for came, lead in zip(front.arrived, rounds.ahead, strict=True)]
+        down = [came[-1] for came in arrived[1:]]
+    for s, forward in enumerate(() if begun else forward_s):
         if shadows:
             shadow(s, shadows[s][0])
         now, sent, added, wire, sends = clock[s], 0.0, total[s], wires[s], arrived[s + 1].append
@@ -290,7 +315,8 @@ def _plain(rounds: Rounds, *, overlap: bool) -> tuple[list[float], list[float], 
     ]
     cuts = {(s, t): slice(first, end) for s, t, first, end in rounds.cuts}
     cut = {t for _, t, _, _ in rounds.cuts}
-    for t, kind in enumerate(rounds.kinds):
+    whole = {rounds.kinds[0]} if begun else set[int]()
+    for t, kind in enumerate(rounds.kinds[begun:], begun):
         for s, forward, wire, lead, arrivals, sends in below:
             if t + lead < num:
                 come, now, sent = arrivals[t + lead], clock[s], down[s]
@@ -300,6 +326,17 @@ def _plain(rounds: Rounds, *, overlap: bool) -> tuple[list[float], list[float], 
                 sends(sent)
                 clock[s] = now if overlap else sent
         come = 0.0
+        if is_usual and t not in cut:
+            whole.add(kind)
+            for s, backward, wire, _ in above[kind]:
+                now, sent = clock[s], up[s]
+                now = (come if come > now else now) + backward
+                total[s] += backward
+                up[s] = come = (now if now > sent else sent) + wire
+                clock[s] = now if overlap else come
+            if t < shared:
+                front.after.append((clock[:], up[:], total[:]))
+            continue
         for s, backward, wire, lag in above[kind]:
             if shadows:
                 shadow(s, shadows[s][t + 1])
@@ -325,6 +362,10 @@ def _plain(rounds: Rounds, *, overlap: bool) -> tuple[list[float], list[float], 
                 total[s] += weight
                 if weight > longest[s]:
                     longest[s] = weight
+    for kind in whole:
+        longest = list(map(max, longest, rounds.backwards_s[kind]))
+    if begun < shared:
+        front.arrived = [came[: shared + lead] for came, lead in zip(arrived[1:], rounds.ahead, strict=True)]
     for s, (first, end) in enumerate(rounds.tails):
         for piece in range(first, end):
             seconds = rounds.tails_s[piece]
@@ -336,6 +377,16 @@ def _plain(rounds: Rounds, *, overlap: bool) -> tuple[list[float], list[float], 
         if shadows:
             shadow(s, shadows[s][num + 1])
     return clock, total, longest, due
+
+
+def _num_shared(rounds: Rounds) -> int:
+    """Rounds at the beginning that are those of the front: of whole backwards of the first kind, while every stage has
+    another forward to run."""
+    if rounds.front is None:
+        return 0
+    first = rounds.kinds[0]
+    alike = next((t for t, kind in enumerate(rounds.kinds) if kind != first), len(rounds.kinds))
+    return max(0, min(alike, len(rounds.kinds) - rounds.ahead[0], *(t for _, t, _, _ in rounds.cuts)))
 
 
 KERNEL = Kernel(_loops, _loops)

@@ -30,6 +30,12 @@ def summed(
         reads_from: when it begins to read.
         sums_from: when it begins to add.
     """
+    if len(groups) == 1:
+        (group,) = groups
+        start = max(reads_from, whole[group])
+        now, seconds = start + read_s[group], sum_s[group]
+        added = max(sums_from, now) + seconds if seconds else sums_from
+        return max(added, now), {group: (start, added if seconds else now)}
     coming = sorted([(whole[group], rounds[group], group) for group in groups])
     here: list[tuple[int, int]] = []
     spans: dict[int, tuple[float, float]] = {}

@@ -147,6 +147,7 @@ def _nearest_batches(global_batch: int, microbatch: int) -> str:
 def _check_cluster(cluster: ClusterSection) -> None:
     _at_least("cluster.nodes", cluster.nodes, 1)
     _at_least("cluster.devices_per_node", cluster.devices_per_node, 1)
+    _at_least("cluster.most_workers", cluster.most_workers, 0)
     _at_least("cluster.memory_gb", cluster.memory_gb, 0)
     _positive("cluster.storage_gb_per_s", cluster.storage_gb_per_s)
     if cluster.device is Device.EMULATED and cluster.profile is None:

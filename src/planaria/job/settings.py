@@ -220,6 +220,8 @@ class ClusterSection(Section, frozen=True):
         zones: names of zones, to which nodes that are processes of this machine are dealt out in turn, to try out what
             an outage of one does: each named once, or one for each node; agents say theirs by --zone. Whatever fails as
             one is a zone: the replicas of a layer are spread over zones as far as can be.
+        most_workers: processes that may be started as nodes of this machine at a time; 0: 64 for each processor, 256 at
+            least, as far as there are 16 MB of memory for each. A job with more is refused.
     """
 
     nodes: int
@@ -233,6 +235,7 @@ class ClusterSection(Section, frozen=True):
     launcher: Launcher = Launcher.LOCAL
     host: str = LOOPBACK
     zones: tuple[str, ...] = ()
+    most_workers: int = 0
 
     def zone_of(self, node: int) -> str:
         """Of a node that is a process of this machine; "": none."""

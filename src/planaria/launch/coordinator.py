@@ -26,6 +26,7 @@ from planaria.estimate.restore import Storage
 from planaria.job.errors import UserError
 from planaria.job.parse import job_fingerprint
 from planaria.job.settings import Device, Job, Launcher, PolicyName, WhenExhausted
+from planaria.launch.crowding import most_nodes
 from planaria.launch.hosts import agents_of
 from planaria.launch.kernel_kills import KernelKills, counters
 from planaria.launch.settings import job_profile, planner_settings
@@ -127,9 +128,11 @@ class _Coordinating:
             limits=_limits(settings.job),
             agents=agents,
             patience_s=settings.job.resilience.coordinator_timeout_s,
+            most_nodes=most_nodes(settings.job),
             past=past,
             started=nodes.started,
             step_began=begin.step_began,
+            gone_at=begin.gone_at,
             tell_again=lambda record, time_s: link.send(Told(record, time_s, again=True)),
             strike=self._strike,
             # Of other hosts' kernels nothing is known here.

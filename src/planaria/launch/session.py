@@ -23,6 +23,7 @@ from planaria.job.errors import PlanariaError, UserError
 from planaria.job.faults import Fault, FaultKind
 from planaria.job.parse import job_fingerprint
 from planaria.job.settings import Job, Launcher
+from planaria.launch.crowding import check_crowding
 from planaria.launch.hosts import announce, imported, reachable, share
 from planaria.launch.interrupts import interrupts
 from planaria.launch.local import LauncherError, LocalNodes, cause_of
@@ -74,6 +75,7 @@ def train_job(
     Raises:
         UserError (or another ValueError of Planaria's): a mistake in the job, found before anything was recorded.
     """
+    check_crowding(job)
     if job.cluster.launcher is Launcher.AGENTS:
         folder = RunFolder(folder.path.resolve())  # nodes have another working folder
     watched = losses_of_trace(job)

@@ -11,7 +11,7 @@ import selectors
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from planaria.coordinator.link import (
@@ -36,7 +36,7 @@ from planaria.job.faults import Fault
 from planaria.launch.local import LocalNodes, cause_of
 from planaria.launch.stopped import LOOK_S, Stopped
 from planaria.plan.plan import NodeId
-from planaria.protocol.records import AnyRecord, Note, Restored, StepCommitted, StepSkipped
+from planaria.protocol.records import AnyRecord, NodeLost, Note, Restored, StepCommitted, StepSkipped
 
 MAX_RESTARTS = 5
 """Of coordinators that die one after the other without a commit: then it is no accident."""
@@ -102,6 +102,7 @@ class Supervisor:
         self._deaths = 0
         self._nodes: dict[NodeId, tuple[int, ...]] = {}
         self._lost: list[tuple[NodeId, str]] = []
+        self._gone_at: dict[NodeId, float] = {}
         self._last_step = 0
         self._step_began: float | None = None
         self._recent: deque[AnyRecord] = deque(maxlen=RECENT)
@@ -198,13 +199,14 @@ class Supervisor:
         process = self._standby or self._spawn()
         self._serving, self._standby = process, None
         self._incarnation += 1
-        self._lost += self._launcher.lost()  # heard of while the end of the coordinator before was awaited
+        self._note_ended(self._launcher.lost())  # heard of while the end of the coordinator before was awaited
         begin = Begin(
             incarnation=self._incarnation,
             nodes=self._nodes,
             lost=tuple(self._lost),
             are_all_lost=bool(self._nodes) and self._launcher.all_ended(),
             step_began=self._step_began,
+            gone_at=self._gone_at,
             is_stopping=self._is_stopping,
             faults=self._faults,
         )
@@ -305,6 +307,8 @@ class Supervisor:
                 self._stand_by()
             case Restored(to_step=step):
                 self._last_step = step
+            case NodeLost(node=node, detect_ms=detect_ms):
+                self._gone_at.setdefault(NodeId(node), time.monotonic() - (detect_ms or 0.0) / 1e3)
             case _:
                 pass
         self._recent.append(record)
@@ -316,9 +320,14 @@ class Supervisor:
         if self._serving is not None:
             self._serving.link.send(NodeStarted(node, self._nodes[node]))
 
+    def _note_ended(self, lost: Sequence[tuple[NodeId, str]]) -> None:
+        self._lost += lost
+        for node, _ in lost:
+            self._gone_at.setdefault(node, time.monotonic())
+
     def _launcher_told(self) -> None:
         lost = self._launcher.lost()
-        self._lost += lost
+        self._note_ended(lost)
         if lost and self._serving is not None:
             self._serving.link.send(NodesLost(tuple(lost), self._launcher.all_ended()))
 

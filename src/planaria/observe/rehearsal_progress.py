@@ -129,7 +129,9 @@ class RehearsalProgress:
 
     def _print(self, line: str, style: str = "") -> None:
         if self._live is None:
-            print(line, file=self._stream, flush=True)
+            # In one piece: the script speaks from a thread of its own.
+            self._stream.write(f"{line}\n")
+            self._stream.flush()
         else:
             from rich.text import Text
 

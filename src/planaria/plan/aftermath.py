@@ -8,17 +8,19 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
 
 from planaria.plan.batch import Distribution, Times, Undistributable, distribute
 from planaria.plan.errors import TooFewNodes
-from planaria.plan.instantiate import contiguous_routes, instances, instantiate, place
+from planaria.plan.instantiate import contiguous_routes, instances, instantiate, instantiate_beside, place
 from planaria.plan.placement import assign
 from planaria.plan.plan import Form, NodeId, Pipeline, Plan, WorkerId
 from planaria.plan.profile import ModelProfile
 from planaria.plan.recut import pipeline_times
 from planaria.plan.reinstantiate import How, Situation
 from planaria.plan.settings import PlannerSettings
-from planaria.plan.sources import Holders
+from planaria.plan.sources import Holders, Sources
 from planaria.plan.speeds import Pace, Speeds, check_speeds, slowed, step_times
 from planaria.plan.templates import Template
 from planaria.plan.transfers import moved
@@ -89,9 +91,9 @@ class Aftermath:
         self._change = change
         plan, per_node = change.plan, change.plan.devices_per_node
         gone = set(change.lost)
-        self._sources = _without(change.holders, gone, per_node)
+        self._holders = _without(change.holders, gone, per_node)
         gone |= set(change.leaving)
-        self._held = _without(self._sources, gone, per_node)
+        self._held = _without(self._holders, gone, per_node)
         for node in sorted(set(change.joined) - gone):
             for device in range(per_node):
                 self._held.setdefault(WorkerId(node * per_node + device), ())
@@ -116,6 +118,10 @@ class Aftermath:
         self._paces: dict[int, Pace] = {}
         self._step_times: dict[int, Times] = {}
 
+    @cached_property
+    def _sources(self) -> Sources:
+        return Sources(self._holders, self._change.plan.devices_per_node, len(self._change.profile.groups))
+
     @property
     def num_live(self) -> int:
         """Nodes that pipelines can be made of."""
@@ -132,9 +138,13 @@ class Aftermath:
         nodes = len(self._live) - sum(self.alive[at] for at in kept)
         counts = [0] * len(sizes)
         if nodes or not kept:
-            times = [self._times(self._by_size[self.alive[at]], change.plan.pipelines[at]) for at in kept]
+            beside = [self._by_size[self.alive[at]] for at in kept]
             try:
-                counts = list(instantiate(change.templates, nodes, change.settings, kept=times))
+                if not change.speeds:
+                    counts = list(instantiate_beside(change.templates, nodes, change.settings, beside))
+                else:
+                    times = [self._times(one, change.plan.pipelines[at]) for one, at in zip(beside, kept, strict=True)]
+                    counts = list(instantiate(change.templates, nodes, change.settings, kept=times))
             except Undistributable:
                 if kept:
                     return None
@@ -167,20 +177,45 @@ class Aftermath:
         shares = distribute(times, settings.num_microbatches, self._change.distribution)
         return max(float(time[share - 1]) for time, share in zip(times, shares, strict=True))
 
+    def shaped(self, sizes: Sequence[int]) -> Plan:
+        """A plan with pipelines of the same forms and shares as `build` makes for these sizes (0: none), on nodes that
+        are as fast as the profile says; but on nodes 0, 1, ..., wherever the state is. Raises Undistributable."""
+        change, profile = self._change, self._change.profile
+        templates = [self._by_size[size] for size in sizes if size]
+        ends = list(accumulate(template.num_nodes for template in templates))
+        pipelines = tuple(
+            place(template, [NodeId(node) for node in range(end - template.num_nodes, end)], 1)
+            for template, end in zip(templates, ends, strict=True)
+        )
+        times = [step_times(template, change.settings.num_microbatches) for template in templates]
+        shares = distribute(times, change.settings.num_microbatches, change.distribution)
+        return Plan(
+            generation=change.generation,
+            num_layers=profile.num_layers,
+            num_microbatches=change.settings.num_microbatches,
+            devices_per_node=1,
+            groups=profile.groups,
+            pipelines=pipelines,
+            routes=contiguous_routes(pipelines, shares, profile.num_layers, change.generation),
+            sync_epochs=(change.generation,) * len(profile.groups),
+            schedule=change.settings.schedule,
+        )
+
     def build(self, sizes: Sequence[int], how: How) -> Reconfiguration:
         """The plan with pipelines of these sizes, in order (0: none)."""
         change = self._change
         kept = {at for at, intact in enumerate(self.intact) if intact and sizes[at] == self.alive[at]}
-        staying = {node for at in kept for node in self._nodes[at]}
+        staying = set[NodeId]().union(*(self._nodes[at] for at in kept))
         made_anew = [at for at, size in enumerate(sizes) if size and at not in kept]
         anew = assign(
             [self._by_size[sizes[at]] for at in made_anew],
             [node for node in self._live if node not in staying],
             change.plan.devices_per_node,
             change.profile.groups,
-            self._sources,
+            self._holders,
             change.zones,
             [change.plan.pipelines[at] for at in sorted(kept)],
+            self._sources,
         )
         built = dict(zip(made_anew, anew, strict=True)) | {at: change.plan.pipelines[at] for at in kept}
         order = sorted(built)
@@ -231,7 +266,7 @@ class Aftermath:
             sync_epochs=(change.generation,) * len(profile.groups),
             schedule=change.settings.schedule,
         )
-        new = moved(new, self._sources, change.leaving, change.plan.devices_of)
+        new = moved(new.following(change.plan), self._holders, change.leaving, change.plan.devices_of, self._sources)
         before = set(change.plan.pipelines)
         return Reconfiguration(
             plan=new,
@@ -293,12 +328,11 @@ def _live_nodes(plan: Plan, held: Holders) -> list[NodeId]:
 
 def _nodes_of_pipelines(plan: Plan, live: Collection[NodeId]) -> list[list[NodeId]]:
     """Each pipeline's live nodes; a node counts for the first pipeline that it is in."""
-    seen: set[NodeId] = set()
-    here = set(live)
+    left = set(live)
     result: list[list[NodeId]] = []
     for pipeline in plan.pipelines:
-        nodes = here.intersection(pipeline.nodes(plan.devices_per_node)) - seen
-        seen |= nodes
+        nodes = left.intersection(pipeline.nodes(plan.devices_per_node))
+        left -= nodes
         result.append(sorted(nodes))
     return result
 

@@ -131,21 +131,26 @@ def _earliest(times: Sequence[Times], num_microbatches: int) -> tuple[int, ...]:
     extra = num_microbatches - len(times)
     counts = np.ones(len(times), dtype=np.int64)
     if extra:
-        ends, last = _smallest(times, extra)
-        counts += (ends < last).sum(axis=1)
-        ties = (ends == last).sum(axis=1)
+        kinds = {id(time): time for time in times}  # of hundreds of pipelines, most are of a few templates
+        numbers = {kind: number for number, kind in enumerate(kinds)}
+        kind_of = np.array([numbers[id(time)] for time in times])
+        ends, last = _smallest(list(kinds.values()), np.bincount(kind_of), extra)
+        counts += (ends < last).sum(axis=1)[kind_of]
+        ties = (ends == last).sum(axis=1)[kind_of]
         left = extra - int(counts.sum() - len(times))
         counts += np.clip(left - (np.cumsum(ties) - ties), 0, ties)
-    return tuple(int(count) for count in counts)
+    return tuple(counts.tolist())
 
 
-def _smallest(times: Sequence[Times], extra: int) -> tuple[Times, float]:
-    """Each one's times for a microbatch more than one, as many as may be among the `extra` smallest of all; and the
-    largest of those."""
-    width = min(extra, 2 * -(-extra // len(times)) + 8)
+def _smallest(kinds: Sequence[Times], many: npt.NDArray[np.int64], extra: int) -> tuple[Times, float]:
+    """Each kind's times for a microbatch more than one, as many as may be among the `extra` smallest of all; and the
+    largest of those. There are so `many` of each kind."""
+    width = min(extra, 2 * -(-extra // int(many.sum())) + 8)
     while True:
-        ends = np.stack([time[1 : width + 1] for time in times])
-        last = float(np.partition(ends, extra - 1, axis=None)[extra - 1])
+        ends = np.stack([time[1 : width + 1] for time in kinds])
+        order = ends.argsort(axis=None)
+        so_far = many[order // width].cumsum()
+        last = float(ends.flat[order[so_far.searchsorted(extra)]])
         if width == extra or last < float(ends[:, -1].min()):
             return ends, last
         width = min(extra, 4 * width)

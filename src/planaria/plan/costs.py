@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, pairwise
 
 from planaria.plan.plan import ScheduleKind
@@ -114,6 +115,12 @@ class StageCosts:
         return self._profile.device.process_bytes + -(-spread // num_devices)
 
 
+@lru_cache(maxsize=16)
+def stage_costs(profile: ModelProfile) -> StageCosts:
+    """Of a profile, under 1F1B: found once."""
+    return StageCosts(profile)
+
+
 def pipeline_cost(
     profile: ModelProfile,
     ranges: Iterable[tuple[int, int]],
@@ -130,7 +137,7 @@ def pipeline_cost(
         ranges: of layers, in order.
         devices: for each stage its node and its number of devices; None: one device, every stage on another node.
     """
-    costs = StageCosts(profile)
+    costs = stage_costs(profile)
     stages: Sequence[tuple[int, int]] = tuple(ranges)
     where = tuple(devices) if devices is not None else tuple((place, 1) for place in range(len(stages)))
     links = [

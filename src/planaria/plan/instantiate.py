@@ -6,8 +6,11 @@ with a knapsack, so the answer is exact and quick for thousands of nodes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from operator import attrgetter
 
 import numpy as np
 
@@ -41,12 +44,55 @@ def instantiate(
         PlanError: too few nodes for f + 1 pipelines.
         Undistributable: too few microbatches for the pipelines needed.
     """
-    least = max(0, settings.fault_tolerance + 1 - len(kept))
+    return _instantiate(templates, num_nodes, settings.fault_tolerance, settings.num_microbatches, kept)
+
+
+def _instantiate(
+    templates: Sequence[Template], num_nodes: int, fault_tolerance: int, num_microbatches: int, kept: Sequence[Times]
+) -> tuple[int, ...]:
+    least = max(0, fault_tolerance + 1 - len(kept))
     if not kept:
-        check_replicas(num_nodes, templates[0].num_nodes, settings.fault_tolerance)
-    check_batch(settings.fault_tolerance + 1, settings.num_microbatches)
-    times = [step_times(template, settings.num_microbatches) for template in templates]
-    return fewest_seconds([t.num_nodes for t in templates], times, num_nodes, least, settings.num_microbatches, kept)
+        check_replicas(num_nodes, templates[0].num_nodes, fault_tolerance)
+    check_batch(fault_tolerance + 1, num_microbatches)
+    times = [step_times(template, num_microbatches) for template in templates]
+    return fewest_seconds([t.num_nodes for t in templates], times, num_nodes, least, num_microbatches, kept)
+
+
+def instantiate_beside(
+    templates: Sequence[Template], num_nodes: int, settings: PlannerSettings, kept: Iterable[Template]
+) -> tuple[int, ...]:
+    """`instantiate`, on nodes of speed 1, where pipelines of the templates `kept` are there already. What was found is
+    remembered: as nodes come and go, the same numbers are asked for again and again."""
+    numbers = settings.fault_tolerance, settings.num_microbatches
+    return _found_beside(_Same(templates), num_nodes, *numbers, _Same(sorted(kept, key=attrgetter("num_nodes"))))
+
+
+class _Same:
+    """Templates that are told from others by identity: to compare what they say takes as long as to instantiate."""
+
+    __slots__ = ("_hash", "templates")
+
+    def __init__(self, templates: Iterable[Template]) -> None:
+        self.templates = tuple(templates)
+        self._hash = hash(tuple(map(id, self.templates)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Same) or len(self.templates) != len(other.templates):
+            return False
+        return all(map(operator.is_, self.templates, other.templates))
+
+
+@lru_cache(maxsize=1 << 11)
+def _found_beside(
+    templates: _Same, num_nodes: int, fault_tolerance: int, num_microbatches: int, kept: _Same
+) -> tuple[int, ...]:
+    """See `instantiate_beside`. In which order the kept ones are named makes no difference: of their times the union,
+    sums of whole numbers and the greatest count."""
+    times = [step_times(template, num_microbatches) for template in kept.templates]
+    return _instantiate(templates.templates, num_nodes, fault_tolerance, num_microbatches, times)
 
 
 def fewest_seconds(

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from planaria.plan.ledger import members_of
+
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
@@ -49,14 +51,17 @@ def cheapest(cost: Ints, supply: Ints, demand: Ints, allowed: Bools | None = Non
     assert int(supply.sum()) == int(demand.sum()), f"{supply.sum()} things for {demand.sum()} places"
     priced = cost.copy() if allowed is None else np.where(allowed, cost, _FORBIDDEN)
     flow = np.zeros_like(priced)
-    room = demand.copy()
     rows = _lowest(priced, 1)
     columns = _lowest(priced - rows[:, None], 0)
-    left = supply.copy()
+    left, places = supply.tolist(), demand.tolist()
     # Cells of no reduced cost need no search.
     for row, column in np.argwhere((priced == rows[:, None] + columns) & (priced < _FORBIDDEN)).tolist():
-        left[row] -= _push(flow, room, [(row, column)], int(left[row]))
-    for row, count in enumerate(left.tolist()):
+        if amount := min(left[row], places[column]):
+            flow[row, column] = amount
+            left[row] -= amount
+            places[column] -= amount
+    room = np.array(places, np.int64)
+    for row, count in enumerate(left):
         while count:
             path = _nearest(priced, flow, room, rows, columns, row)
             if path is None:
@@ -147,42 +152,84 @@ def fill(supply: Ints, room: Ints, allowed: Bools, start: Ints | None = None) ->
         start: a flow to begin with; what it has in cells that are not allowed is taken out.
     """
     flow = np.zeros(allowed.shape, np.int64) if start is None else np.where(allowed, start, 0)
-    left = room - flow.sum(axis=0)
+    paths = _Paths(allowed, flow, room - flow.sum(axis=0))
     for row, count in enumerate((supply - flow.sum(axis=1)).tolist()):
         while count:
-            seen = np.zeros(len(supply), np.bool_)
-            path = _shortest(allowed, flow, left, row, seen)
+            path = paths.shortest(row)
             if path is None:
-                return Filling(flow=flow, stuck=seen)
-            count -= _push(flow, left, path, count)
-    return Filling(flow=flow, stuck=None)
+                return Filling(flow=paths.array, stuck=paths.seen)
+            count -= paths.push(path, count)
+    return Filling(flow=paths.array, stuck=None)
 
 
-def _shortest(allowed: Bools, flow: Ints, left: Ints, start: int, seen: Bools) -> list[tuple[int, int]] | None:
-    """The path of fewest steps to a column with room, from the end backwards; marks the rows it saw."""
-    closed = np.zeros(len(left), np.bool_)
-    row_of: dict[int, int] = {}
-    column_of: dict[int, int] = {}
-    frontier = [start]
-    seen[start] = True
-    while frontier:
-        reached: list[int] = []
-        for row in frontier:
-            fresh = (allowed[row] & ~closed).nonzero()[0]
-            closed[fresh] = True
-            for column in fresh.tolist():
-                row_of[column] = row
-            with_room = fresh[left[fresh] > 0]
-            if len(with_room):
-                return _trace(int(with_room[0]), row_of, column_of, start)
-            reached.extend(fresh.tolist())
-        frontier = []
-        for column in reached:
-            for row in ((flow[:, column] > 0) & ~seen).nonzero()[0].tolist():
-                seen[row] = True
-                column_of[row] = column
-                frontier.append(row)
-    return None
+class _Paths:
+    """Augmenting paths of a flow. Sets of rows and of columns are bit masks: there are some ten of each, and each is
+    looked at for a moment only."""
+
+    def __init__(self, allowed: Bools, flow: Ints, left: Ints) -> None:
+        self._allowed = _masks(allowed)
+        self._users = _masks((flow > 0).T)
+        self._open = _masks((left > 0)[None, :])[0]
+        self._flow: list[list[int]] = flow.tolist()
+        self._left: list[int] = left.tolist()
+        self._seen = 0
+
+    @property
+    def array(self) -> Ints:
+        """The flow."""
+        return np.array(self._flow, np.int64).reshape(len(self._allowed), len(self._users))
+
+    @property
+    def seen(self) -> Bools:
+        """The rows that the last search saw."""
+        return np.array([self._seen >> row & 1 for row in range(len(self._allowed))], np.bool_)
+
+    def shortest(self, start: int) -> list[tuple[int, int]] | None:
+        """The path of fewest steps to a column with room, from the end backwards."""
+        closed, seen = 0, 1 << start
+        row_of: dict[int, int] = {}
+        column_of: dict[int, int] = {}
+        frontier = [start]
+        while frontier:
+            reached: list[int] = []
+            for row in frontier:
+                fresh = self._allowed[row] & ~closed
+                closed |= fresh
+                columns = members_of(fresh)
+                row_of.update(dict.fromkeys(columns, row))
+                if with_room := fresh & self._open:
+                    return _trace((with_room & -with_room).bit_length() - 1, row_of, column_of, start)
+                reached += columns
+            frontier = []
+            for column in reached:
+                rows = members_of(self._users[column] & ~seen)
+                seen |= self._users[column]
+                column_of.update(dict.fromkeys(rows, column))
+                frontier += rows
+        self._seen = seen
+        return None
+
+    def push(self, path: list[tuple[int, int]], count: int) -> int:
+        """As `_push`."""
+        links = [(row, path[at + 1][1]) for at, (row, _) in enumerate(path[:-1])]
+        end = path[0][1]
+        amount = min([count, self._left[end], *(self._flow[row][column] for row, column in links)])
+        for row, column in path:
+            self._flow[row][column] += amount
+            self._users[column] |= 1 << row
+        for row, column in links:
+            self._flow[row][column] -= amount
+            if not self._flow[row][column]:
+                self._users[column] ^= 1 << row
+        self._left[end] -= amount
+        if not self._left[end]:
+            self._open ^= 1 << end
+        return amount
+
+
+def _masks(marks: Bools) -> list[int]:
+    """Of each row, its marked columns."""
+    return [int.from_bytes(row, "little") for row in np.packbits(marks, axis=1, bitorder="little")]
 
 
 def _trace(column: int, row_of: dict[int, int], column_of: dict[int, int], start: int) -> list[tuple[int, int]]:

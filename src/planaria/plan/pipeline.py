@@ -142,20 +142,18 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=
 
     def nodes(self, devices_per_node: int) -> tuple[NodeId, ...]:
         """Of its stages, in their order."""
-        return self._on_nodes(devices_per_node)[0]
+        return (self._placed.get(devices_per_node) or self._on_nodes(devices_per_node))[0]
 
     def form(self, devices_per_node: int) -> Form:
         """What it is, names aside."""
-        return self._on_nodes(devices_per_node)[1]
+        return (self._placed.get(devices_per_node) or self._on_nodes(devices_per_node))[1]
 
     def _on_nodes(self, devices_per_node: int) -> tuple[tuple[NodeId, ...], Form]:
-        found = self._placed.get(devices_per_node)
-        if found is None:
-            place: dict[NodeId, int] = {}
-            stages = []
-            for stage in self.stages:
-                node, device = divmod(stage.worker, devices_per_node)
-                number = place.setdefault(NodeId(node), len(place))
-                stages.append((stage.first_layer, stage.end_layer, stage.num_devices, number, device))
-            found = self._placed[devices_per_node] = tuple(place), _form(tuple(stages), len(place))
+        place: dict[NodeId, int] = {}
+        stages = []
+        for stage in self.stages:
+            node, device = divmod(stage.worker, devices_per_node)
+            number = place.setdefault(NodeId(node), len(place))
+            stages.append((stage.first_layer, stage.end_layer, stage.num_devices, number, device))
+        found = self._placed[devices_per_node] = tuple(place), _form(tuple(stages), len(place))
         return found

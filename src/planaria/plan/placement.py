@@ -31,6 +31,7 @@ def assign(
     holders: Holders,
     zones: Zones | None = None,
     standing: Sequence[Pipeline] = (),
+    sources: Sources | None = None,
 ) -> list[Pipeline]:
     """One pipeline a template on these nodes; nodes that are left over stay idle.
 
@@ -49,6 +50,7 @@ def assign(
         holders: every live worker, nodes of other pipelines included: they send.
         zones: where the nodes are.
         standing: pipelines that stay as they are, on other nodes.
+        sources: made of the holders, if they are known.
 
     Raises:
         PlanError: the templates need more nodes.
@@ -58,9 +60,10 @@ def assign(
         raise PlanError(f"The templates need {len(roles)} nodes, and there are {len(nodes)}. Use smaller templates.")
     if not roles:
         return []
-    found = _placed(roles, nodes, devices_per_node, groups, holders)
+    sources = sources or Sources(holders, devices_per_node, len(groups))
+    found = _placed(roles, nodes, devices_per_node, groups, holders, sources)
     if zones and differ(zones, nodes):
-        found = _spread(found, roles, nodes, devices_per_node, groups, holders, zones, standing)
+        found = _spread(found, roles, nodes, devices_per_node, groups, holders, sources, zones, standing)
     placed = iter(found)
     return [
         Pipeline(stages=tuple(stage for _ in range(template.num_nodes) for stage in next(placed)))
@@ -72,11 +75,16 @@ _Roles = Sequence[tuple[TemplateStage, ...]]
 
 
 def _placed(
-    roles: _Roles, nodes: Sequence[NodeId], devices_per_node: int, groups: Sequence[Group], holders: Holders
+    roles: _Roles,
+    nodes: Sequence[NodeId],
+    devices_per_node: int,
+    groups: Sequence[Group],
+    holders: Holders,
+    sources: Sources,
 ) -> list[tuple[Stage, ...]]:
     """Each role's stages on a node."""
     table = _Table(roles, nodes, devices_per_node, groups, holders)
-    flow = _balanced(table, Sources(holders, devices_per_node, len(groups)))
+    flow = _balanced(table, sources)
     return table.stages_of_roles(flow)
 
 
@@ -87,6 +95,7 @@ def _spread(
     devices_per_node: int,
     groups: Sequence[Group],
     holders: Holders,
+    sources: Sources,
     zones: Zones,
     standing: Sequence[Pipeline],
 ) -> list[tuple[Stage, ...]]:
@@ -110,7 +119,7 @@ def _spread(
     for zone, members in by_zone.items():
         own = [at for at, its in enumerate(wanted) if its == zone]
         if own:
-            found = _placed([roles[at] for at in own], members, devices_per_node, groups, holders)
+            found = _placed([roles[at] for at in own], members, devices_per_node, groups, holders, sources)
             for at, stages in zip(own, found, strict=True):
                 placed[at] = stages
     return placed
@@ -170,7 +179,7 @@ class _Table:
             by_counts.setdefault(tuple(num_devices for _, _, num_devices in shape), []).append(column)
         for counts, columns in by_counts.items():
             needs = _needs(groups, [shape for shape in self._shapes if self._shapes[shape] in set(columns)])
-            overlap = np.einsum("rdg,csg->crds", held * self.sizes, needs, optimize=True)
+            overlap = np.tensordot(needs, held * self.sizes, (2, 2)).transpose(0, 2, 3, 1)
             orders = DeviceOrders(overlap.reshape(-1, *overlap.shape[2:]), counts)
             kept = orders.kept.reshape(len(columns), -1)
             self.moved[:, columns] = ((needs @ self.sizes).sum(axis=1)[:, None] - kept).T
@@ -262,8 +271,11 @@ def _balanced(table: _Table, sources: Sources) -> Ints:
         between = cheapest(table.received, table.supply, table.demand, matching.tight)
         assert between is not None, "a matching is within its own tight cells"
         second = between
-    best = _least_received(table, sources, second)
-    bound = table.most_received(best.flow)
+    flow = _least_received(table, second)
+    bound = table.most_received(flow)
+    if sources.most_bytes(table.needed(flow)) <= bound:
+        return flow  # of a large cluster, hardly any sender is as busy as a receiver
+    best = _choice(table, sources, flow)
     tried: list[Bools] = []
     while best.busiest_bytes > bound and len(tried) < _ATTEMPTS:
         culprits = best.busiest.groups
@@ -289,7 +301,7 @@ def _choice(table: _Table, sources: Sources, flow: Ints) -> _Choice:
     return _Choice(flow, busiest, max(busiest.size_bytes, table.most_received(flow)))
 
 
-def _least_received(table: _Table, sources: Sources, matching: Matching) -> _Choice:
+def _least_received(table: _Table, matching: Matching) -> Ints:
     """The matching within the tight cells whose busiest receiver receives the least, by bisection."""
     flow = matching.flow
     limits = np.array(sorted(set(table.received[matching.tight].tolist())), np.int64)
@@ -301,4 +313,4 @@ def _least_received(table: _Table, sources: Sources, matching: Matching) -> _Cho
             flow, high = filling.flow, middle
         else:
             low = middle + 1
-    return _choice(table, sources, flow)
+    return flow

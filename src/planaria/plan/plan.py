@@ -10,12 +10,13 @@ from __future__ import annotations
 import enum
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property, lru_cache
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 
+from planaria.plan.ledger import mask_of
 from planaria.plan.pipeline import Form as Form
 from planaria.plan.pipeline import NodeId as NodeId
 from planaria.plan.pipeline import Pipeline as Pipeline
@@ -188,6 +189,38 @@ def _layers_held(groups: tuple[Group, ...], num_layers: int, held: tuple[int, ..
     return tuple(layer for layer in range(num_layers) if layer not in lacking)
 
 
+_T = TypeVar("_T")
+
+
+def _changed(
+    before: Mapping[WorkerId, _T], old: Iterable[Pipeline], new: Iterable[Mapping[WorkerId, _T]]
+) -> dict[WorkerId, _T]:
+    """Without what is there for the workers of old pipelines, and with what is new for others; ascending."""
+    changed = dict(before)
+    put = {worker: found for of_pipeline in new for worker, found in of_pipeline.items()}
+    for pipeline in old:
+        for worker in pipeline.workers:
+            if worker not in put:
+                changed.pop(worker, None)
+    num_known = len(changed)
+    changed.update(put)
+    return changed if len(changed) == num_known else dict(sorted(changed.items()))
+
+
+def counted_together(routes: Iterable[Route]) -> dict[tuple[int, ...], int]:
+    """For the layers that routes count together, the mask of their microbatches. Many name the very same layers."""
+    masks: dict[int, int] = {}
+    named: dict[int, tuple[int, ...]] = {}
+    for route in routes:
+        name = id(route.counted)
+        masks[name] = masks.get(name, 0) | mask_of(route.microbatches)
+        named[name] = route.counted
+    together: dict[tuple[int, ...], int] = {}
+    for name, layers in named.items():
+        together[layers] = together.get(layers, 0) | masks[name]
+    return together
+
+
 _PLACEMENT = (
     "workers",
     "devices_of",
@@ -263,6 +296,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True
     @cached_property
     def devices_of(self) -> dict[WorkerId, int]:
         """How many devices each worker drives: those of its widest stage, owned or shadowed."""
+        if not self.shadows and all(pipeline.most_devices == 1 for pipeline in self.pipelines):
+            return dict.fromkeys(self.layers_of, 1)
         devices: dict[WorkerId, int] = {}
         for pipeline in self.pipelines:
             devices.update(pipeline.devices_of)
@@ -304,6 +339,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True
                 together.setdefault(stage.worker, set()).update(stage.layers)
             owned = {worker: tuple(sorted(layers)) for worker, layers in together.items()}
         order = sorted(owned)
+        if order == list(owned):
+            return owned
         return dict(zip(order, map(owned.__getitem__, order), strict=True))
 
     @cached_property
@@ -371,6 +408,37 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True
         known = self.__dict__
         new.__dict__.update({name: known[name] for name in _PLACEMENT if name in known})
         return new
+
+    def following(self, before: Plan) -> Plan:
+        """The same plan, of which most pipelines are also in `before`: who owns what is that plan's, but for the other
+        pipelines' workers."""
+        known = before.__dict__
+        owned = known.get("layers_of")
+        if owned is None or before.shadows or self.shadows or before.groups != self.groups or not before.is_apart:
+            return self
+        there, here = set(map(id, before.pipelines)), set(map(id, self.pipelines))
+        old = [pipeline for pipeline in before.pipelines if id(pipeline) not in here]
+        new = [pipeline for pipeline in self.pipelines if id(pipeline) not in there]
+        groups_of = _groups_of(self.groups, self.num_layers)
+        found: dict[str, dict[WorkerId, Any]] = {
+            "layers_of": _changed(owned, old, [pipeline.owned for pipeline in new]),
+            "groups_of": _changed(
+                before.groups_of, old, [{w: groups_of[ls] for w, ls in pipeline.owned.items()} for pipeline in new]
+            ),
+        }
+        if sum(len(pipeline.owned) for pipeline in self.pipelines) == len(found["layers_of"]):
+            counts = list(before.num_owners)
+            for pipelines, change in ((old, -1), (new, 1)):
+                for layers in (layers for pipeline in pipelines for layers in pipeline.owned.values()):
+                    for group in groups_of[layers]:
+                        counts[group] += change
+            self.__dict__.update(found, is_apart=True, num_owners=tuple(counts))
+        return self
+
+    @cached_property
+    def work(self) -> dict[tuple[int, ...], int]:
+        """For the layers that routes count together, the mask of their microbatches."""
+        return counted_together(self.routes)
 
     @cached_property
     def content_hash(self) -> str:

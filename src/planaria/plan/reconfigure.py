@@ -121,6 +121,17 @@ def full(change: Change, steps_ahead: int = STEPS_AHEAD) -> Reconfiguration:
     return _search(Aftermath(change), steps_ahead)
 
 
+def searched(left: Aftermath) -> list[tuple[int, ...]]:
+    """Sizes of pipelines (0: none) of which a full search takes one, where nodes are equally fast.
+
+    Raises:
+        PlanError: there are none.
+    """
+    found = dict.fromkeys(tuple(sizes) for sizes, _ in _candidates(left))
+    most = max(map(sum, found))
+    return [sizes for sizes in found if sum(sizes) == most]
+
+
 def _by_sizes(change: Change, strategy: Callable[[Situation], list[int] | None], how: How) -> Reconfiguration | None:
     left = Aftermath(change)
     sizes = strategy(left.situation)

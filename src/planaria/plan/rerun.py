@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import accumulate
 
-from planaria.plan.costs import PipelineCost, StageCosts, pipeline_cost
+from planaria.plan.costs import PipelineCost, StageCosts, pipeline_cost, stage_costs
 from planaria.plan.detours import Detours, Freedom, Way
-from planaria.plan.plan import Pipeline, Route, Stage, WorkerId, runs_of
+from planaria.plan.plan import Form, Pipeline, Route, Stage, WorkerId, runs_of
 from planaria.plan.profile import ModelProfile
 
 Missing = Mapping[tuple[int, ...], Sequence[int]]
@@ -26,11 +27,7 @@ def along_pipelines(
     intact: Sequence[Pipeline], kept: Sequence[Route], missing: Missing, generation: int, profile: ModelProfile
 ) -> tuple[Route, ...]:
     """New routes over whole pipelines: each microbatch goes to the pipeline that would end first with it."""
-    cost_of = {
-        cut: pipeline_cost(profile, [(first, end) for first, end, _ in cut])
-        for cut in dict.fromkeys(pipeline.cut for pipeline in intact)
-    }
-    costs: list[PipelineCost] = [cost_of[pipeline.cut] for pipeline in intact]
+    costs = [_cost_of(profile, pipeline.form(1)) for pipeline in intact]
     loads = [0] * len(intact)
     at_of_stages = {id(pipeline.stages): at for at, pipeline in enumerate(intact)}
     at_of: dict[WorkerId, int] = {}
@@ -62,6 +59,12 @@ def along_pipelines(
     return tuple(routes)
 
 
+@lru_cache(maxsize=1 << 12)
+def _cost_of(profile: ModelProfile, form: Form) -> PipelineCost:
+    """Of a pipeline, each stage taken to be one device on a node of its own."""
+    return pipeline_cost(profile, [(first, end) for first, end, *_ in form.stages])
+
+
 def along_holders(
     holders: LayersOf,
     devices: Mapping[WorkerId, int],
@@ -71,16 +74,17 @@ def along_holders(
     profile: ModelProfile,
 ) -> tuple[Route, ...]:
     """New routes over whoever holds the layers, where no pipeline is whole."""
-    costs = StageCosts(profile)
+    costs = stage_costs(profile)
     runs = [run for worker, layers in holders.items() for run in runs_of(worker, layers, devices.get(worker, 1))]
     loads = dict.fromkeys(holders, 0.0)
     for route in kept:
         for hop in route.hops:
             loads[hop.worker] += len(route.microbatches) * costs.compute_s(hop.first_layer, hop.end_layer)
     ways: dict[tuple[tuple[int, ...], tuple[Stage, ...]], list[int]] = {}
+    legs = _legs(runs, costs, profile.num_layers)
     for layers, microbatches in missing.items():
         for microbatch in microbatches:
-            hops = _way(runs, loads, costs, profile.num_layers)
+            hops = _way(legs, loads, profile.num_layers)
             for hop in hops:
                 loads[hop.worker] += costs.compute_s(hop.first_layer, hop.end_layer)
             ways.setdefault((layers, hops), []).append(microbatch)
@@ -159,34 +163,65 @@ class _Counting(StageCosts):
         return compute[end] - compute[first]
 
 
-def _way(
-    runs: Sequence[Stage], loads: Mapping[WorkerId, float], costs: StageCosts, num_layers: int
-) -> tuple[Stage, ...]:
+_Legs = Mapping[int, Sequence[tuple[WorkerId, Sequence[tuple[Stage, float, float]]]]]
+"""From each place where a holder's run begins or ends: who can go on from there, with the hops that are his to choose
+from, seconds of compute, and of messages to and fro at their ends."""
+
+
+def _legs(runs: Sequence[Stage], costs: StageCosts, num_layers: int) -> _Legs:
+    cuts = sorted({run.first_layer for run in runs} | {run.end_layer for run in runs} | {0, num_layers})
+    return {
+        start: [
+            (
+                run.worker,
+                [
+                    (_hop(run, start, end), costs.compute_s(start, end), 2 * costs.link_s(end))
+                    for end in cuts
+                    if start < end <= run.end_layer
+                ],
+            )
+            for run in runs
+            if run.first_layer <= start < run.end_layer
+        ]
+        for start in cuts[:-1]
+    }
+
+
+def _way(legs: _Legs, loads: Mapping[WorkerId, float], num_layers: int) -> tuple[Stage, ...]:
     """Hops over all layers, by dynamic programming over the places where some holder's run begins or ends.
 
-    Least first: the load of the busiest worker on the way plus the messages' time; then the fewest hops.
+    Least first: the load of the busiest worker on the way plus the messages' time; then the fewest hops; then the
+    workers' numbers.
     """
-    cuts = sorted({run.first_layer for run in runs} | {run.end_layer for run in runs} | {0, num_layers})
-    best: dict[int, tuple[float, float, tuple[Stage, ...]]] = {0: (0.0, 0.0, ())}
-    for start in cuts[:-1]:
+    best: dict[int, tuple[float, float, float, tuple[Stage, ...]]] = {0: (0.0, 0.0, 0.0, ())}
+    for start, onward in legs.items():
         if start not in best:
             continue
-        busiest, messages, hops = best[start]
-        for run in runs:
-            if not run.first_layer <= start < run.end_layer or (hops and hops[-1].worker == run.worker):
+        _, busiest, messages, hops = best[start]
+        before, number = hops[-1].worker if hops else None, len(hops) + 1
+        for worker, own in onward:
+            if worker == before:
                 continue
-            for end in cuts:
-                if not start < end <= run.end_layer:
-                    continue
-                load = max(busiest, loads[run.worker] + costs.compute_s(start, end))
-                way = (load, messages + 2 * costs.link_s(end), (*hops, _hop(run, start, end)))
-                if end not in best or _rank(way) < _rank(best[end]):
-                    best[end] = way
-    return best[num_layers][2]
+            loaded = loads[worker]
+            for hop, compute_s, message_s in own:
+                load = max(busiest, loaded + compute_s)
+                rank = load + (messages + message_s)
+                known = best.get(hop.end_layer)
+                if known is not None:
+                    if rank > known[0]:
+                        continue
+                    if rank == known[0]:
+                        others = known[3]
+                        if number > len(others) or (
+                            number == len(others) and _workers((*hops, hop)) >= _workers(others)
+                        ):
+                            continue
+                best[hop.end_layer] = rank, load, messages + message_s, (*hops, hop)
+    return best[num_layers][3]
 
 
-def _rank(way: tuple[float, float, tuple[Stage, ...]]) -> tuple[float, int, tuple[WorkerId, ...]]:
-    return way[0] + way[1], len(way[2]), tuple(hop.worker for hop in way[2])
+def _workers(hops: Sequence[Stage]) -> list[WorkerId]:
+    return [hop.worker for hop in hops]
 
 
 def _hop(run: Stage, first: int, end: int) -> Stage:

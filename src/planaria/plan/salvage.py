@@ -15,9 +15,10 @@ import msgspec
 
 from planaria.plan.errors import NoReplica
 from planaria.plan.ledger import Ledger, mask_of, members_of
-from planaria.plan.plan import Pipeline, Plan, PlanError, Route, Stage, WorkerId, runs_of
+from planaria.plan.plan import Pipeline, Plan, PlanError, Route, Stage, WorkerId, counted_together, runs_of
 from planaria.plan.profile import ModelProfile
-from planaria.plan.rerun import LayersOf, Missing, along_holders, along_pipelines
+from planaria.plan.rerun import Missing, along_holders, along_pipelines
+from planaria.plan.sources import unheld
 
 LayerHolders = Mapping[WorkerId, Collection[int]]
 """For each live worker, the layers whose parameters it holds up to date."""
@@ -35,11 +36,12 @@ def to_halt(plan: Plan, live: Collection[WorkerId], unready: Collection[WorkerId
         [hop.worker for hop in route.hops] for route, way in zip(plan.routes, plan.ways, strict=True) if way < 0
     ]
     stopped = {worker for p in plan.pipelines if not p.is_whole(plan.num_layers) for worker in p.workers}
-    stopped |= {worker for worker in plan.workers if worker not in live or worker in unready}
+    workers = set(plan.workers)
+    stopped |= workers.difference(live) | workers.intersection(unready)
     while True:
         touched = {worker for circle in circles if not stopped.isdisjoint(circle) for worker in circle}
         if touched <= stopped:
-            return frozenset(stopped & set(live))
+            return frozenset([worker for worker in stopped if worker in live])
         stopped |= touched
 
 
@@ -86,7 +88,8 @@ class Undone:
         intact: whole pipelines of which all workers go on.
         pipelines: what is left of all, the intact ones as they are.
         shadows: those that live and have all of their state.
-        holders: the layers that each live worker holds.
+        live: workers that live.
+        holders: the layers that each of them holds.
     """
 
     plan: Plan
@@ -96,13 +99,15 @@ class Undone:
     intact: tuple[Pipeline, ...]
     pipelines: tuple[Pipeline, ...]
     shadows: tuple[Stage, ...]
-    holders: LayersOf
+    live: Collection[WorkerId]
+    holders: LayerHolders
 
     def usual(self, profile: ModelProfile) -> tuple[Route, ...]:
         """Ways for what is missing: over whole pipelines, or where none is, over whoever holds the layers."""
         if self.intact:
             return along_pipelines(self.intact, self.kept, self.missing, self.generation, profile)
-        return along_holders(self.holders, self.plan.devices_of, self.kept, self.missing, self.generation, profile)
+        holders = {worker: sorted(self.holders[worker]) for worker in sorted(self.live) if worker in self.holders}
+        return along_holders(holders, self.plan.devices_of, self.kept, self.missing, self.generation, profile)
 
     def finished_by(self, new: tuple[Route, ...]) -> Plan:
         """The plan that finishes the step, with these ways for what is missing."""
@@ -115,7 +120,7 @@ class Undone:
             routes=self.kept + new,
             shadows=self.shadows,
             transfers=(),
-        )
+        ).following(plan)
         changed = with_other_owners(plan, result)
         epochs = tuple(
             epoch if number not in changed and recounted.isdisjoint(group.layers) else generation
@@ -148,15 +153,9 @@ def left_undone(
         intact=intact,
         pipelines=_survivors(plan, live, holders, intact, shadows),
         shadows=shadows,
-        holders=_ascending(live, holders),
+        live=live,
+        holders=holders,
     )
-
-
-def _ascending(live: Collection[WorkerId], holders: LayerHolders) -> LayersOf:
-    """Of live workers; many hold the very same."""
-    order = [worker for worker in sorted(live) if worker in holders]
-    distinct = {id(layers): tuple(sorted(layers)) for layers in {id(own): own for own in holders.values()}.values()}
-    return {worker: distinct[id(holders[worker])] for worker in order}
 
 
 def with_other_owners(before: Plan, after: Plan) -> frozenset[int]:
@@ -187,21 +186,15 @@ def _check_halted(dropped: Sequence[Route], going: Collection[WorkerId]) -> None
 
 
 def _check_holders(plan: Plan, live: Collection[WorkerId], holders: LayerHolders) -> None:
-    distinct = {id(layers): layers for worker in live for layers in (holders.get(worker, ()),)}
-    held = {layer for layers in distinct.values() for layer in layers}
-    for layer in range(plan.num_layers):
-        if layer not in held:
-            group = next((g for g, group in enumerate(plan.groups) if layer in group.layers), -1)
-            raise NoReplica(group, (layer,))
+    for layer in unheld(range(plan.num_layers), (holders[worker] for worker in live if worker in holders)):
+        group = next((g for g, group in enumerate(plan.groups) if layer in group.layers), -1)
+        raise NoReplica(group, (layer,))
 
 
 def _missing(plan: Plan, kept: Sequence[Route], counted: Ledger) -> dict[tuple[int, ...], list[int]]:
     """For each set of layers, the microbatches that are missing from exactly those; what is left out stays so."""
     present = list(counted.bits())
-    together: dict[tuple[int, ...], int] = {}
-    for route in kept:
-        together[route.counted] = together.get(route.counted, 0) | mask_of(route.microbatches)
-    for own, mask in together.items():
+    for own, mask in counted_together(kept).items():
         for layer in own:
             present[layer] |= mask
     everywhere = mask_of(plan.dropped)  # what is left out is looked for nowhere
@@ -260,7 +253,7 @@ def _survivors(
     Without a shadow's own place in the plan, what it holds counts as any other worker's.
     """
     devices = plan.devices_of
-    placed: set[WorkerId] = {worker for pipeline in intact for worker in pipeline.workers}
+    placed: set[WorkerId] = set().union(*(pipeline.workers for pipeline in intact))
     placed |= {shadow.worker for shadow in shadows} - plan.layers_of.keys()
     pipelines: list[Pipeline] = []
     stay = set(intact)

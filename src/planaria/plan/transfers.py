@@ -14,14 +14,20 @@ import numpy as np
 from planaria.plan.errors import NoReplica
 from planaria.plan.matching import Ints
 from planaria.plan.plan import NodeId, Plan, Stage, Transfer, WorkerId, runs_of
-from planaria.plan.sources import Holders, Sources
+from planaria.plan.sources import Holders, Sources, unheld
 
 WORTH_SPLITTING_BYTES = 1 << 20
 """Parameters that the busiest node must be spared for groups to be split: a message more costs as long as some 100
 microseconds, in which a fast link carries three times as much (the optimizer's state goes along)."""
 
 
-def moved(plan: Plan, sources: Holders, leaving: Collection[NodeId], devices_of: Mapping[WorkerId, int]) -> Plan:
+def moved(
+    plan: Plan,
+    holders: Holders,
+    leaving: Collection[NodeId],
+    devices_of: Mapping[WorkerId, int],
+    sources: Sources | None = None,
+) -> Plan:
     """The plan with its transfers.
 
     Who has no place in the plan never hears of it, and can send nothing, except for nodes that leave: they take part
@@ -29,31 +35,28 @@ def moved(plan: Plan, sources: Holders, leaving: Collection[NodeId], devices_of:
 
     Args:
         plan: without shadows.
-        sources: the live workers, and the groups that each holds.
+        holders: the live workers, and the groups that each holds.
         leaving: nodes that still live, and that the plan does without.
         devices_of: how many devices a worker drives; of who is left out, one.
+        sources: made of the holders, if they are known.
 
     Raises:
         NoReplica: nobody holds a group.
     """
     placed, leave = plan.groups_of, set(leaving)
-    told = {
-        worker: groups
-        for worker, groups in sources.items()
-        if worker in placed or (leave and plan.node_of(worker) in leave)
-    }
-    distinct = {id(groups): groups for groups in told.values()}
-    held = {group for groups in distinct.values() for group in groups}
+    told = dict(holders)
+    for worker in holders.keys() - placed.keys():
+        if plan.node_of(worker) not in leave:
+            del told[worker]
     shadows: list[Stage] = []
-    for worker in sorted([worker for worker in sources if worker not in told]):
-        groups = sources[worker]
-        if not held.issuperset(groups):
+    for worker in sorted(holders.keys() - told.keys()):
+        groups = holders[worker]
+        if unheld(groups, told.values()):
             shadows += runs_of(worker, plan.layers_held(groups), devices_of.get(worker, 1))
             told[worker] = groups
-            held.update(groups)
     if shadows or plan.shadows:
         plan = msgspec.structs.replace(plan, shadows=tuple(shadows))
-    return plan.renewed(transfers=transfers(plan, told))
+    return plan.renewed(transfers=transfers(plan, told, sources=sources if len(told) == len(holders) else None))
 
 
 _Need = tuple[int, WorkerId]
@@ -64,7 +67,11 @@ _Piece = tuple[int, WorkerId, int, int]
 
 
 def transfers(
-    plan: Plan, holders: Holders, *, worth_splitting_bytes: int = WORTH_SPLITTING_BYTES
+    plan: Plan,
+    holders: Holders,
+    *,
+    worth_splitting_bytes: int = WORTH_SPLITTING_BYTES,
+    sources: Sources | None = None,
 ) -> tuple[Transfer, ...]:
     """What each worker of the plan lacks, from live replicas, so that the busiest node is busy as little as can be.
 
@@ -82,7 +89,7 @@ def transfers(
     held = {node: _held_on(node, holders, per_node) for node in {plan.node_of(target) for _, target in lacking}}
     inner = [(group, target) for group, target in lacking if group in held[plan.node_of(target)]]
     outer = [(group, target) for group, target in lacking if group not in held[plan.node_of(target)]]
-    sources = Sources(holders, per_node, len(plan.groups))
+    sources = sources or Sources(holders, per_node, len(plan.groups))
     _check_held(plan, sources)
     sizes = [group.size_bytes for group in plan.groups]
     needed = np.zeros(len(sizes), np.int64)
@@ -92,9 +99,11 @@ def transfers(
         node = plan.node_of(target)
         received[node] = received.get(node, 0) + sizes[group]
     whole, sent = _whole(outer, sources, sizes)
-    best = sources.busiest(needed, max(received.values(), default=0))
-    if sent > best.size_bytes + worth_splitting_bytes:
-        whole = _split(outer, sources, sizes, best.flow, best.size_bytes, worth_splitting_bytes)
+    least = max(received.values(), default=0)
+    if sent > least + worth_splitting_bytes:
+        best = sources.busiest(needed, least)
+        if sent > best.size_bytes + worth_splitting_bytes:
+            whole = _split(outer, sources, sizes, best.flow, best.size_bytes, worth_splitting_bytes)
     return _from_devices(plan, holders, [*whole, *_within(inner, plan)])
 
 
@@ -129,10 +138,10 @@ def _whole(needs: Sequence[_Need], sources: Sources, sizes: Sequence[int]) -> tu
     """Every group whole, and the most that a node sends.
 
     Groups with few holders and large groups go first; each comes from the node with the least to send so far, then
-    the lowest.
+    the lowest. That is one of the lowest of its class, as many as there are needs: the others cannot all be busier.
     """
     holding = sources.holds.T
-    num_holders = [sum(len(sources.classes[at]) for at in np.flatnonzero(row)) for row in holding]
+    num_holders = (holding @ sources.counts).tolist()
     # One heap for all groups with the same holders. A node's load only grows, so an old entry is too low, and is
     # found out when it comes to the top.
     heaps: dict[bytes, list[tuple[int, NodeId]]] = {}
@@ -142,7 +151,7 @@ def _whole(needs: Sequence[_Need], sources: Sources, sizes: Sequence[int]) -> tu
     for group, target in sorted(needs, key=lambda need: (num_holders[need[0]], -sizes[need[0]], need)):
         heap = heaps.get(keys[group])
         if heap is None:
-            nodes = [node for at in np.flatnonzero(holding[group]) for node in sources.classes[at]]
+            nodes = [node for at in np.flatnonzero(holding[group]) for node in sources.classes[at][: len(needs)]]
             heap = heaps[keys[group]] = sorted((sent.get(node, 0), node) for node in nodes)
         while heap[0][0] < sent.get(heap[0][1], 0):
             heapq.heapreplace(heap, (sent[heap[0][1]], heap[0][1]))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import operator
+from collections.abc import Collection, Sequence
 
 from planaria.plan.ledger import Ledger, mask_of
-from planaria.plan.plan import Pipeline, Plan, PlanError, Route, WorkerId
+from planaria.plan.plan import Plan, PlanError, Route, WorkerId
 from planaria.plan.replicas import lacking
 
 
@@ -35,9 +37,7 @@ def validate(
     _check_order(plan)
     _check_dropped(plan, dropped)
     _check_groups(plan)
-    for route, way in zip(plan.routes, plan.ways, strict=True):
-        if way < 0 or not _is_in_order(plan, route, plan.pipelines[way]):
-            _check_route(plan, route)
+    _check_routes(plan)
     _check_travellers(plan)
     _check_counts(plan, already)
     _check_transfers(plan)
@@ -123,30 +123,38 @@ def _check_groups(plan: Plan) -> None:
         len(plan.sync_epochs) == len(plan.groups),
         f"{len(plan.sync_epochs)} sync epochs for {len(plan.groups)} groups",
     )
+    if min(plan.num_owners, default=1) > 0 and max(plan.sync_epochs, default=0) <= plan.generation:
+        return  # of dozens of groups, no sentence need be made
     for group, epoch in enumerate(plan.sync_epochs):
         _require(epoch <= plan.generation, f"group {group} has epoch {epoch} in generation {plan.generation}")
         _require(plan.num_owners[group] > 0, f"group {group} has no owner")
 
 
-def _is_in_order(plan: Plan, route: Route, pipeline: Pipeline) -> bool:
-    """Whether a route along this pipeline is right for certain; else `_check_route` finds out what is wrong."""
-    microbatches, counted = route.microbatches, route.counted
-    return (
-        pipeline.is_whole(plan.num_layers)
-        and route.born <= plan.generation
-        and route.reached is None
-        and bool(microbatches)
-        and microbatches[0] >= 0
-        and microbatches[-1] < plan.num_microbatches
-        and _is_ascending(microbatches)
-        and bool(counted)
-        and counted[0] >= 0
-        and counted[-1] < plan.num_layers
-        and _is_ascending(counted)
-    )
+def _check_routes(plan: Plan) -> None:
+    """Each by itself. Many count the very same layers, which are looked at once."""
+    sound = {id(route.counted): _is_ascending(route.counted, plan.num_layers) for route in _one_of_each(plan.routes)}
+    for route, way in zip(plan.routes, plan.ways, strict=True):
+        is_in_order = (
+            way >= 0
+            and sound[id(route.counted)]
+            and route.reached is None
+            and route.born <= plan.generation
+            and plan.pipelines[way].is_whole(plan.num_layers)
+            and _is_ascending(route.microbatches, plan.num_microbatches)
+        )
+        if not is_in_order:
+            _check_route(plan, route)
 
 
-def _is_ascending(numbers: tuple[int, ...]) -> bool:
+def _one_of_each(routes: Sequence[Route]) -> Collection[Route]:
+    """A route for each object that says which layers are counted."""
+    return {id(route.counted): route for route in routes}.values()
+
+
+def _is_ascending(numbers: tuple[int, ...], end: int) -> bool:
+    """Whether these are some, ascending, from 0 and below `end`."""
+    if not numbers or numbers[0] < 0 or numbers[-1] >= end:
+        return False
     first, last = numbers[0], numbers[-1]
     if last - first + 1 == len(numbers):
         return numbers == tuple(range(first, last + 1))
@@ -182,6 +190,9 @@ def _check_route(plan: Plan, route: Route) -> None:
 
 
 def _check_travellers(plan: Plan) -> None:
+    travelling = functools.reduce(operator.or_, plan.work.values(), 0)
+    if travelling.bit_count() == _num_travelling(plan):
+        return  # each once in all
     seen: dict[int, int] = {}
     for route in plan.routes:
         mask, before = mask_of(route.microbatches), seen.get(route.born, 0)
@@ -204,23 +215,25 @@ def _check_counts(plan: Plan, already: Ledger | None) -> None:
                 bits[layer] |= mask
     everything = ((1 << plan.num_microbatches) - 1) & ~left_out
     for layer, mask in enumerate(bits):
+        if mask == everything:
+            continue
         extra = mask & left_out
         _require(not extra, f"microbatch {extra.bit_length() - 1} is left out and counted for layer {layer}")
         missing = everything & ~mask
         _require(not missing, f"microbatch {missing.bit_length() - 1} is not counted for layer {layer}")
 
 
+def _num_travelling(plan: Plan) -> int:
+    return sum([len(route.microbatches) for route in plan.routes])
+
+
 def _count_together(plan: Plan, bits: list[int]) -> bool:
     """Add what the routes count to what is there, those that count the same layers at once; whether nothing is counted
     twice: else nothing is added."""
-    together: dict[tuple[int, ...], int] = {}
-    for route in plan.routes:
-        mask, before = mask_of(route.microbatches), together.get(route.counted, 0)
-        if before & mask:
-            return False
-        together[route.counted] = before | mask
+    if sum(map(int.bit_count, plan.work.values())) < _num_travelling(plan):
+        return False
     added = list(bits)
-    for counted, mask in together.items():
+    for counted, mask in plan.work.items():
         for layer in counted:
             if added[layer] & mask:
                 return False

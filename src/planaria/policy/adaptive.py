@@ -21,13 +21,16 @@ from planaria.plan.ledger import Ledger
 from planaria.plan.placement import Holders
 from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
 from planaria.plan.profile import ModelProfile
+from planaria.plan.replicas import lacking
 from planaria.plan.salvage import LayerHolders
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.speeds import Speeds
+from planaria.plan.templates import Template
 from planaria.plan.zones import Zones, zone_of
 from planaria.policy.candidate import Candidate
 from planaria.policy.drop import DropPolicy
 from planaria.policy.exposure import exposure
+from planaria.policy.fewer import degraded, fewer_replicas
 from planaria.policy.first_plan import best_first
 from planaria.policy.leaner import LEAN, Leaner
 from planaria.policy.options import Option, options_in_pieces
@@ -94,8 +97,10 @@ class AdaptivePolicy(ReroutePolicy):
     def initial(self, nodes: Sequence[NodeId], generation: int) -> Proposal:
         """What is worth most of the templates' first plan, even sets of pipelines and grids, also with split backwards.
 
+        Where the nodes left make no f + 1 pipelines, it has as many as they are enough for, or shadows.
+
         Raises:
-            PlanError: too few nodes or microbatches.
+            PlanError: too few nodes for one pipeline, or too few microbatches.
         """
         sizes = next((source.sizes for source in self._sources if isinstance(source, Searched)), self.templates)
         rings = next((source for source in self._sources if isinstance(source, Rings)), None)
@@ -103,8 +108,35 @@ class AdaptivePolicy(ReroutePolicy):
         leaner = next((source for source in self._sources if isinstance(source, Leaner)), None)
         if leaner is not None and len(set(nodes)) < leaner.needed:
             planner, sizes = leaner.planner, leaner.planner.templates
-        own = planner.initial(nodes, generation)
+        try:
+            own = planner.initial(nodes, generation)
+        except PlanError as refused:
+            return self._of_fewer(planner, sizes, nodes, generation, rings, refused)
         return best_first(planner, sizes, own, nodes, generation, self._outlook, rings)
+
+    def _of_fewer(
+        self,
+        planner: ReroutePolicy,
+        sizes: Sequence[Template],
+        nodes: Sequence[NodeId],
+        generation: int,
+        rings: Rings | None,
+        refused: PlanError,
+    ) -> Proposal:
+        """A first plan of too few nodes for f + 1 pipelines. Raises PlanError, as refused: there is none."""
+        for _, fewer in fewer_replicas(planner, len(set(nodes))):
+            try:
+                own = fewer.initial(nodes, generation)
+            except PlanError:
+                continue
+            best = best_first(fewer, sizes, own, nodes, generation, self._outlook, rings)
+            most_lost = self._settings.fault_tolerance
+            short = lacking(best.plan, most_lost, arrived=best.plan.redundancy is not None)
+            if not short:
+                return best
+            reason = f"{best.reason} {degraded(min(short.values()), most_lost + 1)}"
+            return dataclasses.replace(best, reason=reason, is_degraded=True)
+        raise refused
 
     def reconfigure(
         self,
@@ -224,6 +256,7 @@ class AdaptivePolicy(ReroutePolicy):
             if (option.beside_s is None or may_wait)
             and (option.restored is None or (outlook.after_loss and outlook.at_once))
             and len(option.offer.proposal.dropped) <= num_dropped
+            and not (outlook.at_once and option.is_late)
         ]
         if not possible:
             raise PlanError("Only plans are left that train steps again or leave samples out, and nobody was lost.")

@@ -17,13 +17,14 @@ import msgspec
 
 from planaria.estimate.rest import Stretch
 from planaria.plan.dropping import Parts, Pool, combined, finish_without, kept_shares, left_out, shares, suspended
+from planaria.plan.errors import NoReplica
 from planaria.plan.ledger import Ledger
 from planaria.plan.placement import Holders
 from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError, WorkerId
 from planaria.plan.recut import pipeline_times
 from planaria.plan.refill import Place, places, with_place
 from planaria.plan.replicas import lacking
-from planaria.plan.reroute import left_over
+from planaria.plan.reroute import as_placed, left_over
 from planaria.plan.salvage import LayerHolders
 from planaria.plan.transfers import transfers
 from planaria.policy.proposal import Proposal
@@ -65,6 +66,8 @@ class DropPolicy(ReroutePolicy):
             return TemplatesPolicy.reconfigure(self, *question)
         except PlanError:
             proposal = proposal or self.on_whole_pipelines(*question, anyway=True)
+            if proposal is None:  # of a pipeline that is whole but for state that was on its way to it, others have it
+                proposal = self.on_whole_pipelines(*question, anyway=True, arrives=True)
             if proposal is None:
                 raise
             return proposal
@@ -102,14 +105,15 @@ class DropPolicy(ReroutePolicy):
         leaving: Collection[NodeId] = (),
         *,
         anyway: bool = False,
+        arrives: bool = False,
     ) -> Proposal | None:
         """To go on with whole pipelines alone, nodes that came in the gaps of others.
 
         None where nothing is broken or left out (but for `anyway`), no pipeline would be whole, or nothing fits the
-        memory.
+        memory. With `arrives`, owners who have not got their state yet get it before the step.
         """
         gone = {*lost, *leaving}
-        left = left_over(plan, holders, gone)
+        left = (as_placed if arrives else left_over)(plan, holders, gone)
         came = self._came(plan, left, holders, gone)
         is_whole = all(pipeline.is_whole(plan.num_layers) for pipeline in left)
         if not anyway and is_whole and sum(map(len, kept_shares(plan, left).values())) == plan.num_microbatches:
@@ -121,7 +125,13 @@ class DropPolicy(ReroutePolicy):
                 continue
             new = suspended(plan, parts, given, generation)
             told = {w: g for w, g in holders.items() if w in new.groups_of or plan.node_of(w) in set(leaving)}
-            new = msgspec.structs.replace(new, schedule=self._settings.schedule, transfers=transfers(new, told))
+            try:
+                moves = transfers(new, told)
+            except NoReplica:
+                if not arrives:
+                    raise
+                continue  # who has it has no place in the plan, and can send nothing
+            new = msgspec.structs.replace(new, schedule=self._settings.schedule, transfers=moves)
             if self.fits(new):
                 return self._told(plan, new, gone)
         return None

@@ -6,6 +6,7 @@ be worth their state's way. Such a plan is degraded, and left like any other tha
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
 
@@ -26,20 +27,27 @@ class Fewer(FromPlanner[ReroutePolicy]):
     name: str = "templates"
 
     def offers(self, question: Question) -> Iterator[Offer | None]:
-        wanted = self.planner.settings.fault_tolerance + 1
-        live = complete_nodes(question.plan, question.holders, {*question.lost, *question.leaving})
-        most = len(live) // self.planner.templates[0].num_nodes
-        if most >= wanted:
-            return
-        for replicas in range(most, 1, -1):
+        for replicas, planner in self._planners(question):
+            if replicas == 1:
+                return  # rerouting keeps one as well
             try:
-                yield from self._of(replicas, question)
+                yield from self._of(replicas, planner, question)
             except PlanError:
                 continue
             return
 
-    def _of(self, replicas: int, question: Question) -> Iterator[Offer | None]:
-        planner = self.planner.with_fault_tolerance(replicas - 1)
+    def last_resort(self, question: Question) -> Iterator[Offer]:
+        """Of one replica, where nothing can be rerouted on what is left."""
+        for replicas, planner in self._planners(question):
+            if replicas == 1:
+                with contextlib.suppress(PlanError):
+                    yield from (offer for offer in self._of(replicas, planner, question) if offer is not None)
+
+    def _planners(self, question: Question) -> Iterator[tuple[int, ReroutePolicy]]:
+        live = complete_nodes(question.plan, question.holders, {*question.lost, *question.leaving})
+        return fewer_replicas(self.planner, len(live))
+
+    def _of(self, replicas: int, planner: ReroutePolicy, question: Question) -> Iterator[Offer | None]:
         for result in planner.reconfigurations(
             question.plan, question.lost, question.holders, question.plan.generation, question.leaving
         ):
@@ -54,6 +62,20 @@ class Fewer(FromPlanner[ReroutePolicy]):
         wanted = self.planner.settings.fault_tolerance + 1
 
         def explain(asked: Question, plan: Plan) -> str:
-            return f"{offer.explain(asked, plan)} Degraded: layers have {count(replicas, 'replica')} of {wanted}."
+            return f"{offer.explain(asked, plan)} {degraded(replicas, wanted)}"
 
         return dataclasses.replace(offer, explain=explain)
+
+
+def fewer_replicas(planner: ReroutePolicy, num_nodes: int) -> Iterator[tuple[int, ReroutePolicy]]:
+    """As many replicas as so many nodes are enough for, then one less each, and who plans for so many; nothing where
+    they are enough for f + 1."""
+    most = num_nodes // planner.templates[0].num_nodes
+    if most <= planner.settings.fault_tolerance:
+        for replicas in range(most, 0, -1):
+            yield replicas, planner.with_fault_tolerance(replicas - 1)
+
+
+def degraded(replicas: int, wanted: int) -> str:
+    """What such a plan lacks, as a sentence."""
+    return f"Degraded: layers have {count(replicas, 'replica')} of {wanted}."

@@ -16,7 +16,7 @@ import msgspec
 
 from planaria.estimate.conditions import Conditions
 from planaria.estimate.rest import Progress, Stretch, num_units
-from planaria.plan.costs import StageCosts
+from planaria.plan.costs import stage_costs
 from planaria.plan.detours import Freedom
 from planaria.plan.plan import Plan, Route, WorkerId
 from planaria.plan.profile import ModelProfile
@@ -103,7 +103,7 @@ def quickest(
 
 def _budget(plan: Plan, profile: ModelProfile) -> int:
     """In units; a step is taken to last as long as its work does, spread evenly."""
-    microbatch_s = StageCosts(profile).compute_s(0, plan.num_layers, profile.device_counts[0])
+    microbatch_s = stage_costs(profile).compute_s(0, plan.num_layers, profile.device_counts[0])
     even_s = plan.num_microbatches * microbatch_s / max(1, len(plan.workers))
     return min(BUDGET, int(SHARE * even_s / UNIT_S))
 

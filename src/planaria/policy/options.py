@@ -17,6 +17,7 @@ from planaria.estimate.transition import transfer_time
 from planaria.plan.plan import PlanError, ScheduleKind
 from planaria.plan.replicas import lacking
 from planaria.policy.exposure import Exposure, exposure
+from planaria.policy.fewer import Fewer
 from planaria.policy.naming import told_apart
 from planaria.policy.next_loss import next_loss_s
 from planaria.policy.pieces import Pieces
@@ -47,6 +48,7 @@ class Option:
             had nothing to do before.
         beside_s: of the step beside which its state moves; None: it moves first.
         is_degraded: some layer has fewer than f + 1 replicas under the plan that lasts.
+        is_late: it has as many only when its shadows have the state that is under way to them.
         memory_bytes: of the fullest device under that plan.
         restored: that its workers read, where they begin at the last checkpoint; None: their state is of now.
         loss_s: see `Course`.
@@ -63,6 +65,7 @@ class Option:
     exposure: Exposure
     loss_s: float
     restored: RestoreTime | None = None
+    is_late: bool = False
 
     @property
     def step_time_s(self) -> float:
@@ -92,10 +95,8 @@ def options_in_pieces(planner: ReroutePolicy, sources: Sequence[Source], questio
             elif not any(_same(offer, other) for other in offers):
                 offers.append(offer)
     if not any(_is_plain(offer.proposal) for offer in offers):
-        resort = Rerouting(planner).last_resort(question)
-        if resort is not None:
-            offers.append(resort)
-        elif not offers:
+        offers += _last_resorts(planner, question, offers)
+        if not offers:
             assert error is not None, "a source that has no offer says why"
             raise error
     options: list[Option] = []
@@ -122,6 +123,16 @@ def _is_plain(proposal: Proposal) -> bool:
     return not (proposal.restores or proposal.dropped)
 
 
+def _last_resorts(planner: ReroutePolicy, question: Question, offers: Sequence[Offer]) -> list[Offer]:
+    """What is left as it is; and new pipelines of one replica."""
+    rerouted = Rerouting(planner).last_resort(question)
+    found = [] if rerouted is None else [rerouted]
+    for offer in Fewer(planner).last_resort(question):
+        if not any(_same(offer, other) for other in (*offers, *found)):
+            found.append(offer)
+    return found
+
+
 def _is_at_once(option: Option, how: str) -> bool:
     return option.offer.proposal.how == how and not option.offer.proposal.plan.transfers
 
@@ -143,13 +154,16 @@ def option_of(planner: ReroutePolicy, offer: Offer) -> Option:
     plan = offer.proposal.plan
     moved = transfer_time(plan, planner.profile.links)
     moves_s = moved.time_s
+    most_lost = planner.settings.fault_tolerance
+    is_degraded = bool(lacking(plan, most_lost, arrived=plan.redundancy is not None))
     return Option(
         name=offer.name,
         offer=dataclasses.replace(offer, proposal=dataclasses.replace(offer.proposal, transfer_s=moves_s)),
         moves_s=moves_s,
         wait_s=planner.wait_s(plan, moved.come_s),
         beside_s=None,
-        is_degraded=bool(lacking(plan, planner.settings.fault_tolerance)),
+        is_degraded=is_degraded,
+        is_late=not is_degraded and bool(lacking(plan, most_lost)),
         memory_bytes=fullest_device_bytes(plan, planner.profile),
         loss_s=next_loss_s(plan, planner.profile, offer.proposal.step_time_s),
         exposure=exposure(

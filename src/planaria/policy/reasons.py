@@ -50,8 +50,9 @@ def losses(plan: Plan, lost: Collection[NodeId]) -> str:
     parts: list[str] = []
     away = set(lost)
     for at, pipeline in enumerate(plan.pipelines):
-        gone = sorted(away.intersection(pipeline.nodes(plan.devices_per_node)))
-        if gone:
+        nodes = pipeline.nodes(plan.devices_per_node)
+        if not away.isdisjoint(nodes):
+            gone = sorted(away.intersection(nodes))
             parts.append(f"pipeline {at} lost node{'s' if len(gone) > 1 else ''} {join(gone)}")
         elif not pipeline.is_whole(plan.num_layers):
             parts.append(f"pipeline {at} is not whole")

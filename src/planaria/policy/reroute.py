@@ -28,6 +28,9 @@ from planaria.policy.wording import count, join, nodes_are, size
 REROUTE = "reroute"
 """How a plan was made."""
 
+WORTH_MOVING = 0.99
+"""New pipelines are made where nodes that came have no place otherwise, and steps take so much less with them."""
+
 _Rank = tuple[int, float, float, int]
 """Of a place: replicas that are still lacking then, the busiest worker's load, how uneven loads are, bytes to move."""
 
@@ -56,10 +59,15 @@ class ReroutePolicy(TemplatesPolicy):
         # Who gave notice lives, and is named as lost when its time has come: it can still make the next plan full.
         lives = {plan.node_of(worker) for worker in holders}
         can_be_full = bool(came) or not gone.isdisjoint(lives)
-        if rerouted is not None and not (rerouted.is_degraded and can_be_full):
+        is_wanting = rerouted is not None and rerouted.is_degraded and can_be_full
+        idle = set() if rerouted is None else set(came).difference(rerouted.plan.nodes)
+        if rerouted is not None and not is_wanting and not idle:
             return rerouted
         try:
-            return super().reconfigure(plan, lost, holders, generation, leaving)
+            made = super().reconfigure(plan, lost, holders, generation, leaving)
+            if rerouted is None or is_wanting or made.step_time_s < WORTH_MOVING * rerouted.step_time_s:
+                return made
+            return rerouted
         except PlanError:
             if rerouted is None:
                 rerouted = self.as_it_is(plan, lost, holders, generation, leaving)

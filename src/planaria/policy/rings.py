@@ -45,12 +45,17 @@ class Rings(FromPlanner[RedundancyPolicy]):
     def offers(self, question: Question) -> Iterator[Offer | None]:
         live = complete_nodes(question.plan, question.holders, {*question.lost, *question.leaving})
         for plan, how in self._plans(question, live):
-            if plan is None or lacking(plan, self.planner.settings.fault_tolerance) or not self.planner.fits(plan):
+            if plan is None or not self._keeps(plan, question) or not self.planner.fits(plan):
                 yield None
                 continue
             yield None
             yield self._offer(plan, how)
             yield None
+
+    def _keeps(self, plan: Plan, question: Question) -> bool:
+        """Whether it has f + 1 replicas: from its first step on, or of a job that has shadows, once their state has
+        come."""
+        return not lacking(plan, self.planner.settings.fault_tolerance, arrived=question.plan.redundancy is not None)
 
     def first(self, nodes: Sequence[NodeId], generation: int) -> Offer | None:
         """A ring for a job to begin with, of the depth that is quickest in closed form; None where none fits."""

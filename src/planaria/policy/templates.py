@@ -35,6 +35,7 @@ from planaria.policy.finishing import quickest
 from planaria.policy.outlook import Outlook
 from planaria.policy.proposal import Proposal
 from planaria.policy.reasons import begun, finished, taken_over, who_changes, why, why_at_speeds
+from planaria.policy.shapes import Shapes
 from planaria.policy.template_sets import other_sets
 from planaria.policy.wording import size
 
@@ -64,6 +65,7 @@ class TemplatesPolicy:
         self._conditions = AS_PROFILED
         self._known = Known()
         """Pipelines that were estimated before: most of a plan's are as in the one before."""
+        self._shapes = Shapes()
         self.templates = make_templates(profile, settings)
         if compile_pays(0.0):
             pipeline_rounds.load()  # now, as decisions are waited for
@@ -145,23 +147,36 @@ class TemplatesPolicy:
         """The fastest, as simulated, of the best instantiations of all templates and of other sets."""
         return self._clearly_fastest(
             self.instantiated(self.templates, nodes, generation),
-            lambda templates: self.instantiated(templates, nodes, generation),
+            lambda templates, _: self.instantiated(templates, nodes, generation),
             lambda plan: plan,
             len(nodes),
         )
 
     def _clearly_fastest(
-        self, first: _T, made: Callable[[Sequence[Template]], _T], plan_of: Callable[[_T], Plan], num_nodes: int
+        self,
+        first: _T,
+        made: Callable[[Sequence[Template], float], _T | None],
+        plan_of: Callable[[_T], Plan],
+        num_nodes: int,
     ) -> _T:
-        """The first, unless another set of templates makes one of as many nodes that is clearly faster."""
+        """The first, unless another set of templates makes one of as many nodes that is clearly faster.
+
+        Args:
+            first: by compute alone.
+            made: of a set; None where its step takes no less than so long.
+            plan_of: what was made.
+            num_nodes: that are there.
+        """
         best, plan = first, plan_of(first)
         least_s = CLEARLY * self._outline(plan).step_time_s
         seen, num_placed = {plan.pipelines}, len(plan.nodes)
         for templates in other_sets(self.templates, num_nodes, self._settings):
             try:
-                found = made(templates)
+                found = made(templates, least_s)
             except PlanError:
                 continue  # too few nodes for f + 1 pipelines of that size
+            if found is None:
+                continue
             plan = plan_of(found)
             if plan.pipelines in seen or len(plan.nodes) != num_placed:
                 continue
@@ -312,9 +327,16 @@ class TemplatesPolicy:
         """Where the nodes are dealt out anew, the fastest as simulated; see `_clearly_fastest`."""
         if found.how is not How.INSTANTIATE:
             return found
+        generation = found.plan.generation
+        change = self.change(plan, lost, holders, generation, leaving)
 
-        def made(templates: Sequence[Template]) -> Reconfiguration:
-            return self._made_of(templates, plan, lost, holders, found.plan.generation, leaving, search=True)
+        def step_s(one: Plan) -> float:
+            return self._outline(one).step_time_s
+
+        def made(templates: Sequence[Template], less_than_s: float) -> Reconfiguration | None:
+            if not self._shapes.may_take_less(change, templates, less_than_s, step_s):
+                return None
+            return self._made_of(templates, plan, lost, holders, generation, leaving, search=True)
 
         return self._clearly_fastest(found, made, attrgetter("plan"), len(found.plan.nodes))
 

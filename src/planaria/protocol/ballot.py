@@ -73,20 +73,20 @@ class Ballot:
     def tally(self) -> Tally:
         norms: dict[int, float] = {}
         losses: dict[int, float] = {}
-        took: dict[WorkerId, float] = {}
-        for worker in self.voters:
-            vote = self._votes[worker]
-            took[worker] = vote.compute_s
+        votes = list(map(self._votes.__getitem__, self.voters))
+        for vote in votes:
             if vote.norms:
                 norms.update(vote.norms)
             if vote.losses:
                 losses.update(vote.losses)
+        took = dict(zip(self.voters, [vote.compute_s for vote in votes], strict=True))
         missing = twice = 0
         if len(self._votes) == len(self._plan.workers):
-            ledgers = (vote.ledger for vote in self._votes.values() if vote.ledger.masks)
+            ledgers = [vote.ledger for vote in votes if vote.ledger.masks]
             union, twice = combine(ledgers, self._plan.num_layers)
             left_out = mask_of(self._plan.dropped)
             full = ((1 << self._plan.num_microbatches) - 1) & ~left_out
-            missing = sum((full & ~mask).bit_count() for mask in union.bits())
-            twice += sum((left_out & mask).bit_count() for mask in union.bits())
+            counted = union.bits()
+            missing = sum((full & ~mask).bit_count() for mask in counted)
+            twice += sum((left_out & mask).bit_count() for mask in counted)
         return Tally(norms=norms, losses=losses, missing=missing, twice=twice, compute_s=took)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -113,10 +115,7 @@ def is_finite(loss: float, norm: float) -> bool:
 
 def mean_loss(losses: Mapping[int, float]) -> float:
     """Mean over the step's microbatches, added in microbatch order."""
-    total = 0.0
-    for microbatch in sorted(losses):
-        total += losses[microbatch]
-    return total / len(losses)
+    return functools.reduce(operator.add, map(losses.__getitem__, sorted(losses)), 0.0) / len(losses)
 
 
 def learning_rate(train: TrainSection, step: int) -> float:

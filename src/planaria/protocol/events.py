@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -61,9 +62,12 @@ class Restarted:
     """First event of a machine that was built with a past.
 
     `step_began`: monotonic seconds, when the driver heard of the last commit; None: it has heard of none.
+    `gone_at`: monotonic seconds, when a node's process ended or its loss was told, as far as the driver heard of it.
+    Only measurements use it.
     """
 
     step_began: float | None = None
+    gone_at: Mapping[NodeId, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

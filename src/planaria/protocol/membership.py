@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from typing import TypeVar, cast
 
 from planaria.plan.plan import NodeId, WorkerId
+
+_Number = TypeVar("_Number", NodeId, WorkerId)
 
 
 class Membership:
@@ -68,7 +72,10 @@ class Membership:
         node = self.node_of(worker)
         if worker not in self.addresses:
             self._joined[node] += 1
-            self._nodes = self._workers = None
+            self._workers = None
+            if self._nodes is not None and self._joined[node] == self._devices_per_node:
+                at = bisect_left(self._nodes, node)  # asked whenever one joins
+                self._nodes = (*self._nodes[:at], node, *self._nodes[at:])
         self.addresses[worker] = address
         return self._joined[node] == self._devices_per_node
 
@@ -77,7 +84,9 @@ class Membership:
         per_node = self._devices_per_node
         joined = dict.fromkeys(nodes, per_node)
         dict.update(self._joined, joined)
-        workers = [WorkerId(node * per_node + device) for node in joined for device in range(per_node)]
+        workers = cast("Collection[WorkerId]", joined)
+        if per_node > 1:
+            workers = [WorkerId(node * per_node + device) for node in joined for device in range(per_node)]
         self.addresses.update(dict.fromkeys(workers, address))
         self._nodes = self._workers = None
 
@@ -86,17 +95,31 @@ class Membership:
         self.gone.add(node)
         self.leaving.pop(node, None)
         self.zones.pop(node, None)
-        self._joined.pop(node, None)
-        self._nodes = self._workers = None
         lost = tuple(worker for worker in self.workers_of(node) if worker in self.addresses)
         for worker in lost:
             del self.addresses[worker]
+        self._joined.pop(node, None)
+        self._nodes = None if self._nodes is None else _without(self._nodes, (node,))
+        self._workers = None if self._workers is None else _without(self._workers, lost)
         return lost
 
     def note_fault(self, worker: WorkerId, at_s: float) -> None:
         """The worker's node is about to kill itself on the user's order. Only measurements use it."""
         self._faults[self.node_of(worker)] = at_s
 
+    def note_end(self, node: NodeId, at_s: float) -> None:
+        """Somebody saw it end while nobody coordinated. Only measurements use it."""
+        self._faults.setdefault(node, at_s)
+
     def fault_of(self, node: NodeId) -> float | None:
-        """When the node killed itself, if it did; told once."""
+        """When the node killed itself, or was seen to end; None: nobody knows. Told once."""
         return self._faults.pop(node, None)
+
+
+def _without(all_of: tuple[_Number, ...], some: Iterable[_Number]) -> tuple[_Number, ...]:
+    """Of ascending numbers, all but some that are there or not."""
+    for one in some:
+        at = bisect_left(all_of, one)
+        if all_of[at : at + 1] == (one,):
+            all_of = all_of[:at] + all_of[at + 1 :]
+    return all_of

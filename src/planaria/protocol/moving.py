@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
+from collections.abc import Collection
 
 from planaria.plan.plan import Plan, WorkerId
 from planaria.policy.outlook import CHANGE_S, RESTORE_S
@@ -67,9 +68,13 @@ class Moving:
 
     def ready(self, worker: WorkerId, now: float) -> None:
         """He has all of his state since then."""
-        if worker not in self._awaited:
+        self.all_ready((worker,), now)
+
+    def all_ready(self, workers: Collection[WorkerId], now: float) -> None:
+        """They have all of their state since then."""
+        if self._awaited.isdisjoint(workers):
             return
-        self._awaited.discard(worker)
+        self._awaited.difference_update(workers)
         self._ended = max(self._ended, now)
         if self._awaited:
             return

@@ -16,6 +16,7 @@ from planaria.estimate.rest import Stretch
 from planaria.job.settings import PolicyName
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
+from planaria.plan.sources import distinct
 from planaria.plan.validate import validate
 from planaria.plan.zones import Zones
 from planaria.policy.outlook import Outlook
@@ -161,7 +162,7 @@ class Placing:
         Some device has no room for it; or of a layer with two groups each is with another worker, because state was on
         its way.
         """
-        layers = {groups: plan.layers_held(groups) for groups in set(holders.values())}
+        layers = {id(groups): plan.layers_held(groups) for groups in distinct(holders.values())}
         if len(set().union(*layers.values())) < plan.num_layers:
             return None
         proposal = self.policy.with_outlook(outlook).finish_step(
@@ -169,7 +170,7 @@ class Placing:
             live=live,
             halted=tuple(sorted(halted)),
             counted=counted,
-            holders={worker: layers[groups] for worker, groups in holders.items()},
+            holders={worker: layers[id(groups)] for worker, groups in holders.items()},
             generation=self.next_generation(),
             so_far=so_far,
         )

@@ -29,7 +29,8 @@ class NodeJoined(Record, frozen=True, kw_only=True, tag="node_joined"):
 
 
 class NodeLost(Record, frozen=True, kw_only=True, tag="node_lost"):
-    """detect_ms: from the injected fault to its detection; None when nobody knows when the node died."""
+    """detect_ms: from the injected fault, or from the end that was seen while no coordinator served, to its detection;
+    None when nobody knows when the node died."""
 
     node: int
     step: int

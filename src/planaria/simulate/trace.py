@@ -62,14 +62,23 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
         """Raises TraceError where the events contradict each other; `trace_formats` repairs what can be repaired."""
         there: set[str] = set()
         last_s = 0.0
+        end_s, comes = self.horizon_s, Change.ADD
         for at, event in enumerate(self.events, 1):
-            where = f"trace {self.name}, event {at} ({event.change} {event.node} at {event.at_s:g} s)"
-            if not last_s <= event.at_s <= self.horizon_s:
-                raise TraceError(f"{where}: its time is not between {last_s:g} s and the end at {self.horizon_s:g} s.")
-            if (event.node in there) is (event.change is Change.ADD):
-                raise TraceError(f"{where}: the node is {'already' if event.node in there else 'not'} there.")
-            (there.add if event.change is Change.ADD else there.remove)(event.node)
-            last_s = event.at_s
+            at_s, node = event.at_s, event.node
+            if not last_s <= at_s <= end_s:
+                where = self._where(at, event)
+                raise TraceError(f"{where}: its time is not between {last_s:g} s and the end at {end_s:g} s.")
+            if (node in there) is (event.change is comes):
+                where = self._where(at, event)
+                raise TraceError(f"{where}: the node is {'already' if node in there else 'not'} there.")
+            if event.change is comes:
+                there.add(node)
+            else:
+                there.remove(node)
+            last_s = at_s
+
+    def _where(self, at: int, event: TraceEvent) -> str:
+        return f"trace {self.name}, event {at} ({event.change} {event.node} at {event.at_s:g} s)"
 
     @property
     def initial(self) -> tuple[str, ...]:

@@ -161,6 +161,10 @@ class _Making:
 
     def __init__(self, failures: Failures, population: Population, choice: random.Random) -> None:
         self._failures = failures
+        self._rate = failures if isinstance(failures, ConstantRate | Diurnal) else None
+        self._highest = 0.0 if self._rate is None else self._rate.highest
+        self._lives = failures if isinstance(failures, Weibull) else None
+        self._mean_arrival_s = None if isinstance(failures, Monotonic) else population.arrival_s
         self._population = population
         self._choice = choice
         self._there: dict[str, str] = {}
@@ -192,26 +196,24 @@ class _Making:
 
     def _next_loss_s(self, now: float) -> float:
         """When nodes may go next by what depends on how many there are; drawn anew after whatever happened."""
+        if self._rate is not None:
+            events_per_s = self._highest * len(self._there) / self._rate.mean_bulk / HOUR_S
+            return now + self._choice.expovariate(events_per_s) if events_per_s else math.inf
         match self._failures:
-            case ConstantRate() | Diurnal():
-                events_per_s = self._failures.highest * len(self._there) / self._failures.mean_bulk / HOUR_S
-                return now + self._choice.expovariate(events_per_s) if events_per_s else math.inf
             case Monotonic(interval_s=interval_s, down_to=down_to):
                 more = len(self._there) > down_to
                 return (math.floor(now / interval_s + 1e-9) + 1) * interval_s if more else math.inf
-            case Weibull():
+            case _:
                 return math.inf
 
     def _lose(self, now: float) -> None:
-        match self._failures:
-            case ConstantRate() | Diurnal():
-                if self._choice.random() * self._failures.highest < self._failures.at(now):
-                    for node in self._bulk(self._failures.mean_bulk):
-                        self._remove(now, node)
-            case Monotonic():
-                self._remove(now, self._choice.choice(list(self._there)))
-            case Weibull():
-                raise AssertionError("lifetimes are drawn when nodes come")
+        if self._rate is not None:
+            if self._choice.random() * self._highest < self._rate.at(now):
+                for node in self._bulk(self._rate.mean_bulk):
+                    self._remove(now, node)
+            return
+        assert isinstance(self._failures, Monotonic)  # lifetimes are drawn when nodes come
+        self._remove(now, self._choice.choice(list(self._there)))
 
     def _bulk(self, mean: float) -> list[str]:
         """Nodes of one zone, which is drawn by its nodes."""
@@ -234,15 +236,15 @@ class _Making:
         node = f"node{self._made}"
         self._there[node] = zone
         self._events.append(TraceEvent(at_s=at_s, change=Change.ADD, node=node, zone=zone))
-        if isinstance(self._failures, Weibull):
-            self._later(at_s + self._failures.draw_s(self._choice), node)
+        if self._lives is not None:
+            self._later(at_s + self._lives.draw_s(self._choice), node)
 
     def _remove(self, at_s: float, node: str) -> None:
         zone = self._there.pop(node)
         notice_s = min(self._population.notice_s, at_s)
         self._events.append(TraceEvent(at_s=at_s, change=Change.REMOVE, node=node, zone=zone, notice_s=notice_s))
-        if self._population.arrival_s is not None and not isinstance(self._failures, Monotonic):
-            delay_s = self._choice.expovariate(1 / self._population.arrival_s) if self._population.arrival_s else 0.0
+        if self._mean_arrival_s is not None:
+            delay_s = self._choice.expovariate(1 / self._mean_arrival_s) if self._mean_arrival_s else 0.0
             self._later(at_s + delay_s, "")
 
     def _later(self, at_s: float, node: str) -> None:

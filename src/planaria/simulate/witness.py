@@ -204,6 +204,9 @@ class Witness:
     def committed_step(self, machine: Coordinator, entry: JournalCommit) -> None:
         """A step is durable: every step once, in order, with every microbatch in every sum exactly once."""
         step, commit = entry.step, entry.commit
+        before = self._commits.get((step, commit.generation))
+        if self._is_cut and before is not None and before.commit == commit and step <= self.committed:
+            self.committed = step - 1  # written again; that the job went back before it, the journal had lost too
         is_next = step == self.committed + 1 or (self._is_cut and self.committed < step <= self._highest + 1)
         self.require(is_next, f"step {step} is committed after step {self.committed}")
         is_known = self._plan is not None and self._plan.generation == commit.generation

@@ -105,6 +105,19 @@ def test_a_single_ring_does_not_wait_for_nodes() -> None:
     assert run.plans["reconfigure"] == 3
 
 
+def test_adaptive_goes_on_with_few_nodes_as_its_best_single_policy_does() -> None:
+    """All but two nodes go at once, a layer's last replica with them; then others come."""
+    nodes = [TraceEvent(at_s=0.0, change=Change.ADD, node=str(number)) for number in range(NUM_NODES)]
+    lost = [TraceEvent(at_s=1000.0, change=Change.REMOVE, node=str(node)) for node in (1, 3, 4, 5, 6, 7)]
+    came = [TraceEvent(at_s=2100.0 + 300 * node, change=Change.ADD, node=f"new {node}") for node in range(3)]
+    few = Trace(name="few", horizon_s=HOUR_S, events=(*nodes, *lost, *came))
+    adaptive = experiment().runner("adaptive").run(few)
+    assert adaptive.fatal
+    assert not adaptive.seconds_by["idle"]
+    for name in ("templates", "reroute", "morph", "redundancy"):
+        assert adaptive.samples >= experiment().runner(name).run(few).samples, name
+
+
 def test_nothing_is_found_out_twice() -> None:
     simulation = experiment().simulation(
         "templates", make_policy(PolicyName.TEMPLATES, profile(), experiment().settings)
@@ -171,6 +184,17 @@ def test_where_nobody_is_there_not_even_the_ideal_trains() -> None:
     (run,) = experiment().run("ideal", [Trace(name="brief", horizon_s=HOUR_S, events=events)])
     assert run.seconds_by == {"training": 900.0, "idle": 2700.0}
     assert run.effective == 0.25
+
+
+def test_the_causes_are_all_of_the_time_though_the_run_ends_in_a_restore_that_was_begun_twice() -> None:
+    events = [TraceEvent(at_s=0.0, change=Change.ADD, node=str(node)) for node in range(NUM_NODES)]
+    events += [TraceEvent(at_s=100.0, change=Change.REMOVE, node=str(node)) for node in range(NUM_NODES)]
+    events += [TraceEvent(at_s=110.0, change=Change.ADD, node=f"new{node}") for node in range(NUM_NODES)]
+    events += [TraceEvent(at_s=180.0, change=Change.REMOVE, node="new0")]
+    burst = Trace(name="burst", horizon_s=200.0, events=tuple(events))
+    (run,) = experiment(timings=Timings(restart_s=50.0)).run("templates", [burst])
+    assert run.plans["restore"] == 2
+    assert sum(run.seconds_by.values()) == pytest.approx(run.seconds)
 
 
 @pytest.mark.parametrize("steps_before", [0.3, 0.8, 1.3])

@@ -27,7 +27,7 @@ from planaria.protocol.events import (
 from planaria.protocol.journal import JournalRestart
 from planaria.protocol.messages import Ready, Recall, Returned, Vote
 from planaria.protocol.phases import Phase
-from planaria.protocol.records import CoordinatorRestarted, RunEnded, RunStatus
+from planaria.protocol.records import CoordinatorRestarted, NodeLost, RunEnded, RunStatus
 from planaria.protocol.recovery import OpenRecovery
 from planaria.protocol.returning import Position
 from planaria.protocol.salvage import Salvage
@@ -40,10 +40,15 @@ def restarted(run: Run, event: Restarted) -> list[Command]:
     run.returning.began = run.now
     run.attempt.begin(run.now if event.step_began is None else event.step_began)
     run.members.leaving = dict.fromkeys(past.leaving, run.now)
+    for node, at_s in event.gone_at.items():
+        if node not in past.lost:
+            run.members.note_end(node, at_s)
     if past.losses:
-        run.recovery = OpenRecovery(step=run.step, policy=run.placing.switching.name, began=run.now)
+        began = min((event.gone_at.get(loss.node, run.now) for loss in past.losses), default=run.now)
+        run.recovery = OpenRecovery(step=run.step, policy=run.placing.switching.name, began=began)
         for loss in past.losses:
-            run.recovery.add_loss(loss.node, loss.cause, None)
+            detect_ms = next((record.detect_ms for record in loss.records if isinstance(record, NodeLost)), None)
+            run.recovery.add_loss(loss.node, loss.cause, detect_ms)
         run.recovery.resumed = run.now if past.has_resumed else None
         run.recovery.steps_redone = past.steps_redone
     commands: list[Command] = [JournalRestart()]

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import repeat
 
 from planaria.estimate.rest import Stretch
 from planaria.plan.plan import NodeId, Plan, WorkerId
 from planaria.plan.replicas import lacking
+from planaria.plan.sources import unheld
 from planaria.policy.outlook import USUAL_DECISION_S, Outlook
 from planaria.policy.proposal import Policy
 from planaria.protocol.ballot import Ballot
@@ -241,20 +243,14 @@ class Run:
 
     def holders(self) -> dict[WorkerId, tuple[int, ...]]:
         """The groups of which each live worker holds a replica as of the last commit."""
-        groups_of, here = self.plan.groups_of, self.members.addresses.keys()
-        if here <= groups_of.keys():  # both ascending
-            holders = dict(groups_of)
-            for worker in groups_of.keys() - here:
-                del holders[worker]
-        else:
-            holders = {worker: groups_of.get(worker, ()) for worker in self.members.workers}
+        workers, nothing = self.members.workers, repeat(tuple[int, ...]())
+        holders = dict(zip(workers, map(self.plan.groups_of.get, workers, nothing), strict=True))
         holders.update((w, held) for w, held in self.attempt.salvage.held.items() if w in holders)
         return self.kept.added_to(holders, self.step) if self.without_replica(holders) else holders
 
     def without_replica(self, holders: Mapping[WorkerId, tuple[int, ...]]) -> list[int]:
         """Groups that nobody holds."""
-        held = {group for groups in set(holders.values()) for group in groups}
-        return [group for group in range(len(self.plan.groups)) if group not in held]
+        return unheld(range(len(self.plan.groups)), holders.values())
 
     def situation(self, holders: Mapping[WorkerId, tuple[int, ...]]) -> Situation:
         """For which a placement may be made."""

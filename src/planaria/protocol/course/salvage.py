@@ -49,8 +49,8 @@ def _decide_when_reported(run: Run) -> list[Command]:
         return restore(run, without)
     if run.attempt.is_void:
         return boundary.reconfigure(run, holders)
-    computing = [w for w in run.plan.workers if w in run.members.addresses and w not in salvage.halted]
-    if not computing and salvage.is_untouched:
+    computing = (w for w in run.plan.workers if w in run.members.addresses and w not in salvage.halted)
+    if next(computing, None) is None and salvage.is_untouched:
         return boundary.reconfigure(run, holders)
     return _finish_step(run, holders)
 

@@ -108,11 +108,10 @@ def _tell(run: Run, message: Commit, found: Outcome, news: tuple[AnyRecord, ...]
         run.timing.committed(record.duration_s)
     parts = checkpoint.order_beside(run, message.step) if message.step < run.settings.train.steps else {}
     told = (record, *news)
-    commands: list[Command] = [JournalCommit(commit=message, records=told, learnt=run.to_write())]
-    for worker in run.attempt.votes.voters:
-        save = parts.get(worker)
-        commands.append(Send(worker, msgspec.structs.replace(message, save=save) if save else message))
-    return [*commands, *map(Publish, told)]
+    entry = JournalCommit(commit=message, records=told, learnt=run.to_write())
+    with_part = {worker: msgspec.structs.replace(message, save=save) for worker, save in parts.items() if save}
+    sends = [Send(worker, with_part.get(worker, message)) for worker in run.attempt.votes.voters]
+    return [entry, *sends, *map(Publish, told)]
 
 
 def _holds_after(run: Run, committed: int) -> bool:

@@ -6,6 +6,7 @@ Those who are halted tell what they would have counted by then; of all others it
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import lru_cache
 
 from planaria.plan.ledger import mask_of
 from planaria.plan.plan import Plan, Route, WorkerId
@@ -30,10 +31,7 @@ class Counted:
         for own in self._kept.values():
             for layer, mask in enumerate(own):
                 bits[layer] |= mask
-        together: dict[tuple[int, ...], int] = {}
-        for route in plan.routes:
-            together[route.counted] = together.get(route.counted, 0) | mask_of(route.microbatches)
-        for layers, mask in together.items():
+        for layers, mask in plan.work.items():
             for layer in layers:
                 bits[layer] |= mask
         left_out = mask_of(plan.dropped)
@@ -71,8 +69,10 @@ class Counted:
         return self._work[1][worker]
 
 
-def members(mask: int, size: int) -> range | list[int]:
-    """The numbers below `size` in a bit mask."""
+@lru_cache(maxsize=4)
+def losses_of(mask: int, size: int) -> dict[int, float]:
+    """What a vote tells of the microbatches below `size` in a bit mask, which nobody changes: steps are much alike."""
+    members = range(size)
     if mask == (1 << size) - 1:
-        return range(size)
-    return [number for number in range(size) if mask >> number & 1]
+        return dict.fromkeys(members, 1.0)
+    return {number: 1.0 for number in members if mask >> number & 1}

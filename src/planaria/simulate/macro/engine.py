@@ -69,6 +69,7 @@ class Simulation:
 
     def start(self, zones: tuple[str, ...]) -> tuple[Rest, Tally] | None:
         """A run begins on nodes in these zones; None where they make no plan."""
+        self._forget()
         if zones not in self._starts:
             known = Known(
                 time_to_failure_s=self.terms.mean_time_between_failures_s, steps_left=1_000_000, steps_at_stake=0
@@ -84,9 +85,7 @@ class Simulation:
         and the steps after which a checkpoint is whole."""
         found = self._costs.get(state)
         if found is None:
-            if self._num_forgotten != self.memory.num_forgotten:
-                self._costs.clear()
-                self._num_forgotten = self.memory.num_forgotten
+            self._forget()
             step_s = self.memory.step_s(state)
             every = self.terms.checkpoint_every
             stall_s, lag = 0.0, 0.0
@@ -99,3 +98,10 @@ class Simulation:
                 lag = most / timings.storage_bytes_per_s / step_s
             found = self._costs[state] = (step_s, stall_s, lag)
         return found
+
+    def _forget(self) -> None:
+        """What the memory has forgotten is remembered nowhere else."""
+        if self._num_forgotten != self.memory.num_forgotten:
+            self._costs.clear()
+            self._starts.clear()
+            self._num_forgotten = self.memory.num_forgotten

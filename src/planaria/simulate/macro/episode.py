@@ -8,8 +8,10 @@ shortages of memory, and a coordinator that dies; `planaria.simulate.cluster` ha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import cast
 
 from planaria.estimate.step_time import way_down_s
 from planaria.estimate.transition import transfer_time
@@ -50,7 +52,7 @@ from planaria.protocol.phases import PLACING, Phase, ProtocolError, Purpose
 from planaria.protocol.records import AnyRecord, PlanTaken, Restored, RunStatus
 from planaria.protocol.second_look import LONGER
 from planaria.protocol.transitions import TRANSITIONS
-from planaria.simulate.macro.counted import Counted, members
+from planaria.simulate.macro.counted import Counted, losses_of
 from planaria.simulate.macro.initial_run import initial_run
 from planaria.simulate.macro.spending import Spending
 from planaria.simulate.macro.state import State, canonical
@@ -97,7 +99,7 @@ class Episode:
         episode = cls(subject, known, num_nodes=state.num_nodes)
         plan = state.plan
         run = episode._run
-        run.members.enrol(map(NodeId, range(state.num_nodes)), "-")
+        run.members.enrol(cast("Iterable[NodeId]", range(state.num_nodes)), "-")
         run.members.leaving = dict.fromkeys(state.leaving, 0.0)
         if state.zones:
             run.members.zones = {NodeId(node): zone for node, zone in enumerate(state.zones) if zone}
@@ -144,7 +146,11 @@ class Episode:
     @property
     def _is_stalled(self) -> bool:
         """A worker of the plan is dead, and nobody knows: no sum gets whole."""
-        return not self._dead.keys().isdisjoint(self._run.plan.nodes) if self._run.current is not None else False
+        if not self._dead or self._run.current is None:
+            return False
+        nodes = self._run.plan.nodes  # ascending
+        places = ((node, bisect_left(nodes, node)) for node in self._dead)
+        return any(place < len(nodes) and nodes[place] == node for node, place in places)
 
     def advance(self) -> Tally:
         """To the next thing that happens by itself."""
@@ -225,8 +231,7 @@ class Episode:
         if last is None:
             return
         run.attempt.unready.difference_update(others)
-        for worker in others:
-            run.moving.ready(worker, self.now)
+        run.moving.all_ready(others, self.now)
         self._handle(Received(last, Ready(generation=run.plan.generation)))
 
     def _vote(self) -> None:
@@ -243,7 +248,7 @@ class Episode:
             generation=plan.generation,
             step=run.step,
             norms=dict.fromkeys(range(len(plan.groups)), 1.0),
-            losses=dict.fromkeys(members(all_counted, plan.num_microbatches), 1.0),
+            losses=losses_of(all_counted, plan.num_microbatches),
             ledger=Ledger.from_bits(counted),
         )
         step = run.step

@@ -134,15 +134,17 @@ class Following:
         steps = max(0, int((min(due, end_s) - self.now) / whole_s))
         look = self._next_look(steps, whole_s)
         per_step = state.num_microbatches
-        completes = self._wanted is not None and self.microbatches + steps * per_step >= self._wanted
-        if completes and self._wanted is not None:
-            steps = -(-(self._wanted - self.microbatches) // per_step)
+        left = None if self._wanted is None else self._wanted - self._trained.microbatches
+        completes = left is not None and steps * per_step >= left
+        if completes and left is not None:
+            steps = -(-left // per_step)
         if look is not None and look < steps:
             steps, completes, due = look, False, -_NEVER
         else:
             look = None
         self._count(steps, step_s, stall_s, per_step)
-        self._tell(self.now, per_step / whole_s)
+        if self._terms.wants_timeline:
+            self._timeline.append((self.now, len(self._names), per_step / whole_s * self._sample_size))
         self.now += steps * whole_s
         if completes:
             self.is_over = True
@@ -240,7 +242,7 @@ class Following:
             else:
                 now += moment.lasts_s
                 was_waiting = moment.is_waiting
-                moment = memory.after(root, moment)
+                moment = moment.after or memory.after(root, moment)
                 self._take(moment, now)
                 self._waits += moment.is_waiting and not was_waiting
             if moment.tally.has_completed:
@@ -290,7 +292,9 @@ class Following:
         while at < len(happenings) and happenings[at][0] == due:
             at += 1
         named = [self._named(root.state, happening) for happening in happenings[self._at : at]]
-        struck = sorted([one for one in named if one is not None])
+        struck = [one for one in named if one is not None]
+        if len(struck) > 1:
+            struck.sort()
         self._at = at
         if moment.is_waiting:
             self._causes[Cause.IDLE] += max(0.0, due - now)
@@ -383,10 +387,6 @@ class Following:
         for seconds in self._trained.go_back():
             self._causes[Cause.TRAINING] -= seconds
             self._causes[Cause.REDONE] += seconds
-
-    def _tell(self, now: float, microbatches_per_s: float) -> None:
-        if self._terms.wants_timeline:
-            self._timeline.append((now, len(self._names), microbatches_per_s * self._sample_size))
 
     def _known(self, now: float, step_s: float, *, looks_again: bool) -> Known:
         """Of the time to come, as roughly as it is asked for; the same for policies that do not ask."""

@@ -14,12 +14,19 @@ from dataclasses import replace
 from planaria.plan.plan import NodeId
 from planaria.policy.outlook import Outlook
 from planaria.policy.proposal import Proposal
+from planaria.simulate.macro.answers import Answer, Answers, Recalling
 from planaria.simulate.macro.episode import Episode
 from planaria.simulate.macro.state import State
 from planaria.simulate.macro.subject import Disturbance, Known, Rest, Subject, Tally
 
 MOST_WORKERS = 500_000
-"""In all states that are remembered: some hundred megabytes. Then everything is forgotten, and found out again."""
+"""In all states that are remembered, each of which takes up to half a kilobyte; what else is remembered counts as so
+many: some hundred megabytes. Then everything is forgotten, and found out again."""
+
+WORKERS_OF_MOMENT = 2
+"""As many of a state take as much room."""
+NAMES_OF_WORKER = 64
+"""Likewise, of names of nodes."""
 
 Way = tuple[int, int, int, str]
 """Which part of the moment, which disturbance, of which node; and the zone of one that comes."""
@@ -35,11 +42,31 @@ class Moment:
         is_quiet: nothing came of it but time.
         rest: where the job trains undisturbed.
         is_waiting: for nodes.
+        answers: of the policy, on the way to it; none where no way leads on that goes through it again.
     """
 
-    __slots__ = ("after", "before", "is_quiet", "is_waiting", "lasts_s", "rest", "spent", "struck", "tally", "way")
+    __slots__ = (
+        "after",
+        "answers",
+        "before",
+        "is_quiet",
+        "is_waiting",
+        "lasts_s",
+        "rest",
+        "spent",
+        "struck",
+        "tally",
+        "way",
+    )
 
-    def __init__(self, episode: Episode, tally: Tally, before: Moment | None, way: Way | None) -> None:
+    def __init__(
+        self,
+        episode: Episode,
+        tally: Tally,
+        before: Moment | None,
+        way: Way | None,
+        answers: tuple[Answer, ...] = (),
+    ) -> None:
         next_s = episode.next_s
         self.lasts_s = next_s if math.isinf(next_s) else max(0.0, next_s - episode.now)
         self.tally = tally
@@ -49,8 +76,15 @@ class Moment:
         self.is_waiting = episode.is_waiting
         self.before = before
         self.way = way
+        self.answers = answers if episode.rest is None else ()
         self.after: Moment | None = None
         self.struck: dict[Way, Moment] = {}
+
+    @property
+    def num_workers(self) -> int:
+        """As many of a state take as much room."""
+        number = WORKERS_OF_MOMENT + sum(len(answer.plan.workers) for answer in self.answers if answer is not None)
+        return number if self.rest is None else number + len(self.rest.order) // NAMES_OF_WORKER
 
 
 class Root:
@@ -90,6 +124,9 @@ class Memory:
         self._estimated: dict[State, Proposal] = {}
         self._states: dict[State, State] = {}
         policy = subject.policy
+        self._answers = Answers()
+        self._recalling = replace(subject, policy=Recalling(policy, self._answers)) if remembers else subject
+        """What episodes are of."""
         self.knows_outlook = policy.with_outlook(Outlook()) is not policy
 
     def step_s(self, state: State) -> float:
@@ -123,7 +160,7 @@ class Memory:
             self.num_forgotten += 1
 
     def _begin(self, root: Root) -> Episode:
-        root.episode = Episode.of(self.subject, root.known, root.state, self._estimate(root.state))
+        root.episode = Episode.of(self._recalling, root.known, root.state, self._estimate(root.state))
         if root.first is None:
             root.first = Moment(root.episode, Tally(), None, None)
         root.leaf = root.first
@@ -141,6 +178,7 @@ class Memory:
         found = moment.after
         if found is None:
             episode = self._live(root, moment)
+            self._answers.begin()
             found = moment.after = self._found(root, episode, episode.advance(), moment, None)
         return found
 
@@ -149,6 +187,7 @@ class Memory:
         found = moment.struck.get(way)
         if found is None:
             episode = self._live(root, moment)
+            self._answers.begin()
             at_s = episode.now + self.part_s(moment, way[0])
             tally = episode.disturb(Disturbance(way[1]), NodeId(way[2]), at_s, way[3])
             found = self._found(root, episode, tally, moment, way)
@@ -161,7 +200,8 @@ class Memory:
 
     def _found(self, root: Root, episode: Episode, tally: Tally, before: Moment, way: Way | None) -> Moment:
         self.num_found += 1
-        found = root.leaf = Moment(episode, tally, before, way)
+        found = root.leaf = Moment(episode, tally, before, way, self._answers.told)
+        self._num_workers += found.num_workers
         if found.rest is not None:
             found.rest = self._known_as(found.rest)
             root.episode = None  # it is over, and can be made again
@@ -184,6 +224,7 @@ class Memory:
         for step in reversed(ways):
             before = step.before
             assert before is not None
+            self._answers.begin(step.answers)
             if step.way is None:
                 episode.advance()
             else:

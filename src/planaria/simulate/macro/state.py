@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from typing import cast
 
 import msgspec
 
@@ -128,12 +129,12 @@ def canonical(
             order.sort(key=lambda at: (signs[at], at))
     names = _names(plan, order, by_number=by_number)
     placed = len(names)
-    idle = sorted(node for node in nodes if node not in names)
+    idle = sorted(set(nodes).difference(names))
     if zones and not by_number:
         idle.sort(key=lambda node: (zones.get(node, ""), node))
     for node in idle:
         names[node] = NodeId(len(names))
-    pipelines = tuple(_moved(plan, plan.pipelines[at], names) for at in order)
+    pipelines = _moved(plan, [plan.pipelines[at] for at in order], names)
     dropped = plan.dropped
     if not by_number and -1 not in plan.ways:
         routes = _dealt(pipelines, [shares[at] for at in order], plan.num_layers)
@@ -180,16 +181,18 @@ def _numbered(plan: Plan, signs: Sequence[_Sign], zones: Zones, nodes: Collectio
 def _names(plan: Plan, order: Sequence[int], *, by_number: bool) -> dict[NodeId, NodeId]:
     """The plan's nodes, in the order of their places, or of their numbers."""
     per_node = plan.devices_per_node
-    places = [node for at in order for node in plan.pipelines[at].nodes(per_node)]
+    places: list[NodeId] = []
+    for at in order:
+        places += plan.pipelines[at].nodes(per_node)
     places += [plan.node_of(shadow.worker) for shadow in plan.shadows]
     distinct = dict.fromkeys(sorted(places) if by_number else places)
-    return {node: NodeId(number) for number, node in enumerate(distinct)}
+    return dict(zip(distinct, cast("Iterable[NodeId]", range(len(distinct))), strict=True))
 
 
 def _sign(plan: Plan, pipeline: Pipeline, share: int, leaving: frozenset[NodeId]) -> _Sign:
     """What tells a pipeline from others, names aside."""
     form = pipeline.form(plan.devices_per_node)
-    if leaving.isdisjoint(pipeline.nodes(plan.devices_per_node)):
+    if not leaving or leaving.isdisjoint(pipeline.nodes(plan.devices_per_node)):
         return _usual_sign(form, share)
     marks = [int(plan.node_of(worker) in leaving) for worker in pipeline.workers]
     stages = ((*stage, mark) for stage, mark in zip(form.stages, marks, strict=True))
@@ -202,13 +205,18 @@ def _usual_sign(form: Form, share: int) -> _Sign:
     return ((form.num_nodes, len(form.stages), share), *((*stage, 0) for stage in form.stages))
 
 
-def _moved(plan: Plan, pipeline: Pipeline, names: dict[NodeId, NodeId]) -> Pipeline:
+def _moved(plan: Plan, pipelines: Sequence[Pipeline], names: dict[NodeId, NodeId]) -> tuple[Pipeline, ...]:
     """On the nodes of these names."""
-    nodes = pipeline.nodes(plan.devices_per_node)
-    first = names[nodes[0]] if nodes else NodeId(0)
-    if all(names[node] == first + place for place, node in enumerate(nodes)):
-        return _placed(pipeline.form(plan.devices_per_node), first, plan.devices_per_node)
-    return Pipeline(stages=_renamed(plan, pipeline.stages, names))
+    per_node = plan.devices_per_node
+    moved: list[Pipeline] = []
+    for pipeline in pipelines:
+        numbers = list(map(names.__getitem__, pipeline.nodes(per_node)))
+        first = numbers[0] if numbers else NodeId(0)
+        if numbers == list(range(first, first + len(numbers))):
+            moved.append(_placed(pipeline.form(per_node), first, per_node))
+        else:
+            moved.append(Pipeline(stages=_renamed(plan, pipeline.stages, names)))
+    return tuple(moved)
 
 
 @lru_cache(maxsize=1 << 12)

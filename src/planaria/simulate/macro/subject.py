@@ -71,7 +71,7 @@ class Subject:
     by_number: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Known:
     """What is known at the beginning of an episode of the time to come; see `planaria.policy.outlook`.
 
@@ -85,6 +85,14 @@ class Known:
     steps_at_stake: int
     nodes_together: float = 1.0
     looks_again: bool = False
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        told = self.time_to_failure_s, self.steps_left, self.steps_at_stake, self.nodes_together, self.looks_again
+        object.__setattr__(self, "_hash", hash(told))
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 @dataclass(slots=True)

@@ -1,0 +1,123 @@
+"""Shapes: what is left out because of them would not have been taken, and a shape's step is that of its plans."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from planaria.estimate.step_time import step_time_s
+from planaria.plan.aftermath import Aftermath
+from planaria.plan.instantiate import instantiate, instantiate_beside
+from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
+from planaria.plan.profile import LinkCost
+from planaria.plan.reconfigure import Change, How, searched
+from planaria.plan.settings import PlannerSettings
+from planaria.plan.speeds import step_times
+from planaria.plan.templates import Template
+from planaria.policy.shapes import Shapes
+from planaria.policy.template_sets import other_sets
+from planaria.policy.templates import TemplatesPolicy
+from tests.plan.profiles import uniform_profile
+
+
+class Watched(Shapes):
+    """Counts what it leaves out, or leaves out nothing."""
+
+    def __init__(self, *, is_open: bool) -> None:
+        super().__init__()
+        self.num_left_out = 0
+        self._is_open = is_open
+
+    def may_take_less(
+        self, change: Change, templates: Sequence[Template], seconds: float, step_s: Callable[[Plan], float]
+    ) -> bool:
+        if self._is_open:
+            return True
+        may = super().may_take_less(change, templates, seconds, step_s)
+        self.num_left_out += not may
+        return may
+
+
+def some_policy(draw: random.Random, *, is_open: bool, devices: int = 1) -> TemplatesPolicy:
+    link = LinkCost(latency_s=1e-4, bandwidth_bytes_per_s=draw.choice([1e9, 1e10]))
+    profile = uniform_profile(draw.randint(8, 14), link=link, group_bytes=draw.choice([4_000, 40_000_000]))
+    settings = PlannerSettings(
+        num_microbatches=draw.choice([24, 32, 48]),
+        fault_tolerance=1,
+        num_nodes=draw.randint(8, 16),
+        devices_per_node=devices,
+        min_nodes=draw.randint(1, 3),
+    )
+    made = TemplatesPolicy(profile, settings)
+    made._shapes = Watched(is_open=is_open)
+    return made
+
+
+def changes(policy: TemplatesPolicy, draw: random.Random) -> list[Change]:
+    """Nodes come and go, one change after the other."""
+    plan = policy.initial([NodeId(node) for node in range(policy.settings.num_nodes)], 1).plan
+    found: list[Change] = []
+    next_node = policy.settings.num_nodes
+    for _ in range(8):
+        holders: dict[WorkerId, tuple[int, ...]] = dict(plan.groups_of)
+        lost = draw.sample(plan.nodes, draw.choice([0, 1, 2]))
+        holders = {worker: groups for worker, groups in holders.items() if plan.node_of(worker) not in lost}
+        for _ in range(draw.choice([1, 1, 2, 3])):
+            for device in range(plan.devices_per_node):
+                holders[WorkerId(next_node * plan.devices_per_node + device)] = ()
+            next_node += 1
+        change = policy.change(plan, lost, holders, plan.generation + 1)
+        found.append(change)
+        try:
+            plan = policy.reconfigure(plan, lost, holders, plan.generation + 1).plan
+        except PlanError:
+            break
+    return found
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_nothing_that_would_be_taken_is_left_out(devices: int) -> None:
+    left_out = dealt_anew = 0
+    for seed in range(5 if devices == 1 else 2):
+        closed = some_policy(random.Random(seed), is_open=False, devices=devices)
+        every = some_policy(random.Random(seed), is_open=True, devices=devices)
+        for one in changes(closed, random.Random(seed)):
+            asked = one.plan, one.lost, one.holders, one.generation
+            try:
+                found = closed.reconfigure(*asked)
+            except PlanError:
+                continue
+            assert found == every.reconfigure(*asked)
+            dealt_anew += found.how == How.INSTANTIATE
+        assert isinstance(closed._shapes, Watched)
+        left_out += closed._shapes.num_left_out
+    assert dealt_anew > 2
+    assert (left_out > 20) == (devices == 1)
+
+
+def test_a_shapes_step_is_that_of_its_plans() -> None:
+    compared = 0
+    for seed in range(4):
+        policy = some_policy(random.Random(seed), is_open=False)
+        for one in changes(policy, random.Random(seed)):
+            left = Aftermath(one)
+            for sizes in searched(left):
+                built = left.build(sizes, How.INSTANTIATE).plan
+                assert step_time_s(left.shaped(sizes), policy.profile) == step_time_s(built, policy.profile)
+                compared += 1
+    assert compared > 50
+
+
+def test_what_is_remembered_of_instantiations_is_what_would_be_found() -> None:
+    draw = random.Random(3)
+    policy = some_policy(draw, is_open=False)
+    settings, num_nodes = policy.settings, policy.settings.num_nodes
+    for templates in (policy.templates, *other_sets(policy.templates, num_nodes, settings)):
+        for nodes in range(templates[0].num_nodes * 2, num_nodes + 1):
+            kept = draw.choices(policy.templates[:3], k=draw.choice([0, 1, 2]))
+            times = [step_times(one, settings.num_microbatches) for one in kept]
+            expected = instantiate(templates, nodes, settings, kept=times)
+            assert instantiate_beside(templates, nodes, settings, kept) == expected
+            assert instantiate_beside(templates, nodes, settings, kept[::-1]) == expected
