@@ -286,6 +286,7 @@ def test_repairs_of_a_trace_are_said_once_with_their_lines(scenario: Path) -> No
     said = [line for line in result.stderr.splitlines() if "t.csv, line" in line]
     assert len(said) == len(set(said)) == 2, result.stderr
     assert "ghost" in result.stderr
+    assert result.output.count("failures.arrival_s: not used, as arrivals, notices and zones are those of t.csv") == 1
 
 
 def test_a_narrow_screen_has_two_tables(scenario: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from planaria.job.errors import UserError
 from planaria.launch.simulations import simulate_pieces
 from planaria.observe.picture_file import check_picture
 from planaria.plan.plan import PlanError
+from planaria.policy.wording import join
 from planaria.profile.of_scenario import load_scenario, traces_of
 from planaria.simulate.macro.account import Estimate, RunResult, Summary, summarise
 from planaria.simulate.macro.calibration import calibrated
@@ -108,10 +109,18 @@ def _draw(outcomes: Sequence[Outcome], target: Path) -> None:
 
 
 def _say_repairs(scenario: Scenario, folder: Path) -> None:
-    """What was wrong with the trace's file, and what was done about it."""
+    """What was wrong with the trace's file, and what was done about it; and what the trace stands in for."""
     if not scenario.failures.trace:
         return
     said: list[str] = []
+    unused = {
+        "failures.arrival_s": scenario.failures.arrival_s >= 0,
+        "failures.notice_s": scenario.failures.notice_s > 0,
+        "cluster.zones": bool(scenario.cluster.zones),
+    }
+    if any(unused.values()):
+        names = join([name for name, is_given in unused.items() if is_given])
+        said.append(f"{names}: not used, as arrivals, notices and zones are those of {scenario.failures.trace}")
     one = msgspec.structs.replace(scenario.failures, runs=min(2, scenario.failures.runs))
     traces_of(msgspec.structs.replace(scenario, failures=one), folder, said.append)
     for sentence in said[:_SAID]:
