@@ -538,3 +538,16 @@ def test_no_more_nodes_are_added_than_the_machine_is_for(running: Running) -> No
     assert refused.text.startswith("there are 5 nodes, and this machine is for 6 at most")
     assert asked(running, wish=Wish.ADD).accepted
     assert running.nodes.started == [3, 4, 5]
+
+
+def test_nodes_that_came_or_never_did_and_are_gone_make_room_for_others(running: Running) -> None:
+    """As in a rehearsal, where many come and go, one after the other."""
+    running.join_all()
+    for node in range(NODES, NODES + 8):
+        answer = asked(running, wish=Wish.ADD)
+        assert answer.accepted, answer.text
+        if node % 2:
+            running.join(*range(node * DEVICES, (node + 1) * DEVICES))
+            assert waited_for(lambda: asked(running, wish=Wish.STATUS).state.nodes[NODES:] != ())
+        running.nodes.tell(node)
+        running.wait_for(NodeLost, node + 1 - NODES)

@@ -47,6 +47,8 @@ def test_devices_are_workers_too() -> None:
     with pytest.raises(UserError, match="would start 516 workers"):
         crowding.check_crowding(job_of(129, "devices_per_node = 4"))
     assert crowding.most_nodes(job_of(3, "devices_per_node = 4")) == 128
+    with pytest.raises(UserError, match=r"Set fewer cluster\.devices_per_node, cluster\.launcher"):
+        crowding.check_crowding(job_of(2, "devices_per_node = 1000"))
 
 
 def test_few_processors_and_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,7 @@ from planaria.simulate.interpreter import Interpreter
 from planaria.simulate.schedule import Schedule, schedule
 from planaria.simulate.search import error_of, first_line
 from planaria.simulate.server import Server
+from planaria.simulate.witness import Witness
 from tests.protocol.mutations import (
     a_commit_without_all_votes,
     a_vote_of_an_older_generation_counts,
@@ -127,6 +128,24 @@ def a_commit_that_only_a_worker_knows_is_ignored(patch: Patch) -> None:
 
 def a_commit_is_not_told_again_after_a_restart(patch: Patch) -> None:
     patch.setattr(Returning, "lacks_commit", lambda self, position: ())
+
+
+def a_commit_is_written_twice_after_a_power_cut(patch: Patch) -> None:
+    """By a coordinator that begins on a journal that lost other entries."""
+    carry_out, forget_after = Server._carry_out, Witness.forget_after
+    cut: list[Witness] = []
+
+    def forgetting(self: Witness, *given: Any) -> None:
+        forget_after(self, *given)
+        cut.append(self)
+
+    def twice(self: Server, command: Command) -> None:
+        carry_out(self, command)
+        if isinstance(command, JournalCommit) and self._cluster.witness in cut:
+            carry_out(self, command)
+
+    patch.setattr(Witness, "forget_after", forgetting)
+    patch.setattr(Server, "_carry_out", twice)
 
 
 def a_speed_of_one_node_is_applied_to_another(patch: Patch) -> None:
@@ -282,6 +301,7 @@ MUTATIONS: Mapping[Callable[[Patch], None], frozenset[FaultKind]] = {
     checkpoints_are_written_by_whoever_was_asked_first: LOSSES,
     votes_of_before_the_restart_are_forgotten: CRASHES,
     a_commit_is_not_told_again_after_a_restart: CRASHES,
+    a_commit_is_written_twice_after_a_power_cut: CRASHES,
     a_speed_of_one_node_is_applied_to_another: SLOWNESS,
     a_node_is_judged_by_what_another_measured: SLOWNESS,
     a_step_that_is_to_begin_afresh_goes_on: DAMAGES,

@@ -31,6 +31,7 @@ class Requests:
         switchboard: the way to connections.
         handle: has the machine handle an event.
         start_node: starts one more; None: this is not done from here.
+        is_gone: whether a node was lost or released, be it before it had joined.
         most_nodes: at a time; None: as many as are asked for.
     """
 
@@ -41,6 +42,7 @@ class Requests:
         switchboard: Switchboard,
         handle: Callable[[Event], None],
         start_node: Callable[[], NodeId] | None,
+        is_gone: Callable[[NodeId], bool],
         most_nodes: int | None = None,
     ) -> None:
         self._machine = machine
@@ -48,9 +50,10 @@ class Requests:
         self._switchboard = switchboard
         self._handle = handle
         self._start_node = start_node
+        self._is_gone = is_gone
         self._most_nodes = most_nodes
         self._coming: set[NodeId] = set()
-        """Started on a request, and not there yet when the next one came."""
+        """Started on a request, and neither there nor gone yet when the next one came."""
         self._held_up: deque[tuple[Connection, Request]] = deque()
         self._started: tuple[NodeId, ...] = ()
         """By the request that is being answered."""
@@ -124,7 +127,7 @@ class Requests:
         if not 1 <= count <= MAX_ADDED:
             return False, f"count = {count}: from 1 to {MAX_ADDED} nodes can be added at once"
         live = self._machine.state.nodes
-        self._coming.difference_update(live)
+        self._coming = {node for node in self._coming if node not in live and not self._is_gone(node)}
         there = len(live) + len(self._coming)
         if self._most_nodes is not None and there + count > self._most_nodes:
             return False, (

@@ -162,7 +162,8 @@ class Server:
             tell_again,
         )
         start_node = self._start_node if agents is None else None
-        self._requests = Requests(machine, token, self._switchboard, self._handle, start_node, most_nodes)
+        is_gone = self._admission.is_fenced
+        self._requests = Requests(machine, token, self._switchboard, self._handle, start_node, is_gone, most_nodes)
         if agents is not None:
             agents.open(self)
 

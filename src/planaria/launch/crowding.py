@@ -29,9 +29,12 @@ def check_crowding(job: Job) -> None:
     most, cluster = most_workers(job), job.cluster
     workers = cluster.nodes * cluster.devices_per_node
     if most is not None and workers > most:
+        fewer = f"cluster.nodes = {most // cluster.devices_per_node} or fewer"
+        if cluster.devices_per_node > most:
+            fewer = "fewer cluster.devices_per_node"
         raise UserError(
             f"cluster.nodes = {cluster.nodes} would start {workers} workers on this machine, which is for {most} at "
-            f"most ({_why(job)}). Set cluster.nodes = {max(1, most // cluster.devices_per_node)} or fewer, "
+            f"most ({_why(job)}). Set {fewer}, "
             f'cluster.launcher = "agents" for other hosts, or cluster.most_workers = {workers} if that is meant.'
         )
 

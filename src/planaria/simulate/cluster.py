@@ -5,6 +5,7 @@ One seed gives one history. Every promise is checked after every event (`planari
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from random import Random
@@ -301,11 +302,12 @@ class Cluster:
     def happened(self, name: str, node: int = -1) -> None:
         self.injector.happened(name, node)
 
-    def begin_again(self, *, is_cut: bool) -> None:
+    def begin_again(self, lost: Sequence[JournalEntry] | None = None) -> None:
+        """A coordinator, on the journal as it is. `lost`: what a power cut took of it; None: there was none."""
         past = Past.of([decode_entry(entry) for entry in self.journal])
         self.note(f"* the coordinator begins again at step {past.step}")
-        if is_cut:
-            self.witness.forget_after(past)
+        if lost is not None:
+            self.witness.forget_after(past, lost)
         self.server = self._serve(past)
         self.server.begin_again()
         for node in sorted({worker.node for worker in self.workers.values() if worker.is_over} - self.dark):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from planaria.job.settings import PolicyName
 from planaria.plan.plan import NodeId
 from planaria.protocol.events import NodeNotice, PolicyRequested
-from planaria.protocol.journal import LASTING, decode_entry
+from planaria.protocol.journal import LASTING, AnyEntry, decode_entry
 from planaria.protocol.messages import Notice
 from planaria.simulate.faults import Fault, FaultKind
 
@@ -159,13 +159,15 @@ class Injector:
         if self._cluster.server.is_dead or self._cluster.server.finished is not None:
             return
         self._cluster.server.die()
+        lost: list[AnyEntry] | None = None
         if fault.cut:
             journal = self._cluster.journal
             lasting = [at for at, entry in enumerate(journal, 1) if isinstance(decode_entry(entry), LASTING)]
             kept = max(len(journal) - fault.cut, max(lasting, default=0))
-            self._cluster.note(f"* the journal loses {[type(decode_entry(e)).__name__ for e in journal[kept:]]}")
+            lost = [decode_entry(entry) for entry in journal[kept:]]
+            self._cluster.note(f"* the journal loses {[type(entry).__name__ for entry in lost]}")
             del journal[kept:]
-        self._clock.after(fault.for_s, partial(self._cluster.begin_again, is_cut=fault.cut > 0))
+        self._clock.after(fault.for_s, partial(self._cluster.begin_again, lost))
 
     def _make_room(self) -> None:
         self._cluster.note("* room on the disk")

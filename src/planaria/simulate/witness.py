@@ -39,9 +39,10 @@ from planaria.simulate.weather import Weather
 from planaria.simulate.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from planaria.plan.plan import WorkerId
+    from planaria.protocol.journal import JournalEntry
     from planaria.protocol.past import Past
 
 
@@ -92,6 +93,7 @@ class Witness:
         self._is_clear = is_clear
         self._touched: dict[WorkerId, Worker] = {}
         self._commits: dict[tuple[int, int], JournalCommit] = {}
+        self._unwritten: set[tuple[int, int]] = set()
         self._evicted_alive: set[NodeId] = set()
         self._begun = setup.done
         self._generation = 0
@@ -194,8 +196,10 @@ class Witness:
                 told_s = record.estimated_step_s
                 self.require(abs(told_s - right_s) < 1e-9, f"a step takes {right_s} s at speeds {speeds}, not {told_s}")
 
-    def forget_after(self, past: Past) -> None:
+    def forget_after(self, past: Past, lost: Iterable[JournalEntry]) -> None:
         """A journal lost its last entries: what they said, some worker may know, or nobody."""
+        commits = (entry for entry in lost if isinstance(entry, JournalCommit))
+        self._unwritten.update((entry.step, entry.commit.generation) for entry in commits)
         self.committed = min(self.committed, (past.step or self._setup.done + 1) - 1)
         self._generation, self._plan = -1, None
         self._strength.is_degraded = None
@@ -204,9 +208,10 @@ class Witness:
     def committed_step(self, machine: Coordinator, entry: JournalCommit) -> None:
         """A step is durable: every step once, in order, with every microbatch in every sum exactly once."""
         step, commit = entry.step, entry.commit
-        before = self._commits.get((step, commit.generation))
-        if self._is_cut and before is not None and before.commit == commit and step <= self.committed:
+        key = step, commit.generation
+        if key in self._unwritten and self._commits[key].commit == commit and step <= self.committed:
             self.committed = step - 1  # written again; that the job went back before it, the journal had lost too
+        self._unwritten.discard(key)
         is_next = step == self.committed + 1 or (self._is_cut and self.committed < step <= self._highest + 1)
         self.require(is_next, f"step {step} is committed after step {self.committed}")
         is_known = self._plan is not None and self._plan.generation == commit.generation
@@ -222,7 +227,7 @@ class Witness:
         )
         if is_known:
             self._check_sums(machine, step)
-        self._commits[step, commit.generation] = entry
+        self._commits[key] = entry
         self.committed = step
         self._highest = max(self._highest, step)
 
