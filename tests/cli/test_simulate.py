@@ -156,12 +156,35 @@ def test_pictures(scenario: Path, tmp_path: Path, ending: str) -> None:
     assert run(scenario, "--plot", tmp_path / "p.doc").exit_code == 2
 
 
+def test_a_sweeps_picture_has_every_scenario(scenario: Path, tmp_path: Path) -> None:
+    target = tmp_path / "p.svg"
+    values = ("--set", "sweep.nodes=[4, 6, 8]", "--set", "sweep.fault_tolerance=[1, 2]")
+    result = run(scenario, "--sweep", "--policy", "ideal", "--policy", "on-demand", *values, "--plot", target)
+    assert result.exit_code == 0, result.output
+    drawn = target.read_text()
+    assert all(f"<!-- {text} -->" in drawn for text in ("f = 1", "f = 2", "nodes", "on-demand", "samples a second"))
+
+
 def test_pictures_that_cannot_be_drawn_are_refused_before_the_work(scenario: Path, tmp_path: Path) -> None:
     wrong = {tmp_path / "a.gif": "its ending is none of", tmp_path / "no" / "a.png": "there is no folder"}
     for target, said in wrong.items():
         result = run(scenario, "--plot", target)
         assert said in str(result.exception) + result.output
         assert "simulated" not in result.output
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_combinations_without_a_plan_are_left_out_of_a_sweep(scenario: Path, processes: str) -> None:
+    values = ("--set", "sweep.nodes=[4, 6]", "--set", "job.fault_tolerance=2")
+    result = run(scenario, "--policy", "ideal", "--policy", "morph", "--sweep", *values, "--processes", processes)
+    assert result.exit_code == 0, result.output
+    (told,) = (line for line in result.output.splitlines() if "nodes=4, morph is left out" in line)
+    assert "4 nodes cannot hold 3 replicas" in told
+    assert "nodes = 6" in result.stdout
+    values = ("--set", "sweep.nodes=[2, 4]", "--set", "job.fault_tolerance=2")
+    none = run(scenario, "--policy", "morph", "--sweep", *values)
+    assert none.exit_code == 2
+    assert "no plan for any scenario of the sweep" in none.output + str(none.exception)
 
 
 def test_a_swept_scenario_says_its_own_nodes(scenario: Path) -> None:
@@ -263,6 +286,7 @@ def test_repairs_of_a_trace_are_said_once_with_their_lines(scenario: Path) -> No
     said = [line for line in result.stderr.splitlines() if "t.csv, line" in line]
     assert len(said) == len(set(said)) == 2, result.stderr
     assert "ghost" in result.stderr
+    assert result.output.count("failures.arrival_s: not used, as arrivals, notices and zones are those of t.csv") == 1
 
 
 def test_a_narrow_screen_has_two_tables(scenario: Path, monkeypatch: pytest.MonkeyPatch) -> None:

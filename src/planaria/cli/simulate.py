@@ -22,7 +22,7 @@ from planaria.cli.options import FILE, JOB_FILE, set_option
 @click.option("--calibrate", "calibrated", type=click.Path(path_type=Path), metavar="RUN",
               help="Take timings from what this run's events say of them.")  # fmt: skip
 @click.option("--plot", "plots", multiple=True, type=FILE, metavar="FILE",
-              help="Draw throughput, nodes and where the time went (PNG, SVG or PDF, by its ending).")  # fmt: skip
+              help="Draw throughput, nodes, lost time; of a sweep means (PNG, SVG, PDF: by the ending).")  # fmt: skip
 @click.option(
     "--timeline", is_flag=True, help="With --json: each run's nodes and throughput over time, of the first 25 seeds."
 )

@@ -16,6 +16,8 @@ from rich.table import Table
 from planaria.job.errors import UserError
 from planaria.launch.simulations import simulate_pieces
 from planaria.observe.picture_file import check_picture
+from planaria.plan.plan import PlanError
+from planaria.policy.wording import join
 from planaria.profile.of_scenario import load_scenario, traces_of
 from planaria.simulate.macro.account import Estimate, RunResult, Summary, summarise
 from planaria.simulate.macro.calibration import calibrated
@@ -79,24 +81,46 @@ def show(path: Path, wanted: Wanted) -> None:
     work = [piece for point in found for piece in pieces(point, wants_timeline=wanted.wants_timeline)]
     runs = _simulated(work, path.resolve().parent, wanted)
     outcomes = _outcomes(found, work, runs)
+    found = [point for point, outcome in zip(found, outcomes, strict=True) if outcome.runs]
+    outcomes = [outcome for outcome in outcomes if outcome.runs]
+    if not outcomes:
+        raise UserError(f"{path}: there is no plan for any scenario of the sweep. Add nodes, or vary other values.")
     if wanted.as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(outcomes)).decode())
     else:
         for point, outcome in zip(found, outcomes, strict=True):
             _tell(point.scenario, outcome)
     for target in wanted.plots:
-        from planaria.observe.simulation_plot import plot_runs
+        _draw(outcomes, target)
+        click.echo(f"picture: {target}", err=wanted.as_json)
 
+
+def _draw(outcomes: Sequence[Outcome], target: Path) -> None:
+    """Of a sweep its means over what was varied; of one scenario its runs over time."""
+    from planaria.observe.simulation_plot import plot_runs
+    from planaria.observe.sweep_plot import plot_sweep, varied_most
+
+    swept = [(outcome.varied, outcome.summaries) for outcome in outcomes]
+    along = varied_most(swept)
+    if along is not None:
+        plot_sweep(swept, along, target)
+    else:
         plot_runs({policy: of for policy, of in outcomes[0].runs.items() if of}, target)
-        of = f" of {found[0].label}, the first of {len(found)}" if len(found) > 1 else ""
-        click.echo(f"picture{of}: {target}", err=wanted.as_json)
 
 
 def _say_repairs(scenario: Scenario, folder: Path) -> None:
-    """What was wrong with the trace's file, and what was done about it."""
+    """What was wrong with the trace's file, and what was done about it; and what the trace stands in for."""
     if not scenario.failures.trace:
         return
     said: list[str] = []
+    unused = {
+        "failures.arrival_s": scenario.failures.arrival_s >= 0,
+        "failures.notice_s": scenario.failures.notice_s > 0,
+        "cluster.zones": bool(scenario.cluster.zones),
+    }
+    if any(unused.values()):
+        names = join([name for name, is_given in unused.items() if is_given])
+        said.append(f"{names}: not used, as arrivals, notices and zones are those of {scenario.failures.trace}")
     one = msgspec.structs.replace(scenario.failures, runs=min(2, scenario.failures.runs))
     traces_of(msgspec.structs.replace(scenario, failures=one), folder, said.append)
     for sentence in said[:_SAID]:
@@ -160,6 +184,10 @@ def _simulated(work: Sequence[Piece], folder: Path, wanted: Wanted) -> list[list
                 of_all = f"{bar.tasks[0].completed:.0f} of {len(work)}"
                 click.echo(f"planaria: simulated {of_all}: {what}", err=True)
 
+        def unplanned(piece: Piece, error: PlanError) -> None:
+            if piece.first_seed == piece.scenario.failures.seed:
+                click.echo(f"planaria: {piece.label}, {piece.policy} is left out: {error}", err=True)
+
         return simulate_pieces(
             work,
             folder,
@@ -167,6 +195,7 @@ def _simulated(work: Sequence[Piece], folder: Path, wanted: Wanted) -> list[list
             results=wanted.results,
             progress=progress,
             told=lambda text: click.echo(f"planaria: {text}", err=True),
+            unplanned=unplanned if wanted.swept else None,
         )
 
 
@@ -175,7 +204,7 @@ def _outcomes(found: Sequence[Point], work: Sequence[Piece], runs: Sequence[list
     for point in found:
         of: dict[str, list[RunResult]] = {}
         for piece, results in zip(work, runs, strict=True):
-            if piece.scenario is point.scenario:
+            if piece.scenario is point.scenario and results:
                 of.setdefault(piece.policy, []).extend(results)
         summaries = [summarise(results) for results in of.values()]
         outcomes.append(Outcome(varied=point.varied, summaries=summaries, runs=of))

@@ -12,7 +12,7 @@ import multiprocessing
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 
 import msgspec
@@ -20,6 +20,7 @@ import msgspec
 import planaria
 from planaria.job.errors import UserError
 from planaria.observe.recorder import write_atomically
+from planaria.plan.plan import PlanError
 from planaria.profile.of_scenario import profile_of, traces_of
 from planaria.simulate.macro.account import RunResult
 from planaria.simulate.macro.scenario import Scenario, experiment
@@ -96,6 +97,7 @@ def simulate_pieces(
     results: Path | None = None,
     progress: Callable[[Piece], None] = lambda piece: None,
     told: Callable[[str], None] = lambda text: None,
+    unplanned: Callable[[Piece, PlanError], None] | None = None,
 ) -> list[list[RunResult]]:
     """Each piece's runs, in the pieces' order.
 
@@ -106,6 +108,7 @@ def simulate_pieces(
         results: folder in which results are kept, and looked for first.
         progress: called when a piece is done.
         told: called with what is worth knowing, one sentence each.
+        unplanned: called with a piece for which there is no plan, which has no runs; None: that is an error.
 
     Raises:
         UserError: a file cannot be used, or the results' folder cannot be written.
@@ -118,8 +121,15 @@ def simulate_pieces(
         for at in found:
             progress(pieces[at])
 
-    def done(at: int, runs: list[RunResult]) -> None:
-        if results is not None:
+    def done(at: int, result: Callable[[], list[RunResult]]) -> None:
+        try:
+            runs = result()
+        except PlanError as error:
+            if unplanned is None:
+                raise
+            unplanned(pieces[at], error)
+            runs = []
+        if results is not None and runs:
             _keep(results / f"{pieces[at].name}.json", Kept(fingerprint=prints[at], runs=runs, simulator=simulator()))
         found[at] = runs
         progress(pieces[at])
@@ -128,7 +138,7 @@ def simulate_pieces(
     try:
         if processes == 1 or len(todo) <= 1:
             for at in todo:
-                done(at, simulate_piece(pieces[at], folder))
+                done(at, partial(simulate_piece, pieces[at], folder))
         else:
             _in_processes(pieces, todo, folder, processes, done)
     except KeyboardInterrupt:
@@ -143,7 +153,7 @@ def _in_processes(
     todo: Sequence[int],
     folder: Path,
     processes: int,
-    done: Callable[[int, list[RunResult]], None],
+    done: Callable[[int, Callable[[], list[RunResult]]], None],
 ) -> None:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(processes, len(todo)), mp_context=context) as pool:
@@ -153,7 +163,7 @@ def _in_processes(
                     pool.submit(simulate_piece, pieces[at], folder): at for at in todo
                 }
             for future in as_completed(waiting):
-                done(waiting[future], future.result())
+                done(waiting[future], future.result)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             for child in multiprocessing.active_children():

@@ -11,7 +11,7 @@ from planaria.observe.picture_file import check_picture
 from planaria.simulate.macro.account import RunResult, summarise
 from planaria.simulate.trace import HOUR_S
 
-_LINES = ("#1f5f8b", "#c0612b", "#3a7d44", "#7a4f9a", "#b03a2e", "#8a6d1f", "#2a9d8f", "#5c6670", "#9a9a9a")
+LINE_COLOURS = ("#1f5f8b", "#c0612b", "#3a7d44", "#7a4f9a", "#b03a2e", "#8a6d1f", "#2a9d8f", "#5c6670", "#9a9a9a")
 _CAUSES = {
     "redone": "#c0612b",
     "detection": "#b03a2e",
@@ -43,7 +43,7 @@ def plot_runs(runs: Mapping[str, Sequence[RunResult]], target: Path) -> None:
 
     figure = Figure(figsize=(9.0, 6.4 + 0.25 * len(runs)), layout="constrained")
     nodes, rates, shares = figure.subplots(3, 1, height_ratios=(1.0, 1.8, 0.5 + 0.28 * len(runs)))
-    colours = {policy: _LINES[at % len(_LINES)] for at, policy in enumerate(runs)}
+    colours = {policy: LINE_COLOURS[at % len(LINE_COLOURS)] for at, policy in enumerate(runs)}
     _draw_nodes(nodes, runs)
     _draw_rates(rates, runs, colours)
     rates.sharex(nodes)
@@ -74,14 +74,20 @@ def _draw_rates(axes: Any, runs: Mapping[str, Sequence[RunResult]], colours: Map
     for policy, of in runs.items():
         run = of[0]
         hours, rates = _averaged(run)
-        style = "--" if policy in ("ideal", "on-demand") else "-"
-        axes.step(hours, rates, where="post", linewidth=1.3, linestyle=style, color=colours[policy], label=policy)
+        axes.step(
+            hours, rates, where="post", linewidth=1.3, linestyle=style_of(policy), color=colours[policy], label=policy
+        )
     axes.set_ylim(0, None)
     axes.set_xlabel("hours")
     axes.set_ylabel("samples a second")
     axes.legend(
         loc="lower right", bbox_to_anchor=(1, 1), frameon=False, ncols=min(len(runs), _LEGEND_COLUMNS), fontsize="small"
     )
+
+
+def style_of(policy: str) -> str:
+    """References are told from policies by broken lines."""
+    return "--" if policy in ("ideal", "on-demand") else "-"
 
 
 def _averaged(run: RunResult) -> tuple[list[float], list[float]]:
