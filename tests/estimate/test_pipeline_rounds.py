@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 from hypothesis import event, given, settings
@@ -11,12 +13,14 @@ from planaria.estimate import pipeline_rounds
 from planaria.estimate.conditions import Conditions
 from planaria.estimate.durations import Durations
 from planaria.estimate.pipeline_flow import is_plain, rounds_of
+from planaria.estimate.pipeline_rounds import MOST_AT_FRONT
 from planaria.estimate.pipeline_stages import Stages
 from planaria.plan.plan import Plan, Route, ScheduleKind
 from planaria.plan.profile import ModelProfile
 from planaria.plan.schedule import paths
 from tests.estimate.plans import cases, profiles
 from tests.estimate.test_pipeline_flow import rings
+from tests.plan.profiles import uniform_profile
 from tests.plan.shadowed import ring_plan
 
 
@@ -65,3 +69,25 @@ def test_what_was_run_before_changes_nothing(data: st.DataObject, overlap: bool,
         going_on = rounds_of(plan, path, durations, stages)
         assert going_on.run(overlap=overlap, compiled=False) == alone.run(overlap=overlap, compiled=False)
         event(f"{kind}, begins from a front: {going_on.front is not None and bool(going_on.front.after)}")
+
+
+def test_a_front_takes_so_much_room_and_no_more() -> None:
+    """However many microbatches a pipeline carries: forms are many, and each has a front."""
+    depth, conditions = 4, Conditions()
+    profile = uniform_profile(8, tied=False)
+    most = MOST_AT_FRONT // depth
+    usual = ring_plan(None, pipelines=1, depth=depth, layers=8, microbatches=1)
+    usual = msgspec.structs.replace(usual, groups=profile.groups, sync_epochs=(1,) * 8)
+    stages: Stages | None = None
+    for number in (most // 2, 2 * most, most + 1, 3 * most):
+        route = msgspec.structs.replace(usual.routes[0], microbatches=tuple(range(number)))
+        plan = msgspec.structs.replace(usual, num_microbatches=number, routes=(route,))
+        durations = Durations(plan, profile, conditions)
+        (path,) = paths(plan)
+        stages = stages or Stages(plan, path.hops, durations)
+        going_on = rounds_of(plan, path, durations, stages).run(overlap=True, compiled=False)
+        alone = replace(rounds_of(plan, path, durations, stages), front=None)
+        assert going_on == alone.run(overlap=True, compiled=False)
+    assert stages is not None
+    assert len(stages.front.after) == most
+    assert max(map(len, stages.front.arrived)) <= most + depth

@@ -19,6 +19,10 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
+MOST_AT_FRONT = 1 << 12
+"""Rounds times stages of which a front tells: some hundred bytes each, in over a hundred fronts at once."""
+
+
 @dataclass(slots=True)
 class Front:
     """The rounds of steps whose microbatches all count the same, as far as it does not matter how many they are.
@@ -386,7 +390,8 @@ def _num_shared(rounds: Rounds) -> int:
         return 0
     first = rounds.kinds[0]
     alike = next((t for t, kind in enumerate(rounds.kinds) if kind != first), len(rounds.kinds))
-    return max(0, min(alike, len(rounds.kinds) - rounds.ahead[0], *(t for _, t, _, _ in rounds.cuts)))
+    most = MOST_AT_FRONT // len(rounds.ahead)
+    return max(0, min(alike, len(rounds.kinds) - rounds.ahead[0], most, *(t for _, t, _, _ in rounds.cuts)))
 
 
 KERNEL = Kernel(_loops, _loops)

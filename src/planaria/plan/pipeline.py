@@ -101,11 +101,6 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=
         return tuple([(stage.worker, stage.first_layer, stage.end_layer) for stage in self.stages])
 
     @cached_property
-    def cut(self) -> tuple[tuple[int, int, int], ...]:
-        """Of each stage its first layer, end layer and number of devices."""
-        return tuple([(stage.first_layer, stage.end_layer, stage.num_devices) for stage in self.stages])
-
-    @cached_property
     def _least_layers(self) -> int:
         """Of a model whose layers the stages may be; beyond all where one of them can be no stage."""
         sound = all(

@@ -159,7 +159,7 @@ class Following:
             self._trained.save(lag - passed, self._terms.checkpoint_every)
         if look is not None:
             self._chosen_for_s = self._failures.time_to_next_s(self.now + whole_s)
-        found = self._disturbed(state, self.now, whole_s, end_s, looks_again=look is not None)
+        found = self._disturbed(state, self.now, end_s, looks_again=look is not None)
         if found is None:
             self.is_over = True
             return
@@ -215,12 +215,12 @@ class Following:
         return least - 1
 
     def _disturbed(
-        self, state: State, began: float, step_s: float, end_s: float, *, looks_again: bool = False
+        self, state: State, began: float, end_s: float, *, looks_again: bool = False
     ) -> tuple[Rest, float] | None:
         """From the beginning of the step in which something happens, or after which the plan is weighed again; None
         where the run ends before it is over."""
         memory, happenings = self._memory, self._course.happenings
-        root = memory.root(state, self._known(began, step_s, looks_again=looks_again))
+        root = memory.root(state, self._known(began, looks_again=looks_again))
         moment = root.first
         assert moment is not None
         now = began
@@ -388,7 +388,7 @@ class Following:
             self._causes[Cause.TRAINING] -= seconds
             self._causes[Cause.REDONE] += seconds
 
-    def _known(self, now: float, step_s: float, *, looks_again: bool) -> Known:
+    def _known(self, now: float, *, looks_again: bool) -> Known:
         """Of the time to come, as roughly as it is asked for; the same for policies that do not ask."""
         if not self._memory.knows_outlook:
             return _UNASKED
