@@ -246,7 +246,7 @@ def test_state_that_moves_in_parts(laboratory: Laboratory, monkeypatch: pytest.M
     """Groups that come from several sources at once, with deaths in between: the reference's bits all the same."""
     taken: list[Plan] = []
 
-    def note(plan: Plan, holders: Holders) -> tuple[Transfer, ...]:
+    def note(plan: Plan, holders: Holders, sources: object = None) -> tuple[Transfer, ...]:
         taken.append(msgspec.structs.replace(plan, transfers=in_parts(plan, holders)))
         return taken[-1].transfers
 
