@@ -165,6 +165,14 @@ def test_a_sweeps_picture_has_every_scenario(scenario: Path, tmp_path: Path) -> 
     assert all(f"<!-- {text} -->" in drawn for text in ("f = 1", "f = 2", "nodes", "on-demand", "samples a second"))
 
 
+def test_a_picture_of_kept_results_of_a_sweep_simulates_nothing(scenario: Path, tmp_path: Path) -> None:
+    sweep = (scenario, "--sweep", "--policy", "ideal", "--set", "sweep.nodes=[4, 6]", "--results", tmp_path / "kept")
+    assert run(*sweep).exit_code == 0
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "kept").iterdir()}
+    assert run(*sweep, "--plot", tmp_path / "p.svg").exit_code == 0
+    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "kept").iterdir()} == before
+
+
 def test_pictures_that_cannot_be_drawn_are_refused_before_the_work(scenario: Path, tmp_path: Path) -> None:
     wrong = {tmp_path / "a.gif": "its ending is none of", tmp_path / "no" / "a.png": "there is no folder"}
     for target, said in wrong.items():

@@ -64,7 +64,7 @@ def simulate(
         processes=processes or os.cpu_count() or 1,
         calibrated=calibrated,
         plots=plots,
-        wants_timeline=timeline or bool(plots),
+        wants_timeline=timeline,
         as_json=as_json,
     )
     show(scenario, wanted)

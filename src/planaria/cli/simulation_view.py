@@ -16,6 +16,8 @@ from rich.table import Table
 from planaria.job.errors import UserError
 from planaria.launch.simulations import simulate_pieces
 from planaria.observe.picture_file import check_picture
+from planaria.observe.simulation_plot import plot_runs
+from planaria.observe.sweep_plot import plot_sweep, varied_most
 from planaria.plan.plan import PlanError
 from planaria.policy.wording import join
 from planaria.profile.of_scenario import load_scenario, traces_of
@@ -78,7 +80,9 @@ def show(path: Path, wanted: Wanted) -> None:
         check_picture(target)
     _say_repairs(scenario, path.resolve().parent)
     found = points(scenario, swept=wanted.swept)
-    work = [piece for point in found for piece in pieces(point, wants_timeline=wanted.wants_timeline)]
+    along = varied_most(point.varied for point in found)
+    wants_timeline = wanted.wants_timeline or (bool(wanted.plots) and along is None)
+    work = [piece for point in found for piece in pieces(point, wants_timeline=wants_timeline)]
     runs = _simulated(work, path.resolve().parent, wanted)
     outcomes = _outcomes(found, work, runs)
     found = [point for point, outcome in zip(found, outcomes, strict=True) if outcome.runs]
@@ -91,19 +95,14 @@ def show(path: Path, wanted: Wanted) -> None:
         for point, outcome in zip(found, outcomes, strict=True):
             _tell(point.scenario, outcome)
     for target in wanted.plots:
-        _draw(outcomes, target)
+        _draw(outcomes, along, target)
         click.echo(f"picture: {target}", err=wanted.as_json)
 
 
-def _draw(outcomes: Sequence[Outcome], target: Path) -> None:
+def _draw(outcomes: Sequence[Outcome], along: str | None, target: Path) -> None:
     """Of a sweep its means over what was varied; of one scenario its runs over time."""
-    from planaria.observe.simulation_plot import plot_runs
-    from planaria.observe.sweep_plot import plot_sweep, varied_most
-
-    swept = [(outcome.varied, outcome.summaries) for outcome in outcomes]
-    along = varied_most(swept)
     if along is not None:
-        plot_sweep(swept, along, target)
+        plot_sweep([(outcome.varied, outcome.summaries) for outcome in outcomes], along, target)
     else:
         plot_runs({policy: of for policy, of in outcomes[0].runs.items() if of}, target)
 

@@ -1,11 +1,15 @@
-"""The file that a picture is drawn into: whether that can be done is known before any work is. Draws nothing."""
+"""The file that a picture is drawn into: whether that can be done is known before any work is."""
 
 from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from planaria.job.errors import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _ENDINGS = (".png", ".svg", ".pdf")
 
@@ -22,3 +26,11 @@ def check_picture(target: Path) -> None:
         raise UserError(f"{target} cannot be written: there is no folder {target.parent}. Give another path.")
     if importlib.util.find_spec("matplotlib") is None:
         raise UserError("plots need matplotlib. Install it: pip install 'planaria[plot]'")
+
+
+def save_picture(figure: Figure, target: Path) -> None:
+    """Raises UserError: the file cannot be written."""
+    try:
+        figure.savefig(target, dpi=150)
+    except OSError as error:
+        raise UserError(f"{target} cannot be written: {error.strerror}. Give another path.") from None

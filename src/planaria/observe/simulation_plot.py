@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from planaria.job.errors import UserError
-from planaria.observe.picture_file import check_picture
+from planaria.observe.picture_file import check_picture, save_picture
 from planaria.simulate.macro.account import RunResult, summarise
 from planaria.simulate.trace import HOUR_S
 
@@ -21,7 +20,7 @@ _CAUSES = {
     "checkpoint": "#3a7d44",
     "idle": "#c9ced3",
 }
-_LEGEND_COLUMNS = 5
+LEGEND_COLUMNS = 5
 """More names in a row are wider than the picture."""
 
 _POINTS = 400
@@ -52,10 +51,7 @@ def plot_runs(runs: Mapping[str, Sequence[RunResult]], target: Path) -> None:
     _draw_shares(shares, runs)
     for axes in (nodes, rates, shares):
         axes.spines[["top", "right"]].set_visible(False)
-    try:
-        figure.savefig(target, dpi=150)
-    except OSError as error:
-        raise UserError(f"{target} cannot be written: {error.strerror}. Give another path.") from None
+    save_picture(figure, target)
 
 
 def _draw_nodes(axes: Any, runs: Mapping[str, Sequence[RunResult]]) -> None:
@@ -81,7 +77,7 @@ def _draw_rates(axes: Any, runs: Mapping[str, Sequence[RunResult]], colours: Map
     axes.set_xlabel("hours")
     axes.set_ylabel("samples a second")
     axes.legend(
-        loc="lower right", bbox_to_anchor=(1, 1), frameon=False, ncols=min(len(runs), _LEGEND_COLUMNS), fontsize="small"
+        loc="lower right", bbox_to_anchor=(1, 1), frameon=False, ncols=min(len(runs), LEGEND_COLUMNS), fontsize="small"
     )
 
 

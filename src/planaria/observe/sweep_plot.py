@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from planaria.job.errors import UserError
-from planaria.observe.picture_file import check_picture
-from planaria.observe.simulation_plot import LINE_COLOURS, style_of
+from planaria.observe.picture_file import check_picture, save_picture
+from planaria.observe.simulation_plot import LEGEND_COLUMNS, LINE_COLOURS, style_of
 from planaria.simulate.macro.account import Summary
 
 Outcomes = Sequence[tuple[Mapping[str, float], Sequence[Summary]]]
@@ -21,13 +20,12 @@ _NAMES = {
     "hourly": "share of the nodes lost in an hour",
     "mean_bulk": "nodes lost together",
 }
-_LEGEND_COLUMNS = 5
 
 
-def varied_most(outcomes: Outcomes) -> str | None:
-    """The field with the most values, of those that have several; None: only the policies vary."""
+def varied_most(scenarios: Iterable[Mapping[str, float]]) -> str | None:
+    """Of what differs between scenarios, the field with the most values; None: only the policies vary."""
     values: dict[str, set[float]] = {}
-    for varied, _ in outcomes:
+    for varied in scenarios:
         for name, value in varied.items():
             values.setdefault(name, set()).add(value)
     return max((name for name, of in values.items() if len(of) > 1), key=lambda name: len(values[name]), default=None)
@@ -61,11 +59,8 @@ def plot_sweep(outcomes: Outcomes, along: str, target: Path) -> None:
         grid[0, column].set_title(title, loc="left", fontsize="medium")
         grid[-1, column].set_xlabel(_NAMES[along])
     lines, names = grid[0, 0].get_legend_handles_labels()
-    figure.legend(lines, names, loc="outside upper right", frameon=False, ncols=min(len(names), _LEGEND_COLUMNS))
-    try:
-        figure.savefig(target, dpi=150)
-    except OSError as error:
-        raise UserError(f"{target} cannot be written: {error.strerror}. Give another path.") from None
+    figure.legend(lines, names, loc="outside upper right", frameon=False, ncols=min(len(names), LEGEND_COLUMNS))
+    save_picture(figure, target)
 
 
 def _columns(outcomes: Outcomes, along: str) -> dict[str, Outcomes]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from planaria.job.errors import UserError
-from planaria.observe.picture_file import check_picture
+from planaria.observe.picture_file import check_picture, save_picture
 from planaria.simulate.trace import HOUR_S, Change, Trace
 
 
@@ -36,7 +35,4 @@ def plot_trace(trace: Trace, target: Path) -> None:
     axes.set_title(trace.name, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="lower right", bbox_to_anchor=(1, 1), frameon=False, ncols=2, borderaxespad=0)
-    try:
-        figure.savefig(target, dpi=150)
-    except OSError as error:
-        raise UserError(f"{target} cannot be written: {error.strerror}. Give another path.") from None
+    save_picture(figure, target)
