@@ -9,13 +9,10 @@ here.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable
 
-from planaria.estimate.rest import Stretch
-from planaria.plan.ledger import Ledger
 from planaria.plan.placement import Holders
-from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
-from planaria.plan.salvage import LayerHolders
+from planaria.plan.plan import NodeId, Plan, PlanError
 from planaria.plan.speeds import Speeds
 from planaria.plan.zones import Zones
 from planaria.policy.outlook import Outlook
@@ -79,6 +76,11 @@ class Recalling:
     def __init__(self, policy: Policy, answers: Answers) -> None:
         self._policy = policy
         self._answers = answers
+        self.estimated = policy.estimated
+        self.initial = policy.initial
+        self.ponder = policy.ponder
+        self.finishes = policy.finishes
+        self.finish_step = policy.finish_step
 
     def with_speeds(self, speeds: Speeds) -> Recalling:
         return Recalling(self._policy.with_speeds(speeds), self._answers)
@@ -88,12 +90,6 @@ class Recalling:
 
     def with_outlook(self, outlook: Outlook) -> Recalling:
         return Recalling(self._policy.with_outlook(outlook), self._answers)
-
-    def estimated(self, plan: Plan) -> Proposal:
-        return self._policy.estimated(plan)
-
-    def initial(self, nodes: Sequence[NodeId], generation: int) -> Proposal:
-        return self._policy.initial(nodes, generation)
 
     def reconfigure(
         self,
@@ -107,23 +103,5 @@ class Recalling:
         assert answer is not None
         return answer
 
-    def ponder(self, plan: Plan, lost: Collection[NodeId], holders: Holders, *, at_once: bool = True) -> Iterator[None]:
-        return self._policy.ponder(plan, lost, holders, at_once=at_once)
-
     def warm_up(self, plan: Plan, target: Proposal, generation: int) -> Proposal | None:
         return self._answers.ask(lambda: self._policy.warm_up(plan, target, generation), is_kept=True)
-
-    def finishes(self, plan: Plan, lost: Collection[NodeId], holders: Holders) -> bool:
-        return self._policy.finishes(plan, lost, holders)
-
-    def finish_step(
-        self,
-        plan: Plan,
-        live: Collection[WorkerId],
-        halted: Collection[WorkerId],
-        counted: Ledger,
-        holders: LayerHolders,
-        generation: int,
-        so_far: Sequence[Stretch] = (),
-    ) -> Proposal:
-        return self._policy.finish_step(plan, live, halted, counted, holders, generation, so_far)
