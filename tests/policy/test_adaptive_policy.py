@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -20,6 +20,7 @@ from planaria.plan.replicas import lacking
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.validate import validate
 from planaria.policy.adaptive import AdaptivePolicy
+from planaria.policy.candidate import Candidate
 from planaria.policy.exposure import exposure
 from planaria.policy.next_loss import next_loss_s
 from planaria.policy.outlook import CHANGE_S, DEGRADED_SAVES_S, RESTORE_S, Outlook
@@ -338,12 +339,22 @@ def test_smaller_pipelines_than_the_user_asked_for_where_they_are_known_to_fit()
 def test_backwards_are_split_only_where_they_fit() -> None:
     """By the job's limit, or what the profile says of its devices; where nobody knows, as everywhere else."""
     policy, plan = started(SMALL, settings(nodes=12))
-    split = [c for c in after(policy, plan, 1).candidates if "split" in c.name]
-    assert split
-    tight = min(c.memory_bytes for c in split) - 1
-    device = msgspec.structs.replace(SMALL.device, memory_bytes=tight)
-    known, plan = started(msgspec.structs.replace(SMALL, device=device), settings(nodes=12))
-    assert not any("split" in c.name for c in after(known, plan, 1).candidates)
+    free = after(policy, plan, 1).candidates
+    assert any("zb-h2" in c.name for c in free)
+    tighter = told_within(least_split(free) - 1)
+    assert any("zb-h1" in c.name for c in tighter), "it keeps less"
+    assert not any("zb-h2" in c.name for c in tighter)
+    assert not any("zb-" in c.name for c in told_within(least_split(tighter) - 1))
+
+
+def least_split(candidates: Sequence[Candidate]) -> int:
+    return min(c.memory_bytes for c in candidates if "zb-" in c.name)
+
+
+def told_within(memory_bytes: int) -> Sequence[Candidate]:
+    device = msgspec.structs.replace(SMALL.device, memory_bytes=memory_bytes)
+    policy, plan = started(msgspec.structs.replace(SMALL, device=device), settings(nodes=12))
+    return after(policy, plan, 1).candidates
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,7 +100,7 @@ def test_a_takeover_is_that_of_redundancy() -> None:
     for lost in range(8):
         right = alone.reconfigure(plan, nodes(lost), held(plan, lost), 2)
         assert right.how == "takeover"
-        (told,) = [c for c in named(after(policy, plan, lost), "redundancy (takeover") if "split" not in c.name]
+        (told,) = [c for c in named(after(policy, plan, lost), "redundancy (takeover") if "zb-" not in c.name]
         assert told.step_time_s == pytest.approx(right.step_time_s, rel=0.1)
         assert told.transfer_bytes == 0
 
@@ -178,7 +178,7 @@ def test_back_to_the_checkpoint_where_storage_is_quicker_than_links() -> None:
         assert told.transition_s == pytest.approx(0.2 + 3 * told.step_time_s), "a restore of 0.2 s was measured"
     slow = replace(FAST_STORAGE, storage=Storage(node_bytes_per_s=1e8))
     best = after(policy, plan, 1, outlook=slow)
-    (told,) = [c for c in named(best, "morph") if "split" not in c.name]
+    (told,) = [c for c in named(best, "morph") if "zb-" not in c.name]
     load = morph_time(proposal.plan, slow.storage, lost_steps=0, step_time_s=told.step_time_s, change_s=CHANGE_S)
     assert told.transition_s == pytest.approx(load.transition_s)
 

@@ -65,7 +65,7 @@ def test_the_quickest_set_of_a_number_of_pipelines_is_tried() -> None:
     policy = AdaptivePolicy(profile, of)
     first = policy.initial([NodeId(node) for node in range(24)], 1)
     assert sorted(len(pipeline.stages) for pipeline in first.plan.pipelines) == [6, 9, 9]
-    evenly = next(told for told in first.candidates if told.name == "templates (6+6+6+6), split backwards")
+    evenly = next(told for told in first.candidates if told.name == "templates (6+6+6+6), zb-h2")
     assert first.step_time_s < 0.99 * evenly.step_time_s
 
 

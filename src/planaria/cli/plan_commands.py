@@ -13,7 +13,7 @@ from planaria.cli.options import FILE, JOB_FILE, set_option
 if TYPE_CHECKING:
     from planaria.plan.profile import ModelProfile
 
-_SCHEDULES = ("eager-1f1b", "1f1b", "gpipe", "zb-h1")
+_SCHEDULES = ("eager-1f1b", "1f1b", "gpipe", "zb-h1", "zb-h2")
 """Of `planaria.plan.plan.ScheduleKind`, which is not imported for a help page."""
 _OBJECTIVES = ("steptime", "oobleck")
 _POLICIES = ("templates", "reroute", "redundancy", "morph", "drop", "adaptive")

@@ -242,7 +242,7 @@ class _Bound:
         op = Op.BACKWARD_WEIGHT if leg.has_weight else Op.BACKWARD
         times = 1
         if leg.has_weight:
-            times = min(way.num_microbatches, leg.place + 1)
+            times = min(way.num_microbatches, self._plan.schedule.weights_behind(leg.place) + 1)
         later = tuple(layer for layer in leg.counted if layer < mine[0])
         instruction = Instruction(op=op, first_layer=leg.low_layer, end_layer=mine[0], counted=later)
         after = times * self._durations.compute_s(worker, instruction)

@@ -108,12 +108,13 @@ class LrSchedule(enum.StrEnum):
 class PipelineSchedule(enum.StrEnum):
     """Order of forwards and backwards in a pipeline. `eager-1f1b` hides communication and keeps about twice the
     activations of `1f1b` in the first stages; `gpipe` keeps all; `zb-h1` computes weight gradients apart, in what would
-    be bubbles."""
+    be bubbles; `zb-h2` also hides communication, and keeps about twice the activations of `zb-h1` in every stage."""
 
     ONE_F_ONE_B = "1f1b"
     EAGER_ONE_F_ONE_B = "eager-1f1b"
     GPIPE = "gpipe"
     ZERO_BUBBLE_H1 = "zb-h1"
+    ZERO_BUBBLE_H2 = "zb-h2"
 
 
 class ModelSection(Section, frozen=True):

@@ -41,25 +41,35 @@ class ScheduleKind(enum.StrEnum):
     """1F1B with split backwards: a stage sends the gradient of its input at once and computes the gradients of its
     weights later, where it would wait (Qi et al., ICLR 2024, schedule ZB-H1). A bubble takes F + B - W for each stage
     after the first, not F + B + W. Every stage keeps as many microbatches as 1F1B's first one."""
+    ZERO_BUBBLE_H2 = "zb-h2"
+    """ZB-H1 with twice the warm-up, weights' gradients twice as late: messages hide, and a bubble takes F (Qi et al.,
+    ICLR 2024, schedule ZB-H2; what they fill beyond that belongs to the next step, which begins here only once this one
+    is committed). Of S stages every one keeps 2 S - 1 microbatches."""
 
     @property
     def splits_backward(self) -> bool:
         """Whether the gradients of a stage's weights are computed apart from the gradient of its input."""
-        return self is ScheduleKind.ZERO_BUBBLE_H1
+        return self in (ScheduleKind.ZERO_BUBBLE_H1, ScheduleKind.ZERO_BUBBLE_H2)
 
     def forwards_ahead(self, stages_after: int, num_microbatches: int) -> int:
         """Forwards that a stage runs before its first backward may follow the next forward."""
         match self:
             case ScheduleKind.ONE_F_ONE_B | ScheduleKind.ZERO_BUBBLE_H1:
                 return min(stages_after, num_microbatches)
-            case ScheduleKind.EAGER_ONE_F_ONE_B:
+            case ScheduleKind.EAGER_ONE_F_ONE_B | ScheduleKind.ZERO_BUBBLE_H2:
                 return min(2 * stages_after, num_microbatches)
             case ScheduleKind.GPIPE:
                 return num_microbatches
 
     def weights_behind(self, stages_before: int) -> int:
         """Backwards of later microbatches that a stage runs before a microbatch's weight gradients."""
-        return stages_before if self.splits_backward else 0
+        match self:
+            case ScheduleKind.ZERO_BUBBLE_H1:
+                return stages_before
+            case ScheduleKind.ZERO_BUBBLE_H2:
+                return 2 * stages_before
+            case _:
+                return 0
 
     def in_flight(self, stages_after: int, num_microbatches: int, stages_before: int = 0) -> int:
         """Microbatches whose activations a stage keeps at most: from the forward to the end of the backward, which is

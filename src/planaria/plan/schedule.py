@@ -96,14 +96,14 @@ class Order:
     cut: Set[tuple[int, int, Phase]]
 
     @classmethod
-    def of(cls, units: Sequence[Unit]) -> Order:
+    def of(cls, units: Sequence[Unit], kind: ScheduleKind) -> Order:
         own_end = len(units)
         while own_end > 0 and units[own_end - 1].phase.is_shadow:
             own_end -= 1
         end = own_end
         while end > 0 and units[end - 1].phase is Phase.WEIGHT_GRADIENTS:
             end -= 1
-        return cls(units, end, own_end, _to_cut(units))
+        return cls(units, end, own_end, _to_cut(units, kind))
 
     def instructions(self, unit: Unit) -> Iterator[Instruction]:
         """Of one of the units."""
@@ -165,7 +165,7 @@ def programs(plan: Plan, workers: Iterable[WorkerId] | None = None) -> dict[Work
 def orders(plan: Plan, workers: Iterable[WorkerId]) -> dict[WorkerId, Order]:
     """Of these workers: what their programs are made from."""
     layout = _layout(plan)
-    return {worker: Order.of(layout.units(worker, plan.schedule)) for worker in workers}
+    return {worker: Order.of(layout.units(worker, plan.schedule), plan.schedule) for worker in workers}
 
 
 def paths(plan: Plan) -> tuple[Path, ...]:
@@ -176,7 +176,7 @@ def paths(plan: Plan) -> tuple[Path, ...]:
 def _program(plan: Plan, worker: WorkerId, layout: _Layout) -> Program:
     groups, rounds = plan.groups_of[worker], layout.rounds
     units = layout.units(worker, plan.schedule)
-    body = _body(Order.of(units))
+    body = _body(Order.of(units, plan.schedule))
     last = _last_counts(units, body)
     due: dict[int, list[int]] = {}
     for group in sorted(groups, key=lambda g: (rounds[g], g)):
@@ -311,7 +311,7 @@ def _last_counts(units: Sequence[Unit], body: Sequence[Instruction]) -> dict[int
     return last
 
 
-def _to_cut(units: Sequence[Unit]) -> set[tuple[int, int, Phase]]:
+def _to_cut(units: Sequence[Unit], kind: ScheduleKind) -> set[tuple[int, int, Phase]]:
     """Born, microbatch and phase of the units that are cut into layers.
 
     They are the last to count one of their layers; and of weight gradients also those of the microbatches that may
@@ -328,12 +328,13 @@ def _to_cut(units: Sequence[Unit]) -> set[tuple[int, int, Phase]]:
             found[1].append(microbatch)
     counting: dict[tuple[int, int, Phase], list[tuple[int, int]]] = {}
     for (_, phase), (leg, of_leg) in microbatches.items():
-        top = sorted(of_leg)[-1 - leg.place :]
+        behind = kind.weights_behind(leg.place)
+        top = sorted(of_leg)[-1 - behind :]
         for layer in leg.counted:
-            counting.setdefault((leg.born, layer, phase), []).extend((microbatch, leg.place) for microbatch in top)
+            counting.setdefault((leg.born, layer, phase), []).extend((microbatch, behind) for microbatch in top)
     cut: set[tuple[int, int, Phase]] = set()
     for (born, _, phase), travellers in counting.items():
-        for turn, (microbatch, place) in enumerate(sorted(travellers, reverse=True)):
-            if turn == 0 or (phase is Phase.WEIGHT_GRADIENTS and turn <= place):
+        for turn, (microbatch, behind) in enumerate(sorted(travellers, reverse=True)):
+            if turn == 0 or (phase is Phase.WEIGHT_GRADIENTS and turn <= behind):
                 cut.add((born, microbatch, phase))
     return cut
