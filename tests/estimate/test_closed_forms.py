@@ -102,6 +102,24 @@ def test_a_zero_bubble_step_where_weights_are_short(
     assert simulated == pytest.approx(number * period + (depth - 1) * (period - 2 * weights))
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    depth=st.integers(1, 7),
+    more=st.integers(0, 9),
+    forward=TIMES,
+    backward=TIMES,
+    share=st.floats(0.0, 0.5),
+)
+def test_a_longer_warm_up_fills_more(depth: int, more: int, forward: float, backward: float, share: float) -> None:
+    """N (F + B + W) + (S - 1) max(F, F + B - 2 W): ZB-H2 (Qi et al., 2024) up to the end of the step."""
+    number = 2 * depth - 1 + more
+    share = min(share, forward / backward)
+    simulated = simulated_s([(forward, backward)] * depth, number, ScheduleKind.ZERO_BUBBLE_H2, share)
+    period, weights = forward + backward, share * backward
+    bubble = max(forward, period - 3 * weights)
+    assert simulated == pytest.approx(number * period + (depth - 1) * bubble)
+
+
 def test_rerouting_by_hand() -> None:
     """4 pipelines of 3 stages and 6 microbatches, two places lost a worker, 30 ms a stage."""
     assert forms.one_failure_s(4, 3, 6, 0.03) == pytest.approx(0.03 * (3 + 6 - 1 + 2))

@@ -83,6 +83,7 @@ def over_ideal(kind: ScheduleKind) -> list[float]:
         (ScheduleKind.GPIPE, -0.02, 0.05),
         (ScheduleKind.EAGER_ONE_F_ONE_B, 0.03, 0.15),
         (ScheduleKind.ZERO_BUBBLE_H1, -0.08, 0.0),
+        (ScheduleKind.ZERO_BUBBLE_H2, -0.10, 0.0),
         (ScheduleKind.ONE_F_ONE_B, 0.20, 0.45),
     ],
 )

@@ -100,6 +100,14 @@ def test_split_backwards_leave_the_weights_for_later() -> None:
     assert letters(plan, 2) == "F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3 W1 W2 W3"
 
 
+def test_a_longer_warm_up_leaves_the_weights_for_longer() -> None:
+    """ZB-H2: twice as many forwards ahead as stages follow, and weights behind as stages are before."""
+    plan = one_pipeline(6, ScheduleKind.ZERO_BUBBLE_H2)
+    assert letters(plan, 0) == "F0 F1 F2 F3 F4 B0 F5 B1 B2 B3 B4 B5"
+    assert letters(plan, 1) == "F0 F1 F2 I0 F3 I1 F4 I2 W0 F5 I3 W1 I4 W2 I5 W3 W4 W5 W3 W4 W5"
+    assert letters(plan, 2) == "F0 I0 F1 I1 F2 I2 F3 I3 F4 I4 W0 F5 I5 W1 W2 W3 W4 W5 W1 W2 W3 W4 W5"
+
+
 def test_the_last_weights_come_layer_by_layer_so_that_sums_start_early() -> None:
     plan = one_pipeline(3, ScheduleKind.ZERO_BUBBLE_H1)
     tail = [(i.op, i.microbatch, i.first_layer, i.counted, i.group) for i in program(plan, WorkerId(1))][-9:-1]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from planaria.job.settings import PolicyName
-from planaria.plan.plan import Group, ScheduleKind
+from planaria.plan.plan import Group, Plan, ScheduleKind
 from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile, StepCosts
+from planaria.protocol.journal import JournalEntry, JournalPlan
 from planaria.protocol.records import AnyRecord, PlanMeasured, PlanTaken, StepCommitted
 from planaria.simulate.cluster import Cluster
 from planaria.simulate.faults import Fault, FaultKind
@@ -30,13 +31,17 @@ class GivenSetup(Setup, frozen=True, kw_only=True):
 class Listening(Cluster):
     def __init__(self, schedule: Schedule) -> None:
         self.told: list[AnyRecord] = []
-        self.times_s: list[float] = []
+        self.plans: dict[int, Plan] = {}
         super().__init__(schedule)
 
     def publish(self, record: AnyRecord, *, again: bool) -> None:
         self.told.append(record)
-        self.times_s.append(self.clock.now)
         super().publish(record, again=again)
+
+    def write_journal(self, entry: JournalEntry) -> None:
+        if isinstance(entry, JournalPlan):
+            self.plans[entry.message.plan.generation] = entry.message.plan
+        super().write_journal(entry)
 
 
 def profile(group_bytes: int) -> ModelProfile:
@@ -68,10 +73,14 @@ def setup_of(policy: PolicyName, group_bytes: int, checkpoint_every: int = 0) ->
 
 
 def told(policy: PolicyName, *faults: Fault, group_bytes: int = MB) -> list[AnyRecord]:
+    return run_of(policy, *faults, group_bytes=group_bytes).told
+
+
+def run_of(policy: PolicyName, *faults: Fault, group_bytes: int = MB) -> Listening:
     weather = Weather(compute_s=0.0, network_s=0.0, control_s=VOTE_S / 2, is_exact=True)
     cluster = Listening(Schedule(seed=1, setup=setup_of(policy, group_bytes), weather=weather, faults=faults))
     cluster.run()
-    return cluster.told
+    return cluster
 
 
 def lost(node: int) -> Fault:
@@ -90,12 +99,23 @@ def test_steps_take_what_is_estimated(policy: PolicyName) -> None:
 @pytest.mark.parametrize("node", range(NODES))
 def test_transitions_take_what_is_estimated_though_much_state_moves(node: int) -> None:
     """Up to 0.15 s of state. How long a change takes where nothing moves, here nothing, nobody has measured yet."""
-    records = told(PolicyName.ADAPTIVE, lost(node), group_bytes=25 * MB)
-    moved = {record.generation for record in records if isinstance(record, PlanTaken) and record.transfer_bytes}
-    found = [r for r in records if isinstance(r, PlanMeasured) and r.generation in moved]
+    cluster = run_of(PolicyName.ADAPTIVE, lost(node), group_bytes=25 * MB)
+    moved = {r.generation for r in cluster.told if isinstance(r, PlanTaken) and r.transfer_bytes}
+    found = [r for r in cluster.told if isinstance(r, PlanMeasured) and r.generation in moved]
     for record in found:
-        if record.measured_transition_s is not None:
+        if record.measured_transition_s is None or record.estimated_transition_s is None:
+            continue
+        if shares_a_way_out(cluster, record.generation):
+            assert record.measured_transition_s <= record.estimated_transition_s + 0.012
+        else:
             assert record.estimated_transition_s == pytest.approx(record.measured_transition_s, abs=0.012)
+
+
+def shares_a_way_out(cluster: Listening, generation: int) -> bool:
+    """A node sends to several, which share what a machine has; here each pair has a link of its own."""
+    plan = cluster.plans[generation]
+    pairs = {(plan.node_of(move.source), plan.node_of(move.target)) for move in plan.transfers}
+    return len({source for source, _ in pairs}) < len(pairs)
 
 
 def test_who_gets_state_beside_a_step_does_his_other_work_meanwhile() -> None:

@@ -213,8 +213,8 @@ class ClusterSection(Section, frozen=True):
         memory_gb: memory of one device in GB (10**9 bytes); 0: as much as there is.
         storage_gb_per_s: GB (10**9 bytes) a second that a node is expected to read checkpoints with, until the run has
             measured it at its first restore. Only policies that weigh one ask. An emulated device takes that long.
-        schedule: order of forwards and backwards in a pipeline: eager-1f1b, 1f1b, gpipe or zb-h1. The policies adaptive
-            and reroute take zb-h1 for what they plan wherever that is quicker and fits.
+        schedule: order of forwards and backwards in a pipeline: eager-1f1b, 1f1b, gpipe, zb-h1 or zb-h2. The policies
+            adaptive and reroute take zb-h1, adaptive zb-h2 too, for what they plan wherever that is quicker and fits.
         port: TCP port of the coordinator; 0: any free one.
         launcher: local: nodes are processes of this machine. agents: nodes are hosts on which `planaria agent` runs.
         host: IPv4 address, or name, at which the coordinator listens; loopback unless told otherwise. Goes with agents.
