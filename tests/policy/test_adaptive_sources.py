@@ -369,19 +369,17 @@ def test_a_ring_grows_by_a_node_that_comes() -> None:
 # Schedules that keep fewer activations
 
 SHORT = 8_000_000
-"""Bytes of memory with which pipelines of 3 nodes are the smallest with split backwards, and of 2 without."""
+"""Bytes of memory with which pipelines of 3 nodes are the smallest that keep all activations, and of 2 under 1F1B."""
 
 
-def split_backwards(number: int) -> PlannerSettings:
-    return replace(
-        settings(number, smallest=0, microbatches=16), schedule=ScheduleKind.ZERO_BUBBLE_H1, memory_bytes=SHORT
-    )
+def keeping_all(number: int) -> PlannerSettings:
+    return replace(settings(number, smallest=0, microbatches=16), schedule=ScheduleKind.GPIPE, memory_bytes=SHORT)
 
 
 def test_too_few_nodes_for_the_jobs_schedule_are_enough_for_another() -> None:
     """Of six nodes four are left, and one pipeline of three: rerouting would keep one replica, two pipelines of two
-    without split backwards keep two."""
-    policy, plan = started(QUICK, split_backwards(6))
+    under 1F1B keep two."""
+    policy, plan = started(QUICK, keeping_all(6))
     proposal = after(policy, plan, *(stage.worker for stage in plan.pipelines[0].stages[:2]))
     validate(proposal.plan, fault_tolerance=1)
     assert not proposal.is_degraded
@@ -394,14 +392,14 @@ def test_too_few_nodes_for_the_jobs_schedule_are_enough_for_another() -> None:
 
 
 def test_a_job_begins_on_as_many_nodes_as_the_leanest_schedule_needs() -> None:
-    policy, plan = started(QUICK, split_backwards(4))
+    policy, plan = started(QUICK, keeping_all(4))
     validate(plan, fault_tolerance=1)
     assert policy.fits(plan)
     with pytest.raises(PlanError):
-        AdaptivePolicy(QUICK, split_backwards(3))
+        AdaptivePolicy(QUICK, keeping_all(3))
 
 
 def test_where_nodes_are_enough_for_the_jobs_schedule_no_other_is_tried() -> None:
-    policy, plan = started(QUICK, split_backwards(7))
+    policy, plan = started(QUICK, keeping_all(7))
     told = after(policy, plan, plan.pipelines[0].stages[0].worker).candidates
     assert not [candidate for candidate in told if ScheduleKind.ONE_F_ONE_B.value in candidate.name]

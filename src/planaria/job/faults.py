@@ -15,8 +15,8 @@ from planaria.job.settings import Job
 
 FAULT_POINTS = ("load", "forward", "backward", "weight", "shadow", "send", "recv", "sync", "vote", "apply", "transfer")
 """Where a fault may strike. `send` and `recv` stand for activations and gradients alike; `weight` is the second half of
-a backward in two passes (cluster.schedule = "zb-h1" or "zb-h2"); `shadow` a forward or backward of what a worker shadows
-(the policy redundancy)."""
+a backward in two passes (cluster.schedule = "zb-h1" or "zb-h2"); `shadow` a forward or backward of what a worker
+shadows (the policy redundancy)."""
 
 COORDINATOR_POINTS = (
     "join", "plan", "send", "vote", "commit", "tell", "loss", "report", "save", "manifest", "return", "end",

@@ -42,9 +42,9 @@ class ScheduleKind(enum.StrEnum):
     weights later, where it would wait (Qi et al., ICLR 2024, schedule ZB-H1). A bubble takes F + B - W for each stage
     after the first, not F + B + W. Every stage keeps as many microbatches as 1F1B's first one."""
     ZERO_BUBBLE_H2 = "zb-h2"
-    """ZB-H1 with twice the warm-up, and weights' gradients twice as late: messages hide, and a bubble takes F + B - 2 W,
-    F at least (Qi et al., ICLR 2024, schedule ZB-H2; what they fill beyond that belongs to the next step, which begins
-    here only once this one is committed). Of S stages every one keeps 2 S - 1 microbatches."""
+    """ZB-H1 with twice the warm-up, and weights' gradients twice as late: messages hide, and a bubble takes F + B - 2 W
+    or F, whichever is more (Qi et al., ICLR 2024, schedule ZB-H2; what they fill beyond that belongs to the next step,
+    which begins here only once this one is committed). Of S stages every one keeps 2 S - 1 microbatches."""
 
     @property
     def splits_backward(self) -> bool:

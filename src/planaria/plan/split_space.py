@@ -7,9 +7,9 @@ message stays inside the node.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -186,8 +186,22 @@ class Space:
                     yield from self._walks(left - devices, used + devices, end, (*before, (end, devices)))
 
 
-def make_space(profile: ModelProfile, settings: PlannerSettings, largest_state: int | None = None) -> Space:
-    """The arrays of a profile under a job's settings; memory limits as for the largest share of microbatches.
+def spaces(
+    profile: ModelProfile, settings: PlannerSettings, largest_state: int | None = None
+) -> Callable[[int], Space]:
+    """`make_space` for pipelines of so many nodes; all have the same one, but where what a stage keeps depends on the
+    stages before it and memory is limited."""
+    if not (settings.memory_bytes and settings.schedule.splits_backward):
+        space = make_space(profile, settings, largest_state)
+        return lambda nodes: space
+    return cache(lambda nodes: make_space(profile, settings, largest_state, nodes=nodes))
+
+
+def make_space(
+    profile: ModelProfile, settings: PlannerSettings, largest_state: int | None = None, nodes: int | None = None
+) -> Space:
+    """The arrays of a profile under a job's settings; memory limits as for the largest share of microbatches, and where
+    backwards are split for as many stages as so many nodes, or the job's, can have.
 
     With `largest_state`, no stage has more bytes of state, and each has room for so many of another's.
     """
@@ -209,7 +223,7 @@ def make_space(profile: ModelProfile, settings: PlannerSettings, largest_state: 
             forward_s=_prefix([[t.forward_s for t in row] for row in times], profile.num_layers),
             backward_s=_prefix([[t.backward_s for t in row] for row in times], profile.num_layers),
             link_s=np.array([[costs.link_s(at, same_node=same) for at in boundaries] for same in (False, True)]),
-            limit=_limits(profile, settings, usable, largest_state),
+            limit=_limits(profile, settings, usable, largest_state, nodes or settings.num_nodes),
         ),
     )
 
@@ -221,7 +235,9 @@ def _prefix(rows: Sequence[Sequence[float]], num_layers: int) -> Floats:
     return sums
 
 
-def _limits(profile: ModelProfile, settings: PlannerSettings, usable: Sequence[int], largest_state: int | None) -> Ints:
+def _limits(
+    profile: ModelProfile, settings: PlannerSettings, usable: Sequence[int], largest_state: int | None, nodes: int
+) -> Ints:
     """For each device count, first and end layer: how many stages may follow."""
     size = profile.num_layers + 1
     limits = np.full((len(usable), size, size), ALWAYS, dtype=np.int64)
@@ -229,7 +245,7 @@ def _limits(profile: ModelProfile, settings: PlannerSettings, usable: Sequence[i
         return limits
     state, activations, workspace = _bytes(profile, settings)
     share = max(settings.shares)
-    most = min(profile.num_layers, settings.num_nodes * settings.devices_per_node)
+    most = min(profile.num_layers, nodes * settings.devices_per_node)
     flights = [
         settings.schedule.in_flight(after, share, stages_before=max(0, most - 1 - after))
         for after in range(profile.num_layers)

@@ -8,13 +8,13 @@ work.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
-from planaria.plan.chain import Chain
+from planaria.plan.chain import Chain, Floats
 from planaria.plan.compiled import compile_pays
 from planaria.plan.costs import PipelineCost, StageCosts, pipeline_cost
 from planaria.plan.oobleck import OobleckSearch
@@ -23,7 +23,7 @@ from planaria.plan.profile import ModelProfile
 from planaria.plan.settings import Objective, PlannerSettings
 from planaria.plan.split_planes import fewest_stages, plain_s
 from planaria.plan.split_search import BUDGET, Found, StepTimeSearch, Times
-from planaria.plan.split_space import Space, Split, make_space
+from planaria.plan.split_space import Space, Split, spaces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ def fewest_nodes(profile: ModelProfile, settings: PlannerSettings) -> int:
     Raises:
         PlanError: the model does not fit.
     """
-    smallest, _ = _node_counts(profile, settings, make_space(profile, settings))
+    smallest, _ = _node_counts(profile, settings, spaces(profile, settings))
     return smallest
 
 
@@ -157,15 +157,16 @@ def _make(
 ) -> tuple[Template, ...]:
     """With `largest_state`, see `make_space`; `times`: of splits, as far as they are known; `num_calls`: of this one
     and those that follow."""
-    space = make_space(profile, settings, largest_state)
-    smallest, fitting = _node_counts(profile, settings, space)
+    space_of = spaces(profile, settings, largest_state)
+    smallest, fitting = _node_counts(profile, settings, space_of)
     check_replicas(settings.num_nodes, smallest, settings.fault_tolerance)
     most = settings.num_nodes - settings.fault_tolerance * smallest
     sizes = [nodes for nodes in fitting if smallest <= nodes <= most]
-    simulated_s = sum(plain_s(space, nodes, each) for nodes in sizes for each in settings.shares)
+    simulated_s = sum(plain_s(space_of(nodes), nodes, each) for nodes in sizes for each in settings.shares)
     compiled = compile_pays(simulated_s * num_calls)
     share = min(1.0, _FULL_BUDGETS / max(len(sizes), 1))
-    found = ((nodes, _best(space, settings, nodes, share, compiled, times)) for nodes in sizes if nodes not in without)
+    wanted = (nodes for nodes in sizes if nodes not in without)
+    found = ((nodes, _best(space_of(nodes), settings, nodes, share, compiled, times)) for nodes in wanted)
     return tuple(_template(profile, settings, nodes, best) for nodes, best in found)
 
 
@@ -235,10 +236,12 @@ def stage_chain(profile: ModelProfile, settings: PlannerSettings, stages: Sequen
     )
 
 
-def _node_counts(profile: ModelProfile, settings: PlannerSettings, space: Space) -> tuple[int, list[int]]:
+def _node_counts(
+    profile: ModelProfile, settings: PlannerSettings, space_of: Callable[[int], Space]
+) -> tuple[int, list[int]]:
     """n0, and all numbers of nodes onto which some split fits, as far as they are asked for."""
     per_node = settings.devices_per_node
-    stages = _stages_per_node(space)
+    stages = _stages_per_node(space_of(settings.num_nodes))
     most = profile.num_layers // stages
     if most == 0:
         raise PlanError(
@@ -254,12 +257,11 @@ def _node_counts(profile: ModelProfile, settings: PlannerSettings, space: Space)
         )
     fitting: list[int] = []
     for wanted in sorted({min(most, max(settings.num_nodes, settings.min_nodes)), most}):
-        fewest = fewest_stages(space, wanted) if space.limited else np.ones(wanted + 1)
-        fitting = [nodes for nodes in range(1, wanted + 1) if fewest[nodes] < np.inf]
+        fitting = _fitting(space_of, wanted)
         if fitting:
             break
     if not fitting:
-        raise _does_not_fit(profile, settings, space)
+        raise _does_not_fit(profile, settings, space_of(most))
     if 0 < settings.min_nodes < fitting[0]:
         raise PlanError(
             f"The model does not fit on {_count(settings.min_nodes, 'node')} with "
@@ -267,6 +269,19 @@ def _node_counts(profile: ModelProfile, settings: PlannerSettings, space: Space)
             f"Set min_nodes_per_pipeline = {fitting[0]}, or 0."
         )
     return max(fitting[0], settings.min_nodes), fitting
+
+
+def _fitting(space_of: Callable[[int], Space], most: int) -> list[int]:
+    """The numbers of nodes, up to the most, onto which some split fits."""
+    fewest: dict[int, Floats] = {}
+    found = []
+    for nodes in range(1, most + 1):
+        space = space_of(nodes)
+        if space.limited and id(space) not in fewest:
+            fewest[id(space)] = fewest_stages(space, most if space is space_of(most) else nodes)
+        if not space.limited or fewest[id(space)][nodes] < np.inf:
+            found.append(nodes)
+    return found
 
 
 def _stages_per_node(space: Space) -> int:

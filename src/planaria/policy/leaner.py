@@ -1,8 +1,8 @@
 """New pipelines whose schedule keeps fewer activations, as a source of candidates: where too few nodes are left for the
 job's own schedule.
 
-A schedule that keeps more activations needs deeper pipelines where memory is short: with split backwards BERT-Large
-takes 6 devices of 16 GB and not one. Who would wait for nodes under it may go on under another.
+A schedule that keeps more activations needs deeper pipelines where memory is short: GPT-3 6.7B takes 6 devices of 80 GB
+under GPipe, and two under 1F1B. Who would wait for nodes under it may go on under another.
 """
 
 from __future__ import annotations
