@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from planaria.job.faults import FAULT_POINTS
-from planaria.job.settings import Job
+from planaria.job.settings import Job, PipelineSchedule
 from tests.e2e.conftest import Run
 from tests.e2e.jobs import Outcome, make_job
 
@@ -30,7 +30,7 @@ def test_random_run(seed: int, text: Path, run: Run, reference: Callable[[Job], 
         model,
         train__steps=4,
         cluster__nodes=nodes,
-        cluster__schedule=draw.choice(["1f1b", "eager-1f1b", "gpipe"]),
+        cluster__schedule=draw.choice(list(PipelineSchedule)).value,
         resilience__fault_tolerance=tolerance,
         resilience__min_nodes_per_pipeline=smallest,
         run__checkpoint_every=draw.choice([0, 2]),

@@ -10,6 +10,7 @@ import signal
 import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -332,11 +333,17 @@ def test_a_half_written_newest_checkpoint_is_named_and_the_one_before_is_used(
 # Kills where no other test strikes
 
 
-@pytest.mark.parametrize("at", ["forward", "backward", "weight", "sync", "apply"])
+@pytest.mark.parametrize(
+    ("schedule", "at"),
+    [
+        *product(["zb-h1"], ["forward", "backward", "weight", "sync", "apply"]),
+        *product(["zb-h2"], ["backward", "weight"]),
+    ],
+)
 def test_a_kill_at_each_instruction_of_backwards_in_two_passes(
-    at: str, text: Path, run: Run, reference: Reference
+    schedule: str, at: str, text: Path, run: Run, reference: Reference
 ) -> None:
-    job = make_job(text, cluster__schedule="zb-h1")
+    job = make_job(text, cluster__schedule=schedule)
     outcome = run(job, f"kill:node=6,step=2,at={at}")
     outcome.assert_same_bits(reference(job))
     assert len(outcome.result.recoveries) == 1

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planaria.estimate.conditions import Conditions
-from planaria.estimate.memory import MemoryUse, fullest_device_bytes, fullest_moment, memory_use, worker_memory_bytes
+from planaria.estimate.memory import MemoryUse, fullest_device_bytes, memory_use, worker_memory_bytes
+from planaria.estimate.memory_walk import fullest_moment
 from planaria.plan.instantiate import initial_plan
 from planaria.plan.plan import Group, NodeId, Pipeline, Plan, Route, ScheduleKind, Stage, WorkerId
 from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile

@@ -132,7 +132,7 @@ def schedule(seed: int, source: str) -> Schedule:
         checkpoint_every=draw.choice([0, 0, 0, 1, 2]),
         tied=draw.random() < 0.7,
         source=source,
-        order=draw.choice(["eager-1f1b", "eager-1f1b", "1f1b", "gpipe"]),
+        order=draw.choice(["eager-1f1b", "eager-1f1b", "1f1b", "gpipe", "zb-h1", "zb-h2"]),
         activation_checkpointing=draw.random() < 0.2,
         skip=draw.choice([0.0, 0.0, 0.0, 0.6]),
     )

@@ -6,9 +6,11 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from planaria.plan.plan import Plan, ScheduleKind, WorkerId
-from planaria.plan.profile import LayerCost, ModelProfile
-from planaria.plan.program import Instruction, Op, Program
+from planaria.estimate.memory_alone import moments_alone
+from planaria.estimate.memory_walk import Moment, Stretch, Walk, add_messages, stretch_of, with_holes
+from planaria.plan.plan import Plan, Route, WorkerId
+from planaria.plan.profile import ModelProfile
+from planaria.plan.program import Op
 from planaria.plan.schedule import orders, paths
 from planaria.plan.work import Phase, Unit
 
@@ -58,16 +60,12 @@ def memory_use(plan: Plan, profile: ModelProfile, worker: WorkerId) -> MemoryUse
     return _use(plan, profile, worker, _moment(plan, profile, worker))
 
 
-_Moment = tuple[int, int, int]
-"""Activations, workspace and messages of a worker, at the fullest moment; before they are spread over its devices."""
-
-
-def _moment(plan: Plan, profile: ModelProfile, worker: WorkerId) -> _Moment:
+def _moment(plan: Plan, profile: ModelProfile, worker: WorkerId) -> Moment:
     """The units of one phase of a leg differ in the microbatch alone, so the instructions of each are walked through
     once."""
     order = orders(plan, [worker])[worker]
-    walk = _Walk(profile)
-    stretches: dict[tuple[int, Phase, bool], _Stretch] = {}
+    walk = Walk(profile)
+    stretches: dict[tuple[int, Phase, bool], Stretch] = {}
     ways: dict[tuple[Op, WorkerId | None], int] = {}
 
     def note(units: Sequence[Unit]) -> None:
@@ -77,22 +75,18 @@ def _moment(plan: Plan, profile: ModelProfile, worker: WorkerId) -> _Moment:
             stretch = stretches.get(key)
             if stretch is None:
                 instructions = tuple(order.instructions(unit))
-                stretch = stretches[key] = _stretch(profile, instructions)
-                _add_messages(ways, profile, instructions)
+                stretch = stretches[key] = stretch_of(profile, instructions)
+                add_messages(ways, profile, instructions)
             walk.pass_through(stretch)
 
     note(order.units[: order.end])
     for instruction in order.tail():
         walk.run(instruction)
     note(order.units[order.own_end :])
-    activations, workspace = walk.most
-    if plan.schedule is not ScheduleKind.GPIPE:
-        # What is freed and allocated in turn leaves holes; GPipe's forwards find the heap as it was a step before.
-        activations = round(activations * (1.0 + profile.device.allocator_overhead))
-    return activations, workspace, sum(ways.values())
+    return with_holes(plan.schedule, profile, walk.most, sum(ways.values()))
 
 
-def _use(plan: Plan, profile: ModelProfile, worker: WorkerId, moment: _Moment) -> MemoryUse:
+def _use(plan: Plan, profile: ModelProfile, worker: WorkerId, moment: Moment) -> MemoryUse:
     devices = plan.devices_of[worker]
     parameters = gradients = optimizer = 0
     for number in plan.groups_of[worker]:
@@ -135,24 +129,34 @@ def fullest_device_bytes(plan: Plan, profile: ModelProfile) -> int:
     What microbatches need follows from the ways they take, and is remembered: of pipelines that run nothing but their
     own, for each kind of them, wherever they are; of others, for all ways together. State is added to it.
     """
-    moments: dict[WorkerId, _Moment] = {}
-    kinds = _kinds(plan) if plan.redundancy is None else _kinds_of_rings(plan)
-    for workers, kind in kinds:
-        known = _KINDS.find((profile, kind), partial(_moments, plan, profile, workers))
-        moments |= zip(workers, known, strict=True)
+    moments: dict[WorkerId, Moment] = {}
+    if plan.redundancy is None:
+        for route, kind in _kinds(plan):
+            known = _KINDS.find((profile, kind), partial(moments_alone, plan.schedule, profile, route))
+            moments |= zip((hop.worker for hop in route.hops), known, strict=True)
+    else:
+        for workers, kind in _kinds_of_rings(plan):
+            known = _KINDS.find((profile, kind), partial(_moments, plan, profile, workers))
+            moments |= zip(workers, known, strict=True)
     others = sorted({hop.worker for route in plan.routes for hop in route.hops} - moments.keys())
     if others:
         ways = (profile, plan.schedule, plan.spare_in_flight, plan.layer_units, plan.redundancy, _ways(plan))
         known = _MIXED.find(ways, partial(_moments, plan, profile, others))
         moments |= zip(others, known, strict=True)
-    return max(_use(plan, profile, worker, moments.get(worker, _IDLE)).total for worker in plan.workers)
+    if plan.redundancy is not None:
+        asked = plan.workers  # what is shadowed has copies
+    else:
+        # Of workers that hold the same, and need as much for what passes, one is asked.
+        alike = {(plan.groups_of[w], plan.devices_of[w], moments.get(w, _IDLE)): w for w in plan.workers}
+        asked = tuple(alike.values())
+    return max(_use(plan, profile, worker, moments.get(worker, _IDLE)).total for worker in asked)
 
 
-def _moments(plan: Plan, profile: ModelProfile, workers: Sequence[WorkerId]) -> tuple[_Moment, ...]:
+def _moments(plan: Plan, profile: ModelProfile, workers: Sequence[WorkerId]) -> tuple[Moment, ...]:
     return tuple(_moment(plan, profile, worker) for worker in workers)
 
 
-_IDLE: _Moment = (0, 0, 0)
+_IDLE: Moment = (0, 0, 0)
 """Of a worker through whom no microbatch goes."""
 
 
@@ -161,9 +165,9 @@ class _Remembered:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._known: dict[Hashable, tuple[_Moment, ...]] = {}
+        self._known: dict[Hashable, tuple[Moment, ...]] = {}
 
-    def find(self, key: Hashable, find_out: Callable[[], tuple[_Moment, ...]]) -> tuple[_Moment, ...]:
+    def find(self, key: Hashable, find_out: Callable[[], tuple[Moment, ...]]) -> tuple[Moment, ...]:
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = find_out()
@@ -203,9 +207,9 @@ def _kinds_of_rings(plan: Plan) -> list[tuple[tuple[WorkerId, ...], _Kind]]:
     return found
 
 
-def _kinds(plan: Plan) -> list[tuple[tuple[WorkerId, ...], _Kind]]:
-    """Of pipelines that run whole steps of their own microbatches alone, by one route: all that their memory depends
-    on, beside the state."""
+def _kinds(plan: Plan) -> list[tuple[Route, _Kind]]:
+    """Of pipelines that run whole steps of their own microbatches alone, each worker one stage, by one route: that, and
+    all that their memory depends on, beside the state."""
     at_of: dict[WorkerId, int] = {}
     others: set[int] = set()
     for at, pipeline in enumerate(plan.pipelines):
@@ -213,134 +217,24 @@ def _kinds(plan: Plan) -> list[tuple[tuple[WorkerId, ...], _Kind]]:
             if worker in at_of:
                 others |= {at, at_of[worker]}
             at_of[worker] = at
-    own: dict[int, _Kind] = {}
+    own: dict[int, Route] = {}
     for route in plan.routes:
         passed = {at_of.get(hop.worker, -1) for hop in route.hops}
         at = min(passed)
         is_own = len(passed) == 1 and at >= 0 and route.hops == plan.pipelines[at].stages
         if is_own and route.reached is None and at not in own:
-            own[at] = (len(route.microbatches), route.counted)
+            own[at] = route
         else:
             others |= passed
     return [
         (
-            plan.pipelines[at].workers,
-            (plan.schedule, tuple((stage.first_layer, stage.end_layer) for stage in plan.pipelines[at].stages), kind),
+            route,
+            (
+                plan.schedule,
+                tuple((stage.first_layer, stage.end_layer) for stage in route.hops),
+                (len(route.microbatches), route.counted),
+            ),
         )
-        for at, kind in own.items()
+        for at, route in own.items()
         if at not in others
     ]
-
-
-def fullest_moment(profile: ModelProfile, instructions: Program) -> tuple[int, int]:
-    """Bytes of activations, and of workspace, when they are largest together while a program runs on one device."""
-    walk = _Walk(profile)
-    for instruction in instructions:
-        walk.run(instruction)
-    return walk.most
-
-
-_Stretch = tuple[int, int, int]
-"""Of some instructions: activations, more than before them, and workspace at their fullest moment; and activations,
-more than before, after them."""
-
-
-def _stretch(profile: ModelProfile, instructions: Program) -> _Stretch:
-    walk = _Walk(profile, low=True)
-    for instruction in instructions:
-        walk.run(instruction)
-    return (*walk.most, walk.now)
-
-
-class _Walk:
-    """Goes through a program.
-
-    Attributes:
-        now: activations.
-        most: activations and workspace at the fullest moment so far.
-    """
-
-    def __init__(self, profile: ModelProfile, *, low: bool = False) -> None:
-        """`low`: it begins in the middle of a program, so any moment may be the fullest so far."""
-        self._layers = profile.layers
-        self._is_host = profile.device.is_host
-        self.now = 0
-        self.most = (-(1 << 62), 0) if low else (0, 0)
-
-    def pass_through(self, stretch: _Stretch) -> None:
-        """Instructions that were gone through before."""
-        more, workspace, after = stretch
-        if self.now + more + workspace > sum(self.most):
-            self.most = (self.now + more, workspace)
-        self.now += after
-
-    def run(self, instruction: Instruction) -> None:
-        layers = self._layers[max(instruction.first_layer, 0) : max(instruction.end_layer, 0)]
-        match instruction.op:
-            case Op.FORWARD:
-                self._forward(layers, top=instruction.end_layer, keeps=instruction.keeps)
-            case Op.BACKWARD:
-                self._backward(layers, top=instruction.end_layer)
-            case Op.BACKWARD_INPUT:
-                # What the weights' gradients need stays: the activations, and each output's gradient.
-                for layer in reversed(layers):
-                    self._note(layer.workspace_bytes)
-                    self.now += layer.output_bytes
-            case Op.BACKWARD_WEIGHT:
-                self._backward(layers, top=instruction.end_layer)
-                self.now -= sum(layer.output_bytes for layer in layers)
-            case Op.SHADOW_FORWARD:
-                self._shadow_forward(layers)
-            case Op.SHADOW_BACKWARD:
-                for layer in reversed(layers):
-                    self._note(layer.workspace_bytes)
-                    self.now -= self._left_by_shadow(layer)
-            case Op.SEND_ACTIVATION | Op.SEND_GRADIENT if instruction.keeps:
-                self.now += self._layers[instruction.first_layer - 1].output_bytes
-                self._note(0)
-
-    def _shadow_forward(self, layers: tuple[LayerCost, ...]) -> None:
-        """What it keeps stays until the step's end, or its backward: on a device with a memory of its own, each layer's
-        output; the rest goes to the host."""
-        for layer in layers:
-            self._note(layer.activation_bytes + layer.workspace_bytes)
-            self.now += self._left_by_shadow(layer)
-
-    def _left_by_shadow(self, layer: LayerCost) -> int:
-        kept = layer.activation_bytes + layer.output_bytes
-        return kept if self._is_host else min(kept, layer.output_bytes)
-
-    def _forward(self, layers: tuple[LayerCost, ...], *, top: int, keeps: bool) -> None:
-        before = self.now
-        for layer in layers:
-            self.now += layer.activation_bytes
-            self._note(layer.workspace_bytes)
-        self.now += self._output(layers[-1], top)
-        if not keeps:
-            self.now = before
-
-    def _backward(self, layers: tuple[LayerCost, ...], *, top: int) -> None:
-        for layer in reversed(layers):
-            self._note(layer.workspace_bytes)
-            self.now -= layer.activation_bytes
-        self.now -= self._output(layers[-1], top)
-
-    def _output(self, layer: LayerCost, top: int) -> int:
-        """A kept forward's output is the next layer's input, and kept as that; of the stage's last layer, by itself.
-
-        Where the backward recomputes the forward, outputs are not kept.
-        """
-        recomputes = layer.activation_bytes == layer.recompute_activation_bytes
-        return 0 if recomputes or top == len(self._layers) else layer.output_bytes
-
-    def _note(self, workspace: int) -> None:
-        if self.now + workspace > sum(self.most):
-            self.most = (self.now, workspace)
-
-
-def _add_messages(ways: dict[tuple[Op, WorkerId | None], int], profile: ModelProfile, instructions: Program) -> None:
-    """One waiting message for each way in: the largest that comes on it."""
-    for instruction in instructions:
-        if instruction.op in (Op.RECV_ACTIVATION, Op.RECV_GRADIENT):
-            way = (instruction.op, instruction.peer)
-            ways[way] = max(ways.get(way, 0), profile.layers[instruction.first_layer - 1].output_bytes)

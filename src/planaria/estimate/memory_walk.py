@@ -1,0 +1,138 @@
+"""Going through a worker's instructions, and what it needs of its devices' memory on the way."""
+
+from __future__ import annotations
+
+from planaria.plan.plan import ScheduleKind, WorkerId
+from planaria.plan.profile import LayerCost, ModelProfile
+from planaria.plan.program import Instruction, Op, Program
+
+Stretch = tuple[int, int, int]
+"""Of some instructions: activations, more than before them, and workspace at their fullest moment; and activations,
+more than before, after them."""
+
+Moment = tuple[int, int, int]
+"""Activations, workspace and messages of a worker, at the fullest moment; before they are spread over its devices."""
+
+
+def fullest_moment(profile: ModelProfile, instructions: Program) -> tuple[int, int]:
+    """Bytes of activations, and of workspace, when they are largest together while a program runs on one device."""
+    walk = Walk(profile)
+    for instruction in instructions:
+        walk.run(instruction)
+    return walk.most
+
+
+def stretch_of(profile: ModelProfile, instructions: Program) -> Stretch:
+    """Of these, wherever in a program they are."""
+    walk = Walk(profile, low=True)
+    for instruction in instructions:
+        walk.run(instruction)
+    return (*walk.most, walk.now)
+
+
+class Walk:
+    """Goes through a program.
+
+    Attributes:
+        now: activations.
+        most: activations and workspace at the fullest moment so far.
+    """
+
+    def __init__(self, profile: ModelProfile, *, low: bool = False) -> None:
+        """`low`: it begins in the middle of a program, so any moment may be the fullest so far."""
+        self._layers = profile.layers
+        self._is_host = profile.device.is_host
+        self.now = 0
+        self.most = (-(1 << 62), 0) if low else (0, 0)
+
+    def pass_through(self, stretch: Stretch) -> None:
+        """Instructions that were gone through before."""
+        more, workspace, after = stretch
+        if self.now + more + workspace > sum(self.most):
+            self.most = (self.now + more, workspace)
+        self.now += after
+
+    def run(self, instruction: Instruction) -> None:
+        layers = self._layers[max(instruction.first_layer, 0) : max(instruction.end_layer, 0)]
+        match instruction.op:
+            case Op.FORWARD:
+                self._forward(layers, top=instruction.end_layer, keeps=instruction.keeps)
+            case Op.BACKWARD:
+                self._backward(layers, top=instruction.end_layer)
+            case Op.BACKWARD_INPUT:
+                # What the weights' gradients need stays: the activations, and each output's gradient.
+                for layer in reversed(layers):
+                    self._note(layer.workspace_bytes)
+                    self.now += layer.output_bytes
+            case Op.BACKWARD_WEIGHT:
+                self._backward(layers, top=instruction.end_layer)
+                self.now -= sum(layer.output_bytes for layer in layers)
+            case Op.SHADOW_FORWARD:
+                self._shadow_forward(layers)
+            case Op.SHADOW_BACKWARD:
+                for layer in reversed(layers):
+                    self._note(layer.workspace_bytes)
+                    self.now -= self._left_by_shadow(layer)
+            case Op.SEND_ACTIVATION | Op.SEND_GRADIENT if instruction.keeps:
+                self.now += self._layers[instruction.first_layer - 1].output_bytes
+                self._note(0)
+
+    def _shadow_forward(self, layers: tuple[LayerCost, ...]) -> None:
+        """What it keeps stays until the step's end, or its backward: on a device with a memory of its own, each layer's
+        output; the rest goes to the host."""
+        for layer in layers:
+            self._note(layer.activation_bytes + layer.workspace_bytes)
+            self.now += self._left_by_shadow(layer)
+
+    def _left_by_shadow(self, layer: LayerCost) -> int:
+        kept = layer.activation_bytes + layer.output_bytes
+        return kept if self._is_host else min(kept, layer.output_bytes)
+
+    def _forward(self, layers: tuple[LayerCost, ...], *, top: int, keeps: bool) -> None:
+        before = self.now
+        for layer in layers:
+            self.now += layer.activation_bytes
+            self._note(layer.workspace_bytes)
+        self.now += self._output(layers[-1], top)
+        if not keeps:
+            self.now = before
+
+    def _backward(self, layers: tuple[LayerCost, ...], *, top: int) -> None:
+        for layer in reversed(layers):
+            self._note(layer.workspace_bytes)
+            self.now -= layer.activation_bytes
+        self.now -= self._output(layers[-1], top)
+
+    def _output(self, layer: LayerCost, top: int) -> int:
+        """A kept forward's output is the next layer's input, and kept as that; of the stage's last layer, by itself.
+
+        Where the backward recomputes the forward, outputs are not kept.
+        """
+        recomputes = layer.activation_bytes == layer.recompute_activation_bytes
+        return 0 if recomputes or top == len(self._layers) else layer.output_bytes
+
+    def _note(self, workspace: int) -> None:
+        if self.now + workspace > sum(self.most):
+            self.most = (self.now, workspace)
+
+
+def add_messages(ways: dict[tuple[Op, WorkerId | None], int], profile: ModelProfile, instructions: Program) -> None:
+    """One waiting message for each way in: the largest that comes on it."""
+    for instruction in instructions:
+        if instruction.op in (Op.RECV_ACTIVATION, Op.RECV_GRADIENT):
+            way = (instruction.op, instruction.peer)
+            ways[way] = max(ways.get(way, 0), profile.layers[instruction.first_layer - 1].output_bytes)
+
+
+def with_holes(
+    schedule: ScheduleKind,
+    profile: ModelProfile,
+    most: tuple[int, int],
+    messages: int,
+) -> Moment:
+    """The fullest moment with what the allocator makes of it."""
+    activations, workspace = most
+    if schedule is not ScheduleKind.GPIPE:
+        # What is freed and allocated in turn leaves holes; GPipe's forwards find the heap as it was a step before.
+        activations = round(activations * (1.0 + profile.device.allocator_overhead))
+    return activations, workspace, messages
