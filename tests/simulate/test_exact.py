@@ -31,11 +31,13 @@ class GivenSetup(Setup, frozen=True, kw_only=True):
 class Listening(Cluster):
     def __init__(self, schedule: Schedule) -> None:
         self.told: list[AnyRecord] = []
+        self.times_s: list[float] = []
         self.plans: dict[int, Plan] = {}
         super().__init__(schedule)
 
     def publish(self, record: AnyRecord, *, again: bool) -> None:
         self.told.append(record)
+        self.times_s.append(self.clock.now)
         super().publish(record, again=again)
 
     def write_journal(self, entry: JournalEntry) -> None:
