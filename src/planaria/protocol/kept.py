@@ -1,14 +1,15 @@
 """Replicas as of the last commit that the plan in force does not account for.
 
 A worker keeps what it holds until it applies the next commit: groups that a new plan takes away from it, and everything
-where the new plan does without it. While the step lasts, these are replicas as good as any.
+where the new plan does without it. While the step lasts, these are replicas as good as any; but for those that a plan
+moves to it, for which it makes room.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 
-from planaria.plan.plan import WorkerId
+from planaria.plan.plan import Transfer, WorkerId
 
 Holders = Mapping[WorkerId, tuple[int, ...]]
 
@@ -18,15 +19,21 @@ class Kept:
 
     def __init__(self) -> None:
         self._step = -1
-        self._noted: list[tuple[Holders, Holders]] = []
+        self._noted: list[tuple[Holders, dict[WorkerId, set[int]]]] = []
 
-    def note(self, step: int, holders: Holders, reported: Holders | None = None) -> None:
-        """Another plan is taken for `step`; until then these were the holders, but for those who reported to hold
-        something else. Of who is gone by then, nobody will ask."""
+    def note(
+        self, step: int, holders: Holders, reported: Holders | None = None, transfers: Sequence[Transfer] = ()
+    ) -> None:
+        """Another plan, with these transfers, is taken for `step`; until then these were the holders, but for those who
+        reported to hold something else. Of who is gone by then, nobody will ask."""
         if step != self._step:
             self.forget()
             self._step = step
-        self._noted.append((holders, reported or {}))
+        held = {**holders, **reported} if reported else holders
+        moved: dict[WorkerId, set[int]] = {}
+        for move in transfers:
+            moved.setdefault(move.target, set()).add(move.group)
+        self._noted.append((held, moved))
 
     def forget(self) -> None:
         """The job goes back to another state."""
@@ -39,6 +46,9 @@ class Kept:
             return dict(holders)
         return {worker: tuple(sorted({*groups, *self._noted_of(worker)})) for worker, groups in holders.items()}
 
-    def _noted_of(self, worker: WorkerId) -> Iterator[int]:
-        for holders, reported in self._noted:
-            yield from reported.get(worker, holders.get(worker, ()))
+    def _noted_of(self, worker: WorkerId) -> set[int]:
+        found = set[int]()
+        for holders, moved in self._noted:
+            found.update(holders.get(worker, ()))
+            found -= moved.get(worker, set())
+        return found

@@ -67,7 +67,7 @@ def take(
 def put_in_force(run: Run, proposal: Proposal, purpose: Purpose, source: StateSource) -> list[Command]:
     """The plan is the run's from now on, though nobody has heard of it; what is told of the one before."""
     if source is StateSource.LIVE:
-        run.kept.note(run.step, run.plan.groups_of, run.attempt.salvage.held)
+        run.kept.note(run.step, run.plan.groups_of, run.attempt.salvage.held, proposal.plan.transfers)
     else:
         run.kept.forget()
         run.lineage = proposal.plan.generation
