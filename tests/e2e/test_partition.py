@@ -200,7 +200,8 @@ def test_a_host_is_gone_without_a_closing_packet(cluster: Callable[..., Cluster]
     ]
     job.wait_for_plan_of(5)
     job.assert_same_bits(reference)
-    assert len(job.events("node_lost")) == 1
+    lost = [(event["node"], event["cause"]) for event in job.events("node_lost")]
+    assert len(lost) == 1, lost
     assert [job.agents[host.name].wait() for host in job.nodes if host is not gone] == [0] * 5
 
 
@@ -293,7 +294,8 @@ def test_a_real_model_on_hosts(cluster: Callable[..., Cluster], reference: Refer
     assert released["node"] == 2
     job.wait_for_plan_of(5)
     job.assert_same_bits(reference)
-    assert len(job.events("node_lost")) == 1
+    lost = [(event["node"], event["cause"]) for event in job.events("node_lost")]
+    assert len(lost) == 1, lost
 
 
 def test_two_devices_a_node_and_a_drain(cluster: Callable[..., Cluster], reference: Reference) -> None:

@@ -251,12 +251,13 @@ def differences(job: Job, folder: RunFolder, scratch: RunFolder) -> list[str]:
     from planaria.launch.reference import train_reference
 
     trained = _losses(folder)
+    # It may have gone back, and been over before it came as far again.
+    summary = msgspec.json.decode(folder.summary.read_bytes())
     alone = train_reference(
-        replace(job, train=replace(job.train, steps=max(trained, default=1))), scratch, drops=read_drops(folder.events)
+        replace(job, train=replace(job.train, steps=max(1, summary["steps"]))), scratch, drops=read_drops(folder.events)
     )
     expected = _losses(scratch)
     found = [f"step {step} has another loss" for step, loss in expected.items() if trained.get(step) != loss]
-    summary = msgspec.json.decode(folder.summary.read_bytes())
     if summary["weights_sha256"] != alone.weights_sha256:
         found.append("the weights differ")
     return found
