@@ -32,7 +32,9 @@ class BrokenDisk:
             self._folder.touch()
         if record.step == self._last:
             self._folder.unlink()
-            self._aside.rename(self._folder)
+            self._folder.mkdir(exist_ok=True)  # a worker may be as quick
+            for checkpoint in self._aside.iterdir():
+                checkpoint.rename(self._folder / checkpoint.name)
 
 
 def test_a_disk_that_cannot_be_written_stops_nothing_and_is_said(
