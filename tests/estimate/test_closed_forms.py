@@ -83,14 +83,18 @@ def test_the_recurrence_is_the_simulation_without_messages(
     assert forms.asymmetric_s(pipelines) == pytest.approx(expected)
 
 
-@settings(max_examples=60, deadline=None)
-@given(
+PIPELINES = given(
     depth=st.integers(1, 7),
     more=st.integers(0, 9),
     forward=TIMES,
     backward=TIMES,
     share=st.floats(0.0, 0.5),
 )
+"""Of even stages; the weights' share of the backward."""
+
+
+@settings(max_examples=60, deadline=None)
+@PIPELINES
 def test_a_zero_bubble_step_where_weights_are_short(
     depth: int, more: int, forward: float, backward: float, share: float
 ) -> None:
@@ -103,13 +107,7 @@ def test_a_zero_bubble_step_where_weights_are_short(
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    depth=st.integers(1, 7),
-    more=st.integers(0, 9),
-    forward=TIMES,
-    backward=TIMES,
-    share=st.floats(0.0, 0.5),
-)
+@PIPELINES
 def test_a_longer_warm_up_fills_more(depth: int, more: int, forward: float, backward: float, share: float) -> None:
     """N (F + B + W) + (S - 1) max(F, F + B - 2 W): ZB-H2 (Qi et al., 2024) up to the end of the step."""
     number = 2 * depth - 1 + more

@@ -14,8 +14,6 @@ from planaria.plan.profile import ModelProfile
 from planaria.plan.program import Op, Program
 from planaria.plan.work import Leg, Phase, Unit, legs
 
-_NOTHING: Stretch = (-(1 << 62), 0, 0)
-
 
 def moments_alone(schedule: ScheduleKind, profile: ModelProfile, route: Route) -> tuple[Moment, ...]:
     """Of the workers of a pipeline with this route and no other, each of one stage."""
@@ -96,7 +94,7 @@ def _parts(profile: ModelProfile, leg: Leg) -> _Parts:
         return stretch_of(profile, passed)
 
     forward = stretch(Phase.FORWARD)
-    backward = stretch(Phase.INPUT_GRADIENT) if leg.keeps else _NOTHING
+    backward = stretch(Phase.INPUT_GRADIENT) if leg.keeps else stretch_of(profile, ())
     last = stretch(Phase.INPUT_GRADIENT, by_layer=True) if leg.keeps and leg.counted else backward
     weights = stretch(Phase.WEIGHT_GRADIENTS) if leg.has_weight else None
     cut = instructions(Phase.WEIGHT_GRADIENTS, by_layer=True) if leg.has_weight else ()

@@ -124,12 +124,7 @@ def add_messages(ways: dict[tuple[Op, WorkerId | None], int], profile: ModelProf
             ways[way] = max(ways.get(way, 0), profile.layers[instruction.first_layer - 1].output_bytes)
 
 
-def with_holes(
-    schedule: ScheduleKind,
-    profile: ModelProfile,
-    most: tuple[int, int],
-    messages: int,
-) -> Moment:
+def with_holes(schedule: ScheduleKind, profile: ModelProfile, most: tuple[int, int], messages: int) -> Moment:
     """The fullest moment with what the allocator makes of it."""
     activations, workspace = most
     if schedule is not ScheduleKind.GPIPE:

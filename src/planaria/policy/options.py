@@ -16,6 +16,7 @@ from planaria.estimate.restore import RestoreTime, Storage, restore_time
 from planaria.estimate.transition import transfer_time
 from planaria.plan.plan import PlanError, ScheduleKind
 from planaria.plan.replicas import lacking
+from planaria.policy.detour_search import CLOSE
 from planaria.policy.exposure import Exposure, exposure
 from planaria.policy.fewer import Fewer
 from planaria.policy.naming import told_apart
@@ -36,7 +37,7 @@ AT_ONCE = {REROUTE: "rerouted", TAKEOVER: "taken over"}
 a plan for which some does."""
 
 
-SPLIT = {ScheduleKind.ZERO_BUBBLE_H1: 1.0, ScheduleKind.ZERO_BUBBLE_H2: 0.998}
+SPLIT = {ScheduleKind.ZERO_BUBBLE_H1: 1.0, ScheduleKind.ZERO_BUBBLE_H2: 1 - CLOSE}
 """Schedules with split backwards, from what keeps fewer activations on, each with the part of the best step before it
 that one must be shorter than."""
 
