@@ -9,8 +9,6 @@ is one thread's work, and its time is the processor's: other processes do not co
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -208,13 +206,6 @@ def measure(case: Case) -> None:
         report(f"{name}.whole_groups.busiest_sender", loads(case, whole)[1], "layers")
 
 
-def import_ms(module: str) -> float:
-    """What importing it costs a new interpreter that has numpy."""
-    code = f"import numpy, time; t = time.perf_counter(); import {module}; print(time.perf_counter() - t)"
-    return 1e3 * min(float(subprocess.check_output([sys.executable, "-c", code])) for _ in range(3))
-
-
 def measure_transfers() -> None:
     for case in cases():
         measure(case)
-    note(f"importing scipy.optimize would cost {import_ms('scipy.optimize'):.0f} ms; nothing here needs it")

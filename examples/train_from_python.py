@@ -17,5 +17,5 @@ def main() -> None:
     print(f"loss {trained.final_loss}; same bits: {trained.weights_sha256 == alone.weights_sha256}")
 
 
-if __name__ == "__main__":  # worker processes import this file
+if __name__ == "__main__":
     main()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from planaria.api import Job as Job
@@ -36,6 +38,8 @@ def __getattr__(name: str) -> object:
     """Public names are imported when they are first used: `import planaria` costs nothing."""
     if name not in _FROM_API:
         raise AttributeError(f"module 'planaria' has no attribute {name!r}")
+    if name == "plan":  # a package too, made callable below
+        return import_module("planaria.plan")
     from planaria import api
 
     return getattr(api, name)
@@ -45,16 +49,30 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-class _Package(ModuleType):
-    """Keeps `planaria.plan` the public function, though a subpackage has the same name.
+class _CallablePackage(ModuleType):
+    """The package `planaria.plan`, which is the public function `planaria.plan` too.
 
-    Importing a subpackage binds its name in the package: without this, `planaria.plan` would be one or the
-    other by the order of imports. `from planaria.plan.x import y` is not concerned.
+    So both `planaria.plan(job)` and `import planaria.plan.schedule` do what they say, in either order.
     """
 
+    @property
+    def __wrapped__(self) -> Callable[..., object]:
+        """The function, for `inspect.signature`."""
+        from planaria import api
+
+        return api.plan
+
+    def __call__(self, *args: Any, **kwargs: Any) -> object:
+        return self.__wrapped__(*args, **kwargs)
+
+
+class _Package(ModuleType):
+    """Makes the subpackage `plan` callable when its import binds it here."""
+
     def __setattr__(self, name: str, value: object) -> None:
-        if not (name == "plan" and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
+        if name == "plan" and isinstance(value, ModuleType):
+            value.__class__ = _CallablePackage
+        super().__setattr__(name, value)
 
 
 sys.modules[__name__].__class__ = _Package

@@ -126,9 +126,28 @@ def test_nothing_heavy_is_imported_for_help() -> None:
     assert not {"torch", "numpy", "msgspec", "rich", "planaria.api"} & modules
 
 
-@pytest.mark.parametrize("first", ["planaria.load_job", "import planaria.plan.plan", "from planaria import plan"])
-def test_the_function_plan_wins_over_the_subpackage(first: str) -> None:
-    imported_by(f"import planaria\n{first}\nassert callable(planaria.plan) and callable(planaria.plan)")
+@pytest.mark.parametrize(
+    "first",
+    [
+        "planaria.load_job",
+        "import planaria.plan.plan",
+        "import planaria.plan.schedule as schedule",
+        "from planaria.plan import schedule",
+        "from planaria import plan",
+    ],
+)
+def test_plan_is_a_function_and_a_package(first: str) -> None:
+    imported_by(
+        f"import planaria\n{first}\n"
+        "import planaria.plan.schedule as schedule\n"
+        "assert planaria.plan.schedule is schedule\n"
+        "assert callable(planaria.plan)\n"
+        "try: planaria.plan('no job')\n"
+        "except AttributeError: raise\n"
+        "except Exception: pass\n"
+        "import inspect\n"
+        "assert list(inspect.signature(planaria.plan).parameters)[0] == 'job'"
+    )
 
 
 def test_the_public_names_are_lazy() -> None:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 _ENDINGS = (".png", ".svg", ".pdf")
 
+NO_MATPLOTLIB = 'plots need matplotlib. Install it: pip install matplotlib (in a clone: pip install -e ".[plot]")'
+
 
 def check_picture(target: Path) -> None:
     """Whether a picture can be drawn into the file.
@@ -25,7 +27,7 @@ def check_picture(target: Path) -> None:
     if not target.absolute().parent.is_dir():
         raise UserError(f"{target} cannot be written: there is no folder {target.parent}. Give another path.")
     if importlib.util.find_spec("matplotlib") is None:
-        raise UserError("plots need matplotlib. Install it: pip install 'planaria[plot]'")
+        raise UserError(NO_MATPLOTLIB)
 
 
 def save_picture(figure: Figure, target: Path) -> None:

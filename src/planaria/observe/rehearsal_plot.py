@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from planaria.job.errors import UserError
+from planaria.observe.picture_file import NO_MATPLOTLIB
 from planaria.simulate.tally import Curve
 
 _COLOURS = ("#1f5f8b", "#c8553d", "#3f7d4e", "#8e5ea2", "#b8860b", "#3aa6a6", "#7a4b2a", "#555555")
@@ -48,7 +49,7 @@ def plot_rehearsal(title: str, lines: Sequence[Line], nodes: Sequence[Nodes], ta
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
-        raise UserError("plots need matplotlib. Install it: pip install 'planaria[plot]'") from None
+        raise UserError(NO_MATPLOTLIB) from None
     # A figure of its own, without pyplot: no window system is looked for and nothing global changes.
     figure = Figure(figsize=(9.0, 4.8), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))

@@ -1,7 +1,8 @@
-"""Offload: what a forward keeps for its backward goes to the host's memory, and comes back when the backward runs.
+"""Offload: what a shadow's forward keeps for its backward goes to the host's memory, and comes back when that runs.
 
-For forwards whose backward hardly ever runs (Bamboo, section 5.2): a GPU's memory holds what every step needs. It never
-moves parameters: those stay, for all microbatches.
+Such a backward runs after a loss only (Bamboo, section 5.2), so a GPU's memory holds what every step needs. Parameters
+stay on the device, for all microbatches, and so does each layer's output. `planaria.worker.compute` asks for this on
+a GPU alone, and not where activations are recomputed: there, nothing is kept that would be worth it.
 """
 
 from __future__ import annotations
