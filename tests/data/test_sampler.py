@@ -18,7 +18,7 @@ from planaria.data.sources import DataError
 from planaria.data.tokenizer import MASK_ID
 from planaria.data.tokens import TokenSet
 
-TEXT = bytes(random.Random(0).randrange(256) for _ in range(1000))
+TEXT = bytes(random.Random(0).randrange(32, 127) for _ in range(1000))
 
 
 @pytest.fixture

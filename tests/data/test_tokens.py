@@ -113,7 +113,7 @@ def test_refusals_teach(tmp_path: Path) -> None:
 
     (tmp_path / "empty.txt").touch()
     (tmp_path / "empty.bin").touch()
-    (tmp_path / "odd.bin").write_bytes(b"abc")
+    (tmp_path / "odd.bin").write_bytes(b"\0a\1")
     (tmp_path / "hollow").mkdir()
     np.save(tmp_path / "square.npy", np.zeros((2, 2), dtype=np.uint16))
     np.save(tmp_path / "high.npy", np.array([1, 300], dtype=np.uint16))

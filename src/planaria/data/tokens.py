@@ -16,7 +16,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from planaria.data.sources import DataError, find_text_files, is_token_file, read_texts
+from planaria.data.sources import PYTHON_STDLIB, DataError, find_text_files, is_token_file, read_texts
+from planaria.data.text import check_text, check_tokens
 from planaria.data.tokenizer import Tokenizer, id_dtype, load_tokenizer
 from planaria.job.settings import DataSection
 
@@ -113,6 +114,8 @@ def prepare_tokens(section: DataSection, folder: Path) -> TokenSet:
     if token_file:
         about = _describe_token_file(section, tokenizer, files[0], key)
     else:
+        for file in files if section.source != PYTHON_STDLIB else ():
+            check_text(file, f"data.source = {section.source!r}")
         about = _write_tokens(section, tokenizer, files, folder, key)
     temporary = folder / (_ABOUT + ".new")
     temporary.write_bytes(msgspec.json.format(msgspec.json.encode(about), indent=2))
@@ -171,6 +174,8 @@ def _describe_token_file(section: DataSection, tokenizer: Tokenizer, path: Path,
     if path.stat().st_size == 0:
         raise DataError(f"{field} is empty. Give a file of token ids.")
     dtype = "<u2" if path.suffix == ".bin" else ""
+    if path.suffix == ".bin":
+        check_tokens(path, field)
     ids = _load(path.resolve(), dtype, field)
     about = _about(section, tokenizer, path=str(path.resolve()), ids=ids, key=key)
     highest = max(int(chunk.max()) for chunk in _chunks(ids))

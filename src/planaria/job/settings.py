@@ -142,7 +142,8 @@ class DataSection(Section, frozen=True):
     Not used with an emulated device.
 
     Attributes:
-        source: "python-stdlib", a text file, a folder, a glob, or a token file (.bin of uint16, .npy).
+        source: "python-stdlib", a file of UTF-8 text, a folder, a glob, or a token file (.bin of uint16, .npy); see
+            docs/data.md.
         tokenizer: "bytes", or the path of a Hugging Face tokenizer.json.
         mask_probability: share of tokens that masked-LM models must predict.
     """
