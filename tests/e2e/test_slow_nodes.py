@@ -102,12 +102,12 @@ def test_a_slow_node_is_not_thought_to_hang(tmp_path: Path, run: Run) -> None:
 
 
 def test_a_slow_node_among_others_that_really_compute(text: Path, run: Run, reference: Reference) -> None:
-    job = make_job(text, **COMPUTE, train__steps=12)
+    job = make_job(text, **COMPUTE, train__steps=60)
     outcome = run(job, "slow:node=4,step=4,factor=3")
     outcome.assert_same_bits(reference(job))
     node, step, speed = told(outcome)[0]
     assert node == 4
-    assert step <= 4 + 2 * STEPS
+    assert step <= 50, "of steps so short it takes several to tell anything"
     assert 0.2 <= speed <= 0.5
     assert not outcome.events("node_lost")
 

@@ -155,8 +155,8 @@ def test_a_node_that_rested_before_rests_twice_as_long() -> None:
     pacing.choose(5, {NodeId(2): 0.2}, propose, None, 1000)
     assert pacing.resting == {2}
     successor.recall(pacing.learnt, [NodeId(2)])
-    assert not successor.is_due(5 + FIRST_REST_STEPS - 1)
-    assert successor.is_due(5 + FIRST_REST_STEPS), "it is tried again when its rest is over"
+    assert not successor.is_due(5 + FIRST_REST_STEPS - 1, now=0.0)
+    assert successor.is_due(5 + FIRST_REST_STEPS, now=0.0), "it is tried again when its rest is over"
     successor.wake_all()
     successor.choose(40, {NodeId(2): 0.2}, propose, None, 1000)
     assert successor.learnt.rests == {NodeId(2): Rest(until=40 + 2 * FIRST_REST_STEPS, num_steps=2 * FIRST_REST_STEPS)}

@@ -14,11 +14,13 @@ from planaria.plan.settings import PlannerSettings
 from planaria.policy.proposal import Proposal
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.pacing import FIRST_REST_STEPS, TRIAL_STEPS, Pacing, same_work
+from planaria.protocol.speeds import SpeedEvidence
 
 SETTINGS = PlannerSettings(num_microbatches=8, fault_tolerance=1, num_nodes=4, devices_per_node=1, min_nodes=1)
 POLICY = TemplatesPolicy(uniform_profile(6), SETTINGS)
 ANY = POLICY.initial([NodeId(n) for n in range(4)], 1)
 MANY = 1000
+NOW = 100.0
 SLOW = {NodeId(2): 0.5, NodeId(3): 0.2}
 
 Propose = Callable[[frozenset[NodeId]], Proposal]
@@ -47,9 +49,9 @@ def pacing() -> Pacing:
 
 
 def test_it_is_looked_at_once(pacing: Pacing) -> None:
-    assert [pacing.is_due(step) for step in (4, 5, 6)] == [False, True, True]
+    assert [pacing.is_due(step, NOW) for step in (4, 5, 6)] == [False, True, True]
     pacing.choose(6, SLOW, proposals({(): 1.0}), None, MANY)
-    assert not pacing.is_due(7)
+    assert not pacing.is_due(7, NOW)
 
 
 @pytest.mark.parametrize(
@@ -103,13 +105,13 @@ def test_a_node_is_tried_again_later_each_time(pacing: Pacing) -> None:
     for _ in range(4):
         pacing.choose(step, slow, propose, takes(2.0), MANY)
         assert pacing.resting == {3}
-        assert not pacing.is_due(step + rests - 1)
-        assert pacing.is_due(step + rests)
+        assert not pacing.is_due(step + rests - 1, NOW)
+        assert pacing.is_due(step + rests, NOW)
         step += rests
         assert pacing.choose(step, slow, propose, takes(1.0), MANY) is not None
         assert not pacing.resting
-        assert not pacing.is_due(step + TRIAL_STEPS - 1)
-        assert pacing.is_due(step + TRIAL_STEPS)
+        assert not pacing.is_due(step + TRIAL_STEPS - 1, NOW)
+        assert pacing.is_due(step + TRIAL_STEPS, NOW)
         step += TRIAL_STEPS
         rests *= 2
 
@@ -120,7 +122,7 @@ def test_one_that_was_fast_meanwhile_begins_anew(pacing: Pacing) -> None:
     pacing.choose(5 + FIRST_REST_STEPS, slow, propose, takes(1.0), MANY)
     pacing.choose(50, {}, proposals({(): 0.5}), takes(1.0), MANY)
     pacing.choose(60, slow, propose, takes(2.0), MANY)
-    assert pacing.is_due(60 + FIRST_REST_STEPS)
+    assert pacing.is_due(60 + FIRST_REST_STEPS, NOW)
 
 
 def test_a_trial_that_cannot_be_is_not_asked_for_at_every_step(pacing: Pacing) -> None:
@@ -129,7 +131,7 @@ def test_a_trial_that_cannot_be_is_not_asked_for_at_every_step(pacing: Pacing) -
     step = 5 + FIRST_REST_STEPS
     with pytest.raises(PlanError):
         pacing.choose(step, slow, proposals({(3,): 1.0}), takes(1.0), MANY)
-    assert not pacing.is_due(step + 1)
+    assert not pacing.is_due(step + 1, NOW)
 
 
 def test_whoever_is_gone_rests_no_longer(pacing: Pacing) -> None:
@@ -138,7 +140,7 @@ def test_whoever_is_gone_rests_no_longer(pacing: Pacing) -> None:
     assert pacing.resting == {2}
     pacing.wake_all()
     assert not pacing.resting
-    assert not pacing.is_due(5 + FIRST_REST_STEPS)
+    assert not pacing.is_due(5 + FIRST_REST_STEPS, NOW)
 
 
 def test_the_same_pipelines_with_other_shares_are_other_work() -> None:
@@ -154,3 +156,38 @@ def test_the_same_pipelines_with_other_shares_are_other_work() -> None:
     assert not same_work(plan, msgspec.structs.replace(plan, redundancy=Redundancy.LAZY_LAZY))
     assert plan.pipelines == other.pipelines
     assert not same_work(plan, other)
+
+
+def test_plans_that_follow_speeds_have_a_rest_between_them() -> None:
+    pacing = Pacing(SpeedEvidence(rest_s=10.0))
+    pacing.look_again(5)
+    assert pacing.choose(5, {}, proposals({(): 0.5}), takes(1.0), MANY, now=NOW) is not None
+    pacing.look_again(6)
+    assert not pacing.is_due(7, NOW + 9.9)
+    successor = Pacing(SpeedEvidence(rest_s=10.0))
+    successor.recall(pacing.learnt, [])
+    assert not successor.is_due(7, NOW + 9.9)
+    assert successor.is_due(7, NOW + 10.0), "it is only put off"
+
+
+def test_a_look_that_changed_nothing_needs_no_rest() -> None:
+    pacing = Pacing(SpeedEvidence(rest_s=10.0))
+    pacing.look_again(5)
+    assert pacing.choose(5, {}, proposals({(): 0.999}), takes(1.0), MANY, now=NOW) is None
+    pacing.look_again(6)
+    assert pacing.is_due(6, NOW)
+
+
+def test_a_plan_must_pay_while_such_speeds_last(pacing: Pacing) -> None:
+    """They lasted eight steps the last time; when they last longer, it is looked at again."""
+    other = proposals({(): 0.9})
+    assert pacing.choose(5, {}, other, takes(1.0), MANY, lasts_steps=8) is None
+    assert [pacing.is_due(step, NOW) for step in (12, 13)] == [False, True]
+    assert pacing.choose(13, {}, other, takes(1.0), MANY, lasts_steps=16) is not None
+
+
+def test_a_change_of_plans_takes_time_too(pacing: Pacing) -> None:
+    """As it was measured: for steps of ten milliseconds it is what counts."""
+    stay, other = takes(0.010), proposals({(): 0.009})
+    assert pacing.choose(5, {}, other, stay, 100, change_s=0.1) is None
+    assert pacing.choose(5, {}, other, stay, 200, change_s=0.1) is not None

@@ -14,7 +14,7 @@ from planaria.plan.plan import NodeId, Plan, WorkerId
 from planaria.plan.settings import PlannerSettings
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.records import NodeSpeed
-from planaria.protocol.speeds import FACTOR, GRAIN, MEMORY_STEPS, STEPS, Speeds
+from planaria.protocol.speeds import FACTOR, GRAIN, MEMORY_STEPS, ON_REAL_HOSTS, STEPS, SpeedEvidence, Speeds
 
 NODES = 6
 EXPECTED_S = {WorkerId(worker): 0.1 + 0.01 * worker for worker in range(NODES)}
@@ -170,3 +170,55 @@ def test_a_slow_node_is_found_through_noise(seed: int, factor: float) -> None:
     assert found.node == 2
     assert 0.9 / 1.1 / factor - GRAIN / 2 <= found.speed + 1e-9
     assert found.speed - 1e-9 <= 1.1 / 0.9 / factor + GRAIN / 2
+
+
+def test_an_idle_healthy_job_of_short_steps_has_no_slow_nodes() -> None:
+    """Ten milliseconds a step, on cores that the kernel gives to somebody else for some milliseconds now and then, and
+    for some steps in a row."""
+    draw = random.Random(7)
+    told: dict[float, int] = {}
+    for window_s in (0.0, ON_REAL_HOSTS.window_s):
+        speeds = Speeds(SpeedEvidence(window_s=window_s))
+        speeds.expect(PLAN, EXPECTED_S)
+        slow_until = [0] * NODES
+        told[window_s] = 0
+        for step in range(1, 2000):
+            for node in range(NODES):
+                if draw.random() < 0.003:
+                    slow_until[node] = step + draw.randint(1, 6)
+            slowness = {node: 2.5 for node in range(NODES) if step < slow_until[node]}
+            told[window_s] += len(speeds.committed(step, took(slowness, everybody=0.06)))
+    assert told[0.0] > 10, "single steps do tell of it"
+    assert told[ON_REAL_HOSTS.window_s] == 0
+
+
+def test_of_short_steps_several_together_tell_of_a_slow_node() -> None:
+    speeds = Speeds(ON_REAL_HOSTS)
+    speeds.expect(PLAN, EXPECTED_S)
+    (news,) = run_short(speeds, range(1, 200), lambda step: {3: 2.0} if step > 20 else {})
+    assert (news.node, news.speed) == (3, 0.5)
+    assert news.step > 20 + STEPS * ON_REAL_HOSTS.window_s / 0.02
+    (back,) = run_short(speeds, range(200, 400), lambda step: {})
+    assert (back.node, back.speed) == (3, 1.0)
+
+
+def run_short(speeds: Speeds, steps: range, slowness: Callable[[int], Mapping[int, float]]) -> list[NodeSpeed]:
+    return [news for step in steps for news in speeds.committed(step, took(slowness(step), everybody=0.06))]
+
+
+def test_a_node_is_fast_again_only_far_above_where_it_became_slow(speeds: Speeds) -> None:
+    run(speeds, range(2, 10), lambda step: {1: 1.5})
+    assert speeds.known == {1: 0.65}
+    assert not run(speeds, range(10, 40), lambda step: {1: 1.0 / 0.84}), "not slow enough to be called so, were it new"
+    (news,) = run(speeds, range(40, 50), lambda step: {})
+    assert news.speed == 1.0
+
+
+def test_how_long_speeds_last_is_known_from_the_last_time(speeds: Speeds) -> None:
+    assert speeds.lasts_steps(1) is None
+    run(speeds, range(2, 10), lambda step: {1: 2.0})
+    run(speeds, range(10, 30), lambda step: {})
+    assert speeds.lasts_steps(30) is None, "it was slow once"
+    told = run(speeds, range(30, 60), lambda step: {1: 2.0})
+    assert speeds.lasts_steps(told[0].step) == 8
+    assert speeds.lasts_steps(told[0].step + 20) == 20, "they have lasted longer by now"

@@ -29,7 +29,7 @@ from planaria.job.settings import Device, Job, Launcher, PolicyName, WhenExhaust
 from planaria.launch.crowding import most_nodes
 from planaria.launch.hosts import agents_of
 from planaria.launch.kernel_kills import KernelKills, counters
-from planaria.launch.settings import job_profile, planner_settings
+from planaria.launch.settings import is_emulated, job_profile, planner_settings
 from planaria.observe.run_folder import RunFolder
 from planaria.plan.plan import NodeId, PlanError
 from planaria.plan.profile import ModelProfile
@@ -42,6 +42,7 @@ from planaria.protocol.past import Past
 from planaria.protocol.records import AnyRecord, Note
 from planaria.protocol.settings import RunSettings
 from planaria.protocol.shortage import Shortages
+from planaria.protocol.speeds import ON_REAL_HOSTS, SpeedEvidence
 
 CROWDED = 10
 """How many times longer a process of this machine may be silent that is runnable: it may be short of cores."""
@@ -204,6 +205,7 @@ def run_settings(settings: CoordinatorSettings, profile: ModelProfile) -> RunSet
         waits=job.resilience.when_exhausted is WhenExhausted.WAIT,
         may_drop=job.resilience.may_drop,
         shares_cores=job.cluster.device is Device.CPU and _workers_a_core(job) > 1,
+        evidence=SpeedEvidence() if is_emulated(job) else ON_REAL_HOSTS,
     )
 
 

@@ -65,11 +65,13 @@ class Rests(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         resting: nodes that the placement does without.
         rests: of each node that ever rested, the last.
         look_at: the step before which the plan in force is to be looked at again.
+        quiet_until: monotonic seconds, before which it is not.
     """
 
     resting: tuple[NodeId, ...] = ()
     rests: dict[NodeId, Rest] = {}
     look_at: int | None = None
+    quiet_until: float | None = None
 
 
 class Shortage(msgspec.Struct, frozen=True, kw_only=True):

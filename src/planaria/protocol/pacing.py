@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from planaria.plan.plan import NodeId, Plan, PlanError
 from planaria.policy.proposal import Proposal
 from planaria.protocol.learnt import Rest, Rests
-from planaria.protocol.speeds import STEPS
+from planaria.protocol.speeds import STEPS, SpeedEvidence
 
 WORTH = 0.98
 """A plan is left for one whose step takes so much less. Both are estimates of one kind, so what is off in one is off in
@@ -37,11 +37,16 @@ ones."""
 class Pacing:
     """Who rests, and whether the plan in force is to be looked at again.
 
+    Args:
+        evidence: how often plans may follow speeds.
+
     Attributes:
         resting: nodes that live and that the placement does without because they are slow.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, evidence: SpeedEvidence | None = None) -> None:
+        self._rest_s = (evidence or SpeedEvidence()).rest_s
+        self._quiet_until: float | None = None
         self.resting: frozenset[NodeId] = frozenset()
         self._rests: dict[NodeId, Rest] = {}
         self._look_at: int | None = None
@@ -50,20 +55,25 @@ class Pacing:
     def learnt(self) -> Rests:
         """For the next coordinator."""
         rests = dict(sorted(self._rests.items()))
-        return Rests(resting=tuple(sorted(self.resting)), rests=rests, look_at=self._look_at)
+        resting, quiet_until = tuple(sorted(self.resting)), self._quiet_until if self._rest_s else None
+        return Rests(resting=resting, rests=rests, look_at=self._look_at, quiet_until=quiet_until)
 
     def recall(self, learnt: Rests, live: Collection[NodeId]) -> None:
         """What the coordinator before knew of nodes that live."""
         self._rests = {node: rest for node, rest in learnt.rests.items() if node in live}
         self.resting = frozenset(learnt.resting) & self._rests.keys()
         self._look_at = learnt.look_at
+        self._quiet_until = learnt.quiet_until
 
     def look_again(self, step: int) -> None:
         """Something is new: the plan is to be looked at before this step or a later one."""
         self._look_at = step if self._look_at is None else min(step, self._look_at)
 
-    def is_due(self, step: int) -> bool:
-        """Whether the plan is to be looked at before this step."""
+    def is_due(self, step: int, now: float) -> bool:
+        """Whether the plan is to be looked at before this step, which begins now: not soon after the last time that
+        another one was taken."""
+        if self._quiet_until is not None and now < self._quiet_until:
+            return False
         return (self._look_at is not None and self._look_at <= step) or bool(self._rested(step))
 
     def _rested(self, step: int) -> frozenset[NodeId]:
@@ -85,15 +95,22 @@ class Pacing:
         propose: Callable[[frozenset[NodeId]], Proposal],
         stay: Proposal | None,
         steps_left: int,
+        *,
+        now: float = 0.0,
+        lasts_steps: int | None = None,
+        change_s: float = 0.0,
     ) -> Proposal | None:
         """The best plan before a step; None where it pays to go on with the plan of now.
 
         Args:
             step: about to begin.
+            now: monotonic seconds.
             speeds: of the slow nodes.
             propose: a plan that does without these nodes.
             stay: the plan of now; None where it cannot stay.
             steps_left: of the job.
+            lasts_steps: for how long the speeds of now are thought to last; None: nobody knows.
+            change_s: that a change of plans takes for which nothing moves.
 
         Raises:
             PlanError: no plan can be made.
@@ -104,8 +121,12 @@ class Pacing:
             rest = self._rests[node]
             self._rests[node] = Rest(until=step + rest.num_steps, num_steps=rest.num_steps)
         best, resting = self._best(speeds, propose, on_trial)
-        if stay is not None and not on_trial and not pays(stay, best, steps_left):
+        lasts_steps = steps_left if lasts_steps is None else min(steps_left, lasts_steps)
+        if stay is not None and not on_trial and not pays(stay, best, lasts_steps, change_s):
+            if lasts_steps < steps_left and pays(stay, best, steps_left, change_s):
+                self._look_at = step + max(1, lasts_steps)  # they may last longer than such speeds did before
             return None
+        self._quiet_until = now + self._rest_s
         self._rest(step, resting, speeds)
         return best
 
@@ -145,12 +166,13 @@ class Pacing:
         self.resting = resting
 
 
-def pays(stay: Proposal, other: Proposal, steps_left: int) -> bool:
-    """Whether what a plan gains is more than it costs: its transfers, and a step boundary at which everybody waits."""
+def pays(stay: Proposal, other: Proposal, steps_left: int, change_s: float = 0.0) -> bool:
+    """Whether what a plan gains is more than it costs: its transfers, the change of plans, and a step boundary at which
+    everybody waits."""
     gain_s = stay.batch_s - other.batch_s
     return (
         other.batch_s <= WORTH * stay.batch_s
-        and gain_s * min(steps_left, STEPS_AHEAD) > other.transfer_s + stay.step_time_s
+        and gain_s * min(steps_left, STEPS_AHEAD) > other.transfer_s + change_s + stay.step_time_s
     )
 
 

@@ -27,7 +27,7 @@ from planaria.protocol.pacing import Pacing, same_work
 from planaria.protocol.phases import Purpose
 from planaria.protocol.records import NodeSpeed
 from planaria.protocol.shortage import Shortages
-from planaria.protocol.speeds import Speeds
+from planaria.protocol.speeds import SpeedEvidence, Speeds
 from planaria.protocol.switching import Switching, why_change
 
 
@@ -42,6 +42,7 @@ class Situation:
         gone: nodes that were lost or released.
         leaving: live nodes that gave notice.
         outlook: what is known of the time to come.
+        now: monotonic seconds.
     """
 
     plan: Plan
@@ -50,6 +51,7 @@ class Situation:
     gone: frozenset[NodeId]
     leaving: frozenset[NodeId]
     outlook: Outlook = field(default_factory=Outlook)
+    now: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +79,7 @@ class Placing:
         shortages: of memory.
         fault_tolerance: f.
         switching: which policy that is, and which others there are.
+        evidence: of nodes' speeds, how much is needed.
 
     Attributes:
         policy: for the nodes' speeds and zones as they are known by now.
@@ -86,20 +89,25 @@ class Placing:
     """
 
     def __init__(
-        self, policy: Policy, shortages: Shortages, fault_tolerance: int, switching: Switching | None = None
+        self,
+        policy: Policy,
+        shortages: Shortages,
+        fault_tolerance: int,
+        switching: Switching | None = None,
+        evidence: SpeedEvidence | None = None,
     ) -> None:
         self.policy = policy
         self.switching = switching or Switching(PolicyName.TEMPLATES, None, may_drop=False)
         self.shortages = shortages
-        self.speeds = Speeds()
-        self.pacing = Pacing()
+        self.speeds = Speeds(evidence)
+        self.pacing = Pacing(evidence)
         self.generation = 0
         self._zones: Zones = {}
         self._fault_tolerance = fault_tolerance
 
-    def is_due(self, step: int) -> bool:
+    def is_due(self, step: int, now: float) -> bool:
         """Whether the plan is to be looked at before this step, though nobody came or went."""
-        return self.switching.is_new or self.pacing.is_due(step)
+        return self.switching.is_new or self.pacing.is_due(step, now)
 
     def recall(self, learnt: Learnt, live: Collection[NodeId]) -> None:
         """What the coordinator before knew of the nodes that live."""
@@ -255,7 +263,7 @@ class Placing:
             steps_left: of the job.
         """
         was_switched, self.switching.is_new = self.switching.is_new, False
-        is_due = self.pacing.is_due(situation.step) and not was_switched
+        is_due = self.pacing.is_due(situation.step, situation.now) and not was_switched
         told = ""
         try:
             if is_due:
@@ -324,6 +332,9 @@ class Placing:
             lambda resting: self.placement(situation, at_once=False, at_rest=resting),
             self.policy.estimated(situation.plan) if stands else None,
             steps_left,
+            now=situation.now,
+            lasts_steps=self.speeds.lasts_steps(situation.step),
+            change_s=situation.outlook.change_s,
         )
 
     def judge(self, step: int, compute_s: Mapping[WorkerId, float]) -> list[NodeSpeed]:

@@ -8,6 +8,7 @@ from planaria.estimate.restore import Storage
 from planaria.job.settings import TrainSection
 from planaria.policy.outlook import DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S
 from planaria.protocol.failures import Watched
+from planaria.protocol.speeds import SpeedEvidence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,7 @@ class RunSettings:
         waits: with too few nodes, save and wait for others to join; else save and end.
         may_drop: samples may be left out, if a policy is chosen that does so.
         shares_cores: workers have less than a core each: a step takes as long as all work in it, whoever does it.
+        evidence: of nodes' speeds, how much is needed for a plan that follows them.
         hashes_plans: records of plans bear their hash, which takes milliseconds for thousands of nodes.
     """
 
@@ -63,6 +65,7 @@ class RunSettings:
     waits: bool = False
     may_drop: bool = False
     shares_cores: bool = False
+    evidence: SpeedEvidence = field(default_factory=SpeedEvidence)
     hashes_plans: bool = True
 
     @property

@@ -2,8 +2,8 @@
 
 A node's speed is what the estimate expects of it over what it took, beside the same of the other nodes: a profile that
 is off for everybody, or a host that all share, says nothing of any one node. It is slow, or fast again, when several
-steps in a row say so; one that changes often is believed more slowly each time, so plans do not go to and fro. Pure:
-no clock; measurements come as arguments.
+windows in a row say so, each of one step or, where steps are short, of several; one that changes often is believed more
+slowly each time, so plans do not go to and fro. Pure: no clock; measurements come as arguments.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from planaria.protocol.learnt import KnownSpeeds
 from planaria.protocol.records import NodeSpeed
 
 STEPS = 3
-"""So many steps in a row must tell of another speed. One or two may be chance: a page fault, a checkpoint's copy."""
+"""So many windows in a row must tell of another speed. One or two may be chance: a page fault, a checkpoint's copy."""
 
 MOST_STEPS = 24
-"""And at most so many, of a node that changed often within the last `MEMORY_STEPS`."""
+"""And at most so many, of a node that changed often within the last `MEMORY_STEPS` windows."""
 
 MEMORY_STEPS = 100
 
@@ -36,13 +36,33 @@ HARM = 0.8
 """A node is not called slower unless it computes for so much of the time of most: else nobody waits for it, and it may
 only have so little to do that the interpreter is what is measured."""
 
+LEAVE = 0.85
+"""A slow node is as fast as the others again only above this: far above `1 / FACTOR`, below which it became slow."""
+
 GRAIN = 0.05
 """Speeds are multiples of it. Finer ones would be chance, and nodes of one speed are planned for together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpeedEvidence:
+    """How much must be measured before a node's speed is believed, and how often plans may follow speeds.
+
+    Attributes:
+        window_s: steps are judged together until some worker has computed for so long; 0: each step alone.
+        rest_s: between two plans that are made because of speeds.
+    """
+
+    window_s: float = 0.0
+    rest_s: float = 0.0
+
+
+ON_REAL_HOSTS = SpeedEvidence(window_s=0.25, rest_s=10.0)
+"""Where layers are really computed: what a kernel's scheduler does to a step of 10 ms says nothing of its node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Measured:
-    """Of one node in one step: its speed, and whether others may have to wait for it."""
+    """Of one node in one window: its speed, and whether others may have to wait for it."""
 
     speed: float
     harms: bool
@@ -50,25 +70,37 @@ class _Measured:
 
 @dataclass(slots=True)
 class _Seen:
-    """Of one node: its speeds in the last steps, and the steps in which its known speed changed."""
+    """Of one node: its speeds in the last windows, and the steps in which its known speed changed."""
 
     recent: deque[_Measured] = field(default_factory=lambda: deque(maxlen=MOST_STEPS))
     changed: deque[int] = field(default_factory=lambda: deque(maxlen=8))
 
-    def needed(self, step: int) -> int:
-        """How many steps must agree. The first change and the way back count as one."""
-        often = sum(step - changed < MEMORY_STEPS for changed in self.changed)
+    def needed(self, step: int, window_steps: int) -> int:
+        """How many windows of so many steps must agree. The first change and the way back count as one."""
+        often = sum(step - changed < MEMORY_STEPS * window_steps for changed in self.changed)
         return min(STEPS << max(0, often - 1), MOST_STEPS)
+
+    def lasts_steps(self, step: int) -> int | None:
+        """For how long its speed of now is thought to last; None: nothing is known of that."""
+        if len(self.changed) < 3:
+            return None
+        return max(self.changed[-2] - self.changed[-3], step - self.changed[-1])
 
 
 class Speeds:
     """Of all nodes.
 
+    Args:
+        evidence: how much of it is needed.
+
     Attributes:
         known: speeds of the nodes that are slower than the others; 0.5: they take twice as long.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, evidence: SpeedEvidence | None = None) -> None:
+        self._evidence = evidence or SpeedEvidence()
+        self._window: dict[WorkerId, float] = {}
+        self._window_steps = 0
         self.known: dict[NodeId, float] = {}
         self._seen: dict[NodeId, _Seen] = {}
         self._expected: tuple[Plan, Mapping[WorkerId, float]] | None = None
@@ -95,6 +127,7 @@ class Speeds:
         """
         self._expected = plan, compute_s
         self._is_first = True
+        self._window, self._window_steps = {}, 0
 
     def forget(self, node: NodeId) -> bool:
         """It is gone. Returns whether it was known to be slow."""
@@ -103,27 +136,49 @@ class Speeds:
 
     def committed(self, step: int, compute_s: Mapping[WorkerId, float]) -> list[NodeSpeed]:
         """A step in which no node was lost, and how long each worker computed; returns what is new."""
-        speeds = {} if self._is_first else self._measured(compute_s)
+        window = None if self._is_first else self._windowed(compute_s)
         self._is_first = False
-        return [news for node, found in sorted(speeds.items()) if (news := self._judge(step, node, found)) is not None]
+        if window is None:
+            return []
+        speeds = self._measured(window)
+        news = [news for node, found in sorted(speeds.items()) if (news := self._judge(step, node, found)) is not None]
+        self._window, self._window_steps = {}, 0
+        return news
 
-    def _measured(self, compute_s: Mapping[WorkerId, float]) -> dict[NodeId, _Measured]:
-        """Of each node, by the slowest of its workers; of none where somebody did not measure."""
+    def lasts_steps(self, step: int) -> int | None:
+        """For how many steps the speeds of now are thought to last: as long as such speeds did the last time, or as
+        they have by now. None: nodes did not change often enough to tell."""
+        latest = max((seen.changed[-1] for seen in self._seen.values() if seen.changed), default=None)
+        lasts = [seen.lasts_steps(step) for seen in self._seen.values() if seen.changed and seen.changed[-1] == latest]
+        return min((steps for steps in lasts if steps is not None), default=None)
+
+    def _windowed(self, compute_s: Mapping[WorkerId, float]) -> Mapping[WorkerId, float] | None:
+        """What each worker computed in the window that this step ends; None: it ends none, or somebody did not measure,
+        or it was too short."""
         if self._expected is not None:  # of many plans, no step is judged
             plan, expected_s = self._expected
             self._expected, self._expected_s = None, {}
             for worker, seconds in expected_s.items():
                 if seconds > 0:
                     self._expected_s.setdefault(plan.node_of(worker), {})[worker] = seconds
+        took = {worker: compute_s.get(worker, 0.0) for own in self._expected_s.values() for worker in own}
+        longest_s = max(took.values(), default=0.0)
+        if longest_s < LEAST_S or min(took.values()) <= 0:
+            return None
+        self._window_steps += 1
+        if self._window or longest_s < self._evidence.window_s:
+            took = {worker: self._window.get(worker, 0.0) + seconds for worker, seconds in took.items()}
+            self._window, longest_s = took, max(took.values())
+        return took if longest_s >= self._evidence.window_s else None
+
+    def _measured(self, compute_s: Mapping[WorkerId, float]) -> dict[NodeId, _Measured]:
+        """Of each node, by the slowest of its workers."""
         slowness: dict[NodeId, float] = {}
         longest_s: dict[NodeId, float] = {}
         for node, expected in self._expected_s.items():
-            took = {worker: compute_s.get(worker, 0.0) for worker in expected}
-            if min(took.values()) <= 0:
-                return {}
-            slowness[node] = max(seconds / expected[worker] for worker, seconds in took.items())
-            longest_s[node] = max(took.values())
-        if len(slowness) < 2 or max(longest_s.values()) < LEAST_S:
+            slowness[node] = max(compute_s[worker] / seconds for worker, seconds in expected.items())
+            longest_s[node] = max(map(compute_s.__getitem__, expected))
+        if len(slowness) < 2:
             return {}
         usual = statistics.median_low(slowness.values())
         most_s = HARM * statistics.median_low(longest_s.values())
@@ -136,10 +191,10 @@ class Speeds:
         seen = self._seen.setdefault(node, _Seen())
         seen.recent.append(found)
         before = self.known.get(node, 1.0)
-        low, high = before / FACTOR, min(before * FACTOR, (1.0 + before) / 2)
+        low, high = before / FACTOR, min(before * FACTOR, max(LEAVE, (1.0 + before) / 2))
         if low <= found.speed <= high or before == 1.0 <= found.speed:
             return None  # as nearly always, for thousands of nodes
-        needed = seen.needed(step)
+        needed = seen.needed(step, self._window_steps)
         last = list(seen.recent)[-needed:]
         is_slower = all(one.harms and one.speed < low for one in last)
         is_faster = all(one.speed > high for one in last)

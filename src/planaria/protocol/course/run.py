@@ -170,7 +170,7 @@ class Run:
         self.is_degraded = False
         self.decision: PlanTaken | None = None
         switching = Switching(settings.policy_name, make, may_drop=settings.may_drop)
-        self.placing = Placing(policy, shortages or Shortages(), settings.fault_tolerance, switching)
+        self.placing = Placing(policy, shortages or Shortages(), settings.fault_tolerance, switching, settings.evidence)
         self.members = Membership(settings.num_nodes, settings.devices_per_node)
         self.standing = Standing()
         self.kept = Kept()
@@ -261,6 +261,7 @@ class Run:
             gone=frozenset(self.members.gone),
             leaving=frozenset(self.members.leaving),
             outlook=self.outlook,
+            now=self.now,
         )
 
     @property
@@ -315,7 +316,7 @@ class Run:
 
     def goes_on(self, step: int) -> bool:
         """Whether the plan in force is the one for this step too."""
-        return self.stands and not self.placing.is_due(step)
+        return self.stands and not self.placing.is_due(step, self.now)
 
     # Nodes
 
