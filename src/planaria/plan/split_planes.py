@@ -144,11 +144,12 @@ class Planes:
         )  # fmt: skip
 
 
-def fewest_stages(space: Space, nodes: int) -> Floats:
-    """For each number of nodes up to `nodes`, the fewest stages of a split that fits the memory; infinite: none."""
+def fewest_stages(space: Space, nodes: int, *, num_calls: int = 1) -> Floats:
+    """For each number of nodes up to `nodes`, the fewest stages of a split that fits the memory; infinite: none.
+    `num_calls`: of this one and those that follow."""
     plane = np.full((nodes * space.per_node + 1, space.num_layers + 1), np.inf)
     plane[0, 0] = 0.0
-    compiled = compile_pays(plane.size * space.num_layers * len(space.counts) / _PLAIN_STATES_PER_S)
+    compiled = compile_pays(num_calls * plane.size * space.num_layers * len(space.counts) / _PLAIN_STATES_PER_S)
     walls, parent = space.back, np.zeros(plane.shape, dtype=np.int64)
     RELAX.form(compiled=compiled)(
         plane, plane, parent, walls.forward_s, walls.backward_s, walls.link_s, walls.limit, space.counts,

@@ -7,9 +7,10 @@ message stays inside the node.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -121,7 +122,7 @@ class Space:
     def splits(self, nodes: int, most: int) -> list[Split] | None:
         """Every split that fits onto `nodes` nodes, or None where there are more than `most`."""
         found: list[Split] = []
-        for split in self._walks(nodes * self.per_node, 0, 0, ()):
+        for split in self._walks(nodes):
             if len(found) > most:
                 return None
             if self.fits(split):
@@ -165,36 +166,51 @@ class Space:
 
     def num_splits(self, nodes: int) -> float:
         """Of all splits, whether they fit or not."""
+        return float(self._ways(nodes)[-1, -1])
+
+    def _ways(self, nodes: int) -> Floats:
+        """(devices used + 1) x (layers + 1): in how many ways so many devices take so many layers. They are as many
+        seen from the end, since every node has the same devices."""
         ways = np.zeros((nodes * self.per_node + 1, self.num_layers + 1))
         ways[0, 0] = 1.0
         for used in range(1, len(ways)):
-            for devices in self.counts[self.counts <= (used - 1) % self.per_node + 1]:
-                ways[used, 1:] += np.cumsum(ways[used - devices])[:-1]
-        return float(ways[-1, -1])
+            last = self.counts[self.counts <= (used - 1) % self.per_node + 1]
+            with np.errstate(over="ignore"):
+                np.cumsum(ways[used - last].sum(axis=0)[:-1], out=ways[used, 1:])
+        return ways
 
-    def _walks(self, left: int, used: int, start: int, before: Split) -> Iterator[Split]:
-        if left == 0:
-            if start == self.num_layers:
-                yield before
-            return
-        fewest = -(-left // self.per_node)
-        if self.num_layers - start < fewest:
-            return
-        for devices in self.counts.tolist():
-            if used % self.per_node + devices <= self.per_node:
-                for end in range(start + 1, self.num_layers + 1):
-                    yield from self._walks(left - devices, used + devices, end, (*before, (end, devices)))
+    def _walks(self, nodes: int) -> Iterator[Split]:
+        """Every split, whether it fits or not; no walk is begun that does not come to the end."""
+        ends = [np.flatnonzero(row).tolist() for row in self._ways(nodes)[::-1, ::-1]]
+        counts, all_devices = self.counts.tolist(), nodes * self.per_node
+        begun: list[tuple[Split, int]] = [((), 0)] if 0 in ends[0] else []
+        while begun:
+            split, used = begun.pop()
+            if used == all_devices:
+                yield split
+                continue
+            start = split[-1][0] if split else 0
+            room = self.per_node - used % self.per_node
+            following = [
+                ((*split, (end, devices)), used + devices)
+                for devices in counts
+                if devices <= room
+                for end in ends[used + devices][bisect_right(ends[used + devices], start) :]
+            ]
+            begun += reversed(following)
 
 
 def spaces(
     profile: ModelProfile, settings: PlannerSettings, largest_state: int | None = None
 ) -> Callable[[int], Space]:
     """`make_space` for pipelines of so many nodes; all have the same one, but where what a stage keeps depends on the
-    stages before it and memory is limited."""
+    stages before it and memory is limited: then those that can have as many stages as there are layers."""
     if not (settings.memory_bytes and settings.schedule.splits_backward):
         space = make_space(profile, settings, largest_state)
         return lambda nodes: space
-    return cache(lambda nodes: make_space(profile, settings, largest_state, nodes=nodes))
+    a_stage_each = -(-profile.num_layers // settings.devices_per_node)
+    made = cache(lambda nodes: make_space(profile, settings, largest_state, nodes=nodes))
+    return lambda nodes: made(min(nodes, a_stage_each))
 
 
 def make_space(
@@ -243,7 +259,7 @@ def _limits(
     limits = np.full((len(usable), size, size), ALWAYS, dtype=np.int64)
     if not settings.memory_bytes or not usable:
         return limits
-    state, activations, workspace = _bytes(profile, settings)
+    state, activations, workspace = _bytes(profile, settings.schedule)
     share = max(settings.shares)
     most = min(profile.num_layers, nodes * settings.devices_per_node)
     flights = [
@@ -261,9 +277,10 @@ def _limits(
     return limits
 
 
-def _bytes(profile: ModelProfile, settings: PlannerSettings) -> tuple[Ints, Ints, Ints]:
+@lru_cache(maxsize=2)
+def _bytes(profile: ModelProfile, schedule: ScheduleKind) -> tuple[Ints, Ints, Ints]:
     """State, what is kept of one microbatch, and workspace of the stage from each boundary to each."""
-    costs, size = StageCosts(profile, settings.schedule), profile.num_layers + 1
+    costs, size = StageCosts(profile, schedule), profile.num_layers + 1
     state: Ints = np.zeros((size, size), dtype=np.int64)
     workspace: npt.NDArray[np.int64] = np.zeros((size, size), dtype=np.int64)
     layers = profile.layers

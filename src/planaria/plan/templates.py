@@ -278,7 +278,8 @@ def _fitting(space_of: Callable[[int], Space], most: int) -> list[int]:
     for nodes in range(1, most + 1):
         space = space_of(nodes)
         if space.limited and id(space) not in fewest:
-            fewest[id(space)] = fewest_stages(space, most if space is space_of(most) else nodes)
+            is_last = space is space_of(most)
+            fewest[id(space)] = fewest_stages(space, most if is_last else nodes, num_calls=1 + most - nodes)
         if not space.limited or fewest[id(space)][nodes] < np.inf:
             found.append(nodes)
     return found

@@ -47,11 +47,11 @@ def next_loss_s(plan: Plan, profile: ModelProfile, step_s: float) -> float:
         shares[at] = shares.get(at, 0) + len(route.microbatches)
     if len(shares) < 2:
         return step_s / 2
-    known: dict[tuple[tuple[int, int], ...], PipelineCost] = {}
+    known: dict[tuple[tuple[int, int, int], ...], PipelineCost] = {}
     costs = {}
     for at in shares:
-        cut = tuple((stage.first_layer, stage.end_layer) for stage in plan.pipelines[at].stages)
-        costs[at] = known.setdefault(cut, known.get(cut) or pipeline_cost(profile, cut))
+        cut = tuple((stage.first_layer, stage.end_layer, stage.num_devices) for stage in plan.pipelines[at].stages)
+        costs[at] = known.setdefault(cut, known.get(cut) or _cost(profile, cut))
     lost = max(shares, key=lambda at: (shares[at], -at))
     others = sorted(shares.keys() - {lost})
     before_s = max(costs[at].time_s(shares[at]) for at in shares)
@@ -62,6 +62,13 @@ def next_loss_s(plan: Plan, profile: ModelProfile, step_s: float) -> float:
     scale = step_s / before_s if before_s > 0 else 1.0
     rest_s = max(whole_s * scale - step_s / 2, alone_s * scale)
     return max(0.0, min(rest_s, step_s) - step_s / 2)
+
+
+def _cost(profile: ModelProfile, cut: Sequence[tuple[int, int, int]]) -> PipelineCost:
+    """Of a pipeline of such stages, each taken to be on a node of its own."""
+    return pipeline_cost(
+        profile, [(first, end) for first, end, _ in cut], [(place, count) for place, (*_, count) in enumerate(cut)]
+    )
 
 
 def bare_share(plan: Plan) -> float:
