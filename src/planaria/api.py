@@ -24,9 +24,10 @@ from planaria.job.parse import changed_numbers, job_from_json, job_json, load_jo
 from planaria.job.settings import Job as Job
 from planaria.job.settings import PolicyName
 from planaria.launch.result import TrainResult
+from planaria.observe.claim import claimed
 from planaria.observe.progress import Progress
 from planaria.observe.recorder import write_atomically
-from planaria.observe.run_folder import RunFolder
+from planaria.observe.run_folder import RunFolder, free_name
 from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
 from planaria.plan.profile import ModelProfile
 from planaria.plan.profile_check import decode_profile
@@ -155,7 +156,7 @@ def reference(
 
     Args:
         job: what to train.
-        name: of the run; default: the job's (or "run") with "-reference".
+        name: of the run; default: the job's (or "run") with "-reference", or the first free of "-reference-2", ...
         observers: called with each record of the run.
         progress: show the run's progress on standard error.
         import_path: folder in which a model given as "module:function" is looked for.
@@ -169,7 +170,7 @@ def reference(
 
     job = validated(job)
     dropped = {} if drops is None else read_drops(RunFolder.open(drops).events)
-    name = name or f"{job.run.name or 'run'}-reference"
+    name = name or free_name(job.run.folder, f"{job.run.name or 'run'}-reference")
     with (
         _run_folder(job, name, resume=False) as (job, folder, _),
         _shown(job, folder, observers, progress=progress) as shown,
@@ -338,13 +339,14 @@ def _run_folder(job: Job, name: str, *, resume: bool) -> Iterator[tuple[Job, Run
     else:
         earlier = None
         folder = RunFolder.create(job.run.folder, name)
-    write_atomically(folder.job, job_json(job))
-    try:
-        yield job, folder, earlier
-    except (ValueError, KeyboardInterrupt):
-        if not resume and not (folder.events.exists() and folder.events.stat().st_size):
-            shutil.rmtree(folder.path, ignore_errors=True)
-        raise
+    with claimed(folder.claim):
+        write_atomically(folder.job, job_json(job))
+        try:
+            yield job, folder, earlier
+        except (ValueError, KeyboardInterrupt):
+            if not resume and not (folder.events.exists() and folder.events.stat().st_size):
+                shutil.rmtree(folder.path, ignore_errors=True)
+            raise
 
 
 def _refuse_other_job(folder: RunFolder, earlier: Job, job: Job) -> None:

@@ -18,6 +18,8 @@ from click.testing import CliRunner, Result
 import planaria
 from planaria.cli.main import cli
 from planaria.launch.result import TrainResult
+from planaria.observe.claim import claimed
+from planaria.observe.run_folder import RunFolder
 from planaria.plan.plan import PlanError
 from planaria.protocol.records import RunStatus
 
@@ -186,6 +188,17 @@ def test_train_passes_on_what_it_was_told(place: Path, training: Training) -> No
     assert json.loads(Path("runs/a/job.json").read_text())["train"]["steps"] == 9
 
 
+def test_one_process_at_a_time_writes_a_run_folder(
+    training: Training, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("planaria.observe.claim.READERS_S", 0.0)
+    assert run("train", "mine.toml").exit_code == 0
+    with claimed(RunFolder(Path("runs/mine")).claim):
+        assert "in use by process" in refused(run("train", "mine.toml", "--resume"))
+        assert "in use by process" in refused(run("train", "mine.toml"))
+    assert run("train", "mine.toml", "--resume").exit_code == 0
+
+
 def test_resume_opens_the_folder_and_refuses_another_job(place: Path, training: Training) -> None:
     assert "does not exist" in refused(run("train", "mine.toml", "--resume"))
     assert run("train", "mine.toml").exit_code == 0
@@ -198,6 +211,8 @@ def test_resume_opens_the_folder_and_refuses_another_job(place: Path, training: 
 def test_reference_has_its_own_folder(place: Path, training: Training) -> None:
     assert run("train", "mine.toml", "--reference").exit_code == 0
     assert training.calls[0]["folder"].path == Path("runs/mine-reference")
+    assert run("train", "mine.toml", "--reference").exit_code == 0
+    assert training.calls[1]["folder"].path == Path("runs/mine-reference-2")
     assert "faults" not in training.calls[0]
     assert "--resume" in refused(run("train", "mine.toml", "--reference", "--resume"))
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from planaria.cli import live
@@ -95,7 +96,9 @@ def test_what_cannot_be_done_is_said(folder: Path, text: Path, run: Run) -> None
     assert isinstance(user.answer, UserError)
     assert "node 77 is not there. The nodes are 0, 1, 2, 3, 4, 5, 6" in str(user.answer)
     with pytest.raises(UserError, match="does not run now"):
-        live.status(folder, as_json=False)
+        live.drain(folder, 1, 0.0)
+    assert live.status(folder, as_json=False).startswith(f"{folder}: completed: 60 of 60 steps, loss ")
+    assert msgspec.json.decode(live.status(folder, as_json=True))["phase"] == "ended"
 
 
 def test_only_the_user_can_read_how_the_job_is_reached(folder: Path, text: Path, run: Run) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from planaria.job.errors import UserError
 from planaria.observe.recorder import Recorder, read_drops, read_events
-from planaria.observe.run_folder import RunFolder
+from planaria.observe.run_folder import RunFolder, free_name
 from planaria.observe.wording import sentence
 from planaria.protocol.records import Note, PolicySwitched, Restored, RunEnded, RunStatus, StepCommitted, StepSkipped
 from tests.observe.happenings import JOB, committed, short_run
@@ -130,6 +130,14 @@ def test_run_folders_are_never_overwritten(folder: RunFolder, tmp_path: Path) ->
     with pytest.raises(UserError, match=r"exists already.*--resume.*--name"):
         RunFolder.create(tmp_path / "runs", "short")
     assert RunFolder.open(folder.path) == folder
+
+
+def test_names_are_numbered(tmp_path: Path) -> None:
+    found = []
+    for _ in range(3):
+        found.append(free_name(tmp_path, "job-drill"))
+        (tmp_path / found[-1]).mkdir()
+    assert found == ["job-drill", "job-drill-2", "job-drill-3"]
 
 
 def test_run_folders_that_cannot_be(tmp_path: Path) -> None:

@@ -52,7 +52,9 @@ def _script_options(command: _Command) -> _Command:
     "steady-loss, loss-and-rejoin.",
 )  # fmt: skip
 @_script_options
-@click.option("--name", metavar="NAME", help="Of the run, and of its folder.  [default: the job's, with -drill]")
+@click.option(
+    "--name", metavar="NAME", help="Of the run, and of its folder.  [default: the job's, with -drill, -drill-2, ...]"
+)
 @click.option("--verify", is_flag=True, help="Compare losses and weights with one process alone, bit for bit.")
 def drill(job: Path, overrides: tuple[str, ...], name: str | None, verify: bool, **wanted: Any) -> int:
     """Rehearse JOB: play a trace of nodes that come and go on real processes with emulated devices.
@@ -84,7 +86,9 @@ def drill(job: Path, overrides: tuple[str, ...], name: str | None, verify: bool,
 )  # fmt: skip
 @click.option("--policies", metavar="A,B,...", help="Which policies, in this order.  [default: all]")
 @_script_options
-@click.option("--name", metavar="NAME", help="Of the folder with all of it.  [default: the job's, with -compare]")
+@click.option(
+    "--name", metavar="NAME", help="Of the folder with all of it.  [default: the job's, with -compare, -compare-2, ...]"
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON in place of the table.")
 def compare(
     job: Path, overrides: tuple[str, ...], policies: str | None, name: str | None, as_json: bool, **wanted: Any

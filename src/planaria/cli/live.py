@@ -4,25 +4,46 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from planaria.coordinator.client import ask
+from planaria.coordinator.client import NotReached, ask
 from planaria.job.errors import UserError
+from planaria.job.parse import job_from_json
+from planaria.observe.claim import claimant
+from planaria.observe.progress import Ending
+from planaria.observe.recorder import read_events
 from planaria.observe.run_folder import RunFolder
 from planaria.observe.wording import counted, duration, picture
+from planaria.protocol.phases import Phase
+from planaria.protocol.records import Restored, RunEnded, StepCommitted, StepSkipped
 from planaria.protocol.requests import Answer, Wish
 
 
 def status(run: Path, *, as_json: bool) -> str:
-    """Raises UserError for a run that does not run."""
-    state = _ask(run, Wish.STATUS).state
+    """How far the run is: in its beginning, under way, or over.
+
+    Raises:
+        UserError: it is none, or does not answer though it is under way.
+    """
+    folder = RunFolder.open(run)
+    try:
+        state = _ask(run, Wish.STATUS).state
+    except NotReached:
+        owner = claimant(folder.claim)
+        if owner is None:
+            return _over(folder, as_json=as_json)
+        if folder.contact.exists():
+            raise
+        return _unasked(folder, owner.doing, as_json=as_json)
     if as_json:
         return msgspec.json.encode(state).decode()
+    phase = "starting: nodes join" if state.phase == Phase.GATHERING else state.phase
     leaving = f", of them leaving: {', '.join(map(str, state.leaving))}" if state.leaving else ""
     lines = [
-        f"{run}: {state.phase}, step {state.step} of {state.steps}",
+        f"{run}: {phase}, step {state.step} of {state.steps}",
         f"{counted(len(state.nodes), 'node')}: {', '.join(map(str, state.nodes))}{leaving}",
     ]
     if state.speeds:
@@ -36,6 +57,62 @@ def status(run: Path, *, as_json: bool) -> str:
     if state.pipelines:
         lines.append(f"plan {state.generation}: {picture(state.pipelines)}")
     return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What a run's records say.
+
+    Attributes:
+        steps: that are trained.
+        num_steps: of the job.
+        ending: what is said when it is over.
+        ended: its last record, if that is of its end.
+    """
+
+    steps: int
+    num_steps: int
+    ending: Ending
+    ended: RunEnded | None
+
+
+def _told(folder: RunFolder) -> _Told:
+    job = job_from_json(folder.job.read_bytes())
+    ending = Ending(job, folder)
+    steps, last = 0, None
+    for last, _ in read_events(folder.events):
+        ending.note(last)
+        match last:
+            case StepCommitted(step=step) | StepSkipped(step=step) | Restored(to_step=step):
+                steps = step
+            case _:
+                pass
+    return _Told(steps, job.train.steps, ending, last if isinstance(last, RunEnded) else None)
+
+
+def _unasked(folder: RunFolder, doing: str, *, as_json: bool) -> str:
+    """Of a run whose process lives and has no coordinator: in its beginning, its end, or in one process alone."""
+    told = _told(folder)
+    if as_json:
+        state = {"phase": doing.partition(":")[0], "doing": doing, "step": told.steps, "steps": told.num_steps}
+        return msgspec.json.encode(state).decode()
+    return f"{folder.path}: {doing}" + (f", step {told.steps} of {told.num_steps}" if told.steps else "")
+
+
+def _over(folder: RunFolder, *, as_json: bool) -> str:
+    """Of a run that has ended, by itself or with its process."""
+    told = _told(folder)
+    if told.ended is not None and not as_json:
+        first, *rest, _ = told.ending.lines(told.ended)
+        return "\n".join([f"{folder.path}: {first}", *rest])
+    if told.ended is not None and folder.summary.exists():
+        return msgspec.json.encode({"phase": "ended", **msgspec.json.decode(folder.summary.read_bytes())}).decode()
+    if as_json:
+        return msgspec.json.encode({"phase": "gone", "step": told.steps, "steps": told.num_steps}).decode()
+    return (
+        f"{folder.path}: its process is gone, step {told.steps} of {told.num_steps} was the last. "
+        "planaria train JOB --resume goes on from its last checkpoint."
+    )
 
 
 def _slow(node: int, speed: float, resting: tuple[int, ...]) -> str:
@@ -93,7 +170,16 @@ def stop(run: Path) -> str:
 
 
 def _ask(run: Path, wish: Wish, *, node: int = -1, count: int = 1, grace_s: float = 0.0, policy: str = "") -> Answer:
-    answer = ask(RunFolder.open(run).contact, wish, node=node, count=count, grace_s=grace_s, policy=policy)
+    folder = RunFolder.open(run)
+    try:
+        answer = ask(folder.contact, wish, node=node, count=count, grace_s=grace_s, policy=policy)
+    except NotReached:
+        owner = claimant(folder.claim)
+        if owner is None or folder.contact.exists():
+            raise
+        raise NotReached(
+            f"run {run} cannot be asked now ({owner.doing}). planaria status {run} says how far it is."
+        ) from None
     if not answer.accepted:
         raise UserError(f"run {run}: {answer.text}.")
     return answer

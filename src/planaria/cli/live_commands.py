@@ -13,7 +13,7 @@ from planaria.cli.options import RUN_FOLDER
 @click.argument("run", type=RUN_FOLDER)
 @click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
 def status(run: Path, as_json: bool) -> int:
-    """Show how far RUN is, and on which nodes.
+    """Show how far RUN is, and on which nodes; how it starts, and how it ended.
 
     RUN is the folder of a run, for instance runs/demo.
     """

@@ -24,7 +24,7 @@ from planaria.launch.losses import expected_losses
 from planaria.launch.rehearsal import Rehearsed, differences, fitted, new_folder, rehearse, rehearsed_job, script_for
 from planaria.observe.recorder import write_atomically
 from planaria.observe.rehearsal_progress import RehearsalProgress
-from planaria.observe.run_folder import RunFolder
+from planaria.observe.run_folder import RunFolder, free_name
 from planaria.observe.wording import age, counted, duration
 from planaria.plan.profile import ModelProfile
 from planaria.protocol.records import RunStatus
@@ -61,7 +61,7 @@ def drill(job_file: Path, overrides: Sequence[str], wanted: Wanted, name: str | 
         UserError (or another ValueError of Planaria's): the job or the script cannot be used.
     """
     job, profile, script = _prepared(job_file, overrides, wanted)
-    name = name or f"{job.run.name}-drill"
+    name = name or free_name(job.run.folder, f"{job.run.name}-drill")
     with new_folder(job.run.folder, name) as folder:
         job = msgspec.structs.replace(job, run=msgspec.structs.replace(job.run, name=name))
         _write_profile(profile, folder.profile)
@@ -92,7 +92,7 @@ def compare(
     """
     chosen = _policies(policies)
     job, profile, script = _prepared(job_file, overrides, wanted)
-    folder = ComparisonFolder(job.run.folder, name or f"{job.run.name}-compare")
+    folder = ComparisonFolder(job.run.folder, name or free_name(job.run.folder, f"{job.run.name}-compare"))
     folder.begin(profile, script)
     if script.clock is Clock.SECONDS:
         each = duration(script.trace.horizon_s)

@@ -16,6 +16,10 @@ from planaria.worker.control_frames import control_frame, read_control
 TIMEOUT_S = 10.0
 
 
+class NotReached(UserError):
+    """The run does not run, or does not answer."""
+
+
 class Contact(msgspec.Struct, frozen=True, kw_only=True):
     """How a running job is reached. Only the user who runs it may read the file."""
 
@@ -38,7 +42,7 @@ def ask(path: Path, wish: Wish, *, node: int = -1, count: int = 1, grace_s: floa
     """Ask the job whose contact file this is.
 
     Raises:
-        UserError: it does not run, or does not answer.
+        NotReached: it does not run, or does not answer.
     """
     run = path.parent
     try:
@@ -57,6 +61,6 @@ def ask(path: Path, wish: Wish, *, node: int = -1, count: int = 1, grace_s: floa
             connection.sendall(control_frame(msgspec.msgpack.encode(request)))
             return decode_answer(read_control(connection))
     except FileNotFoundError:
-        raise UserError(f"run {run} does not run now. Name the folder of a run that does.") from None
+        raise NotReached(f"run {run} does not run now. Name the folder of a run that does.") from None
     except (OSError, EOFError, ValueError) as error:
-        raise UserError(f"run {run} does not answer: {error}. Look whether its process still runs.") from None
+        raise NotReached(f"run {run} does not answer: {error}. Look whether its process still runs.") from None

@@ -15,6 +15,7 @@ from planaria.job.settings import Job, PolicyName
 from planaria.launch.local import LocalNodes
 from planaria.launch.rehearsal import Rehearsed, rehearse, rehearsed_job
 from planaria.launch.replay import Say
+from planaria.observe.claim import claimed
 from planaria.observe.recorder import write_atomically
 from planaria.observe.run_folder import RunFolder
 from planaria.plan.plan import PlanError
@@ -138,7 +139,7 @@ def run_policy(
     try:
         own = rehearsed_job(msgspec.structs.replace(job, resilience=resilience), folder.profile, script)
         run = RunFolder.create(folder.path, policy.value)
-        with LocalNodes(run.logs / "launcher.log", EMULATED_MODEL) as nodes:
+        with claimed(run.claim), LocalNodes(run.logs / "launcher.log", EMULATED_MODEL) as nodes:
             ended = rehearse(own, run, script, nodes, observers=observers, say=say)
     except (PlanariaError, PlanError, UserError) as error:
         return Row(policy=policy, rehearsed=None, reason=" ".join(str(error).split()))

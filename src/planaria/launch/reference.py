@@ -26,6 +26,7 @@ from planaria.launch.result import TrainResult
 from planaria.launch.session import finish_run
 from planaria.launch.settings import is_emulated, named_profile
 from planaria.model.model import Batch, Tensors
+from planaria.observe.claim import say
 from planaria.observe.recorder import Recorder
 from planaria.observe.run_folder import RunFolder
 from planaria.protocol.commit import FIRST_EXPONENT, outcome
@@ -58,6 +59,7 @@ def train_reference(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
+        say(folder.claim, "training: in one process alone")
         with Recorder(folder, job) as recorder:
             return _Reference(job, folder, recorder, (recorder, *observers), drops or {}).train()
     finally:

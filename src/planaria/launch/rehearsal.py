@@ -23,6 +23,7 @@ from planaria.launch.replay import Replay, Say
 from planaria.launch.result import TrainResult
 from planaria.launch.session import train_job
 from planaria.launch.settings import job_profile, planner_settings
+from planaria.observe.claim import claimed
 from planaria.observe.recorder import read_drops, read_events, write_atomically
 from planaria.observe.run_folder import RunFolder
 from planaria.plan.plan import NodeId
@@ -230,12 +231,13 @@ def new_folder(root: str | Path, name: str) -> Iterator[RunFolder]:
     if (Path(root) / name).exists():
         raise UserError(f"{Path(root) / name} exists already. Choose another name by --name NAME.")
     folder = RunFolder.create(root, name)
-    try:
-        yield folder
-    except (ValueError, KeyboardInterrupt):
-        if not (folder.events.exists() and folder.events.stat().st_size):
-            shutil.rmtree(folder.path, ignore_errors=True)
-        raise
+    with claimed(folder.claim):
+        try:
+            yield folder
+        except (ValueError, KeyboardInterrupt):
+            if not (folder.events.exists() and folder.events.stat().st_size):
+                shutil.rmtree(folder.path, ignore_errors=True)
+            raise
 
 
 def differences(job: Job, folder: RunFolder, scratch: RunFolder) -> list[str]:

@@ -31,6 +31,7 @@ from planaria.launch.losses import losses_of_trace
 from planaria.launch.result import TrainResult
 from planaria.launch.settings import is_emulated, named_profile, node_settings
 from planaria.launch.supervisor import Supervisor
+from planaria.observe.claim import say
 from planaria.observe.recorder import Recorder, write_atomically
 from planaria.observe.run_folder import RunFolder
 from planaria.plan.plan import NodeId
@@ -85,8 +86,11 @@ def train_job(
     own = LocalNodes(folder.logs / "launcher.log", imported(job)) if nodes is None else nullcontext(nodes)
     with own as nodes:
         if not is_emulated(job):
+            say(folder.claim, "starting: the data are read")
             prepare_tokens(job.data, folder.data)
+            say(folder.claim, f"starting: the layers of {job.model.type} are measured")
             _measure(job, nodes, folder.data, folder.profile, import_path)
+        say(folder.claim, "starting: the first plan is made")
         token = token or secrets.token_hex(16)
         run = _Run(job, folder, faults, tuple(observers), import_path, metadata_url, checkpoint, token, traces)
         if resume and (earlier is None or _nodes_of(earlier) == _nodes_of(job)):
@@ -257,6 +261,7 @@ class _Run:
                 with interrupts(lambda count: supervisor.request_stop() if count == 1 else supervisor.abort()):
                     finished = supervisor.run(NodeId(node) for node in range(job.cluster.nodes if is_local else 0))
             finally:
+                say(self._folder.claim, "ending")
                 self._folder.contact.unlink(missing_ok=True)
                 supervisor.close()
                 nodes.release()

@@ -115,7 +115,7 @@ class _PlainLines:
         self._clock = clock
         self._num_steps = job.train.steps
         self._news = _News(job, num_cores)
-        self._ending = _Ending(job, folder)
+        self._ending = Ending(job, folder)
         self._every = max(1, job.train.steps // _LINES_IN_A_RUN)
         self._last_line: tuple[int, float] | None = None
 
@@ -187,7 +187,7 @@ class _LivePanel:
         self._folder = folder
         self._stream = stream
         self._news = _News(job, num_cores)
-        self._ending = _Ending(job, folder)
+        self._ending = Ending(job, folder)
         self._plan: PlanTaken | None = None
         self._step: StepCommitted | None = None
         self._live_nodes: int | None = None
@@ -312,7 +312,7 @@ class _LivePanel:
         return figures
 
 
-class _Ending:
+class Ending:
     """What is said when a run is over."""
 
     def __init__(self, job: Job, folder: RunFolder) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
 from planaria.job.checks import check_name
 from planaria.job.errors import UserError
+from planaria.observe.claim import claimant, in_use
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,8 @@ class RunFolder:
         try:
             path.mkdir(parents=True, exist_ok=True)
             if any(path.iterdir()):
+                if claimant(cls(path).claim) is not None:
+                    raise UserError(in_use(cls(path).claim))
                 raise UserError(
                     f"run folder {path} exists already. "
                     "Go on with it by --resume, or choose another name by --name NAME."
@@ -108,6 +112,11 @@ class RunFolder:
         return self.path / "journal.sqlite"
 
     @property
+    def claim(self) -> Path:
+        """Who writes this folder, see `planaria.observe.claim`."""
+        return self.path / "claim.json"
+
+    @property
     def contact(self) -> Path:
         """How the running job is reached; absent when it does not run."""
         return self.path / "coordinator.json"
@@ -141,6 +150,12 @@ class RunFolder:
     def logs(self) -> Path:
         """One file a process."""
         return self.path / "logs"
+
+
+def free_name(root: str | Path, name: str) -> str:
+    """The name, or with the first number from 2 on, that nothing in the folder of run folders has."""
+    numbered = (name if number == 1 else f"{name}-{number}" for number in itertools.count(1))
+    return next(free for free in numbered if not (Path(root) / free).exists())
 
 
 def _unusable(path: Path, error: OSError) -> UserError:
