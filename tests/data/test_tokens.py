@@ -128,7 +128,10 @@ def test_refusals_teach(tmp_path: Path) -> None:
     assert "(2, 2)" in refusal(str(tmp_path / "square.npy"))
     assert "ids from 1 to 300" in (text := refusal(str(tmp_path / "high.npy")))
     assert "259 tokens" in text
-    assert "no such file" in refusal("python-stdlib", "/no/tokenizer.json")
+    assert "no such file" in (text := refusal("python-stdlib", "/no/tokenizer.json"))
+    assert "hub" not in text
+    for name, folder in (("gpt2", "gpt2"), ("meta-llama/Llama-3.1-8B", "Llama-3.1-8B")):
+        assert f"hf download {name} tokenizer.json --local-dir {folder}" in refusal("python-stdlib", name)
     assert "cannot be loaded" in refusal("python-stdlib", str(tmp_path / "odd.bin"))
     with pytest.raises(DataError, match="has no tokens"):
         open_tokens(tmp_path / "hollow")

@@ -22,6 +22,7 @@ from planaria.job.parse import (
     validated,
 )
 from planaria.job.settings import Device, Job, LrSchedule, Numerics, PolicyName
+from planaria.job.suggestions import OTHER_NAMES
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -82,6 +83,12 @@ def test_a_zone_may_be_named_for_each_node() -> None:
     assert [cluster.zone_of(node) for node in range(5)] == ["a", "a", "b", "a", "a"]
 
 
+def test_suggested_names_are_a_jobs() -> None:
+    sections = {field.name: field.type for field in msgspec.structs.fields(Job)}
+    fields = {name for section in sections.values() for name in section.__struct_fields__}
+    assert set(OTHER_NAMES.values()) <= fields | set(sections)
+
+
 @pytest.mark.parametrize(
     ("nodes", "zones", "words"),
     [
@@ -111,6 +118,19 @@ REFUSED = [
     ("train.step=3", ["train.step = 3", "no such field", "Did you mean train.steps?"]),
     ("trian.steps=3", ["trian", "no such section", "Did you mean train?"]),
     ("train.zzz=3", ["train.zzz", "Known: steps, global_batch"]),
+    ("train.lr=3e-4", ["train.lr = 0.0003: there is no such field. Did you mean train.learning_rate?"]),
+    ("train.batch-size=3", ["Did you mean train.global_batch?"]),
+    ("train.seq_len=3", ["Did you mean train.sequence_length?"]),
+    ("train.epochs=3", ["Did you mean train.steps? Steps are counted, not passes over the data."]),
+    ("train.num_nodes=3", ["Did you mean cluster.nodes?"]),
+    ("cluster.tokenizer=bytes", ["Did you mean data.tokenizer?"]),
+    ("training.steps=3", ["there is no such section. Did you mean train?"]),
+    ("data.source=s3://bucket/texts", ["data.source = 's3://bucket/texts' is a URL", "Copy it", "hf download"]),
+    ("data.tokenizer=https://host/tokenizer.json", ["data.tokenizer", "is a URL"]),
+    ("model.weights=hf://gpt2", ["model.weights = 'hf://gpt2' is a URL"]),
+    ("model.type=hf://gpt2", ["model.type = 'hf://gpt2' is a URL"]),
+    ("run.folder=gs://bucket", ["run.folder = 'gs://bucket' is a URL", "files of this machine"]),
+    ("resilience.failure_trace=file:///day.csv", ["resilience.failure_trace", "is a URL"]),
     ("train.steps=many", ["train.steps = 'many'", "expected a whole number"]),
     ("train.steps=1.5", ["train.steps = 1.5", "expected a whole number"]),
     ("train.steps=true", ["train.steps = True", "expected a whole number"]),

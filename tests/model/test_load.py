@@ -40,6 +40,10 @@ def refusal(section: ModelSection, *, vocab_size: int | None = VOCAB_SIZE, train
         (small_section("gpt2", vocab_size=100), ("vocab_size = 100", "259")),
         (small_section("gpt2", n_positions=8), ("sequence_length = 16", "8 positions", "= 16")),
         (ModelSection(type="gpt2", loss="math:sqrt"), ("model.loss = 'math:sqrt'", "own loss")),
+        (
+            ModelSection(type="gpt2", weights="openai-community/gpt2"),
+            ("hf download openai-community/gpt2 --local-dir gpt2",),
+        ),
         (ModelSection(type="gpt2", weights="/nowhere"), ("model.weights = '/nowhere'", "not a folder")),
     ],
 )

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planaria.data.sources import DataError
+from planaria.job.suggestions import hub_hint
 
 BYTES = "bytes"
 SEPARATOR_ID = 256
@@ -108,6 +109,6 @@ def load_tokenizer(tokenizer: str) -> Tokenizer:
     if not path.is_file():
         raise DataError(
             f"data.tokenizer = {tokenizer!r}: there is no such file (from {Path.cwd()}). "
-            f'Give the path of a tokenizer.json, or "{BYTES}".'
+            f'Give the path of a tokenizer.json, or "{BYTES}".{hub_hint(tokenizer, "tokenizer.json")}'
         )
     return FileTokenizer(path)

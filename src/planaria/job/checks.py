@@ -27,6 +27,7 @@ from planaria.job.settings import (
 _DOTTED = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 _FUNCTION = re.compile(rf"{_DOTTED}:{_DOTTED}")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _MAX_SHOWN = 80
 MAX_ZONE_LENGTH = 128
 
@@ -80,13 +81,23 @@ def _text(field: str, value: str) -> None:
         _refuse(field, value, "is empty or has a NUL character", "Give a text, or leave the line out.")
 
 
+def _path(field: str, value: str) -> None:
+    """A text that is no URL: what lies elsewhere is not fetched."""
+    _text(field, value)
+    if _URL.match(value):
+        _refuse(
+            field, value, "is a URL, and only files of this machine are read and written",
+            "Copy it here (hf download, aws s3 sync, gsutil rsync, curl -O), or mount it, and give its path.",
+        )  # fmt: skip
+
+
 def _function(field: str, value: str) -> None:
     if not _FUNCTION.fullmatch(value):
         _refuse(field, value, "is not module:function", 'Write for instance "layers:transformer".')
 
 
 def _check_model(model: ModelSection) -> None:
-    _text("model.type", model.type)
+    _path("model.type", model.type)
     if is_function(model.type):
         _function("model.type", model.type)
         if model.weights is not None:
@@ -101,14 +112,14 @@ def _check_model(model: ModelSection) -> None:
             "Leave it out.",
         )  # fmt: skip
     if model.weights is not None:
-        _text("model.weights", model.weights)
+        _path("model.weights", model.weights)
     if model.loss is not None:
         _function("model.loss", model.loss)
 
 
 def _check_data(data: DataSection) -> None:
-    _text("data.source", data.source)
-    _text("data.tokenizer", data.tokenizer)
+    _path("data.source", data.source)
+    _path("data.tokenizer", data.tokenizer)
     if not 0 < data.mask_probability < 1:
         _refuse("data.mask_probability", data.mask_probability, "is not between 0 and 1", "Set for instance 0.15.")
 
@@ -156,7 +167,7 @@ def _check_cluster(cluster: ClusterSection) -> None:
             "Set cluster.profile to the path of a profile's JSON file.",
         )  # fmt: skip
     if cluster.profile is not None:
-        _text("cluster.profile", cluster.profile)
+        _path("cluster.profile", cluster.profile)
         if cluster.device is not Device.EMULATED:
             _refuse(
                 "cluster.profile", cluster.profile,
@@ -219,6 +230,8 @@ def _check_resilience(resilience: ResilienceSection) -> None:
     _at_least("resilience.min_nodes_per_pipeline", resilience.min_nodes_per_pipeline, 0)
     _positive("resilience.coordinator_timeout_s", resilience.coordinator_timeout_s)
     _positive("resilience.mean_time_between_failures_s", resilience.mean_time_between_failures_s)
+    if resilience.failure_trace:
+        _path("resilience.failure_trace", resilience.failure_trace)
     source = resilience.preemption
     if source not in PREEMPTION_SOURCES and not _FUNCTION.fullmatch(source):
         _refuse(
@@ -228,7 +241,7 @@ def _check_resilience(resilience: ResilienceSection) -> None:
 
 
 def _check_run(run: RunSection) -> None:
-    _text("run.folder", run.folder)
+    _path("run.folder", run.folder)
     if run.name is not None:
         check_name("run.name", run.name)
     _at_least("run.checkpoint_every", run.checkpoint_every, 0)

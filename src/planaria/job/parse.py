@@ -7,7 +7,6 @@ This module owns reading and writing of jobs; what makes a well-typed job imposs
 from __future__ import annotations
 
 import datetime
-import difflib
 import enum
 import hashlib
 import math
@@ -23,6 +22,7 @@ import msgspec
 from planaria.job.checks import check_dealing, check_job, shown
 from planaria.job.errors import UserError
 from planaria.job.settings import Device, Job, ModelSection, Section
+from planaria.job.suggestions import did_you_mean
 
 Table = dict[str, Any]
 
@@ -88,7 +88,7 @@ def job_from_table(table: Mapping[str, Any]) -> Job:
     """
     sections: dict[str, Any] = {}
     fields = {field.name: field for field in msgspec.structs.fields(Job)}
-    _refuse_unknown(table, fields, prefix="", kind="section")
+    _refuse_unknown(table, fields, prefix="", kind="section", elsewhere=_sections_of_fields())
     for name, field in fields.items():
         if name in table:
             sections[name] = _section(name, table[name], field.type)
@@ -214,7 +214,9 @@ def _section(name: str, value: object, section: type[Section]) -> Section:
         raise UserError(f"{name} = {shown(value)} is not a section. Write a table: [{name}].")
     fields = {field.name: field for field in msgspec.structs.fields(section)}
     types_ = typing.get_type_hints(section)
-    _refuse_unknown(value, fields, prefix=f"{name}.", kind="field")
+    is_jobs = typing.get_type_hints(Job).get(name) is section
+    elsewhere = _sections_of_fields() if is_jobs else None
+    _refuse_unknown(value, fields, prefix=f"{name}.", kind="field", elsewhere=elsewhere)
     arguments = {}
     for key, field in fields.items():
         if key in value:
@@ -233,7 +235,7 @@ def _convert(field: str, value: object, expected: Any) -> Any:
         pass
     raise UserError(
         f"{field} = {shown(value)} is {_kind(value)}; expected {_expected(expected)}."
-        f"{_did_you_mean(value, _choices(expected))}"
+        f"{did_you_mean(value, _choices(expected))}"
     )
 
 
@@ -255,18 +257,29 @@ def _refuse_unusable(field: str, value: object, depth: int) -> None:
         raise UserError(f"{field} = {value} is a date or time, which no field takes. Put it in quotes.")
 
 
-def _refuse_unknown(table: Mapping[str, Any], known: Iterable[str], *, prefix: str, kind: str) -> None:
+def _refuse_unknown(
+    table: Mapping[str, Any],
+    known: Iterable[str],
+    *,
+    prefix: str,
+    kind: str,
+    elsewhere: Mapping[str, str] | None = None,
+) -> None:
     names = list(known)
     for key in table:
         if key not in names:
-            meant = _did_you_mean(key, names, prefix=prefix)
+            meant = did_you_mean(key, names, prefix=prefix, elsewhere=elsewhere)
             remedy = meant or f" Known: {', '.join(names)}."
             raise UserError(f"{prefix}{_key(key)} = {shown(table[key])}: there is no such {kind}.{remedy}")
 
 
-def _did_you_mean(value: object, choices: Iterable[str], *, prefix: str = "") -> str:
-    close = difflib.get_close_matches(value, list(choices), n=1) if isinstance(value, str) else []
-    return f" Did you mean {prefix}{close[0]}?" if close else ""
+def _sections_of_fields() -> dict[str, str]:
+    """The section of each field of a job; the first, where several sections have one of this name."""
+    found: dict[str, str] = {}
+    for name, section in typing.get_type_hints(Job).items():
+        for field in section.__struct_fields__:
+            found.setdefault(field, name)
+    return found
 
 
 def _choices(expected: Any) -> tuple[str, ...]:

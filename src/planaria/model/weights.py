@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from planaria.job.suggestions import hub_hint
 from planaria.model.model import ModelError
 
 _INDEX = "model.safetensors.index.json"
@@ -30,7 +31,9 @@ class WeightsFolder:
         self._path = Path(path)
         self._field = f"model.weights = {path!r}"
         if not self._path.is_dir():
-            raise ModelError(f"{self._field} is not a folder. Give a local Hugging Face folder with config.json.")
+            raise ModelError(
+                f"{self._field} is not a folder. Give a local Hugging Face folder with config.json.{hub_hint(path)}"
+            )
         self.config = self._read_json("config.json")
         found = self.config.get("model_type")
         if found != model_type:
