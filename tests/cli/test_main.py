@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 
 import planaria
 from planaria.cli.main import cli
+from planaria.job.errors import UserCodeError
 from planaria.launch.result import TrainResult
 from planaria.observe.claim import claimed
 from planaria.observe.run_folder import RunFolder
@@ -218,6 +219,10 @@ def test_reference_has_its_own_folder(place: Path, training: Training) -> None:
 
 
 def test_a_refused_job_leaves_no_folder(place: Path, training: Training) -> None:
+    training.error = UserCodeError("model.type = 'a:b' fails.", 'Traceback\n  File "a.py", line 3, in b\nKeyError\n')
+    result = run("train", "mine.toml")
+    assert result.exit_code == 2
+    assert result.stderr == f"planaria: error: {training.error}\n\n{training.error.trace}"
     training.error = PlanError("8 nodes cannot hold\n3 replicas.")
     assert refused(run("train", "mine.toml")) == "planaria: error: 8 nodes cannot hold 3 replicas."
     assert not Path("runs/mine").exists()

@@ -12,6 +12,7 @@ from small_models import TRAIN, filled_layers, random_ids, run_layers, whole_sta
 from torch import nn
 
 from planaria.job.settings import ModelSection, TrainSection
+from planaria.model.function import ModelRaised
 from planaria.model.load import load_model
 from planaria.model.model import ModelError, Tensors
 
@@ -140,27 +141,59 @@ def raises() -> list[nn.Module]:
     raise RuntimeError("no luck")
 
 
+class Stumbling(nn.Linear):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        raise KeyError("no mask")
+
+
+def stumbles() -> list[nn.Module]:
+    return [nn.Embedding(259, 4), Stumbling(4, 259)]
+
+
+REFUSED = [
+    (section("no_such_module_here:make"), ("cannot import 'no_such_module_here'", "PYTHONPATH")),
+    (section("layers:transfomer"), ("no function 'transfomer'",)),
+    (section("layers:"), ("module:function",)),
+    (section("layers:transformer", widht=3), ("TypeError", "widht", "[model.config]")),
+    (section("one_layer"), ("1 layer", "Return two or more")),
+    (section("not_a_list"), ("returns a Linear", "list of torch.nn.Module")),
+    (section("not_modules"), ("layer 1 is a str",)),
+    (section("needs_a_mask"), ("layer 1.Picky", "1 tensor(s) of shape (1, 16, 4)", "mask")),
+    (section("returns_a_list"), ("layer 1.Listing returns a list",)),
+    (section("few_rows"), ("layer 0.Embedding", "IndexError")),
+    (section("batch_norm"), ("BatchNorm1d", "LayerNorm")),
+    (section("frozen"), ("'weight' is frozen", "buffer")),
+    (section("double"), ("float64", "float32")),
+    (section("raises"), ("RuntimeError: no luck",)),
+    (ModelSection(type=SMALL.type, weights="/tmp"), ("model.weights = '/tmp'",)),
+    (ModelSection(type=SMALL.type, loss=f"{HERE}:logits_as_loss"), ("loss", "scalar")),
+]
+
+
 @pytest.mark.parametrize(
-    ("given", "parts"),
-    [
-        (section("no_such_module_here:make"), ("cannot import 'no_such_module_here'", "PYTHONPATH")),
-        (section("layers:transfomer"), ("no function 'transfomer'",)),
-        (section("layers:"), ("module:function",)),
-        (section("layers:transformer", widht=3), ("TypeError", "widht", "[model.config]")),
-        (section("one_layer"), ("1 layer", "Return two or more")),
-        (section("not_a_list"), ("returns a Linear", "list of torch.nn.Module")),
-        (section("not_modules"), ("layer 1 is a str",)),
-        (section("needs_a_mask"), ("layer 1.Picky", "1 tensor(s) of shape (1, 16, 4)", "mask")),
-        (section("returns_a_list"), ("layer 1.Listing returns a list",)),
-        (section("few_rows"), ("layer 0.Embedding", "IndexError")),
-        (section("batch_norm"), ("BatchNorm1d", "LayerNorm")),
-        (section("frozen"), ("'weight' is frozen", "buffer")),
-        (section("double"), ("float64", "float32")),
-        (section("raises"), ("RuntimeError: no luck",)),
-        (ModelSection(type=SMALL.type, weights="/tmp"), ("model.weights = '/tmp'",)),
-        (ModelSection(type=SMALL.type, loss=f"{HERE}:logits_as_loss"), ("loss", "scalar")),
-    ],
+    ("given", "where", "what"), [("raises", "raises", "RuntimeError"), ("stumbles", "forward", "KeyError")]
 )
+def test_what_the_users_code_raises_is_shown_where_it_is(given: str, where: str, what: str) -> None:
+    """From the user's first line on, nothing of ours or of torch's before it."""
+    with pytest.raises(ModelRaised) as caught:
+        load_model(section(given), TRAIN, vocab_size=259)
+    first, second, *_, last = caught.value.trace.splitlines()
+    assert first == "Traceback (most recent call last):"
+    assert __file__ in second
+    assert second.endswith(f"in {where}")
+    assert last.startswith(what)
+
+
+def test_a_module_that_raises_is_shown_where_it_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    tmp_path.joinpath("broken_model.py").write_text("import torch\n\nimport no_such_module_either\n")
+    with pytest.raises(ModelRaised, match="No module named 'no_such_module_either'") as caught:
+        load_model(ModelSection(type="broken_model:make"), TRAIN, vocab_size=259)
+    assert "PYTHONPATH" not in str(caught.value)
+    assert caught.value.trace.splitlines()[1].endswith('broken_model.py", line 3, in <module>')
+
+
+@pytest.mark.parametrize(("given", "parts"), REFUSED)
 def test_refusals_teach(given: ModelSection, parts: tuple[str, ...]) -> None:
     with pytest.raises(ModelError) as caught:
         load_model(given, TRAIN, vocab_size=259)

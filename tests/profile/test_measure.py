@@ -13,7 +13,7 @@ import torch
 
 from planaria.data.tokens import prepare_tokens
 from planaria.job.parse import parse_job
-from planaria.job.settings import Device, Job
+from planaria.job.settings import Device, Job, ModelSection
 from planaria.plan.profile import LayerTimes
 from planaria.plan.profile_check import check_profile, decode_profile
 from planaria.profile import ERROR_SUFFIX
@@ -128,6 +128,18 @@ def test_a_device_that_is_not_there_is_the_users_mistake(job: Job, tmp_path: Pat
     elsewhere = msgspec.structs.replace(job, cluster=msgspec.structs.replace(job.cluster, device=Device.CUDA))
     assert measure_into(elsewhere, tmp_path / "data", output, str(tmp_path)) == 2
     assert "torch sees no CUDA device here" in said(output)
+
+
+def test_the_users_traceback_is_handed_on(job: Job, tmp_path: Path) -> None:
+    """One line, and below it where the user's code raised."""
+    output = tmp_path / "profile.json"
+    tmp_path.joinpath("raising.py").write_text("def make():\n    raise KeyError('two\\nlines')\n")
+    job = msgspec.structs.replace(job, model=ModelSection(type="raising:make"))
+    assert measure_into(job, tmp_path / "data", output, str(tmp_path)) == 2
+    line, first, second, *_ = said(output).splitlines()
+    assert line.startswith("model.type = 'raising:make' fails with KeyError")
+    assert first == "Traceback (most recent call last):"
+    assert second.endswith('raising.py", line 2, in make')
 
 
 def test_a_profile_that_still_fits_is_not_measured_again(job: Job, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from planaria.cli.options import (
 from planaria.cli.plan_commands import plan, profile
 from planaria.cli.simulate import simulate
 from planaria.cli.trace import trace
-from planaria.job.errors import PlanariaError
+from planaria.job.errors import PlanariaError, UserCodeError
 
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -52,7 +52,9 @@ class _Planaria(click.Group):
             _fail("interrupted", EXIT_INTERRUPTED)
         except Exception as error:
             if isinstance(error, ValueError) and _is_users_mistake(error):
-                _fail(" ".join(str(error).split()), EXIT_USER_ERROR)
+                line = " ".join(str(error).split())
+                trace = f"\n\n{error.trace.rstrip()}" if isinstance(error, UserCodeError) else ""
+                _fail(f"{line}{trace}", EXIT_USER_ERROR)
             if isinstance(error, PlanariaError):
                 _fail(str(error), EXIT_FAILED)
             raise

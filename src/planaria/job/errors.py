@@ -9,3 +9,15 @@ class PlanariaError(Exception):
 
 class UserError(PlanariaError, ValueError):
     """The user's mistake: one line with what is wrong, the value, and the remedy. The CLI exits with 2."""
+
+
+class UserCodeError(UserError):
+    """The user's own code raised. The CLI shows where, below the line.
+
+    Attributes:
+        trace: the traceback, as Python prints it, from the user's first line on.
+    """
+
+    def __init__(self, text: str, trace: str) -> None:
+        super().__init__(text)
+        self.trace = trace

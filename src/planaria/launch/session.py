@@ -19,7 +19,7 @@ from planaria.coordinator.link import Finished
 from planaria.coordinator.settings import CoordinatorSettings
 from planaria.coordinator.switchboard import listen
 from planaria.data.tokens import prepare_tokens
-from planaria.job.errors import PlanariaError, UserError
+from planaria.job.errors import PlanariaError, UserCodeError, UserError
 from planaria.job.faults import Fault, FaultKind
 from planaria.job.parse import job_fingerprint
 from planaria.job.settings import Job, Launcher
@@ -157,7 +157,9 @@ def _measure(job: Job, nodes: LocalNodes, data: Path, output: Path, import_path:
         text = error.read_text()
         error.unlink()
         first, _, trace = text.partition("\n")
-        raise ModelFailed(first, trace) if status == 1 else UserError(text)
+        if status == 1:
+            raise ModelFailed(first, trace)
+        raise UserCodeError(first, trace) if trace else UserError(first)
     return msgspec.json.decode(output.read_bytes(), type=ModelProfile)
 
 

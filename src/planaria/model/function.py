@@ -7,8 +7,10 @@ structure and the initial values. `build_layer` gives deep copies.
 from __future__ import annotations
 
 import copy
+import importlib
 import os
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
@@ -17,6 +19,8 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
+import planaria
+from planaria.job.errors import UserCodeError
 from planaria.job.settings import ModelSection, TrainSection
 from planaria.model.grouping import LayerParameter, group_parameters
 from planaria.model.initial import derive_seed, seeded
@@ -27,6 +31,24 @@ _CHECKED_PRODUCTS = 500_000_000
 """Parameters times tokens up to which a model is tried on one sequence: well under a second."""
 
 Loss = Callable[[Tensors, Batch], torch.Tensor]
+
+_NOT_THE_USERS = (
+    "<frozen ",
+    *(os.path.dirname(file) + os.sep for file in (str(planaria.__file__), importlib.__file__, torch.__file__)),
+)
+"""Beginnings of the files whose lines come before the user's own."""
+
+
+class ModelRaised(ModelError, UserCodeError):
+    """The user's function, module or layer raised; `trace` shows where."""
+
+
+def users_trace(error: BaseException) -> str:
+    """The traceback of what the user's code raised, without our lines and torch's before its first."""
+    found = traceback.TracebackException.from_exception(error)
+    own = (at for at, frame in enumerate(found.stack) if not frame.filename.startswith(_NOT_THE_USERS))
+    del found.stack[: next(own, len(found.stack))]
+    return "".join(found.format())
 
 
 class FunctionModel:
@@ -101,7 +123,7 @@ def load_function_model(section: ModelSection, train: TrainSection, *, vocab_siz
         vocab_size: tokens that the tokenizer knows; what the model is tried with.
 
     Raises:
-        ModelError: names the field, the value and the remedy.
+        ModelError: names the field, the value and the remedy; ModelRaised where the user's code raised.
     """
     field = f"model.type = {section.type!r}"
     if section.weights is not None:
@@ -115,12 +137,15 @@ def load_function_model(section: ModelSection, train: TrainSection, *, vocab_siz
                 f"it returns {len(model.layer_names)} layer(s), and a model is cut between layers. Return two or more."
             )
         _try(model, train, vocab_size)
+    except ModelRaised as error:
+        raise ModelRaised(f"{field}: {error}", error.trace) from error
     except ModelError as error:
         raise ModelError(f"{field}: {error}") from error
     except Exception as error:  # the user's function may raise anything
-        raise ModelError(
+        raise ModelRaised(
             f"{field} fails with {type(error).__name__}: {error}. "
-            f"Check [model.config] (it was called with {section.config})."
+            f"Check [model.config] (it was called with {section.config}).",
+            users_trace(error),
         ) from error
     return model
 
@@ -141,9 +166,14 @@ def import_function(reference: str, field: str) -> Callable[..., Any]:
     try:
         module = import_module(module_name)
     except Exception as error:  # importing runs the user's code
-        raise ModelError(
-            f"{said}: cannot import {module_name!r} ({type(error).__name__}: {error}). Searched in "
-            f"{working_directory} and the Python path: start where it lies, or add its folder to PYTHONPATH."
+        if isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0]:
+            raise ModelError(
+                f"{said}: cannot import {module_name!r} ({error}). Searched in {working_directory} and the "
+                "Python path: start where it lies, or add its folder to PYTHONPATH."
+            ) from error
+        raise ModelRaised(
+            f"{said}: importing {module_name!r} fails with {type(error).__name__}: {error}. Mend it there.",
+            users_trace(error),
         ) from error
     function = getattr(module, name, None)
     if not callable(function):
@@ -205,9 +235,10 @@ def _forward(name: str, layer: nn.Module, values: Tensors) -> Tensors:
     try:
         output = layer(*values)
     except Exception as error:  # the user's module may raise anything
-        raise ModelError(
+        raise ModelRaised(
             f"layer {name} cannot take what comes before it, {len(values)} tensor(s) of shape {shapes}: "
-            f"{type(error).__name__}: {error}. A layer takes exactly the tensors that the one before returns."
+            f"{type(error).__name__}: {error}. A layer takes exactly the tensors that the one before returns.",
+            users_trace(error),
         ) from error
     outputs = (output,) if isinstance(output, torch.Tensor) else output
     if not isinstance(outputs, tuple) or not all(isinstance(one, torch.Tensor) for one in outputs):

@@ -18,6 +18,7 @@ import torch
 from planaria import __version__
 from planaria.data.sampler import Sampler
 from planaria.data.tokens import open_tokens
+from planaria.job.errors import UserCodeError
 from planaria.job.settings import Device, Job
 from planaria.model.load import load_model
 from planaria.plan.plan import Group, PlanError
@@ -50,7 +51,7 @@ def measure_into(job: Job, data_folder: Path, output: Path, import_path: str | N
     """Write the job's profile to `output`; returns an exit status.
 
     A mistake of the user (a model that cannot be built or cut, a layer that raises, a device that is not there) is
-    written to `output` with ERROR_SUFFIX instead, as text.
+    written to `output` with ERROR_SUFFIX instead: a line, and below it the traceback where the user's code raised.
     """
     if import_path is not None and import_path not in sys.path:
         sys.path.insert(0, import_path)
@@ -64,7 +65,9 @@ def measure_into(job: Job, data_folder: Path, output: Path, import_path: str | N
         output.with_name(output.name + ERROR_SUFFIX).write_text(f"{error}\n{trace}")
         return 1
     except ValueError as error:
-        output.with_name(output.name + ERROR_SUFFIX).write_text(str(error))
+        trace = error.trace if isinstance(error, UserCodeError) else ""
+        line = " ".join(str(error).split())
+        output.with_name(output.name + ERROR_SUFFIX).write_text(f"{line}\n{trace}")
         return 2
     output.write_bytes(msgspec.json.format(msgspec.json.encode(profile), indent=1))
     return 0
