@@ -122,12 +122,14 @@ def train(
     Raises:
         UserError: the job, the name or a fault cannot be used; no run folder is left behind.
     """
+    from planaria.launch.interrupts import interrupts, raise_interrupted
     from planaria.launch.session import train_job
 
     job = validated(job)
     parsed = tuple(parse_fault(fault) if isinstance(fault, str) else fault for fault in faults)
     check_faults(parsed, job)
     with (
+        interrupts(raise_interrupted),
         _run_folder(job, name or job.run.name or "run", resume=resume) as (job, folder, earlier),
         _shown(job, folder, observers, progress=progress) as shown,
     ):

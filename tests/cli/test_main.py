@@ -165,7 +165,7 @@ def test_the_public_names_are_lazy() -> None:
 
 @pytest.mark.parametrize(
     ("status", "code"),
-    [("completed", 0), ("failed", 1), ("exhausted", 3), ("interrupted", 130)],
+    [("completed", 0), ("stopped", 0), ("failed", 1), ("exhausted", 3), ("interrupted", 130)],
 )
 def test_exit_codes(place: Path, training: Training, status: str, code: int) -> None:
     training.status = RunStatus(status)

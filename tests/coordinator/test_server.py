@@ -412,7 +412,7 @@ def test_a_stop_comes_from_any_thread(running: Running) -> None:
     assert isinstance(clients[0].receive(), Stop)
     running.wait_for_the_end()
     assert running.finish is not None
-    assert running.finish.status is RunStatus.INTERRUPTED
+    assert running.finish.status is RunStatus.STOPPED
 
 
 def test_a_mistake_of_our_own_is_not_taken_for_nonsense(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -312,7 +312,7 @@ def test_interrupt_leaves_no_process(arguments: tuple[str, str], run: str, job_f
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 130, said
-    assert "stopped by the user" in said
+    assert "interrupted by Ctrl-C" in said
     assert not descendants(command.folder)
 
 

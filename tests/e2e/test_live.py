@@ -86,7 +86,7 @@ def test_a_run_is_stopped(folder: Path, text: Path, run: Run) -> None:
     user = User(folder, StepCommitted, live.stop)
     outcome = run(make_job(text, train__steps=5000), observers=[user])
     assert "is finished and saved" in str(user.answer)
-    assert outcome.result.status is RunStatus.INTERRUPTED
+    assert outcome.result.status is RunStatus.STOPPED
     assert outcome.result.weights_sha256 is not None
 
 

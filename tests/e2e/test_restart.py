@@ -187,7 +187,7 @@ def test_a_stop_that_was_promised_is_kept(tmp_path: Path, text: Path, run: Run) 
                 os.kill(pid, signal.SIGKILL)
 
     outcome = run(make_job(text, train__steps=5000), observers=[stop])
-    assert outcome.summary["status"] == "interrupted"
+    assert outcome.summary["status"] == "stopped"
     assert outcome.summary["weights_sha256"] is not None
     assert len([event for event in outcome.events("note") if event["text"].startswith("stopping: ")]) == 1
 

@@ -222,7 +222,7 @@ def test_the_stop_waits_for_the_step(machine: Coordinator) -> None:
 def test_a_stop_before_the_start_ends_at_once_and_latecomers_are_told(machine: Coordinator) -> None:
     machine.handle(WorkerJoined(WorkerId(0), "host:0"), 0.0)
     commands = machine.handle(StopRequested(), 0.1)
-    assert Finish(RunStatus.INTERRUPTED, "stopped by the user before the first step") in commands
+    assert Finish(RunStatus.STOPPED, "stopped by the user before the first step") in commands
     assert sent(machine.handle(WorkerJoined(WorkerId(1), "host:1"), 0.2), Stop)
 
 

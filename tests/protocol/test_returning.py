@@ -282,11 +282,11 @@ def test_the_boundary_is_thought_over_again(life: Life) -> None:
 def test_an_end_that_was_written_down_is_the_end(life: Life) -> None:
     life.does(StopRequested(), *votes(life, 0, 1, 2))
     ended = RunEnded(
-        status=RunStatus.INTERRUPTED, steps=1, message="because", skipped_microbatches=0, duplicated_microbatches=0
+        status=RunStatus.STOPPED, steps=1, message="because", skipped_microbatches=0, duplicated_microbatches=0
     )
     life.journal.append(JournalEnd(records=(ended,)))
     after = life.after()
-    assert Finish(RunStatus.INTERRUPTED, "because") in after.does(Restarted())
+    assert Finish(RunStatus.STOPPED, "because") in after.does(Restarted())
     assert [c.worker for c in sent(after.does(*joined(1)), Stop)] == [1]
 
 

@@ -125,7 +125,7 @@ def test_a_writer_is_lost_and_the_next_step_is_saved(laboratory: Laboratory) -> 
     assert given_up == ["the checkpoint of step 5 is given up: a node was lost that wrote it"]
     assert next(saved.step for saved in outcome.of(CheckpointSaved)) == 6
     assert not outcome.of(Restored), "three nodes are too few"
-    assert outcome.finish.status is RunStatus.INTERRUPTED
+    assert outcome.finish.status is RunStatus.STOPPED
 
 
 def test_nothing_is_saved_beside_training_where_a_full_plan_follows(

@@ -168,7 +168,7 @@ def test_too_few_nodes_for_f_plus_one_replicas_go_on_and_say_so(laboratory: Labo
     outcome = laboratory.run(grid(laboratory, kills, when_exhausted="wait"))
     assert any("the plan is degraded" in note.text for note in outcome.of(Note))
     assert outcome.of(Waiting)
-    assert outcome.finish.status is RunStatus.INTERRUPTED
+    assert outcome.finish.status is RunStatus.STOPPED
 
 
 def test_what_was_weighed_is_recorded(laboratory: Laboratory) -> None:

@@ -70,7 +70,7 @@ def drill(job: Path, overrides: tuple[str, ...], name: str | None, verify: bool,
     \b
     Exit code:
       0 the trace was played to its end    1 failed    2 a mistake in the job, the trace or the command
-      3 exhausted: too few nodes were left    130 interrupted
+      3 exhausted: too few nodes were left    130 Ctrl-C    143 SIGTERM    129 SIGHUP
     """
     from planaria.cli import rehearsing
 
@@ -106,7 +106,7 @@ def compare(
     \b
     Exit code:
       0 compared    1 the job ran under no policy    2 a mistake in the job, the script or the command
-      130 interrupted
+      130 Ctrl-C    143 SIGTERM    129 SIGHUP
     """
     from planaria.cli import rehearsing
 

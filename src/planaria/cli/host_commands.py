@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
 
-from planaria.cli.options import EXIT_INTERRUPTED, TOKEN_VARIABLE, ZONE_VARIABLE, token_of, token_option
+from planaria.cli.options import TOKEN_VARIABLE, ZONE_VARIABLE, token_of, token_option
 
 
 @click.command()
@@ -34,8 +35,8 @@ from planaria.cli.options import EXIT_INTERRUPTED, TOKEN_VARIABLE, ZONE_VARIABLE
 def agent(coordinator: str, token_file: Path | None, host: str, zone: str, import_path: Path, give_up_s: float) -> int:
     """Offer this node to a job whose cluster.launcher is "agents"; see docs/hosts.md.
 
-    Starts the node's workers, and offers the node again under a new number when it was cut off. The first SIGTERM or
-    Ctrl-C hands over the node's work and ends; the second ends at once.
+    Starts the node's workers, and offers the node again under a new number when it was cut off. Ctrl-C, SIGTERM
+    and SIGHUP hand over the node's work and end; a second Ctrl-C ends at once.
 
     \b
     Example:
@@ -47,6 +48,7 @@ def agent(coordinator: str, token_file: Path | None, host: str, zone: str, impor
       2 this node cannot take part    130 interrupted
     """
     from planaria.launch.agent import AgentSettings, NodeAgent
+    from planaria.observe.output import Output
 
     token = token_of(token_file)
     if not token:
@@ -59,8 +61,5 @@ def agent(coordinator: str, token_file: Path | None, host: str, zone: str, impor
         import_path=import_path.resolve(),
         give_up_s=give_up_s,
     )
-    try:
-        NodeAgent(settings, lambda line: click.echo(line, err=True)).run()
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+    NodeAgent(settings, Output(sys.stderr).say).run()
     return 0

@@ -5,9 +5,12 @@ Nothing heavy is imported before a command needs it.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from signal import Signals
 from typing import Any, NoReturn
 
 import click
@@ -19,7 +22,7 @@ from planaria.cli.live_commands import add, drain, policy, status, stop
 from planaria.cli.options import (
     EXIT_EXHAUSTED,
     EXIT_FAILED,
-    EXIT_INTERRUPTED,
+    EXIT_SIGNALLED,
     EXIT_USER_ERROR,
     JOB_FILE,
     RUN_FOLDER,
@@ -31,12 +34,17 @@ from planaria.cli.plan_commands import plan, profile
 from planaria.cli.simulate import simulate
 from planaria.cli.trace import trace
 from planaria.job.errors import PlanariaError, UserCodeError
+from planaria.launch.interrupts import Interrupted
+from planaria.observe.output import OutputClosed
 
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
 class _Planaria(click.Group):
-    """Says a user's mistake in one line, with exit code 2; other exceptions keep their traceback."""
+    """Says a user's mistake in one line, with exit code 2, and ends without a word when nobody reads its output.
+
+    Other exceptions keep their traceback.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """In the order in which they are needed, as they stand below."""
@@ -45,11 +53,31 @@ class _Planaria(click.Group):
     def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
         extra["standalone_mode"] = False
         try:
-            code = super().main(args, *rest, **extra)
+            code = self._run(args, *rest, **extra)
+            sys.stdout.flush()
+        except (BrokenPipeError, OutputClosed):
+            code = _forget_output()
+        sys.exit(code if isinstance(code, int) else 0)
+
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        """Prints the help, too."""
+        with _output_may_close():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _output_may_close():
+            return super().invoke(ctx)
+
+    def _run(self, args: Sequence[str] | None, *rest: Any, **extra: Any) -> Any:
+        try:
+            return super().main(args, *rest, **extra)
         except click.ClickException as error:
             _fail(error.format_message(), error.exit_code)
-        except click.Abort:
-            _fail("interrupted", EXIT_INTERRUPTED)
+        except click.Abort as abort:
+            number = abort.__cause__.signal if isinstance(abort.__cause__, Interrupted) else Signals.SIGINT
+            _fail("interrupted", EXIT_SIGNALLED + number)
+        except OutputClosed:
+            raise
         except Exception as error:
             if isinstance(error, ValueError) and _is_users_mistake(error):
                 line = " ".join(str(error).split())
@@ -58,12 +86,29 @@ class _Planaria(click.Group):
             if isinstance(error, PlanariaError):
                 _fail(str(error), EXIT_FAILED)
             raise
-        sys.exit(code if isinstance(code, int) else 0)
 
 
 def _is_users_mistake(error: ValueError) -> bool:
     """Planaria's own ValueErrors (UserError, PlanError, ModelError, ...) are the user's mistakes."""
     return any(kind.__module__.partition(".")[0] == "planaria" for kind in type(error).__mro__)
+
+
+@contextlib.contextmanager
+def _output_may_close() -> Iterator[None]:
+    """Click would end with 1, and nobody could tell that from a failure."""
+    try:
+        yield
+    except BrokenPipeError as error:
+        raise OutputClosed from error
+
+
+def _forget_output() -> int:
+    """What is left to write goes nowhere, or the interpreter complains at its end. Returns the exit code."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(nowhere, stream.fileno())
+    return EXIT_SIGNALLED + Signals.SIGPIPE
 
 
 def _fail(message: str, code: int) -> NoReturn:
@@ -110,8 +155,9 @@ def train(
 ) -> int:
     """Train JOB on worker processes of this machine, or on nodes whose agents come to it (cluster.launcher).
 
-    Leaves a run folder with events.jsonl, metrics.jsonl, summary.json and checkpoints. The first Ctrl-C
-    finishes the step, saves and ends; the second ends at once.
+    Leaves a run folder with events.jsonl, metrics.jsonl, summary.json and checkpoints. Ctrl-C, SIGTERM, a terminal
+    that closes (SIGHUP) and output that nobody reads any more finish the step, save and end; a second Ctrl-C ends at
+    once.
 
     \b
     Examples:
@@ -121,8 +167,8 @@ def train(
 
     \b
     Exit code:
-      0 completed    1 failed    2 a mistake in the job or the command
-      3 exhausted: too few nodes are left    130 interrupted
+      0 completed, or stopped by planaria stop    1 failed    2 a mistake in the job or the command
+      3 exhausted: too few nodes are left    130 Ctrl-C    143 SIGTERM    129 SIGHUP    141 nobody reads the output
     """
     if reference and (resume or faults):
         raise click.UsageError("--reference goes with neither --resume nor --fail. Drop one of them.")
@@ -139,17 +185,14 @@ def train(
         result = api.train(
             parsed, name=name, resume=resume, faults=faults, progress=True, import_path=folder, token=token
         )
-    return _exit_code(result.status.value)
-
-
-def _exit_code(status: str) -> int:
     codes = {
         "completed": 0,
+        "stopped": 0,
         "failed": EXIT_FAILED,
         "exhausted": EXIT_EXHAUSTED,
-        "interrupted": EXIT_INTERRUPTED,
+        "interrupted": EXIT_SIGNALLED + (result.signal or Signals.SIGINT),
     }
-    return codes[status]
+    return codes[result.status.value]
 
 
 @click.command()

@@ -12,7 +12,7 @@ import msgspec
 
 from planaria import api
 from planaria.cli import rehearsal_view
-from planaria.cli.options import EXIT_EXHAUSTED, EXIT_FAILED, EXIT_INTERRUPTED
+from planaria.cli.options import EXIT_EXHAUSTED, EXIT_FAILED, EXIT_SIGNALLED
 from planaria.cli.planning import busy
 from planaria.cli.profile_cache import ProfileCache, cache_folder
 from planaria.job.errors import UserError
@@ -119,8 +119,9 @@ def compare(
         rehearsal_view.show_comparison(comparison)
     rehearsal_view.plot_comparison(comparison, folder)
     click.echo(f"folder: {folder.path}", err=as_json)
-    if comparison.rows[-1].is_cut:
-        return EXIT_INTERRUPTED
+    last = comparison.rows[-1]
+    if last.is_cut and last.rehearsed is not None and last.rehearsed.signal:
+        return EXIT_SIGNALLED + last.rehearsed.signal
     return 0 if comparison.best > 0 else EXIT_FAILED
 
 
@@ -266,5 +267,7 @@ def _exit_code(ended: Rehearsed) -> int:
             return EXIT_FAILED
         case RunStatus.EXHAUSTED:
             return EXIT_EXHAUSTED
-        case RunStatus.INTERRUPTED | RunStatus.COMPLETED:
-            return 0 if ended.is_played else EXIT_INTERRUPTED
+        case RunStatus.INTERRUPTED:
+            return 0 if ended.is_played else EXIT_SIGNALLED + ended.signal
+        case RunStatus.STOPPED | RunStatus.COMPLETED:
+            return 0

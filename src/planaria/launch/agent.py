@@ -17,15 +17,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from signal import Signals
 from typing import Final
 
 from planaria.coordinator.connection import Connection
 from planaria.job.checks import check_zone
 from planaria.job.errors import PlanariaError, UserError
 from planaria.launch.hosts import boot_id, imported
-from planaria.launch.interrupts import interrupts
+from planaria.launch.interrupts import Interrupted, interrupts
 from planaria.launch.local import LocalNodes
 from planaria.launch.settings import node_settings
+from planaria.observe.output import OutputClosed
 from planaria.observe.run_folder import RunFolder
 from planaria.plan.plan import NodeId
 from planaria.protocol.enrolment import (
@@ -101,12 +103,12 @@ class NodeAgent:
 
     Args:
         settings: whose coordinator, and as whom.
-        say: takes lines for people.
+        say: takes lines for people; may raise OutputClosed.
     """
 
     def __init__(self, settings: AgentSettings, say: Callable[[str], None]) -> None:
         self._settings = settings
-        self._say = say
+        self._tell_people = say
         self._selector = selectors.DefaultSelector()
         self._connection: Connection | None = None
         self._identity = secrets.token_hex(8)
@@ -129,7 +131,7 @@ class NodeAgent:
         self._told_out_of_reach = False
 
     def run(self) -> None:
-        """Until the run is over, the node was drained, or a SIGTERM or Ctrl-C was heeded.
+        """Until the run is over, the node was drained, or a signal was heeded.
 
         Raises:
             UserError: the node cannot take part.
@@ -347,11 +349,18 @@ class NodeAgent:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
 
-    def _heed(self, count: int) -> None:
-        """First SIGTERM or Ctrl-C: hand over and end. Second: end at once."""
+    def _heed(self, number: Signals, insists: bool) -> None:
+        """A signal: hand over and end. A second Ctrl-C: end at once."""
         self._is_noticed = True
-        if count > 1:
-            raise KeyboardInterrupt
+        if insists:
+            raise Interrupted(number)
+
+    def _say(self, line: str) -> None:
+        """To people; when nobody reads it, that is a notice too."""
+        try:
+            self._tell_people(line)
+        except OutputClosed:
+            self._is_noticed = True
 
     def _close(self) -> None:
         if self._nodes is not None:

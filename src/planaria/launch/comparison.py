@@ -20,7 +20,6 @@ from planaria.observe.recorder import write_atomically
 from planaria.observe.run_folder import RunFolder
 from planaria.plan.plan import PlanError
 from planaria.plan.profile import ModelProfile
-from planaria.protocol.records import RunStatus
 from planaria.simulate.script_format import write_script
 from planaria.simulate.scripts import Script
 
@@ -46,8 +45,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_cut(self) -> bool:
         """Whether the user ended it."""
-        ended = self.rehearsed
-        return ended is not None and ended.status is RunStatus.INTERRUPTED and not ended.is_played
+        return self.rehearsed is not None and self.rehearsed.is_cut
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,7 @@
-"""What Ctrl-C and SIGTERM mean to a process that people, or a batch system, want to end."""
+"""What SIGINT, SIGTERM and SIGHUP mean to a process that people, or a batch system, want to end.
+
+All three ask. Batch systems and terminals send them more than once, so only a second Ctrl-C insists.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +9,52 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from signal import Signals
 from types import FrameType
+from typing import Final
+
+HEEDED: Final = frozenset({Signals.SIGINT, Signals.SIGTERM, Signals.SIGHUP})
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal came before there was anything to save."""
+
+    def __init__(self, number: Signals) -> None:
+        super().__init__(number.name)
+        self.signal = number
 
 
 @contextmanager
-def interrupts(heed: Callable[[int], None]) -> Iterator[None]:
-    """Until the block ends, each of them calls `heed` with the count so far: the first asks, the second insists.
+def interrupts(heed: Callable[[Signals, bool], None]) -> Iterator[None]:
+    """Until the block ends, each of them calls `heed` with itself and whether it insists, as a second Ctrl-C does.
 
-    In a thread other than the main one, signals are left as they are.
+    In a thread other than the main one, signals are left as they are; so is SIGHUP where the process was told to ignore
+    it (nohup).
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    count = 0
+    asked: set[Signals] = set()
 
     def handle(number: int, frame: FrameType | None) -> None:
-        nonlocal count
-        count += 1
-        heed(count)
+        came = Signals(number)
+        insists = came is Signals.SIGINT and came in asked
+        asked.add(came)
+        heed(came, insists)
 
-    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    ignored = {Signals.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
+    previous = {number: signal.signal(number, handle) for number in HEEDED - ignored}
     try:
         yield
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def raise_interrupted(number: Signals, insists: bool) -> None:
+    """What to do while there is nothing to save.
+
+    Raises:
+        Interrupted: always.
+    """
+    raise Interrupted(number)

@@ -49,7 +49,7 @@ class Rehearsed(msgspec.Struct, frozen=True, kw_only=True):
         script: its name.
         clock: what the script counts.
         length: of the script, by its clock.
-        status: how the run ended; "interrupted" is how it does when the script is over.
+        status: how the run ended; "stopped" is how it does when the script is over.
         is_played: the script came to its end.
         message: of the run, one sentence for people.
         unplanned_losses: nodes that were lost though the script did not take them.
@@ -58,6 +58,7 @@ class Rehearsed(msgspec.Struct, frozen=True, kw_only=True):
         throughput: samples a second.
         live_nodes: that the job had.
         script_nodes: that the script let it have; None of a script by steps.
+        signal: that interrupted it; 0: none did.
     """
 
     policy: PolicyName
@@ -73,6 +74,12 @@ class Rehearsed(msgspec.Struct, frozen=True, kw_only=True):
     throughput: Curve | None = None
     live_nodes: Curve | None = None
     script_nodes: Curve | None = None
+    signal: int = 0
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the user ended it."""
+        return self.status in (RunStatus.STOPPED, RunStatus.INTERRUPTED) and not self.is_played
 
 
 def rehearsed_job(job: Job, profile: Path, script: Script) -> Job:
@@ -190,11 +197,12 @@ def _result(job: Job, script: Script, result: TrainResult, replay: Replay) -> Re
         message=result.message,
         unplanned_losses=len(unplanned),
         folder=str(result.folder),
+        signal=result.signal or 0,
     )
     began_s = tallies.begin_of(told)
     if began_s is None:
         return ended
-    ended_s = _end_s(script, told, began_s, is_cut=result.status is RunStatus.INTERRUPTED and not replay.is_played)
+    ended_s = _end_s(script, told, began_s, is_cut=ended.is_cut)
     batches = {"global_batch": job.train.global_batch, "microbatch": job.train.microbatch}
     return replace(
         ended,

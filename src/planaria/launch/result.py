@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from signal import Signals
 
 from planaria.protocol.records import Recovery, RunStatus
 
@@ -13,13 +14,14 @@ class TrainResult:
     """How a run ended.
 
     Attributes:
-        status: completed, interrupted, exhausted or failed.
+        status: completed, stopped, interrupted, exhausted or failed.
         steps: committed.
         final_loss: of the last step that was applied, the mean over the global batch; None when there is none.
         weights_sha256: over the final weights in layer and parameter-name order; None when not known.
         recoveries: one for each loss that was survived, in order.
         folder: the run folder.
         message: one sentence for people.
+        signal: that interrupted it, SIGPIPE where nobody read its output any more; None: none did.
     """
 
     status: RunStatus
@@ -29,3 +31,4 @@ class TrainResult:
     recoveries: tuple[Recovery, ...]
     folder: Path
     message: str
+    signal: Signals | None = None

@@ -7,8 +7,10 @@ import secrets
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
+from signal import Signals
 
 import msgspec
 
@@ -32,11 +34,13 @@ from planaria.launch.result import TrainResult
 from planaria.launch.settings import is_emulated, named_profile, node_settings
 from planaria.launch.supervisor import Supervisor
 from planaria.observe.claim import say
+from planaria.observe.output import OutputClosed
 from planaria.observe.recorder import Recorder, write_atomically
 from planaria.observe.run_folder import RunFolder
 from planaria.plan.plan import NodeId
 from planaria.plan.profile import ModelProfile
 from planaria.profile import ERROR_SUFFIX
+from planaria.protocol.course.end import STOPPED_BY_USER
 from planaria.protocol.failures import Watched
 from planaria.protocol.records import AnyRecord, Note, Restored, RunEnded, RunStatus, StepCommitted, StepSkipped
 from planaria.protocol.settings import CheckpointRef
@@ -209,6 +213,8 @@ class _Run:
         self._last_number = checkpoint.step if checkpoint else 0
         self._skipped_steps: set[int] = set()
         self._ended: RunEnded | None = None
+        self._signal: Signals | None = None
+        self._supervisor: Supervisor | None = None
         self.watched = Watched()
 
     def record(self, record: AnyRecord, time_s: float) -> None:
@@ -226,12 +232,25 @@ class _Run:
             case _:
                 pass
         for observer in self._observers:
-            observer(record, time_s)
+            try:
+                observer(record, time_s)
+            except OutputClosed:
+                self._heed(Signals.SIGPIPE, insists=False)
+
+    def _heed(self, number: Signals, insists: bool) -> None:
+        """Have the run finish its step, save and end; at once if somebody insists."""
+        self._signal = self._signal or number
+        if self._supervisor is None:
+            return
+        if insists:
+            self._supervisor.abort()
+        else:
+            self._supervisor.request_stop()
 
     def train(self, nodes: LocalNodes, complaints: Sequence[str]) -> TrainResult:
         job = self._job
         is_local = job.cluster.launcher is Launcher.LOCAL
-        with listen(job.cluster.host, job.cluster.port) as listener:
+        with ExitStack() as heeding, listen(job.cluster.host, job.cluster.port) as listener:
             address = f"{job.cluster.host}:{listener.getsockname()[1]}"
             contact = Contact(address=reachable(address), token=self._token)
             settings = CoordinatorSettings(
@@ -244,7 +263,7 @@ class _Run:
                 faults=() if is_local else tuple(f for f in self._faults if f.kind is not FaultKind.COORDINATOR),
                 log=str(self._folder.logs / "coordinator.log"),
             )
-            supervisor = Supervisor(
+            supervisor = self._supervisor = Supervisor(
                 nodes,
                 settings,
                 listener,
@@ -260,14 +279,14 @@ class _Run:
                 if not is_local:
                     share(self._folder, self._token, settings.run_id)
                     self.record(announce(job, self._folder, address), time.time())
-                with interrupts(lambda count: supervisor.request_stop() if count == 1 else supervisor.abort()):
-                    finished = supervisor.run(NodeId(node) for node in range(job.cluster.nodes if is_local else 0))
+                heeding.enter_context(interrupts(self._heed))
+                finished = supervisor.run(NodeId(node) for node in range(job.cluster.nodes if is_local else 0))
             finally:
                 say(self._folder.claim, "ending")
                 self._folder.contact.unlink(missing_ok=True)
                 supervisor.close()
                 nodes.release()
-        return self._result(finished)
+            return self._result(finished)
 
     def _spawn(self, nodes: LocalNodes, contact: Contact, node: NodeId) -> None:
         for settings in node_settings(
@@ -293,12 +312,27 @@ class _Run:
             duplicated_microbatches=0,
             skipped_steps=len(self._skipped_steps),
         )
+        if self._signal is not None and ended.status is RunStatus.STOPPED:
+            message = ended.message.replace(STOPPED_BY_USER, _interruption(self._signal))
+            ended = msgspec.structs.replace(ended, status=RunStatus.INTERRUPTED, message=message)
         saved = finished.checkpoint if finished is not None else None
         digest = None
         if saved is not None and saved.step == ended.steps:
             folder = Path(saved.folder)
             digest = weights_sha256(folder, read_manifest(folder, verify=False))
-        return finish_run(self.recorder, self._observers, self._folder, ended, self._last, digest)
+        result = finish_run(self.recorder, self._observers, self._folder, ended, self._last, digest)
+        return replace(result, signal=self._signal if ended.status is RunStatus.INTERRUPTED else None)
+
+
+def _interruption(number: Signals) -> str:
+    """For people."""
+    match number:
+        case Signals.SIGINT:
+            return "interrupted by Ctrl-C"
+        case Signals.SIGPIPE:
+            return "interrupted, as nobody reads its output any more"
+        case _:
+            return f"interrupted by {number.name}"
 
 
 def finish_run(
@@ -312,7 +346,8 @@ def finish_run(
     """Tell everybody of the end, and make the result."""
     recorder.finish(weights_sha256=digest)
     for observer in observers:
-        observer(ended, time.time())
+        with suppress(OutputClosed):
+            observer(ended, time.time())
     return TrainResult(
         status=ended.status,
         steps=ended.steps,

@@ -183,7 +183,7 @@ class Supervisor:
         self._wake_sender.close()
 
     def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(OSError):  # it is full, or the run is over and it is closed
             self._wake_sender.send(b"x")
 
     # Coordinators

@@ -13,9 +13,10 @@ import textwrap
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, cast
 
 from planaria.job.settings import Job
+from planaria.observe.output import Output
 from planaria.observe.run_folder import RunFolder
 from planaria.observe.wording import (
     counted,
@@ -83,7 +84,7 @@ class Progress:
             num_cores: that this process may use; by default, as the system says.
         """
         cores = len(os.sched_getaffinity(0)) if num_cores is None else num_cores
-        self._stream = stream if stream is not None else sys.stderr
+        self._stream = Output(stream if stream is not None else sys.stderr)
         self._view: _PlainLines | _LivePanel
         if self._stream.isatty() if live is None else live:
             self._view = _LivePanel(job, folder, self._stream, cores)
@@ -103,14 +104,18 @@ class Progress:
         Args:
             record: what happened.
             time_s: when, in seconds since 1970 (not shown).
+
+        Raises:
+            OutputClosed: nobody can see it. Others may be shown, to no effect.
         """
         self._view.show(record)
+        self._stream.check()
 
 
 class _PlainLines:
     """One line for each thing that happens, and for some of the steps."""
 
-    def __init__(self, job: Job, folder: RunFolder, stream: IO[str], num_cores: int, clock: Clock) -> None:
+    def __init__(self, job: Job, folder: RunFolder, stream: Output, num_cores: int, clock: Clock) -> None:
         self._stream = stream
         self._clock = clock
         self._num_steps = job.train.steps
@@ -182,7 +187,7 @@ def _style(record: AnyRecord) -> str:
 class _LivePanel:
     """A panel that is redrawn in place below the lines that stay; the end is printed below it."""
 
-    def __init__(self, job: Job, folder: RunFolder, stream: IO[str], num_cores: int) -> None:
+    def __init__(self, job: Job, folder: RunFolder, stream: Output, num_cores: int) -> None:
         self._job = job
         self._folder = folder
         self._stream = stream
@@ -199,7 +204,7 @@ class _LivePanel:
         from rich.console import Console
         from rich.live import Live
 
-        self._console = Console(file=self._stream, highlight=False)
+        self._console = Console(file=cast("IO[str]", self._stream), highlight=False)
         self._live = Live(
             get_renderable=self._render,
             console=self._console,

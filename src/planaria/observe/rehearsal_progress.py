@@ -10,8 +10,9 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, cast
 
+from planaria.observe.output import Output
 from planaria.observe.wording import counted, duration, sentence
 from planaria.protocol.records import (
     AnyRecord,
@@ -62,7 +63,7 @@ class RehearsalProgress:
         self._unit = script.clock
         self._where = ScriptClock(script.clock)
         self._batch = global_batch
-        self._stream = stream if stream is not None else sys.stderr
+        self._stream = Output(stream if stream is not None else sys.stderr)
         self._is_live = self._stream.isatty() if live is None else live
         self._is_brief = is_brief
         self._clock = clock
@@ -78,7 +79,7 @@ class RehearsalProgress:
             from rich.console import Console
             from rich.live import Live
 
-            console = Console(file=self._stream, highlight=False)
+            console = Console(file=cast("IO[str]", self._stream), highlight=False)
             self._live = Live(
                 get_renderable=self._render,
                 console=console,
@@ -118,6 +119,7 @@ class RehearsalProgress:
                 self._has_plan = True
             case _:
                 pass
+        self._stream.check()
 
     def _tell(self, record: AnyRecord) -> None:
         is_start = isinstance(record, NodeJoined) and not self._has_plan

@@ -11,7 +11,10 @@ from planaria.policy.candidate import Candidate
 
 class RunStatus(enum.StrEnum):
     COMPLETED = "completed"
+    STOPPED = "stopped"
+    """As the user asked for."""
     INTERRUPTED = "interrupted"
+    """By a signal, or as nobody read its output any more. Only the launcher knows that of a run that was stopped."""
     EXHAUSTED = "exhausted"
     FAILED = "failed"
 

@@ -381,8 +381,10 @@ class Witness:
                 self.require(self.committed == setup.steps, f"completed after {self.committed} steps")
                 manifest = disk.manifest(f"checkpoints/step-{setup.steps:08d}")
                 self.require(manifest.step == setup.steps, f"the last checkpoint is of step {manifest.step}")
+            case RunStatus.STOPPED:
+                self.require(is_stopped, "stopped by nobody")
             case RunStatus.INTERRUPTED:
-                self.require(is_stopped, "interrupted by nobody")
+                self.require(False, "interrupted, which a machine knows nothing of")
             case RunStatus.EXHAUSTED:
                 self.require(self._num_left() < setup.needed_nodes, f"{self._num_left()} nodes are left: {message}")
             case RunStatus.FAILED:

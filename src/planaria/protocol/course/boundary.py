@@ -25,7 +25,7 @@ def after_commit(run: Run, committed: int) -> list[Command]:
     if committed == run.settings.train.steps:
         return save_then_end(run, RunStatus.COMPLETED, "")
     if run.intent.is_stopping:
-        return save_then_end(run, RunStatus.INTERRUPTED, "stopped by the user")
+        return save_then_end(run, RunStatus.STOPPED, end.STOPPED_BY_USER)
     return go_on(run)
 
 

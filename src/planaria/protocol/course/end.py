@@ -9,19 +9,21 @@ from planaria.protocol.messages import Failed, Stop
 from planaria.protocol.phases import Phase
 from planaria.protocol.records import Note, Recovered, RunEnded, RunStatus
 
+STOPPED_BY_USER = "stopped by the user"
+
 
 def stop_requested(run: Run, event: StopRequested) -> list[Command]:
     """By the user: after the step in progress, or at once where there is none."""
     is_known, run.intent.is_stopping = run.intent.is_stopping, True
     if run.phase is Phase.GATHERING:
-        return end(run, RunStatus.INTERRUPTED, "stopped by the user before the first step")
+        return end(run, RunStatus.STOPPED, f"{STOPPED_BY_USER} before the first step")
     if run.phase is Phase.WAITING:
-        return end(run, RunStatus.INTERRUPTED, "stopped by the user")
+        return end(run, RunStatus.STOPPED, STOPPED_BY_USER)
     if run.phase is Phase.SAVING and run.intent.ending is None:
-        run.intent.ending = (RunStatus.INTERRUPTED, "stopped by the user")
+        run.intent.ending = (RunStatus.STOPPED, STOPPED_BY_USER)
     if is_known:  # asked again, or told to a coordinator that read it in the journal
         return []
-    text = f"stopping: step {run.step} is finished and saved; interrupt again to end at once"
+    text = f"stopping: step {run.step} is finished and saved; a second Ctrl-C ends it at once"
     return [JournalStop(), Publish(Note(level="info", text=text))]
 
 

@@ -118,7 +118,7 @@ def _go_on_when_returned(run: Run) -> list[Command]:
         return go_on_from(run, position)
     run.phase = Phase.GATHERING
     if run.intent.is_stopping:
-        return end.end(run, RunStatus.INTERRUPTED, "stopped by the user before the first step")
+        return end.end(run, RunStatus.STOPPED, f"{end.STOPPED_BY_USER} before the first step")
     return arrival.start_when_gathered(run)
 
 

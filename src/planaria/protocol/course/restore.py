@@ -100,5 +100,5 @@ def wait(run: Run) -> list[Command]:
     record = Waiting(step=run.step, live_nodes=live, reason=run.intent.waiting)
     run.intent.waiting = None
     if run.intent.is_stopping:
-        return end.end(run, RunStatus.INTERRUPTED, "stopped by the user")
+        return end.end(run, RunStatus.STOPPED, end.STOPPED_BY_USER)
     return [Publish(record)]

@@ -1,0 +1,151 @@
+"""How a run ends that somebody wants to end: by which signal, to whom, and what is left of it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import termios
+from pathlib import Path
+from signal import Signals
+
+import pytest
+
+from planaria.checkpoint.manifest import read_manifest
+from tests.e2e.test_command import DEADLINE_S, Command, command, descendants, summary, wait_until
+
+__all__ = ["command"]
+
+ENDLESS = 100_000
+"""Steps: nothing but what is sent to it ends the run."""
+
+
+def assert_saved(command: Command, status: str = "interrupted") -> None:
+    """It ended after a whole step, which is on disk, and nothing of it runs."""
+    ended = summary(command)
+    steps = ended["steps"]
+    assert ended["status"] == status
+    assert isinstance(steps, int)
+    assert 2 <= steps < ENDLESS
+    checkpoint = command.folder / "runs" / "job" / "checkpoints" / f"step-{steps:08d}"
+    assert read_manifest(checkpoint).step == steps
+    assert ended["weights_sha256"]
+    assert wait_until(lambda: not descendants(command.folder))
+
+
+@pytest.mark.parametrize("number", [Signals.SIGTERM, Signals.SIGHUP])
+def test_a_signal_saves_however_often_it_comes(command: Command, text: Path, number: Signals) -> None:
+    command.write_job(text, steps=ENDLESS)
+    process = command.start("train", "job.toml")
+    command.wait_for_step(2)
+    for _ in range(3):
+        process.send_signal(number)
+    _, said = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 128 + number
+    assert f"interrupted by {number.name}" in said
+    assert "--resume" in said
+    assert_saved(command)
+
+
+@pytest.mark.parametrize("number", [Signals.SIGTERM, Signals.SIGHUP])
+def test_a_signal_before_anything_was_recorded_leaves_the_name_free(
+    command: Command, text: Path, number: Signals
+) -> None:
+    (command.folder / "mine.py").write_text(
+        "from pathlib import Path\n\n"
+        "def layers():\n"
+        "    Path('measuring').touch()\n"
+        "    return Path('pipe').read_text()\n"
+    )
+    os.mkfifo(command.folder / "pipe")
+    command.write_job(text, 'type = "mine:layers"')
+    process = command.start("train", "job.toml")
+    assert wait_until((command.folder / "measuring").exists)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 128 + number
+    assert said.split() == ["planaria:", "error:", "interrupted"]
+    assert wait_until(lambda: not descendants(command.folder))
+    assert not (command.folder / "runs" / "job").exists()
+
+
+def test_a_terminal_that_closes(command: Command, text: Path) -> None:
+    """Its processes get SIGHUP, and what they write there is refused."""
+    command.write_job(text, steps=ENDLESS)
+    master, slave = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "planaria.cli.main", "train", "job.toml"],
+        cwd=command.folder,
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY) and None,
+    )
+    os.close(slave)
+    command.wait_for_step(2)
+    os.close(master)
+    assert process.wait(DEADLINE_S) == 128 + signal.SIGHUP
+    assert_saved(command)
+
+
+def test_a_pipe_that_closes(command: Command, text: Path) -> None:
+    command.write_job(text, steps=ENDLESS)
+    process = command.start("train", "job.toml")
+    command.wait_for_step(2)
+    assert process.stderr is not None
+    process.stderr.close()
+    process.stderr = None
+    process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 128 + signal.SIGPIPE
+    assert_saved(command)
+
+
+def test_a_run_that_was_told_to_ignore_hangups(command: Command, text: Path) -> None:
+    """As nohup does."""
+    command.write_job(text, steps=ENDLESS)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "planaria.cli.main", "train", "job.toml"],
+        cwd=command.folder,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN) and None,
+    )
+    command.wait_for_step(2)
+    process.send_signal(signal.SIGHUP)
+    steps = (command.folder / "runs" / "job" / "metrics.jsonl").read_text().count("\n")
+    command.wait_for_step(steps + 20)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(DEADLINE_S) == 128 + signal.SIGTERM
+    assert_saved(command)
+
+
+def test_a_run_that_is_stopped_ends_well(command: Command, text: Path) -> None:
+    command.write_job(text, steps=ENDLESS)
+    process = command.start("train", "job.toml")
+    command.wait_for_step(2)
+    assert command.start("stop", "runs/job").wait(DEADLINE_S) == 0
+    _, said = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0
+    assert "stopped by the user" in said
+    assert_saved(command, "stopped")
+
+
+@pytest.mark.parametrize("arguments", [["plan", "--help"], ["train", "--help"], ["--help"]])
+def test_a_command_whose_output_nobody_reads(command: Command, arguments: list[str]) -> None:
+    """As with `planaria plan ... | head -1`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "planaria.cli.main", *arguments],
+        cwd=command.folder,
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(writer)
+    _, said = process.communicate(timeout=DEADLINE_S)
+    assert said == ""
+    assert process.returncode == 128 + signal.SIGPIPE
