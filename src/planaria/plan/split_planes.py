@@ -100,10 +100,12 @@ class Planes:
         planes = [self._plane()]
         parent = np.zeros(self._shape, dtype=np.int64)
         most = min(self._shape[0] - 1, self._space.num_layers) if len(before) == 1 else len(before) - 1
+        other = np.ascontiguousarray(before[-1][::-1, ::-1])
         for after in range(most):
             weights = path_weights(self._space.schedule, self._num, after, self._stages)
             plane = np.full(self._shape, np.inf)
-            other = np.ascontiguousarray(before[-1 if len(before) == 1 else after + 1][::-1, ::-1])
+            if len(before) > 1:
+                other = np.ascontiguousarray(before[after + 1][::-1, ::-1])
             self._step(planes[-1], plane, parent, other, self._space.back, weights, after, True, budget_s)
             if not (plane < np.inf).any():
                 break

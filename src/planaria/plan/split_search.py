@@ -9,6 +9,7 @@ passes is a candidate; candidates, those of a sweep over period bounds, and thei
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 from heapq import nsmallest
@@ -221,12 +222,7 @@ class StepTimeSearch:
     def _sweep(self) -> None:
         """Shortest paths under period bounds, from the least that has any to where more slack brings no shorter one."""
         hidden = self._space.overlap and self._space.schedule is not ScheduleKind.ONE_F_ONE_B
-        low, high = 0.0, self._least_period()
-        most = high * self._nodes * self._space.per_node * self._space.num_layers * 4
-        split = self._planes.shortest(high, hidden)
-        while split is None and high < most:
-            low, high = high, high * 1.2
-            split = self._planes.shortest(high, hidden)
+        low, high, split = self._least_with_a_split(hidden)
         for _ in range(3):
             if split is None:
                 break
@@ -246,6 +242,25 @@ class StepTimeSearch:
                 self._keep(split)
         if self._space.limited and (split := self._planes.fewest_stages()) is not None:
             self._score([split])
+
+    def _least_with_a_split(self, hidden: bool) -> tuple[float, float, Split | None]:
+        """A period bound under which there is no split, and one a fifth above it with its split, if any has one."""
+        bounds = [0.0, self._least_period()]
+        most = bounds[1] * self._nodes * self._space.per_node * self._space.num_layers * 4
+        while bounds[-1] < most:
+            bounds.append(bounds[-1] * 1.2)
+        known: dict[int, Split | None] = {}
+
+        def has_none(at: int) -> bool:
+            known[at] = self._planes.shortest(bounds[at], hidden)
+            return known[at] is None
+
+        last, first = 0, 1  # Steps are doubled until some bound has a split: it is often one of the first.
+        while has_none(first) and first < len(bounds) - 1:
+            last, first = first, min(2 * first, len(bounds) - 1)
+        if known[first] is not None:
+            first = bisect_left(range(first), True, lo=last + 1, key=lambda at: not has_none(at))
+        return bounds[first - 1], bounds[first], known[first]
 
     def _keep(self, split: Split) -> None:
         if self._space.fits(split):

@@ -89,7 +89,8 @@ def make_templates(
     Raises:
         PlanError: the model does not fit, or f + 1 replicas do not.
     """
-    made = _with_shadows(profile, settings) if settings.shadows else _make(profile, settings, None, {}, without)
+    is_tight = settings.shadows and settings.memory_bytes > 0
+    made = _with_shadows(profile, settings) if is_tight else _make(profile, settings, None, {}, without)
     return tuple(template for template in made if template.num_nodes not in without)
 
 
