@@ -201,7 +201,7 @@ def plan(
         ValueError: the job cannot be planned on its nodes; the message says why and what to do.
     """
     from planaria.launch.losses import expected_losses
-    from planaria.launch.settings import job_profile, planner_settings
+    from planaria.launch.settings import checkpoint_interval_s, job_profile, planner_settings
 
     job = validated(job)
     expected = expected_losses(job)
@@ -221,7 +221,8 @@ def plan(
         policy=job.resilience.policy,
         mean_time_between_failures_s=expected.time_to_next_s(0.0),
         nodes_together=expected.nodes_together,
-        checkpoint_every=job.run.checkpoint_every,
+        checkpoint_every=job.run.checkpoint_every or 0,
+        checkpoint_every_s=checkpoint_interval_s(job.run, expected.time_to_next_s(0.0)),
         storage=Storage(node_bytes_per_s=job.cluster.storage_gb_per_s * 1e9),
         losses=losses,
         zones={node: job.cluster.zone_of(node) for node in range(job.cluster.nodes) if job.cluster.zones},
@@ -237,6 +238,7 @@ def plan_for(
     mean_time_between_failures_s: float = DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S,
     nodes_together: float = 1.0,
     checkpoint_every: int = 0,
+    checkpoint_every_s: float = 0.0,
     storage: Storage | None = None,
     losses: Sequence[Collection[int]] = (),
     zones: Mapping[int, str] | None = None,
@@ -250,6 +252,7 @@ def plan_for(
         mean_time_between_failures_s: which an adaptive policy expects.
         nodes_together: that a loss takes, on average.
         checkpoint_every: steps between checkpoints; losses come in the middle between two.
+        checkpoint_every_s: seconds between checkpoints, where they are by time.
         storage: that checkpoints are read from; None: as fast as is guessed.
         losses: nodes that are lost between two steps, at once or one after the other.
         zones: where nodes are, as far as it is known.
@@ -267,6 +270,7 @@ def plan_for(
         time_to_failure_s=mean_time_between_failures_s,
         nodes_together=nodes_together,
         checkpoint_every=checkpoint_every,
+        checkpoint_every_s=checkpoint_every_s,
         steps_at_stake=checkpoint_every // 2,
         storage=storage or Storage(),
         after_loss=True,
@@ -335,7 +339,7 @@ def _run_folder(job: Job, name: str, *, resume: bool) -> Iterator[tuple[Job, Run
         path = Path(job.run.folder) / name
         if not path.exists():
             raise UserError(f"run folder {path} does not exist. Correct the name, or train first, without --resume.")
-        folder = RunFolder.open(path)
+        folder = RunFolder.reopen(path)
         earlier = job_from_json(folder.job.read_bytes())
         _refuse_other_job(folder, earlier, job)
     else:

@@ -61,7 +61,7 @@ def run(nodes: LocalNodes, tmp_path: Path) -> Run:
         import_path: Path = EXAMPLES,
         metadata_url: str = "",
     ) -> Outcome:
-        folder = RunFolder.open(resume) if resume else RunFolder.create(tmp_path, f"run-{next(names)}")
+        folder = RunFolder.reopen(resume) if resume else RunFolder.create(tmp_path, f"run-{next(names)}")
         folder.job.write_bytes(job_json(job))
         result = train_job(
             job,

@@ -183,7 +183,7 @@ REFUSED = [
     ),
     ("resilience.preemption=azure", ["resilience.preemption = 'azure'", "none, aws, google or module:function"]),
     ("resilience.preemption='a:b c'", ["resilience.preemption = 'a:b c'"]),
-    ("resilience.policy=morph", ["run.checkpoint_every = 0", 'resilience.policy = "morph"', "Set for instance 10"]),
+    ("resilience.policy=morph", ["run.checkpoint_every = 0", 'resilience.policy = "morph"', "Leave it out"]),
     ("cluster.storage_gb_per_s=0", ["cluster.storage_gb_per_s = 0.0", "is not above 0"]),
     ("train.microbatch=8", ["gives 1 microbatches", "global_batch to 16 or more"]),
     ("run.keep_checkpoints=0", ["run.keep_checkpoints = 0"]),

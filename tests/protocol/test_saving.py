@@ -9,19 +9,24 @@ from planaria.job.settings import TrainSection
 from planaria.plan.plan import WorkerId
 from planaria.plan.settings import PlannerSettings
 from planaria.policy.templates import TemplatesPolicy
+from planaria.protocol.cadence import Cadence
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.events import ManifestFailed, ManifestWritten
 from planaria.protocol.messages import NotSaved, Saved, SavedGroup
 from planaria.protocol.phases import Phase
-from planaria.protocol.saving import Checkpoints, NobodyHolds, Saving
+from planaria.protocol.saving import Checkpoints, NobodyHolds, SaveAnswer, Saving
 from planaria.protocol.settings import RunSettings
 
 ONE, TWO, THREE = (WorkerId(n) for n in (1, 2, 3))
 
 
+def kept(every: int | None = 2, every_s: float | None = None) -> Checkpoints:
+    return Checkpoints("root", None, Cadence(every, every_s))
+
+
 def begun(checkpoints: Checkpoints | None = None, step: int = 4) -> Saving:
     """Of three groups."""
-    return (checkpoints or Checkpoints("root", 2, None)).begin(step, 3, (0, 0, 0), now=1.0)
+    return (checkpoints or kept()).begin(step, 3, (0, 0, 0), now=1.0)
 
 
 def saved(*groups: int) -> list[SavedGroup]:
@@ -61,7 +66,7 @@ def test_a_group_that_nobody_holds() -> None:
 
 
 def test_answers_to_another_order_do_not_count() -> None:
-    checkpoints = Checkpoints("root", 2, None)
+    checkpoints = kept()
     first = begun(checkpoints)
     again = begun(checkpoints)
     assert checkpoints.answered_by(Saved(step=4, serial=first.serial, groups=())) is None
@@ -72,29 +77,25 @@ def test_answers_to_another_order_do_not_count() -> None:
     assert checkpoints.answered_by(Saved(step=4, serial=again.serial, groups=())) is None
 
 
-def test_when_one_is_due() -> None:
-    for is_degraded in (False, True):
-        every = Checkpoints("root", 2, None)
-        assert [step for step in range(1, 7) if every.is_due(step, 0.0, is_degraded=is_degraded)] == [2, 4, 6]
-    assert not any(Checkpoints("root", 0, None).is_due(step, 0.0, is_degraded=False) for step in range(1, 7))
+def test_what_the_user_wishes_for_is_written_where_he_wants_it_and_answered() -> None:
+    checkpoints = kept()
+    checkpoints.wish_for("/elsewhere")
+    assert checkpoints.is_wished
+    assert begun(checkpoints).folder == "/elsewhere/step-00000004"
+    assert not checkpoints.is_wished, "it is on its way"
+    assert checkpoints.answered is None
+    checkpoints.complete(2.0)
+    assert checkpoints.answered == SaveAnswer(is_done=True, text="step 4 is saved in /elsewhere/step-00000004")
+    assert begun(checkpoints, 6).folder == "root/step-00000006"
+    checkpoints.wish_for("/full")
+    begun(checkpoints, 8)
+    checkpoints.give_up("disk full")
+    assert checkpoints.answered == SaveAnswer(is_done=False, text="step 8 could not be saved: disk full")
 
 
-@pytest.mark.parametrize(("took_s", "rests_s"), [(0.5, 60.0), (30.0, 600.0)])
-def test_a_degraded_plan_has_the_state_saved_at_once_and_again_after_many_times_what_that_took(
-    took_s: float, rests_s: float
-) -> None:
-    checkpoints = Checkpoints("root", 0, None)
-    assert checkpoints.is_due(4, 1.0, is_degraded=True)
-    begun(checkpoints)
-    assert checkpoints.is_due(5, 1.1, is_degraded=True), "until one is whole"
-    checkpoints.complete(1.0 + took_s)
-    assert not checkpoints.is_due(6, 1.0 + took_s, is_degraded=True)
-    assert not checkpoints.is_due(7, 0.9 + rests_s, is_degraded=True)
-    assert checkpoints.is_due(8, 1.0 + rests_s, is_degraded=True)
-    assert not checkpoints.is_due(8, 1.0 + rests_s, is_degraded=False)
-
-
-@pytest.mark.parametrize("event", [ManifestWritten(4, "step-4", 0.1), ManifestFailed(4, "disk full")])
+@pytest.mark.parametrize(
+    "event", [ManifestWritten(4, "root/step-00000004", 0.1), ManifestFailed(4, "root/step-00000004", "disk full")]
+)
 def test_news_of_a_checkpoint_that_a_later_one_replaced_is_not_taken_for_the_later_ones(
     event: ManifestWritten | ManifestFailed,
 ) -> None:
@@ -118,5 +119,6 @@ def test_news_of_a_checkpoint_that_a_later_one_replaced_is_not_taken_for_the_lat
         machine.checkpoints.begin(step, len(profile.groups), (4,), 0.0)
     assert machine.handle(event, 1.0) == ()
     assert machine.phase is Phase.SAVING
-    assert machine.checkpoints.is_under_way(5)
+    assert machine.checkpoints.under_way is not None
+    assert machine.checkpoints.under_way.step == 5
     assert machine.checkpoints.last is None

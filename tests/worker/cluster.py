@@ -83,9 +83,9 @@ from planaria.worker import memory
 from planaria.worker.agent import Agent
 from planaria.worker.engine import real_engine
 from planaria.worker.heartbeat import Heartbeat
+from planaria.worker.last_words import last_words
 from planaria.worker.mailbox import Interrupted, Key, Mailbox
 from planaria.worker.pace import OwnPace
-from planaria.worker.process import last_words
 from planaria.worker.settings import WorkerSettings
 from planaria.worker.writer import write
 

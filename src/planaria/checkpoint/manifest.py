@@ -168,7 +168,22 @@ def retain(root: Path, keep: int, last: Path) -> None:
     whole = [folder for folder in folders if (folder / MANIFEST).exists()]
     for folder in folders:
         if folder not in whole[:keep] and folder != last:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove(folder)
+
+
+def remove(folder: Path) -> None:
+    """What is left of a checkpoint; of one that was saved elsewhere the link alone."""
+    if folder.is_symlink():
+        folder.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def link_checkpoint(root: Path, folder: Path) -> None:
+    """Let `root` name a checkpoint that was saved elsewhere, so that it is found there. Raises OSError."""
+    link = root / folder.name
+    remove(link)
+    link.symlink_to(folder, target_is_directory=True)
 
 
 def weights_sha256(folder: Path, manifest: Manifest) -> str:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -54,6 +55,8 @@ def status(run: Path, *, as_json: bool) -> str:
         lines.append(f"policy: {state.policy}")
     if state.num_dropped:
         lines.append(f"dropped: {counted(state.num_dropped, 'microbatch')}")
+    if state.unsaved:
+        lines.append(f"not saved yet: {state.unsaved}")
     if state.pipelines:
         lines.append(f"plan {state.generation}: {picture(state.pipelines)}")
     return "\n".join(lines)
@@ -164,15 +167,20 @@ def policy(run: Path, *, as_json: bool) -> str:
     return "\n".join(lines)
 
 
-def stop(run: Path) -> str:
+def save(run: Path, folder: Path | None) -> str:
+    """Raises UserError where it cannot be saved there."""
+    return _ask(run, Wish.SAVE, folder="" if folder is None else str(folder.resolve()), timeout_s=None).text
+
+
+def stop(run: Path, *, discard: bool = False) -> str:
     """Raises UserError for a run that does not run."""
-    return _ask(run, Wish.STOP).text
+    return _ask(run, Wish.STOP, discards=discard).text
 
 
-def _ask(run: Path, wish: Wish, *, node: int = -1, count: int = 1, grace_s: float = 0.0, policy: str = "") -> Answer:
+def _ask(run: Path, wish: Wish, **wanted: Any) -> Answer:
     folder = RunFolder.open(run)
     try:
-        answer = ask(folder.contact, wish, node=node, count=count, grace_s=grace_s, policy=policy)
+        answer = ask(folder.contact, wish, **wanted)
     except NotReached:
         owner = claimant(folder.claim)
         if owner is None or folder.contact.exists():

@@ -1,4 +1,7 @@
-"""`planaria status`, `add`, `drain`, `policy` and `stop`: what is asked of a running job. Reads arguments only."""
+"""`planaria status`, `add`, `drain`, `policy`, `save` and `stop`: what is asked of a running job.
+
+Reads arguments only.
+"""
 
 from __future__ import annotations
 
@@ -70,9 +73,28 @@ def policy(run: Path, name: str | None, as_json: bool) -> int:
 
 @click.command()
 @click.argument("run", type=RUN_FOLDER)
-def stop(run: Path) -> int:
-    """Let a RUN that is under way finish its step, save and end."""
+@click.option("--to", "folder", type=click.Path(path_type=Path), help="Where; default: with the run's checkpoints.")
+def save(run: Path, folder: Path | None) -> int:
+    """Save the state of a RUN that is under way, and wait until it is on disk.
+
+    With --to it is written under another folder, which every node must see: for a run that cannot end because its own
+    disk is full, for instance. RUN finds it there when it is resumed or exported.
+    """
     from planaria.cli import live
 
-    click.echo(live.stop(run))
+    click.echo(live.save(run, folder))
+    return 0
+
+
+@click.command()
+@click.argument("run", type=RUN_FOLDER)
+@click.option("--discard", is_flag=True, help="Also without saving.")
+def stop(run: Path, discard: bool) -> int:
+    """Let a RUN that is under way finish its step, save and end.
+
+    Where it cannot be saved, the run waits and tries again, unless it may end without.
+    """
+    from planaria.cli import live
+
+    click.echo(live.stop(run, discard=discard))
     return 0

@@ -18,7 +18,7 @@ import click
 from planaria import __version__
 from planaria.cli.drill_commands import compare, drill
 from planaria.cli.host_commands import agent
-from planaria.cli.live_commands import add, drain, policy, status, stop
+from planaria.cli.live_commands import add, drain, policy, save, status, stop
 from planaria.cli.options import (
     EXIT_EXHAUSTED,
     EXIT_FAILED,
@@ -213,7 +213,8 @@ def export(run: Path, target: Path) -> int:
     return 0
 
 
-for command in (train, agent, plan, profile, simulate, status, add, drain, policy, stop, export, trace, drill, compare):
+LIVE = (status, add, drain, policy, save, stop)
+for command in (train, agent, plan, profile, simulate, *LIVE, export, trace, drill, compare):
     cli.add_command(command)
 
 

@@ -38,8 +38,19 @@ def write_private(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def ask(path: Path, wish: Wish, *, node: int = -1, count: int = 1, grace_s: float = 0.0, policy: str = "") -> Answer:
-    """Ask the job whose contact file this is.
+def ask(
+    path: Path,
+    wish: Wish,
+    *,
+    node: int = -1,
+    count: int = 1,
+    grace_s: float = 0.0,
+    policy: str = "",
+    folder: str = "",
+    discards: bool = False,
+    timeout_s: float | None = TIMEOUT_S,
+) -> Answer:
+    """Ask the job whose contact file this is. Arguments as `Request`; `timeout_s`: for the answer; None: no end.
 
     Raises:
         NotReached: it does not run, or does not answer.
@@ -56,9 +67,12 @@ def ask(path: Path, wish: Wish, *, node: int = -1, count: int = 1, grace_s: floa
             count=count,
             grace_s=grace_s,
             policy=policy,
+            folder=folder,
+            discards=discards,
         )
         with socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as connection:
             connection.sendall(control_frame(msgspec.msgpack.encode(request)))
+            connection.settimeout(timeout_s)
             return decode_answer(read_control(connection))
     except FileNotFoundError:
         raise NotReached(f"run {run} does not run now. Name the folder of a run that does.") from None

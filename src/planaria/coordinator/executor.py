@@ -22,6 +22,7 @@ from planaria.protocol.events import (
     Publish,
     Release,
     Send,
+    SetTimer,
     WriteManifest,
 )
 from planaria.protocol.journal import JournalEntry
@@ -49,6 +50,7 @@ class Executor:
 
     Attributes:
         finished: how the run ended, once it has.
+        timer_s: monotonic seconds at which the machine's timer is due; None: it is not set.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Executor:
         tell_again: Observer,
     ) -> None:
         self.finished: Finish | None = None
+        self.timer_s: float | None = None
         self._switchboard = switchboard
         self._admission = admission
         self._judge = judge
@@ -91,6 +94,8 @@ class Executor:
                 self._admission.release(node)
             case WriteManifest() | Discard():
                 self._manifests.order(command)
+            case SetTimer(seconds):
+                self.timer_s = time.monotonic() + seconds
             case Finish():
                 self.finished = command
                 if self._agents is not None:

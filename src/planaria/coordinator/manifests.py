@@ -51,7 +51,7 @@ class ManifestWriter:
                 self._write(command)
             except OSError as error:
                 text = f"{command.folder}: {error.strerror or error}"
-                self._answers.append(ManifestFailed(command.step, text))
+                self._answers.append(ManifestFailed(command.step, command.folder, text))
             except BaseException as error:
                 self._answers.append(error)
             else:

@@ -13,7 +13,7 @@ from planaria.coordinator.switchboard import Switchboard
 from planaria.job.settings import PolicyName
 from planaria.plan.plan import NodeId
 from planaria.protocol.coordinator import Coordinator
-from planaria.protocol.events import Event, NodeNotice, PolicyRequested, StopRequested
+from planaria.protocol.events import Event, NodeNotice, PolicyRequested, SaveRequested, StopRequested
 from planaria.protocol.messages import PROTOCOL_VERSION
 from planaria.protocol.requests import Answer, Request, Wish, decode_request
 from planaria.worker.control_frames import FrameError
@@ -55,6 +55,8 @@ class Requests:
         self._coming: set[NodeId] = set()
         """Started on a request, and neither there nor gone yet when the next one came."""
         self._held_up: deque[tuple[Connection, Request]] = deque()
+        self._savers: list[Connection] = []
+        """Who asked for a checkpoint, and waits for it."""
         self._started: tuple[NodeId, ...] = ()
         """By the request that is being answered."""
 
@@ -82,13 +84,30 @@ class Requests:
             if not connection.is_closed:
                 self._answer(connection, request)
 
+    def answer_saved(self, *, is_over: bool = False) -> None:
+        """As soon as it is known what came of the checkpoint that was asked for, or that nothing will come of it."""
+        answered = self._machine.checkpoints.answered
+        if answered is None and not is_over:
+            return
+        done, text = (answered.is_done, answered.text) if answered else (False, "the run ended before it was saved")
+        for connection in self._savers:
+            if not connection.is_closed:
+                self._say(connection, done, text)
+        self._savers.clear()
+
     def _answer(self, connection: Connection, request: Request) -> None:
         """Do what is asked for, answer, and close."""
         if self._machine.awaited and request.wish is not Wish.STATUS:
             self._held_up.append((connection, request))
             return
         self._started = ()
-        accepted, text = self._grant(request)
+        if request.wish is Wish.SAVE and not self._savers:
+            self._savers.append(connection)
+            self._handle(SaveRequested(request.folder))
+            return
+        self._say(connection, *self._grant(request))
+
+    def _say(self, connection: Connection, accepted: bool, text: str) -> None:
         answer = Answer(accepted=accepted, text=text, state=self._machine.state, nodes=self._started)
         self._switchboard.say(connection, msgspec.msgpack.encode(answer))
         self._switchboard.hang_up(connection)
@@ -99,8 +118,13 @@ class Requests:
             case Wish.STATUS:
                 return True, ""
             case Wish.STOP:
-                self._handle(StopRequested())
-                return True, f"step {state.step} is finished and saved, then the run ends"
+                self._handle(StopRequested(discards=request.discards))
+                if state.unsaved and not request.discards:
+                    return True, f"{state.unsaved}. It is tried until it can be; to end without it, add --discard"
+                saved = "" if request.discards else " and saved"
+                return True, f"step {state.step} is finished{saved}, then the run ends"
+            case Wish.SAVE:
+                return False, "another request to save is being answered. Ask again when it is"
             case Wish.DRAIN:
                 if request.node not in state.nodes:
                     live = ", ".join(map(str, state.nodes))

@@ -37,6 +37,7 @@ from planaria.protocol.events import (
     Restarted,
     Send,
     StopRequested,
+    TimerDue,
     WorkerJoined,
     WriteManifest,
 )
@@ -200,6 +201,7 @@ class Server:
             if "abort" in self._wishes:
                 return None
             self._look_at_the_clock()
+        self._requests.answer_saved(is_over=True)
         tell_the_end(self._executor.finished)
         deadline = time.monotonic() + GOODBYE_S
         while not self._all_ended() and time.monotonic() < deadline:
@@ -354,6 +356,10 @@ class Server:
     def _look_at_the_clock(self) -> None:
         """Lose the nodes whose workers are silent or hang."""
         now = time.monotonic()
+        timer_s = self._executor.timer_s
+        if timer_s is not None and now >= timer_s:
+            self._executor.timer_s = None
+            self._handle(TimerDue())
         if not self._judge.is_due(now):
             return
         self._kernel_kills()  # asked now and then, so that it sees when a count rises
@@ -377,6 +383,7 @@ class Server:
             for command in self._machine.handle(DecisionTook(took), time.monotonic()):
                 self._executor.carry_out(command)
         self._requests.answer_held_up()
+        self._requests.answer_saved()
 
     def _pass(self, thing: Event | Command) -> None:
         """A point at which the user may want this process to die."""

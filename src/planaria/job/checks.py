@@ -244,7 +244,10 @@ def _check_run(run: RunSection) -> None:
     _path("run.folder", run.folder)
     if run.name is not None:
         check_name("run.name", run.name)
-    _at_least("run.checkpoint_every", run.checkpoint_every, 0)
+    if run.checkpoint_every is not None:
+        _at_least("run.checkpoint_every", run.checkpoint_every, 0)
+    if run.checkpoint_every_s is not None:
+        _at_least("run.checkpoint_every_s", run.checkpoint_every_s, 0)
     _at_least("run.keep_checkpoints", run.keep_checkpoints, 1)
 
 
@@ -252,17 +255,12 @@ def _check_morph(job: Job) -> None:
     """What a loss takes the job back to must be there, also while the next one is written."""
     if job.resilience.policy is not PolicyName.MORPH:
         return
-    for field, least, remedy in (
-        ("checkpoint_every", 1, "Set for instance 10: a loss costs the steps since the last checkpoint."),
-        ("keep_checkpoints", 2, "Set it to 2 or more."),
-    ):
-        value = getattr(job.run, field)
-        if value < least:
-            _refuse(
-                f"run.{field}", value,
-                'is too few for resilience.policy = "morph", which goes back to the last checkpoint after each loss',
-                remedy,
-            )  # fmt: skip
+    morph = 'resilience.policy = "morph", which goes back to the last checkpoint after each loss'
+    if not job.run.writes_checkpoints:
+        field = "checkpoint_every" if job.run.checkpoint_every == 0 else "checkpoint_every_s"
+        _refuse(f"run.{field}", 0, f"writes none for {morph}", "Leave it out, or set how often: 10, for instance.")
+    if job.run.keep_checkpoints < 2:
+        _refuse("run.keep_checkpoints", job.run.keep_checkpoints, f"is too few for {morph}", "Set it to 2 or more.")
 
 
 def check_name(field: str, name: str) -> None:

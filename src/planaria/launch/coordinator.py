@@ -11,12 +11,13 @@ import os
 import select
 import signal
 import socket
+import sys
 import time
 from pathlib import Path
 
 import msgspec
 
-from planaria.checkpoint.manifest import retain, write_manifest
+from planaria.checkpoint.manifest import link_checkpoint, retain, write_manifest
 from planaria.coordinator.journal import Journal
 from planaria.coordinator.link import Begin, Finished, Link, Prepared, Refused, Struck, Told
 from planaria.coordinator.nodes import SupervisedNodes
@@ -165,15 +166,21 @@ class _Coordinating:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     def _write_manifest(self, command: WriteManifest) -> None:
+        folder, root = Path(command.folder), self._folder.checkpoints
         write_manifest(
-            Path(command.folder),
+            folder,
             step=command.step,
             job_fingerprint=job_fingerprint(self._job),
             exponents=command.exponents,
             saved=command.groups,
             layers=self._layers,
         )
-        retain(self._folder.checkpoints, self._job.run.keep_checkpoints, Path(command.folder))
+        if folder.parent != root:  # the user named another place for it
+            try:
+                link_checkpoint(root, folder)
+            except OSError as error:
+                print(f"{root / folder.name} cannot lead to {folder}: {error}", file=sys.stderr)
+        retain(root, self._job.run.keep_checkpoints, root / folder.name)
 
 
 def _policy(job: Job, profile: ModelProfile, most_bytes: int = 0, name: PolicyName | None = None) -> Policy:
@@ -199,6 +206,7 @@ def run_settings(settings: CoordinatorSettings, profile: ModelProfile) -> RunSet
         num_groups=len(profile.groups),
         checkpoint_root=str(RunFolder(Path(settings.folder)).checkpoints),
         checkpoint_every=job.run.checkpoint_every,
+        checkpoint_every_s=job.run.checkpoint_every_s,
         keep_checkpoints=job.run.keep_checkpoints,
         resume=settings.resume,
         storage=Storage(node_bytes_per_s=job.cluster.storage_gb_per_s * 1e9),

@@ -275,6 +275,9 @@ class _Run:
                 supervisor.prepare()
                 for complaint in complaints:
                     self.record(Note(level="warning", text=complaint), time.time())
+                if not job.run.writes_checkpoints:
+                    text = "no checkpoints are written on the way (run.checkpoint_every = 0), only where the run ends"
+                    self.record(Note(level="info", text=text), time.time())
                 contact.write(self._folder.contact)
                 if not is_local:
                     share(self._folder, self._token, settings.run_id)

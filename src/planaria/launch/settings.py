@@ -6,12 +6,13 @@ from pathlib import Path
 
 from planaria.job.errors import UserError
 from planaria.job.faults import Fault
-from planaria.job.settings import LOOPBACK, Device, Job
+from planaria.job.settings import LOOPBACK, Device, Job, RunSection
 from planaria.observe.run_folder import RunFolder
 from planaria.plan.plan import NodeId, PlanError, Redundancy, ScheduleKind, WorkerId
 from planaria.plan.profile import ModelProfile
 from planaria.plan.profile_check import decode_profile
 from planaria.plan.settings import PlannerSettings
+from planaria.protocol.cadence import Cadence
 from planaria.worker.settings import WorkerSettings
 
 
@@ -26,9 +27,14 @@ def planner_settings(job: Job) -> PlannerSettings:
         min_nodes=job.resilience.min_nodes_per_pipeline,
         schedule=ScheduleKind(job.cluster.schedule.value),
         may_drop=job.resilience.may_drop,
-        may_restore=job.run.checkpoint_every > 0 and job.run.keep_checkpoints > 1,
+        may_restore=job.run.writes_checkpoints and job.run.keep_checkpoints > 1,
         redundancy=Redundancy(job.resilience.redundancy.value),
     )
+
+
+def checkpoint_interval_s(run: RunSection, time_to_failure_s: float) -> float:
+    """Returns the seconds between two checkpoints of a run that has not begun; 0: they are not by time."""
+    return Cadence(run.checkpoint_every, run.checkpoint_every_s).interval_s(time_to_failure_s)
 
 
 def job_profile(job: Job, profile: ModelProfile) -> ModelProfile:

@@ -49,7 +49,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
-        """An existing run folder.
+        """An existing run folder, which may be read.
 
         Raises:
             UserError: there is none.
@@ -61,9 +61,18 @@ class RunFolder:
             folder = cls(path)
             if not folder.job.is_file():
                 raise UserError(f"{path} is not a run folder (it has no job.json). Give the folder of a run.")
-            return cls._with_subfolders(path)
+            return folder
         except OSError as error:
             raise _unusable(path, error) from None
+
+    @classmethod
+    def reopen(cls, path: str | Path) -> RunFolder:
+        """An existing run folder, for another run in it. Raises UserError: there is none, or it cannot be written."""
+        folder = cls.open(path)
+        try:
+            return cls._with_subfolders(folder.path)
+        except OSError as error:
+            raise _unusable(folder.path, error) from None
 
     @classmethod
     def _with_subfolders(cls, path: Path) -> RunFolder:

@@ -35,7 +35,9 @@ class Outlook:
         nodes_together: that a loss takes, on average.
         steps_left: of the job, the next one included; None: no end is known.
         steps_at_stake: committed since the last checkpoint: lost if all replicas of a layer are.
-        checkpoint_every: steps between checkpoints; 0: none is written on the way but under a degraded plan.
+        checkpoint_every: steps between checkpoints; 0: they are not by steps.
+        checkpoint_every_s: seconds between them; 0: they are not by time. With both 0, none is written on the way but
+            under a degraded plan.
         decision_s: that a decision takes; workers wait for it. One that follows another costs so much.
         storage: that checkpoints are read from.
         change_s: that a change of plans takes for which nothing moves, the decision aside.
@@ -52,6 +54,7 @@ class Outlook:
     steps_left: int | None = None
     steps_at_stake: int = 0
     checkpoint_every: int = 0
+    checkpoint_every_s: float = 0.0
     decision_s: float = USUAL_DECISION_S
     storage: Storage = field(default_factory=Storage)
     change_s: float = CHANGE_S

@@ -67,7 +67,9 @@ def _at_stake_s(course: Course, outlook: Outlook, seconds: float) -> float:
     anew with each checkpoint. Under a degraded plan the first is written as soon as a step is done, if none is written
     otherwise."""
     step_s = course.step_time_s
-    now_s, every_s = outlook.steps_at_stake * step_s, outlook.checkpoint_every * step_s
+    now_s = outlook.steps_at_stake * step_s
+    intervals = [seconds for seconds in (outlook.checkpoint_every * step_s, outlook.checkpoint_every_s) if seconds]
+    every_s = min(intervals, default=0.0)
     if every_s:
         until_s = max(0.0, every_s - now_s)
     elif course.is_degraded:

@@ -147,6 +147,7 @@ class Coordinator:
             policy=run.placing.switching.name,
             num_dropped=run.counts.dropped,
             decision=run.decision,
+            unsaved=run.intent.unsaved or "",
         )
 
     @property

@@ -72,7 +72,21 @@ class Restarted:
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """The user wants the run to end at the next step boundary, saved."""
+    """The user wants the run to end at the next step boundary, saved; `discards`: also where it cannot be saved."""
+
+    discards: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SaveRequested:
+    """The user wants the state on disk as soon as can be, under this folder; "": where all checkpoints are."""
+
+    folder: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TimerDue:
+    """What `SetTimer` asked for: its time has passed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +129,7 @@ class ManifestFailed:
     """The checkpoint of this step could not be made whole."""
 
     step: int
+    folder: str
     text: str
 
 
@@ -125,6 +140,8 @@ Event = (
     | NodeNotice
     | Received
     | StopRequested
+    | SaveRequested
+    | TimerDue
     | PolicyRequested
     | DecisionTook
     | Idle
@@ -173,6 +190,13 @@ class Discard:
 
 
 @dataclass(frozen=True, slots=True)
+class SetTimer:
+    """Tell `TimerDue` in so many seconds. One that is set earlier is forgotten."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Publish:
     """`again`: of an earlier coordinator's journal. Whoever has this record already drops it; and any step that is
     there, since a power loss may take a commit that nobody was told of."""
@@ -189,4 +213,4 @@ class Finish:
     message: str
 
 
-Command = Send | JournalEntry | Evict | Release | WriteManifest | Discard | Publish | Finish
+Command = Send | JournalEntry | Evict | Release | WriteManifest | Discard | SetTimer | Publish | Finish

@@ -39,6 +39,22 @@ class MeasuredMoves(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     restores_s: tuple[float, ...] = ()
 
 
+class MeasuredSaves(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Of checkpoints, see `planaria.protocol.cadence`.
+
+    Attributes:
+        costs_s: by which the last ones made training longer.
+        count: that were ordered.
+        began: when the last was; before the first, when training began.
+        took_s: until the last was whole on disk.
+    """
+
+    costs_s: tuple[float, ...] = ()
+    count: int = 0
+    began: float | None = None
+    took_s: float = 0.0
+
+
 class KnownSpeeds(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of nodes, see `planaria.protocol.speeds`.
 
@@ -112,6 +128,7 @@ class Learnt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         speeds: of nodes.
         rests: of those that are slow.
         shortages: of memory.
+        saves: of checkpoints.
     """
 
     losses: SeenLosses = SeenLosses()
@@ -122,3 +139,4 @@ class Learnt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     speeds: KnownSpeeds = KnownSpeeds()
     rests: Rests = Rests()
     shortages: KnownShortages = KnownShortages()
+    saves: MeasuredSaves = MeasuredSaves()

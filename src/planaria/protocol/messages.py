@@ -184,10 +184,14 @@ class Notice(Message, frozen=True, kw_only=True, tag="notice"):
 
 
 class Failed(Message, frozen=True, kw_only=True, tag="failed"):
-    """The user's own code failed here. It would fail again, so the job ends."""
+    """The user's own code failed here. It would fail again, so the job ends, with the state saved where it is held.
+
+    `holds`: this worker's replicas are whole, and it waits to save them; else it ends.
+    """
 
     where: str
     text: str
+    holds: bool = False
 
 
 class Returned(Message, frozen=True, kw_only=True, tag="returned"):

@@ -20,6 +20,8 @@ class Wish(enum.StrEnum):
     """Let another policy make the plans."""
     STOP = "stop"
     """Finish the step, save and end."""
+    SAVE = "save"
+    """Save the next state that can be had, and answer when it is on disk."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request", tag_field="type"):
@@ -33,6 +35,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request", tag_fiel
         count: of nodes to add.
         grace_s: of a drain: seconds until the node is gone, for the record.
         policy: name of the one that is wanted.
+        folder: under which to save; "": where the run's checkpoints are.
+        discards: of a stop: the run may end without its state on disk.
     """
 
     version: int
@@ -42,6 +46,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request", tag_fiel
     count: int = 1
     grace_s: Seconds = 0.0
     policy: str = ""
+    folder: str = ""
+    discards: bool = False
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +67,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
         policy: in force.
         num_dropped: microbatches that were left out so far.
         decision: the last one on a placement, with what was weighed for it; None before the first.
+        unsaved: why the state with which the run is to end is not on disk yet; "": it does not end, or nothing hinders.
     """
 
     phase: str
@@ -76,6 +83,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     policy: str = ""
     num_dropped: int = 0
     decision: PlanTaken | None = None
+    unsaved: str = ""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer", tag_field="type"):

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from math import inf
+from dataclasses import dataclass
 
 from planaria.plan.plan import WorkerId
-from planaria.policy.outlook import DEGRADED_SAVES_S
+from planaria.protocol.cadence import Cadence
 from planaria.protocol.messages import NotSaved, Save, Saved, SavedGroup
 from planaria.protocol.settings import CheckpointRef
-
-LEAST_REST = 20.0
-"""Under a degraded plan, from one order to the next, as a multiple of what the last one took: so writing has at most a
-twentieth of the time, and what a loss takes is at most what passes between two, the last one's writing and a step."""
 
 
 class NobodyHolds(Exception):
@@ -21,6 +17,27 @@ class NobodyHolds(Exception):
     def __init__(self, group: int) -> None:
         super().__init__(group)
         self.group = group
+
+
+@dataclass(slots=True)
+class SaveWish:
+    """The user wants the next state that can be had on disk, apart from when one is due.
+
+    Attributes:
+        folder: under which it is to be; "": where all are.
+        serial: of the order that is to fulfil it; None: none was given yet.
+    """
+
+    folder: str = ""
+    serial: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SaveAnswer:
+    """What came of the last wish."""
+
+    is_done: bool
+    text: str
 
 
 class Saving:
@@ -112,39 +129,32 @@ class Checkpoints:
 
     Args:
         root: folder under which they are written.
-        every: steps between them; 0: one is due only under a degraded plan, and then again now and then.
         resume: the one that the run began with.
+        cadence: when one is due.
 
     Attributes:
         last: the newest whole one.
         under_way: beside training, or while everybody waits for it.
-        due_s: monotonic seconds from which on one is due under a degraded plan.
+        wish: of the user, for one that is not there yet.
+        answered: what came of his last one; None while it is not known.
     """
 
-    def __init__(self, root: str, every: int, resume: CheckpointRef | None) -> None:
+    def __init__(self, root: str, resume: CheckpointRef | None, cadence: Cadence) -> None:
         self._root = root
-        self._every = every
         self._orders = 0
+        self.cadence = cadence
         self.last = resume
         self.under_way: Saving | None = None
-        self.due_s = -inf
-
-    def is_due(self, committed: int, now: float, *, is_degraded: bool) -> bool:
-        """Beside training, of the step that is committed under such a plan."""
-        if self._every:
-            return committed % self._every == 0
-        return is_degraded and now >= self.due_s
-
-    def rest(self, now: float) -> None:
-        """The one under way is written, or cannot be: the next under a degraded plan has time."""
-        assert self.under_way is not None, "no checkpoint is under way"
-        began = self.under_way.began
-        self.due_s = began + max(DEGRADED_SAVES_S, LEAST_REST * (now - began))
+        self.wish: SaveWish | None = None
+        self.answered: SaveAnswer | None = None
 
     def begin(self, step: int, num_groups: int, exponents: tuple[int, ...], now: float, num_dropped: int = 0) -> Saving:
-        """Order one of the state after `step`. What was under way is given up."""
+        """Order one of the state after `step`, where the user wants it. What was under way is given up."""
         self._orders += 1
-        folder = f"{self._root}/step-{step:08d}"
+        folder = f"{(self.wish and self.wish.folder) or self._root}/step-{step:08d}"
+        if self.wish is not None:
+            self.wish.serial = self._orders
+        self.cadence.ordered(now)
         self.under_way = Saving(
             num_groups,
             step=step,
@@ -156,6 +166,23 @@ class Checkpoints:
         )
         return self.under_way
 
+    def wish_for(self, folder: str) -> None:
+        """The user wants one under this folder; "": where all are."""
+        self.wish, self.answered = SaveWish(folder), None
+
+    def joins_wish(self) -> bool:
+        """Whether the one under way is what the user wishes for too."""
+        wish, saving = self.wish, self.under_way
+        if wish is None or wish.folder or saving is None:
+            return False
+        wish.serial = saving.serial
+        return True
+
+    @property
+    def is_wished(self) -> bool:
+        """The user wants one that nobody has begun to write."""
+        return self.wish is not None and self.wish.serial is None
+
     def number_from(self, serial: int) -> None:
         """Orders up to this one were given by an earlier coordinator, and may still be answered."""
         self._orders = max(self._orders, serial)
@@ -165,16 +192,31 @@ class Checkpoints:
         saving = self.under_way
         return saving if saving is not None and saving.is_answered_by(message) else None
 
-    def is_under_way(self, step: int) -> bool:
-        """The one of this step; it may have been given up since its manifest was ordered."""
-        return self.under_way is not None and self.under_way.step == step
+    def is_made_whole(self, step: int, folder: str) -> bool:
+        """Whether the one under way is of this step and folder; it may have been given up since its manifest was
+        ordered, or begun anew."""
+        saving = self.under_way
+        return saving is not None and (saving.step, saving.folder) == (step, folder) and saving.is_whole
 
     def complete(self, now: float) -> Saving:
         """The one under way is whole on disk."""
         assert self.under_way is not None, "no checkpoint is under way"
-        self.rest(now)
+        self.cadence.written(now)
         saving, self.under_way = self.under_way, None
+        self._answer_wish(saving, f"step {saving.step} is saved in {saving.folder}", is_done=True)
         self.last = CheckpointRef(
             step=saving.step, folder=saving.folder, exponents=saving.exponents, num_dropped=saving.num_dropped
         )
         return saving
+
+    def give_up(self, why: str) -> Saving:
+        """The one under way will not be whole."""
+        assert self.under_way is not None, "no checkpoint is under way"
+        self.cadence.given_up()
+        saving, self.under_way = self.under_way, None
+        self._answer_wish(saving, f"step {saving.step} could not be saved: {why}", is_done=False)
+        return saving
+
+    def _answer_wish(self, saving: Saving, text: str, *, is_done: bool) -> None:
+        if self.wish is not None and self.wish.serial == saving.serial:
+            self.answered, self.wish = SaveAnswer(is_done=is_done, text=text), None

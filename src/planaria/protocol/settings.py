@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from planaria.estimate.restore import Storage
 from planaria.job.settings import TrainSection
 from planaria.policy.outlook import DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S
+from planaria.protocol.cadence import Cadence
 from planaria.protocol.failures import Watched
 from planaria.protocol.speeds import SpeedEvidence
 
@@ -36,7 +37,8 @@ class RunSettings:
         devices_per_node: workers on each.
         num_groups: parameter groups of the model.
         checkpoint_root: folder under which checkpoints are written.
-        checkpoint_every: steps between checkpoints; 0 for none but the last.
+        checkpoint_every: steps between checkpoints, see `Cadence`; None: not by steps.
+        checkpoint_every_s: seconds between them; None: not by time. With both None the run chooses.
         keep_checkpoints: how many of the newest stay.
         resume: checkpoint to start from.
         mean_time_between_failures_s: as expected before any is seen.
@@ -56,17 +58,23 @@ class RunSettings:
     devices_per_node: int
     num_groups: int
     checkpoint_root: str
-    checkpoint_every: int
+    checkpoint_every: int | None
     resume: CheckpointRef | None
     mean_time_between_failures_s: float = DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S
     watched: Watched = field(default_factory=Watched)
     storage: Storage = field(default_factory=Storage)
+    checkpoint_every_s: float | None = None
     keep_checkpoints: int = 2
     waits: bool = False
     may_drop: bool = False
     shares_cores: bool = False
     evidence: SpeedEvidence = field(default_factory=SpeedEvidence)
     hashes_plans: bool = True
+
+    @property
+    def writes_checkpoints(self) -> bool:
+        """Whether some are written on the way, whatever happens."""
+        return Cadence(self.checkpoint_every, self.checkpoint_every_s).is_on
 
     @property
     def first_step(self) -> int:

@@ -10,13 +10,25 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from planaria.protocol.course import ahead, arrival, departure, end, loss, restart, salvage, saved, step, switch
+from planaria.protocol.course import (
+    ahead,
+    arrival,
+    boundary,
+    departure,
+    end,
+    loss,
+    restart,
+    salvage,
+    saved,
+    step,
+    switch,
+)
 from planaria.protocol.course.run import Run
 from planaria.protocol.damage import what
 from planaria.protocol.events import Command, Event, NodeGone, Publish, RanOut, Received, Send
-from planaria.protocol.messages import Damaged, OutOfMemory, Returned
+from planaria.protocol.messages import Damaged, Failed, OutOfMemory, Returned
 from planaria.protocol.phases import ALIVE, AT_WORK, Phase
-from planaria.protocol.records import Note
+from planaria.protocol.records import Note, RunStatus
 
 Handler = Callable[[Run, Any], list[Command]]
 
@@ -48,10 +60,27 @@ def out_of_memory(run: Run, event: Received) -> list[Command]:
     gone = NodeGone(run.members.node_of(event.worker), "out of memory", ran_out)
     if told.holds and run.phase in (Phase.TRAINING, Phase.SALVAGING) and gone.node in run.plan.nodes:
         gone = run.shortages.note(gone, run.current, run.step)
-        if run.shortages.fatal is not None:
+        if run.fatal is not None:
             text = f"node {gone.node} does no more: {gone.cause}"
             return [Publish(Note(level="warning", text=text)), *salvage.begin(run)]
     return _gone(run, gone)
+
+
+def failed(run: Run, event: Received) -> list[Command]:
+    """The user's own code raised; it would again. The run ends, its last state saved if it is held somewhere."""
+    failure, node = event.message, run.members.node_of(event.worker)
+    assert isinstance(failure, Failed)
+    text = f"{failure.where}: {failure.text}"
+    if run.phase not in AT_WORK:
+        return end.end(run, RunStatus.FAILED, text)
+    if node not in run.plan.nodes:  # the others go on
+        return _gone(run, NodeGone(node, text))
+    run.intent.failure = run.intent.failure or text
+    if run.phase is Phase.SAVING:
+        run.intent.ending = run.intent.ending or (RunStatus.FAILED, text)
+    if not failure.holds and node not in run.members.gone:
+        return _gone(run, NodeGone(node, "its worker failed"))
+    return [] if run.phase is Phase.SAVING else salvage.begin(run)
 
 
 def damaged(run: Run, event: Received) -> list[Command]:
@@ -74,21 +103,21 @@ def damaged(run: Run, event: Received) -> list[Command]:
     return [Publish(note), *salvage.begin(run)]
 
 
-def damaged_while_returning(run: Run, event: Received) -> list[Command]:
+def heard_later(run: Run, event: Received) -> list[Command]:
     """It is heard when all are back."""
     run.returning.complaints.append(event)
     return []
 
 
 def _then_hear(handler: Handler) -> Handler:
-    """If all are back after this event, damage that was told while they were awaited is heard."""
+    """If all are back after this event, complaints that were told while they were awaited are heard."""
 
     @functools.wraps(handler)
     def heard(run: Run, event: Any) -> list[Command]:
         commands = handler(run, event)
         while run.phase is not Phase.RETURNING and run.returning.complaints:
             complaint = run.returning.complaints.pop(0)
-            commands += TRANSITIONS[run.phase, "Damaged"](run, complaint)
+            commands += TRANSITIONS[run.phase, type(complaint.message).__name__](run, complaint)
         return commands
 
     return heard
@@ -103,7 +132,7 @@ TRANSITIONS: Mapping[tuple[Phase, str], Handler] = {
     (Phase.RETURNING, "Ready"): restart.ready_while_returning,
     # Answers to the coordinator before.
     **{(Phase.RETURNING, name): ignore for name in ("Report", "Saved", "NotSaved")},
-    (Phase.RETURNING, "Damaged"): damaged_while_returning,
+    **{(Phase.RETURNING, name): heard_later for name in ("Damaged", "Failed")},
     **{
         (phase, "Returned"): returned_late
         for phase in (Phase.GATHERING, Phase.TRAINING, Phase.SALVAGING, Phase.SAVING, Phase.WAITING)
@@ -144,7 +173,10 @@ TRANSITIONS: Mapping[tuple[Phase, str], Handler] = {
     (Phase.TRAINING, "Idle"): ahead.think,
     **{(phase, "Idle"): ignore for phase in Phase if phase is not Phase.TRAINING},
     **{(phase, "PieceTook"): ahead.took for phase in Phase},
-    **{(phase, "Failed"): end.failed for phase in ALIVE},
+    **{(phase, "Failed"): failed for phase in ALIVE if phase is not Phase.RETURNING},
+    **{(phase, "SaveRequested"): boundary.save_requested for phase in ALIVE},
+    **{(phase, "TimerDue"): ignore for phase in Phase if phase is not Phase.SAVING},
+    (Phase.SAVING, "TimerDue"): boundary.save_again,
     (Phase.ENDED, "Restarted"): restart.restarted,
     (Phase.ENDED, "WorkerJoined"): arrival.joined_too_late,
     **{
@@ -161,6 +193,7 @@ TRANSITIONS: Mapping[tuple[Phase, str], Handler] = {
             "ManifestWritten",
             "ManifestFailed",
             "StopRequested",
+            "SaveRequested",
             "PolicyRequested",
             "FaultInjected",
             "OutOfMemory",

@@ -51,6 +51,10 @@ class Disk:
             assert (saved.group, saved.step) == (part.group, manifest.step), f"{part.file} holds {saved}"
         self._manifests[manifest.folder] = manifest
 
+    def has(self, step: int) -> bool:
+        """Whether a whole checkpoint of this step is there."""
+        return any(manifest.step == step for manifest in self._manifests.values())
+
     def manifest(self, folder: str) -> WriteManifest:
         return self._manifests[folder]
 

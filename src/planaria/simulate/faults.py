@@ -45,6 +45,8 @@ class FaultKind(enum.StrEnum):
     """The user wants another policy, if he may have it."""
     STOP = "stop"
     """The user ends the run."""
+    SAVE = "save"
+    """The user wants the state on disk."""
 
 
 CLEAR = frozenset(
@@ -58,6 +60,7 @@ CLEAR = frozenset(
         FaultKind.CRASH,
         FaultKind.SWITCH,
         FaultKind.STOP,
+        FaultKind.SAVE,
     }
 )
 """After these nobody who lives may be taken for lost; unless a journal loses entries that tell of a node."""
@@ -81,7 +84,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         delay_s: virtual seconds.
         for_s: how long it lasts.
         factor: of a slow node.
-        what: kind of message that is damaged ("state", "sum", "activation", "gradient"), "": any; name of a policy.
+        what: kind of message that is damaged ("state", "sum", "activation", "gradient"), "": any; name of a policy;
+            whether a worker whose code fails "holds" its state or "ends"; folder under which the user saves.
         times: how many messages are.
         cut: entries that a journal loses.
     """

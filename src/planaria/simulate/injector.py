@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from planaria.job.settings import PolicyName
 from planaria.plan.plan import NodeId
-from planaria.protocol.events import NodeNotice, PolicyRequested
+from planaria.protocol.events import NodeNotice, PolicyRequested, SaveRequested
 from planaria.protocol.journal import LASTING, AnyEntry, decode_entry
 from planaria.protocol.messages import Notice
 from planaria.simulate.faults import Fault, FaultKind
@@ -83,6 +83,8 @@ class Injector:
                 self._clock.after(0.0, self._request_stop)
             case FaultKind.SWITCH:
                 self._clock.after(0.0, partial(self._switch, PolicyName(fault.what)))
+            case FaultKind.SAVE:
+                self._clock.after(0.0, partial(self._save, fault.what))
             case FaultKind.CRASH:
                 self._crash(fault)
             case FaultKind.PARTITION:
@@ -123,7 +125,7 @@ class Injector:
             case FaultKind.FREEZE:
                 worker.freezes = True
             case FaultKind.RAISE:
-                worker.fails = True
+                worker.fails = fault.what or "ends"
                 self._cluster.may_fail.add("layer of worker")
             case FaultKind.DAMAGE:
                 worker.transport.damages[fault.what] += fault.times
@@ -147,6 +149,13 @@ class Injector:
             self._cluster.note(f"* no switch: {refusal}")
         else:
             server.handle(PolicyRequested(name))
+
+    def _save(self, folder: str) -> None:
+        server = self._cluster.server
+        if server.is_dead or server.machine.awaited:
+            self._clock.after(ASK_AGAIN_S, partial(self._save, folder))
+        else:
+            server.handle(SaveRequested(folder))
 
     def _drain(self, notice: NodeNotice) -> None:
         if self._cluster.server.is_dead:

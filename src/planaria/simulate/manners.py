@@ -173,9 +173,13 @@ def _mixture(draw: Random, setup: Setup) -> list[Fault]:
     if draw.random() < 0.3:
         node = draw.randrange(setup.num_nodes)
         faults.append(when(draw, setup, node, kind=FaultKind.REPLAY, nodes=(node,)))
-    if draw.random() < 0.05:
+    if draw.random() < 0.15:
         node = draw.randrange(setup.num_nodes)
-        faults.append(when(draw, setup, node, kind=FaultKind.RAISE, nodes=(node,)))
+        raised = when(draw, setup, node, kind=FaultKind.RAISE, nodes=(node,))
+        faults.append(msgspec.structs.replace(raised, what=draw.choice(["holds", "holds", "ends"])))
+    if draw.random() < 0.2:
+        save = when(draw, setup, -1, kind=FaultKind.SAVE)
+        faults.append(msgspec.structs.replace(save, what=draw.choice(["", "elsewhere"])))
     return faults
 
 

@@ -82,7 +82,7 @@ def _setup(draw: Random) -> Setup:
         min_nodes=min_nodes,
         num_microbatches=num_microbatches,
         steps=steps,
-        checkpoint_every=draw.choice([0, 0, 1, 1, 2]),
+        checkpoint_every=draw.choice([0, None, 1, 1, 2]),
         order=draw.choice([*ScheduleKind, ScheduleKind.EAGER_ONE_F_ONE_B]),
         waits=draw.random() < 0.5,
         bad=bad,
@@ -99,7 +99,7 @@ def _policies(draw: Random, setup: Setup) -> tuple[Setup, list[Fault]]:
         policy = draw.choice([PolicyName.DROP, PolicyName.MORPH, PolicyName.REDUNDANCY])
         setup = msgspec.structs.replace(setup, policy=policy)
     if setup.policy is PolicyName.MORPH:  # which has something to go back to
-        setup = msgspec.structs.replace(setup, checkpoint_every=max(1, setup.checkpoint_every))
+        setup = msgspec.structs.replace(setup, checkpoint_every=setup.checkpoint_every or 1)
     switches = []
     for _ in range(draw.choice([0, 0, 0, 1, 2]) if draw.random() < 0.5 else 0):
         switch = when(draw, setup, -1, kind=FaultKind.SWITCH)

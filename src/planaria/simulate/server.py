@@ -30,7 +30,9 @@ from planaria.protocol.events import (
     Release,
     Restarted,
     Send,
+    SetTimer,
     StopRequested,
+    TimerDue,
     WorkerJoined,
     WriteManifest,
 )
@@ -143,6 +145,8 @@ class Server:
         self._incarnation = past.restarts + 1 if past else 0
         self._judge = Judge(self.admission, LIMITS, 0.0, self._clock.now)
         self._is_dead = False
+        self._timer = 0
+        """Number of the last that was set."""
         self._clock.after(TICK_S, self._look_at_the_clock)
 
     @property
@@ -312,9 +316,16 @@ class Server:
                     self._clock.after(self._clock.vary(cluster.weather.compute_s), partial(self._manifest, command))
                 else:
                     self._manifest(command)
+            case SetTimer(seconds):
+                self._timer += 1
+                self._clock.after(seconds, partial(self._timer_due, self._timer))
             case Finish():
                 cluster.note(f"finish: {command}")
                 self.finished = command
+
+    def _timer_due(self, number: int) -> None:
+        if number == self._timer:
+            self.handle(TimerDue())
 
     def _manifest(self, command: WriteManifest) -> None:
         if self._is_dead:
@@ -322,7 +333,7 @@ class Server:
         try:
             self._cluster.write_manifest(command)
         except DiskFull:
-            self.handle(ManifestFailed(command.step, f"{command.folder}: no space left"))
+            self.handle(ManifestFailed(command.step, command.folder, f"{command.folder}: no space left"))
         else:
             self.handle(ManifestWritten(command.step, command.folder, 0.0))
 

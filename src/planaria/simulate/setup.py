@@ -25,7 +25,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         min_nodes: n0.
         num_microbatches: of a step.
         steps: of the job.
-        checkpoint_every: steps; 0: only when it ends.
+        checkpoint_every: steps; 0: only when it ends; None: as the run chooses.
         order: of forwards and backwards.
         waits: for nodes, when too few are left.
         bad: microbatches, as (step, microbatch), whose loss is not a number.
@@ -47,7 +47,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     min_nodes: int
     num_microbatches: int
     steps: int
-    checkpoint_every: int
+    checkpoint_every: int | None
     order: ScheduleKind
     waits: bool
     bad: tuple[tuple[int, int], ...] = ()
@@ -88,7 +88,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             schedule=self.order,
             redundancy=self.redundancy,
             may_drop=self.may_drop,
-            may_restore=self.may_restore and self.checkpoint_every > 0,
+            may_restore=self.may_restore and self.checkpoint_every != 0,
         )
 
     @property

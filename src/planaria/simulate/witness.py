@@ -379,8 +379,7 @@ class Witness:
         match status:
             case RunStatus.COMPLETED:
                 self.require(self.committed == setup.steps, f"completed after {self.committed} steps")
-                manifest = disk.manifest(f"checkpoints/step-{setup.steps:08d}")
-                self.require(manifest.step == setup.steps, f"the last checkpoint is of step {manifest.step}")
+                self.require(disk.has(setup.steps), f"no checkpoint of step {setup.steps}")
             case RunStatus.STOPPED:
                 self.require(is_stopped, "stopped by nobody")
             case RunStatus.INTERRUPTED:
@@ -389,6 +388,8 @@ class Witness:
                 self.require(self._num_left() < setup.needed_nodes, f"{self._num_left()} nodes are left: {message}")
             case RunStatus.FAILED:
                 self.require(any(piece in message for piece in allowed), f"failed: {message}")
+                is_kept = "layer of worker" in message and "no replica" not in message and self.committed > setup.done
+                self.require(not is_kept or disk.has(self.committed), f"step {self.committed} is not saved: {message}")
 
     def _num_left(self) -> int:
         live = 0

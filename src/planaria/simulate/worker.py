@@ -65,7 +65,7 @@ class Worker:
         is_stopped: by SIGSTOP; what reaches it stays in its sockets.
         is_frozen: its main thread does nothing more, and its heartbeat goes on.
         freezes: its main thread will, in its next instruction.
-        fails: its next instruction raises an error of the user's code.
+        fails: its next instruction raises an error of the user's code, and it "ends", or "holds" its state; "": not.
         runs_out: of memory, in the next instruction, or in the next plan or commit if that comes first.
         slowness: how many times longer it computes.
         slowest: the most that its slowness ever was.
@@ -75,7 +75,8 @@ class Worker:
         self.number = number
         self.node = node
         self.is_started = self.is_over = self.is_stopped = self.is_frozen = False
-        self.freezes = self.fails = self.runs_out = False
+        self.freezes = self.runs_out = False
+        self.fails = ""
         self.slowness = self.slowest = 1.0
         self.machine = WorkerMachine()
         self.holdings = Holdings(cluster.algebra, cluster.profile.groups)
@@ -157,7 +158,7 @@ class Worker:
 
     @property
     def _is_in_trouble(self) -> bool:
-        return self.freezes or self.fails or self.runs_out
+        return self.freezes or bool(self.fails) or self.runs_out
 
     def _exit(self) -> None:
         """The process ends by itself."""
@@ -273,7 +274,13 @@ class Worker:
         if self.freezes:
             self._activity, self.is_frozen = Activity.COMPUTING, True
         elif self.fails:
-            self.control.tell(Failed(where=f"layer of worker {self.number}", text="an error of the user's"))
+            holds, self.fails = self.fails == "holds", ""
+            where = f"layer of worker {self.number}"
+            self.control.tell(Failed(where=where, text="an error of the user's", holds=holds))
+            if holds:
+                self._gave_up = True
+                self.interpreter.give_up()
+                return True
             self._exit()
         else:
             self.runs_out, self._gave_up = False, True

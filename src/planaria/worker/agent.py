@@ -6,7 +6,6 @@ It never outlives its coordinator: it ends when it is told to, or when nobody is
 from __future__ import annotations
 
 import sys
-import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -47,8 +46,9 @@ from planaria.worker.faults import FaultInjector
 from planaria.worker.heartbeat import Heartbeat
 from planaria.worker.holdings import Holdings
 from planaria.worker.interpreter import Interpreter
+from planaria.worker.last_words import last_words
 from planaria.worker.mailbox import Interrupted, Mailbox
-from planaria.worker.memory import lacks_memory, shortage
+from planaria.worker.memory import lacks_memory
 from planaria.worker.movement import Movement
 from planaria.worker.settings import WorkerSettings
 from planaria.worker.trace import Trace
@@ -129,17 +129,14 @@ class Agent:
         return self._status
 
     def _try_to_work(self) -> None:
-        """Without memory for a step there may be enough to save what was before it, should everybody be in need."""
+        """Whatever prevents a step, the state before it is whole, and can be saved."""
         try:
             self._work()
         except Exception as error:
-            lacking = shortage(error, self.doing)
-            if lacking is None:
-                raise
-            traceback.print_exception(error)  # into this worker's log: the job may go on without it
+            told = last_words(self._settings.worker, error, self.doing)
             self._gave_up = True
             self._interpreter.give_up()
-            self._control.send(msgspec.structs.replace(lacking, holds=True))
+            self._control.send(msgspec.structs.replace(told, holds=True))
 
     def _work(self) -> None:
         self._act = ""

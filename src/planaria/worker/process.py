@@ -8,30 +8,20 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 
 from planaria.job.settings import Device
-from planaria.model.model import ModelError
-from planaria.plan.plan import WorkerId
-from planaria.protocol.messages import (
-    PROTOCOL_VERSION,
-    CutOff,
-    Failed,
-    Hello,
-    OutOfMemory,
-)
+from planaria.protocol.messages import PROTOCOL_VERSION, CutOff, Hello
 from planaria.worker.agent import EXIT_STALE, Agent
-from planaria.worker.compute import LayerFailed
 from planaria.worker.control import Control
 from planaria.worker.emulated import emulated_engine, read_costs
 from planaria.worker.emulated_time import EmulatedMailbox, EmulatedPace, EmulatedTransport
 from planaria.worker.engine import Engine, real_engine
 from planaria.worker.heartbeat import Heartbeat, processor_time
+from planaria.worker.last_words import last_words
 from planaria.worker.mailbox import Mailbox
-from planaria.worker.memory import shortage
-from planaria.worker.preemption import SourceError, Watch, make_source
+from planaria.worker.preemption import Watch, make_source
 from planaria.worker.settings import WorkerSettings
 from planaria.worker.transport import Transport
 from planaria.worker.writer import Writer
@@ -71,17 +61,6 @@ def run_worker(settings: WorkerSettings) -> int:
         doing = agent.doing if agent is not None else "while the model is loaded"
         control.send_last(last_words(settings.worker, error, doing))
     return 1
-
-
-def last_words(worker: WorkerId, error: Exception, doing: str) -> Failed | OutOfMemory:
-    """What a worker that fails tells of it. Memory may lack on this node alone; other errors would come again."""
-    lacking = shortage(error, doing)
-    if lacking is not None:
-        traceback.print_exception(error)  # into this worker's log: the job goes on without it
-        return lacking
-    if isinstance(error, LayerFailed | ModelError | SourceError):
-        return Failed(where=str(error), text="".join(traceback.format_exception(error.__cause__ or error)))
-    return Failed(where=f"worker {worker}", text="".join(traceback.format_exception(error)))
 
 
 def _watch_for_preemption(settings: WorkerSettings, heartbeat: Heartbeat) -> None:

@@ -10,7 +10,7 @@ from planaria.protocol.course import checkpoint, end
 from planaria.protocol.course.restore import go_back, restore, wait
 from planaria.protocol.course.run import Run
 from planaria.protocol.course.take import release, same_again, take
-from planaria.protocol.events import Command, Publish
+from planaria.protocol.events import Command, Discard, Publish, SaveRequested, SetTimer, TimerDue
 from planaria.protocol.kept import Holders
 from planaria.protocol.messages import StateSource
 from planaria.protocol.phases import Phase, Purpose
@@ -24,6 +24,8 @@ def after_commit(run: Run, committed: int) -> list[Command]:
     """Everybody holds after the commit: end or go on."""
     if committed == run.settings.train.steps:
         return save_then_end(run, RunStatus.COMPLETED, "")
+    if run.fatal is not None:
+        return end_early(run)
     if run.intent.is_stopping:
         return save_then_end(run, RunStatus.STOPPED, end.STOPPED_BY_USER)
     return go_on(run)
@@ -57,8 +59,8 @@ def try_again(run: Run) -> list[Command]:
 
 def reconfigure(run: Run, holders: Holders) -> list[Command]:
     """A new placement for a step that nobody has begun, or the end when too few nodes are left for one."""
-    if run.shortages.fatal is not None:
-        return end_short_of_memory(run)
+    if run.fatal is not None:
+        return end_early(run)
     try:
         proposal = run.placing.placement(run.situation(holders), at_once=True)
     except WouldRunOut as error:
@@ -112,12 +114,12 @@ def _exhausted(run: Run, reason: str, status: RunStatus = RunStatus.EXHAUSTED) -
     return [*end.close_recovery(run), *_save(run)]
 
 
-def end_short_of_memory(run: Run) -> list[Command]:
+def end_early(run: Run) -> list[Command]:
     """Nobody computes: the state before the step in progress is saved."""
-    assert run.shortages.fatal is not None
+    assert run.fatal is not None
     if run.step == 1:
-        return end.end(run, RunStatus.FAILED, run.shortages.fatal)  # there is nothing to save
-    return save_then_end(run, RunStatus.FAILED, run.shortages.fatal)
+        return end.end(run, RunStatus.FAILED, run.fatal)  # there is nothing to save
+    return save_then_end(run, RunStatus.FAILED, run.fatal)
 
 
 # Saving while everybody waits
@@ -126,40 +128,82 @@ def end_short_of_memory(run: Run) -> list[Command]:
 def save_then_end(run: Run, status: RunStatus, message: str) -> list[Command]:
     """The run ends with the state after the last committed step on disk, if that can be."""
     run.intent.ending = (status, message)
+    if run.intent.discards:
+        return [*end.close_recovery(run), *end.end(run, status, message)]
     return [*end.close_recovery(run), *_save(run)]
 
 
 def _save(run: Run) -> list[Command]:
     """Ask for the state after the last committed step, every group from one of its holders, and wait for it."""
     last, under_way = run.checkpoints.last, run.checkpoints.under_way
-    if last is not None and last.step == run.step - 1:
+    if last is not None and last.step == run.step - 1 and not run.checkpoints.is_wished:
         return after_saving(run)
     run.phase = Phase.SAVING
     if under_way is None or under_way.step != run.step - 1:
-        run.checkpoints.begin(run.step - 1, len(run.plan.groups), run.exponents, run.now, run.counts.dropped)
+        return _order(run)
+    return ask_to_save(run)
+
+
+def _order(run: Run) -> list[Command]:
+    """A checkpoint that everybody waits for, anew."""
+    if run.checkpoints.under_way is not None:
+        run.checkpoints.give_up("it is written anew")
+    run.checkpoints.begin(run.step - 1, len(run.plan.groups), run.exponents, run.now, run.counts.dropped)
     return ask_to_save(run)
 
 
 def ask_to_save(run: Run) -> list[Command]:
     """For what nobody writes of the checkpoint that everybody waits for."""
+    if run.checkpoints.under_way is None:  # it is to be tried again; now is as good
+        return _order(run)
     try:
         return checkpoint.order_rest(run)
     except NobodyHolds as lost:
         return could_not_save(run, f"no replica of parameter group {lost.group} is left")
 
 
+AGAIN_S = 5.0
+"""Until a run that is to end tries again to save its state."""
+
+
 def could_not_save(run: Run, why: str) -> list[Command]:
-    """Everybody waited for nothing. What was to follow does, and the reason says so."""
-    lost, run.checkpoints.under_way = f"step {run.step - 1} could not be saved: {why}", None
+    """Everybody waited for nothing. What was to follow does, and the reason says so; but a run that ends with all of
+    its state in memory keeps it and tries again, until it is saved or the user does without it."""
+    lost = f"step {run.step - 1} could not be saved: {why}"
+    folder = run.checkpoints.give_up(why).folder
     without = run.without_replica(run.holders())
     if run.intent.ending is None and without:
         return restore(run, without)
     may_go_on = run.intent.is_exhausted and bool(run.standing.newcomers)
     if run.intent.ending is None or may_go_on:
         return [Publish(Note(level="warning", text=lost)), *after_saving(run)]
+    if not without:
+        is_told, run.intent.unsaved = run.intent.unsaved == lost, lost
+        text = (
+            f"{lost}. The workers keep it, and it is tried again every {AGAIN_S:.0f} s: make room, or name another "
+            "folder (planaria save RUN --to FOLDER), or end without it (planaria stop RUN --discard)"
+        )
+        told: list[Command] = [] if is_told else [Publish(Note(level="warning", text=text))]
+        return [Discard(folder), *told, SetTimer(AGAIN_S)]
     status, message = run.intent.ending
     status = RunStatus.FAILED if status is RunStatus.COMPLETED else status
     return end.end(run, status, f"{message}; {lost}".removeprefix("; "))
+
+
+def save_again(run: Run, event: TimerDue) -> list[Command]:
+    """What could not be saved before is tried once more; nothing where it is being tried."""
+    return [] if run.checkpoints.under_way is not None else _order(run)
+
+
+def save_requested(run: Run, event: SaveRequested) -> list[Command]:
+    """By the user: at once where everybody waits; else beside training, of the next step that is committed."""
+    run.checkpoints.wish_for(event.folder)
+    if run.phase is Phase.SAVING:
+        return [] if run.checkpoints.joins_wish() else _order(run)
+    if run.phase is Phase.WAITING and not run.without_replica(run.holders()):
+        run.intent.waiting = "the state is saved"
+        return _save(run)
+    return []
 
 
 def after_saving(run: Run) -> list[Command]:

@@ -21,14 +21,18 @@ def order_beside(run: Run, committed: int) -> dict[WorkerId, Save]:
     state for a full plan moves does not last.
     """
     lasts_degraded = run.is_degraded and not run.standing.is_warming
-    is_due = run.checkpoints.is_due(committed, run.now, is_degraded=lasts_degraded)
+    time_to_failure_s = run.failures.time_to_next_s(run.now)
+    cadence = run.checkpoints.cadence
+    is_due = run.checkpoints.is_wished or cadence.is_due(
+        committed, run.now, time_to_failure_s, is_degraded=lasts_degraded
+    )
     if not is_due or run.checkpoints.under_way is not None:
         return {}
     saving = run.checkpoints.begin(committed, len(run.plan.groups), run.exponents, run.now, run.counts.dropped)
     try:
         return saving.assign({worker: run.plan.groups_of[worker] for worker in run.attempt.votes.voters})
     except NobodyHolds:
-        run.checkpoints.under_way = None
+        run.checkpoints.give_up("a node was lost that holds a part of it")
         return {}
 
 
@@ -53,6 +57,6 @@ def give_up(run: Run, why: str) -> list[Command]:
     saving = run.checkpoints.under_way
     if saving is None or run.phase is Phase.SAVING:
         return []
-    run.checkpoints.under_way = None
+    run.checkpoints.give_up(why)
     note = Note(level="warning", text=f"the checkpoint of step {saving.step} is given up: {why}")
     return [Discard(saving.folder), Publish(note)]

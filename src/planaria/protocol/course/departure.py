@@ -15,8 +15,8 @@ def lost_while_gathering(run: Run, event: NodeGone) -> list[Command]:
     if event.node in run.members.gone:
         return []
     lost = lose(run, event)
-    if run.shortages.fatal is not None:
-        return lost + end.end(run, RunStatus.FAILED, run.shortages.fatal)
+    if run.fatal is not None:
+        return lost + end.end(run, RunStatus.FAILED, run.fatal)
     return lost + arrival.start_when_gathered(run)
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from planaria.protocol.course.run import Run
-from planaria.protocol.events import Command, DecisionTook, Finish, Publish, Received, Send, StopRequested
+from planaria.protocol.events import Command, DecisionTook, Finish, Publish, Send, StopRequested
 from planaria.protocol.journal import JournalEnd, JournalRecovery, JournalStop
-from planaria.protocol.messages import Failed, Stop
+from planaria.protocol.messages import Stop
 from planaria.protocol.phases import Phase
 from planaria.protocol.records import Note, Recovered, RunEnded, RunStatus
 
@@ -15,23 +15,29 @@ STOPPED_BY_USER = "stopped by the user"
 def stop_requested(run: Run, event: StopRequested) -> list[Command]:
     """By the user: after the step in progress, or at once where there is none."""
     is_known, run.intent.is_stopping = run.intent.is_stopping, True
+    run.intent.discards |= event.discards
     if run.phase is Phase.GATHERING:
         return end(run, RunStatus.STOPPED, f"{STOPPED_BY_USER} before the first step")
     if run.phase is Phase.WAITING:
         return end(run, RunStatus.STOPPED, STOPPED_BY_USER)
     if run.phase is Phase.SAVING and run.intent.ending is None:
         run.intent.ending = (RunStatus.STOPPED, STOPPED_BY_USER)
+    if run.phase is Phase.SAVING and run.intent.discards:
+        return _unsaved(run)
     if is_known:  # asked again, or told to a coordinator that read it in the journal
         return []
     text = f"stopping: step {run.step} is finished and saved; a second Ctrl-C ends it at once"
     return [JournalStop(), Publish(Note(level="info", text=text))]
 
 
-def failed(run: Run, event: Received) -> list[Command]:
-    """The user's own code raised; it would again."""
-    failure = event.message
-    assert isinstance(failure, Failed)
-    return end(run, RunStatus.FAILED, f"{failure.where}: {failure.text}")
+def _unsaved(run: Run) -> list[Command]:
+    """The user does not want the state with which the run ends."""
+    assert run.intent.ending is not None
+    if run.checkpoints.under_way is not None:
+        run.checkpoints.give_up("the user does without it")
+    status, message = run.intent.ending
+    why = run.intent.unsaved or f"step {run.step - 1} is not saved: the user does without it"
+    return end(run, RunStatus.FAILED if status is RunStatus.COMPLETED else status, f"{message}; {why}".strip("; "))
 
 
 def end(run: Run, status: RunStatus, message: str) -> list[Command]:

@@ -26,8 +26,8 @@ def restore(run: Run, without: list[int]) -> list[Command]:
     """
     layers = sorted({layer for group in without for layer in run.plan.groups[group].layers})
     lost = f"no replica of layer{'s' if len(layers) > 1 else ''} {', '.join(map(str, layers))} is left"
-    if run.shortages.fatal is not None:
-        return end.end(run, RunStatus.FAILED, f"{run.shortages.fatal}; {lost}")
+    if run.fatal is not None:
+        return end.end(run, RunStatus.FAILED, f"{run.fatal}; {lost}")
     if not _can_go_back(run):
         return _nothing_saved(run, lost)
     try:
@@ -62,11 +62,11 @@ def _give_up_saving(run: Run) -> list[Command]:
 
 
 def _can_go_back(run: Run) -> bool:
-    return run.checkpoints.last is not None or run.step == run.settings.first_step or run.settings.checkpoint_every > 0
+    return run.checkpoints.last is not None or run.step == run.settings.first_step or run.checkpoints.cadence.is_on
 
 
 def _nothing_saved(run: Run, why: str) -> list[Command]:
-    remedy = "Set run.checkpoint_every, or a higher resilience.fault_tolerance."
+    remedy = "Leave out run.checkpoint_every = 0, or set a higher resilience.fault_tolerance."
     return end.end(run, RunStatus.FAILED, f"{why} and there is no checkpoint. {remedy}")
 
 
@@ -84,7 +84,8 @@ def _no_plan(run: Run, error: PlanError, lost: str) -> list[Command]:
 
 def _rewind(run: Run, checkpoint: CheckpointRef | None) -> None:
     run.placing.wake_all(run.step)
-    run.checkpoints.under_way = None
+    if run.checkpoints.under_way is not None:
+        run.checkpoints.give_up("the job goes back")
     run.step = 1 + (checkpoint.step if checkpoint else 0)
     run.counts.dropped = checkpoint.num_dropped if checkpoint else 0
     run.skipped_steps = {step for step in run.skipped_steps if step < run.step}

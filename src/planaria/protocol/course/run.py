@@ -17,6 +17,7 @@ from planaria.plan.sources import unheld
 from planaria.policy.outlook import USUAL_DECISION_S, Outlook
 from planaria.policy.proposal import Policy
 from planaria.protocol.ballot import Ballot
+from planaria.protocol.cadence import Cadence
 from planaria.protocol.commit import FIRST_EXPONENT
 from planaria.protocol.damage import Damages
 from planaria.protocol.failures import Failures
@@ -65,9 +66,15 @@ class Intent:
         is_stopping: the user wants it to end at the next boundary.
         ending: it ends as soon as the state is saved: how, and why.
         waiting: it waits for nodes as soon as the state is saved: why.
+        discards: it may end without its state on disk.
+        failure: the user's own code raised: where, and what; so the run ends.
+        unsaved: why the state with which it is to end could not be saved so far, for people.
     """
 
     is_stopping: bool = False
+    discards: bool = False
+    failure: str | None = None
+    unsaved: str | None = None
     ending: tuple[RunStatus, str] | None = None
     waiting: str | None = None
 
@@ -174,7 +181,8 @@ class Run:
         self.members = Membership(settings.num_nodes, settings.devices_per_node)
         self.standing = Standing()
         self.kept = Kept()
-        self.checkpoints = Checkpoints(settings.checkpoint_root, settings.checkpoint_every, settings.resume)
+        cadence = Cadence(settings.checkpoint_every, settings.checkpoint_every_s)
+        self.checkpoints = Checkpoints(settings.checkpoint_root, settings.resume, cadence)
         self.timing = Timing()
         self.loading = Loading(settings.storage)
         self.moving = Moving()
@@ -225,6 +233,7 @@ class Run:
         self.timing.decision_s = learnt.decision_s
         self.second_look.chosen_for_s = learnt.chosen_for_s
         self.placing.recall(learnt, past.joined)
+        self.checkpoints.cadence.recall(learnt.saves)
 
     @property
     def plan(self) -> Plan:
@@ -234,6 +243,11 @@ class Run:
     @property
     def shortages(self) -> Shortages:
         return self.placing.shortages
+
+    @property
+    def fatal(self) -> str | None:
+        """Why the run must end, though it may have nodes enough."""
+        return self.intent.failure or self.shortages.fatal
 
     def exponents_of(self, checkpoint: CheckpointRef | None) -> tuple[int, ...]:
         """That a run begins with at a checkpoint, or at its start."""
@@ -268,12 +282,14 @@ class Run:
     def outlook(self) -> Outlook:
         """What is known of the time to come."""
         last, decision_s = self.checkpoints.last, self.timing.decision_s
+        time_to_failure_s = self.failures.time_to_next_s(self.now)
         return Outlook(
-            time_to_failure_s=self.failures.time_to_next_s(self.now),
+            time_to_failure_s=time_to_failure_s,
             nodes_together=self.failures.nodes_together,
             steps_left=self.settings.train.steps - self.step + 1,
             steps_at_stake=self.step - 1 - (last.step if last is not None else 0),
-            checkpoint_every=self.settings.checkpoint_every,
+            checkpoint_every=self.settings.checkpoint_every or 0,
+            checkpoint_every_s=self.checkpoints.cadence.interval_s(time_to_failure_s),
             storage=self.loading.storage,
             decision_s=USUAL_DECISION_S if decision_s is None else decision_s,
             is_prepared=self.standing.is_warming,
@@ -297,6 +313,7 @@ class Run:
             speeds=self.placing.speeds.learnt,
             rests=self.placing.pacing.learnt,
             shortages=self.shortages.learnt,
+            saves=self.checkpoints.cadence.learnt,
         )
 
     def to_write(self) -> Learnt | None:

@@ -21,7 +21,7 @@ def begin(run: Run) -> list[Command]:
     run.phase = Phase.SALVAGING
     run.attempt.is_void |= not run.placing.finishes(run.situation(run.holders()))
     broken = to_halt(run.plan, run.members.addresses, run.attempt.unready)
-    if run.attempt.is_void or run.shortages.fatal is not None:
+    if run.attempt.is_void or run.fatal is not None:
         broken = frozenset(run.plan.workers) & run.members.addresses.keys()
     halt = Halt(generation=run.plan.generation, step=run.step)
     commands: list[Command] = [Send(worker, halt) for worker in run.attempt.salvage.halt(broken)]
@@ -42,8 +42,8 @@ def _decide_when_reported(run: Run) -> list[Command]:
     salvage = run.attempt.salvage
     if not salvage.is_complete:
         return []
-    if run.shortages.fatal is not None:
-        return boundary.end_short_of_memory(run)
+    if run.fatal is not None:
+        return boundary.end_early(run)
     holders = run.holders()
     if without := run.without_replica(holders):
         return restore(run, without)

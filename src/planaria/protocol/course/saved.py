@@ -8,7 +8,7 @@ from planaria.protocol.events import Command, ManifestFailed, ManifestWritten, P
 from planaria.protocol.journal import JournalCheckpoint
 from planaria.protocol.messages import NotSaved, Saved
 from planaria.protocol.phases import Phase
-from planaria.protocol.records import CheckpointSaved
+from planaria.protocol.records import AnyRecord, CheckpointSaved, Note
 
 
 def saved(run: Run, event: Received) -> list[Command]:
@@ -33,22 +33,26 @@ def not_saved(run: Run, event: Received) -> list[Command]:
 
 def manifest_failed(run: Run, event: ManifestFailed) -> list[Command]:
     """All parts are there, and it could not be made whole."""
-    return _failed(run, event.text) if run.checkpoints.is_under_way(event.step) else []
+    return _failed(run, event.text) if run.checkpoints.is_made_whole(event.step, event.folder) else []
 
 
 def _failed(run: Run, why: str) -> list[Command]:
     if run.phase is Phase.SAVING:
         return boundary.could_not_save(run, why)
-    run.checkpoints.rest(run.now)  # else each step would try again what cannot be
+    run.checkpoints.cadence.written(run.now)  # else each step would try again what cannot be
     return checkpoint.give_up(run, why)
 
 
 def manifest_written(run: Run, event: ManifestWritten) -> list[Command]:
     """It is the last whole one now."""
-    if not run.checkpoints.is_under_way(event.step):
+    if not run.checkpoints.is_made_whole(event.step, event.folder):
         return []  # given up while it was made whole: a later one was wanted, or the job went back
     saving = run.checkpoints.complete(run.now)
     record = CheckpointSaved(step=event.step, folder=event.folder, seconds=run.now - saving.began)
     assert run.checkpoints.last is not None
-    entry = JournalCheckpoint(checkpoint=run.checkpoints.last, records=(record,))
-    return [entry, Publish(record), *(boundary.after_saving(run) if run.phase is Phase.SAVING else [])]
+    excess = run.checkpoints.cadence.excess()
+    told: tuple[AnyRecord, ...] = (record,)
+    if excess is not None:
+        told += (Note(level="warning", text=excess),)
+    entry = JournalCheckpoint(checkpoint=run.checkpoints.last, records=told)
+    return [entry, *map(Publish, told), *(boundary.after_saving(run) if run.phase is Phase.SAVING else [])]

@@ -106,6 +106,7 @@ def _tell(run: Run, message: Commit, found: Outcome, news: tuple[AnyRecord, ...]
     )
     if run.recovery is None:
         run.timing.committed(record.duration_s)
+        run.checkpoints.cadence.committed(record.duration_s)
     parts = checkpoint.order_beside(run, message.step) if message.step < run.settings.train.steps else {}
     told = (record, *news)
     entry = JournalCommit(commit=message, records=told, learnt=run.to_write())
@@ -117,4 +118,4 @@ def _tell(run: Run, message: Commit, found: Outcome, news: tuple[AnyRecord, ...]
 def _holds_after(run: Run, committed: int) -> bool:
     """Whether everybody waits for orders after this commit."""
     done = committed == run.settings.train.steps
-    return done or run.intent.is_stopping or not run.goes_on(committed + 1)
+    return done or run.intent.is_stopping or run.fatal is not None or not run.goes_on(committed + 1)

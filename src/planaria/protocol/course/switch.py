@@ -50,7 +50,7 @@ def refusal(run: Run, name: str) -> str | None:
 
 def _unkept(settings: RunSettings) -> str | None:
     """Why there may be no checkpoint to go back to, as the job file is refused for it; None: there is one."""
-    if not settings.checkpoint_every:
+    if not settings.writes_checkpoints:
         why, remedy = "writes none on the way", "run.checkpoint_every"
     elif settings.keep_checkpoints < 2:
         why, remedy = f"keeps only {settings.keep_checkpoints}", "run.keep_checkpoints to 2 or more"

@@ -82,6 +82,7 @@ def put_in_force(run: Run, proposal: Proposal, purpose: Purpose, source: StateSo
         run.attempt.begin(run.now)
     plan = run.current = proposal.plan
     run.failures.begin(run.now)
+    run.checkpoints.cadence.begin(run.now)
     run.phase = Phase.TRAINING
     _begin_attempt(run, purpose, moves_state=source is not StateSource.LIVE or bool(plan.transfers))
     if purpose in (Purpose.RECONFIGURE, Purpose.RESTORE):
@@ -152,7 +153,7 @@ def _replicas_told(run: Run, proposal: Proposal) -> tuple[AnyRecord, ...]:
     before, run.is_degraded = run.is_degraded, proposal.is_degraded
     settings = run.settings
     note = replicas_note(
-        proposal, settings.fault_tolerance, was_degraded=before, writes_checkpoints=settings.checkpoint_every > 0
+        proposal, settings.fault_tolerance, was_degraded=before, writes_checkpoints=run.checkpoints.cadence.is_on
     )
     return () if note is None else (note,)
 

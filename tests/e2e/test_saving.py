@@ -1,0 +1,150 @@
+"""Endings that still have the state save it, and a run whose launcher is killed has checkpoints by default."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from planaria.cli import live
+from planaria.job.settings import Job
+from planaria.launch.result import RunStatus
+from planaria.protocol.records import AnyRecord, CheckpointSaved, Note, StepCommitted
+from tests.e2e.conftest import Run
+from tests.e2e.jobs import Outcome, make_job
+from tests.e2e.test_checkpoints import BrokenDisk
+from tests.e2e.test_command import Command, command, descendants, wait_until  # noqa: F401 (a fixture)
+from tests.e2e.test_robustness import arm, job_of, mine  # noqa: F401 (a fixture)
+
+Reference = Callable[[Job], Outcome]
+
+
+def saved_steps(folder: Path) -> list[int]:
+    """Of the whole checkpoints in a run's folder."""
+    found = (folder / "checkpoints").glob("step-*/manifest.json")
+    return sorted(json.loads(path.read_text())["step"] for path in found)
+
+
+def test_a_launcher_that_is_killed_loses_little_by_default(command: Command, text: Path) -> None:  # noqa: F811
+    """SIGKILL to every process of the run, as when its host goes; nothing was set for checkpoints."""
+    command.write_job(text, steps=150)
+    process = command.start("train", "job.toml")
+    run = command.folder / "runs" / "job"
+    try:
+        assert wait_until(lambda: saved_steps(run))
+    finally:
+        for pid in [process.pid, *descendants(command.folder)]:
+            os.kill(pid, signal.SIGKILL)
+        process.communicate()
+    assert wait_until(lambda: not descendants(command.folder))
+    before = saved_steps(run)[-1]
+    assert before < 150
+    status, said = command.run("train", "job.toml", "--resume")
+    assert status == 0, said
+    assert saved_steps(run)[-1] == 150
+    first = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
+    assert first["step"] == 1
+
+
+def test_a_layer_that_raises_leaves_the_last_step_saved(mine: Path, text: Path, run: Run) -> None:  # noqa: F811
+    job = job_of(mine, text, train__steps=40, run__checkpoint_every=0)
+    outcome = run(job, observers=[arm(mine, "forward.all", after=10)], import_path=mine)
+    assert outcome.result.status is RunStatus.FAILED
+    last = outcome.events("step_committed")[-1]["step"]
+    assert last >= 10
+    assert saved_steps(outcome.result.folder) == [last]
+    assert not outcome.events("node_lost")
+    (mine / "forward.all").unlink()
+    run(job, resume=outcome.result.folder, import_path=mine).assert_same_bits(run(job, import_path=mine))
+
+
+class WhenUnsaved:
+    """Does something, in a thread of its own, as soon as it is told that the last state cannot be saved."""
+
+    def __init__(self, do: Callable[[], object]) -> None:
+        self._do = do
+        self.came_of_it: list[object] = []
+        self._thread = threading.Thread(target=lambda: self.came_of_it.append(do()))
+
+    def __call__(self, record: AnyRecord, time_s: float) -> None:
+        if isinstance(record, Note) and "it is tried again" in record.text and not self._thread.ident:
+            self._thread.start()
+
+    def result(self) -> object:
+        self._thread.join(timeout=60)
+        return self.came_of_it[0]
+
+
+def test_a_disk_that_is_full_at_the_end_is_waited_for(
+    tmp_path: Path, text: Path, run: Run, reference: Reference
+) -> None:
+    folder = tmp_path / "run-0" / "checkpoints"
+
+    def make_room() -> None:
+        folder.unlink()
+
+    job = make_job(text, run__checkpoint_every=0)
+    unsaved = WhenUnsaved(make_room)
+    outcome = run(job, observers=[BrokenDisk(folder, 1, 99), unsaved])
+    outcome.assert_same_bits(reference(job))
+    (told,) = [note["text"] for note in outcome.events("note") if "it is tried again" in note["text"]]
+    assert told.startswith("step 5 could not be saved: ")
+    assert "planaria save RUN --to FOLDER" in told
+    assert "planaria stop RUN --discard" in told
+
+
+def test_another_folder_is_taken_for_what_cannot_be_saved(
+    tmp_path: Path, text: Path, run: Run, reference: Reference
+) -> None:
+    job = make_job(text, run__checkpoint_every=0)
+    elsewhere = tmp_path / "elsewhere"
+    unsaved = WhenUnsaved(lambda: live.save(tmp_path / "run-0", elsewhere))
+    outcome = run(job, observers=[BrokenDisk(tmp_path / "run-0" / "checkpoints", 1, 99), unsaved])
+    assert outcome.result.status is RunStatus.COMPLETED
+    assert unsaved.result() == f"step 5 is saved in {elsewhere}/step-00000005"
+    assert outcome.summary["weights_sha256"] == reference(job).summary["weights_sha256"]
+    assert outcome.events("checkpoint_saved")[-1]["folder"] == f"{elsewhere}/step-00000005"
+
+
+def test_the_user_may_end_a_run_without_its_state(tmp_path: Path, text: Path, run: Run) -> None:
+    unsaved = WhenUnsaved(lambda: live.stop(tmp_path / "run-0", discard=True))
+    job = make_job(text, run__checkpoint_every=0)
+    outcome = run(job, observers=[BrokenDisk(tmp_path / "run-0" / "checkpoints", 1, 99), unsaved])
+    assert outcome.result.status is RunStatus.FAILED
+    assert outcome.result.message.startswith("step 5 could not be saved")
+    assert outcome.result.steps == 5
+
+
+def test_a_save_on_the_way_goes_elsewhere_and_is_found_again(
+    tmp_path: Path, text: Path, run: Run, reference: Reference
+) -> None:
+    job = make_job(text, train__steps=40, run__checkpoint_every=0)
+    folder, elsewhere = tmp_path / "run-0", tmp_path / "elsewhere"
+    answers: list[str] = []
+    asking = threading.Thread(target=lambda: answers.append(live.save(folder, elsewhere)))
+
+    def ask(record: AnyRecord, time_s: float) -> None:
+        if isinstance(record, StepCommitted) and record.step == 3:
+            asking.start()
+        if isinstance(record, CheckpointSaved) and not record.folder.startswith(str(folder)):
+            live.stop(folder, discard=True)
+
+    outcome = run(job, observers=[ask])
+    asking.join(timeout=60)
+    (saved,) = outcome.events("checkpoint_saved")
+    assert answers == [f"step {saved['step']} is saved in {elsewhere}/step-{saved['step']:08d}"]
+    assert outcome.result.status is not RunStatus.COMPLETED
+    assert saved_steps(folder) == [saved["step"]]
+    run(job, resume=folder).assert_same_bits(reference(job))
+
+
+@pytest.mark.parametrize(("every", "is_said"), [(0, True), (5, False)])
+def test_a_run_without_checkpoints_on_the_way_says_so(every: int, is_said: bool, text: Path, run: Run) -> None:
+    outcome = run(make_job(text, run__checkpoint_every=every))
+    notes = [note["text"] for note in outcome.events("note") if "checkpoint" in note["text"]]
+    assert bool(notes) is is_said, notes
