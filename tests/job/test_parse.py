@@ -183,11 +183,11 @@ REFUSED = [
     ),
     ("resilience.preemption=azure", ["resilience.preemption = 'azure'", "none, aws, google or module:function"]),
     ("resilience.preemption='a:b c'", ["resilience.preemption = 'a:b c'"]),
-    ("resilience.policy=morph", ["run.checkpoint_every = 0", 'resilience.policy = "morph"', "Leave it out"]),
     ("cluster.storage_gb_per_s=0", ["cluster.storage_gb_per_s = 0.0", "is not above 0"]),
     ("train.microbatch=8", ["gives 1 microbatches", "global_batch to 16 or more"]),
     ("run.keep_checkpoints=0", ["run.keep_checkpoints = 0"]),
     ("run.checkpoint_every=-1", ["run.checkpoint_every = -1"]),
+    ("run.checkpoint_every_s=-1", ["run.checkpoint_every_s = -1"]),
     ("run.name=a/b", ["run.name = 'a/b'", "folder's name"]),
     ("run.name='..'", ["run.name = '..'"]),
     ("run.folder=''", ["run.folder = ''"]),
@@ -202,6 +202,9 @@ REFUSED = [
 def test_morph_keeps_the_checkpoint_that_it_may_be_reading() -> None:
     needed = ("resilience.policy=morph", "run.checkpoint_every=5")
     assert parse(*needed).run.keep_checkpoints == 2
+    assert parse(needed[0]).run.writes_checkpoints, "as the run chooses"
+    with pytest.raises(UserError, match=r'run\.checkpoint_every = 0 writes none for resilience\.policy = "morph"'):
+        parse(needed[0], "run.checkpoint_every=0")
     with pytest.raises(UserError, match=r"run\.keep_checkpoints = 1 is too few for"):
         parse(*needed, "run.keep_checkpoints=1")
 
