@@ -200,6 +200,7 @@ def plan(
     Raises:
         ValueError: the job cannot be planned on its nodes; the message says why and what to do.
     """
+    from planaria.launch.crowding import shared_cores
     from planaria.launch.losses import expected_losses
     from planaria.launch.settings import checkpoint_interval_s, job_profile, planner_settings
 
@@ -214,7 +215,7 @@ def plan(
             f"The profile has the times of microbatches of {profile.microbatch_size}, and train.microbatch is "
             f"{job.train.microbatch}. Set train.microbatch = {profile.microbatch_size}, or give another profile."
         )
-    settings = dataclasses.replace(planner_settings(job), **(search or {}))
+    settings = dataclasses.replace(planner_settings(job), num_cores=shared_cores(job), **(search or {}))
     report = plan_for(
         job_profile(job, profile),
         settings,

@@ -77,3 +77,40 @@ def test_one_line_exit_code_2_and_no_run_folder(tmp_path: Path) -> None:
     assert result.exit_code == 2
     assert "cluster.nodes = 100000" in result.stderr
     assert not list((tmp_path / "runs").glob("*"))
+
+
+@pytest.fixture
+def quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine whose process is in a control group below another one; returns the root of these."""
+    monkeypatch.setattr(crowding, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(crowding, "CGROUPS", tmp_path / "cgroup")
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/pod/one\n")
+    (tmp_path / "cgroup/pod/one").mkdir(parents=True)
+    return tmp_path / "cgroup"
+
+
+def test_a_quota_counts_as_cores(quota: Path) -> None:
+    assert crowding.num_cores() == 8.0
+    (quota / "pod/one/cpu.max").write_text("max 100000\n")
+    assert crowding.num_cores() == 8.0
+    (quota / "pod/cpu.max").write_text("150000 100000\n")
+    assert crowding.num_cores() == 1.5
+    assert crowding.shared_cores(job_of(2)) == 1.5
+
+
+def test_an_old_kernels_quota(quota: Path) -> None:
+    (quota.parent / "proc/self/cgroup").write_text("9:name=systemd:/\n4:cpu,cpuacct:/one\n")
+    (quota / "cpu/one").mkdir(parents=True)
+    (quota / "cpu/one/cpu.cfs_period_us").write_text("100000\n")
+    (quota / "cpu/one/cpu.cfs_quota_us").write_text("-1\n")
+    assert crowding.num_cores() == 8.0
+    (quota / "cpu/one/cpu.cfs_quota_us").write_text("400000\n")
+    assert crowding.num_cores() == 4.0
+
+
+def test_only_workers_of_this_machine_that_compute_share_its_cores(quota: Path) -> None:
+    assert crowding.shared_cores(job_of(9)) == 8.0
+    assert crowding.shared_cores(job_of(8)) is None
+    for others in ('launcher = "agents"', 'device = "cuda"', 'device = "emulated", profile = "a.json"'):
+        assert crowding.shared_cores(job_of(9, others)) is None

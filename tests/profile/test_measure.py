@@ -169,10 +169,11 @@ def test_a_profile_that_still_fits_is_not_measured_again(job: Job, tmp_path: Pat
 def test_halves_of_a_backward(
     whole_s: float, input_s: float, has_parameters: bool, expected: tuple[float, float]
 ) -> None:
-    times = split_backward(1.0, whole_s, input_s, has_parameters=has_parameters)
+    times = split_backward(1.0, whole_s, input_s, 4.5, has_parameters=has_parameters)
     assert isinstance(times, LayerTimes)
     assert (times.backward_input_s, times.backward_weight_s) == pytest.approx(expected)
     assert times.forward_s == 1.0
+    assert times.split_s == (0.5 if has_parameters else 0.0)
 
 
 def test_allocations_are_followed_until_they_are_freed() -> None:

@@ -100,6 +100,18 @@ def test_the_next_plan_is_for_the_speeds_that_were_known(life: Life) -> None:
     assert slow > life.machine.policy.estimated(life.machine.plan).step_time_s
 
 
+def test_what_steps_take_is_known_to_the_next_coordinator(life: Life) -> None:
+    """And its estimates are the same ones."""
+    life.does(*votes(life, 0, 1, 2))
+    told = life.told(0, type(life.journal[-1].commit))
+    life.journal[-1] = with_learnt(life.journal[-1], Learnt(stretch=3.0))
+    after = life.after()
+    after.does(Restarted(), *joined(0, 1, 2), *(returned(life, w, commit=told) for w in range(3)))
+    assert after.machine.learnt.stretch == 3.0
+    before_s = life.machine.policy.estimated(life.machine.plan).step_time_s
+    assert after.machine.policy.estimated(after.machine.plan).step_time_s == pytest.approx(3 * before_s)
+
+
 # What is measured
 
 

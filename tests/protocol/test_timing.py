@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from planaria.protocol.timing import MEASURED_STEPS, Timing
+from planaria.protocol.timing import CALIBRATED_AFTER, MEASURED_STEPS, Timing
 
 
 def measured(timing: Timing, *durations_s: float) -> float | None:
@@ -62,3 +62,19 @@ def test_after_a_loss_in_between_the_step_before_counts_no_more() -> None:
     timing.close(2)
     timing.expect(1.0, 0.1, transition_s=0.1)
     assert measured(timing, 1.25, 1.0, 1.0) == pytest.approx(0.25)
+
+
+def test_some_steps_tell_how_far_estimates_are_off() -> None:
+    """From then on what is expected is what was measured; what was estimated at first is what is told."""
+    timing = Timing()
+    timing.expect(1.0, 0.1)
+    for _ in range(CALIBRATED_AFTER - 1):
+        timing.committed(3.0)
+        assert timing.calibration() is None
+    timing.committed(3.0)
+    assert timing.calibration() == 3.0
+    assert (timing.stretch, timing.expected_step_s) == (1.0, 3.0)
+    assert timing.expectation.instruction_s == pytest.approx(0.3)
+    record = timing.close(1)
+    assert record is not None
+    assert (record.estimated_step_s, record.measured_step_s) == (1.0, 3.0)

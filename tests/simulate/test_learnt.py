@@ -12,11 +12,13 @@ from msgspec.structs import replace
 from planaria.job.settings import PolicyName
 from planaria.policy.choice import make_policy
 from planaria.policy.proposal import Policy
+from planaria.protocol import timing
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.events import Command, Event
 from planaria.protocol.journal import JournalCommit, JournalEntry, JournalPlan, decode_entry, encode_entry
 from planaria.protocol.learnt import Learnt
 from planaria.protocol.past import Past
+from planaria.protocol.settings import RunSettings
 from planaria.protocol.shortage import Shortages
 from planaria.simulate.cluster import Cluster
 from planaria.simulate.schedule import Schedule, schedule
@@ -34,8 +36,11 @@ def successor(cluster: Cluster, entries: list[bytes]) -> Coordinator:
     return Coordinator(cluster.settings, make(setup.policy, 0), past, shortages, make)
 
 
-def run(which: Schedule, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+def run(which: Schedule, monkeypatch: pytest.MonkeyPatch, *, shares_cores: bool) -> Counter[str]:
     """One schedule; returns how often each kind of news was compared."""
+    if shares_cores:
+        monkeypatch.setattr("planaria.simulate.cluster.RunSettings", partial(RunSettings, shares_cores=True))
+        monkeypatch.setattr(timing, "CALIBRATED_AFTER", 2)
     cluster = Cluster(which)
     compared: Counter[str] = Counter()
     original = Coordinator.handle
@@ -57,11 +62,12 @@ def run(which: Schedule, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 def test_a_successor_knows_what_was_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After every commit and every plan of 60 schedules, half of them under the policy that weighs its plans."""
+    """After every commit and plan of 60 schedules, half under the policy that weighs its plans, a third on shared
+    cores."""
     compared: Counter[str] = Counter()
     for seed in range(60):
         which = schedule(seed)
         if seed % 2:
             which = replace(which, setup=replace(which.setup, policy=PolicyName.ADAPTIVE))
-        compared += run(which, monkeypatch)
+        compared += run(which, monkeypatch, shares_cores=seed % 3 == 0)
     assert all(compared[name] for name in Learnt.__struct_fields__), compared

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections import Counter
 from collections.abc import Sequence
@@ -16,10 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from planaria.job.errors import UserError
-from planaria.observe.wording import counted, crowding, duration, layer_range, size
+from planaria.observe.wording import counted, duration, layer_range, size
 from planaria.plan.cells import CellKind
 from planaria.plan.draw import svg, terminal
-from planaria.plan.program import COMPUTING
 from planaria.plan.reroute import shares
 from planaria.plan.schedule import program
 
@@ -52,14 +50,12 @@ class Subject:
         model: of what kind.
         batch: what a step is made of.
         costs: where the layers' costs come from.
-        is_crowded: whether its workers would share the cores of this machine.
     """
 
     title: str
     model: str
     batch: str
     costs: str
-    is_crowded: bool
 
 
 def subject_of(job: Job, costs: str) -> Subject:
@@ -70,7 +66,6 @@ def subject_of(job: Job, costs: str) -> Subject:
         model=job.model.type,
         batch=f"{microbatches} of {job.train.microbatch} x {job.train.sequence_length} tokens",
         costs=costs,
-        is_crowded=crowding(job, _num_cores()) is not None,
     )
 
 
@@ -82,7 +77,6 @@ def subject_of_profile(profile: ModelProfile, settings: PlannerSettings, costs: 
         model=f"on {profile.device.name}",
         batch=f"{microbatches} of {counted(profile.microbatch_size, 'sample')}",
         costs=costs,
-        is_crowded=False,
     )
 
 
@@ -105,7 +99,7 @@ def show(subject: Subject, report: PlanReport, *, only_templates: bool) -> None:
     console.print()
     console.print(_pipelines(report))
     console.print()
-    console.print(_expectation(subject, report))
+    console.print(_expectation(report))
     console.print(Text(report.reason, style="dim"))
     for proposal in report.after_losses:
         console.print(Text(f"{duration(proposal.step_time_s)} a step: {proposal.reason}", style="dim"))
@@ -197,24 +191,17 @@ def _headline(subject: Subject, report: PlanReport) -> Text:
     )
 
 
-def _expectation(subject: Subject, report: PlanReport) -> Text:
-    """The step time, how much shorter it could be at most, and what is known of it where workers share cores."""
-    text = Text.assemble("expected step time  ", (duration(report.step_time_s), "bold"))
-    if report.lower_bound_s > 0:
-        text.append(f" (this plan needs at least {duration(report.lower_bound_s)})")
-    if subject.is_crowded:
-        num_cores = _num_cores()
-        spans = (span for worker in report.timeline.spans.values() for span in worker)
-        busy_s = sum(end - start for instruction, start, end in spans if instruction.op in COMPUTING)
-        text.append(
-            f", with a core for each of the {len(report.plan.workers)} workers; "
-            f"on the {counted(num_cores, 'core')} of this machine at least {duration(busy_s / num_cores)}"
-        )
-    return text
-
-
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0))
+def _expectation(report: PlanReport) -> Text:
+    """The step time, and how much shorter it could be at most; where workers share cores, also what it would be if they
+    did not."""
+    bound = f"this plan needs at least {duration(report.lower_bound_s)}" if report.lower_bound_s > 0 else ""
+    cores = report.settings.num_cores
+    if cores is None:
+        told = Text.assemble("expected step time  ", (duration(report.step_time_s), "bold"))
+        return told.append(f" ({bound})" if bound else "")
+    told = Text(f"{len(report.plan.workers)} workers share {cores:g} core{'' if cores == 1 else 's'}: ")
+    told.append("a step is expected to take ").append(duration(report.step_time_s), "bold")
+    return told.append(f"; with a core each {duration(report.timeline.step_time_s)}{f' ({bound})' if bound else ''}")
 
 
 def _templates(report: PlanReport) -> Table:

@@ -19,21 +19,23 @@ class Conditions:
             that is left out has speed 1.
         num_cores: where all workers are processes of one machine and compute on its cores, their number; none: each
             has a device of its own. A step then takes at least all workers' compute over the cores.
+        stretch: everything takes so many times longer, as it was measured.
         late_s: of a worker, so many seconds after the step's beginning its state is there and it begins; a worker that
             is left out begins with the step.
     """
 
     overlap: bool = True
     node_speeds: Mapping[NodeId, float] = field(default_factory=dict)
-    num_cores: int | None = None
+    num_cores: float | None = None
+    stretch: float = 1.0
     late_s: Mapping[WorkerId, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for node, speed in self.node_speeds.items():
             if not 0 < speed < float("inf"):
                 raise PlanError(f"Node {node} has speed {speed}. A speed is above 0; 1 is the profile's.")
-        if self.num_cores is not None and self.num_cores < 1:
-            raise PlanError(f"num_cores is {self.num_cores}. Give at least 1, or none where cores are not shared.")
+        if self.num_cores is not None and not 0 < self.num_cores < float("inf"):
+            raise PlanError(f"num_cores is {self.num_cores}. Give more than 0, or none where cores are not shared.")
 
     def speed(self, node: NodeId) -> float:
         return self.node_speeds.get(node, 1.0)

@@ -53,6 +53,8 @@ class Computed(dict[tuple[int, float, Op, int, int, tuple[int, ...]], float]):
             total += sum(t.backward_input_s for t in times[first:end])
         if op in (Op.BACKWARD, Op.BACKWARD_WEIGHT, Op.SHADOW_BACKWARD):
             total += sum(times[layer].backward_weight_s for layer in counted)
+        if op is Op.BACKWARD_WEIGHT:
+            total += sum(times[layer].split_s for layer in counted)
         found = self[key] = total / speed
         return found
 

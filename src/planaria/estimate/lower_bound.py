@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from planaria.estimate.conditions import AS_PROFILED, Conditions
+from planaria.estimate.cores import least_step_s
 from planaria.estimate.durations import Durations
 from planaria.plan.plan import Plan, ScheduleKind, WorkerId
 from planaria.plan.profile import ModelProfile
@@ -223,12 +224,9 @@ class _Bound:
         voted = max([self._all_done_s, *(self._voted_s(w, groups, whole) for w, groups in plan.groups_of.items())])
         applies = [durations.apply_s(worker) for worker in plan.workers]
         step = voted + durations.vote_s + max(applies)
-        if self._conditions.num_cores is not None:
-            sums = sum(durations.sum_s(worker, group) for worker, groups in plan.groups_of.items() for group in groups)
-            busy = sum(self._work_s.values()) + sums + sum(applies)
-            step = max(step, busy / self._conditions.num_cores + durations.vote_s)
+        step = max(step, least_step_s(plan, durations, self._work_s, self._conditions))
         # Sums of many terms round differently in another order; a bound must not be above by that.
-        return step * (1 - 1e-12)
+        return step * self._conditions.stretch * (1 - 1e-12)
 
     def _due_s(self, worker: WorkerId, group: int) -> float:
         """When the worker's gradients of the group can be whole: its end less what may come after them."""

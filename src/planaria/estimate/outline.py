@@ -90,7 +90,7 @@ def outline_of_pipelines(plan: Plan, durations: Durations, conditions: Condition
     """
     if plan.shadows or plan.redundancy is not None:
         return None
-    if conditions.node_speeds or conditions.late_s or conditions.num_cores is not None:
+    if conditions.node_speeds or conditions.late_s:
         return None
     if -1 in plan.ways or not plan.is_apart or not durations.is_spread:
         return None

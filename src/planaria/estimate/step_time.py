@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from planaria.estimate.conditions import AS_PROFILED, Conditions
+from planaria.estimate.cores import least_step_s, on_shared_cores
 from planaria.estimate.durations import Durations
 from planaria.estimate.flow import Flow, run
 from planaria.estimate.order_flow import run_orders
@@ -96,8 +97,15 @@ def outline(
     durations = Durations(plan, profile, conditions)
     known = Known() if known is None else known
     found = outline_of_pipelines(plan, durations, conditions, known)
-    if found is not None:
+    if found is None:
+        found = _outline_of_paths(plan, durations, conditions, known)
+    if conditions.num_cores is None and conditions.stretch == 1.0:
         return found
+    return on_shared_cores(found, plan, durations, conditions)
+
+
+def _outline_of_paths(plan: Plan, durations: Durations, conditions: Conditions, known: Known) -> Outline:
+    """Whatever it depends on, on machines that share nothing."""
     shapes = [(_shape(plan, durations, path), path) for path in paths(plan)]
     new = {shape: path for shape, path in shapes if shape not in known}
     regular = {hop.worker for _, path in shapes for hop in path.hops}
@@ -170,7 +178,8 @@ def simulate(plan: Plan, profile: ModelProfile, conditions: Conditions = AS_PROF
         worker: tuple(_spans(worker, program, durations, flow, finish, overlap=conditions.overlap))
         for worker, program in all_programs.items()
     }
-    return Timeline(step_time_s=finish.step_time_s, spans=spans)
+    step_s = max(finish.step_time_s, least_step_s(plan, durations, flow.compute_s, conditions))
+    return Timeline(step_time_s=step_s, spans=spans)
 
 
 def end_s(plan: Plan, programs: Mapping[WorkerId, Program], durations: Durations, conditions: Conditions) -> float:
@@ -180,7 +189,8 @@ def end_s(plan: Plan, programs: Mapping[WorkerId, Program], durations: Durations
         AssertionError: a program waits for a message that none of them sends.
     """
     flow = run(programs, durations, overlap=conditions.overlap)
-    return _Finish(plan, durations, flow, _whole(plan, flow.due_s), conditions).step_time_s
+    finish = _Finish(plan, durations, flow, _whole(plan, flow.due_s), conditions)
+    return max(finish.step_time_s, least_step_s(plan, durations, flow.compute_s, conditions))
 
 
 def _shape(plan: Plan, durations: Durations, path: Path) -> Shape:
@@ -258,10 +268,6 @@ class _Finish:
         self.applied_s = {worker: self.committed_s + seconds for worker, seconds in applies.items()}
         self.longest_apply_s = max(applies.values())
         self.step_time_s = max(self.applied_s.values())
-        if conditions.num_cores is not None:
-            sums = sum(durations.sum_s(worker, group) for worker, groups in plan.groups_of.items() for group in groups)
-            busy = sum(flow.compute_s.values()) + sums + sum(applies.values())
-            self.step_time_s = max(self.step_time_s, busy / conditions.num_cores + durations.vote_s)
 
     def sum_of(self, worker: WorkerId, group: int) -> tuple[float, float]:
         """Start and end of the group's sum at the worker."""

@@ -27,7 +27,7 @@ from planaria.estimate.restore import Storage
 from planaria.job.errors import UserError
 from planaria.job.parse import job_fingerprint
 from planaria.job.settings import Device, Job, Launcher, PolicyName, WhenExhausted
-from planaria.launch.crowding import most_nodes
+from planaria.launch.crowding import most_nodes, num_cores, shared_cores
 from planaria.launch.hosts import agents_of
 from planaria.launch.kernel_kills import KernelKills, counters
 from planaria.launch.settings import is_emulated, job_profile, planner_settings
@@ -185,7 +185,7 @@ class _Coordinating:
 
 def _policy(job: Job, profile: ModelProfile, most_bytes: int = 0, name: PolicyName | None = None) -> Policy:
     """The job's policy, or another; `most_bytes`: what a device has, where less is known than the job says."""
-    planner = planner_settings(job)
+    planner = dataclasses.replace(planner_settings(job), num_cores=shared_cores(job))
     if most_bytes:
         limit = min(most_bytes, planner.memory_bytes) if planner.memory_bytes else most_bytes
         planner = dataclasses.replace(planner, memory_bytes=limit)
@@ -212,7 +212,7 @@ def run_settings(settings: CoordinatorSettings, profile: ModelProfile) -> RunSet
         storage=Storage(node_bytes_per_s=job.cluster.storage_gb_per_s * 1e9),
         waits=job.resilience.when_exhausted is WhenExhausted.WAIT,
         may_drop=job.resilience.may_drop,
-        shares_cores=job.cluster.device is Device.CPU and _workers_a_core(job) > 1,
+        shares_cores=shared_cores(job) is not None,
         evidence=SpeedEvidence() if is_emulated(job) else ON_REAL_HOSTS,
     )
 
@@ -221,7 +221,7 @@ def _workers_a_core(job: Job) -> float:
     """How many workers of this machine share one of its cores; 1 where each has its own, or is on another host."""
     if job.cluster.device is Device.CUDA or job.cluster.launcher is Launcher.AGENTS:
         return 1.0
-    return max(1.0, job.cluster.nodes * job.cluster.devices_per_node / len(os.sched_getaffinity(0)))
+    return max(1.0, job.cluster.nodes * job.cluster.devices_per_node / num_cores())
 
 
 def _limits(job: Job) -> Limits:

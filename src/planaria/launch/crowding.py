@@ -1,20 +1,25 @@
-"""How many workers one machine is meant to run. More are a slip of the pen, and would take the machine down.
+"""How many workers one machine is meant to run, and how many of its cores they share.
 
-It refuses before anything is started or recorded, and starts nothing itself.
+More workers than it is meant for are a slip of the pen, and would take the machine down: they are refused before
+anything is started or recorded. Starts nothing itself.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from planaria.job.errors import UserError
-from planaria.job.settings import Job, Launcher
+from planaria.job.settings import Device, Job, Launcher
 
 WORKERS_A_PROCESSOR = 64
 """Emulated workers wait most of the time: some tens of them to a processor still keep to their profile's times."""
 
 ON_ANY_MACHINE = 256
 """Workers that are let start however few processors there are, as far as there is memory for them."""
+
+PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 WORKER_BYTES = 16 << 20
 """Of memory: no worker takes less, whatever it trains."""
@@ -37,6 +42,50 @@ def check_crowding(job: Job) -> None:
             f"most ({_why(job)}). Set {fewer}, "
             f'cluster.launcher = "agents" for other hosts, or cluster.most_workers = {workers} if that is meant.'
         )
+
+
+def num_cores() -> float:
+    """Cores that this process and its children may use at a time: by their affinity, and by the quotas of the control
+    groups that they are in."""
+    return min([float(_processors()), *_quotas()])
+
+
+def shared_cores(job: Job) -> float | None:
+    """Cores of this machine that the job's workers share, where they have less than one each; None: they have one each,
+    or devices of their own, or are on other hosts."""
+    if job.cluster.device is not Device.CPU or job.cluster.launcher is Launcher.AGENTS:
+        return None
+    cores = num_cores()
+    return cores if cores < job.cluster.nodes * job.cluster.devices_per_node else None
+
+
+def _quotas() -> Iterator[float]:
+    """In cores, of this process's control group and all above it: version 2 of the kernel's interface, then 1."""
+    try:
+        groups = [line.split(":", 2) for line in (PROC / "self/cgroup").read_text().splitlines()]
+    except OSError:
+        return
+    for number, controllers, path in groups:
+        is_old = "cpu" in controllers.split(",")
+        if not is_old and number != "0":
+            continue
+        root = CGROUPS / "cpu" if is_old else CGROUPS
+        names = ["cpu.cfs_quota_us", "cpu.cfs_period_us"] if is_old else ["cpu.max"]
+        own = root / path.strip("/")
+        for folder in (own, *own.parents):
+            if not folder.is_relative_to(root):
+                break
+            yield from _quota(folder, names)
+
+
+def _quota(folder: Path, names: Sequence[str]) -> Iterator[float]:
+    """Microseconds of processor time, and the period in which they may be used; nothing where there is no limit."""
+    try:
+        quota, period = " ".join((folder / name).read_text() for name in names).split()
+    except (OSError, ValueError):
+        return
+    if quota.isdecimal() and int(quota) > 0:
+        yield int(quota) / int(period)
 
 
 def most_nodes(job: Job) -> int | None:

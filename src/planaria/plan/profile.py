@@ -27,12 +27,14 @@ class LayerTimes(Part, frozen=True, kw_only=True):
         forward_s: the forward.
         backward_input_s: the part of the backward that gives the gradient of the layer's input.
         backward_weight_s: the part that gives the gradients of its parameters.
+        split_s: by how much longer the two parts take apart than the backward that does both at once.
     """
 
     num_devices: int = 1
     forward_s: float
     backward_input_s: float
     backward_weight_s: float
+    split_s: float = 0.0
 
     @property
     def backward_s(self) -> float:

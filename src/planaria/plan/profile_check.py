@@ -129,6 +129,7 @@ def _check_positive(number: int, layer: LayerCost, times: LayerTimes) -> None:
         "forward_s": False,
         "backward_input_s": number == 0,
         "backward_weight_s": layer.parameter_bytes == 0,
+        "split_s": True,
     }
     for field, zero in may_be_zero.items():
         value = getattr(times, field)

@@ -42,6 +42,7 @@ class PlannerSettings:
         may_drop: whether a policy may leave microbatches out of a step.
         may_restore: whether a policy may go back to the last checkpoint after a loss though no layer lost its last
             replica: checkpoints are written on the way, and the last one stays while the next is written.
+        num_cores: that all workers share, where they are processes of one machine; None: each has its own device.
     """
 
     num_microbatches: int
@@ -60,6 +61,7 @@ class PlannerSettings:
     microbatch_range: tuple[int, int] | None = None
     may_drop: bool = False
     may_restore: bool = False
+    num_cores: float | None = None
 
     def __post_init__(self) -> None:
         for name, least in (

@@ -88,6 +88,13 @@ class AdaptivePolicy(ReroutePolicy):
         policy._answers, policy._under_way = {}, {}
         return policy
 
+    def with_stretch(self, stretch: float) -> Self:
+        """The same templates, where everything takes so long; what was prepared is forgotten."""
+        policy = super().with_stretch(stretch)
+        policy._sources = tuple(source.stretched(stretch) for source in self._sources)
+        policy._answers, policy._under_way = {}, {}
+        return policy
+
     def with_zones(self, zones: Zones) -> Self:
         """The same templates, for nodes in these zones; answers are known by the zones that they are for."""
         policy = super().with_zones(zones)

@@ -53,6 +53,10 @@ compute costs some hundredths of a step at least."""
 UNEVEN = 0.99
 """Such a set is left out unless a step takes so much less: a loss in its largest pipeline costs more."""
 
+ALIKE = 0.005
+"""Where workers share cores, plans worth so much less than the best are as good: all have about the same work to do.
+The one that uses most nodes is taken."""
+
 LEAST = 2
 """Grids, even sets and plans with split backwards that are tried however many nodes there are, of each."""
 
@@ -117,7 +121,15 @@ def best_first(
             if offer is not None:
                 options.append(option_of(planner, offer))
                 judged.append(_candidate(planner, options[-1], outlook, horizon))
-    order = sorted(range(len(options)), key=lambda at: -judged[at].samples_per_s)
+    as_good = (1 - ALIKE) * max(one.samples_per_s for one in judged)
+    is_shared = planner.settings.num_cores is not None
+
+    def rank(at: int) -> tuple[int, float]:
+        value = judged[at].samples_per_s
+        num_used = len(options[at].offer.proposal.plan.nodes) if is_shared and value >= as_good else 0
+        return -num_used, -value
+
+    order = sorted(range(len(options)), key=rank)
     return _chosen(own, options[order[0]].offer.proposal, [judged[at] for at in order], len(set(nodes)))
 
 

@@ -37,7 +37,7 @@ AT_ONCE = {REROUTE: "rerouted", TAKEOVER: "taken over"}
 a plan for which some does."""
 
 
-SPLIT = {ScheduleKind.ZERO_BUBBLE_H1: 1.0, ScheduleKind.ZERO_BUBBLE_H2: 1 - CLOSE}
+SPLIT = {ScheduleKind.ZERO_BUBBLE_H1: 1 - CLOSE, ScheduleKind.ZERO_BUBBLE_H2: 1 - CLOSE}
 """Schedules with split backwards, from what keeps fewer activations on, each with the part of the best step before it
 that one must be shorter than."""
 

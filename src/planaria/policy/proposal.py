@@ -74,6 +74,9 @@ class Policy(Protocol):
     def with_speeds(self, speeds: Speeds) -> Self:
         """The same policy for nodes that compute so fast; all others are as fast as the profile says."""
 
+    def with_stretch(self, stretch: float) -> Self:
+        """The same policy, where everything takes so many times longer than the profile says."""
+
     def with_zones(self, zones: Zones) -> Self:
         """The same policy for nodes that are there; a plan's replicas are spread over the zones as far as can be."""
 

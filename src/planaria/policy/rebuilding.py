@@ -78,6 +78,9 @@ class Searched:
     def at_speeds(self, speeds: Speeds) -> Searched:
         return Searched(self._planner.with_speeds(speeds), self._sizes)
 
+    def stretched(self, stretch: float) -> Searched:
+        return Searched(self._planner.with_stretch(stretch), self._sizes)
+
     def in_zones(self, zones: Zones) -> Searched:
         return Searched(self._planner.with_zones(zones), self._sizes)
 

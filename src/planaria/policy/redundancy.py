@@ -229,7 +229,7 @@ class RedundancyPolicy(TemplatesPolicy):
         try:
             if not self._plain:
                 self._plain.append(TemplatesPolicy(self._profile, dataclasses.replace(self._settings, shadows=False)))
-            policy = self._plain[0].with_zones(self._zones)
+            policy = self._plain[0].with_zones(self._zones).with_stretch(self._conditions.stretch)
             proposal = propose(policy if self._speeds is None else policy.with_speeds(self._speeds))
         except PlanError:
             raise refused from None

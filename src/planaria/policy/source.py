@@ -45,6 +45,9 @@ class Source(Protocol):
     def at_speeds(self, speeds: Speeds) -> Source:
         """The same, for nodes that compute so fast."""
 
+    def stretched(self, stretch: float) -> Source:
+        """The same, where everything takes so many times longer."""
+
     def in_zones(self, zones: Zones) -> Source:
         """The same, for nodes in these zones."""
 
@@ -68,6 +71,9 @@ class FromPlanner(Generic[Planner]):
 
     def at_speeds(self, speeds: Speeds) -> Self:
         return replace(self, planner=self.planner.with_speeds(speeds))
+
+    def stretched(self, stretch: float) -> Self:
+        return replace(self, planner=self.planner.with_stretch(stretch))
 
     def in_zones(self, zones: Zones) -> Self:
         return replace(self, planner=self.planner.with_zones(zones))

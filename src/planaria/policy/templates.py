@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Self, TypeVar
 
 from planaria.estimate import pipeline_rounds
-from planaria.estimate.conditions import AS_PROFILED, Conditions
+from planaria.estimate.conditions import Conditions
 from planaria.estimate.memory import fullest_device_bytes
 from planaria.estimate.rest import Stretch
 from planaria.estimate.step_time import Known, Outline, outline
@@ -62,7 +62,7 @@ class TemplatesPolicy:
         self._settings = settings
         self._speeds: Speeds | None = None
         self._zones: Zones = {}
-        self._conditions = AS_PROFILED
+        self._conditions = Conditions(num_cores=settings.num_cores)
         self._known = Known()
         """Pipelines that were estimated before: most of a plan's are as in the one before."""
         self._shapes = Shapes()
@@ -110,7 +110,13 @@ class TemplatesPolicy:
         """
         policy = copy.copy(self)
         policy._speeds = dict(speeds)
-        policy._conditions = Conditions(node_speeds=policy._speeds)
+        policy._conditions = dataclasses.replace(self._conditions, node_speeds=policy._speeds)
+        return policy
+
+    def with_stretch(self, stretch: float) -> Self:
+        """The same templates, where everything takes so many times longer than the profile says."""
+        policy = copy.copy(self)
+        policy._conditions = dataclasses.replace(self._conditions, stretch=stretch)
         return policy
 
     def with_zones(self, zones: Zones) -> Self:

@@ -40,6 +40,7 @@ def calibrated(profile: ModelProfile, measured_s: float) -> ModelProfile:
             forward_s=factor * times.forward_s,
             backward_input_s=factor * times.backward_input_s,
             backward_weight_s=factor * times.backward_weight_s,
+            split_s=factor * times.split_s,
         )
 
     layers = tuple(

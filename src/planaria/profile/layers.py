@@ -184,8 +184,12 @@ class _Meter:
         def backward(*, counted: bool) -> None:
             compute.backward(1, (0, 0), layer, gradients, counted=counted)
 
+        def split() -> None:
+            compute.backward_input(1, (0, 0), layer, gradients)
+            compute.backward_weight((0, 0), layer, counted=True)
+
         activation_bytes, allocated_bytes, workspace_bytes = self._bytes(module, inputs, gradients, forward, backward)
-        forwards, backwards, halves = [], [], []
+        forwards, backwards, halves, splits = [], [], [], []
         deadline = time.perf_counter() + ENOUGH_S
         for repeat in range(REPEATS):
             if repeat >= 2 and time.perf_counter() > deadline:
@@ -195,10 +199,13 @@ class _Meter:
             if layer > 0:
                 forward()
                 halves.append(self._timed(lambda: backward(counted=False)))
+            forward()
+            splits.append(self._timed(split))
         times = split_backward(
             statistics.median(forwards),
             statistics.median(backwards),
             statistics.median(halves) if halves else 0.0,
+            statistics.median(splits),
             has_parameters=bool(compute.parameters_of(layer)),
         )
         return _Measured(
@@ -247,13 +254,16 @@ class _Meter:
         return compute_now(self._device) - began
 
 
-def split_backward(forward_s: float, whole_s: float, input_s: float, *, has_parameters: bool) -> LayerTimes:
-    """A layer's times from three measured ones.
+def split_backward(
+    forward_s: float, whole_s: float, input_s: float, halves_s: float, *, has_parameters: bool
+) -> LayerTimes:
+    """A layer's times from four measured ones.
 
     Args:
         forward_s: of the forward.
         whole_s: of the backward that gives all gradients.
         input_s: of the one that gives the input's alone; 0: nothing needs the input's gradient.
+        halves_s: of a backward that is split, both parts together.
         has_parameters: if not, all of the backward is for the input.
     """
     if not has_parameters:
@@ -261,7 +271,12 @@ def split_backward(forward_s: float, whole_s: float, input_s: float, *, has_para
     elif input_s:
         input_s = min(max(input_s, LEAST_SHARE * whole_s), (1 - LEAST_SHARE) * whole_s)
     weight_s = whole_s - input_s if has_parameters else 0.0
-    return LayerTimes(forward_s=forward_s, backward_input_s=input_s, backward_weight_s=weight_s)
+    return LayerTimes(
+        forward_s=forward_s,
+        backward_input_s=input_s,
+        backward_weight_s=weight_s,
+        split_s=max(0.0, halves_s - whole_s) if has_parameters else 0.0,
+    )
 
 
 def _ones(outputs: Tensors) -> Tensors:

@@ -31,6 +31,9 @@ from planaria.profile.memory import device_bytes, process_bytes
 from planaria.worker.compute import LayerFailed
 from planaria.worker.device import open_device
 
+MEASURES = "split backwards"
+"""What is measured beside forwards, backwards and bytes: profiles without it are measured again."""
+
 
 def fingerprint(job: Job) -> str:
     """What a profile depends on: machine, library, model and shapes."""
@@ -43,6 +46,7 @@ def fingerprint(job: Job) -> str:
         msgspec.json.encode(job.model, order="deterministic").decode(),
         f"{train.microbatch}/{train.sequence_length}/{train.dtype.value}",
         f"{job.data.tokenizer}/{train.numerics.value}",
+        MEASURES,
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 

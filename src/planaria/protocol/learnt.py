@@ -129,6 +129,7 @@ class Learnt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         rests: of those that are slow.
         shortages: of memory.
         saves: of checkpoints.
+        stretch: how many times longer steps take than the profile says, where that was measured for estimates to come.
     """
 
     losses: SeenLosses = SeenLosses()
@@ -140,3 +141,4 @@ class Learnt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rests: Rests = Rests()
     shortages: KnownShortages = KnownShortages()
     saves: MeasuredSaves = MeasuredSaves()
+    stretch: float | None = None

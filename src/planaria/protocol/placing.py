@@ -86,6 +86,7 @@ class Placing:
         speeds: of the nodes.
         pacing: who rests, and whether the plan in force is to be looked at again.
         generation: of the last plan that was asked for.
+        stretch: how many times longer than the profile says steps are measured to take; None: they were not yet.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class Placing:
         self.speeds = Speeds(evidence)
         self.pacing = Pacing(evidence)
         self.generation = 0
+        self.stretch: float | None = None
         self._zones: Zones = {}
         self._fault_tolerance = fault_tolerance
 
@@ -113,8 +115,11 @@ class Placing:
         """What the coordinator before knew of the nodes that live."""
         self.speeds.recall(learnt.speeds, live)
         self.pacing.recall(learnt.rests, live)
+        self.stretch = learnt.stretch
         if self.speeds.known:
             self.policy = self.policy.with_speeds(self.speeds.known)
+        if self.stretch is not None:
+            self.policy = self.policy.with_stretch(self.stretch)
 
     def next_generation(self) -> int:
         """A plan that is proposed uses one up, whether it is taken or not."""
@@ -309,6 +314,8 @@ class Placing:
         """For the nodes' zones and speeds."""
         if self._zones:
             policy = policy.with_zones(self._zones)
+        if self.stretch is not None:
+            policy = policy.with_stretch(self.stretch)
         return policy.with_speeds(self.speeds.known) if self.speeds.known else policy
 
     def _worth_changing(
@@ -336,6 +343,11 @@ class Placing:
             lasts_steps=self.speeds.lasts_steps(situation.step),
             change_s=situation.outlook.change_s,
         )
+
+    def calibrate(self, stretch: float) -> None:
+        """Steps take so many times longer than estimated: so will those of every plan."""
+        self.stretch = stretch
+        self.policy = self.policy.with_stretch(stretch)
 
     def judge(self, step: int, compute_s: Mapping[WorkerId, float]) -> list[NodeSpeed]:
         """What a step in which no node was lost tells of the nodes' speeds; other speeds may be worth another plan."""

@@ -26,6 +26,10 @@ class Expectation:
     step_s: float
 
 
+CALIBRATED_AFTER = 8
+"""Steps of one plan that are enough to tell how far the estimates of this machine are off."""
+
+
 class Timing:
     """Estimates and measurements of one plan after another.
 
@@ -53,6 +57,8 @@ class Timing:
         """Of the step before this plan, beside which its state moved: seconds, the decision aside, and what was
         thought to pass without gain from then on."""
         self._is_beside = False
+        self._estimated_s = 0.0
+        """Of the plan in force, as it was estimated when it was taken."""
         self._stretch = 0.0
         """How many times longer than estimated steps took under the plans before; 0: not known."""
 
@@ -73,6 +79,7 @@ class Timing:
         self._transition_s = transition_s
         self._decided_s = 0.0
         self.step_s, self.instruction_s = step_s, instruction_s
+        self._estimated_s = step_s
         self.patience_s = 0.0
 
     def decided(self, seconds: float) -> None:
@@ -90,6 +97,16 @@ class Timing:
         """A step in which no node was lost."""
         self.patience_s = 0.0
         self._measured.append(duration_s)
+
+    def calibration(self) -> float | None:
+        """By what estimates are to be multiplied from now on, that of the plan in force included; None: too few of its
+        steps were measured."""
+        if len(self._measured) < CALIBRATED_AFTER or self.step_s <= 0:
+            return None
+        factor = statistics.median(self._measured) / self.step_s
+        self.step_s *= factor
+        self.instruction_s *= factor
+        return factor
 
     def close(self, generation: int) -> PlanMeasured | None:
         """What the plan in force took, beside what it was thought to take; its measurements end here.
@@ -115,7 +132,7 @@ class Timing:
         record = PlanMeasured(
             generation=generation,
             steps=len(self._measured),
-            estimated_step_s=self.step_s,
+            estimated_step_s=self._estimated_s,
             measured_step_s=usual_s,
             estimated_transition_s=transition_s,
             measured_transition_s=None if passed_s is None else max(0.0, passed_s),

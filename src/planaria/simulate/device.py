@@ -56,6 +56,8 @@ class Device:
             counts = instruction.op in (Op.BACKWARD, Op.SHADOW_BACKWARD) and layer in instruction.counted
             if instruction.op is Op.BACKWARD_WEIGHT or counts:
                 seconds += times.backward_weight_s
+            if instruction.op is Op.BACKWARD_WEIGHT:
+                seconds += times.split_s
         return seconds if self._weather.is_exact else seconds * self._clock.random.uniform(1 - NOISE, 1 + NOISE)
 
     def sum_s(self, group: int, num_parts: int) -> float:

@@ -188,11 +188,13 @@ class Witness:
             self._begin(machine, step)
 
     def _check_estimate(self, machine: Coordinator, entry: JournalPlan) -> None:
-        """A plan's estimate is for the speeds that are known of the nodes."""
+        """A plan's estimate is for the speeds that are known of the nodes, and for what steps were measured to take."""
+        stretch = machine.learnt.stretch or 1.0
         speeds = {NodeId(node): speed for node, speed in machine.state.speeds.items()}
         for record in entry.records:
             if isinstance(record, PlanTaken) and speeds:
-                right_s = outline(entry.message.plan, self._profile, Conditions(node_speeds=speeds)).step_time_s
+                conditions = Conditions(node_speeds=speeds, stretch=stretch)
+                right_s = outline(entry.message.plan, self._profile, conditions).step_time_s
                 told_s = record.estimated_step_s
                 self.require(abs(told_s - right_s) < 1e-9, f"a step takes {right_s} s at speeds {speeds}, not {told_s}")
 

@@ -24,7 +24,7 @@ import torch
 from planaria.job.settings import LOOPBACK
 from planaria.plan.plan import Plan, Stage, WorkerId
 from planaria.plan.profile import LayerTimes, LinkCost, ModelProfile
-from planaria.plan.program import Instruction
+from planaria.plan.program import Instruction, Op
 from planaria.worker.mailbox import Interrupted, Key, Kind, Mailbox
 from planaria.worker.transport import Transport
 
@@ -128,6 +128,8 @@ class EmulatedPace:
             seconds = sum(self._times(layer).forward_s for layer in forwards)
             seconds += sum(self._times(layer).backward_input_s for layer in inputs)
             seconds += sum(self._times(layer).backward_weight_s for layer in weights)
+            if instruction.op is Op.BACKWARD_WEIGHT:
+                seconds += sum(self._times(layer).split_s for layer in weights)
             self._computed_s += seconds * self.slowness
             end = self._launched[instruction] = self._launch(seconds)
         worked_s, _ = self._work

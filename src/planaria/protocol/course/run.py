@@ -314,6 +314,7 @@ class Run:
             rests=self.placing.pacing.learnt,
             shortages=self.shortages.learnt,
             saves=self.checkpoints.cadence.learnt,
+            stretch=self.placing.stretch,
         )
 
     def to_write(self) -> Learnt | None:

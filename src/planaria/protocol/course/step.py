@@ -107,6 +107,10 @@ def _tell(run: Run, message: Commit, found: Outcome, news: tuple[AnyRecord, ...]
     if run.recovery is None:
         run.timing.committed(record.duration_s)
         run.checkpoints.cadence.committed(record.duration_s)
+        if run.settings.shares_cores and run.placing.stretch is None:
+            stretch = run.timing.calibration()
+            if stretch is not None:
+                run.placing.calibrate(stretch)
     parts = checkpoint.order_beside(run, message.step) if message.step < run.settings.train.steps else {}
     told = (record, *news)
     entry = JournalCommit(commit=message, records=told, learnt=run.to_write())

@@ -85,6 +85,9 @@ class Recalling:
     def with_speeds(self, speeds: Speeds) -> Recalling:
         return Recalling(self._policy.with_speeds(speeds), self._answers)
 
+    def with_stretch(self, stretch: float) -> Recalling:
+        return Recalling(self._policy.with_stretch(stretch), self._answers)
+
     def with_zones(self, zones: Zones) -> Recalling:
         return Recalling(self._policy.with_zones(zones), self._answers)
 

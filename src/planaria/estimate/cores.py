@@ -1,0 +1,46 @@
+"""Cores: what a step takes where all workers are processes of one machine and have less than a core each.
+
+However the work is ordered, the cores must do all of it: a step takes at least all workers' compute, sums and
+optimizer's steps over the number of cores. So what fills gaps (split backwards) gains nothing there, and what adds work
+costs. Beside that, the machine may be slower or quicker than its profile: a measured number stretches every estimate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from planaria.estimate.conditions import Conditions
+from planaria.estimate.durations import Durations
+from planaria.estimate.outline import Outline
+from planaria.plan.plan import Plan, WorkerId
+
+
+def least_step_s(
+    plan: Plan, durations: Durations, compute_s: Mapping[WorkerId, float], conditions: Conditions
+) -> float:
+    """Seconds that the cores need for a step of the plan at least; 0 where each worker has its own.
+
+    Args:
+        plan: whose step it is.
+        durations: of the plan.
+        compute_s: of each worker's forwards and backwards.
+        conditions: how many cores there are.
+    """
+    if conditions.num_cores is None:
+        return 0.0
+    sums = sum(durations.sum_s(worker, group) for worker, groups in plan.groups_of.items() for group in groups)
+    busy = sum(compute_s.values()) + sums + sum(durations.apply_s(worker) for worker in plan.workers)
+    return busy / conditions.num_cores + durations.vote_s
+
+
+def on_shared_cores(found: Outline, plan: Plan, durations: Durations, conditions: Conditions) -> Outline:
+    """The outline of a step on machines of their own, as it is where they share cores: no instruction is quicker
+    there than the step as a whole."""
+    step_s = max(found.step_time_s, least_step_s(plan, durations, found.compute_s, conditions))
+    longer = conditions.stretch * step_s / found.step_time_s if found.step_time_s else conditions.stretch
+    return replace(
+        found,
+        step_time_s=conditions.stretch * step_s,
+        longest_instruction_s=longer * found.longest_instruction_s,
+    )

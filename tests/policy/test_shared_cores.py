@@ -1,0 +1,92 @@
+"""Workers that share the cores of one machine: plans are compared by what all compute, and by what is measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from planaria.estimate.conditions import Conditions
+from planaria.estimate.step_time import outline
+from planaria.plan.plan import NodeId
+from planaria.plan.profile import ModelProfile
+from planaria.plan.settings import PlannerSettings
+from planaria.policy.adaptive import AdaptivePolicy
+from planaria.policy.proposal import Proposal
+from planaria.policy.templates import TemplatesPolicy
+from tests.plan.profiles import uniform_profile
+
+NODES = [NodeId(node) for node in range(7)]
+OWN = PlannerSettings(num_microbatches=24, fault_tolerance=1, num_nodes=7, devices_per_node=1, min_nodes=2)
+SHARED = replace(OWN, num_cores=2.0)
+
+
+def profile() -> ModelProfile:
+    """Splitting a backward costs a tenth of it."""
+    costs = uniform_profile(8)
+    layers = tuple(
+        msgspec.structs.replace(
+            layer, times=tuple(msgspec.structs.replace(times, split_s=0.1 * times.backward_s) for times in layer.times)
+        )
+        for layer in costs.layers
+    )
+    return msgspec.structs.replace(costs, layers=layers)
+
+
+PROFILE = profile()
+
+
+def after_a_loss(policy: AdaptivePolicy, first: Proposal) -> Proposal:
+    holders = {worker: groups for worker, groups in first.plan.groups_of.items() if worker != 2}
+    return policy.reconfigure(first.plan, [NodeId(2)], holders, 2)
+
+
+def test_split_backwards_gain_nothing_on_shared_cores() -> None:
+    own, shared = AdaptivePolicy(PROFILE, OWN), AdaptivePolicy(PROFILE, SHARED)
+    first, crowded = own.initial(NODES, 1), shared.initial(NODES, 1)
+    assert first.plan.schedule.splits_backward, "with a core each they fill gaps"
+    assert not crowded.plan.schedule.splits_backward
+    assert not after_a_loss(shared, crowded).plan.schedule.splits_backward
+
+
+def test_no_other_policy_begins_with_a_quicker_plan() -> None:
+    for settings in (OWN, SHARED):
+        first = AdaptivePolicy(PROFILE, settings).initial(NODES, 1)
+        assert first.step_time_s <= TemplatesPolicy(PROFILE, settings).initial(NODES, 1).step_time_s * (1 + 1e-9)
+
+
+def test_the_cores_must_do_all_the_work() -> None:
+    plan = TemplatesPolicy(PROFILE, OWN).initial(NODES, 1).plan
+    alone = outline(plan, PROFILE)
+    for cores in (0.5, 2.0, 100.0):
+        found = outline(plan, PROFILE, Conditions(num_cores=cores))
+        assert found.step_time_s == pytest.approx(max(alone.step_time_s, sum(alone.compute_s.values()) / cores))
+        longer = found.step_time_s / alone.step_time_s
+        assert found.longest_instruction_s == pytest.approx(longer * alone.longest_instruction_s)
+        assert found.compute_s == alone.compute_s
+
+
+def test_at_other_speeds_the_cores_are_still_shared() -> None:
+    shared = TemplatesPolicy(PROFILE, SHARED)
+    first = shared.initial(NODES, 1)
+    assert shared.with_speeds({}).estimated(first.plan).step_time_s == first.step_time_s
+
+
+@pytest.mark.parametrize("stretch", [0.5, 3.0])
+def test_what_was_measured_stretches_every_estimate(stretch: float) -> None:
+    policy = AdaptivePolicy(PROFILE, SHARED)
+    first = policy.initial(NODES, 1)
+    before = after_a_loss(policy, first)
+    measured = policy.with_stretch(stretch)
+    assert measured.estimated(first.plan).step_time_s == pytest.approx(stretch * first.step_time_s)
+    after = after_a_loss(measured, first)
+    assert after.candidates[0].step_time_s == pytest.approx(stretch * before.candidates[0].step_time_s)
+    assert all(one.step_time_s >= 0.99 * stretch * before.candidates[0].step_time_s for one in after.candidates), (
+        "of every source"
+    )
+
+
+def test_of_plans_with_as_much_work_the_one_of_most_nodes_is_taken() -> None:
+    first = AdaptivePolicy(PROFILE, SHARED).initial(NODES, 1)
+    assert first.plan.nodes == tuple(NODES)
