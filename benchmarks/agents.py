@@ -188,7 +188,7 @@ def measure(agents: int, losses: int, seed: int, profile_to: Path | None) -> Mea
     job = make_job(text)
     began = time.monotonic()
     profile = uniform_profile(NUM_LAYERS, 1e-3, parameter_bytes=1 << 20, output_bytes=1)
-    policy = TemplatesPolicy(profile, planner_settings(job))
+    policy = TemplatesPolicy(profile, planner_settings(job, profile))
     note(f"{agents} agents: templates after {time.monotonic() - began:.1f} s")
     folder = RunFolder.create(job.run.folder, f"agents-{secrets.token_hex(4)}")
     journal = Journal(folder.journal)

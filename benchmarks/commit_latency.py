@@ -86,7 +86,7 @@ def measure_commit(nodes: int, nodes_per_pipeline: int, *, steps: int) -> list[f
     try:
         with Recorder(folder, job) as recorder:
             profile = uniform_profile(NUM_LAYERS, 1e-3, parameter_bytes=1 << 20, output_bytes=1)
-            machine = Coordinator(_run_settings(job, folder), TemplatesPolicy(profile, planner_settings(job)))
+            machine = Coordinator(_run_settings(job, folder), TemplatesPolicy(profile, planner_settings(job, profile)))
             server = Server(machine, "token", journal, _Forked(), (recorder,), lambda command: None)
             listener = listen("127.0.0.1", 0)
             server.start(listener)

@@ -160,7 +160,7 @@ def simulate(setting: Setting, measured: Sequence[Outcome]) -> list[Outcome]:
         job = job_under(setting.job, PolicyName(policy))
         experiment = Experiment(
             profile=setting.profile,
-            settings=planner_settings(setting.job),
+            settings=planner_settings(setting.job, setting.profile),
             checkpoint_every=job.run.checkpoint_every,
             mean_time_between_failures_s=setting.job.resilience.mean_time_between_failures_s,
             timings=timings,

@@ -174,9 +174,10 @@ def fidelity(run: Path, job_file: Path, trace: Trace) -> float:
     events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     base = {name: getattr(Timings(start_s=0.0), name) for name in Timings.__struct_fields__}
     timings, _ = calibrated(events, base)
+    profile = named_profile(job)
     about = Experiment(
-        profile=job_profile(job, named_profile(job)),
-        settings=planner_settings(job),
+        profile=job_profile(job, profile),
+        settings=planner_settings(job, profile),
         checkpoint_every=job.run.checkpoint_every,
         mean_time_between_failures_s=job.resilience.mean_time_between_failures_s,
         timings=Timings(**timings),

@@ -203,6 +203,7 @@ def plan(
     from planaria.launch.crowding import shared_cores
     from planaria.launch.losses import expected_losses
     from planaria.launch.settings import checkpoint_interval_s, job_profile, planner_settings
+    from planaria.plan.batch import batches_told_by
 
     job = validated(job)
     expected = expected_losses(job)
@@ -215,19 +216,20 @@ def plan(
             f"The profile has the times of microbatches of {profile.microbatch_size}, and train.microbatch is "
             f"{job.train.microbatch}. Set train.microbatch = {profile.microbatch_size}, or give another profile."
         )
-    settings = dataclasses.replace(planner_settings(job), num_cores=shared_cores(job), **(search or {}))
-    report = plan_for(
-        job_profile(job, profile),
-        settings,
-        policy=job.resilience.policy,
-        mean_time_between_failures_s=expected.time_to_next_s(0.0),
-        nodes_together=expected.nodes_together,
-        checkpoint_every=job.run.checkpoint_every or 0,
-        checkpoint_every_s=checkpoint_interval_s(job.run, expected.time_to_next_s(0.0)),
-        storage=Storage(node_bytes_per_s=job.cluster.storage_gb_per_s * 1e9),
-        losses=losses,
-        zones={node: job.cluster.zone_of(node) for node in range(job.cluster.nodes) if job.cluster.zones},
-    )
+    settings = dataclasses.replace(planner_settings(job, profile), num_cores=shared_cores(job), **(search or {}))
+    with batches_told_by("train.global_batch", job.train.microbatch):
+        report = plan_for(
+            job_profile(job, profile),
+            settings,
+            policy=job.resilience.policy,
+            mean_time_between_failures_s=expected.time_to_next_s(0.0),
+            nodes_together=expected.nodes_together,
+            checkpoint_every=job.run.checkpoint_every or 0,
+            checkpoint_every_s=checkpoint_interval_s(job.run, expected.time_to_next_s(0.0)),
+            storage=Storage(node_bytes_per_s=job.cluster.storage_gb_per_s * 1e9),
+            losses=losses,
+            zones={node: job.cluster.zone_of(node) for node in range(job.cluster.nodes) if job.cluster.zones},
+        )
     return dataclasses.replace(report, profile=profile)
 
 

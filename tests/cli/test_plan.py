@@ -17,6 +17,7 @@ from planaria.cli.main import cli
 from planaria.launch import crowding
 from planaria.plan.plan import Group, ScheduleKind
 from planaria.plan.profile import DeviceKind, LinkCost, Links, ModelProfile
+from planaria.profile.presets import preset
 from tests.plan.profiles import layer_cost
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo.toml"
@@ -81,8 +82,14 @@ def test_only_templates(profile: Path) -> None:
     assert "Pipelines" not in result.stdout
 
 
-def test_json_has_every_workers_program(profile: Path) -> None:
-    report = json.loads(run(profile, "--json").stdout)
+def test_json_is_for_people_too_and_has_every_workers_program_where_asked_for(profile: Path) -> None:
+    without = run(profile, "--json").stdout
+    assert "programs" not in json.loads(without)
+    assert len(without.splitlines()) > 100
+    refused = run(profile, "--programs")
+    assert refused.exit_code == 2
+    assert "--programs goes with --json" in refused.stderr
+    report = json.loads(run(profile, "--json", "--programs").stdout)
     workers = {str(stage["worker"]) for pipeline in report["plan"]["pipelines"] for stage in pipeline["stages"]}
     assert set(report["programs"]) == workers
     for program in report["programs"].values():
@@ -160,7 +167,7 @@ def test_every_schedule_and_objective_can_be_asked_for(schedule: ScheduleKind, o
         ((), "Give a JOB, or --profile"),
         (("--nodes", "4"), "--global-batch"),
         (("--nodes", "4", "--global-batch", "7"), "no whole number of microbatches of 2"),
-        (("--nodes", "4", "--global-batch", "1"), "4 samples"),
+        (("--nodes", "4", "--global-batch", "1"), "Set --global-batch = 4,"),
         (("--nodes", "4", "--global-batch", "8", "--microbatch", "4"), "times of microbatches of 2"),
         (("--nodes", "1", "--global-batch", "8"), "cannot hold 2 replicas"),
         (("--nodes", "4", "--global-batch", "2"), "microbatches"),
@@ -247,3 +254,14 @@ def test_what_the_adaptive_policy_weighs(profile: Path) -> None:
     assert len(rates) > 1
     assert rates == sorted(rates, reverse=True)
     assert after["step_time_s"] == after["candidates"][0]["step_time_s"]
+
+
+def test_it_is_said_that_training_runs_no_stages_of_several_devices(tmp_path: Path) -> None:
+    said = "Training cannot run this plan"
+    for counts, is_said in (((1,), False), ((1, 2), True)):
+        path = tmp_path / f"{len(counts)}.json"
+        path.write_bytes(msgspec.json.encode(preset("gpt2-345m", "a100", device_counts=counts)))
+        shown = from_profile(
+            path, "--nodes", "4", "--devices-per-node", "2", "--global-batch", "64", "--min-nodes", "2"
+        )
+        assert (said in shown.stdout) == is_said, shown.output

@@ -6,9 +6,11 @@ import os
 
 import pytest
 
+from planaria import api
 from planaria.coordinator.settings import CoordinatorSettings
 from planaria.job.parse import parse_job
 from planaria.launch.coordinator import run_settings
+from planaria.launch.settings import planner_settings
 from planaria.profile.presets import preset
 
 TEXT = (
@@ -35,3 +37,16 @@ def test_workers_share_cores_where_they_compute_on_fewer(
     settings = CoordinatorSettings(job=job, folder="runs/a", run_id="a", token="", resume=None, log="log")
     profile = preset("gpt2-345m", "a100")
     assert run_settings(settings, profile).shares_cores == shares_cores
+
+
+GPT3 = preset("gpt3-6.7b", "a100")
+
+
+@pytest.mark.parametrize(("memory_gb", "memory_bytes"), [(0, GPT3.device.memory_bytes), (75, 75_000_000_000)])
+def test_plans_keep_to_what_a_device_has_unless_the_job_says_otherwise(memory_gb: int, memory_bytes: int) -> None:
+    overrides = ("cluster.device=emulated", "cluster.profile=a.json", f"cluster.memory_gb={memory_gb}")
+    job = parse_job(TEXT.replace("_node = 2", "_node = 1"), overrides=overrides, origin="test")
+    assert planner_settings(job, GPT3).memory_bytes == memory_bytes
+    report = api.plan(job, GPT3)
+    assert report.templates[0].num_nodes == 2
+    assert all(use.total <= memory_bytes for use in report.memory.values())

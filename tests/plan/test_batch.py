@@ -8,7 +8,16 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from planaria.plan.batch import Distribution, Times, Undistributable, distribute, least_variance, microbatches_of
+from planaria.plan.batch import (
+    Distribution,
+    Times,
+    Undistributable,
+    batches_told_by,
+    check_batch,
+    distribute,
+    least_variance,
+    microbatches_of,
+)
 
 
 def compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
@@ -95,6 +104,15 @@ def test_batches_in_samples(global_batch: int, below: int | None, above: int, me
     assert (info.value.below, info.value.above, info.value.microbatch) == (below, above, 8)
     assert microbatches_of(above, 8, num_pipelines=5) == above // 8
     assert microbatches_of(48, 8, num_pipelines=5) == 6
+
+
+def test_what_to_write_into_the_job_is_told() -> None:
+    text = r"a step has 12\. Set train\.global_batch = 26, or make the microbatch smaller\."
+    with pytest.raises(Undistributable, match=text), batches_told_by("train.global_batch", 2):
+        check_batch(13, 12)
+    text = r"Set --global-batch = 96 or 104, or"
+    with pytest.raises(Undistributable, match=text), batches_told_by("--global-batch", 8):
+        microbatches_of(100, 8, num_pipelines=5)
 
 
 def test_of_many_microbatches_the_next_goes_to_whoever_ends_first_with_it() -> None:

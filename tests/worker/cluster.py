@@ -333,7 +333,7 @@ class Cluster:
             waits=job.resilience.when_exhausted is WhenExhausted.WAIT,
             may_drop=job.resilience.may_drop,
         )
-        planner = planner_settings(job)
+        planner = planner_settings(job, profile)
 
         def make(name: PolicyName, most_bytes: int) -> Policy:
             return make_policy(name, profile, replace(planner, memory_bytes=most_bytes or planner.memory_bytes))

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from tests.plan.profiles import uniform_profile
 from tests.worker.cluster import Outcome
 from tests.worker.schedules import Schedule
 
@@ -140,7 +141,7 @@ def _check_end(schedule: Schedule, outcome: Outcome) -> None:
         assert "--resume" in outcome.finish.message
         return
     if len(losses) <= tolerance:
-        may_restore = planner_settings(schedule.job).may_restore
+        may_restore = planner_settings(schedule.job, uniform_profile(1)).may_restore
         policies = {schedule.job.resilience.policy, *(PolicyName(switch.policy) for switch in schedule.switches)}
         goes_back = PolicyName.MORPH in policies or (may_restore and PolicyName.ADAPTIVE in policies)
         assert goes_back or not outcome.of(Restored), "no f losses can take the last replica"

@@ -31,7 +31,8 @@ def _nodes_lost(context: click.Context, option: click.Parameter, given: Sequence
 @click.command()
 @click.argument("job", type=JOB_FILE, required=False)
 @set_option
-@click.option("--json", "as_json", is_flag=True, help="Everything, with every worker's program, as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Everything but the workers' programs, as JSON.")
+@click.option("--programs", is_flag=True, help="With --json: every worker's program too.")
 @click.option(
     "--svg", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write a picture of the schedule."
 )
@@ -71,6 +72,7 @@ def plan(
     job: Path | None,
     overrides: tuple[str, ...],
     as_json: bool,
+    programs: bool,
     svg: Path | None,
     only_templates: bool,
     profile_file: Path | None,
@@ -90,6 +92,8 @@ def plan(
     """
     if measure and profile_file is not None:
         raise click.UsageError("--measure and --profile exclude each other. Drop one of them.")
+    if programs and not as_json:
+        raise click.UsageError("--programs goes with --json.")
     from planaria.cli import plan_view, planning
 
     if job is None:
@@ -99,7 +103,7 @@ def plan(
     if svg is not None:
         plan_view.write_svg(report, svg)
     if as_json:
-        click.echo(plan_view.as_json(report))
+        click.echo(plan_view.as_json(report, with_programs=programs))
     else:
         plan_view.show(subject, report, only_templates=only_templates)
         if svg is not None:

@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from planaria.policy.candidate import Candidate
 
 _WIDTH_WITHOUT_TERMINAL = 100
+_SEVERAL_DEVICES = (
+    "Training cannot run this plan: there a stage has one device, but for emulated devices. Stages of several are "
+    "planned where the profile has times for them: make it without --devices-per-node."
+)
 _BACKGROUND = {
     CellKind.FORWARD: 117,
     CellKind.BACKWARD: 215,
@@ -98,6 +102,9 @@ def show(subject: Subject, report: PlanReport, *, only_templates: bool) -> None:
         return
     console.print()
     console.print(_pipelines(report))
+    if any(stage.num_devices > 1 for stage in report.plan.stages()):
+        console.print()
+        console.print(Text(_SEVERAL_DEVICES, style="yellow"))
     console.print()
     console.print(_expectation(report))
     console.print(Text(report.reason, style="dim"))
@@ -118,37 +125,37 @@ def _paint(kind: CellKind, text: str) -> str:
     return f"\x1b[30;48;5;{_BACKGROUND[kind]}m{text}\x1b[0m"
 
 
-def as_json(report: PlanReport) -> str:
+def as_json(report: PlanReport, *, with_programs: bool) -> str:
     """The report as one JSON object; `memory` and `programs` are keyed by worker."""
     plan = report.plan
-    return msgspec.json.encode(
-        {
-            "planning_ms": report.planning_s * 1e3,
-            "step_time_s": report.step_time_s,
-            "lower_bound_s": report.lower_bound_s,
-            "reason": report.reason,
-            "after_losses": [
-                {
-                    "step_time_s": p.step_time_s,
-                    "transfer_bytes": p.transfer_bytes,
-                    "how": p.how,
-                    "reason": p.reason,
-                    "candidates": p.candidates,
-                }
-                for p in report.after_losses
-            ],
-            "templates": [_template(template) for template in report.templates],
-            "instantiation": [
-                {"num_nodes": len(nodes), "nodes": nodes, "microbatches": share}
-                for nodes, share in zip(_nodes(plan), shares(plan), strict=True)
-            ],
-            "plan": plan,
-            "plan_hash": plan.content_hash,
-            "memory": {str(worker): {**asdict(use), "total": use.total} for worker, use in report.memory.items()},
-            "profile": report.profile,
-            "programs": {str(worker): program(plan, worker) for worker in plan.workers},
-        }
-    ).decode()
+    told: dict[str, object] = {
+        "planning_ms": report.planning_s * 1e3,
+        "step_time_s": report.step_time_s,
+        "lower_bound_s": report.lower_bound_s,
+        "reason": report.reason,
+        "after_losses": [
+            {
+                "step_time_s": p.step_time_s,
+                "transfer_bytes": p.transfer_bytes,
+                "how": p.how,
+                "reason": p.reason,
+                "candidates": p.candidates,
+            }
+            for p in report.after_losses
+        ],
+        "templates": [_template(template) for template in report.templates],
+        "instantiation": [
+            {"num_nodes": len(nodes), "nodes": nodes, "microbatches": share}
+            for nodes, share in zip(_nodes(plan), shares(plan), strict=True)
+        ],
+        "plan": plan,
+        "plan_hash": plan.content_hash,
+        "memory": {str(worker): {**asdict(use), "total": use.total} for worker, use in report.memory.items()},
+        "profile": report.profile,
+    }
+    if with_programs:
+        told["programs"] = {str(worker): program(plan, worker) for worker in plan.workers}
+    return msgspec.json.format(msgspec.json.encode(told), indent=1).decode()
 
 
 def _template(template: Template) -> dict[str, object]:

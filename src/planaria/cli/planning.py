@@ -18,7 +18,7 @@ from planaria.cli.profile_cache import ProfileCache, cache_folder
 from planaria.job.errors import UserError
 from planaria.job.settings import PolicyName
 from planaria.observe.wording import age
-from planaria.plan.batch import microbatches_of
+from planaria.plan.batch import batches_told_by, microbatches_of
 from planaria.plan.plan import ScheduleKind
 from planaria.plan.settings import Objective, PlannerSettings
 
@@ -93,9 +93,11 @@ def from_profile(path: Path | None, wanted: Wanted) -> tuple[Subject, api.PlanRe
             f"--microbatch {microbatch}: profile {path} has the times of microbatches of {profile.microbatch_size}. "
             "Leave it out, or give another profile."
         )
-    memory = profile.device.memory_bytes if wanted.memory_gb is None else int(wanted.memory_gb * 1e9)
+    memory = int(wanted.memory_gb * 1e9) if wanted.memory_gb else profile.device.memory_bytes
+    with batches_told_by("--global-batch", microbatch):
+        num_microbatches = microbatches_of(wanted.global_batch, microbatch, wanted.fault_tolerance + 1)
     settings = PlannerSettings(
-        num_microbatches=microbatches_of(wanted.global_batch, microbatch, wanted.fault_tolerance + 1),
+        num_microbatches=num_microbatches,
         fault_tolerance=wanted.fault_tolerance,
         num_nodes=wanted.nodes,
         devices_per_node=wanted.devices_per_node,
@@ -105,13 +107,14 @@ def from_profile(path: Path | None, wanted: Wanted) -> tuple[Subject, api.PlanRe
         **wanted.search,
     )
     costs = profile.recomputed() if wanted.recompute else profile
-    report = api.plan_for(
-        costs,
-        settings,
-        policy=PolicyName(wanted.policy),
-        mean_time_between_failures_s=wanted.mean_time_between_failures_s,
-        losses=wanted.losses,
-    )
+    with batches_told_by("--global-batch", microbatch):
+        report = api.plan_for(
+            costs,
+            settings,
+            policy=PolicyName(wanted.policy),
+            mean_time_between_failures_s=wanted.mean_time_between_failures_s,
+            losses=wanted.losses,
+        )
     return subject_of_profile(profile, settings, f"from {path}"), report
 
 

@@ -211,7 +211,8 @@ class ClusterSection(Section, frozen=True):
         device: cpu, cuda, or emulated: processes, messages and recoveries as ever, but nothing is computed; layers
             and messages take the times that `profile` gives, losses and weights are made up, no data is needed.
         profile: file of a model profile; only for an emulated device, which needs it.
-        memory_gb: memory of one device in GB (10**9 bytes); 0: as much as there is.
+        memory_gb: memory of one device in GB (10**9 bytes); 0: as much as it has. The workers of a host's processors
+            share its memory: there 0 sets no limit.
         storage_gb_per_s: GB (10**9 bytes) a second that a node is expected to read checkpoints with, until the run has
             measured it at its first restore. Only policies that weigh one ask. An emulated device takes that long.
         schedule: order of forwards and backwards in a pipeline: eager-1f1b, 1f1b, gpipe, zb-h1 or zb-h2. The policies

@@ -32,6 +32,7 @@ from planaria.launch.hosts import agents_of
 from planaria.launch.kernel_kills import KernelKills, counters
 from planaria.launch.settings import is_emulated, job_profile, planner_settings
 from planaria.observe.run_folder import RunFolder
+from planaria.plan.batch import batches_told_by
 from planaria.plan.plan import NodeId, PlanError
 from planaria.plan.profile import ModelProfile
 from planaria.policy.choice import make_policy
@@ -62,9 +63,10 @@ def run_coordinator(settings: CoordinatorSettings, listener: socket.socket, sock
     job, folder = settings.job, RunFolder(Path(settings.folder))
     given = msgspec.json.decode(folder.profile.read_bytes(), type=ModelProfile)
     try:
-        policy = _policy(job, given)
         # a job that cannot be planned is refused here
-        policy.initial([NodeId(node) for node in range(job.cluster.nodes)], 1)
+        with batches_told_by("train.global_batch", job.train.microbatch):
+            policy = _policy(job, given)
+            policy.initial([NodeId(node) for node in range(job.cluster.nodes)], 1)
     except PlanError as error:
         link.send(Refused(str(error)))
         return 1
@@ -185,7 +187,7 @@ class _Coordinating:
 
 def _policy(job: Job, profile: ModelProfile, most_bytes: int = 0, name: PolicyName | None = None) -> Policy:
     """The job's policy, or another; `most_bytes`: what a device has, where less is known than the job says."""
-    planner = dataclasses.replace(planner_settings(job), num_cores=shared_cores(job))
+    planner = dataclasses.replace(planner_settings(job, profile), num_cores=shared_cores(job))
     if most_bytes:
         limit = min(most_bytes, planner.memory_bytes) if planner.memory_bytes else most_bytes
         planner = dataclasses.replace(planner, memory_bytes=limit)

@@ -26,6 +26,7 @@ from planaria.launch.settings import job_profile, planner_settings
 from planaria.observe.claim import claimed
 from planaria.observe.recorder import read_drops, read_events, write_atomically
 from planaria.observe.run_folder import RunFolder
+from planaria.plan.batch import batches_told_by
 from planaria.plan.plan import NodeId
 from planaria.plan.profile import ModelProfile
 from planaria.policy.templates import TemplatesPolicy
@@ -147,9 +148,10 @@ def script_for(name: ScriptName, job: Job, profile: ModelProfile, length_s: floa
     Raises:
         PlanError: the job cannot be planned.
     """
-    settings = planner_settings(job)
-    policy = TemplatesPolicy(job_profile(job, profile), settings)
-    first = policy.initial([NodeId(node) for node in range(settings.num_nodes)], 1)
+    settings = planner_settings(job, profile)
+    with batches_told_by("train.global_batch", job.train.microbatch):
+        policy = TemplatesPolicy(job_profile(job, profile), settings)
+        first = policy.initial([NodeId(node) for node in range(settings.num_nodes)], 1)
     if length_s is None:
         length_s = max(LEAST_LENGTH_S, STEPS[name] * first.step_time_s)
     least_nodes = (settings.fault_tolerance + 1) * policy.templates[0].num_nodes

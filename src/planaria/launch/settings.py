@@ -16,14 +16,15 @@ from planaria.protocol.cadence import Cadence
 from planaria.worker.settings import WorkerSettings
 
 
-def planner_settings(job: Job) -> PlannerSettings:
-    """What the planner must respect. `cluster.memory_gb` counts GB of 10**9 bytes, for one device."""
+def planner_settings(job: Job, profile: ModelProfile) -> PlannerSettings:
+    """What the planner must respect. `cluster.memory_gb` counts GB of 10**9 bytes, for one device; where it is 0, the
+    profile says what a device has."""
     return PlannerSettings(
         num_microbatches=job.train.num_microbatches,
         fault_tolerance=job.resilience.fault_tolerance,
         num_nodes=job.cluster.nodes,
         devices_per_node=job.cluster.devices_per_node,
-        memory_bytes=int(job.cluster.memory_gb * 1e9),
+        memory_bytes=int(job.cluster.memory_gb * 1e9) if job.cluster.memory_gb else profile.device.memory_bytes,
         min_nodes=job.resilience.min_nodes_per_pipeline,
         schedule=ScheduleKind(job.cluster.schedule.value),
         may_drop=job.resilience.may_drop,

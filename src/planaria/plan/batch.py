@@ -7,7 +7,8 @@ the nearest that do.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
@@ -50,17 +51,44 @@ class Undistributable(PlanError):
         below: int | None,
         above: int,
         microbatch: int | None = None,
-        remedy: str = "",
+        remedy: str = "or make the microbatch smaller.",
+        field: str = "",
     ) -> None:
         self.num_microbatches = num_microbatches
         self.below = below
         self.above = above
         self.microbatch = microbatch
+        self._what = what
+        self._remedy = remedy
+        nearest = f"{above}" if below is None else f"{below} or {above}"
+        if field:
+            super().__init__(f"{what} Set {field} = {nearest}, {remedy}")
+            return
         unit = "microbatches" if microbatch is None else "samples"
-        nearest = f"{above} {unit}" if below is None else f"{below} or {above} {unit}"
-        verb = "works is" if below is None else "work are"
-        batch = "global batch that" if below is None else "global batches that"
-        super().__init__(f"{what} The nearest {batch} {verb} {nearest}; {remedy or 'or make the microbatch smaller.'}")
+        batches = "batch that works is" if below is None else "batches that work are"
+        super().__init__(f"{what} The nearest global {batches} {nearest} {unit}; {remedy}")
+
+    def told_by(self, field: str, microbatch: int) -> Undistributable:
+        """The same, with what to set the field of the global batch to, in samples."""
+        scale = microbatch if self.microbatch is None else 1
+        return Undistributable(
+            self._what,
+            num_microbatches=self.num_microbatches,
+            below=None if self.below is None else scale * self.below,
+            above=scale * self.above,
+            microbatch=microbatch,
+            remedy=self._remedy,
+            field=field,
+        )
+
+
+@contextmanager
+def batches_told_by(field: str, microbatch: int) -> Iterator[None]:
+    """A batch that cannot be shared is told by this field, in samples."""
+    try:
+        yield
+    except Undistributable as error:
+        raise error.told_by(field, microbatch) from None
 
 
 def check_batch(num_pipelines: int, num_microbatches: int) -> None:
