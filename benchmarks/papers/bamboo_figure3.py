@@ -17,7 +17,7 @@ from traces import described, recorded_p3, with_interval
 
 from planaria.plan.plan import ScheduleKind
 from planaria.plan.settings import PlannerSettings
-from planaria.profile.presets import preset
+from planaria.profile.presets import LINK_SHARE, preset
 from planaria.simulate.trace import Trace
 
 HOURS = 24.0
@@ -33,7 +33,7 @@ CAUSES = {"training": "progress", "redone": "wasted", "restart": "restarting", "
 
 def grids() -> Grids:
     """GPT-2 on V100s, at the speed of the paper's on-demand run."""
-    profile = preset("gpt2-1.5b", "v100", microbatch_size=MICROBATCH, network_gbit_s=10.0).recomputed()
+    profile = preset("gpt2-1.5b", "v100", microbatch_size=MICROBATCH, network_gbit_s=LINK_SHARE * 10).recomputed()
     settings = PlannerSettings(
         num_microbatches=1024 // MICROBATCH,
         fault_tolerance=0,

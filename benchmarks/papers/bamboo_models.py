@@ -17,7 +17,7 @@ from systems import Varuna
 from planaria.plan.plan import ScheduleKind
 from planaria.plan.profile import ModelProfile
 from planaria.plan.settings import PlannerSettings
-from planaria.profile.presets import preset
+from planaria.profile.presets import LINK_SHARE, preset
 from planaria.simulate.trace import HOUR_S, Trace
 from planaria.simulate.trace_generators import ConstantRate, Population, generate
 
@@ -91,7 +91,7 @@ def bamboo(
 @cache
 def bert_grids() -> Grids:
     """BERT-Large on V100s, at the speed at which the best grid on 32 nodes does what Demand-S does."""
-    profile = preset("bert-large", "v100", microbatch_size=8, network_gbit_s=10.0)
+    profile = preset("bert-large", "v100", microbatch_size=8, network_gbit_s=LINK_SHARE * 10)
     settings = PlannerSettings(
         num_microbatches=STEP_SAMPLES // 8,
         fault_tolerance=1,

@@ -12,7 +12,7 @@ from planaria.plan.profile import ModelProfile
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.speeds import step_times
 from planaria.plan.templates import make_templates
-from planaria.profile.presets import preset
+from planaria.profile.presets import LINK_SHARE, preset
 
 SEEDS = range(20)
 MICROBATCH = 8
@@ -23,7 +23,7 @@ NUM_LAYERS = 26
 def slower() -> float:
     """How many times longer a microbatch takes on the deepest pipeline than on 12 nodes, per node: a microbatch's
     period with one pipeline of each, by the planner."""
-    profile: ModelProfile = preset("bert-large", "v100", microbatch_size=MICROBATCH, network_gbit_s=10.0)
+    profile: ModelProfile = preset("bert-large", "v100", microbatch_size=MICROBATCH, network_gbit_s=LINK_SHARE * 10)
     number = 256 // MICROBATCH
     settings = PlannerSettings(num_microbatches=number, fault_tolerance=0, num_nodes=NUM_LAYERS, devices_per_node=1)
     times = {t.num_nodes: float(step_times(t, number)[-1]) for t in make_templates(profile, settings)}

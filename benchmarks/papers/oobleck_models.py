@@ -26,7 +26,7 @@ from systems import Oobleck, Varuna
 from planaria.plan.plan import ScheduleKind
 from planaria.plan.profile import ModelProfile
 from planaria.plan.settings import Objective, PlannerSettings
-from planaria.profile.presets import preset
+from planaria.profile.presets import LINK_SHARE, preset
 from planaria.simulate.trace import Trace
 from planaria.simulate.trace_generators import Monotonic, Population, generate
 
@@ -37,7 +37,9 @@ FAULT_TOLERANCE = 2
 @cache
 def profile_of(model: str) -> ModelProfile:
     """With activation checkpointing, as Oobleck and Varuna run."""
-    return preset(MODELS[model], "a40", microbatch_size=MICROBATCH[model], network_gbit_s=NETWORK_GBIT_S).recomputed()
+    return preset(
+        MODELS[model], "a40", microbatch_size=MICROBATCH[model], network_gbit_s=LINK_SHARE * NETWORK_GBIT_S
+    ).recomputed()
 
 
 @cache

@@ -35,7 +35,7 @@ class PresetChoice:
         microbatch: samples.
         sequence_length: tokens of a sample.
         devices_per_node: times for 1, 2, 4, ... devices, up to all of a node.
-        network_gbit: bandwidth between nodes.
+        network_gbit: that messages between nodes reach, in Gbit/s.
     """
 
     model: str

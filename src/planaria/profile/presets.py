@@ -49,7 +49,8 @@ PROCESS_BYTES = 1_000_000_000
 VOTE_S = 4e-4
 """From the last vote to the commit, as measured with 7 workers on one machine (benchmarks/commit_latency.py)."""
 
-DEFAULT_NETWORK_GBIT_S = 100.0
+DEFAULT_NETWORK_GBIT_S = 80.0
+"""What messages reach of a network of 100."""
 NETWORK_LATENCY_S = 30e-6
 _ADAM_BYTES = 28
 """Read and written by the optimizer for each parameter: gradient, copy and two moments in; copy, moments and the
@@ -73,7 +74,7 @@ def preset(
         microbatch_size: samples; 0: the model's default.
         sequence_length: tokens of a sample; 0: the model's default.
         device_counts: of a stage; 1 is always among them.
-        network_gbit_s: bandwidth between nodes, in gigabits a second, one direction.
+        network_gbit_s: that messages between nodes reach, in gigabits (10**9 bits) a second, one direction.
 
     Raises:
         UserError: an unknown name, or a number that makes no sense.
@@ -99,9 +100,7 @@ def preset(
         groups=_groups(shapes),
         links=Links(
             within_node=_within_node(figures),
-            between_nodes=LinkCost(
-                latency_s=NETWORK_LATENCY_S, bandwidth_bytes_per_s=LINK_SHARE * network_gbit_s * 1e9 / 8
-            ),
+            between_nodes=LinkCost(latency_s=NETWORK_LATENCY_S, bandwidth_bytes_per_s=network_gbit_s * 1e9 / 8),
         ),
         device=DeviceKind(name=figures.title, memory_bytes=figures.memory_bytes, process_bytes=PROCESS_BYTES),
         step=_step(figures),
@@ -253,9 +252,10 @@ def _provenance(shape: ModelShape, figures: DeviceFigures, sequence_length: int,
         f"shapes: {shape.source}" + (f" ({shape.remarks})" if shape.remarks else ""),
         f"device: {figures.source}",
         f"sequence length {sequence_length}" if sequence_length else "",
-        f"products at {figures.efficiency:.0%} of the peak, memory at {MEMORY_SHARE:.0%}, links at {LINK_SHARE:.0%}",
+        f"products at {figures.efficiency:.0%} of the peak, memory at {MEMORY_SHARE:.0%}",
+        f"links within a node at {LINK_SHARE:.0%}",
         f"{LAUNCH_S * 1e6:.0f} us a kernel",
-        f"{network_gbit_s:g} Gbit/s between nodes",
+        f"messages between nodes at {network_gbit_s:g} Gbit/s",
         "half precision, Adam with float32 copies (16 bytes a parameter)",
     ]
     return "; ".join(part for part in parts if part)

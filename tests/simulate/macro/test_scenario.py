@@ -188,3 +188,10 @@ def test_the_example_is_a_scenario() -> None:
     assert scenario.cluster.nodes == 32
     with pytest.raises(UserError, match="does not exist"):
         load_scenario(Path("missing.toml"))
+
+
+def test_gigabits_are_the_same_in_scenarios_and_presets() -> None:
+    scenario = parsed("cluster.network_gbit=100")
+    of_preset = profile_of(scenario, Path()).links.between_nodes
+    assert experiment(scenario, profile_of(scenario, Path())).profile.links.between_nodes == of_preset
+    assert of_preset.bandwidth_bytes_per_s == 12.5e9

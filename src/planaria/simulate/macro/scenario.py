@@ -67,7 +67,7 @@ class ClusterPart(Section, frozen=True):
         memory_gb: of one device, in GB of 10**9 bytes; 0: the profile's.
         schedule: order of forwards and backwards in a pipeline.
         zones: names of the zones in which nodes are; they are dealt out in turn.
-        network_gbit: bandwidth between nodes in Gbit/s, one direction; 0: the profile's.
+        network_gbit: that messages between nodes reach, in Gbit/s (10**9 bits), one direction; 0: the profile's.
         network_latency_s: of a message between nodes; below 0: the profile's.
     """
 
