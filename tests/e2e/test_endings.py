@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 import termios
+from collections.abc import Iterator
 from pathlib import Path
 from signal import Signals
 
 import pytest
 
 from planaria.checkpoint.manifest import read_manifest
+from tests.e2e.agents import NUM_NODES, Hosts, end_all, family
 from tests.e2e.test_command import DEADLINE_S, Command, command, descendants, summary, wait_until
 
 __all__ = ["command"]
@@ -149,3 +151,72 @@ def test_a_command_whose_output_nobody_reads(command: Command, arguments: list[s
     _, said = process.communicate(timeout=DEADLINE_S)
     assert said == ""
     assert process.returncode == 128 + signal.SIGPIPE
+
+
+# A signal to every process
+
+
+@pytest.mark.parametrize("number", [Signals.SIGTERM, Signals.SIGHUP, Signals.SIGINT])
+def test_a_signal_to_every_process_of_a_run(command: Command, text: Path, number: Signals) -> None:
+    """As systemd sends it to a service, SLURM to a job, a terminal to whoever is in the foreground."""
+    command.write_job(text, steps=ENDLESS)
+    process = command.start("train", "job.toml")
+    command.wait_for_step(2)
+    for pid in family(process.pid)[1:]:
+        os.kill(pid, number)
+    os.killpg(process.pid, number)
+    _, said = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 128 + number, said
+    assert_saved(command)
+    events = (command.folder / "runs" / "job" / "events.jsonl").read_text()
+    assert "node_lost" not in events
+    assert "the coordinator is gone" not in events
+
+
+def test_a_signal_to_every_process_while_they_are_started(command: Command, text: Path) -> None:
+    """The process that starts others is itself one that starts."""
+    command.write_job(text, steps=ENDLESS)
+    process = command.start("train", "job.toml")
+    assert wait_until(lambda: len(family(process.pid)) > 1)
+    for pid in family(process.pid)[1:]:
+        os.kill(pid, signal.SIGTERM)
+    command.wait_for_step(2)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert_saved(command)
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Hosts]:
+    yield Hosts(tmp_path, min_nodes_per_pipeline=1)
+    end_all(tmp_path)
+
+
+def test_a_signal_to_every_process_of_a_node_is_its_notice(hosts: Hosts) -> None:
+    hosts.train()
+    for _ in range(NUM_NODES):
+        hosts.start_agent()
+    hosts.wait_for_step(3)
+    leaving = hosts.agents[0]
+    node = leaving.node
+    leaving.signal_everybody(Signals.SIGTERM)
+    assert leaving.wait() == 0, leaving.said
+    assert [event["node"] for event in hosts.events("node_released")] == [node]
+    assert not hosts.events("node_lost")
+    hosts.wait_for_step(hosts.last_step + 3)
+
+
+def test_a_notice_while_workers_are_starting_is_not_forgotten(hosts: Hosts) -> None:
+    """Each of them is forked already, and hears nothing yet."""
+    hosts.train()
+    for _ in range(NUM_NODES):
+        hosts.start_agent()
+    hosts.wait_for_step(3)
+    late = hosts.start_agent()
+    node = late.node
+    late.signal_everybody(Signals.SIGTERM)
+    assert late.wait() == 0, late.said
+    assert [event["node"] for event in hosts.events("node_released")] == [node]
+    assert not hosts.events("node_lost")
+    assert not [event for event in hosts.events("note") if "before it had joined" in event["text"]]

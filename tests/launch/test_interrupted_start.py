@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from planaria.launch.simulations import _deaf_to_interrupts
+from planaria.launch.interrupts import deaf
 
 
 @pytest.fixture(autouse=True)
@@ -22,14 +22,14 @@ def python_hears_interrupts() -> Iterator[None]:
 
 def test_an_interrupt_is_heard_when_all_are_started() -> None:
     are_started = False
-    with pytest.raises(KeyboardInterrupt), _deaf_to_interrupts():
+    with pytest.raises(KeyboardInterrupt), deaf():
         signal.pthread_kill(threading.get_ident(), signal.SIGINT)
         are_started = True
     assert are_started
 
 
 def test_processes_do_not_hear_one() -> None:
-    with _deaf_to_interrupts():
+    with deaf():
         process = subprocess.Popen([sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"],
                                    stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
     assert process.stdout is not None

@@ -62,6 +62,9 @@ LONGEST_RETRY_S: Final = 1.0
 SHORT_LIFE_S: Final = 60.0
 """A node that lived longer is offered again at once; others after pauses that double."""
 
+NOTICE_EVERY_S: Final = 1.0
+"""How often workers are told that their node is to hand over its work."""
+
 GOODBYE_S: Final = 5.0
 """How long workers may take to end after the run before they are killed."""
 
@@ -128,6 +131,7 @@ class NodeAgent:
         self._over_since = 0.0
         self._is_noticed = False
         self._leaving = False
+        self._noticed_at = 0.0
         self._told_out_of_reach = False
 
     def run(self) -> None:
@@ -323,6 +327,8 @@ class NodeAgent:
             self._nodes_told()
         if self._over is not None and self._node is not None and now - self._over_since > GOODBYE_S:
             self._fenced(self._node)
+        if self._leaving and self._node is not None and now - self._noticed_at > NOTICE_EVERY_S:
+            self._give_notice()
         if silent_s > self._settings.give_up_s and self._over is None:
             raise CoordinatorLost(
                 f"nothing was heard from the coordinator at {self._settings.coordinator} for {silent_s:.0f} s. "
@@ -345,6 +351,12 @@ class NodeAgent:
         if self._node is None or self._nodes is None:
             return
         self._say(f"node {self._node} hands over its work")
+        self._give_notice()
+
+    def _give_notice(self) -> None:
+        """Again and again: the coordinator hears of no notice before the whole node has joined."""
+        assert self._nodes is not None
+        self._noticed_at = time.monotonic()
         for pid in self._nodes.pids():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)

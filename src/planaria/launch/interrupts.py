@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from signal import Signals
 from types import FrameType
@@ -49,6 +49,17 @@ def interrupts(heed: Callable[[Signals, bool], None]) -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def deaf(numbers: Collection[Signals] = HEEDED) -> Iterator[None]:
+    """Processes that are started in the block hear none of these: whoever starts them ends them. One that comes to this
+    process meanwhile is heard afterwards."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)  # which processes inherit
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def raise_interrupted(number: Signals, insists: bool) -> None:

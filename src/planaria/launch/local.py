@@ -19,6 +19,7 @@ import msgspec
 from planaria.coordinator.settings import CoordinatorSettings
 from planaria.job.errors import PlanariaError
 from planaria.job.settings import Job
+from planaria.launch.interrupts import deaf
 from planaria.launch.zygote import (
     Answer,
     Exited,
@@ -72,15 +73,16 @@ class LocalNodes:
         }
         log = self._log.open("ab") if self._log is not None else None
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "planaria.launch.zygote", str(theirs.fileno()), self._model_type],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=log or subprocess.DEVNULL,
-                stderr=log or subprocess.DEVNULL,
-                env=environment,
-                start_new_session=True,
-            )
+            with deaf():
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "planaria.launch.zygote", str(theirs.fileno()), self._model_type],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log or subprocess.DEVNULL,
+                    stderr=log or subprocess.DEVNULL,
+                    env=environment,
+                    start_new_session=True,
+                )
         finally:
             theirs.close()
             if log is not None:

@@ -9,16 +9,17 @@ import contextlib
 import gc
 import hashlib
 import multiprocessing
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from functools import cache, lru_cache, partial
 from pathlib import Path
+from signal import Signals
 
 import msgspec
 
 import planaria
 from planaria.job.errors import UserError
+from planaria.launch.interrupts import deaf
 from planaria.observe.recorder import write_atomically
 from planaria.plan.plan import PlanError
 from planaria.profile.of_scenario import profile_of, traces_of
@@ -158,7 +159,7 @@ def _in_processes(
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(processes, len(todo)), mp_context=context) as pool:
         try:
-            with _deaf_to_interrupts():
+            with deaf({Signals.SIGINT}):
                 waiting: dict[Future[list[RunResult]], int] = {
                     pool.submit(simulate_piece, pieces[at], folder): at for at in todo
                 }
@@ -169,17 +170,6 @@ def _in_processes(
             for child in multiprocessing.active_children():
                 child.terminate()
             raise
-
-
-@contextlib.contextmanager
-def _deaf_to_interrupts() -> Iterator[None]:
-    """Processes that are started here hear no Ctrl-C: who started them ends them, and nobody prints a traceback. One
-    that comes meanwhile is heard afterwards."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which processes inherit
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _inputs(scenario: Scenario, folder: Path) -> bytes:

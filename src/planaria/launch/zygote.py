@@ -3,6 +3,9 @@
 `python -m planaria.launch.zygote FD MODEL_TYPE` speaks JSON lines over the socket FD with whoever started it. It stays
 single-threaded, so forking is safe. When its starter is gone, it kills what it forked and ends; when it dies, the
 kernel kills them.
+
+Batch systems signal every process of a node. What they mean is for whoever started this one to heed, and for a worker
+that is ready: here, and in all that is forked here, such signals are blocked.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import msgspec
 from planaria.coordinator.settings import CoordinatorSettings
 from planaria.job.parse import EMULATED_MODEL
 from planaria.job.settings import Job
+from planaria.launch.interrupts import HEEDED
 from planaria.worker.settings import WorkerSettings
 
 _PR_SET_PDEATHSIG = 1
@@ -72,7 +76,7 @@ Answer = Spawned | Exited
 
 def main(descriptor: int, model_type: str) -> None:
     """Serve until the other side of the socket closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, HEEDED)
     die_with_parent()
     _import_what_workers_need(model_type)
     # What was imported stays: a worker's garbage collector need not look at it, and so does not copy its pages.

@@ -80,7 +80,7 @@ class Control:
         with self._lock:
             match message:
                 case Notice() | Failed() | OutOfMemory():
-                    self._lasting.append(message)
+                    self._lasting = [said for said in self._lasting if type(said) is not type(message)] + [message]
                 case _ if isinstance(message, _OF_A_STEP) and self._told != self._number:
                     return
                 case _:

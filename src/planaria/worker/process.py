@@ -51,6 +51,8 @@ def run_worker(settings: WorkerSettings) -> int:
     heartbeat = Heartbeat(control.send, worked)
     heartbeat.start()
     signal.signal(signal.SIGTERM, lambda number, frame: heartbeat.give_notice(SIGTERM_GRACE_S, "SIGTERM"))
+    # Whoever started this process had it blocked, so that one which came before is heard now.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     agent: Agent | None = None
     try:
         _watch_for_preemption(settings, heartbeat)

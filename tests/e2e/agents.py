@@ -1,0 +1,155 @@
+"""A run whose nodes are agents, all on this machine, each a process of its own in a session of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from planaria.observe.run_folder import RunFolder
+from tests.e2e.test_command import DEADLINE_S, descendants, wait_until
+from tests.e2e.test_emulated import profile
+
+NUM_NODES = 4
+
+
+class Hosts:
+    """One job, its agents, and what happened. All of it runs in the job's folder."""
+
+    def __init__(self, folder: Path, **resilience: object) -> None:
+        self.folder = folder
+        self.run = RunFolder(folder / "runs" / "job")
+        (folder / "profile.json").write_bytes(msgspec.json.encode(profile()))
+        (folder / "token").write_text("0123456789abcdef")
+        (folder / "token").chmod(0o600)
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
+        lines = [f"{key} = {json.dumps(value)}" for key, value in resilience.items()]
+        (folder / "job.toml").write_text(
+            f"""
+[cluster]
+device = "emulated"
+profile = "profile.json"
+nodes = {NUM_NODES}
+launcher = "agents"
+port = {self.address.rpartition(":")[2]}
+[train]
+steps = 100_000
+global_batch = 9
+microbatch = 1
+sequence_length = 16
+lr_schedule = "constant"
+[run]
+checkpoint_every = 10
+[resilience]
+heartbeat_timeout_s = 2.0
+"""
+            + "\n".join(lines)
+        )
+        self.agents: list[Agent] = []
+
+    def train(self, *arguments: str) -> subprocess.Popen[bytes]:
+        with (self.folder / "train.log").open("ab") as log:
+            return subprocess.Popen(
+                [*PLANARIA, "train", "job.toml", "--token-file", "token", *arguments],
+                cwd=self.folder,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def start_agent(self) -> Agent:
+        self.agents.append(Agent(self, len(self.agents)))
+        return self.agents[-1]
+
+    @property
+    def said(self) -> str:
+        """By `planaria train`."""
+        return (self.folder / "train.log").read_text()
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        if not self.run.events.exists():
+            return []
+        lines = self.run.events.read_text().splitlines(keepends=True)
+        found = [json.loads(line) for line in lines if line.endswith("\n")]
+        return [event for event in found if event["event"] == kind]
+
+    @property
+    def last_step(self) -> int:
+        committed = self.events("step_committed")
+        return committed[-1]["step"] if committed else 0
+
+    def wait_for(self, kind: str, number: int = 1) -> None:
+        assert wait_until(lambda: len(self.events(kind)) >= number), self.said
+
+    def wait_for_step(self, step: int) -> None:
+        assert wait_until(lambda: self.last_step >= step), self.said
+
+
+class Agent:
+    """`planaria agent` as a process."""
+
+    def __init__(self, hosts: Hosts, number: int) -> None:
+        self._log = hosts.folder / f"agent-{number}.log"
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*PLANARIA, "agent", "--coordinator", hosts.address, "--token-file", "token"],
+                cwd=hosts.folder,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    @property
+    def said(self) -> str:
+        return self._log.read_text()
+
+    def wait_until_it_says(self, words: str) -> None:
+        assert wait_until(lambda: words in self.said), self.said
+
+    @property
+    def node(self) -> int:
+        """That it started first."""
+        self.wait_until_it_says(" starts\n")
+        line = next(line for line in self.said.splitlines() if line.endswith(" starts"))
+        return int(line.split()[1])
+
+    def signal_everybody(self, number: signal.Signals) -> None:
+        """What a batch system does with a node: the agent, and all that it started."""
+        for pid in family(self.process.pid):
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                continue
+
+    def wait(self) -> int:
+        return self.process.wait(DEADLINE_S)
+
+
+PLANARIA = [sys.executable, "-m", "planaria.cli.main"]
+
+
+def family(ancestor: int) -> list[int]:
+    """A process, its children, theirs, and so on."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+    found = [ancestor]
+    for pid in found:  # it grows
+        found += [child for child, parent in parents.items() if parent == pid]
+    return found
+
+
+def end_all(folder: Path) -> None:
+    """What runs still of a test."""
+    for pid in descendants(folder):
+        os.kill(pid, signal.SIGKILL)
