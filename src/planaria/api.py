@@ -101,6 +101,7 @@ def train(
     progress: bool = False,
     import_path: Path | None = None,
     token: str = "",
+    accept_changed_data: bool = False,
 ) -> TrainResult:
     """Trains a job on worker processes of this machine, or on the nodes whose agents offer them (`cluster.launcher`).
 
@@ -115,6 +116,7 @@ def train(
         progress: show the run's progress on standard error.
         import_path: folder in which a model given as "module:function" is looked for.
         token: that agents must show; "": a new one, which lies in the run folder.
+        accept_changed_data: with `resume`, go on even where the data are not those of before.
 
     Returns:
         How the run ended, whatever the end.
@@ -142,6 +144,7 @@ def train(
             import_path=import_path,
             token=token,
             earlier=earlier,
+            accept_changed_data=accept_changed_data,
         )
 
 
@@ -348,14 +351,22 @@ def _run_folder(job: Job, name: str, *, resume: bool) -> Iterator[tuple[Job, Run
     else:
         earlier = None
         folder = RunFolder.create(job.run.folder, name)
+    recorded = _size(folder.events)
     with claimed(folder.claim):
         write_atomically(folder.job, job_json(job))
         try:
             yield job, folder, earlier
         except (ValueError, KeyboardInterrupt):
-            if not resume and not (folder.events.exists() and folder.events.stat().st_size):
-                shutil.rmtree(folder.path, ignore_errors=True)
+            if _size(folder.events) == recorded:
+                if earlier is not None:
+                    write_atomically(folder.job, job_json(earlier))
+                elif not recorded:
+                    shutil.rmtree(folder.path, ignore_errors=True)
             raise
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _refuse_other_job(folder: RunFolder, earlier: Job, job: Job) -> None:

@@ -45,6 +45,7 @@ class Run(Protocol):
         observers: Sequence[Observer] = (),
         import_path: Path = ...,
         metadata_url: str = "",
+        accept_changed_data: bool = False,
     ) -> Outcome: ...
 
 
@@ -60,6 +61,7 @@ def run(nodes: LocalNodes, tmp_path: Path) -> Run:
         observers: Sequence[Observer] = (),
         import_path: Path = EXAMPLES,
         metadata_url: str = "",
+        accept_changed_data: bool = False,
     ) -> Outcome:
         folder = RunFolder.reopen(resume) if resume else RunFolder.create(tmp_path, f"run-{next(names)}")
         folder.job.write_bytes(job_json(job))
@@ -72,6 +74,7 @@ def run(nodes: LocalNodes, tmp_path: Path) -> Run:
             import_path=import_path,
             nodes=nodes,
             metadata_url=metadata_url,
+            accept_changed_data=accept_changed_data,
         )
         return Outcome(result)
 

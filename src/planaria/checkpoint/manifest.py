@@ -12,11 +12,14 @@ from pathlib import Path
 
 import msgspec
 
+from planaria.checkpoint.numerics import NUMERICS_VERSION
 from planaria.job.errors import UserError
+from planaria.job.history import History
 from planaria.protocol.messages import SavedGroup
 
 MANIFEST = "manifest.json"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""1: without numerics_version and history; the job's fingerprint was made otherwise."""
 
 
 class GroupEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +40,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         job_fingerprint: of the sections that determine the numbers; another job's checkpoint is refused.
         exponents: grid exponents for the next step.
         groups: by group number.
+        numerics_version: of the numbers, see `checkpoint.numerics`.
+        history: what determined the samples and rates of the steps up to `step`.
     """
 
     version: int
@@ -44,6 +49,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     job_fingerprint: str
     exponents: tuple[int, ...]
     groups: tuple[GroupEntry, ...]
+    numerics_version: int = 1
+    history: History = ()
+
+
+class _Version(msgspec.Struct):
+    version: int
 
 
 def step_folder(root: Path, step: int) -> Path:
@@ -58,6 +69,7 @@ def write_manifest(
     exponents: tuple[int, ...],
     saved: tuple[SavedGroup, ...],
     layers: tuple[tuple[int, ...], ...],
+    history: History = (),
 ) -> None:
     """Make a checkpoint whole. Its files must be on disk."""
     manifest = Manifest(
@@ -69,6 +81,8 @@ def write_manifest(
             GroupEntry(file=part.file, size_bytes=part.size_bytes, sha256=part.sha256, layers=layers[part.group])
             for part in saved
         ),
+        numerics_version=NUMERICS_VERSION,
+        history=history,
     )
     partial = folder / (MANIFEST + ".part")
     with partial.open("wb") as file:
@@ -86,16 +100,21 @@ def read_manifest(folder: Path, job_fingerprint: str | None = None, *, verify: b
     """
     path = folder / MANIFEST
     try:
-        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+        content = path.read_bytes()
+        version = msgspec.json.decode(content, type=_Version).version
+        if not 1 <= version <= FORMAT_VERSION:
+            raise UserError(
+                f"checkpoint {path} has format {version}; this Planaria reads formats up to {FORMAT_VERSION}. "
+                "Use the version that wrote it, or a newer one."
+            )
+        manifest = msgspec.json.decode(content, type=Manifest)
     except FileNotFoundError:
         raise UserError(f"checkpoint {folder} has no {MANIFEST}: it was not finished") from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"checkpoint {path} is damaged: {error}") from None
-    if manifest.version != FORMAT_VERSION:
-        raise UserError(f"checkpoint {path} has format {manifest.version}; this Planaria reads {FORMAT_VERSION}")
-    if job_fingerprint is not None and manifest.job_fingerprint != job_fingerprint:
+    if job_fingerprint is not None and version > 1 and manifest.job_fingerprint != job_fingerprint:
         raise UserError(
-            f"checkpoint {folder} belongs to another job: [model], [data] or [train] differ. "
+            f"checkpoint {folder} belongs to another job: [model] or [train] differ. "
             "Resume with the job file that it was made with, or start a new run with --name."
         )
     for entry in manifest.groups if verify else ():

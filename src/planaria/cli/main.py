@@ -139,6 +139,9 @@ def cli(context: click.Context) -> None:
 )  # fmt: skip
 @click.option("--resume", is_flag=True, help="Go on from the run's last checkpoint.")
 @click.option(
+    "--accept-changed-data", is_flag=True, help="With --resume: go on although the data are not those of before."
+)
+@click.option(
     "--reference", is_flag=True, help="Train in one process, without any of the machinery: what every run must equal."
 )
 @click.option("--drops", type=RUN_FOLDER, help="With --reference: leave out the samples that this run left out.")
@@ -149,6 +152,7 @@ def train(
     name: str | None,
     faults: tuple[str, ...],
     resume: bool,
+    accept_changed_data: bool,
     reference: bool,
     drops: Path | None,
     token_file: Path | None,
@@ -174,6 +178,8 @@ def train(
         raise click.UsageError("--reference goes with neither --resume nor --fail. Drop one of them.")
     if drops is not None and not reference:
         raise click.UsageError("--drops goes with --reference. Add that, or drop it.")
+    if accept_changed_data and not resume:
+        raise click.UsageError("--accept-changed-data goes with --resume. Add that, or drop it.")
     from planaria import api
 
     parsed = api.load_job(job, overrides)
@@ -183,7 +189,14 @@ def train(
     else:
         token = token_of(token_file)
         result = api.train(
-            parsed, name=name, resume=resume, faults=faults, progress=True, import_path=folder, token=token
+            parsed,
+            name=name,
+            resume=resume,
+            faults=faults,
+            progress=True,
+            import_path=folder,
+            token=token,
+            accept_changed_data=accept_changed_data,
         )
     codes = {
         "completed": 0,

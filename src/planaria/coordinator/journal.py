@@ -28,6 +28,11 @@ CREATE TABLE IF NOT EXISTS entries (
 CREATE TABLE IF NOT EXISTS job (fingerprint TEXT NOT NULL, checksum INTEGER NOT NULL);
 """
 
+_FORMAT = 2
+"""As SQLite's user_version. 0: the first format, in which the job's fingerprint was made otherwise."""
+
+_LATER = "A later version of Planaria wrote it: go on with that one, or start a new run by --name NAME."
+
 _Row = tuple[int, str, bytes, int]
 
 
@@ -65,7 +70,7 @@ class Journal:
         """Open the file, whatever is left of it.
 
         Raises:
-            UserError: it is another job's.
+            UserError: it is another job's, or a later version of Planaria wrote it.
         """
         try:
             self._database = self._open()
@@ -74,21 +79,32 @@ class Journal:
             self._keep((), str(error))
 
     def read(self) -> list[AnyEntry]:
-        """What this run wrote, in order. Of a damaged file, up to the damage; the file is whole again afterwards."""
+        """What this run wrote, in order. Of a damaged file, up to the damage; the file is whole again afterwards.
+
+        Raises:
+            UserError: a later version of Planaria wrote an entry.
+        """
         rows: list[_Row] = []
         entries: list[AnyEntry] = []
         try:
             for row in self._whole_rows():
-                entries.append(decode_entry(row[2]))
+                entries.append(self._decoded(row[2]))
                 rows.append(row)
             (answer,) = self._need().execute("PRAGMA quick_check(1)").fetchone()
             damage = None if answer == "ok" else str(answer)
-        except (_Damaged, sqlite3.DatabaseError, ValueError) as error:
+        except (_Damaged, sqlite3.DatabaseError) as error:
             damage = str(error)
         if damage is not None:
             self._keep(rows, damage)
         self._since_thinned = len(entries)
         return entries
+
+    def _decoded(self, body: bytes) -> AnyEntry:
+        """An entry whose checksum is right."""
+        try:
+            return decode_entry(body)
+        except ValueError as error:
+            raise UserError(f"journal {self._path} has an entry that is not known here: {error}. {_LATER}") from None
 
     def write(self, entry: JournalEntry) -> None:
         """Returns when the entry is durable (`protocol.journal.LASTING`: against power cuts too), or kept in memory
@@ -136,8 +152,14 @@ class Journal:
         try:
             database.execute("PRAGMA journal_mode = WAL")
             database.execute("PRAGMA synchronous = NORMAL")
+            (version,) = database.execute("PRAGMA user_version").fetchone()
+            if version > _FORMAT:
+                raise UserError(f"journal {self._path} has format {version}; {_FORMAT} is known here. {_LATER}")
             database.executescript(_SCHEMA)
-        except sqlite3.DatabaseError:
+            if version < _FORMAT:
+                database.execute("DELETE FROM job")
+                database.execute(f"PRAGMA user_version = {_FORMAT}")
+        except (sqlite3.DatabaseError, UserError):
             database.close()
             raise
         return database
@@ -149,7 +171,7 @@ class Journal:
             database.execute("INSERT INTO job VALUES (?, ?)", (self._job, _checksum(self._job)))
         elif found[0] != self._job and _checksum(str(found[0])) == found[1]:
             raise UserError(
-                f"journal {self._path} belongs to another job: [model], [data] or [train] differ. "
+                f"journal {self._path} belongs to another job: [model] or [train] differ. "
                 "Go on with the same job, or start a new run by --name NAME."
             )
         database.execute("DELETE FROM entries WHERE run != ?", (self._run,))
@@ -173,7 +195,7 @@ class Journal:
         database = self._need()
         database.execute("BEGIN IMMEDIATE")
         rows = list(database.execute("SELECT run, entry, checksum FROM entries ORDER BY number"))
-        entries = [decode_entry(body) for _, body, _ in rows]
+        entries = [self._decoded(body) for _, body, _ in rows]
         are_commits = [isinstance(entry, JournalCommit) for entry in entries]
         learnt_at = max((at for at, entry in enumerate(entries) if entry.learnt is not None), default=None)
         kept = [

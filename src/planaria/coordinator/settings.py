@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from planaria.job.faults import Fault
+from planaria.job.history import History
 from planaria.job.settings import Job
 from planaria.protocol.failures import Watched
 from planaria.protocol.settings import CheckpointRef
@@ -21,6 +22,8 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
         resume: the checkpoint that the run begins with.
         watched: what earlier runs of the job on these nodes saw of losses.
         log: file for what it prints.
+        history: of the run's samples and rates, for its checkpoints.
+        data_hash: of the tokens, as every node must have them; "": there are none.
         faults: on order, of nodes whose workers agents start.
     """
 
@@ -30,5 +33,7 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     token: str
     resume: CheckpointRef | None
     log: str
+    history: History = ()
+    data_hash: str = ""
     faults: tuple[Fault, ...] = ()
     watched: Watched = Watched()

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from planaria.data.sources import PYTHON_STDLIB, DataError, find_text_files, is_token_file, read_texts
 from planaria.data.text import check_text, check_tokens
@@ -25,9 +26,11 @@ TokenArray = npt.NDArray[np.unsignedinteger[Any]] | npt.NDArray[np.signedinteger
 
 _TOKENS = "tokens.bin"
 _ABOUT = "tokens.json"
-_FORMAT = 1
+_FORMAT = 2
 _CHUNK_TOKENS = 1 << 22
 _MAX_CHUNKS = 256
+_QUICK_BYTES = 1 << 20
+_QUICK_PIECES = 64
 
 
 class TokensAbout(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +39,7 @@ class TokensAbout(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         source: as in the job.
         tokenizer: as in the job.
+        tokenizer_identity: two tokenizers with one identity give the same ids; "": not known.
         path: of the ids; relative to the folder for tokens.bin.
         dtype: numpy's name of the ids' type.
         count: number of tokens.
@@ -56,6 +60,11 @@ class TokensAbout(msgspec.Struct, frozen=True, kw_only=True):
     pad_token_id: int | None
     fingerprint: str
     key: str
+    tokenizer_identity: str = ""
+
+
+Check = Callable[[TokensAbout], None]
+"""Raises what speaks against tokens, before they take the place of others."""
 
 
 class TokenSet:
@@ -89,13 +98,27 @@ class TokenSet:
     def fingerprint(self) -> str:
         return self.about.fingerprint
 
+    def quick_hash(self) -> str:
+        """xxh3_128 (hex) of the ids as they lie there now: whole up to 64 MB, else 64 evenly spaced pieces of 1 MB.
 
-def prepare_tokens(section: DataSection, folder: Path) -> TokenSet:
+        Nodes tell by it whether they have the same tokens; it takes some ten milliseconds.
+        """
+        about = self.about
+        digest = xxhash.xxh3_128(f"{len(self)} {self.ids.dtype.str} {about.vocab_size} {about.mask_token_id}".encode())
+        step = _QUICK_BYTES // self.ids.dtype.itemsize
+        last = max(0, len(self) - step)
+        for start in sorted({index * last // (_QUICK_PIECES - 1) for index in range(_QUICK_PIECES)}):
+            digest.update(np.ascontiguousarray(self.ids[start : start + step]).data)
+        return digest.hexdigest()
+
+
+def prepare_tokens(section: DataSection, folder: Path, check: Check = lambda about: None) -> TokenSet:
     """Writes the tokens of a job to a folder, or finds them there already.
 
     Args:
         section: the job's [data].
         folder: made if absent.
+        check: asked before other tokens in the folder are replaced.
 
     Raises:
         DataError: the source or the tokenizer cannot be read, or there is nothing in it.
@@ -105,18 +128,22 @@ def prepare_tokens(section: DataSection, folder: Path) -> TokenSet:
     token_file = is_token_file(section.source)
     files = (Path(section.source),) if token_file else find_text_files(section.source)
     key = _key(tokenizer, files, section.source)
-    kept = _read_about(folder)
+    kept = read_about(folder)
     if kept is not None and kept.key == key:
         try:
-            return _map(kept, folder)
+            tokens = _map(kept, folder)
         except DataError:
             pass  # tokens.bin was removed or cut short: it is made again
+        else:
+            check(kept)
+            return tokens
     if token_file:
         about = _describe_token_file(section, tokenizer, files[0], key)
+        check(about)
     else:
         for file in files if section.source != PYTHON_STDLIB else ():
             check_text(file, f"data.source = {section.source!r}")
-        about = _write_tokens(section, tokenizer, files, folder, key)
+        about = _write_tokens(section, tokenizer, files, folder, key, check)
     temporary = folder / (_ABOUT + ".new")
     temporary.write_bytes(msgspec.json.format(msgspec.json.encode(about), indent=2))
     os.replace(temporary, folder / _ABOUT)
@@ -129,7 +156,7 @@ def open_tokens(folder: Path) -> TokenSet:
     Raises:
         DataError: there are none, or their file has changed.
     """
-    about = _read_about(folder)
+    about = read_about(folder)
     if about is None:
         raise DataError(f"{folder} has no tokens ({_ABOUT}). Start the run again, which prepares them.")
     return _map(about, folder)
@@ -149,7 +176,7 @@ def _key(tokenizer: Tokenizer, files: tuple[Path, ...], source: str) -> str:
 
 
 def _write_tokens(
-    section: DataSection, tokenizer: Tokenizer, files: tuple[Path, ...], folder: Path, key: str
+    section: DataSection, tokenizer: Tokenizer, files: tuple[Path, ...], folder: Path, key: str, check: Check
 ) -> TokensAbout:
     dtype = np.dtype(id_dtype(tokenizer.vocab_size)).newbyteorder("<")
     temporary = folder / (_TOKENS + ".new")
@@ -164,9 +191,14 @@ def _write_tokens(
     if size_bytes == 0:
         temporary.unlink()
         raise DataError(f"data.source = {section.source!r} is empty ({len(files)} files). Give files with text.")
+    about = _about(section, tokenizer, path=_TOKENS, ids=np.memmap(temporary, dtype=dtype, mode="r"), key=key)
+    try:
+        check(about)
+    except BaseException:
+        temporary.unlink()
+        raise
     os.replace(temporary, folder / _TOKENS)
-    ids = np.memmap(folder / _TOKENS, dtype=dtype, mode="r")
-    return _about(section, tokenizer, path=_TOKENS, ids=ids, key=key)
+    return about
 
 
 def _describe_token_file(section: DataSection, tokenizer: Tokenizer, path: Path, key: str) -> TokensAbout:
@@ -203,6 +235,7 @@ def _about(section: DataSection, tokenizer: Tokenizer, *, path: str, ids: TokenA
         pad_token_id=tokenizer.pad_token_id,
         fingerprint=digest.hexdigest(),
         key=key,
+        tokenizer_identity=tokenizer.identity,
     )
 
 
@@ -217,7 +250,8 @@ def _chunks(ids: TokenArray) -> Iterator[TokenArray]:
         yield ids[start : start + _CHUNK_TOKENS]
 
 
-def _read_about(folder: Path) -> TokensAbout | None:
+def read_about(folder: Path) -> TokensAbout | None:
+    """What the tokens in a folder are; None: there are none, or of a version that is not known."""
     try:
         return msgspec.json.decode((folder / _ABOUT).read_bytes(), type=TokensAbout)
     except FileNotFoundError:

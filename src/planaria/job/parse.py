@@ -164,21 +164,35 @@ def job_from_json(data: bytes) -> Job:
     try:
         job = msgspec.json.decode(data, type=Job)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"job.json is damaged: {_one_line(error)}. Start a new run from the job file.") from None
+        raise UserError(
+            f"job.json is damaged, or of a later version of Planaria: {_one_line(error)}. "
+            "Use that version, or start a new run from the job file."
+        ) from None
     check_job(job)
     return job
 
 
 def job_fingerprint(job: Job) -> str:
-    """SHA-256 (hex) over what determines the numbers: the sections model, data and train."""
-    return hashlib.sha256(msgspec.json.encode([job.model, job.data, job.train], order="deterministic")).hexdigest()
+    """SHA-256 (hex) over what determines the numbers beside the data: the sections model and train.
+
+    Fields at their defaults are left out, so that a field that is new leaves older jobs' fingerprints as they were.
+    """
+    given = [_given(section) for section in (job.model, job.train)]
+    return hashlib.sha256(msgspec.json.encode(given, order="deterministic")).hexdigest()
+
+
+def _given(section: Section) -> Table:
+    """The fields that are not at their defaults."""
+    fields = {field.name: field for field in msgspec.structs.fields(section)}
+    values = {name: getattr(section, name) for name in fields}
+    return {name: value for name, value in values.items() if value not in (fields[name].default, {})}
 
 
 def changed_numbers(old: Job, new: Job) -> tuple[str, ...]:
-    """The fields of the fingerprinted sections in which two jobs differ, as "section.key"."""
+    """The fields in which two jobs differ that determine the numbers beside the data, as "section.key"."""
     return tuple(
         f"{section}.{field}"
-        for section in ("model", "data", "train")
+        for section in ("model", "train")
         for field in getattr(old, section).__struct_fields__
         if getattr(getattr(old, section), field) != getattr(getattr(new, section), field)
     )

@@ -107,6 +107,7 @@ class _Coordinating:
     ) -> None:
         self._job = settings.job
         self._folder = RunFolder(Path(settings.folder))
+        self._history = settings.history
         self._link = link
         self._begin = begin
         self._layers = tuple(group.layers for group in profile.groups)
@@ -176,6 +177,7 @@ class _Coordinating:
             exponents=command.exponents,
             saved=command.groups,
             layers=self._layers,
+            history=self._history,
         )
         if folder.parent != root:  # the user named another place for it
             try:

@@ -20,9 +20,11 @@ from planaria.checkpoint.manifest import read_manifest, step_folder, weights_sha
 from planaria.checkpoint.state import write_group
 from planaria.coordinator.executor import Observer
 from planaria.data.tokens import prepare_tokens
+from planaria.job.history import DataIdentity, Stretch
 from planaria.job.parse import job_fingerprint
 from planaria.job.settings import Job, TrainSection, WhenNotFinite
 from planaria.launch.result import TrainResult
+from planaria.launch.resumption import data_identity
 from planaria.launch.session import finish_run
 from planaria.launch.settings import is_emulated, named_profile
 from planaria.model.model import Batch, Tensors
@@ -164,6 +166,7 @@ class _Reference:
             exponents=exponents,
             saved=saved,
             layers=tuple(spec.layers for spec in self._model.groups),
+            history=(Stretch(since=0, steps=self._train.steps, data=self._alone.data),),
         )
         seconds = time.perf_counter() - began
         self._record(CheckpointSaved(step=step, folder=str(folder), seconds=seconds))
@@ -175,9 +178,10 @@ LayerGradients = Iterable[Mapping[str, torch.Tensor]]
 
 
 class _Alone(Protocol):
-    """The whole model, forwards and backwards."""
+    """The whole model, forwards and backwards. `data`: what determines its samples, if it has any."""
 
     engine: Engine
+    data: DataIdentity | None
 
     def bind(self, holdings: Holdings) -> None:
         """Use the parameters that these replicas hold."""
@@ -189,8 +193,8 @@ class _Alone(Protocol):
 
 
 def _torch_alone(job: Job, folder: RunFolder) -> _Alone:
-    prepare_tokens(job.data, folder.data)
-    return _TorchAlone(real_engine(job, folder.data, 0), job.train)
+    tokens = prepare_tokens(job.data, folder.data)
+    return _TorchAlone(real_engine(job, folder.data, 0), job.train, data_identity(job, tokens.about))
 
 
 def _emulated_alone(job: Job) -> _Alone:
@@ -198,8 +202,9 @@ def _emulated_alone(job: Job) -> _Alone:
 
 
 class _TorchAlone:
-    def __init__(self, engine: Engine, train: TrainSection) -> None:
+    def __init__(self, engine: Engine, train: TrainSection, data: DataIdentity) -> None:
         self.engine = engine
+        self.data: DataIdentity | None = data
         self._train = train
         self._modules: list[nn.Module] = []
         self._parameters: list[dict[str, nn.Parameter]] = []
@@ -237,6 +242,7 @@ class _TorchAlone:
 class _EmulatedAlone:
     def __init__(self, engine: Engine, train: TrainSection) -> None:
         self.engine = engine
+        self.data: DataIdentity | None = None
         assert isinstance(engine.model, EmulatedModel)
         self._numbers = EmulatedNumbers(engine.model, train)
         self._parameters: list[Mapping[str, torch.Tensor]] = []

@@ -8,22 +8,22 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from signal import Signals
 
 import msgspec
 
-from planaria.checkpoint.manifest import newest, read_manifest, weights_sha256
+from planaria.checkpoint.manifest import read_manifest, weights_sha256
 from planaria.coordinator.client import Contact
 from planaria.coordinator.executor import Observer
 from planaria.coordinator.link import Finished
 from planaria.coordinator.settings import CoordinatorSettings
 from planaria.coordinator.switchboard import listen
-from planaria.data.tokens import prepare_tokens
+from planaria.data.tokens import TokensAbout, prepare_tokens
 from planaria.job.errors import PlanariaError, UserCodeError, UserError
 from planaria.job.faults import Fault, FaultKind
-from planaria.job.parse import job_fingerprint
+from planaria.job.history import History, Stretch, continued
 from planaria.job.settings import Job, Launcher
 from planaria.launch.crowding import check_crowding
 from planaria.launch.hosts import announce, imported, reachable, share
@@ -31,6 +31,7 @@ from planaria.launch.interrupts import interrupts
 from planaria.launch.local import LauncherError, LocalNodes, cause_of
 from planaria.launch.losses import losses_of_trace
 from planaria.launch.result import TrainResult
+from planaria.launch.resumption import Resumption, data_identity, find_resumption
 from planaria.launch.settings import is_emulated, named_profile, node_settings
 from planaria.launch.supervisor import Supervisor
 from planaria.observe.claim import say
@@ -61,6 +62,7 @@ def train_job(
     token: str = "",
     traces: bool = False,
     earlier: Job | None = None,
+    accept_changed_data: bool = False,
 ) -> TrainResult:
     """Train, or go on from the folder's last checkpoint.
 
@@ -76,6 +78,7 @@ def train_job(
         token: of the job; "": a new one.
         traces: every worker writes what it did when into the logs, for benchmarks.
         earlier: as what the folder's job was trained before; None: as this one.
+        accept_changed_data: go on even where the data are not those that the checkpoint was trained on.
 
     Raises:
         UserError (or another ValueError of Planaria's): a mistake in the job, found before anything was recorded.
@@ -84,34 +87,65 @@ def train_job(
     if job.cluster.launcher is Launcher.AGENTS:
         folder = RunFolder(folder.path.resolve())  # nodes have another working folder
     watched = losses_of_trace(job)
-    checkpoint, complaints = _checkpoint(job, folder) if resume else (None, [])
+    resumption = (
+        find_resumption(job, folder, earlier or job, accepts_changed_data=accept_changed_data) if resume else None
+    )
     if is_emulated(job):
         _keep_profile(job, folder, resume=resume)
     own = LocalNodes(folder.logs / "launcher.log", imported(job)) if nodes is None else nullcontext(nodes)
     with own as nodes:
+        say(folder.claim, "starting: the data are read")
+        start = _prepared(job, folder, resumption)
         if not is_emulated(job):
-            say(folder.claim, "starting: the data are read")
-            prepare_tokens(job.data, folder.data)
             say(folder.claim, f"starting: the layers of {job.model.type} are measured")
             _measure(job, nodes, folder.data, folder.profile, import_path)
         say(folder.claim, "starting: the first plan is made")
         token = token or secrets.token_hex(16)
-        run = _Run(job, folder, faults, tuple(observers), import_path, metadata_url, checkpoint, token, traces)
+        run = _Run(job, folder, faults, tuple(observers), import_path, metadata_url, start, token, traces)
         if resume and (earlier is None or _nodes_of(earlier) == _nodes_of(job)):
             watched += run.recorder.watched
         run.watched = watched
         with run.recorder:
-            return run.train(nodes, complaints)
+            return run.train(nodes)
 
 
-def _checkpoint(job: Job, folder: RunFolder) -> tuple[CheckpointRef, list[str]]:
-    path, manifest, complaints = newest(folder.checkpoints, job_fingerprint(job))
-    if manifest.step >= job.train.steps:
-        raise UserError(
-            f"run folder {folder.path}: all {manifest.step} steps are done. Raise train.steps in a new run."
-        )
-    reference = CheckpointRef(step=manifest.step, folder=str(path), exponents=manifest.exponents)
-    return reference, complaints
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Start:
+    """What a run begins with.
+
+    Attributes:
+        checkpoint: that it goes on from; None: it is new.
+        history: of its samples and rates, with what is to come.
+        data_hash: of the tokens, as every node must have them; "": an emulated device, which has none.
+        notes: what people are to be told first.
+    """
+
+    checkpoint: CheckpointRef | None
+    history: History
+    data_hash: str
+    notes: tuple[Note, ...]
+
+
+def _prepared(job: Job, folder: RunFolder, resumption: Resumption | None) -> _Start:
+    """Makes the tokens, and looks whether they are those that the checkpoint was trained on."""
+
+    def check(about: TokensAbout) -> None:
+        if resumption is not None:
+            resumption.check_data(data_identity(job, about))
+
+    identity, data_hash = None, ""
+    if not is_emulated(job):
+        tokens = prepare_tokens(job.data, folder.data, check)
+        identity, data_hash = data_identity(job, tokens.about), tokens.quick_hash()
+    checkpoint = resumption.checkpoint if resumption is not None else None
+    now = Stretch(since=checkpoint.step if checkpoint else 0, steps=job.train.steps, data=identity)
+    complaints = resumption.complaints if resumption is not None else ()
+    notes = [Note(level="warning", text=complaint) for complaint in complaints]
+    if resumption is not None and identity is not None and (changes := resumption.changes(identity)):
+        text = f"from step {now.since + 1} on the data are others, as accepted: {', and '.join(changes)}"
+        notes.append(Note(level="warning", text=text))
+    history = continued(resumption.history if resumption is not None else (), now)
+    return _Start(checkpoint=checkpoint, history=history, data_hash=data_hash, notes=tuple(notes))
 
 
 def _keep_profile(job: Job, folder: RunFolder, *, resume: bool) -> None:
@@ -195,7 +229,7 @@ class _Run:
         observers: tuple[Observer, ...],
         import_path: Path | None,
         metadata_url: str,
-        checkpoint: CheckpointRef | None,
+        start: _Start,
         token: str,
         traces: bool,
     ) -> None:
@@ -206,11 +240,11 @@ class _Run:
         self._folder = folder
         self._faults = faults
         self._import_path = import_path
-        self._checkpoint = checkpoint
+        self._start = start
         self.recorder = Recorder(folder, job)
         self._observers: tuple[Observer, ...] = (self.recorder, *observers)
         self._last: StepCommitted | None = None
-        self._last_number = checkpoint.step if checkpoint else 0
+        self._last_number = start.checkpoint.step if start.checkpoint else 0
         self._skipped_steps: set[int] = set()
         self._ended: RunEnded | None = None
         self._signal: Signals | None = None
@@ -247,7 +281,7 @@ class _Run:
         else:
             self._supervisor.request_stop()
 
-    def train(self, nodes: LocalNodes, complaints: Sequence[str]) -> TrainResult:
+    def train(self, nodes: LocalNodes) -> TrainResult:
         job = self._job
         is_local = job.cluster.launcher is Launcher.LOCAL
         with ExitStack() as heeding, listen(job.cluster.host, job.cluster.port) as listener:
@@ -258,7 +292,9 @@ class _Run:
                 folder=str(self._folder.path),
                 run_id=secrets.token_hex(8),
                 token=self._token,
-                resume=self._checkpoint,
+                resume=self._start.checkpoint,
+                history=self._start.history,
+                data_hash=self._start.data_hash,
                 watched=self.watched,
                 faults=() if is_local else tuple(f for f in self._faults if f.kind is not FaultKind.COORDINATOR),
                 log=str(self._folder.logs / "coordinator.log"),
@@ -273,8 +309,8 @@ class _Run:
             )
             try:
                 supervisor.prepare()
-                for complaint in complaints:
-                    self.record(Note(level="warning", text=complaint), time.time())
+                for note in self._start.notes:
+                    self.record(note, time.time())
                 if not job.run.writes_checkpoints:
                     text = "no checkpoints are written on the way (run.checkpoint_every = 0), only where the run ends"
                     self.record(Note(level="info", text=text), time.time())

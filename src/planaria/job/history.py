@@ -1,0 +1,79 @@
+"""What determined a run's samples and learning rates, since which step: recorded in its checkpoints. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+
+class DataIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """What determines the samples: two runs with one identity train on the same ones, step by step.
+
+    Attributes:
+        content: fingerprint of the token ids.
+        tokens: how many there are.
+        tokenizer: identity of the tokenizer; "": not known.
+        vocab_size: ids are below it.
+        sequence_length: tokens of a window.
+        mask_probability: share of tokens that a masked language model must predict.
+        seed: of the order of windows, and of what is masked.
+    """
+
+    content: str
+    tokens: int
+    tokenizer: str
+    vocab_size: int
+    sequence_length: int
+    mask_probability: float
+    seed: int
+
+    def changes(self, now: DataIdentity) -> list[str]:
+        """What differs in `now`, for people; empty where the samples are the same."""
+        found = []
+        if self.content != now.content:
+            found.append(_growth(self.tokens, now.tokens))
+        if "" not in (self.tokenizer, now.tokenizer) and self.tokenizer != now.tokenizer:
+            found.append("the tokenizer is another")
+        for name, what in (
+            ("vocab_size", "the vocabulary has {} ids, not {}"),
+            ("sequence_length", "windows have {} tokens, not {}"),
+            ("mask_probability", "the share of masked tokens is {}, not {}"),
+            ("seed", "the seed is {}, not {}"),
+        ):
+            before, after = getattr(self, name), getattr(now, name)
+            if before != after:
+                found.append(what.format(after, before))
+        return found
+
+
+def _growth(before: int, now: int) -> str:
+    if before == now:
+        return f"the {now} tokens are others"
+    return f"the data {'grew' if now > before else 'shrank'} from {before} to {now} tokens"
+
+
+class Stretch(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps of a run under the same conditions.
+
+    Attributes:
+        since: step after which they began; 0: the run's beginning.
+        steps: train.steps of these, where the learning rate's schedule ends.
+        data: what determined the samples; None: an emulated device, which has none.
+    """
+
+    since: int
+    steps: int
+    data: DataIdentity | None = None
+
+
+History = tuple[Stretch, ...]
+"""A run's stretches, in order; the last is in force. Empty: not known, of a checkpoint before there were any."""
+
+
+def continued(history: Sequence[Stretch], now: Stretch) -> History:
+    """The history of a run that goes on under `now`: later stretches were never trained, equal ones are one."""
+    earlier = tuple(stretch for stretch in history if stretch.since < max(now.since, 1))
+    if earlier and (earlier[-1].steps, earlier[-1].data) == (now.steps, now.data):
+        return earlier
+    return (*earlier, now) if now.since else (now,)

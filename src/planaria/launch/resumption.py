@@ -1,0 +1,113 @@
+"""What `--resume` goes on from, and whether it may: the checkpoint must be of this job, these numbers and this data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planaria.checkpoint.manifest import Manifest, newest
+from planaria.checkpoint.numerics import NUMERICS_VERSION
+from planaria.data.tokens import TokensAbout, read_about
+from planaria.job.errors import UserError
+from planaria.job.history import DataIdentity, History, Stretch
+from planaria.job.parse import job_fingerprint
+from planaria.job.settings import Job
+from planaria.launch.settings import is_emulated
+from planaria.observe.run_folder import RunFolder
+from planaria.protocol.settings import CheckpointRef
+
+
+def data_identity(job: Job, about: TokensAbout) -> DataIdentity:
+    """What determines the samples of a job with these tokens."""
+    return DataIdentity(
+        content=about.fingerprint,
+        tokens=about.count,
+        tokenizer=about.tokenizer_identity,
+        vocab_size=about.vocab_size,
+        sequence_length=job.train.sequence_length,
+        mask_probability=job.data.mask_probability,
+        seed=job.train.seed,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumption:
+    """A checkpoint that a run goes on from.
+
+    Attributes:
+        folder: of the run.
+        checkpoint: the newest that is whole.
+        history: of the steps behind it.
+        complaints: a line for each newer checkpoint that cannot be used.
+        accepts_changed_data: whether the user said that other data are meant.
+    """
+
+    folder: RunFolder
+    checkpoint: CheckpointRef
+    history: History
+    complaints: tuple[str, ...]
+    accepts_changed_data: bool
+
+    def changes(self, now: DataIdentity) -> list[str]:
+        """What is different about the data, for people."""
+        before = self.history[-1].data
+        return before.changes(now) if before is not None else []
+
+    def check_data(self, now: DataIdentity) -> None:
+        """Refuses other data than the checkpoint was trained on.
+
+        Raises:
+            UserError: the user did not accept them, or the model does not fit them.
+        """
+        before = self.history[-1].data
+        if before is None or not (changes := before.changes(now)):
+            return
+        told = f"since run folder {self.folder.path} was trained, {', and '.join(changes)}"
+        if before.vocab_size != now.vocab_size:
+            raise UserError(
+                f"data.tokenizer: {told}: the weights do not fit. "
+                "Go on with the same tokenizer, or start a new run by --name NAME."
+            )
+        if not self.accepts_changed_data:
+            raise UserError(
+                f"data.source: {told}: every later sample would be another. Restore the data, go on with these by "
+                "--accept-changed-data, or start a new run by --name NAME."
+            )
+
+
+def find_resumption(job: Job, folder: RunFolder, earlier: Job, *, accepts_changed_data: bool = False) -> Resumption:
+    """The newest whole checkpoint of a run folder, if a job may go on from it.
+
+    Args:
+        job: that is to go on.
+        folder: of the run.
+        earlier: as what it was trained before.
+        accepts_changed_data: the user said that other data are meant.
+
+    Raises:
+        UserError: there is none, it is of other numbers, or all steps are done.
+    """
+    path, manifest, complaints = newest(folder.checkpoints, job_fingerprint(job))
+    if manifest.numerics_version != NUMERICS_VERSION:
+        raise UserError(
+            f"checkpoint {path} was trained with numerics version {manifest.numerics_version}, and this Planaria has "
+            f"version {NUMERICS_VERSION}: the numbers would be mixed. Go on with the version of Planaria that made it, "
+            "or start a new run by --name NAME."
+        )
+    if manifest.step >= job.train.steps:
+        raise UserError(
+            f"run folder {folder.path}: all {manifest.step} steps are done. Raise train.steps in a new run."
+        )
+    return Resumption(
+        folder=folder,
+        checkpoint=CheckpointRef(step=manifest.step, folder=str(path), exponents=manifest.exponents),
+        history=manifest.history or _first_history(manifest, folder, earlier),
+        complaints=tuple(complaints),
+        accepts_changed_data=accepts_changed_data,
+    )
+
+
+def _first_history(manifest: Manifest, folder: RunFolder, earlier: Job) -> History:
+    """Of a checkpoint of the first format: the tokens that lie in its run folder are those that it was trained on."""
+    about = None if is_emulated(earlier) else read_about(folder.data)
+    data = None if about is None else data_identity(earlier, about)
+    return (Stretch(since=0, steps=earlier.train.steps, data=data),)
