@@ -35,6 +35,8 @@ nodes = 2
 fault_tolerance = 1
 policy = "templates"
 min_nodes_per_pipeline = 1
+[run]
+checkpoint_every = 0 # as the baselines
 """
 """10.7 million parameters, 43 MB of gradients; one microbatch of 4 x 64 tokens a pipeline."""
 
@@ -62,6 +64,8 @@ nodes = 2
 fault_tolerance = 0
 policy = "templates"
 min_nodes_per_pipeline = 2
+[run]
+checkpoint_every = 0
 """
 """8 microbatches of 4 x 64 tokens; 3.2 million parameters."""
 

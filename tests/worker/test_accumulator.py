@@ -179,3 +179,27 @@ def test_fast_numerics_is_plain_float32() -> None:
     assert owner.total.dtype is torch.float32
     for name, view in LAYOUT.views(owner.total).items():
         assert torch.equal(view, gradients[0][name] + gradients[1][name] + gradients[2][name])
+
+
+@pytest.mark.parametrize("exponent", [-40, 0, 12])
+def test_values_that_need_no_cutting_off_are_looked_at_only(exponent: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bits as if they were cut off at the limit."""
+    values = torch.randn(3 * SMALL, generator=torch.Generator().manual_seed(1)) * 2.0 ** (exponent + 4)
+    totals = []
+    for is_looked_at in (True, False):
+        if not is_looked_at:
+            monkeypatch.setattr(Rounding, "_is_within", lambda self, part, limit: False)
+        total = torch.zeros(values.numel(), dtype=torch.float64)
+        for first in (True, False):
+            ROUNDING.add(total, values, exponent=exponent, contributions=6, first=first)
+        totals.append(total)
+    assert torch.equal(*totals)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_one_value_that_is_not_finite_is_not_hidden(value: float) -> None:
+    values = torch.ones(2 * SMALL)
+    values[7] = value
+    total = torch.zeros(values.numel(), dtype=torch.float64)
+    ROUNDING.add(total, values, exponent=4, contributions=6, first=True)
+    assert total.isnan().any()

@@ -49,13 +49,23 @@ class Rounding:
         for begin in range(0, values.numel(), self._chunk):
             part = values[begin : begin + self._chunk]
             wide = self._wide[: part.numel()]
-            wide.copy_(torch.clamp(part, -limit, limit, out=self._narrow[: part.numel()]))
-            wide.add_(self._offset(part, magic))
+            if self._is_on_host and self._is_within(part, limit):
+                wide.copy_(part).add_(magic)
+            else:
+                wide.copy_(torch.clamp(part, -limit, limit, out=self._narrow[: part.numel()]))
+                wide.add_(self._offset(part, magic))
             target = total[begin : begin + part.numel()]
             if first:
                 torch.sub(wide, magic, out=target)
             else:
                 target.add_(wide.sub_(magic))
+
+    @staticmethod
+    def _is_within(part: torch.Tensor, limit: float) -> bool:
+        """Nothing is to be cut off, as nearly always: one look at the values, where clamping would write them anew. Of
+        a NaN, nothing is true."""
+        low, high = torch.aminmax(part)
+        return bool(-limit <= low.item() and high.item() <= limit)
 
     def _offset(self, part: torch.Tensor, magic: float) -> float | torch.Tensor:
         """`magic`; NaN where the part has an infinity, which the clamping would hide, so that the norm tells of it."""
