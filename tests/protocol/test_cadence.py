@@ -95,6 +95,15 @@ def test_writing_has_a_twentieth_of_the_time_at_most() -> None:
     assert measured(0.001, takes_s=10.0).interval_s(60.0) == 200.0
 
 
+def test_writing_has_a_twentieth_of_the_time_from_the_first_checkpoint_on() -> None:
+    cadence = Cadence(None, None)
+    cadence.begin(0.0)
+    cadence.ordered(1.0)
+    cadence.written(3.0)
+    assert not due(cadence, 2, 40.9)
+    assert due(cadence, 2, 41.0)
+
+
 def test_noise_is_no_cost() -> None:
     assert measured(-0.2).cost_s == 0.0
 

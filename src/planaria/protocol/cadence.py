@@ -141,8 +141,9 @@ class Cadence:
             return True
         since_s = math.inf if self._began is None else now - self._began
         if self.is_automatic:
-            # Not before what is known so far was tried twice as long: the first measurements are rough.
-            return since_s >= min(self.interval_s(time_to_failure_s), LEAST_S * 2.0 ** min(self._count, 20))
+            # The first measurements are rough, so the interval grows to what they say step by step.
+            wanted_s = min(self.interval_s(time_to_failure_s), LEAST_S * 2.0 ** min(self._count, 20))
+            return since_s >= min(MOST_S, max(wanted_s, LEAST_REST * self._took_s))
         if self._every_s:
             return since_s >= self._every_s
         if self._every:
