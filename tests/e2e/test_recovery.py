@@ -88,7 +88,7 @@ def make_job_with_one_step(job: Job) -> Job:
 
 
 def test_all_replicas_lost_without_a_checkpoint(text: Path, run: Run) -> None:
-    job = make_job(text, cluster__nodes=4)
+    job = make_job(text, cluster__nodes=4, run__checkpoint_every=0)
     outcome = run(job, *(f"kill:node={node},step=3,at=backward" for node in first_stages(run, job)))
     assert outcome.summary["status"] == "failed"
     assert "run.checkpoint_every" in outcome.summary["message"]
