@@ -7,6 +7,7 @@ Whatever a successor needs is in the journal, or with the workers.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import select
 import signal
@@ -32,6 +33,7 @@ from planaria.launch.hosts import agents_of
 from planaria.launch.kernel_kills import KernelKills, counters
 from planaria.launch.settings import is_emulated, job_profile, planner_settings
 from planaria.observe.run_folder import RunFolder
+from planaria.observe.wording import sentence
 from planaria.plan.batch import batches_told_by
 from planaria.plan.plan import NodeId, PlanError
 from planaria.plan.profile import ModelProfile
@@ -45,6 +47,8 @@ from planaria.protocol.records import AnyRecord, Note
 from planaria.protocol.settings import RunSettings
 from planaria.protocol.shortage import Shortages
 from planaria.protocol.speeds import ON_REAL_HOSTS, SpeedEvidence
+
+log = logging.getLogger(__name__)
 
 CROWDED = 10
 """How many times longer a process of this machine may be silent that is runnable: it may be short of cores."""
@@ -60,6 +64,7 @@ def run_coordinator(settings: CoordinatorSettings, listener: socket.socket, sock
     """
     link = Link(sock, waits=True)
     _call_itself("standby")
+    log.info("a coordinator gets ready, for run folder %s", settings.folder)
     job, folder = settings.job, RunFolder(Path(settings.folder))
     given = msgspec.json.decode(folder.profile.read_bytes(), type=ModelProfile)
     try:
@@ -68,17 +73,23 @@ def run_coordinator(settings: CoordinatorSettings, listener: socket.socket, sock
             policy = _policy(job, given)
             policy.initial([NodeId(node) for node in range(job.cluster.nodes)], 1)
     except PlanError as error:
+        log.warning("ends: the job cannot be planned: %s", error)
         link.send(Refused(str(error)))
         return 1
     link.send(Prepared())
     begin = _wait_for_begin(link)
-    if begin is not None:
-        _call_itself("coordinator")
-        try:
-            _Coordinating(settings, given, policy, link, begin).serve(listener)
-        except UserError as error:
-            link.send(Refused(str(error)))
-            return 1
+    if begin is None:
+        log.info("ends: it was not needed")
+        return 0
+    _call_itself("coordinator")
+    log.info("serves as number %d of this run", begin.incarnation)
+    try:
+        _Coordinating(settings, given, policy, link, begin).serve(listener)
+    except UserError as error:
+        log.warning("ends: %s", error)
+        link.send(Refused(str(error)))
+        return 1
+    log.info("ends")
     return 0
 
 
@@ -155,10 +166,13 @@ class _Coordinating:
         self._journal.close()
 
     def _tell_the_end(self, finish: Finish) -> None:
+        log.info("the run is over: %s%s", finish.status.value, f", {finish.message}" if finish.message else "")
         last = self._machine.checkpoints.last
         self._link.send(Finished(status=finish.status, message=finish.message, checkpoint=last))
 
     def _observe(self, record: AnyRecord, time_s: float) -> None:
+        if (said := sentence(record)) is not None:
+            log.info("%s", said)
         self._link.send(Told(record, time_s))
 
     def _strike(self, at: str, step: int) -> None:

@@ -13,22 +13,27 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import logging
 import os
 import selectors
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections import deque
 from pathlib import Path
 
 import msgspec
 
+from planaria import __version__
 from planaria.coordinator.settings import CoordinatorSettings
 from planaria.job.parse import EMULATED_MODEL
 from planaria.job.settings import Job
 from planaria.launch.interrupts import HEEDED
 from planaria.worker.settings import WorkerSettings
+
+log = logging.getLogger("planaria.launch.zygote")  # this module runs as __main__
 
 _PR_SET_PDEATHSIG = 1
 
@@ -78,7 +83,11 @@ def main(descriptor: int, model_type: str) -> None:
     """Serve until the other side of the socket closes."""
     signal.pthread_sigmask(signal.SIG_BLOCK, HEEDED)
     die_with_parent()
+    _log_to_stderr()
+    began = time.monotonic()
+    log.info("planaria %s, Python %s; imports what workers need", __version__, sys.version.split()[0])
     _import_what_workers_need(model_type)
+    log.info("ready after %.1f s", time.monotonic() - began)
     # What was imported stays: a worker's garbage collector need not look at it, and so does not copy its pages.
     gc.collect()
     gc.freeze()
@@ -97,6 +106,7 @@ def main(descriptor: int, model_type: str) -> None:
             if key.fileobj is sock:
                 data, descriptors, _, _ = socket.recv_fds(sock, 1 << 20, MAX_SOCKETS)
                 if not data:
+                    log.info("over: the process that wanted workers is done, or gone")
                     _kill_all(children)
                     return
                 given += descriptors
@@ -108,6 +118,7 @@ def main(descriptor: int, model_type: str) -> None:
                     for passed in sockets:
                         passed.close()
                     children[pid] = pidfd
+                    log.info("process %d is %s", pid, _name_of(request))
                     selector.register(pidfd, selectors.EVENT_READ, pid)
                     _answer(sock, Spawned(pid))
             else:
@@ -115,7 +126,26 @@ def main(descriptor: int, model_type: str) -> None:
                 _, status = os.waitpid(pid, 0)
                 selector.unregister(key.fileobj)
                 os.close(children.pop(pid))
-                _answer(sock, Exited(pid, os.waitstatus_to_exitcode(status)))
+                code = os.waitstatus_to_exitcode(status)
+                log.info("process %d ended (%s)", pid, f"status {code}" if code >= 0 else signal.Signals(-code).name)
+                _answer(sock, Exited(pid, code))
+
+
+def _log_to_stderr() -> None:
+    """What this process and all that it forks write of their lives; each of those has a file of its own there."""
+    logging.raiseExceptions = False  # a disk that is full is no reason to stop
+    logging.basicConfig(format="%(asctime)s %(process)d %(levelname)s %(message)s")
+    logging.getLogger("planaria").setLevel(logging.INFO)
+
+
+def _name_of(request: Request) -> str:
+    match request:
+        case SpawnWorker(settings):
+            return f"worker {settings.worker} of node {settings.node}"
+        case SpawnProfiler():
+            return "the profiler"
+        case SpawnCoordinator():
+            return "a coordinator"
 
 
 def _take_sockets(given: deque[int]) -> tuple[socket.socket, ...]:
@@ -170,8 +200,9 @@ def _fork(request: Request, sock: socket.socket, sockets: tuple[socket.socket, .
     except BaseException:
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
         os._exit(status)
 
 

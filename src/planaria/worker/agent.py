@@ -5,7 +5,7 @@ It never outlives its coordinator: it ends when it is told to, or when nobody is
 
 from __future__ import annotations
 
-import sys
+import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -54,6 +54,8 @@ from planaria.worker.settings import WorkerSettings
 from planaria.worker.trace import Trace
 from planaria.worker.transport import Transport
 from planaria.worker.writer import Writer, write
+
+log = logging.getLogger(__name__)
 
 EXIT_STALE = 17
 """Exit status of a worker that ended itself because it must not go on."""
@@ -171,8 +173,10 @@ class Agent:
                 case Write(save):
                     self._write(save)
                 case End(reason, clean):
-                    if not clean:
-                        print(f"worker {self._settings.worker} ends itself: {reason}", file=sys.stderr)
+                    if clean:
+                        log.info("ends: %s", reason)
+                    else:
+                        log.warning("ends itself: %s", reason)
                     self._status = 0 if clean else EXIT_STALE
 
     # What is told
@@ -214,6 +218,7 @@ class Agent:
     def _adopt(self, order: Adopt) -> None:
         message = order.message
         self._act = "while a plan is taken over"
+        log.info("plan %d from step %d", message.plan.generation, message.step)
         own = self._settings.worker
         self._transport.set_peers({w: a for w, a in message.addresses.items() if w != own})
         self._movement.begin(message, forgets=order.forgets)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -26,12 +27,15 @@ from planaria.worker.settings import WorkerSettings
 from planaria.worker.transport import Transport
 from planaria.worker.writer import Writer
 
+log = logging.getLogger(__name__)
+
 SIGTERM_GRACE_S = 30.0
 """What a SIGTERM announces, as Kubernetes and most clouds have it by default."""
 
 
 def run_worker(settings: WorkerSettings) -> int:
     """Join the coordinator and work until told to stop."""
+    log.info("worker %d of node %d begins, for %s", settings.worker, settings.node, settings.coordinator)
     if settings.import_path is not None and settings.import_path not in sys.path:
         sys.path.insert(0, settings.import_path)
     parts = _emulated_parts if settings.job.cluster.device is Device.EMULATED else _real_parts
@@ -46,8 +50,10 @@ def run_worker(settings: WorkerSettings) -> int:
     )
     try:
         control.start(hello)
-    except OSError:
+    except OSError as error:
+        log.warning("ends: there is no coordinator (%s)", error)
         return EXIT_STALE
+    log.info("joined, at %s for its peers; loads the model", hello.data_address)
     heartbeat = Heartbeat(control.send, worked)
     heartbeat.start()
     signal.signal(signal.SIGTERM, lambda number, frame: heartbeat.give_notice(SIGTERM_GRACE_S, "SIGTERM"))
