@@ -95,6 +95,23 @@ def command(tmp_path: Path) -> Iterator[Command]:
         os.kill(pid, signal.SIGKILL)
 
 
+def test_every_process_writes_of_its_life(command: Command, text: Path) -> None:
+    command.write_job(text, steps=6)
+    code, said = command.run("train", "job.toml", "--fail", "kill:node=2,step=3,at=backward")
+    assert code == 0, said
+    logs = {path.stem: path.read_text() for path in (command.folder / "runs" / "job" / "logs").iterdir()}
+    assert set(logs) == {"launcher", "coordinator", *(f"worker-{worker}" for worker in range(4))}
+    for words in ("worker 2 of node 2", "a coordinator", "(SIGKILL)"):
+        assert words in logs["launcher"]
+    for words in ("serves as number 1", "node 2 lost", "plan 2 finishes step 3", "the run is over: completed"):
+        assert words in logs["coordinator"]
+    for worker in range(4):
+        log = logs[f"worker-{worker}"]
+        for words in (f"worker {worker} of node {worker} begins", "joined, at 127.0.0.1:", "plan 1 from step 1"):
+            assert words in log
+        assert ("ends: completed" in log) == (worker != 2)
+
+
 def summary(command: Command) -> dict[str, object]:
     loaded: dict[str, object] = json.loads((command.folder / "runs" / "job" / "summary.json").read_text())
     return loaded
