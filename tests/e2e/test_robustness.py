@@ -152,7 +152,7 @@ def test_what_a_layer_raises_ends_the_job_with_one_message(at: str, mine: Path, 
     assert len(outcome.events("run_ended")) == 1
     assert [event["node"] for event in outcome.events("node_lost")] == [6] * len(faults)
     logs = [path.read_text() for path in outcome.result.folder.glob("logs/worker-*.log")]
-    assert any("ends by an error" in log and "KeyError: 'too fragile'\n" in log for log in logs)
+    assert any("ERROR an error, " in log and "KeyError: 'too fragile'\n" in log for log in logs)
 
 
 def test_a_model_that_cannot_be_built_is_told_though_its_workers_end_before_anybody_listens(
