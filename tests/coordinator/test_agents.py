@@ -50,11 +50,11 @@ ENROL = Enrol(version=PROTOCOL_VERSION, token=TOKEN, identity="", host="10.0.0.1
 class Offering(Running):
     """A server whose nodes come from agents."""
 
-    def __init__(self, folder: Path, limits: Limits = Limits(), only_boot: str = "") -> None:  # noqa: B008 (frozen)
+    def __init__(self, folder: Path, limits: Limits = Limits(), only_boot: str = "", data: str = "") -> None:  # noqa: B008
         faults = {NodeId(1): (Fault(node=1, step=2, at="vote"),)}
         self.num_agents = 0
         self.agents = Agents(WELCOME, TOKEN, faults, only_boot)
-        super().__init__(folder, limits, self.agents)
+        super().__init__(folder, limits, self.agents, data=data)
 
     def agent(self, **changes: Any) -> AgentStandIn:
         self.num_agents += 1
@@ -353,3 +353,22 @@ def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+def test_a_node_with_other_data_is_sent_home_with_the_reason(tmp_path: Path) -> None:
+    offering = Offering(tmp_path, data="the run's")
+    try:
+        agent, node = offering.node()
+        offering.client().hello(DEVICES * node, data="another's")
+        refused = agent.receive()
+        assert isinstance(refused, Refused)
+        assert refused.reason.startswith(f"node {node} is refused: its tokens are not the run's")
+        assert offering.wait_for(Note).text.startswith(refused.reason)
+        _, other = offering.node()
+        offering.client().hello(DEVICES * other)
+        assert "cannot read the run's tokens" in offering.wait_for(Note, 2).text
+        _, good = offering.node()
+        offering.client().hello(DEVICES * good, data="the run's")
+        assert len(offering.of(Note)) == 2
+    finally:
+        offering.close()

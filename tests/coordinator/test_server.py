@@ -132,6 +132,7 @@ class Running:
         limits: Limits = Limits(),  # noqa: B008 (frozen)
         agents: Agents | None = None,
         past: Past | None = None,
+        data: str = "",
     ) -> None:
         planner = PlannerSettings(num_microbatches=6, fault_tolerance=1, num_nodes=NODES, devices_per_node=DEVICES)
         profile = uniform_profile(2)
@@ -164,6 +165,7 @@ class Running:
             past=past,
             patience_s=60.0,
             most_nodes=6,
+            data=data,
         )
         self.listener = listen("127.0.0.1", 0)
         self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"

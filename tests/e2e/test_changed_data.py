@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from planaria.checkpoint.manifest import newest
+from planaria.data.tokens import prepare_tokens
 from planaria.job.errors import UserError
-from planaria.job.settings import Job
+from planaria.job.settings import DataSection, Job
+from planaria.launch import session
+from planaria.launch.settings import node_settings
+from planaria.observe.run_folder import RunFolder
+from planaria.plan.plan import NodeId
+from planaria.worker.settings import WorkerSettings
 from tests.e2e.conftest import Run
 from tests.e2e.jobs import Outcome, make_job
 
@@ -64,3 +73,25 @@ def test_the_same_data_at_another_place_are_the_same(run: Run, job: Job, corpus:
     assert second.result.weights_sha256 == first.result.weights_sha256
     _, manifest, _ = newest(first.result.folder / "checkpoints")
     assert len(manifest.history) == 1
+
+
+def test_a_node_with_another_file_of_equal_length_is_refused(
+    run: Run, reference: Callable[[Job], Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = np.arange(3000, dtype=np.uint16) % 256
+    for folder, given in (("here", ids), ("there", np.roll(ids, 1))):
+        tmp_path.joinpath(folder).mkdir()
+        given.tofile(tmp_path / folder / "ids.bin")
+        prepare_tokens(DataSection(source=str(tmp_path / folder / "ids.bin")), tmp_path / folder)
+
+    def settings(job: Job, folder: RunFolder, node: NodeId, **others: Any) -> list[WorkerSettings]:
+        found = node_settings(job, folder, node, **others)
+        there = [msgspec.structs.replace(one, data_folder=str(tmp_path / "there")) for one in found]
+        return there if node == 3 else found
+
+    monkeypatch.setattr(session, "node_settings", settings)
+    job = make_job(tmp_path / "here" / "ids.bin", cluster__nodes=5)
+    outcome = run(job)
+    outcome.assert_same_bits(reference(job))
+    (note,) = [note["text"] for note in outcome.events("note") if "refused" in note["text"]]
+    assert note.startswith("node 3 is refused: its tokens are not the run's")

@@ -189,6 +189,12 @@ class Agents:
             if agent.node == node:
                 self._tell(agent, KillNode(node=node))
 
+    def refuse(self, node: NodeId, reason: str) -> None:
+        """Send the agent of a node home for good."""
+        for agent in list(self._agents.values()):
+            if agent.node == node:
+                self._tell(agent, Refused(reason=reason))
+
     def all_ended(self) -> bool:
         """Of the nodes whose agents are within reach."""
         return all(agent.node is None for agent in self._agents.values())

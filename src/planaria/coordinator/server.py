@@ -105,6 +105,7 @@ class Server:
         agents: of nodes on other hosts; None: all nodes are started by this one.
         patience_s: where agents offer nodes, how long silence is borne when all are silent: the coordinator itself may
             be the one that is cut off.
+        data: hash of the tokens that every worker must have; "": there are none.
         most_nodes: that are started from here at a time, on the user's order; None: as many as are asked for.
     """
 
@@ -127,6 +128,7 @@ class Server:
         agents: Agents | None = None,
         patience_s: float = 0.0,
         most_nodes: int | None = None,
+        data: str = "",
     ) -> None:
         self._machine = machine
         self._token = token
@@ -144,7 +146,7 @@ class Server:
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_receiver.setblocking(False)
 
-        self._admission: Admission[Connection] = Admission(machine.settings.devices_per_node)
+        self._admission: Admission[Connection] = Admission(machine.settings.devices_per_node, data)
         for node in (*self._started, *(past.gone if past else ()), *(past.joined if past else ())):
             self._admission.took_number(node)
         self._doubts: Doubts[Connection] = Doubts(past.joined if past else ())
@@ -301,6 +303,9 @@ class Server:
             self._switchboard.say(connection, encode(Stop(reason=refusal)))
             is_ours = self._admission.is_fenced(self._admission.node_of(hello.worker))
             raise Unwanted(refusal) if is_ours else FrameError(refusal)
+        if (other := self._admission.other_data(hello)) is not None:
+            self._turn_away(connection, self._admission.node_of(hello.worker), other)
+            raise Unwanted(other)
         connection.limit_bytes = MAX_FRAME_BYTES
         if self._doubts.about(self._admission.node_of(hello.worker)):
             nonce = secrets.token_hex(16)
@@ -308,6 +313,14 @@ class Server:
             self._switchboard.say(connection, encode(Challenge(nonce=nonce)))
         else:
             self._admit(connection, hello)
+
+    def _turn_away(self, connection: Connection, node: NodeId, reason: str) -> None:
+        """A node of ours that may not take part, and would not if it came again."""
+        self._executor.warn(f"{reason}.")
+        self._switchboard.say(connection, encode(Stop(reason=reason)))
+        if self._agents is not None:
+            self._agents.refuse(node, reason)
+        self._lose(node, reason)
 
     def _hear_doubtful(self, connection: Connection, message: FromWorker) -> None:
         """Raises FrameError for what is no proof in place of one."""

@@ -145,6 +145,7 @@ class _Coordinating:
             agents=agents,
             patience_s=settings.job.resilience.coordinator_timeout_s,
             most_nodes=most_nodes(settings.job),
+            data=settings.data_hash,
             past=past,
             started=nodes.started,
             step_began=begin.step_began,

@@ -23,9 +23,11 @@ class Admission(Generic[Connection]):
 
     Args:
         devices_per_node: workers on each node.
+        data: hash of the tokens that every worker must have; "": there are none.
     """
 
-    def __init__(self, devices_per_node: int) -> None:
+    def __init__(self, devices_per_node: int, data: str = "") -> None:
+        self._data = data
         self._devices_per_node = devices_per_node
         self._connections: dict[WorkerId, Connection] = {}
         self._fenced: set[NodeId] = set()
@@ -62,6 +64,18 @@ class Admission(Generic[Connection]):
         if node in self._fenced or hello.worker in self._connections:
             return f"node {node} was lost and is fenced"
         return None
+
+    def other_data(self, hello: Hello) -> str | None:
+        """Why the node of whoever says this would train on other samples, for people; None: it has the run's tokens."""
+        if hello.data == self._data or not self._data:
+            return None
+        node = self.node_of(hello.worker)
+        if not hello.data:
+            return f"node {node} is refused: it cannot read the run's tokens, see its log"
+        return (
+            f"node {node} is refused: its tokens are not the run's, though data.source is the same. "
+            "Put the same files on every node"
+        )
 
     def admit(self, worker: WorkerId, connection: Connection) -> None:
         """A worker that nothing speaks against."""

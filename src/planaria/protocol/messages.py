@@ -17,7 +17,7 @@ from planaria.plan.ledger import Ledger
 from planaria.plan.plan import Plan, Transfer, WorkerId
 from planaria.protocol.liveness import Pulse
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 """From outside: a number, not below zero, and no infinity."""
@@ -67,7 +67,13 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
 
 
 class Hello(Message, frozen=True, kw_only=True, tag="hello"):
-    """First message of a worker. `data_address` is where peers reach it ("host:port"), `zone` where its node is."""
+    """First message of a worker.
+
+    Attributes:
+        data_address: where peers reach it ("host:port").
+        zone: where its node is.
+        data: hash of the tokens that it trains on; "": it has none, or cannot read them.
+    """
 
     version: int
     token: str
@@ -75,6 +81,7 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     pid: int
     data_address: str
     zone: ZoneName = ""
+    data: str = ""
 
 
 class Proof(Message, frozen=True, kw_only=True, tag="proof"):

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from planaria.data.sources import DataError
+from planaria.data.tokens import open_tokens
 from planaria.job.settings import Device
 from planaria.protocol.messages import PROTOCOL_VERSION, CutOff, Hello
 from planaria.worker.agent import EXIT_STALE, Agent
@@ -39,7 +41,7 @@ def run_worker(settings: WorkerSettings) -> int:
     if settings.import_path is not None and settings.import_path not in sys.path:
         sys.path.insert(0, settings.import_path)
     parts = _emulated_parts if settings.job.cluster.device is Device.EMULATED else _real_parts
-    mailbox, control, transport, worked, make_engine = parts(settings)
+    mailbox, control, transport, worked, data, make_engine = parts(settings)
     hello = Hello(
         version=PROTOCOL_VERSION,
         token=settings.token,
@@ -47,6 +49,7 @@ def run_worker(settings: WorkerSettings) -> int:
         pid=os.getpid(),
         data_address=transport.start(),
         zone=settings.zone,
+        data=data,
     )
     try:
         control.start(hello)
@@ -80,7 +83,7 @@ def _watch_for_preemption(settings: WorkerSettings, heartbeat: Heartbeat) -> Non
         Watch(source, heartbeat.give_notice).start()
 
 
-Parts = tuple[Mailbox, Control, Transport, Callable[[], float], Callable[[], Engine]]
+Parts = tuple[Mailbox, Control, Transport, Callable[[], float], str, Callable[[], Engine]]
 
 
 def _real_parts(settings: WorkerSettings) -> Parts:
@@ -91,7 +94,17 @@ def _real_parts(settings: WorkerSettings) -> Parts:
         worker, settings.token, mailbox, settings.host, cut_off=lambda peer: control.send(CutOff(peer=peer))
     )
     worked = processor_time()
-    return mailbox, control, transport, worked, lambda: real_engine(job, Path(settings.data_folder), worker)
+    data = Path(settings.data_folder)
+    return mailbox, control, transport, worked, _hash_of(data), lambda: real_engine(job, data, worker)
+
+
+def _hash_of(folder: Path) -> str:
+    """Of the tokens in a folder; "" where they cannot be read."""
+    try:
+        return open_tokens(folder).quick_hash()
+    except DataError as error:
+        print(error, file=sys.stderr)  # into this worker's log: the coordinator refuses the node
+        return ""
 
 
 def _emulated_parts(settings: WorkerSettings) -> Parts:
@@ -105,4 +118,4 @@ def _emulated_parts(settings: WorkerSettings) -> Parts:
     transport = EmulatedTransport(
         worker, settings.token, mailbox, pace, settings.host, lambda peer: control.send(CutOff(peer=peer))
     )
-    return mailbox, control, transport, pace.worked, lambda: emulated_engine(profile, job, pace)
+    return mailbox, control, transport, pace.worked, "", lambda: emulated_engine(profile, job, pace)
