@@ -94,7 +94,12 @@ def section(traces: Path | None = None) -> Section:
 
     def comparison(title: str, of: str, found: dict[str, list[Means]] = found) -> Comparison:
         rows = [
-            Row(what=f"{model}, {rate:.0%} an hour", paper=getattr(TABLE_2[model], of)[at], ours=getattr(m, of))
+            Row(
+                what=f"{model}, {rate:.0%} an hour",
+                paper=getattr(TABLE_2[model], of)[at],
+                ours=getattr(m, of),
+                is_fitted=of == "cost",
+            )
             for model, row in found.items()
             for at, (rate, m) in enumerate(zip(RATES, row, strict=True))
         ]

@@ -48,8 +48,9 @@ def section(traces: Path | None = None) -> Section:
     slowed = {probability: bamboo_means(probability, shadow_slows=2.0) for probability in TABLE_3A}
 
     def rows(of: str, found: Mapping[float, Means | Ours]) -> list[Row]:
+        fitted = found is published and of != "fatal"
         return [
-            Row(what=f"p = {p:g}", paper=getattr(TABLE_3A[p], of), ours=getattr(means, of))
+            Row(what=f"p = {p:g}", paper=getattr(TABLE_3A[p], of), ours=getattr(means, of), is_fitted=fitted)
             for p, means in found.items()
         ]
 

@@ -54,7 +54,10 @@ def section(traces: Path | None = None) -> Section:
         comparisons=[
             Comparison(
                 title=title,
-                rows=[Row(what=f"p = {p:g}", paper=papers[p][of], ours=getattr(m, of)) for p, m in found.items()],
+                rows=[
+                    Row(what=f"p = {p:g}", paper=papers[p][of], ours=getattr(m, of), is_fitted=of == "cost")
+                    for p, m in found.items()
+                ],
             )
             for title, of in (
                 ("samples/s", "throughput"),

@@ -120,6 +120,11 @@ def storage_bytes_per_s() -> float:
     return float(np.mean(speeds))
 
 
+def is_fitted(system: str, model: str, frequency: str) -> bool:
+    """Whether a cell of Table 2 went into `grids`, `implied_pause` or `storage_bytes_per_s`."""
+    return system == "Oobleck" or (system == "Varuna" and model in TABLE_4_FREE and frequency == "6h")
+
+
 INITIALISATION_S = 10.0
 """Of the framework, at a restart: what is left of a loss's cost in Table 4 (BERT-Large, without checkpoint costs) when
 loading and redone steps are taken away is 5 to 15 s."""

@@ -44,8 +44,14 @@ script is named at its end.
 Published systems are modelled as their papers describe them, with the costs that they give or that their tables imply
 (`benchmarks/papers/systems.py`, `bamboo_system.py`). They are what ours are held against, so where a description leaves
 a choice, they get the better one, or both are shown. Rows that begin with "ours" are this project's own policies in its
-own simulation, with its coordinator's transitions, planner and estimator. A paper's machine is modelled by one number,
-its speed, which is set so that one named cell of its table is met; all other cells follow.
+own simulation, with its coordinator's transitions, planner and estimator.
+
+A paper's machine is modelled by its speed, which is set so that one named cell of its table is met. What else a model
+needs and a paper does not give is fitted to the paper's own tables, too: Oobleck's pauses (all cells of its Table 2),
+the speed of Varuna's storage and what a restart of it takes (cells of Table 4), the time of Bamboo's reconfigurations,
+how many spot nodes go together (Table 3a), and how soon nodes come (each table's mean number of nodes, or dollars).
+**Rows with a † are such cells**: something here was set by them, alone or with others, so that they agree shows
+nothing. Only rows without one follow, from the rest.
 """
 
 BEGIN, END = "<!-- {} -->", "<!-- end of {} -->"

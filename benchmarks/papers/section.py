@@ -14,6 +14,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.markdown import Markdown
 
+FITTED = "†"
+"""Behind a row of which the paper's cell went into what comes out here."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
@@ -23,11 +26,13 @@ class Row:
         what: which line of the paper's table, or whose.
         paper: the paper's figure; None: it has none.
         ours: the one that comes out here; None: it cannot be had.
+        is_fitted: something here was set by the paper's cell, alone or with others: that they agree shows nothing.
     """
 
     what: str
     paper: float | None
     ours: float | None
+    is_fitted: bool = False
 
     @property
     def ratio(self) -> float | None:
@@ -50,7 +55,8 @@ class Comparison:
         lines = [f"| {self.title} | paper | ours | ours / paper |", "|---|---:|---:|---:|"]
         for row in self.rows:
             ratio = "" if row.ratio is None else f"{row.ratio:.3g}"
-            lines.append(f"| {row.what} | {number(row.paper)} | {number(row.ours)} | {ratio} |")
+            mark = f" {FITTED}" if row.is_fitted else ""
+            lines.append(f"| {row.what}{mark} | {number(row.paper)} | {number(row.ours)} | {ratio} |")
         return "\n".join(lines)
 
 

@@ -214,6 +214,7 @@ def test_a_section_that_is_made_again_replaces_its_own_text_alone(tmp_path: Path
     page.write(target, [a_section("first", 4.0)], ["first", "second"])
     text = target.read_text()
     assert "| a | 2.00 | 4.00 | 2 |" in text
+    assert "†" not in page.block(a_section("first", 1.0))
     assert "| a | 2.00 | 1.00 | 0.5 |" not in text
     assert "| a | 2.00 | 3.00 | 1.5 |" in text
     assert (tmp_path / "papers" / "picture.svg").read_text() == "<svg/>\n"
@@ -222,8 +223,32 @@ def test_a_section_that_is_made_again_replaces_its_own_text_alone(tmp_path: Path
 def test_a_quick_section_is_made_whole(tmp_path: Path) -> None:
     made = page.make_of("bamboo_table6")(None)
     page.write(tmp_path / "papers.md", [made])
-    assert "Bamboo, Table 6" in (tmp_path / "papers.md").read_text()
+    text = (tmp_path / "papers.md").read_text()
+    assert "Bamboo, Table 6" in text
+    published = page.PAGE.read_text()
+    assert published.startswith(page.TITLE)
+    kept = page.kept(published, "bamboo_table6")
+    assert kept is not None
+    assert kept.count("†") == text.count("†") - page.TITLE.count("†") == 6
     assert all(row.ours is not None for comparison in made.comparisons for row in comparison.rows)
+
+
+def test_cells_to_which_something_was_fitted_are_marked() -> None:
+    """Those of Table 2 and 4 that the speeds, pauses and storage of the models come from; the page as the scripts."""
+    fitted = [
+        oobleck_models.is_fitted(system, model, frequency)
+        for system in ("Oobleck", "Varuna")
+        for model in oobleck_data.TABLE_2["Oobleck"]
+        for frequency in oobleck_data.FREQUENCIES_S
+    ]
+    assert (sum(fitted[:15]), sum(fitted[15:])) == (15, 2)
+    row = Row(what="a", paper=1.0, ours=1.0, is_fitted=True)
+    assert "| a † | 1.00 | 1.00 | 1 |" in Comparison(title="t", rows=[row]).markdown()
+    published = page.PAGE.read_text()
+    for name, count in (("oobleck_table2", 19), ("oobleck_table4", 12), ("bamboo_table2", 18), ("bamboo_table3a", 30)):
+        kept = page.kept(published, name)
+        assert kept is not None
+        assert kept.count(" † |") == count
 
 
 def test_every_section_has_its_script() -> None:
