@@ -205,10 +205,11 @@ def plan(
     """
     from planaria.launch.crowding import shared_cores
     from planaria.launch.losses import expected_losses
-    from planaria.launch.settings import checkpoint_interval_s, job_profile, planner_settings
+    from planaria.launch.settings import check_size, checkpoint_interval_s, job_profile, planner_settings
     from planaria.plan.batch import batches_told_by
 
     job = validated(job)
+    check_size(job)
     expected = expected_losses(job)
     if profile is None:
         from planaria.launch.session import profile_job

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -265,3 +266,35 @@ def test_it_is_said_that_training_runs_no_stages_of_several_devices(tmp_path: Pa
             path, "--nodes", "4", "--devices-per-node", "2", "--global-batch", "64", "--min-nodes", "2"
         )
         assert (said in shown.stdout) == is_said, shown.output
+
+
+def test_more_nodes_than_anybody_has_are_refused_at_once(
+    profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for many in ("100000", str(10**15)):
+        said = f"cluster.nodes = {many} with cluster.devices_per_node = 1 is more than the 16384 devices"
+        for arguments in (("plan", str(DEMO), "--profile", str(profile)), ("plan", str(DEMO))):
+            refused = CliRunner().invoke(cli, [*arguments, "--set", f"cluster.nodes={many}"])
+            assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
+            assert said in refused.stderr
+        train = ("train", str(DEMO), "--set", f"cluster.nodes={many}")
+        assert "cluster.most_workers" in CliRunner().invoke(cli, train).stderr
+        refused = CliRunner().invoke(cli, [*train, "--set", "cluster.launcher=agents"])
+        assert (refused.exit_code, said in refused.stderr) == (2, True)
+        assert not list(tmp_path.glob("runs/*"))
+        refused = from_profile(profile, "--nodes", many, "--global-batch", "64")
+        assert (refused.exit_code, "more than the 16384 devices" in refused.stderr) == (2, True)
+
+
+def test_a_terminal_is_told_what_takes_long(profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    def busy(what: str) -> contextlib.AbstractContextManager[object]:
+        told.append(what)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr("planaria.cli.planning.busy", busy)
+    assert run(profile).exit_code == 0
+    assert from_profile(profile, "--nodes", "4", "--global-batch", "64", "--min-nodes", "2").exit_code == 0
+    assert told == ["planning ..."] * 2

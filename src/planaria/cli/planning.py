@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from planaria.plan.profile import ModelProfile
 
 
+_PLANNING = "planning ..."
 _OF_THE_JOB = {
     "nodes": "cluster.nodes",
     "devices_per_node": "cluster.devices_per_node",
@@ -107,7 +108,7 @@ def from_profile(path: Path | None, wanted: Wanted) -> tuple[Subject, api.PlanRe
         **wanted.search,
     )
     costs = profile.recomputed() if wanted.recompute else profile
-    with batches_told_by("--global-batch", microbatch):
+    with batches_told_by("--global-batch", microbatch), busy(_PLANNING):
         report = api.plan_for(
             costs,
             settings,
@@ -144,7 +145,8 @@ def _report(
     """The plan, and where the costs behind it come from."""
 
     def planned(profile: ModelProfile | None) -> api.PlanReport:
-        return api.plan(job, profile, import_path=folder, search=wanted.search, losses=wanted.losses)
+        with busy(_PLANNING if profile else f"measuring the layers of {job.model.type} ..."):
+            return api.plan(job, profile, import_path=folder, search=wanted.search, losses=wanted.losses)
 
     if profile_file is None and job.cluster.profile is not None:
         profile_file = Path(job.cluster.profile)
@@ -155,8 +157,7 @@ def _report(
     if kept is not None:
         costs = f"measured on this machine {age(kept[1])} ago; --measure does it again"
         return planned(kept[0]), costs
-    with busy(f"measuring the layers of {job.model.type} ..."):
-        report = planned(None)
+    report = planned(None)
     try:
         cache.keep(job, report.profile)
     except OSError as error:

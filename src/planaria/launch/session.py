@@ -32,7 +32,7 @@ from planaria.launch.local import LauncherError, LocalNodes, cause_of
 from planaria.launch.losses import losses_of_trace
 from planaria.launch.result import TrainResult
 from planaria.launch.resumption import Resumption, data_identity, find_resumption
-from planaria.launch.settings import is_emulated, named_profile, node_settings
+from planaria.launch.settings import check_size, is_emulated, named_profile, node_settings
 from planaria.launch.supervisor import Supervisor
 from planaria.observe.claim import say
 from planaria.observe.output import OutputClosed
@@ -84,6 +84,7 @@ def train_job(
         UserError (or another ValueError of Planaria's): a mistake in the job, found before anything was recorded.
     """
     check_crowding(job)
+    check_size(job)
     if job.cluster.launcher is Launcher.AGENTS:
         folder = RunFolder(folder.path.resolve())  # nodes have another working folder
     watched = losses_of_trace(job)

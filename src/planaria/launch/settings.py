@@ -11,9 +11,25 @@ from planaria.observe.run_folder import RunFolder
 from planaria.plan.plan import NodeId, PlanError, Redundancy, ScheduleKind, WorkerId
 from planaria.plan.profile import ModelProfile
 from planaria.plan.profile_check import decode_profile
-from planaria.plan.settings import PlannerSettings
+from planaria.plan.settings import MOST_DEVICES, PlannerSettings
 from planaria.protocol.cadence import Cadence
 from planaria.worker.settings import WorkerSettings
+
+
+def check_size(job: Job) -> None:
+    """Refuse a job that nobody can have meant, before anything is measured or started for it.
+
+    Raises:
+        UserError: it has more devices than plans are made for.
+    """
+    cluster = job.cluster
+    if cluster.nodes * cluster.devices_per_node > MOST_DEVICES:
+        most = MOST_DEVICES // cluster.devices_per_node
+        raise UserError(
+            f"cluster.nodes = {cluster.nodes} with cluster.devices_per_node = {cluster.devices_per_node} is more than "
+            f"the {MOST_DEVICES} devices that plans are made for. "
+            + (f"Set it to {most} or less." if most else "Set fewer cluster.devices_per_node.")
+        )
 
 
 def planner_settings(job: Job, profile: ModelProfile) -> PlannerSettings:

@@ -8,6 +8,7 @@ needed. The argument is the balancing one of Eisenbrand and Weismantel (SODA 201
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -200,8 +201,8 @@ def fewer_nodes(sizes: Sequence[int], num_nodes: int, least: int, most: int, num
     usable = usable_nodes(sizes, num_nodes, least, most)
     unbounded = usable_nodes(sizes, num_nodes, least, num_nodes)
     if unbounded > usable:
-        needed = next(
-            k for k in range(most + 1, num_nodes + 1) if usable_nodes(sizes, num_nodes, least, k) == unbounded
+        needed = bisect_left(
+            range(num_nodes), unbounded, lo=most + 1, key=lambda k: usable_nodes(sizes, num_nodes, least, k)
         )
         raise Undistributable(
             f"{num_nodes} nodes make at least {needed} pipelines of up to {sizes[-1]} nodes each, and a step has "

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from planaria.plan.plan import PlanError, Redundancy, ScheduleKind
 
+MOST_DEVICES = 16_384
+"""Of a job. A plan for 4,000 takes some ten seconds; more than these are a slip of the pen."""
+
 
 class Objective(enum.StrEnum):
     """What the best template of a number of nodes is."""
@@ -75,6 +78,11 @@ class PlannerSettings:
             value = getattr(self, name)
             if value < least:
                 raise PlanError(f"{name} is {value}; it must be at least {least}.")
+        if self.num_nodes * self.devices_per_node > MOST_DEVICES:
+            raise PlanError(
+                f"{self.num_nodes} nodes of {self.devices_per_node} devices are more than the {MOST_DEVICES} devices "
+                f"that plans are made for. Plan for {max(1, MOST_DEVICES // self.devices_per_node)} nodes or fewer."
+            )
         if self.microbatch_range is not None and not 1 <= self.microbatch_range[0] <= self.microbatch_range[1]:
             raise PlanError(
                 f"microbatch_range is {self.microbatch_range}; give the fewest (at least 1) and the most microbatches."
