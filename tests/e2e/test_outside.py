@@ -251,7 +251,7 @@ def test_everybody_dies(text: Path, run: Run, worker_pids: Callable[[], list[int
             for pid in worker_pids():
                 os.kill(pid, signal.SIGKILL)
 
-    outcome = run(make_job(text), observers=[kill_all])
+    outcome = run(make_job(text, run__checkpoint_every=0), observers=[kill_all])
     assert outcome.summary["status"] == "failed"
     assert "no checkpoint" in outcome.summary["message"]
     with_checkpoint = run(make_job(text, run__checkpoint_every=1), observers=[kill_all])

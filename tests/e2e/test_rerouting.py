@@ -38,7 +38,8 @@ def test_one_loss_after_the_other(
 
 def test_the_last_owner_is_lost_of_a_job_that_writes_no_checkpoints(text: Path, run: Run, reference: Reference) -> None:
     """Degraded from the fifth step on, which has the state saved; back to there when nobody has the first layers."""
-    job = make_job(text, resilience__policy="reroute", cluster__nodes=8, train__steps=40)
+    changes = {"resilience__policy": "reroute", "cluster__nodes": 8, "train__steps": 40, "run__checkpoint_every": 0}
+    job = make_job(text, **changes)
     last = "kill:node=6,step=30,at=backward"
     outcome = run(job, *(f"kill:node={node},step={2 + at},at=backward" for at, node in enumerate((0, 2, 4))), last)
     outcome.assert_same_bits(reference(job))
