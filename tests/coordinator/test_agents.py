@@ -22,6 +22,7 @@ from planaria.protocol.enrolment import (
     Available,
     Dismissed,
     Enrol,
+    Farewell,
     KillNode,
     NodeEnded,
     Ping,
@@ -192,16 +193,16 @@ def test_the_agent_of_a_drained_node_is_dismissed(offering: Offering) -> None:
     offering.server._admission.release(NodeId(0))
     agent.client.send(NodeEnded(node=0, cause="process ended with status 0"))
     agent.client.send(Available(after=0))
-    assert isinstance(agent.receive(), Dismissed)
+    assert agent.receive() == Dismissed(farewell=Farewell.DRAINED)
     assert not offering.of(NodeReleased)
 
 
-def test_agents_are_dismissed_when_the_run_is_over(offering: Offering) -> None:
+def test_agents_are_dismissed_until_the_run_is_resumed(offering: Offering) -> None:
     agent, _ = offering.node()
     offering.server.request_stop()
-    assert isinstance(agent.receive(), Dismissed)
+    assert agent.receive() == Dismissed(farewell=Farewell.SUSPENDED)
     late = offering.agent()
-    assert isinstance(late.receive(), Dismissed)
+    assert late.receive() == Dismissed(farewell=Farewell.SUSPENDED)
     agent.client.send(NodeEnded(node=0, cause="process ended with status 0"))
     offering.wait_for_the_end()
 
@@ -210,8 +211,8 @@ def test_agents_are_dismissed_when_the_run_is_ended_at_once(offering: Offering) 
     agent, _ = offering.node()
     offering.server.abort()
     offering.wait_for_the_end()
-    offering.agents.dismiss("the run was ended")
-    assert agent.receive() == Dismissed(reason="the run was ended")
+    offering.agents.dismiss(Farewell.SUSPENDED)
+    assert agent.receive() == Dismissed(farewell=Farewell.SUSPENDED)
 
 
 def test_another_version_token_or_machine_is_told_why(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ NUM_NODES = 4
 class Hosts:
     """One job, its agents, and what happened. All of it runs in the job's folder."""
 
-    def __init__(self, folder: Path, **resilience: object) -> None:
+    def __init__(self, folder: Path, steps: int = 100_000, **resilience: object) -> None:
         self.folder = folder
         self.run = RunFolder(folder / "runs" / "job")
         (folder / "profile.json").write_bytes(msgspec.json.encode(profile()))
@@ -41,7 +41,7 @@ nodes = {NUM_NODES}
 launcher = "agents"
 port = {self.address.rpartition(":")[2]}
 [train]
-steps = 100_000
+steps = {steps}
 global_batch = 9
 microbatch = 1
 sequence_length = 16

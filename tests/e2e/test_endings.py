@@ -201,7 +201,7 @@ def test_a_signal_to_every_process_of_a_node_is_its_notice(hosts: Hosts) -> None
     leaving = hosts.agents[0]
     node = leaving.node
     leaving.signal_everybody(Signals.SIGTERM)
-    assert leaving.wait() == 0, leaving.said
+    assert leaving.wait() == 4, leaving.said
     assert [event["node"] for event in hosts.events("node_released")] == [node]
     assert not hosts.events("node_lost")
     hosts.wait_for_step(hosts.last_step + 3)
@@ -216,7 +216,7 @@ def test_a_notice_while_workers_are_starting_is_not_forgotten(hosts: Hosts) -> N
     late = hosts.start_agent()
     node = late.node
     late.signal_everybody(Signals.SIGTERM)
-    assert late.wait() == 0, late.said
+    assert late.wait() == 4, late.said
     assert [event["node"] for event in hosts.events("node_released")] == [node]
     assert not hosts.events("node_lost")
     assert not [event for event in hosts.events("note") if "before it had joined" in event["text"]]

@@ -20,6 +20,7 @@ from planaria.protocol.enrolment import (
     Available,
     Dismissed,
     Enrol,
+    Farewell,
     FromAgent,
     KillNode,
     NodeEnded,
@@ -178,7 +179,7 @@ def test_a_node_from_enrolment_to_the_end_of_the_run(coordinator: CoordinatorSta
     job = make_job("cluster.devices_per_node=2")
     coordinator.welcome(job=job)
     coordinator.start_node(4)
-    coordinator.send(Dismissed(reason="the run is over"))
+    coordinator.send(Dismissed(farewell=Farewell.OVER))
     (processes,) = wait_for(lambda: Processes.made)
     wait_for(lambda: len(processes.spawned) == 2)
     processes.end("process ended with status 0")
@@ -201,7 +202,7 @@ def test_a_fenced_node_is_offered_again(coordinator: CoordinatorStandIn) -> None
     coordinator.send(KillNode(node=1))
     assert coordinator.receive() == NodeEnded(node=1, cause="process killed by SIGKILL")
     assert coordinator.receive() == Available(after=1)
-    coordinator.send(Dismissed(reason="node 1 has handed over its work"))
+    coordinator.send(Dismissed(farewell=Farewell.DRAINED))
     assert agent.wait() is None
     assert Processes.made[0].killed == [1]
 
@@ -215,7 +216,7 @@ def test_the_node_lives_on_while_the_coordinator_is_away(coordinator: Coordinato
     coordinator.hang_up()
     assert coordinator.accept().node == 1, "it says who runs there"
     coordinator.welcome()
-    coordinator.send(Dismissed(reason="over"))
+    coordinator.send(Dismissed(farewell=Farewell.SUSPENDED))
     wait_for(lambda: any("not needed" in line for line in agent.said))
     assert not Processes.made[0].killed
     Processes.made[0].end("process ended with status 0")
@@ -231,7 +232,7 @@ def test_the_coordinator_of_a_run_that_is_over_is_not_looked_for(
     coordinator.accept()
     coordinator.welcome()
     coordinator.start_node(1)
-    coordinator.send(Dismissed(reason="the run is over"))
+    coordinator.send(Dismissed(farewell=Farewell.OVER))
     wait_for(lambda: any("not needed" in line for line in agent.said))
     coordinator.close()
     assert agent.wait() is None
@@ -252,7 +253,7 @@ def test_what_belongs_to_an_earlier_run_ends(coordinator: CoordinatorStandIn) ->
     coordinator.welcome(mark="the next run's")
     assert coordinator.receive() == NodeEnded(node=1, cause="process killed by SIGKILL")
     coordinator.start_node(0)
-    coordinator.send(Dismissed(reason="over"))
+    coordinator.send(Dismissed(farewell=Farewell.SUSPENDED))
     wait_for(lambda: len(Processes.made[0].spawned) == 2)
     Processes.made[0].end("process ended with status 0")
     assert agent.wait() is None

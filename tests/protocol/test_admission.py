@@ -80,3 +80,12 @@ def test_who_is_missed(admission: Admission[object]) -> None:
     assert not admission.is_missed(WorkerId(9))
     admission.release(NodeId(1))
     assert not admission.is_missed(WorkerId(2))
+
+
+def test_who_was_started_for_another_run_has_no_part_in_this_one() -> None:
+    admission: Admission[object] = Admission(devices_per_node=2, mark="this run")
+    assert admission.refusal(hello(0, mark="this run")) is None
+    for mark in ("", "an earlier run"):
+        refused = hello(0, mark=mark)
+        assert admission.refusal(refused) == "it was started for another run"
+        assert admission.is_of_another_run(refused)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from typing import Any
 
 import msgspec
 import pytest
@@ -35,7 +36,7 @@ from planaria.protocol.journal import JournalCommit, JournalNode, JournalStop
 from planaria.protocol.messages import Commit, Notice, PlanMessage, Ready, Report, Save, Stop, Vote
 from planaria.protocol.past import Past
 from planaria.protocol.phases import Phase, ProtocolError
-from planaria.protocol.records import PlanTaken, Recovered, RunStatus, StepCommitted, StepSkipped
+from planaria.protocol.records import PlanTaken, Recovered, RunStatus, StepCommitted, StepSkipped, Waiting
 from planaria.protocol.settings import RunSettings
 from planaria.protocol.transitions import TRANSITIONS
 
@@ -46,7 +47,7 @@ def machine() -> Coordinator:
     return make_machine()
 
 
-def make_machine(past: Past | None = None, *, hashes_plans: bool = True) -> Coordinator:
+def make_machine(past: Past | None = None, **changes: Any) -> Coordinator:
     planner = PlannerSettings(num_microbatches=4, fault_tolerance=1, num_nodes=3, devices_per_node=1)
     profile = uniform_profile(1, tied=False)
     settings = RunSettings(
@@ -59,8 +60,8 @@ def make_machine(past: Past | None = None, *, hashes_plans: bool = True) -> Coor
         checkpoint_root="checkpoints",
         checkpoint_every=0,
         resume=None,
-        hashes_plans=hashes_plans,
     )
+    settings = dataclasses.replace(settings, **changes)
     return Coordinator(settings, TemplatesPolicy(profile, planner), past)
 
 
@@ -224,6 +225,23 @@ def test_a_stop_before_the_start_ends_at_once_and_latecomers_are_told(machine: C
     commands = machine.handle(StopRequested(), 0.1)
     assert Finish(RunStatus.STOPPED, "stopped by the user before the first step") in commands
     assert sent(machine.handle(WorkerJoined(WorkerId(1), "host:1"), 0.2), Stop)
+
+
+@pytest.mark.parametrize("nodes_come", [False, True])
+def test_a_run_that_waits_for_its_first_nodes_is_not_exhausted(nodes_come: bool) -> None:
+    """If nodes come by themselves; others are started once, and then there are no more."""
+    machine = make_machine(nodes_come=nodes_come)
+    machine.handle(WorkerJoined(WorkerId(0), "host:0"), 0.0)
+    commands: tuple[Command, ...] = ()
+    for node in range(3):
+        commands = machine.handle(NodeGone(NodeId(node), "connection closed"), 0.1)
+    ends = [command.status for command in commands if isinstance(command, Finish)]
+    assert ends == ([] if nodes_come else [RunStatus.EXHAUSTED])
+    if nodes_come:
+        assert any(isinstance(command, Publish) and isinstance(command.record, Waiting) for command in commands)
+        for node in (3, 4):
+            commands = machine.handle(WorkerJoined(WorkerId(node), f"host:{node}"), 1.0)
+        assert sent(commands, PlanMessage)
 
 
 def test_an_event_that_the_table_lacks_is_an_error_with_the_history(machine: Coordinator) -> None:

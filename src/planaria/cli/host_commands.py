@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 import click
 
-from planaria.cli.options import TOKEN_VARIABLE, ZONE_VARIABLE, token_of, token_option
+from planaria.cli.options import EXIT_DRAINED, TOKEN_VARIABLE, ZONE_VARIABLE, token_of, token_option
 
 
 @click.command()
@@ -44,11 +45,12 @@ def agent(coordinator: str, token_file: Path | None, host: str, zone: str, impor
 
     \b
     Exit code:
-      0 the run is over, or the node was handed over    1 the coordinator is gone
-      2 this node cannot take part    130 interrupted
+      0 the run is over    4 the node has handed over its work    75 the run is suspended: come back when it is resumed
+      1 the coordinator is gone    2 this node cannot take part    130 a second Ctrl-C
     """
     from planaria.launch.agent import AgentSettings, NodeAgent
     from planaria.observe.output import Output
+    from planaria.protocol.enrolment import Farewell
 
     token = token_of(token_file)
     if not token:
@@ -61,5 +63,5 @@ def agent(coordinator: str, token_file: Path | None, host: str, zone: str, impor
         import_path=import_path.resolve(),
         give_up_s=give_up_s,
     )
-    NodeAgent(settings, Output(sys.stderr).say).run()
-    return 0
+    codes = {Farewell.OVER: 0, Farewell.DRAINED: EXIT_DRAINED, Farewell.SUSPENDED: os.EX_TEMPFAIL}
+    return codes[NodeAgent(settings, Output(sys.stderr).say).run()]

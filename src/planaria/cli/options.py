@@ -16,6 +16,7 @@ import click
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
 EXIT_EXHAUSTED = 3
+EXIT_DRAINED = 4
 EXIT_SIGNALLED = 128
 """And the number of the signal: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP, 141 where nobody reads the output."""
 

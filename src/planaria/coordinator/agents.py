@@ -19,6 +19,7 @@ from planaria.protocol.enrolment import (
     Available,
     Dismissed,
     Enrol,
+    Farewell,
     KillNode,
     NodeEnded,
     Ping,
@@ -86,7 +87,7 @@ class Agents:
         self._only_boot = only_boot
         self._agents: dict[Connection, _Agent] = {}
         self._desk: Desk | None = None
-        self._over: str | None = None
+        self._over: Farewell | None = None
 
     def open(self, desk: Desk) -> None:
         self._desk = desk
@@ -142,7 +143,7 @@ class Agents:
         taken = node is not None and any(other.node == node for other in self._agents.values())
         agent = self._agents[connection] = _Agent(connection, enrol.identity, enrol.host, None if taken else node)
         if self._over is not None:
-            self._tell(agent, Dismissed(reason=self._over))
+            self._tell(agent, Dismissed(farewell=self._over))
             return
         self._tell(agent, self._welcome)
         if node is not None and (taken or not self.desk.may_run(node)):
@@ -159,10 +160,10 @@ class Agents:
 
     def _available(self, agent: _Agent, message: Available) -> None:
         if message.after >= 0 and self.desk.was_released(NodeId(message.after)):
-            self._tell(agent, Dismissed(reason=f"node {message.after} has handed over its work"))
+            self._tell(agent, Dismissed(farewell=Farewell.DRAINED))
             return
         if self._over is not None:
-            self._tell(agent, Dismissed(reason=self._over))
+            self._tell(agent, Dismissed(farewell=self._over))
             return
         agent.node = self.desk.new_node()
         log.info("node %d runs on %s", agent.node, agent.host)
@@ -172,11 +173,11 @@ class Agents:
         """The connection is closed. If it was an agent's, its node's workers may live on."""
         self._agents.pop(connection, None)
 
-    def dismiss(self, reason: str) -> None:
-        """The run is over: send everybody home."""
-        self._over = reason
+    def dismiss(self, farewell: Farewell) -> None:
+        """The run has ended: send everybody home."""
+        self._over = farewell
         for agent in list(self._agents.values()):
-            self._tell(agent, Dismissed(reason=reason))
+            self._tell(agent, Dismissed(farewell=farewell))
 
     def _tell(self, agent: _Agent, message: Message) -> None:
         self.desk.say(agent.connection, encode(message))

@@ -14,6 +14,7 @@ from planaria.coordinator.nodes import Nodes
 from planaria.coordinator.switchboard import Switchboard
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.admission import Admission
+from planaria.protocol.enrolment import Farewell
 from planaria.protocol.events import (
     Command,
     Discard,
@@ -29,7 +30,7 @@ from planaria.protocol.journal import JournalEntry
 from planaria.protocol.judge import Judge
 from planaria.protocol.messages import Message, PlanMessage, encode
 from planaria.protocol.plan_update import difference
-from planaria.protocol.records import AnyRecord, Note
+from planaria.protocol.records import AnyRecord, Note, RunStatus
 
 Observer = Callable[[AnyRecord, float], None]
 
@@ -96,10 +97,11 @@ class Executor:
                 self._manifests.order(command)
             case SetTimer(seconds):
                 self.timer_s = time.monotonic() + seconds
-            case Finish():
+            case Finish(status):
                 self.finished = command
                 if self._agents is not None:
-                    self._agents.dismiss("the run is over")
+                    is_over = status in (RunStatus.COMPLETED, RunStatus.FAILED)
+                    self._agents.dismiss(Farewell.OVER if is_over else Farewell.SUSPENDED)
 
     def send(self, worker: WorkerId, message: Message) -> None:
         """A plan is told as what differs from the one before; it is encoded once for all who had the same."""

@@ -24,6 +24,7 @@ from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.admission import Admission
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.doubts import Doubts, Unproven
+from planaria.protocol.enrolment import Farewell
 from planaria.protocol.events import (
     Command,
     DecisionTook,
@@ -107,6 +108,7 @@ class Server:
             be the one that is cut off.
         data: hash of the tokens that every worker must have; "": there are none.
         most_nodes: that are started from here at a time, on the user's order; None: as many as are asked for.
+        mark: of the run, which a worker's hello must bear.
     """
 
     def __init__(
@@ -129,6 +131,7 @@ class Server:
         patience_s: float = 0.0,
         most_nodes: int | None = None,
         data: str = "",
+        mark: str = "",
     ) -> None:
         self._machine = machine
         self._token = token
@@ -146,7 +149,7 @@ class Server:
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_receiver.setblocking(False)
 
-        self._admission: Admission[Connection] = Admission(machine.settings.devices_per_node, data)
+        self._admission: Admission[Connection] = Admission(machine.settings.devices_per_node, data=data, mark=mark)
         for node in (*self._started, *(past.gone if past else ()), *(past.joined if past else ())):
             self._admission.took_number(node)
         self._doubts: Doubts[Connection] = Doubts(past.joined if past else ())
@@ -239,8 +242,8 @@ class Server:
         return self._nodes.all_ended() if self._agents is None else self._agents.all_ended()
 
     def close(self) -> None:
-        if self._agents is not None:
-            self._agents.dismiss("the run was ended")
+        if self._agents is not None and self._executor.finished is None:
+            self._agents.dismiss(Farewell.SUSPENDED)
         self._switchboard.close()
         self._wake_receiver.close()
         self._wake_sender.close()
@@ -301,7 +304,8 @@ class Server:
         refusal = self._admission.refusal(hello)
         if refusal is not None:
             self._switchboard.say(connection, encode(Stop(reason=refusal)))
-            is_ours = self._admission.is_fenced(self._admission.node_of(hello.worker))
+            is_fenced = self._admission.is_fenced(self._admission.node_of(hello.worker))
+            is_ours = is_fenced or self._admission.is_of_another_run(hello)
             raise Unwanted(refusal) if is_ours else FrameError(refusal)
         if (other := self._admission.other_data(hello)) is not None:
             self._turn_away(connection, self._admission.node_of(hello.worker), other)

@@ -34,6 +34,7 @@ from planaria.protocol.enrolment import (
     Available,
     Dismissed,
     Enrol,
+    Farewell,
     KillNode,
     NodeEnded,
     Ping,
@@ -67,6 +68,13 @@ NOTICE_EVERY_S: Final = 1.0
 
 GOODBYE_S: Final = 5.0
 """How long workers may take to end after the run before they are killed."""
+
+
+SAID: Final = {
+    Farewell.OVER: "the run is over: this agent is not needed any more",
+    Farewell.DRAINED: "the node has handed over its work: this agent is not needed any more",
+    Farewell.SUSPENDED: "the run is suspended: this agent is not needed until it is resumed",
+}
 
 
 class CoordinatorLost(PlanariaError):
@@ -127,15 +135,15 @@ class NodeAgent:
         self._retry_pause_s = FIRST_PAUSE_S
         self._offer_at: float | None = None
         self._offer_pause_s = FIRST_PAUSE_S
-        self._over: str | None = None
+        self._over: Farewell | None = None
         self._over_since = 0.0
         self._is_noticed = False
         self._leaving = False
         self._noticed_at = 0.0
         self._told_out_of_reach = False
 
-    def run(self) -> None:
-        """Until the run is over, the node was drained, or a signal was heeded.
+    def run(self) -> Farewell:
+        """Until the run has ended, or the node was drained, be it for a signal. Returns which of them.
 
         Raises:
             UserError: the node cannot take part.
@@ -150,6 +158,7 @@ class NodeAgent:
                     for key, _ in self._selector.select(timeout=TICK_S):
                         key.data()
                     self._look_at_the_clock()
+            return self._over or Farewell.DRAINED
         finally:
             self._close()
 
@@ -237,10 +246,10 @@ class NodeAgent:
                 self._start(NodeId(node), message)
             case KillNode(node=node):
                 self._fenced(NodeId(node))
-            case Dismissed(reason=reason):
+            case Dismissed(farewell=farewell):
                 if self._over is None:
-                    self._over, self._over_since = reason, time.monotonic()
-                    self._say(f"{reason}: this agent is not needed any more")
+                    self._over, self._over_since = farewell, time.monotonic()
+                    self._say(SAID[farewell])
             case Refused(reason=reason):
                 raise UserError(f"the coordinator at {self._settings.coordinator} refuses this node: {reason}.")
             case Pong():
@@ -286,6 +295,7 @@ class NodeAgent:
             import_path=self._settings.import_path,
             host=self._address,
             zone=self._settings.zone,
+            mark=self._welcome.mark,
         ):
             self._nodes.spawn(settings)
         self._nodes_told()

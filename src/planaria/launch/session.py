@@ -235,6 +235,7 @@ class _Run:
         traces: bool,
     ) -> None:
         self._token = token
+        self._mark = secrets.token_hex(8)
         self._metadata_url = metadata_url
         self._traces = traces
         self._job = job
@@ -291,7 +292,7 @@ class _Run:
             settings = CoordinatorSettings(
                 job=job,
                 folder=str(self._folder.path),
-                run_id=secrets.token_hex(8),
+                run_id=self._mark,
                 token=self._token,
                 resume=self._start.checkpoint,
                 history=self._start.history,
@@ -317,7 +318,7 @@ class _Run:
                     self.record(Note(level="info", text=text), time.time())
                 contact.write(self._folder.contact)
                 if not is_local:
-                    share(self._folder, self._token, settings.run_id)
+                    share(self._folder, self._token, self._mark)
                     self.record(announce(job, self._folder, address), time.time())
                 heeding.enter_context(interrupts(self._heed))
                 finished = supervisor.run(NodeId(node) for node in range(job.cluster.nodes if is_local else 0))
@@ -338,6 +339,7 @@ class _Run:
             faults=tuple(fault for fault in self._faults if fault.node == node),
             import_path=self._import_path,
             zone=self._job.cluster.zone_of(node),
+            mark=self._mark,
             metadata_url=self._metadata_url,
             traces=self._traces,
         ):

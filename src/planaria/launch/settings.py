@@ -98,6 +98,7 @@ def node_settings(
     import_path: Path | None,
     host: str = LOOPBACK,
     zone: str = "",
+    mark: str = "",
     metadata_url: str = "",
     traces: bool = False,
 ) -> list[WorkerSettings]:
@@ -113,6 +114,7 @@ def node_settings(
         import_path: where a model given as "module:function" is looked for.
         host: address on which peers reach the node.
         zone: where it is; "": not known.
+        mark: of the run.
         metadata_url: of the cloud's metadata server; "": where it always is.
         traces: every worker writes what it did when into the logs, for benchmarks.
     """
@@ -132,6 +134,7 @@ def node_settings(
             log=str(folder.logs / f"worker-{worker}.log"),
             host=host,
             zone=zone,
+            mark=mark,
             trace=str(folder.logs / f"trace-{worker}.jsonl") if traces else None,
         )
         for worker in range(first, first + job.cluster.devices_per_node)

@@ -24,10 +24,12 @@ class Admission(Generic[Connection]):
     Args:
         devices_per_node: workers on each node.
         data: hash of the tokens that every worker must have; "": there are none.
+        mark: of the run; the same for every coordinator that it has.
     """
 
-    def __init__(self, devices_per_node: int, data: str = "") -> None:
+    def __init__(self, devices_per_node: int, *, data: str = "", mark: str = "") -> None:
         self._data = data
+        self._mark = mark
         self._devices_per_node = devices_per_node
         self._connections: dict[WorkerId, Connection] = {}
         self._fenced: set[NodeId] = set()
@@ -59,6 +61,8 @@ class Admission(Generic[Connection]):
         node = self.node_of(hello.worker)
         if hello.version != PROTOCOL_VERSION:
             return f"protocol version {hello.version}; this coordinator speaks {PROTOCOL_VERSION}"
+        if self.is_of_another_run(hello):
+            return "it was started for another run"
         if not 0 <= node < MAX_NODES:
             return f"the job has no worker {hello.worker}"
         if node in self._fenced or hello.worker in self._connections:
@@ -76,6 +80,10 @@ class Admission(Generic[Connection]):
             f"node {node} is refused: its tokens are not the run's, though data.source is the same. "
             "Put the same files on every node"
         )
+
+    def is_of_another_run(self, hello: Hello) -> bool:
+        """With the same token: an earlier run of the job, most likely, that was resumed."""
+        return hello.mark != self._mark
 
     def admit(self, worker: WorkerId, connection: Connection) -> None:
         """A worker that nothing speaks against."""

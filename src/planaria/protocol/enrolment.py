@@ -6,6 +6,8 @@ whether the node lives: that an agent is out of reach is no loss.
 
 from __future__ import annotations
 
+import enum
+
 import msgspec
 
 from planaria.job.faults import Fault
@@ -89,10 +91,21 @@ class KillNode(Message, frozen=True, kw_only=True, tag="kill_node"):
     node: int
 
 
-class Dismissed(Message, frozen=True, kw_only=True, tag="dismissed"):
-    """The agent has nothing more to do: the run is over, or its node was drained."""
+class Farewell(enum.StrEnum):
+    """Why an agent is not needed any more, or for now."""
 
-    reason: str
+    OVER = "over"
+    """The run has come to its end."""
+    DRAINED = "drained"
+    """Its node has handed over its work, and is not wanted back."""
+    SUSPENDED = "suspended"
+    """The run may be resumed, and needs nodes then."""
+
+
+class Dismissed(Message, frozen=True, kw_only=True, tag="dismissed"):
+    """The agent has nothing more to do."""
+
+    farewell: Farewell
 
 
 class Refused(Message, frozen=True, kw_only=True, tag="refused"):

@@ -67,9 +67,10 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
 
 
 class Hello(Message, frozen=True, kw_only=True, tag="hello"):
-    """First message of a worker.
+    """First message of a worker, and of each connection that it makes: what follows there is the same worker's.
 
     Attributes:
+        mark: of the run for which it was started: who is left of an earlier run with the same token has no part here.
         data_address: where peers reach it ("host:port").
         zone: where its node is.
         data: hash of the tokens that it trains on; "": it has none, or cannot read them.
@@ -82,6 +83,7 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     data_address: str
     zone: ZoneName = ""
     data: str = ""
+    mark: str = ""
 
 
 class Proof(Message, frozen=True, kw_only=True, tag="proof"):

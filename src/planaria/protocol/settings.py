@@ -44,6 +44,7 @@ class RunSettings:
         mean_time_between_failures_s: as expected before any is seen.
         watched: what earlier runs of this job saw of that.
         storage: that checkpoints are read from, as expected before a restore was measured.
+        nodes_come: agents offer nodes, also in place of lost ones: a run that waits for its first ones goes on waiting.
         waits: with too few nodes, save and wait for others to join; else save and end.
         may_drop: samples may be left out, if a policy is chosen that does so.
         shares_cores: workers have less than a core each: a step takes as long as all work in it, whoever does it.
@@ -65,6 +66,7 @@ class RunSettings:
     storage: Storage = field(default_factory=Storage)
     checkpoint_every_s: float | None = None
     keep_checkpoints: int = 2
+    nodes_come: bool = False
     waits: bool = False
     may_drop: bool = False
     shares_cores: bool = False

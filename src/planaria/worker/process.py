@@ -50,6 +50,7 @@ def run_worker(settings: WorkerSettings) -> int:
         data_address=transport.start(),
         zone=settings.zone,
         data=data,
+        mark=settings.mark,
     )
     try:
         control.start(hello)
@@ -91,7 +92,7 @@ def _real_parts(settings: WorkerSettings) -> Parts:
     mailbox = Mailbox()
     control = Control(settings.coordinator, mailbox, settings.job.resilience.coordinator_timeout_s)
     transport = Transport(
-        worker, settings.token, mailbox, settings.host, cut_off=lambda peer: control.send(CutOff(peer=peer))
+        worker, settings.peer_token, mailbox, settings.host, cut_off=lambda peer: control.send(CutOff(peer=peer))
     )
     worked = processor_time()
     data = Path(settings.data_folder)
@@ -116,6 +117,6 @@ def _emulated_parts(settings: WorkerSettings) -> Parts:
     )
     control = Control(settings.coordinator, mailbox, settings.job.resilience.coordinator_timeout_s)
     transport = EmulatedTransport(
-        worker, settings.token, mailbox, pace, settings.host, lambda peer: control.send(CutOff(peer=peer))
+        worker, settings.peer_token, mailbox, pace, settings.host, lambda peer: control.send(CutOff(peer=peer))
     )
     return mailbox, control, transport, pace.worked, "", lambda: emulated_engine(profile, job, pace)

@@ -27,6 +27,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         log: file for what it prints.
         host: address on which its peers reach it.
         zone: where its node is; "": not known.
+        mark: of the run.
         trace: file for what it did when, for benchmarks; None: none.
     """
 
@@ -44,4 +45,10 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     log: str | None = None
     host: str = LOOPBACK
     zone: str = ""
+    mark: str = ""
     trace: str | None = None
+
+    @property
+    def peer_token(self) -> str:
+        """That workers of this run show each other."""
+        return f"{self.token}.{self.mark}"

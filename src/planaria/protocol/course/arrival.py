@@ -56,7 +56,7 @@ def start_when_gathered(run: Run) -> list[Command]:
     try:
         proposal = run.placing.first(run.members.nodes, run.outlook)
     except PlanError as error:
-        if run.members.gone and run.settings.waits:
+        if run.members.gone and (run.settings.waits or run.settings.nodes_come):
             live = len(run.members.nodes)
             return [Publish(Waiting(step=run.step, live_nodes=live, reason=str(error)))]
         return end.end(run, RunStatus.EXHAUSTED if run.members.gone else RunStatus.FAILED, str(error))

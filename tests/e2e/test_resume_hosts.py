@@ -1,0 +1,49 @@
+"""A run on agents whose coordinator's host is gone, or that is suspended: who comes back, and to what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from signal import Signals
+
+import pytest
+
+from tests.e2e.agents import NUM_NODES, Hosts, end_all
+from tests.e2e.test_command import DEADLINE_S, wait_until
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+    end_all(tmp_path)
+
+
+def test_a_run_is_resumed_at_once(folder: Path) -> None:
+    """Its agents wait, and so do their workers, who show the token that the run still has."""
+    hosts = Hosts(folder)
+    train = hosts.train()
+    for _ in range(NUM_NODES):
+        hosts.start_agent()
+    hosts.wait_for("checkpoint_saved", 2)
+    train.kill()
+    train.wait(DEADLINE_S)
+    before = hosts.last_step
+    assert all(agent.process.poll() is None for agent in hosts.agents)
+    resumed = hosts.train("--resume")
+    assert wait_until(lambda: resumed.poll() is not None or hosts.last_step >= before + 20)
+    assert resumed.poll() is None, hosts.said
+    assert not hosts.events("node_lost"), "nobody joined who was not started for this"
+    assert not hosts.events("run_ended")
+    resumed.send_signal(Signals.SIGTERM)
+    assert resumed.wait(DEADLINE_S) == 128 + Signals.SIGTERM
+    assert [agent.wait() for agent in hosts.agents] == [75] * NUM_NODES
+
+
+def test_agents_of_a_run_that_is_over(folder: Path) -> None:
+    hosts = Hosts(folder, steps=30)
+    train = hosts.train()
+    for _ in range(NUM_NODES):
+        hosts.start_agent()
+    assert train.wait(DEADLINE_S) == 0, hosts.said
+    assert [agent.wait() for agent in hosts.agents] == [0] * NUM_NODES
+    assert "the run is over" in hosts.agents[0].said
