@@ -298,3 +298,30 @@ def test_a_terminal_is_told_what_takes_long(profile: Path, tmp_path: Path, monke
     assert run(profile).exit_code == 0
     assert from_profile(profile, "--nodes", "4", "--global-batch", "64", "--min-nodes", "2").exit_code == 0
     assert told == ["planning ..."] * 2
+
+
+GPU_CLUSTER = Path(__file__).parents[2] / "examples" / "gpu-cluster.toml"
+
+
+def test_a_gpu_cluster_is_planned_on_a_machine_without_gpus_or_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("planaria.profile.of_job._DRIVERS", ())
+    shown = CliRunner().invoke(cli, ["plan", str(GPU_CLUSTER)])
+    assert shown.exit_code == 0, shown.output
+    for part in ("16 nodes of 8 devices", "computed for NVIDIA A100 SXM 80 GB, not measured", "--device"):
+        assert part in " ".join(shown.stdout.split())
+    assert "Training cannot run this plan" not in shown.stdout
+
+
+def test_costs_are_computed_for_the_device_that_is_asked_for() -> None:
+    times, sizes = [], []
+    for device in ("a100", "h100"):
+        report = json.loads(CliRunner().invoke(cli, ["plan", str(GPU_CLUSTER), "--device", device, "--json"]).stdout)
+        times.append(report["step_time_s"])
+        sizes.append(sum(group["size_bytes"] for group in report["profile"]["groups"]))
+    assert times[1] < times[0]
+    assert sizes[0] == sizes[1] == pytest.approx(2 * 1.1e9, rel=0.02)  # bytes of 1.1 billion parameters
+    for arguments in (("--measure",), ("--profile", str(GPU_CLUSTER))):
+        refused = CliRunner().invoke(cli, ["plan", str(GPU_CLUSTER), "--device", "a100", *arguments])
+        assert (refused.exit_code, "--device" in refused.stderr) == (2, True)
+    unknown = CliRunner().invoke(cli, ["plan", str(GPU_CLUSTER), "--device", "a10"])
+    assert (unknown.exit_code, "Did you mean 'a100'?" in unknown.stderr) == (2, True)

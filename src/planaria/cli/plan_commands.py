@@ -41,6 +41,11 @@ def _nodes_lost(context: click.Context, option: click.Parameter, given: Sequence
     "--profile", "profile_file", type=JOB_FILE, metavar="FILE",
     help="Plan from this profile: of `planaria profile`, or the profile.json of a run folder.",
 )  # fmt: skip
+@click.option(
+    "--device", metavar="NAME",
+    help="Compute JOB's costs for this device of `planaria profile --list`, and measure nothing.  "
+    "[default where JOB is for GPUs and this machine has none: a100]",
+)  # fmt: skip
 @click.option("--measure", is_flag=True, help="Measure the layers again, though they were measured before.")
 @click.option("--nodes", type=int, help="Without JOB: nodes that there are.")
 @click.option("--devices-per-node", type=int, default=1, help="Without JOB.", show_default=True)
@@ -90,6 +95,8 @@ def plan(
       planaria profile --preset gpt3-6.7b --device a100 --devices-per-node 8 -o gpt3.json
       planaria plan --profile gpt3.json --nodes 16 --devices-per-node 8 --global-batch 512
     """
+    if wanted["device"] is not None and (measure or job is None):
+        raise click.UsageError("--device goes with JOB, and without --measure.")
     if measure and profile_file is not None:
         raise click.UsageError("--measure and --profile exclude each other. Drop one of them.")
     if programs and not as_json:

@@ -21,6 +21,7 @@ from planaria.observe.wording import age
 from planaria.plan.batch import batches_told_by, microbatches_of
 from planaria.plan.plan import ScheduleKind
 from planaria.plan.settings import Objective, PlannerSettings
+from planaria.profile.of_job import ASSUMED_DEVICE, lacks_device, profile_of_job
 
 if TYPE_CHECKING:
     from planaria.job.settings import Job
@@ -48,6 +49,7 @@ _OF_THE_JOB = {
 class Wanted:
     """The command's options, as they were given; see `planaria plan --help`."""
 
+    device: str | None
     nodes: int | None
     devices_per_node: int
     fault_tolerance: int
@@ -150,8 +152,15 @@ def _report(
 
     if profile_file is None and job.cluster.profile is not None:
         profile_file = Path(job.cluster.profile)
+    if wanted.device is not None and profile_file is not None:
+        raise click.UsageError("--device and --profile exclude each other. Drop one of them.")
     if profile_file is not None:
         return planned(api.read_profile(profile_file)), f"from {profile_file}"
+    if wanted.device is not None or lacks_device(job):
+        with busy("computing the costs ..."):
+            profile = profile_of_job(job, wanted.device or ASSUMED_DEVICE)
+        why = "" if wanted.device else "as this machine has no GPU to measure on; --device and --profile give others"
+        return planned(profile), f"computed for {profile.device.name}, not measured{f', {why}' if why else ''}"
     cache = ProfileCache(cache_folder(os.environ))
     kept = None if measure else cache.find(job)
     if kept is not None:

@@ -80,7 +80,28 @@ def preset(
         UserError: an unknown name, or a number that makes no sense.
         PlanError: a layer of such microbatches does not fit on the device.
     """
-    shape = MODELS[_known(model, MODELS, "preset")]
+    return computed(
+        model,
+        MODELS[_known(model, MODELS, "preset")],
+        device,
+        microbatch_size=microbatch_size,
+        sequence_length=sequence_length,
+        device_counts=device_counts,
+        network_gbit_s=network_gbit_s,
+    )
+
+
+def computed(
+    model: str,
+    shape: ModelShape,
+    device: str,
+    *,
+    microbatch_size: int = 0,
+    sequence_length: int = 0,
+    device_counts: Sequence[int] = (1,),
+    network_gbit_s: float = DEFAULT_NETWORK_GBIT_S,
+) -> ModelProfile:
+    """The profile of a model of this name and shape; see `preset`."""
     figures = DEVICES[_known(device, DEVICES, "device")]
     microbatch_size = microbatch_size or shape.microbatch_size
     sequence_length = _sequence_length(model, shape, sequence_length)

@@ -19,6 +19,7 @@ class Transformer:
         positions: learned position embeddings; 0: rotary ones.
         types: learned token types (BERT's segments).
         causal: whether attention sees only what comes before.
+        key_value_width: of keys and of values, which groups of heads share; 0: as wide as the hidden state.
         gated: feed-forward with a gate (SwiGLU), RMS norm, no biases, no dropout.
         tied: whether the head uses the embedding's weights.
         pooled: a transform before the head, and a second head on the first token (BERT).
@@ -31,6 +32,7 @@ class Transformer:
     positions: int = 0
     types: int = 0
     causal: bool = True
+    key_value_width: int = 0
     gated: bool = False
     tied: bool = True
     pooled: bool = False
@@ -74,16 +76,19 @@ class Transformer:
     def _block(self, name: str, rows: float, sequence_length: int) -> LayerShape:
         width, inner, biased = self.width, self.inner_width, not self.gated
         values = rows * width
+        shared = 2 * (self.key_value_width or width)
         seen = sequence_length / 2 if self.causal else sequence_length
         # Fused: the matrix of scores is never in memory (Dao et al., 2022).
-        attention = Operation(multiply_adds=2 * values * seen, moved=4 * values, kept=3 * values)
+        attention = Operation(
+            multiply_adds=2 * values * seen, moved=rows * (2 * width + shared), kept=rows * (width + shared)
+        )
         rotary = (elementwise(2 * values),) if not self.positions else ()
         gate = 2 if self.gated else 1
         return LayerShape(
             name=name,
             operations=(
                 self._norm(rows),
-                product(rows, width, 3 * width, bias=biased),
+                product(rows, width, width + shared, bias=biased),
                 *rotary,
                 attention,
                 product(rows, width, width, bias=biased),
