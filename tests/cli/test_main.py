@@ -200,6 +200,11 @@ def test_one_process_at_a_time_writes_a_run_folder(
     assert run("train", "mine.toml", "--resume").exit_code == 0
 
 
+def test_a_command_that_does_not_exist() -> None:
+    assert refused(run("statu")).endswith("there is no command 'statu'. Did you mean status?")
+    assert "There are train, agent, plan, " in refused(run("go"))
+
+
 def test_resume_opens_the_folder_and_refuses_another_job(place: Path, training: Training) -> None:
     assert "does not exist" in refused(run("train", "mine.toml", "--resume"))
     assert run("train", "mine.toml").exit_code == 0

@@ -58,8 +58,9 @@ def test_few_processors_and_little_memory(monkeypatch: pytest.MonkeyPatch) -> No
     assert crowding.most_nodes(job_of(3)) == 100
 
 
-def test_who_means_it_says_so() -> None:
-    crowding.check_crowding(job_of(100_000, "most_workers = 100000"))
+def test_who_means_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crowding.resource, "getrlimit", lambda _: (1024, 20_000))
+    crowding.check_crowding(job_of(10_000, "most_workers = 10000"))
     with pytest.raises(UserError, match=r"cluster\.most_workers"):
         crowding.check_crowding(job_of(3, "most_workers = 2"))
 

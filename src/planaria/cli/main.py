@@ -6,6 +6,7 @@ Nothing heavy is imported before a command needs it.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -49,6 +50,15 @@ class _Planaria(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """In the order in which they are needed, as they stand below."""
         return list(self.commands)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """As click does, with what was probably meant where there is no such command."""
+        if args and self.get_command(ctx, args[0]) is None:
+            names = self.list_commands(ctx)
+            close = difflib.get_close_matches(args[0], names, n=1)
+            meant = f"Did you mean {close[0]}?" if close else f"There are {', '.join(names)}."
+            raise click.UsageError(f"there is no command {args[0]!r}. {meant}")
+        return super().resolve_command(ctx, args)
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
         extra["standalone_mode"] = False

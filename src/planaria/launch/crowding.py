@@ -7,6 +7,7 @@ anything is started or recorded. Starts nothing itself.
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -20,6 +21,12 @@ ON_ANY_MACHINE = 256
 """Workers that are let start however few processors there are, as far as there is memory for them."""
 
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+
+FILES_BESIDE = 48
+"""That the process which starts workers, or the coordinator, has open beside one for each worker; the demo needs 52."""
+
+MOST_FILES = 65536
+"""That a process is let open: enough for thousands of workers."""
 
 WORKER_BYTES = 16 << 20
 """Of memory: no worker takes less, whatever it trains."""
@@ -42,6 +49,20 @@ def check_crowding(job: Job) -> None:
             f"most ({_why(job)}). Set {fewer}, "
             f'cluster.launcher = "agents" for other hosts, or cluster.most_workers = {workers} if that is meant.'
         )
+    _, may_open = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most is not None and may_open != resource.RLIM_INFINITY and may_open < workers + FILES_BESIDE:
+        raise UserError(
+            f"a process may open {may_open} files here (ulimit -n), which is too few for {workers} workers on this "
+            f"machine. Raise the limit, for instance ulimit -n {MOST_FILES}, or set fewer cluster.nodes."
+        )
+
+
+def raise_file_limit() -> None:
+    """Let this process and what it forks open as many files as they may: shells give a tenth of that."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def num_cores() -> float:

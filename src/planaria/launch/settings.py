@@ -75,7 +75,8 @@ def named_profile(job: Job) -> ModelProfile:
         profile = decode_profile(path.read_bytes())
     except OSError as error:
         raise UserError(
-            f"{field} cannot be read: {error.strerror}. Give a profile's path, from the folder in which you start."
+            f"{field} cannot be read: {error.strerror}. Give a profile's path, from the folder in which you start; "
+            "planaria profile JOB -o FILE measures one, --preset NAME --device NAME computes one."
         ) from None
     except PlanError as error:
         raise UserError(f"{field}: {error}") from None

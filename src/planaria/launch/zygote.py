@@ -30,6 +30,7 @@ from planaria import __version__
 from planaria.coordinator.settings import CoordinatorSettings
 from planaria.job.parse import EMULATED_MODEL
 from planaria.job.settings import Job
+from planaria.launch.crowding import raise_file_limit
 from planaria.launch.interrupts import HEEDED
 from planaria.worker.settings import WorkerSettings
 
@@ -84,6 +85,7 @@ def main(descriptor: int, model_type: str) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, HEEDED)
     die_with_parent()
     _log_to_stderr()
+    raise_file_limit()
     began = time.monotonic()
     log.info("planaria %s, Python %s; imports what workers need", __version__, sys.version.split()[0])
     _import_what_workers_need(model_type)

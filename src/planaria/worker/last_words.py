@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import resource
 import traceback
 
 from planaria.model.model import ModelError
@@ -21,6 +23,10 @@ def last_words(worker: WorkerId, error: Exception, doing: str) -> Failed | OutOf
     lacking = shortage(error, doing)
     if lacking is not None:
         return lacking
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        where = f"worker {worker} may open no more than {soft} files (ulimit -n). Raise the limit and --resume"
+        return Failed(where=where, text="".join(traceback.format_exception(error)))
     if isinstance(error, LayerFailed | ModelError | SourceError):
         return Failed(where=str(error), text="".join(traceback.format_exception(error.__cause__ or error)))
     return Failed(where=f"worker {worker}", text="".join(traceback.format_exception(error)))
