@@ -67,6 +67,8 @@ def test_its_process_is_gone(folder: RunFolder, has_contact: bool) -> None:
     record(folder, 8)
     if has_contact:
         Contact(address="127.0.0.1:1", token="0123456789abcdef").write(folder.contact)
+    assert status(folder)[0].startswith("its process is gone, step 2 of 3 was the last. It left no checkpoint: ")
+    (folder.checkpoints / "step-00000002").mkdir()
     text, state = status(folder)
     assert text.startswith("its process is gone, step 2 of 3 was the last. planaria train JOB --resume goes on")
     assert state == {"phase": "gone", "step": 2, "steps": 3}

@@ -112,10 +112,10 @@ def _over(folder: RunFolder, *, as_json: bool) -> str:
         return msgspec.json.encode({"phase": "ended", **msgspec.json.decode(folder.summary.read_bytes())}).decode()
     if as_json:
         return msgspec.json.encode({"phase": "gone", "step": told.steps, "steps": told.num_steps}).decode()
-    return (
-        f"{folder.path}: its process is gone, step {told.steps} of {told.num_steps} was the last. "
-        "planaria train JOB --resume goes on from its last checkpoint."
-    )
+    remedy = "It left no checkpoint: train again as another run by --name NAME, or remove the folder first."
+    if any(folder.checkpoints.iterdir()):
+        remedy = "planaria train JOB --resume goes on from its last checkpoint."
+    return f"{folder.path}: its process is gone, step {told.steps} of {told.num_steps} was the last. {remedy}"
 
 
 def _slow(node: int, speed: float, resting: tuple[int, ...]) -> str:
