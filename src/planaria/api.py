@@ -155,7 +155,7 @@ def reference(
     observers: Sequence[Observer] = (),
     progress: bool = False,
     import_path: Path | None = None,
-    drops: Path | None = None,
+    replay: Path | None = None,
 ) -> TrainResult:
     """Trains a job in this process alone, without any of the machinery: the oracle for `train`.
 
@@ -165,22 +165,26 @@ def reference(
         observers: called with each record of the run.
         progress: show the run's progress on standard error.
         import_path: folder in which a model given as "module:function" is looked for.
-        drops: folder of a run; the samples that it left out, step by step, are left out here too.
+        replay: folder of a run; the samples that it left out are left out here too, and where it was made longer, the
+            learning rate follows the same schedules.
 
     Raises:
         UserError: the job, the name or the folder cannot be used; no run folder is left behind.
     """
     from planaria.launch.reference import train_reference
+    from planaria.launch.resumption import schedule_of
     from planaria.observe.recorder import read_drops
 
     job = validated(job)
-    dropped = {} if drops is None else read_drops(RunFolder.open(drops).events)
+    run = None if replay is None else RunFolder.open(replay)
+    drops = {} if run is None else read_drops(run.events)
+    ends = () if run is None else schedule_of(run, job)
     name = name or free_name(job.run.folder, f"{job.run.name or 'run'}-reference")
     with (
         _run_folder(job, name, resume=False) as (job, folder, _),
         _shown(job, folder, observers, progress=progress) as shown,
     ):
-        return train_reference(job, folder, observers=shown, import_path=import_path, drops=dropped)
+        return train_reference(job, folder, observers=shown, import_path=import_path, drops=drops, ends=ends)
 
 
 def plan(

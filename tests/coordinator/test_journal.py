@@ -35,7 +35,14 @@ def entry(number: int) -> AnyEntry:
             return JournalRestart(records=(NodeJoined(node=number, live_nodes=1),))
         case _:
             commit = Commit(
-                generation=1, step=number, clip_factor=0.5, exponents=(number,) * 40, hold=False, loss=1.5, norm=2.5
+                generation=1,
+                step=number,
+                clip_factor=0.5,
+                exponents=(number,) * 40,
+                hold=False,
+                loss=1.5,
+                norm=2.5,
+                learning_rate=0.5,
             )
             return JournalCommit(commit=commit)
 
@@ -104,7 +111,16 @@ def test_a_long_runs_journal_stays_short_and_says_the_same(path: Path) -> None:
         if number % 1500 == 7:
             entries.append(JournalNode(node=NodeId(number), fate=Fate.LOST, cause="killed", strikes=True))
         factor = NOT_APPLIED if number % 1900 == 5 else 0.5
-        commit = Commit(generation=1, step=number, clip_factor=factor, exponents=(4,), hold=False, loss=1.5, norm=2.5)
+        commit = Commit(
+            generation=1,
+            step=number,
+            clip_factor=factor,
+            exponents=(4,),
+            hold=False,
+            loss=1.5,
+            norm=2.5,
+            learning_rate=0.5,
+        )
         learnt = Learnt(decision_s=number) if number % 1700 == 3 else None
         entries.append(JournalCommit(commit=commit, learnt=learnt))
     with opened(path) as journal:

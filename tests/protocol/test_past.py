@@ -52,7 +52,16 @@ def plan(generation: int, step: int, source: StateSource = StateSource.LIVE, *ne
 
 
 def commit(step: int, generation: int = 1, *, factor: float = 1.0) -> JournalCommit:
-    told = Commit(generation=generation, step=step, clip_factor=factor, exponents=(1,), hold=False, loss=2.0, norm=3.0)
+    told = Commit(
+        generation=generation,
+        step=step,
+        clip_factor=factor,
+        exponents=(1,),
+        hold=False,
+        loss=2.0,
+        norm=3.0,
+        learning_rate=0.5,
+    )
     return JournalCommit(commit=told, records=note(f"step {step}"))
 
 

@@ -69,12 +69,12 @@ def state_is_sent_as_it_was_a_step_ago(patch: Patch) -> None:
     apply, moving = Holdings.apply, movement._moving
     earlier: dict[Replica, Replica] = {}
 
-    def remember(self: Holdings, groups: Iterable[int], step: int, clip_factor: float, lr_scale: float) -> None:
+    def remember(self: Holdings, groups: Iterable[int], step: int, clip_factor: float, learning_rate: float) -> None:
         for group in groups:
             replica = self.replicas[group]
             earlier[replica] = self.new_replica(group)
             earlier[replica].load(replica.state, replica.step)
-        apply(self, groups, step, clip_factor, lr_scale)
+        apply(self, groups, step, clip_factor, learning_rate)
 
     def old(plan: Plan, transfer: Transfer, replica: Replica) -> tuple[torch.Tensor, ...]:
         return moving(plan, transfer, earlier.get(replica, replica))
@@ -117,7 +117,7 @@ def a_step_is_applied_twice(patch: Patch) -> None:
         known = last.pop(id(self), None)
         if known is not None and message.step == known[1].step + 1 and not message.plan.transfers:
             held = [g for g in self.plan.groups_of[self._worker] if g in self._holdings.replicas]
-            self._holdings.apply(held, known[1].step, known[1].clip_factor)
+            self._holdings.apply(held, known[1].step, known[1].clip_factor, known[1].learning_rate)
         adopt(self, message, continues=continues)
 
     patch.setattr(Interpreter, "apply", remember)

@@ -55,7 +55,7 @@ def test_it_is_torchs_adamw(kind: str, clip_factor: float) -> None:
     for step in range(1, 6):
         gradients = random_values(step)
         replica.layout.fill(replica.gradient, gradients)
-        apply_adamw([replica], TRAIN, step, clip_factor)
+        apply_adamw([replica], TRAIN, step, clip_factor, learning_rate(TRAIN, step))
         for name, parameter in parameters.items():
             parameter.grad = gradients[name] * clip_factor
         for group in optimizer.param_groups:
@@ -75,9 +75,9 @@ def test_who_owns_what_does_not_change_a_bit() -> None:
     for name, replica in apart.items():
         replica.layout.fill(replica.gradient, {name: gradients[name]})
     for step in (1, 2):
-        apply_adamw([whole], TRAIN, step, 0.5)
-        apply_adamw([apart["scale"], apart["big"]], TRAIN, step, 0.5)
-        apply_adamw([apart["b"], apart["w"]], TRAIN, step, 0.5)
+        apply_adamw([whole], TRAIN, step, 0.5, learning_rate(TRAIN, step))
+        apply_adamw([apart["scale"], apart["big"]], TRAIN, step, 0.5, learning_rate(TRAIN, step))
+        apply_adamw([apart["b"], apart["w"]], TRAIN, step, 0.5, learning_rate(TRAIN, step))
     for name, replica in apart.items():
         assert torch.equal(replica.layout.views(replica.parameters)[name], whole.layout.views(whole.parameters)[name])
 
@@ -87,7 +87,7 @@ def test_a_replica_moved_in_between_goes_on_with_the_same_bits() -> None:
     for step in range(1, 5):
         for replica in (stays, moves):
             replica.layout.fill(replica.gradient, random_values(10 + step))
-            apply_adamw([replica], TRAIN, step, 1.0)
+            apply_adamw([replica], TRAIN, step, 1.0, learning_rate(TRAIN, step))
         if step == 2:
             target = replica_of(random_values(99))
             target.load(moves.state, step)
@@ -101,7 +101,7 @@ def test_a_replica_moves_in_parts(cuts: list[int]) -> None:
     """However it is cut, and if parts have no float at all, it is the same replica in the end."""
     source, target = replica_of(random_values(5)), replica_of(random_values(6))
     source.layout.fill(source.gradient, random_values(7))
-    apply_adamw([source], TRAIN, 1, 1.0)
+    apply_adamw([source], TRAIN, 1, 1.0, learning_rate(TRAIN, 1))
     for first, end in reversed(list(pairwise(cuts))):
         for own, given in zip(target.part(first, end, cuts[-1]), source.part(first, end, cuts[-1]), strict=True):
             own.copy_(given.clone())
@@ -121,4 +121,4 @@ def test_the_layout_is_aligned_and_puts_what_decays_first() -> None:
 
 
 def test_nothing_owned_nothing_done() -> None:
-    apply_adamw([], TRAIN, 1, 1.0)
+    apply_adamw([], TRAIN, 1, 1.0, learning_rate(TRAIN, 1))

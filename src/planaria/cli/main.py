@@ -154,7 +154,10 @@ def cli(context: click.Context) -> None:
 @click.option(
     "--reference", is_flag=True, help="Train in one process, without any of the machinery: what every run must equal."
 )
-@click.option("--drops", type=RUN_FOLDER, help="With --reference: leave out the samples that this run left out.")
+@click.option(
+    "--replay", "--drops", "replay", type=RUN_FOLDER,
+    help="With --reference: leave out the samples that this run left out, and raise train.steps where it did.",
+)  # fmt: skip
 @token_option
 def train(
     job: Path,
@@ -164,7 +167,7 @@ def train(
     resume: bool,
     accept_changed_data: bool,
     reference: bool,
-    drops: Path | None,
+    replay: Path | None,
     token_file: Path | None,
 ) -> int:
     """Train JOB on worker processes of this machine, or on nodes whose agents come to it (cluster.launcher).
@@ -186,8 +189,8 @@ def train(
     """
     if reference and (resume or faults):
         raise click.UsageError("--reference goes with neither --resume nor --fail. Drop one of them.")
-    if drops is not None and not reference:
-        raise click.UsageError("--drops goes with --reference. Add that, or drop it.")
+    if replay is not None and not reference:
+        raise click.UsageError("--replay goes with --reference. Add that, or drop it.")
     if accept_changed_data and not resume:
         raise click.UsageError("--accept-changed-data goes with --resume. Add that, or drop it.")
     from planaria import api
@@ -195,7 +198,7 @@ def train(
     parsed = api.load_job(job, overrides)
     folder = job.resolve().parent
     if reference:
-        result = api.reference(parsed, name=name, progress=True, import_path=folder, drops=drops)
+        result = api.reference(parsed, name=name, progress=True, import_path=folder, replay=replay)
     else:
         token = token_of(token_file)
         result = api.train(

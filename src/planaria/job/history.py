@@ -71,6 +71,11 @@ History = tuple[Stretch, ...]
 """A run's stretches, in order; the last is in force. Empty: not known, of a checkpoint before there were any."""
 
 
+def schedule_ends(history: Sequence[Stretch]) -> tuple[tuple[int, int], ...]:
+    """Where the learning rate's schedule ended, since which step."""
+    return tuple((stretch.since, stretch.steps) for stretch in history)
+
+
 def continued(history: Sequence[Stretch], now: Stretch) -> History:
     """The history of a run that goes on under `now`: later stretches were never trained, equal ones are one."""
     earlier = tuple(stretch for stretch in history if stretch.since < max(now.since, 1))

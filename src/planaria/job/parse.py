@@ -173,7 +173,7 @@ def job_from_json(data: bytes) -> Job:
 
 
 def job_fingerprint(job: Job) -> str:
-    """SHA-256 (hex) over what determines the numbers beside the data: the sections model and train.
+    """SHA-256 (hex) over what determines the numbers beside the data and train.steps: the sections model and train.
 
     Fields at their defaults are left out, so that a field that is new leaves older jobs' fingerprints as they were.
     """
@@ -182,19 +182,19 @@ def job_fingerprint(job: Job) -> str:
 
 
 def _given(section: Section) -> Table:
-    """The fields that are not at their defaults."""
+    """The fields that are not at their defaults; without train.steps, which may be raised."""
     fields = {field.name: field for field in msgspec.structs.fields(section)}
-    values = {name: getattr(section, name) for name in fields}
+    values = {name: getattr(section, name) for name in fields if name != "steps"}
     return {name: value for name, value in values.items() if value not in (fields[name].default, {})}
 
 
 def changed_numbers(old: Job, new: Job) -> tuple[str, ...]:
-    """The fields in which two jobs differ that determine the numbers beside the data, as "section.key"."""
+    """The fields that determine the numbers and differ, as "section.key"; neither the data nor train.steps are."""
     return tuple(
         f"{section}.{field}"
         for section in ("model", "train")
         for field in getattr(old, section).__struct_fields__
-        if getattr(getattr(old, section), field) != getattr(getattr(new, section), field)
+        if field != "steps" and getattr(getattr(old, section), field) != getattr(getattr(new, section), field)
     )
 
 

@@ -26,6 +26,7 @@ from planaria.coordinator.server import Server
 from planaria.coordinator.settings import CoordinatorSettings
 from planaria.estimate.restore import Storage
 from planaria.job.errors import UserError
+from planaria.job.history import schedule_ends
 from planaria.job.parse import job_fingerprint
 from planaria.job.settings import Device, Job, Launcher, PolicyName, WhenExhausted
 from planaria.launch.crowding import most_nodes, num_cores, shared_cores
@@ -229,6 +230,7 @@ def run_settings(settings: CoordinatorSettings, profile: ModelProfile) -> RunSet
         checkpoint_every_s=job.run.checkpoint_every_s,
         keep_checkpoints=job.run.keep_checkpoints,
         resume=settings.resume,
+        ends=schedule_ends(settings.history),
         storage=Storage(node_bytes_per_s=job.cluster.storage_gb_per_s * 1e9),
         nodes_come=job.cluster.launcher is Launcher.AGENTS,
         waits=job.resilience.when_exhausted is WhenExhausted.WAIT,

@@ -31,7 +31,7 @@ from planaria.model.model import Batch, Tensors
 from planaria.observe.claim import say
 from planaria.observe.recorder import Recorder
 from planaria.observe.run_folder import RunFolder
-from planaria.protocol.commit import FIRST_EXPONENT, outcome
+from planaria.protocol.commit import FIRST_EXPONENT, Ends, learning_rate, outcome
 from planaria.protocol.messages import Commit
 from planaria.protocol.records import AnyRecord, CheckpointSaved, RunEnded, RunStatus, StepCommitted
 from planaria.protocol.telling import not_finite, step_committed
@@ -54,8 +54,18 @@ def train_reference(
     observers: Sequence[Observer] = (),
     import_path: Path | None = None,
     drops: Drops | None = None,
+    ends: Ends = (),
 ) -> TrainResult:
-    """Train to the end in this process, on one thread, without the microbatches that a run left out."""
+    """Train to the end in this process, on one thread.
+
+    Args:
+        job: what to train.
+        folder: of the run.
+        observers: called with each record.
+        import_path: where a model given as "module:function" is looked for.
+        drops: the microbatches that a run left out; they are left out here too.
+        ends: where the schedule of a run that was made longer ended, since which step.
+    """
     if import_path is not None and str(import_path) not in sys.path:
         sys.path.insert(0, str(import_path))
     threads = torch.get_num_threads()
@@ -63,17 +73,24 @@ def train_reference(
     try:
         say(folder.claim, "training: in one process alone")
         with Recorder(folder, job) as recorder:
-            return _Reference(job, folder, recorder, (recorder, *observers), drops or {}).train()
+            return _Reference(job, folder, recorder, (recorder, *observers), drops or {}, ends).train()
     finally:
         torch.set_num_threads(threads)
 
 
 class _Reference:
     def __init__(
-        self, job: Job, folder: RunFolder, recorder: Recorder, observers: tuple[Observer, ...], drops: Drops
+        self,
+        job: Job,
+        folder: RunFolder,
+        recorder: Recorder,
+        observers: tuple[Observer, ...],
+        drops: Drops,
+        ends: Ends,
     ) -> None:
         self._job = job
         self._drops = drops
+        self._ends = ends or ((0, job.train.steps),)
         self._train = job.train
         self._folder = folder
         self._recorder = recorder
@@ -108,7 +125,8 @@ class _Reference:
                 break
             skipped += not found.is_applied
             num_dropped += len(dropped)
-            self._holdings.apply(range(len(self._model.groups)), step, found.clip_factor, found.scale)
+            rate = learning_rate(self._train, step, self._ends) * found.scale
+            self._holdings.apply(range(len(self._model.groups)), step, found.clip_factor, rate)
             commit = Commit(
                 generation=0,
                 step=step,
@@ -116,6 +134,7 @@ class _Reference:
                 exponents=exponents,
                 hold=False,
                 scale=found.scale,
+                learning_rate=rate,
                 dropped=dropped,
                 num_dropped=num_dropped,
             )
@@ -166,7 +185,7 @@ class _Reference:
             exponents=exponents,
             saved=saved,
             layers=tuple(spec.layers for spec in self._model.groups),
-            history=(Stretch(since=0, steps=self._train.steps, data=self._alone.data),),
+            history=tuple(Stretch(since=since, steps=steps, data=self._alone.data) for since, steps in self._ends),
         )
         seconds = time.perf_counter() - began
         self._record(CheckpointSaved(step=step, folder=str(folder), seconds=seconds))

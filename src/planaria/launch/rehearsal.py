@@ -265,9 +265,9 @@ def differences(job: Job, folder: RunFolder, scratch: RunFolder) -> list[str]:
     trained = _losses(folder)
     # It may have gone back, and been over before it came as far again.
     summary = msgspec.json.decode(folder.summary.read_bytes())
-    alone = train_reference(
-        replace(job, train=replace(job.train, steps=max(1, summary["steps"]))), scratch, drops=read_drops(folder.events)
-    )
+    shorter = replace(job, train=replace(job.train, steps=max(1, summary["steps"])))
+    ends = ((0, job.train.steps),)
+    alone = train_reference(shorter, scratch, drops=read_drops(folder.events), ends=ends)
     expected = _losses(scratch)
     found = [f"step {step} has another loss" for step, loss in expected.items() if trained.get(step) != loss]
     if summary["weights_sha256"] != alone.weights_sha256:

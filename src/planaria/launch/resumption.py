@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planaria.checkpoint.manifest import Manifest, newest
+from planaria.checkpoint.manifest import newest
 from planaria.checkpoint.numerics import NUMERICS_VERSION
 from planaria.data.tokens import TokensAbout, read_about
 from planaria.job.errors import UserError
-from planaria.job.history import DataIdentity, History, Stretch
+from planaria.job.history import DataIdentity, History, Stretch, schedule_ends
 from planaria.job.parse import job_fingerprint
 from planaria.job.settings import Job
 from planaria.launch.settings import is_emulated
 from planaria.observe.run_folder import RunFolder
+from planaria.protocol.commit import Ends
 from planaria.protocol.settings import CheckpointRef
 
 
@@ -95,19 +96,55 @@ def find_resumption(job: Job, folder: RunFolder, earlier: Job, *, accepts_change
         )
     if manifest.step >= job.train.steps:
         raise UserError(
-            f"run folder {folder.path}: all {manifest.step} steps are done. Raise train.steps in a new run."
+            f"run folder {folder.path}: all {manifest.step} steps are done. Raise train.steps to go on "
+            f"(--set train.steps={2 * manifest.step})."
+        )
+    history = manifest.history or _first_history(folder, earlier)
+    if job.train.steps < history[-1].steps:
+        raise UserError(
+            f"train.steps = {job.train.steps} is less than the {history[-1].steps} for which run folder {folder.path} "
+            "was trained. It may be raised only; `planaria stop` ends a run early."
         )
     return Resumption(
         folder=folder,
         checkpoint=CheckpointRef(step=manifest.step, folder=str(path), exponents=manifest.exponents),
-        history=manifest.history or _first_history(manifest, folder, earlier),
+        history=history,
         complaints=tuple(complaints),
         accepts_changed_data=accepts_changed_data,
     )
 
 
-def _first_history(manifest: Manifest, folder: RunFolder, earlier: Job) -> History:
+def _first_history(folder: RunFolder, earlier: Job) -> History:
     """Of a checkpoint of the first format: the tokens that lie in its run folder are those that it was trained on."""
     about = None if is_emulated(earlier) else read_about(folder.data)
     data = None if about is None else data_identity(earlier, about)
     return (Stretch(since=0, steps=earlier.train.steps, data=data),)
+
+
+def schedule_of(folder: RunFolder, job: Job) -> Ends:
+    """Where the learning rate's schedule of a run ended, since which step, for one process that trains the same.
+
+    Args:
+        folder: of the run.
+        job: as what it is trained again.
+
+    Raises:
+        UserError: the run's data changed on the way, or the job has more steps than it.
+    """
+    try:
+        _, manifest, _ = newest(folder.checkpoints, job_fingerprint(job))
+    except UserError:
+        return ()  # it saved nothing: nobody went on from it
+    if len({stretch.data for stretch in manifest.history}) > 1:
+        since = manifest.history[-1].since
+        raise UserError(
+            f"--replay {folder.path}: its data changed after step {since}, and those of before are not kept. "
+            "Replay a run whose data stayed the same."
+        )
+    ends = schedule_ends(manifest.history)
+    if ends and job.train.steps > ends[-1][1]:
+        raise UserError(
+            f"train.steps = {job.train.steps} is more than the {ends[-1][1]} of --replay {folder.path}. "
+            f"Set train.steps = {ends[-1][1]}."
+        )
+    return ends

@@ -145,6 +145,10 @@ def _prepared(job: Job, folder: RunFolder, resumption: Resumption | None) -> _St
     if resumption is not None and identity is not None and (changes := resumption.changes(identity)):
         text = f"from step {now.since + 1} on the data are others, as accepted: {', and '.join(changes)}"
         notes.append(Note(level="warning", text=text))
+    if resumption is not None and resumption.history[-1].steps != now.steps:
+        before = resumption.history[-1].steps
+        text = f"train.steps was {before}; from step {now.since + 1} on the schedule of the rates ends at {now.steps}"
+        notes.append(Note(level="info", text=text))
     history = continued(resumption.history if resumption is not None else (), now)
     return _Start(checkpoint=checkpoint, history=history, data_hash=data_hash, notes=tuple(notes))
 

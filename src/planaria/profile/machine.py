@@ -79,7 +79,7 @@ def measure_step(train: TrainSection, device: torch.device, link: LinkCost) -> S
     parts = [torch.zeros(_LENGTH, dtype=dtype, device=device) for _ in range(2)]
     size_bytes = replica.parameters.nbytes
     clock = partial(compute_now, device)
-    apply_s = _median_s(lambda: apply_adamw([replica], train, 1, 1.0), clock)
+    apply_s = _median_s(lambda: apply_adamw([replica], train, 1, 1.0, train.learning_rate), clock)
     sum_s = _median_s(lambda: total_gradient(parts, replica.gradient, with_norm=True), clock)
     return StepCosts(
         # A vote goes in, the journal is written, the commit comes out.

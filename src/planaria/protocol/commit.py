@@ -15,6 +15,10 @@ FIRST_EXPONENT = 4
 
 LOWEST_EXPONENT = -24
 
+Ends = tuple[tuple[int, int], ...]
+"""(step, train.steps) pairs: after that step, the learning rate's schedule ended there. A run that was made longer has
+more than one: steps that were trained keep their rates."""
+
 NOT_APPLIED = 0.0
 """Clip factor of a step that is committed without being applied."""
 
@@ -118,13 +122,20 @@ def mean_loss(losses: Mapping[int, float]) -> float:
     return functools.reduce(operator.add, map(losses.__getitem__, sorted(losses)), 0.0) / len(losses)
 
 
-def learning_rate(train: TrainSection, step: int) -> float:
-    """Learning rate of `step` (the first is 1): linear warm-up, then the schedule's decay."""
+def learning_rate(train: TrainSection, step: int, ends: Ends = ()) -> float:
+    """Learning rate of `step` (the first is 1): linear warm-up, then the schedule's decay.
+
+    Args:
+        train: peak, schedule, warm-up.
+        step: whose rate is asked for.
+        ends: where the decay ends, since which step; empty: at train.steps, all along.
+    """
+    end = next((steps for since, steps in reversed(ends) if since < step), train.steps)
     if step <= train.warmup_steps:
         return train.learning_rate * step / train.warmup_steps
     if train.lr_schedule is LrSchedule.CONSTANT:
         return train.learning_rate
-    span = max(1, train.steps - train.warmup_steps)
+    span = max(1, end - train.warmup_steps)
     progress = min(1.0, (step - train.warmup_steps) / span)
     if train.lr_schedule is LrSchedule.LINEAR:
         share = 1.0 - progress

@@ -342,7 +342,8 @@ class Commit(Message, frozen=True, kw_only=True, tag="commit"):
         loss: mean over the step's microbatches. Workers do not need it, nor the norm; but who was told of a step can
             tell of it when the journal was lost.
         norm: global gradient norm.
-        scale: what the learning rate is multiplied by: the effective batch over the global one.
+        scale: what the learning rate was multiplied by: the effective batch over the global one.
+        learning_rate: of the step, with `scale`: all workers take the same.
         dropped: microbatches that were left out of the step, for good.
         num_dropped: that were left out of this step and all before it.
     """
@@ -355,6 +356,7 @@ class Commit(Message, frozen=True, kw_only=True, tag="commit"):
     loss: float = math.nan
     norm: float = math.nan
     scale: float = 1.0
+    learning_rate: float = math.nan
     dropped: tuple[int, ...] = ()
     num_dropped: int = 0
     save: Save | None = None

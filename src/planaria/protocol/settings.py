@@ -8,6 +8,7 @@ from planaria.estimate.restore import Storage
 from planaria.job.settings import TrainSection
 from planaria.policy.outlook import DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S
 from planaria.protocol.cadence import Cadence
+from planaria.protocol.commit import Ends
 from planaria.protocol.failures import Watched
 from planaria.protocol.speeds import SpeedEvidence
 
@@ -49,6 +50,7 @@ class RunSettings:
         may_drop: samples may be left out, if a policy is chosen that does so.
         shares_cores: workers have less than a core each: a step takes as long as all work in it, whoever does it.
         evidence: of nodes' speeds, how much is needed for a plan that follows them.
+        ends: where the learning rate's schedule ends, since which step; empty: at train.steps.
         hashes_plans: records of plans bear their hash, which takes milliseconds for thousands of nodes.
     """
 
@@ -71,6 +73,7 @@ class RunSettings:
     may_drop: bool = False
     shares_cores: bool = False
     evidence: SpeedEvidence = field(default_factory=SpeedEvidence)
+    ends: Ends = ()
     hashes_plans: bool = True
 
     @property

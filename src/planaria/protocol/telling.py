@@ -9,7 +9,7 @@ from planaria.plan.plan import Plan
 from planaria.plan.replicas import lacking
 from planaria.plan.reroute import shares
 from planaria.policy.proposal import Proposal
-from planaria.protocol.commit import NOT_APPLIED, learning_rate
+from planaria.protocol.commit import NOT_APPLIED
 from planaria.protocol.messages import Commit
 from planaria.protocol.records import Note, PlanTaken, StepCommitted, StepSkipped
 
@@ -64,7 +64,7 @@ def step_committed(
             step=commit.step,
             loss=loss if math.isfinite(loss) else None,
             grad_norm=norm if math.isfinite(norm) else None,
-            learning_rate=learning_rate(train, commit.step) * commit.scale,
+            learning_rate=commit.learning_rate,
             generation=commit.generation,
             live_nodes=live_nodes,
             duration_s=duration_s,
@@ -76,7 +76,7 @@ def step_committed(
         step=commit.step,
         loss=loss,
         grad_norm=norm,
-        learning_rate=learning_rate(train, commit.step) * commit.scale,
+        learning_rate=commit.learning_rate,
         clip_factor=commit.clip_factor,
         generation=commit.generation,
         live_nodes=live_nodes,

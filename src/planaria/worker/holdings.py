@@ -186,10 +186,10 @@ class Holdings:
         assert not any(mask & ~left_out for mask in self._counted), "a sum cannot be left out in part"
         self.begin_step(self._exponents)
 
-    def apply(self, groups: Iterable[int], step: int, clip_factor: float, lr_scale: float = 1.0) -> None:
+    def apply(self, groups: Iterable[int], step: int, clip_factor: float, learning_rate: float) -> None:
         """One optimizer step of these groups, or (`NOT_APPLIED`) none: then they are as of `step` all the same."""
         replicas = [self.replicas[group] for group in groups]
         if clip_factor != NOT_APPLIED:
-            apply_adamw(replicas, self._train, step, clip_factor, lr_scale)
+            apply_adamw(replicas, self._train, step, clip_factor, learning_rate)
         for replica in replicas:
             replica.step = step

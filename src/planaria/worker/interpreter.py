@@ -240,7 +240,7 @@ class Interpreter:
             self._faults.check(FAULT_KINDS[Op.APPLY], commit.step)
             if commit.clip_factor != NOT_APPLIED:
                 self._pace.apply(groups)
-            self._holdings.apply(groups, commit.step, commit.clip_factor, commit.scale)
+            self._holdings.apply(groups, commit.step, commit.clip_factor, commit.learning_rate)
         self._holdings.keep_only(groups)
 
     @property

@@ -8,7 +8,6 @@ import torch
 
 from planaria.job.settings import TrainSection
 from planaria.model.model import GroupSpec
-from planaria.protocol.commit import learning_rate
 from planaria.worker.layout import Layout
 
 NamedState = tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]
@@ -69,16 +68,16 @@ class Replica:
 
 @torch.no_grad()
 def apply_adamw(
-    replicas: Sequence[Replica], train: TrainSection, step: int, clip_factor: float, lr_scale: float = 1.0
+    replicas: Sequence[Replica], train: TrainSection, step: int, clip_factor: float, learning_rate: float
 ) -> None:
     """One AdamW step (Loshchilov and Hutter, 2019) on each replica, with its gradient times `clip_factor`.
 
     Args:
         replicas: those that the worker owns.
-        train: rates, betas, decay.
+        train: betas, decay.
         step: the committed step; the first is 1. Bias correction goes by it, whether or not all before were applied.
         clip_factor: from the commit.
-        lr_scale: from the commit: what the learning rate is multiplied by.
+        learning_rate: from the commit.
     """
     device = replicas[0].parameters.device if replicas else torch.device("cpu")
     scale = torch.tensor(1.0 / clip_factor, device=device) if clip_factor != 1.0 else None
@@ -101,7 +100,7 @@ def apply_adamw(
             squares,
             [],
             [torch.tensor(float(step), device=device) for _ in parameters],
-            lr=learning_rate(train, step) * lr_scale,
+            lr=learning_rate,
             beta1=train.betas[0],
             beta2=train.betas[1],
             weight_decay=train.weight_decay if decayed else 0.0,

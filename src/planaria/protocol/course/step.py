@@ -6,7 +6,7 @@ import msgspec
 
 from planaria.job.settings import WhenNotFinite
 from planaria.protocol.ballot import Ballot, Tally
-from planaria.protocol.commit import Outcome, outcome
+from planaria.protocol.commit import Outcome, learning_rate, outcome
 from planaria.protocol.course import boundary, checkpoint, end
 from planaria.protocol.course.run import Run
 from planaria.protocol.course.take import release
@@ -69,6 +69,7 @@ def commit(run: Run) -> list[Command]:
         loss=found.loss,
         norm=found.norm,
         scale=found.scale,
+        learning_rate=learning_rate(train, run.step, run.settings.ends) * found.scale,
         dropped=run.plan.dropped,
         num_dropped=run.counts.dropped + len(run.plan.dropped),
     )
