@@ -8,6 +8,8 @@ import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from planaria.job.suggestions import hub_hint
+
 PYTHON_STDLIB = "python-stdlib"
 """The source code of the installed Python's own standard library: real text, present on every machine."""
 
@@ -49,7 +51,8 @@ def find_text_files(source: str) -> tuple[Path, ...]:
     else:
         files = [Path(name) for name in glob.glob(source, recursive=True) if Path(name).is_file()]
         kind = "glob matches nothing" if glob.has_magic(source) else "file or folder does not exist"
-        remedy = f"The {kind} (from {Path.cwd()}). Correct the path, or use {PYTHON_STDLIB!r}."
+        hint = hub_hint(source, "--repo-type", "dataset")
+        remedy = f"The {kind} (from {Path.cwd()}). Correct the path, or use {PYTHON_STDLIB!r}.{hint}"
     if not files:
         raise DataError(f"data.source = {source!r}: {remedy}")
     return tuple(sorted(files, key=lambda file: file.as_posix()))

@@ -134,14 +134,14 @@ def _of_passes(key: str) -> str:
     return " Steps are counted, not passes over the data." if key.endswith("epochs") else ""
 
 
-def hub_hint(path: str, *files: str) -> str:
+def hub_hint(path: str, *wanted: str) -> str:
     """How to get what is on the Hugging Face hub, where a path that is not there looks like a name there; else "".
 
     Args:
         path: that is not there.
-        files: of the repository; none: all.
+        wanted: of the repository, as further arguments of `hf download`; none: all of it.
     """
     if not _HUB_NAME.fullmatch(path):
         return ""
-    what = " ".join([path, *files])
+    what = " ".join([path, *wanted])
     return f" Nothing is fetched from the Hugging Face hub: hf download {what} --local-dir {path.rpartition('/')[2]}"
