@@ -29,7 +29,7 @@ from planaria.simulate.faults import Fault, FaultKind, are_clear
 from planaria.simulate.injector import Injector
 from planaria.simulate.network import COORDINATOR, Network, Way
 from planaria.simulate.schedule import Schedule
-from planaria.simulate.server import Connection, Server
+from planaria.simulate.server import MARK, Connection, Server
 from planaria.simulate.symbols import Algebra, Reference
 from planaria.simulate.wire import Wire
 from planaria.simulate.witness import BrokenPromise, Witness
@@ -234,16 +234,20 @@ class Cluster:
         if self.server.is_dead or not self.network.reaches(worker.node, COORDINATOR):
             return None
         connection = self.new_connection(worker, worker.node)
-        hello = Hello(
+        connection.tell(self, self.hello(worker.number, worker.node))
+        return connection
+
+    def hello(self, number: WorkerId, node: NodeId, mark: str = MARK) -> Hello:
+        """What a worker of this run says first, or one of another."""
+        return Hello(
             version=PROTOCOL_VERSION,
             token="",
-            worker=worker.number,
-            pid=worker.number,
-            data_address=f"virtual:{worker.number}",
-            zone=self.schedule.setup.zone_of(worker.node),
+            worker=number,
+            pid=number,
+            data_address=f"virtual:{number}",
+            zone=self.schedule.setup.zone_of(node),
+            mark=mark,
         )
-        connection.tell(self, hello)
-        return connection
 
     def new_connection(self, process: Worker | None, place: int) -> Connection:
         """To the coordinator, who may not live long enough to hear of it."""

@@ -39,6 +39,8 @@ class FaultKind(enum.StrEnum):
     """The disk is full for `for_s`."""
     REPLAY = "replay"
     """Somebody plays the messages again that the node's workers sent on their connections."""
+    EARLIER = "earlier"
+    """Workers of the node, as an earlier run had it, find this run's coordinator, and show the token that both have."""
     CRASH = "crash"
     """The coordinator is killed, and begins again `for_s` later on its journal, which may have lost its end."""
     SWITCH = "switch"
@@ -57,6 +59,7 @@ CLEAR = frozenset(
         FaultKind.DRAIN,
         FaultKind.FULL,
         FaultKind.REPLAY,
+        FaultKind.EARLIER,
         FaultKind.CRASH,
         FaultKind.SWITCH,
         FaultKind.STOP,

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from planaria.job.settings import PolicyName
-from planaria.plan.plan import NodeId
+from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.events import NodeNotice, PolicyRequested, SaveRequested
 from planaria.protocol.journal import LASTING, AnyEntry, decode_entry
 from planaria.protocol.messages import Notice
@@ -116,6 +116,8 @@ class Injector:
                 self._clock.after(0.0, partial(self._drain, NodeNotice(node, fault.for_s, "drain")))
             case FaultKind.REPLAY:
                 self._replay(workers)
+            case FaultKind.EARLIER:
+                self._come_from_an_earlier_run(node)
             case _:
                 for worker in workers[:1]:
                     self._misbehave(fault, worker)
@@ -206,3 +208,10 @@ class Injector:
             for message in list(self._cluster.sent.get(worker.number, ())):
                 connection.tell(self._cluster, message)
             connection.close_from_worker()
+
+    def _come_from_an_earlier_run(self, node: NodeId) -> None:
+        """They stay for as long as they may."""
+        per_node = self._cluster.settings.devices_per_node
+        for device in range(per_node):
+            hello = self._cluster.hello(WorkerId(node * per_node + device), node, mark="an earlier run")
+            self._cluster.new_connection(None, OUTSIDER).tell(self._cluster, hello)

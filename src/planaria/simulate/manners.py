@@ -173,6 +173,9 @@ def _mixture(draw: Random, setup: Setup) -> list[Fault]:
     if draw.random() < 0.3:
         node = draw.randrange(setup.num_nodes)
         faults.append(when(draw, setup, node, kind=FaultKind.REPLAY, nodes=(node,)))
+    if draw.random() < 0.3:
+        nodes = tuple(draw.sample(range(setup.num_nodes + 2), draw.randint(1, setup.num_nodes)))
+        faults.append(when(draw, setup, -1, kind=FaultKind.EARLIER, nodes=nodes))
     if draw.random() < 0.15:
         node = draw.randrange(setup.num_nodes)
         raised = when(draw, setup, node, kind=FaultKind.RAISE, nodes=(node,))

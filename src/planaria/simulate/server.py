@@ -49,6 +49,9 @@ from planaria.simulate.worker import Worker
 if TYPE_CHECKING:
     from planaria.simulate.cluster import Cluster
 
+MARK = "this run"
+"""That its workers say hello with."""
+
 LIMITS = Limits(busy_s=10.0, join_s=5.0)
 
 
@@ -136,7 +139,7 @@ class Server:
 
     def __init__(self, machine: Coordinator, cluster: Cluster, past: Past | None = None) -> None:
         self.machine = machine
-        self.admission: Admission[Connection] = Admission(machine.settings.devices_per_node)
+        self.admission: Admission[Connection] = Admission(machine.settings.devices_per_node, mark=MARK)
         self.accepted: list[Connection] = []
         self.finished: Finish | None = None
         self._cluster = cluster
@@ -229,6 +232,7 @@ class Server:
                 self._hear(connection, hello.worker, earlier)
 
     def _admit(self, connection: Connection, hello: Hello) -> None:
+        self._cluster.witness.require(hello.mark == MARK, f"worker {hello.worker} of another run takes part")
         connection.worker = hello.worker
         self.admission.admit(hello.worker, connection)
         self._judge.liveness.joined(hello.worker, self._clock.now)
