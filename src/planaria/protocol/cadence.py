@@ -58,9 +58,8 @@ class Cadence:
         """Seconds of the last steps beside which nothing was written."""
         self._count = 0
         self._began: float | None = None
-        """Of the last order; before the first, of training."""
-        self._before: float | None = None
-        """What it was before the last order."""
+        """Of the last checkpoint that was written, or could not be; before the first, of training."""
+        self._ordered_s = 0.0
         self._took_s = 0.0
         self._extra_s: float | None = None
         """By how much the steps beside the last one ordered were longer so far; None: that is not measured."""
@@ -92,24 +91,21 @@ class Cadence:
             self._conclude()
 
     def ordered(self, now: float) -> None:
-        """A checkpoint begins to be written."""
-        self._before, self._began = self._began, now
-        self._count += 1
+        """A checkpoint begins to be written beside training."""
+        self._ordered_s = now
         self._extra_s = 0.0 if self._usual else None
         self._is_under_way, self._is_copied = True, False
 
     def written(self, now: float) -> None:
-        """It is whole, or cannot be."""
-        if self._began is not None:
-            self._took_s = now - self._began
-        self._is_under_way = False
-        self._conclude()
+        """It is whole, or cannot be; one for which everybody waits says nothing of when the next is due."""
+        if self._is_under_way:
+            self._began, self._took_s = self._ordered_s, now - self._ordered_s
+            self._count += 1
+            self._is_under_way = False
+            self._conclude()
 
     def given_up(self) -> None:
-        """It was for nothing, unless it could not be written: the next is due as if it had not been ordered."""
-        if self._is_under_way:
-            self._began = self._before
-            self._count -= 1
+        """The next is due as if it had not been ordered."""
         self._is_under_way, self._extra_s = False, None
 
     def _conclude(self) -> None:
@@ -148,8 +144,8 @@ class Cadence:
             return since_s >= self._every_s
         if self._every:
             return False
-        first = self._count == 0
-        return is_degraded and (first or since_s >= max(DEGRADED_SAVES_S, LEAST_REST * self._took_s))
+        rest_s = max(DEGRADED_SAVES_S, LEAST_REST * self._took_s) if self._count else 0.0
+        return is_degraded and since_s >= rest_s
 
     def excess(self) -> str | None:
         """Returns, once, what to tell where checkpoints cost more than they should and would be too rare otherwise."""

@@ -44,9 +44,9 @@ class MeasuredSaves(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     Attributes:
         costs_s: by which the last ones made training longer.
-        count: that were ordered.
-        began: when the last was; before the first, when training began.
-        took_s: until the last was whole on disk.
+        count: that were written.
+        began: when the last was ordered; before the first, when training began.
+        took_s: from then until it was whole on disk.
     """
 
     costs_s: tuple[float, ...] = ()

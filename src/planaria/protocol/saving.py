@@ -154,7 +154,6 @@ class Checkpoints:
         folder = f"{(self.wish and self.wish.folder) or self._root}/step-{step:08d}"
         if self.wish is not None:
             self.wish.serial = self._orders
-        self.cadence.ordered(now)
         self.under_way = Saving(
             num_groups,
             step=step,

@@ -29,6 +29,7 @@ def order_beside(run: Run, committed: int) -> dict[WorkerId, Save]:
     if not is_due or run.checkpoints.under_way is not None:
         return {}
     saving = run.checkpoints.begin(committed, len(run.plan.groups), run.exponents, run.now, run.counts.dropped)
+    cadence.ordered(run.now)
     try:
         return saving.assign({worker: run.plan.groups_of[worker] for worker in run.attempt.votes.voters})
     except NobodyHolds:

@@ -41,6 +41,6 @@ def initial_run(subject: Subject, known: Known, *, num_nodes: int) -> Run:
     run.failures = Foreseen(known.time_to_failure_s, known.nodes_together)
     run.timing.decision_s = subject.timings.decision_s
     run.step = first_step
-    run.checkpoints.cadence.ordered(math.inf)  # likewise
+    run.checkpoints.cadence.begin(math.inf)  # likewise
     run.checkpoints.last = CheckpointRef(step=first_step - 1 - known.steps_at_stake, folder="", exponents=run.exponents)
     return run
