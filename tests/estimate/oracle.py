@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Generator
-from itertools import count
+from itertools import count, pairwise
 
 from planaria.estimate.conditions import Conditions
 from planaria.plan.plan import Plan, WorkerId
@@ -95,9 +95,21 @@ class Oracle:
             )
         step = max(self.voted.values()) + self.profile.step.vote_s + max(applies)
         if self.conditions.num_cores:
-            shared = (self.busy + sum(applies)) / self.conditions.num_cores + self.profile.step.vote_s
-            step = max(step, shared)
+            busy = self.busy + self._messages() + sum(applies)
+            step = max(step, busy / self.conditions.num_cores + self.profile.step.vote_s)
         return step
+
+    def _messages(self) -> float:
+        """Seconds of all activations and gradients that go from worker to worker."""
+        seconds = 0.0
+        for route in self.plan.routes:
+            for upper, lower in pairwise(route.hops):
+                if upper.worker != lower.worker:
+                    same = self.plan.node_of(upper.worker) == self.plan.node_of(lower.worker)
+                    link = self.profile.links.within_node if same else self.profile.links.between_nodes
+                    size = self.profile.layers[upper.end_layer - 1].output_bytes
+                    seconds += 2 * len(route.microbatches) * (link.latency_s + size / link.bandwidth_bytes_per_s)
+        return seconds
 
     # What things cost
 

@@ -1,14 +1,16 @@
 """Cores: what a step takes where all workers are processes of one machine and have less than a core each.
 
-However the work is ordered, the cores must do all of it: a step takes at least all workers' compute, sums and
-optimizer's steps over the number of cores. So what fills gaps (split backwards) gains nothing there, and what adds work
-costs. Beside that, the machine may be slower or quicker than its profile: a measured number stretches every estimate.
+However the work is ordered, the cores must do all of it: a step takes at least all workers' compute, messages, sums
+and optimizer's steps over the number of cores. So what fills gaps (split backwards) gains nothing there, and what
+adds work costs. Beside that, the machine may be slower or quicker than its profile: a measured number stretches every
+estimate.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 
 from planaria.estimate.conditions import Conditions
 from planaria.estimate.durations import Durations
@@ -30,8 +32,22 @@ def least_step_s(
     if conditions.num_cores is None:
         return 0.0
     sums = sum(durations.sum_s(worker, group) for worker, groups in plan.groups_of.items() for group in groups)
-    busy = sum(compute_s.values()) + sums + sum(durations.apply_s(worker) for worker in plan.workers)
+    applies = sum(durations.apply_s(worker) for worker in plan.workers)
+    busy = sum(compute_s.values()) + _messages_s(plan, durations) + sums + applies
     return busy / conditions.num_cores + durations.vote_s
+
+
+def _messages_s(plan: Plan, durations: Durations) -> float:
+    """Of activations down all routes and gradients back: on one machine a message is work of its cores, too."""
+    seconds = 0.0
+    for route in plan.routes:
+        down = sum(
+            durations.message_s(hop.worker, following.worker, hop.end_layer)
+            for hop, following in pairwise(route.hops)
+            if hop.worker != following.worker
+        )
+        seconds += 2 * len(route.microbatches) * down
+    return seconds
 
 
 def on_shared_cores(found: Outline, plan: Plan, durations: Durations, conditions: Conditions) -> Outline:

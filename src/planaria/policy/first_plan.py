@@ -53,7 +53,7 @@ compute costs some hundredths of a step at least."""
 UNEVEN = 0.99
 """Such a set is left out unless a step takes so much less: a loss in its largest pipeline costs more."""
 
-ALIKE = 0.005
+ALIKE = 0.01
 """Where workers share cores, plans worth so much less than the best are as good: all have about the same work to do.
 The one that uses most nodes is taken."""
 
