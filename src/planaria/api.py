@@ -346,6 +346,9 @@ def _run_folder(job: Job, name: str, *, resume: bool) -> Iterator[tuple[Job, Run
     A new folder goes away again when the job is refused or interrupted before its first record: the name stays free.
     """
     job = msgspec.structs.replace(job, run=msgspec.structs.replace(job.run, name=name))
+    if job.model.weights is not None:  # `planaria export` reads its config from there, from any folder
+        weights = str(Path(job.model.weights).absolute())
+        job = msgspec.structs.replace(job, model=msgspec.structs.replace(job.model, weights=weights))
     if resume:
         path = Path(job.run.folder) / name
         if not path.exists():

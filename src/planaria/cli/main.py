@@ -225,7 +225,7 @@ def train(
 @click.argument("run", type=RUN_FOLDER)
 @click.option("--to", "target", required=True, type=click.Path(path_type=Path), help="Folder to write.")
 def export(run: Path, target: Path) -> int:
-    """Write RUN's last checkpoint as a Hugging Face folder.
+    """Write RUN's last checkpoint and its tokenizer as a Hugging Face folder.
 
     RUN is a run folder, for instance runs/demo. `from_pretrained` of transformers loads what is written.
     """

@@ -18,9 +18,9 @@ SEPARATOR_ID = 256
 MASK_ID = 257
 PAD_ID = 258
 
-_SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
-_MASKS = ("[MASK]", "<mask>")
-_PADS = ("[PAD]", "<pad>", "<|padding|>")
+SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
+MASKS = ("[MASK]", "<mask>")
+PADS = ("[PAD]", "<pad>", "<|padding|>")
 
 Ids = npt.NDArray[Any]
 
@@ -31,6 +31,16 @@ class Tokenizer(Protocol):
     @property
     def identity(self) -> str:
         """Two tokenizers with one identity give the same ids."""
+        ...
+
+    @property
+    def separator_id(self) -> int | None:
+        """Ends a document."""
+        ...
+
+    @property
+    def content(self) -> bytes | None:
+        """Of its tokenizer.json, if it has one."""
         ...
 
     @property
@@ -55,6 +65,8 @@ class ByteTokenizer:
     vocab_size: int = 259
     mask_token_id: int | None = MASK_ID
     pad_token_id: int | None = PAD_ID
+    separator_id: int | None = SEPARATOR_ID
+    content: bytes | None = None
 
     def encode(self, text: bytes) -> Ids:
         ids = np.empty(len(text) + 1, dtype=np.uint16)
@@ -77,12 +89,14 @@ class FileTokenizer:
                 f"data.tokenizer = {str(path)!r} cannot be loaded ({error}). "
                 f'Give the path of a tokenizer.json, or "{BYTES}".'
             ) from error
+        self.content: bytes | None = content
         self.identity = hashlib.sha256(content).hexdigest()
         ids = self._backend.get_vocab(with_added_tokens=True)
         self.vocab_size: int = max(ids.values(), default=-1) + 1
-        self.mask_token_id: int | None = next((ids[name] for name in _MASKS if name in ids), None)
-        self.pad_token_id: int | None = next((ids[name] for name in _PADS if name in ids), None)
-        self._separator: list[int] = [ids[name] for name in _SEPARATORS if name in ids][:1]
+        self.mask_token_id: int | None = next((ids[name] for name in MASKS if name in ids), None)
+        self.pad_token_id: int | None = next((ids[name] for name in PADS if name in ids), None)
+        self.separator_id: int | None = next((ids[name] for name in SEPARATORS if name in ids), None)
+        self._separator = [] if self.separator_id is None else [self.separator_id]
         self._dtype = id_dtype(self.vocab_size)
 
     def encode(self, text: bytes) -> Ids:

@@ -26,6 +26,9 @@ TokenArray = npt.NDArray[np.unsignedinteger[Any]] | npt.NDArray[np.signedinteger
 
 _TOKENS = "tokens.bin"
 _ABOUT = "tokens.json"
+TOKENIZER = "tokenizer.json"
+"""A copy of the job's, if it has one, so that a run's export needs nothing outside of its folder."""
+
 _FORMAT = 2
 _CHUNK_TOKENS = 1 << 22
 _MAX_CHUNKS = 256
@@ -144,6 +147,8 @@ def prepare_tokens(section: DataSection, folder: Path, check: Check = lambda abo
         for file in files if section.source != PYTHON_STDLIB else ():
             check_text(file, f"data.source = {section.source!r}")
         about = _write_tokens(section, tokenizer, files, folder, key, check)
+    if tokenizer.content is not None:
+        (folder / TOKENIZER).write_bytes(tokenizer.content)
     temporary = folder / (_ABOUT + ".new")
     temporary.write_bytes(msgspec.json.format(msgspec.json.encode(about), indent=2))
     os.replace(temporary, folder / _ABOUT)

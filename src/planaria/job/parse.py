@@ -172,8 +172,12 @@ def job_from_json(data: bytes) -> Job:
     return job
 
 
+_NOT_COMPARED = ("steps", "weights")
+"""train.steps may be raised; model.weights is a path to what a run began with, and a checkpoint has its own."""
+
+
 def job_fingerprint(job: Job) -> str:
-    """SHA-256 (hex) over what determines the numbers beside the data and train.steps: the sections model and train.
+    """SHA-256 (hex) over what determines the numbers beside the data: the sections model and train.
 
     Fields at their defaults are left out, so that a field that is new leaves older jobs' fingerprints as they were.
     """
@@ -182,19 +186,19 @@ def job_fingerprint(job: Job) -> str:
 
 
 def _given(section: Section) -> Table:
-    """The fields that are not at their defaults; without train.steps, which may be raised."""
+    """The fields that are compared and not at their defaults."""
     fields = {field.name: field for field in msgspec.structs.fields(section)}
-    values = {name: getattr(section, name) for name in fields if name != "steps"}
+    values = {name: getattr(section, name) for name in fields if name not in _NOT_COMPARED}
     return {name: value for name, value in values.items() if value not in (fields[name].default, {})}
 
 
 def changed_numbers(old: Job, new: Job) -> tuple[str, ...]:
-    """The fields that determine the numbers and differ, as "section.key"; neither the data nor train.steps are."""
+    """The fields of [model] and [train] that differ and must not, as "section.key"."""
     return tuple(
         f"{section}.{field}"
         for section in ("model", "train")
         for field in getattr(old, section).__struct_fields__
-        if field != "steps" and getattr(getattr(old, section), field) != getattr(getattr(new, section), field)
+        if field not in _NOT_COMPARED and getattr(getattr(old, section), field) != getattr(getattr(new, section), field)
     )
 
 

@@ -14,13 +14,22 @@ from planaria.model.load import load_family, load_huggingface_model
 from planaria.model.model import ModelError
 
 
-def export(job: Job, tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
+def export(
+    job: Job,
+    tensors: Mapping[str, torch.Tensor],
+    folder: Path,
+    *,
+    eos_token_id: int | None = None,
+    pad_token_id: int | None = None,
+) -> None:
     """Writes config.json and safetensors.
 
     Args:
         job: what the weights were trained for.
         tensors: every parameter, by `ParameterSpec.name`.
         folder: made if absent; files of the same names are replaced.
+        eos_token_id: of the tokenizer; None: it has none.
+        pad_token_id: likewise.
 
     Raises:
         ModelError: the model is not a Hugging Face model, or `tensors` are not its parameters.
@@ -44,6 +53,8 @@ def export(job: Job, tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
             f"{len(differences)} tensors are not this job's model's: {name!r} has shape {found.get(name)}, "
             f"expected {shapes.get(name)}. Export with the job file of the run."
         )
+    model.config.bos_token_id = model.config.eos_token_id = eos_token_id
+    model.config.pad_token_id = pad_token_id
     with SkipRandomFill():
         whole: Any = family.model_class(model.config)
     _fill(whole, tensors)
