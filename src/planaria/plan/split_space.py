@@ -7,10 +7,12 @@ message stays inside the node.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property, lru_cache
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -92,7 +94,9 @@ class Space:
 
     def rows(self, splits: Sequence[Split]) -> tuple[Floats, Floats, Floats]:
         """Forward, backward and link times of the chains of splits with equally many stages, one a row."""
-        stages = np.array(splits, dtype=np.int64)
+        numbers = chain.from_iterable(chain.from_iterable(splits))
+        shape = (len(splits), len(splits[0]), 2)
+        stages = np.fromiter(numbers, dtype=np.int64, count=math.prod(shape)).reshape(shape)
         end, devices = stages[:, :, 0], stages[:, :, 1]
         start = np.concatenate([np.zeros_like(end[:, :1]), end[:, :-1]], axis=1)
         place = np.searchsorted(self.counts, devices)
@@ -133,7 +137,7 @@ class Space:
         """Splits that differ in a layer or in the devices of two neighbouring stages; unchecked for memory."""
         ends, devices = [end for end, _ in split], [count for _, count in split]
         starts = [0, *ends[:-1]]
-        yield from self._one_layer_moved(ends, devices)
+        yield from self._one_layer_moved(split)
         allowed = set(self.counts.tolist())
         used = 0
         for at in range(len(split) - 1):
@@ -154,15 +158,16 @@ class Space:
                         yield (*split[:at], (cut, first), (end, count - first), *split[at + 1 :])
 
     @staticmethod
-    def _one_layer_moved(ends: list[int], devices: list[int]) -> Iterator[Split]:
+    def _one_layer_moved(split: Split) -> Iterator[Split]:
         """A layer goes from one stage to another, and so does one across each stage between; near ones first."""
-        layers = [end - start for start, end in zip([0, *ends[:-1]], ends, strict=True)]
-        for distance in range(1, len(ends)):
-            for at in range(len(ends) - distance):
-                for step, giver in ((1, at + distance), (-1, at)):
+        layers = [end - start for start, (end, _) in zip([0, *(end for end, _ in split[:-1])], split, strict=True)]
+        later, earlier = (tuple((end + step, devices) for end, devices in split) for step in (1, -1))
+        for distance in range(1, len(split)):
+            for at in range(len(split) - distance):
+                beyond = at + distance
+                for moved, giver in ((later, beyond), (earlier, at)):
                     if layers[giver] > 1:
-                        moved = [end + step * (at <= place < at + distance) for place, end in enumerate(ends)]
-                        yield tuple(zip(moved, devices, strict=True))
+                        yield (*split[:at], *moved[at:beyond], *split[beyond:])
 
     def num_splits(self, nodes: int) -> float:
         """Of all splits, whether they fit or not."""
