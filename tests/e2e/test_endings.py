@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import signal
@@ -87,7 +88,15 @@ def test_a_terminal_that_closes(command: Command, text: Path) -> None:
         preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY) and None,
     )
     os.close(slave)
-    command.wait_for_step(2)
+    metrics = command.folder / "runs" / "job" / "metrics.jsonl"
+    os.set_blocking(master, False)
+
+    def has_begun() -> bool:
+        with contextlib.suppress(BlockingIOError):
+            os.read(master, 1 << 16)  # or writing there waits
+        return metrics.exists() and metrics.read_text().count("\n") >= 2
+
+    assert wait_until(has_begun)
     os.close(master)
     assert process.wait(DEADLINE_S) == 128 + signal.SIGHUP
     assert_saved(command)
