@@ -10,7 +10,7 @@ from typing import get_args
 
 import pytest
 
-from planaria.api import read_profile, train
+from planaria.api import read_profile, reference, train
 from planaria.checkpoint.manifest import MANIFEST, newest, read_manifest, weights_sha256
 from planaria.checkpoint.state import read_parameters
 from planaria.coordinator.journal import Journal
@@ -89,6 +89,11 @@ def test_a_run_goes_on_to_the_same_bits(made: Path) -> None:
     result = train(load_job("job.toml"), resume=True)
     assert (result.status.value, result.steps) == ("completed", 8)
     assert result.weights_sha256 == expected
+
+
+def test_a_run_is_made_longer_and_repeated(made: Path) -> None:
+    job = load_job("job.toml", ["train.steps=10"])
+    assert train(job, resume=True).weights_sha256 == reference(job, replay=made / "run").weights_sha256
 
 
 def test_a_run_does_not_go_on_with_other_data(made: Path) -> None:

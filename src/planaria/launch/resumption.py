@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from planaria.checkpoint.manifest import newest
 from planaria.checkpoint.numerics import NUMERICS_VERSION
@@ -135,12 +136,12 @@ def schedule_of(folder: RunFolder, job: Job) -> Ends:
         _, manifest, _ = newest(folder.checkpoints, job_fingerprint(job))
     except UserError:
         return ()  # it saved nothing: nobody went on from it
-    if len({stretch.data for stretch in manifest.history}) > 1:
-        since = manifest.history[-1].since
-        raise UserError(
-            f"--replay {folder.path}: its data changed after step {since}, and those of before are not kept. "
-            "Replay a run whose data stayed the same."
-        )
+    for before, after in pairwise(manifest.history):
+        if before.data is not None and after.data is not None and before.data.changes(after.data):
+            raise UserError(
+                f"--replay {folder.path}: its data changed after step {after.since}, and those of before are not kept. "
+                "Replay a run whose data stayed the same."
+            )
     ends = schedule_ends(manifest.history)
     if ends and job.train.steps > ends[-1][1]:
         raise UserError(
