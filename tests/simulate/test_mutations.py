@@ -248,7 +248,7 @@ def sums_go_on_though_samples_are_left_out(patch: Patch) -> None:
 
 
 def a_manifest_is_taken_for_that_of_another_step(patch: Patch) -> None:
-    patch.setattr(Checkpoints, "is_under_way", lambda self, step: self.under_way is not None)
+    patch.setattr(Checkpoints, "is_made_whole", lambda self, step, folder: self.under_way is not None)
 
 
 def gathering_counts_workers_of_nodes_that_come_later(patch: Patch) -> None:
