@@ -21,6 +21,7 @@ from planaria.plan.chain import Floats
 from planaria.plan.plan import ScheduleKind
 
 
+@lru_cache(maxsize=4096)
 def path_weights(schedule: ScheduleKind, num_microbatches: int, after: int | None, stages: int | None) -> Floats:
     """The weights of every path, one a row.
 

@@ -10,7 +10,7 @@ passes is a candidate; candidates, those of a sweep over period bounds, and thei
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
 from itertools import islice
@@ -73,6 +73,8 @@ _TOGETHER = 16
 
 Times = dict[tuple[int, Split], float]
 """Of a number of microbatches and a split, simulated step times."""
+_Row = tuple[Floats, Floats, Floats]
+"""Forward, backward and link times of a split's stages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,25 +130,30 @@ class StepTimeSearch:
         self._branches = budget >= _STATES_PER_BRANCHES * self._states
         self._enumerate_up_to = enumerate_up_to
         self._times: dict[Split, float] = {}
+        self._top: list[tuple[float, Split]] = []
+        """The best of these, which are looked at."""
         self._scored_before: Times = {} if times is None else times
         self._only_best = only_best
-        self._worse: set[Split] = set()
-        """Neighbours that were left unscored."""
+        self._seen: set[Split] = set()
+        """What was scored, and neighbours that were left unscored."""
         self._planes = Planes(space, nodes, num_microbatches, compiled=compiled)
 
     @property
     def scored(self) -> tuple[Split, ...]:
         """The candidates, best first; those that are as good as equal are ordered by how uneven their stages are."""
-        if not self._times:
-            return ()
-        best = self._best() * (1 + _EQUAL)
-        equal = [split for split, time in self._times.items() if time <= best]
-        others = sorted((time, split) for split, time in self._times.items() if time > best)
-        return (*sorted(equal, key=lambda split: (self._unevenness(split), split)), *(split for _, split in others))
+        equal = self._equal()
+        others = sorted((time, split) for split, time in self._times.items() if split not in equal)
+        return (*sorted(equal, key=lambda split: (equal[split], split)), *(split for _, split in others))
 
-    def _unevenness(self, split: Split) -> float:
-        forwards, backwards, _ = self._space.rows([split])
-        return round(float(((forwards + backwards) ** 2).sum()), 15)
+    def _equal(self) -> dict[Split, float]:
+        """The candidates that are as good as the best, and how uneven their stages are."""
+        most = self._best() * (1 + _EQUAL) if self._times else 0.0
+        uneven: dict[Split, float] = {}
+        for same in _by_length(split for split, time in self._times.items() if time <= most):
+            forwards, backwards, _ = self._space.rows(same)
+            squares = ((forwards + backwards) ** 2).sum(axis=1)
+            uneven.update((split, round(square, 15)) for split, square in zip(same, squares.tolist(), strict=True))
+        return uneven
 
     def time_s(self, split: Split) -> float:
         """Simulated step time of a split."""
@@ -167,55 +174,63 @@ class StepTimeSearch:
         return self._found(low)
 
     def _found(self, low: float) -> Found:
-        split = self.scored[0]
+        equal = self._equal()
+        split = min(equal, key=lambda split: (equal[split], split))
         return Found(split=split, time_s=self._times[split], lower_bound_s=min(low, self._best()))
 
     def _best(self) -> float:
-        return min(self._times.values())
+        return self._top[0][0]
 
     # Scoring
 
-    def _score(self, splits: Iterable[Split]) -> None:
-        by_length: dict[int, list[Split]] = {}
+    def _score(self, splits: Iterable[Split], rows: Mapping[Split, _Row] | None = None) -> None:
+        """`rows`: of these splits, where they are known."""
+        new: dict[Split, float] = {}
+        unknown: list[Split] = []
         for split in splits:
             if split in self._times:
                 continue
             known_s = self._scored_before.get((self._num, split))
             if known_s is None:
-                by_length.setdefault(len(split), []).append(split)
+                unknown.append(split)
             else:
-                self._times[split] = known_s
-        for same in by_length.values():
-            rows = charged(*self._space.rows(same), overlap=self._space.overlap)
-            times = times_s(*rows, self._num, self._space.schedule, compiled=self._compiled).tolist()
-            self._times.update(zip(same, times, strict=True))
+                new[split] = known_s
+        for same in _by_length(unknown):
+            if rows is None:
+                forward, backward, link = self._rows(same)
+            else:
+                forward, backward, link = map(np.array, zip(*(rows[split] for split in same), strict=True))
+            seconds = times_s(forward, backward, link, self._num, self._space.schedule, compiled=self._compiled)
+            times = seconds.tolist()
+            new.update(zip(same, times, strict=True))
             self._scored_before.update(((self._num, split), time) for split, time in zip(same, times, strict=True))
+        self._times |= new
+        self._seen |= new.keys()
+        self._top = nsmallest(_LOOKED_AT, (*self._top, *((time, split) for split, time in new.items())))
 
-    def _score_near(self, splits: Iterable[Split]) -> None:
+    def _score_near(self, splits: Sequence[Split]) -> None:
         """Those that may be among the best that are looked at, or as good as the best; the likeliest first."""
-        listed = list(splits)
         if not self._only_best:
-            self._score(listed)
+            self._score(splits)
             return
-        by_length: dict[int, list[Split]] = {}
-        for split in listed:
-            by_length.setdefault(len(split), []).append(split)
         bounds: list[tuple[float, Split]] = []
-        for same in by_length.values():
-            rows = charged(*self._space.rows(same), overlap=self._space.overlap)
-            least = bounds_s(*rows, self._num, self._space.schedule).tolist()
-            bounds += zip(least, same, strict=True)
+        rows: dict[Split, _Row] = {}
+        for same in _by_length(splits):
+            arrays = self._rows(same)
+            bounds += zip(bounds_s(*arrays, self._num, self._space.schedule).tolist(), same, strict=True)
+            rows.update(zip(same, zip(*arrays, strict=True), strict=True))
         bounds.sort()
         for at in range(0, len(bounds), _TOGETHER):
-            looked_at = nsmallest(_LOOKED_AT, self._times.values())
             most = float("inf")
-            if len(looked_at) == _LOOKED_AT:
-                most = max(looked_at[-1], looked_at[0] * (1 + _EQUAL)) * (1 + _SLACK)
+            if len(self._top) == _LOOKED_AT:
+                most = max(self._top[-1][0], self._best() * (1 + _EQUAL)) * (1 + _SLACK)
             if bounds[at][0] > most:
-                self._worse.update(split for _, split in bounds[at:])
                 break
-            self._score(split for least_s, split in bounds[at : at + _TOGETHER] if least_s <= most)
-            self._worse.update(split for least_s, split in bounds[at : at + _TOGETHER] if least_s > most)
+            self._score((split for least_s, split in bounds[at : at + _TOGETHER] if least_s <= most), rows)
+        self._seen.update(splits)
+
+    def _rows(self, same: Sequence[Split]) -> _Row:
+        return charged(*self._space.rows(same), overlap=self._space.overlap)
 
     # Candidates from period bounds
 
@@ -395,12 +410,20 @@ class StepTimeSearch:
         smaller = min(self._nodes * self._space.per_node, self._space.num_layers)
         left = int(_NEIGHBOUR_EVENTS / (2 * (smaller + 1) * self._num)) + 1
         while left > 0 and self._best() > low * self._close:
-            best = nsmallest(_LOOKED_AT, self._times, key=lambda split: (self._times[split], split))
-            split = next((split for split in best if split not in done), None)
+            split = next((split for _, split in self._top if split not in done), None)
             if split is None:
                 break
             done.add(split)
-            new = (s for s in self._space.neighbours(split) if s not in self._times and s not in self._worse)
+            new = (near for near in self._space.neighbours(split) if near not in self._seen)
             near = list(islice(new, min(left, _NEIGHBOURS)))
-            self._score_near(filter(self._space.fits, near) if self._space.limited else near)
+            fitting = (split for same in _by_length(near) for split in self._space.fitting(same))
+            self._score_near(list(fitting) if self._space.limited else near)
             left -= len(near)
+
+
+def _by_length(splits: Iterable[Split]) -> Iterable[list[Split]]:
+    """The splits with equally many stages together."""
+    found: dict[int, list[Split]] = {}
+    for split in splits:
+        found.setdefault(len(split), []).append(split)
+    return found.values()

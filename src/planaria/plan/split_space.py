@@ -87,18 +87,14 @@ class Space:
     def __post_init__(self) -> None:
         object.__setattr__(self, "back", self.ahead.reversed())
 
-    @property
+    @cached_property
     def limited(self) -> bool:
         """Whether some stage's memory depends on its place."""
         return bool((self.ahead.limit < ALWAYS).any())
 
     def rows(self, splits: Sequence[Split]) -> tuple[Floats, Floats, Floats]:
         """Forward, backward and link times of the chains of splits with equally many stages, one a row."""
-        numbers = chain.from_iterable(chain.from_iterable(splits))
-        shape = (len(splits), len(splits[0]), 2)
-        stages = np.fromiter(numbers, dtype=np.int64, count=math.prod(shape)).reshape(shape)
-        end, devices = stages[:, :, 0], stages[:, :, 1]
-        start = np.concatenate([np.zeros_like(end[:, :1]), end[:, :-1]], axis=1)
+        start, end, devices = _stages(splits)
         place = np.searchsorted(self.counts, devices)
         within = (np.cumsum(devices, axis=1) % self.per_node != 0).astype(np.int64)
         walls = self.ahead
@@ -117,6 +113,13 @@ class Space:
                 return False
             start = end
         return True
+
+    def fitting(self, splits: Sequence[Split]) -> list[Split]:
+        """Those of splits with equally many stages that fit."""
+        start, end, devices = _stages(splits)
+        follow = self.ahead.limit[np.searchsorted(self.counts, devices), start, end]
+        fits = (follow >= np.arange(len(splits[0]))[::-1]).all(axis=1)
+        return [splits[at] for at in np.flatnonzero(fits).tolist()]
 
     @cached_property
     def _follow(self) -> dict[int, list[list[int]]]:
@@ -203,6 +206,16 @@ class Space:
                 for end in ends[used + devices][bisect_right(ends[used + devices], start) :]
             ]
             begun += reversed(following)
+
+
+def _stages(splits: Sequence[Split]) -> tuple[Ints, Ints, Ints]:
+    """First and end layers and numbers of devices of the stages of splits with equally many, one split a row."""
+    numbers = chain.from_iterable(chain.from_iterable(splits))
+    shape = (len(splits), len(splits[0]), 2)
+    stages = np.fromiter(numbers, dtype=np.int64, count=math.prod(shape)).reshape(shape)
+    end, devices = stages[:, :, 0], stages[:, :, 1]
+    start = np.concatenate([np.zeros_like(end[:, :1]), end[:, :-1]], axis=1)
+    return start, end, devices
 
 
 def spaces(

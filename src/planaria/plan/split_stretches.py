@@ -114,8 +114,9 @@ class StretchLook:
         same = (used[1:] == used[:-1]) & (start[1:] == start[:-1]) & (stretch[1:] == stretch[:-1]).all(axis=1)
         first[1:] = ~same
         states = _States(used[first], start[first], way[first], stretch[first], parent[first])
-        for column in range(1 + self._remembered):
-            states = _undominated(states, column)
+        if ((states.used[1:] == states.used[:-1]) & (states.start[1:] == states.start[:-1])).any():
+            for column in range(1 + self._remembered):
+                states = _undominated(states, column)
         return states
 
     def _stages_of(

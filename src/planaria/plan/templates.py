@@ -90,8 +90,9 @@ def make_templates(
         PlanError: the model does not fit, or f + 1 replicas do not.
     """
     is_tight = settings.shadows and settings.memory_bytes > 0
-    made = _with_shadows(profile, settings) if is_tight else _make(profile, settings, None, {}, without)
-    return tuple(template for template in made if template.num_nodes not in without)
+    if is_tight:
+        return _with_shadows(profile, settings, without)
+    return _make(profile, settings, None, {}, without)[1]
 
 
 def fewest_nodes(profile: ModelProfile, settings: PlannerSettings) -> int:
@@ -104,30 +105,33 @@ def fewest_nodes(profile: ModelProfile, settings: PlannerSettings) -> int:
     return smallest
 
 
-def _with_shadows(profile: ModelProfile, settings: PlannerSettings) -> tuple[Template, ...]:
+def _with_shadows(profile: ModelProfile, settings: PlannerSettings, without: Collection[int]) -> tuple[Template, ...]:
     """The best of those whose stages have at most so much state, each with room for as much of another's, for several
     such limits. A template for which only uneven states would fit may be missed; bounds are those without shadows.
     """
     times: Times = {}
     limits = _largest_states(profile)
-    plain = _make(profile, dataclasses.replace(settings, shadows=False), None, times, num_calls=1 + len(limits))
+    as_plain = dataclasses.replace(settings, shadows=False)
+    _, plain = _make(profile, as_plain, None, times, without, num_calls=1 + len(limits))
+    sizes: set[int] = set()
     found: dict[int, Template] = {}
     for largest_state in limits:
         try:
-            made = _make(profile, settings, largest_state, times)
+            fitting, made = _make(profile, settings, largest_state, times, without)
         except PlanError:
             continue  # not with this limit
+        sizes.update(fitting)
         for template in made:
             before = found.get(template.num_nodes)
             if before is None or template.objective_s < before.objective_s:
                 found[template.num_nodes] = template
-    if not found:
+    if not sizes:
         raise PlanError(
             f"No split onto {_count(settings.num_nodes, 'node')} leaves every worker room for a shadow of its "
             f"successor's state on devices of {_size(settings.memory_bytes)}. Use more nodes or devices with more "
             "memory, or plan without shadows."
         )
-    most = settings.num_nodes - settings.fault_tolerance * min(found)
+    most = settings.num_nodes - settings.fault_tolerance * min(sizes)
     bounds = {template.num_nodes: template.lower_bound_s for template in plain}
     return tuple(
         dataclasses.replace(found[nodes], lower_bound_s=bounds.get(nodes, 0.0))
@@ -155,9 +159,12 @@ def _make(
     times: Times,
     without: Collection[int] = (),
     num_calls: int = 1,
-) -> tuple[Template, ...]:
-    """With `largest_state`, see `make_space`; `times`: of splits, as far as they are known; `num_calls`: of this one
-    and those that follow."""
+) -> tuple[list[int], tuple[Template, ...]]:
+    """The numbers of nodes that have a template, and those templates that are asked for.
+
+    With `largest_state`, see `make_space`; `times`: of splits, as far as they are known; `num_calls`: of this one and
+    those that follow.
+    """
     space_of = spaces(profile, settings, largest_state)
     smallest, fitting = _node_counts(profile, settings, space_of)
     check_replicas(settings.num_nodes, smallest, settings.fault_tolerance)
@@ -168,7 +175,7 @@ def _make(
     share = min(1.0, _FULL_BUDGETS / max(len(sizes), 1))
     wanted = (nodes for nodes in sizes if nodes not in without)
     found = ((nodes, _best(space_of(nodes), settings, nodes, share, compiled, times)) for nodes in wanted)
-    return tuple(_template(profile, settings, nodes, best) for nodes, best in found)
+    return sizes, tuple(_template(profile, settings, nodes, best) for nodes, best in found)
 
 
 def _best(space: Space, settings: PlannerSettings, nodes: int, share: float, compiled: bool, times: Times) -> Found:
