@@ -8,11 +8,13 @@ import msgspec
 import pytest
 
 from planaria.plan.compiled import WORTH_S
+from planaria.plan.costs import StageCosts
 from planaria.plan.oobleck import OobleckSearch, objective_s
 from planaria.plan.profile import LayerTimes, LinkCost, Links
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.split_planes import plain_s
-from planaria.plan.split_search import StepTimeSearch, Times
+from planaria.plan.split_search import StepTimeSearch
+from planaria.plan.split_shared import Shared
 from planaria.plan.split_space import make_space
 from tests.plan.instances import Instance, all_splits, instances
 from tests.plan.paper_planner import divide_and_conquer
@@ -174,7 +176,7 @@ def test_what_need_not_be_scored_changes_nothing() -> None:
     spared = 0
     for instance in instances(300, seed=11, most_layers=12, most_nodes=6):
         space = make_space(instance.profile, instance.settings)
-        times: Times = {}
+        shared = Shared()
         searches = [
             StepTimeSearch(
                 space,
@@ -182,7 +184,7 @@ def test_what_need_not_be_scored_changes_nothing() -> None:
                 instance.microbatches,
                 compiled=False,
                 enumerate_up_to=0,
-                times=times,
+                shared=shared,
                 only_best=only,
             )
             for only in (True, False)
@@ -191,3 +193,30 @@ def test_what_need_not_be_scored_changes_nothing() -> None:
         assert founds[0] == founds[1] == founds[2]
         spared += len(searches[1].scored) - len(searches[0].scored)
     assert spared > 100
+
+
+def test_what_searches_share_changes_nothing() -> None:
+    """Searches whose stages have other memory find the same, with or without each other, and spare some of the way."""
+    num_searches = num_climbs = num_descents = num_tight = 0
+    for instance in instances(400, seed=12, most_layers=12, most_nodes=4):
+        most = StageCosts(instance.profile).state_bytes(0, instance.profile.num_layers)
+        limits = (None, *(most * tenth // 10 for tenth in range(2, 11, 2)))
+        shared = Shared()
+        for limit in limits:
+            settings = replace(instance.settings, memory_bytes=0 if limit is None else 900)
+            space = make_space(instance.profile, settings, limit)
+            alone, beside = (
+                StepTimeSearch(
+                    space, instance.nodes, instance.microbatches, enumerate_up_to=0, shared=known, only_best=True
+                )
+                for known in (None, shared)
+            )
+            found = alone.run()
+            assert beside.run() == found
+            num_searches += found is not None
+            num_tight += space.limited and found is not None
+        num_climbs += sum(map(len, shared.climbs.values()))
+        num_descents += len(shared.descents)
+    assert num_tight > 400
+    assert num_descents < 0.9 * num_searches
+    assert num_climbs < 0.9 * 2 * num_searches

@@ -23,6 +23,7 @@ from planaria.plan.plan import ScheduleKind
 from planaria.plan.split_branches import BranchLook
 from planaria.plan.split_paths import bounds_s
 from planaria.plan.split_planes import Planes, plain_s
+from planaria.plan.split_shared import Climb, Fit, Shared, limits_digest
 from planaria.plan.split_space import Space, Split
 from planaria.plan.split_stretches import StretchLook
 
@@ -71,8 +72,6 @@ _LOOKED_AT = 4
 _TOGETHER = 16
 """Neighbours that are scored at once, before it is asked again which may still be among these."""
 
-Times = dict[tuple[int, Split], float]
-"""Of a number of microbatches and a split, simulated step times."""
 _Row = tuple[Floats, Floats, Floats]
 """Forward, backward and link times of a split's stages."""
 
@@ -96,7 +95,7 @@ class StepTimeSearch:
         compiled: use numba, or not; None: where it pays.
         enumerate_up_to: splits up to which all are scored.
         budget: states that the search for a bound may pass.
-        times: of splits that other searches scored, of the same layers and devices; those scored now are added. None:
+        shared: what other searches found, of the same layers, nodes and devices; what is found now is added. None:
             there are none.
         only_best: nobody asks for `scored`, so neighbours that cannot be the best need not be scored.
     """
@@ -110,7 +109,7 @@ class StepTimeSearch:
         compiled: bool | None = None,
         enumerate_up_to: int = ENUMERATE,
         budget: float = BUDGET,
-        times: Times | None = None,
+        shared: Shared | None = None,
         only_best: bool = False,
     ) -> None:
         self._space = space
@@ -132,7 +131,18 @@ class StepTimeSearch:
         self._times: dict[Split, float] = {}
         self._top: list[tuple[float, Split]] = []
         """The best of these, which are looked at."""
-        self._scored_before: Times = {} if times is None else times
+        self._is_shared = shared is not None
+        self._shared = shared or Shared()
+        if self._shared.widest is None:
+            self._shared.widest = space
+        self._is_within = bool((space.ahead.limit <= self._shared.widest.ahead.limit).all())
+        self._asked: list[Split] = []
+        """All that were to be scored, except neighbours."""
+        self._aside: dict[Split, float] = {}
+        """None of the best: as long as it is no neighbour of theirs, nothing depends on it."""
+        self._met_aside = False
+        self._climbed: Climb | None = None
+        self._fits: list[Fit] = []
         self._only_best = only_best
         self._seen: set[Split] = set()
         """What was scored, and neighbours that were left unscored."""
@@ -157,20 +167,21 @@ class StepTimeSearch:
 
     def time_s(self, split: Split) -> float:
         """Simulated step time of a split."""
-        self._score([split])
+        self._ask([split])
         return self._times[split]
 
     def run(self) -> Found | None:
         """The best split found, or None where none fits the memory."""
         if self._space.num_splits(self._nodes) <= self._enumerate_up_to:
-            self._score(self._space.splits(self._nodes, self._enumerate_up_to) or ())
+            self._ask(self._space.splits(self._nodes, self._enumerate_up_to) or ())
             return self._found(np.inf) if self._times else None
         self._sweep()
         if not self._times:
             return None
-        self._improve(0.0)
-        low = self._descend()
-        self._improve(low)
+        self._climb(0.0)
+        low = self._bound()
+        self._climb(low)
+        self._times |= self._aside
         return self._found(low)
 
     def _found(self, low: float) -> Found:
@@ -181,7 +192,60 @@ class StepTimeSearch:
     def _best(self) -> float:
         return self._top[0][0]
 
+    # What other searches found
+
+    def _shortest(self, cap_s: float, hidden: bool) -> Split | None:
+        """The shortest way under a period bound: that of a space which allows more, where it is allowed."""
+        known, at = self._shared.shortest, (cap_s, hidden)
+        if self._is_within and at in known:
+            split = known[at]
+            if split is None or self._space.allows(split):
+                return split
+        split = self._planes.shortest(cap_s, hidden)
+        if self._space is self._shared.widest:
+            known[at] = split
+        return split
+
+    def _bound(self) -> float:
+        """`_descend`, which looks at no stage that takes as long for all microbatches as the best step does."""
+        if not self._is_shared:
+            return self._descend()
+        most = min(self._nodes * self._space.per_node, self._space.num_layers)
+        digest = limits_digest(self._space, most, self._best() / self._num)
+        at = (self._num, self._budget, self._best(), digest)
+        if at in self._shared.descents:
+            low, asked = self._shared.descents[at]
+            self._ask(asked)
+        else:
+            before = len(self._asked)
+            low = self._descend()
+            self._shared.descents[at] = low, self._asked[before:]
+        return low
+
+    def _climb(self, low: float) -> None:
+        """`_improve`, as a search did that knew the same before and was told the same of its neighbours' memory."""
+        if not self._is_shared:
+            self._improve(low)
+            return
+        at = (self._num, self._only_best, low, frozenset(self._asked), self._climbed)
+        known = self._shared.climbs.setdefault(at, [])
+        climb = next((climb for climb in known if climb.holds(self._space, self._aside)), None)
+        if climb is None:
+            self._fits, self._met_aside = [], False
+            self._improve(low)
+            climb = Climb(self._fits, dict(self._times), set(self._seen), self._top)
+            if not self._met_aside:
+                known.append(climb)
+        else:
+            self._times, self._seen, self._top = dict(climb.times), set(climb.seen), climb.top
+        self._climbed = climb
+
     # Scoring
+
+    def _ask(self, splits: Iterable[Split]) -> None:
+        asked = list(splits)
+        self._asked += asked
+        self._score(asked)
 
     def _score(self, splits: Iterable[Split], rows: Mapping[Split, _Row] | None = None) -> None:
         """`rows`: of these splits, where they are known."""
@@ -190,7 +254,7 @@ class StepTimeSearch:
         for split in splits:
             if split in self._times:
                 continue
-            known_s = self._scored_before.get((self._num, split))
+            known_s = self._shared.times.get((self._num, split))
             if known_s is None:
                 unknown.append(split)
             else:
@@ -203,7 +267,7 @@ class StepTimeSearch:
             seconds = times_s(forward, backward, link, self._num, self._space.schedule, compiled=self._compiled)
             times = seconds.tolist()
             new.update(zip(same, times, strict=True))
-            self._scored_before.update(((self._num, split), time) for split, time in zip(same, times, strict=True))
+            self._shared.times.update(((self._num, split), time) for split, time in zip(same, times, strict=True))
         self._times |= new
         self._seen |= new.keys()
         self._top = nsmallest(_LOOKED_AT, (*self._top, *((time, split) for split, time in new.items())))
@@ -246,17 +310,22 @@ class StepTimeSearch:
             if not low < high / 1.01:
                 break
             middle = (low * high) ** 0.5
-            split = self._planes.shortest(middle, hidden)
+            split = self._shortest(middle, hidden)
             if split is None:
-                low, split = middle, self._planes.shortest(high, hidden)
+                low, split = middle, self._shortest(high, hidden)
             else:
                 high = middle
         for wider in (1.08, 1.25, 1.6, 2.5):
-            split = self._planes.shortest(high * wider, hidden)
+            split = self._shortest(high * wider, hidden)
             if split is not None:
                 self._keep(split)
         if self._space.limited and (split := self._planes.fewest_stages()) is not None:
-            self._score([split])
+            is_new = split not in self._times
+            self._ask([split])
+            if self._is_shared and is_new and split not in (best for _, best in self._top):
+                self._asked.remove(split)
+                self._seen.remove(split)
+                self._aside[split] = self._times.pop(split)
 
     def _least_with_a_split(self, hidden: bool) -> tuple[float, float, Split | None]:
         """A period bound under which there is no split, and one a fifth above it with its split, if any has one."""
@@ -267,7 +336,7 @@ class StepTimeSearch:
         known: dict[int, Split | None] = {}
 
         def has_none(at: int) -> bool:
-            known[at] = self._planes.shortest(bounds[at], hidden)
+            known[at] = self._shortest(bounds[at], hidden)
             return known[at] is None
 
         last, first = 0, 1  # Steps are doubled until some bound has a split: it is often one of the first.
@@ -279,7 +348,7 @@ class StepTimeSearch:
 
     def _keep(self, split: Split) -> None:
         if self._space.fits(split):
-            self._score([split])
+            self._ask([split])
 
     def _period(self, split: Split, hidden: bool) -> float:
         forwards, backwards, links = (rows[0] for rows in self._space.rows([split]))
@@ -324,7 +393,7 @@ class StepTimeSearch:
             if look is None:
                 look = BranchLook(self._space, self._nodes, self._num, compiled=self._compiled)
             found = look.run(target, self._close, before, self._stages, _SHARE_OF_LOOK * most_events)
-            self._score(found.passed)
+            self._ask(found.passed)
             most_events -= found.events
             if found.lower_bound_s:
                 low = max(low, found.lower_bound_s)
@@ -391,7 +460,7 @@ class StepTimeSearch:
             if split is None:
                 return False
         assert split is not None
-        self._score([split])
+        self._ask([split])
         if self._times[split] <= target_s or not look:
             return True
         stretches = StretchLook(
@@ -399,7 +468,7 @@ class StepTimeSearch:
         )
         passes, split = stretches.run(budget, behind, self._stages)
         if split is not None:
-            self._score([split])
+            self._ask([split])
         return passes
 
     # Neighbours
@@ -414,11 +483,26 @@ class StepTimeSearch:
             if split is None:
                 break
             done.add(split)
-            new = (near for near in self._space.neighbours(split) if near not in self._seen)
+            new = (near for near in self._space.neighbours(split) if self._is_new(near))
             near = list(islice(new, min(left, _NEIGHBOURS)))
-            fitting = (split for same in _by_length(near) for split in self._space.fitting(same))
-            self._score_near(list(fitting) if self._space.limited else near)
+            self._score_near(self._fitting(near) if self._space.limited or self._is_shared else near)
             left -= len(near)
+
+    def _is_new(self, split: Split) -> bool:
+        if split in self._aside:
+            self._met_aside = True
+            return False
+        return split not in self._seen
+
+    def _fitting(self, splits: Sequence[Split]) -> list[Split]:
+        fitting: list[Split] = []
+        for same in _by_length(splits):
+            stages = self._space.stages(same)
+            fits = self._space.fit(stages)
+            fitting += (same[at] for at in np.flatnonzero(fits).tolist())
+            if self._is_shared:
+                self._fits.append(Fit(stages, fits))
+        return fitting
 
 
 def _by_length(splits: Iterable[Split]) -> Iterable[list[Split]]:

@@ -29,6 +29,8 @@ ALWAYS = 1 << 30
 
 Split = tuple[tuple[int, int], ...]
 """Of each stage, in layer order: the layer that it ends before, and its number of devices."""
+Stages = tuple[Ints, Ints, Ints, Ints]
+"""Of splits, one a row: places of the stages' device counts, first layers, ends, and numbers of devices."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +96,7 @@ class Space:
 
     def rows(self, splits: Sequence[Split]) -> tuple[Floats, Floats, Floats]:
         """Forward, backward and link times of the chains of splits with equally many stages, one a row."""
-        start, end, devices = _stages(splits)
-        place = np.searchsorted(self.counts, devices)
+        place, start, end, devices = self.stages(splits)
         within = (np.cumsum(devices, axis=1) % self.per_node != 0).astype(np.int64)
         walls = self.ahead
         return (
@@ -114,12 +115,25 @@ class Space:
             start = end
         return True
 
-    def fitting(self, splits: Sequence[Split]) -> list[Split]:
-        """Those of splits with equally many stages that fit."""
-        start, end, devices = _stages(splits)
-        follow = self.ahead.limit[np.searchsorted(self.counts, devices), start, end]
-        fits = (follow >= np.arange(len(splits[0]))[::-1]).all(axis=1)
-        return [splits[at] for at in np.flatnonzero(fits).tolist()]
+    def stages(self, splits: Sequence[Split]) -> Stages:
+        """Of splits with equally many stages."""
+        numbers = chain.from_iterable(chain.from_iterable(splits))
+        shape = (len(splits), len(splits[0]), 2)
+        stages = np.fromiter(numbers, dtype=np.int64, count=math.prod(shape)).reshape(shape)
+        end, devices = stages[:, :, 0], stages[:, :, 1]
+        start = np.concatenate([np.zeros_like(end[:, :1]), end[:, :-1]], axis=1)
+        return np.searchsorted(self.counts, devices), start, end, devices
+
+    def fit(self, stages: Stages) -> npt.NDArray[np.bool_]:
+        """Which of the splits with these stages fit."""
+        place, start, end, _ = stages
+        after = np.arange(end.shape[1])[::-1]
+        return np.asarray((self.ahead.limit[place, start, end] >= after).all(axis=1))
+
+    def allows(self, split: Split) -> bool:
+        """Whether every stage has the memory for what it keeps if none follows it."""
+        place, start, end, _ = self.stages([split])
+        return bool((self.ahead.limit[place, start, end] >= 0).all())
 
     @cached_property
     def _follow(self) -> dict[int, list[list[int]]]:
@@ -206,16 +220,6 @@ class Space:
                 for end in ends[used + devices][bisect_right(ends[used + devices], start) :]
             ]
             begun += reversed(following)
-
-
-def _stages(splits: Sequence[Split]) -> tuple[Ints, Ints, Ints]:
-    """First and end layers and numbers of devices of the stages of splits with equally many, one split a row."""
-    numbers = chain.from_iterable(chain.from_iterable(splits))
-    shape = (len(splits), len(splits[0]), 2)
-    stages = np.fromiter(numbers, dtype=np.int64, count=math.prod(shape)).reshape(shape)
-    end, devices = stages[:, :, 0], stages[:, :, 1]
-    start = np.concatenate([np.zeros_like(end[:, :1]), end[:, :-1]], axis=1)
-    return start, end, devices
 
 
 def spaces(

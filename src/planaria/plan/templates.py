@@ -7,6 +7,7 @@ work.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ from planaria.plan.plan import PlanError
 from planaria.plan.profile import ModelProfile
 from planaria.plan.settings import Objective, PlannerSettings
 from planaria.plan.split_planes import fewest_stages, plain_s
-from planaria.plan.split_search import BUDGET, Found, StepTimeSearch, Times
+from planaria.plan.split_search import BUDGET, Found, StepTimeSearch
+from planaria.plan.split_shared import Shared
 from planaria.plan.split_space import Space, Split, spaces
 
 
@@ -92,7 +94,9 @@ def make_templates(
     is_tight = settings.shadows and settings.memory_bytes > 0
     if is_tight:
         return _with_shadows(profile, settings, without)
-    return _make(profile, settings, None, {}, without)[1]
+    search = _Search.of(profile, settings)
+    sizes = [nodes for nodes in search.sizes if nodes not in without]
+    return tuple(_template(profile, settings, nodes, search.best(nodes)) for nodes in sizes)
 
 
 def fewest_nodes(profile: ModelProfile, settings: PlannerSettings) -> int:
@@ -109,35 +113,29 @@ def _with_shadows(profile: ModelProfile, settings: PlannerSettings, without: Col
     """The best of those whose stages have at most so much state, each with room for as much of another's, for several
     such limits. A template for which only uneven states would fit may be missed; bounds are those without shadows.
     """
-    times: Times = {}
     limits = _largest_states(profile)
-    as_plain = dataclasses.replace(settings, shadows=False)
-    _, plain = _make(profile, as_plain, None, times, without, num_calls=1 + len(limits))
-    sizes: set[int] = set()
-    found: dict[int, Template] = {}
+    plain = _Search.of(profile, dataclasses.replace(settings, shadows=False), num_calls=1 + len(limits))
+    searches: list[_Search] = []
     for largest_state in limits:
-        try:
-            fitting, made = _make(profile, settings, largest_state, times, without)
-        except PlanError:
-            continue  # not with this limit
-        sizes.update(fitting)
-        for template in made:
-            before = found.get(template.num_nodes)
-            if before is None or template.objective_s < before.objective_s:
-                found[template.num_nodes] = template
+        with contextlib.suppress(PlanError):  # not with this limit
+            searches.append(_Search.of(profile, settings, largest_state))
+    sizes = sorted({nodes for search in searches for nodes in search.sizes})
     if not sizes:
         raise PlanError(
             f"No split onto {_count(settings.num_nodes, 'node')} leaves every worker room for a shadow of its "
             f"successor's state on devices of {_size(settings.memory_bytes)}. Use more nodes or devices with more "
             "memory, or plan without shadows."
         )
-    most = settings.num_nodes - settings.fault_tolerance * min(sizes)
-    bounds = {template.num_nodes: template.lower_bound_s for template in plain}
-    return tuple(
-        dataclasses.replace(found[nodes], lower_bound_s=bounds.get(nodes, 0.0))
-        for nodes in sorted(found)
-        if nodes <= most
-    )
+    most = settings.num_nodes - settings.fault_tolerance * sizes[0]
+    made = []
+    for nodes in sizes:
+        if nodes <= most and nodes not in without:
+            shared = Shared()
+            bound_s = plain.best(nodes, shared).lower_bound_s if nodes in plain.sizes else 0.0
+            founds = [search.best(nodes, shared) for search in searches if nodes in search.sizes]
+            found = min(founds, key=lambda found: found.time_s)
+            made.append(_template(profile, settings, nodes, dataclasses.replace(found, lower_bound_s=bound_s)))
+    return tuple(made)
 
 
 _STATE_LIMITS = 10
@@ -152,33 +150,49 @@ def _largest_states(profile: ModelProfile) -> list[int]:
     return sorted({least, most, *(round(least * ratio**step) for step in range(_STATE_LIMITS))})
 
 
-def _make(
-    profile: ModelProfile,
-    settings: PlannerSettings,
-    largest_state: int | None,
-    times: Times,
-    without: Collection[int] = (),
-    num_calls: int = 1,
-) -> tuple[list[int], tuple[Template, ...]]:
-    """The numbers of nodes that have a template, and those templates that are asked for.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Search:
+    """For the best splits onto some numbers of nodes.
 
-    With `largest_state`, see `make_space`; `times`: of splits, as far as they are known; `num_calls`: of this one and
-    those that follow.
+    Attributes:
+        settings: of the job.
+        space_of: see `spaces`.
+        sizes: the numbers of nodes that a template may have.
+        compiled: use numba.
     """
-    space_of = spaces(profile, settings, largest_state)
-    smallest, fitting = _node_counts(profile, settings, space_of)
-    check_replicas(settings.num_nodes, smallest, settings.fault_tolerance)
-    most = settings.num_nodes - settings.fault_tolerance * smallest
-    sizes = [nodes for nodes in fitting if smallest <= nodes <= most]
-    simulated_s = sum(plain_s(space_of(nodes), nodes, each) for nodes in sizes for each in settings.shares)
-    compiled = compile_pays(simulated_s * num_calls)
-    share = min(1.0, _FULL_BUDGETS / max(len(sizes), 1))
-    wanted = (nodes for nodes in sizes if nodes not in without)
-    found = ((nodes, _best(space_of(nodes), settings, nodes, share, compiled, times)) for nodes in wanted)
-    return sizes, tuple(_template(profile, settings, nodes, best) for nodes, best in found)
+
+    settings: PlannerSettings
+    space_of: Callable[[int], Space]
+    sizes: Sequence[int]
+    compiled: bool
+
+    @classmethod
+    def of(
+        cls, profile: ModelProfile, settings: PlannerSettings, largest_state: int | None = None, num_calls: int = 1
+    ) -> _Search:
+        """With `largest_state`, see `make_space`; `num_calls`: of this one and those that follow.
+
+        Raises:
+            PlanError: the model or f + 1 replicas of it do not fit.
+        """
+        space_of = spaces(profile, settings, largest_state)
+        smallest, fitting = _node_counts(profile, settings, space_of)
+        check_replicas(settings.num_nodes, smallest, settings.fault_tolerance)
+        most = settings.num_nodes - settings.fault_tolerance * smallest
+        sizes = [nodes for nodes in fitting if smallest <= nodes <= most]
+        simulated_s = sum(plain_s(space_of(nodes), nodes, each) for nodes in sizes for each in settings.shares)
+        compiled = compile_pays(simulated_s * num_calls)
+        return cls(settings=settings, space_of=space_of, sizes=sizes, compiled=compiled)
+
+    def best(self, nodes: int, shared: Shared | None = None) -> Found:
+        """Onto one of these numbers of nodes; `shared`: with other searches for as many."""
+        share = min(1.0, _FULL_BUDGETS / len(self.sizes))
+        return _best(self.space_of(nodes), self.settings, nodes, share, self.compiled, shared)
 
 
-def _best(space: Space, settings: PlannerSettings, nodes: int, share: float, compiled: bool, times: Times) -> Found:
+def _best(
+    space: Space, settings: PlannerSettings, nodes: int, share: float, compiled: bool, shared: Shared | None
+) -> Found:
     """The best split onto so many nodes; some split is known to fit. `share`: of the budget for one template."""
     if settings.objective is Objective.OOBLECK:
         found = OobleckSearch(space, nodes, compiled=compiled).run()
@@ -187,7 +201,7 @@ def _best(space: Space, settings: PlannerSettings, nodes: int, share: float, com
     budget = BUDGET * (20 if settings.thorough else share)
     searches = [
         StepTimeSearch(
-            space, nodes, share, compiled=compiled, budget=budget, times=times, only_best=len(settings.shares) == 1
+            space, nodes, share, compiled=compiled, budget=budget, shared=shared, only_best=len(settings.shares) == 1
         )
         for share in settings.shares
     ]
