@@ -12,7 +12,6 @@ import os
 import select
 import signal
 import socket
-import sys
 import time
 from pathlib import Path
 
@@ -200,7 +199,7 @@ class _Coordinating:
             try:
                 link_checkpoint(root, folder)
             except OSError as error:
-                print(f"{root / folder.name} cannot lead to {folder}: {error}", file=sys.stderr)
+                log.warning("%s cannot lead to %s: %s", root / folder.name, folder, error)
         retain(root, self._job.run.keep_checkpoints, root / folder.name)
 
 
