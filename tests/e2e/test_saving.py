@@ -19,7 +19,7 @@ from tests.e2e.conftest import Run
 from tests.e2e.jobs import Outcome, make_job
 from tests.e2e.test_checkpoints import BrokenDisk
 from tests.e2e.test_command import Command, command, descendants, wait_until  # noqa: F401 (a fixture)
-from tests.e2e.test_robustness import arm, job_of, mine  # noqa: F401 (a fixture)
+from tests.e2e.test_robustness import Filler, arm, job_of, mine, small_disk  # noqa: F401 (fixtures)
 
 Reference = Callable[[Job], Outcome]
 
@@ -148,3 +148,21 @@ def test_a_run_without_checkpoints_on_the_way_says_so(every: int, is_said: bool,
     outcome = run(make_job(text, run__checkpoint_every=every))
     notes = [note["text"] for note in outcome.events("note") if "checkpoint" in note["text"]]
     assert bool(notes) is is_said, notes
+
+
+def test_a_disk_without_a_byte_of_room_at_the_end_loses_nothing(
+    small_disk: Path,  # noqa: F811
+    tmp_path: Path,
+    text: Path,
+    run: Run,
+    reference: Reference,
+) -> None:
+    """Journal, events and summary are on it too."""
+    job = make_job(text, run__checkpoint_every=0)
+    elsewhere = tmp_path / "elsewhere"
+    unsaved = WhenUnsaved(lambda: live.save(small_disk, elsewhere))
+    outcome = run(job, observers=[Filler(small_disk, 1, 99), unsaved])
+    assert outcome.result.status is RunStatus.COMPLETED
+    assert unsaved.result() == f"step 5 is saved in {elsewhere}/step-00000005"
+    (small_disk / "filler").unlink()
+    assert outcome.result.weights_sha256 == reference(job).result.weights_sha256

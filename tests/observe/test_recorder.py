@@ -33,6 +33,13 @@ def record(folder: RunFolder, start_s: float = 1e9) -> None:
         recorder.finish(weights_sha256="ab", extra={"note": 1})
 
 
+def test_a_summary_that_finds_no_room_is_a_warning(folder: RunFolder, caplog: pytest.LogCaptureFixture) -> None:
+    folder.summary.with_name(".summary.json.partial").mkdir()
+    record(folder)
+    assert f"{folder.summary} could not be written: " in caplog.text
+    assert lines(folder.events)[-1]["event"] == "run_ended"
+
+
 def test_files_of_a_run(folder: RunFolder) -> None:
     record(folder)
     events = lines(folder.events)

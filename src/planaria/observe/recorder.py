@@ -6,6 +6,7 @@ The recorder never decides anything, and holds nothing that grows faster than on
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import statistics
@@ -36,6 +37,8 @@ from planaria.protocol.records import (
     StepSkipped,
 )
 from planaria.protocol.spent import Spent
+
+log = logging.getLogger(__name__)
 
 
 class _Time(msgspec.Struct):
@@ -195,7 +198,10 @@ class Recorder:
             "job_fingerprint": job_fingerprint(self._job),
             **self._extra,
         }
-        write_atomically(self._folder.summary, json.dumps(summary, indent=2).encode() + b"\n")
+        try:
+            write_atomically(self._folder.summary, json.dumps(summary, indent=2).encode() + b"\n")
+        except OSError as error:  # what it tells is in the events, or on the screen; the run itself is whole
+            log.warning("%s could not be written: %s", self._folder.summary, error.strerror or error)
 
 
 def read_events(path: Path) -> Iterator[tuple[AnyRecord, float]]:
