@@ -76,7 +76,7 @@ $(VENV)/.torch: $(VENV)/.created
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.torch pyproject.toml
-	$(BIN)/python -m pip install --quiet -e .
+	$(BIN)/python -m pip install --quiet -e ".[fast]"
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.torch pyproject.toml

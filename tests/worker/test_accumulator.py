@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from planaria.job.settings import Numerics
 from planaria.model.model import GroupSpec, ParameterSpec
-from planaria.worker.accumulator import HEADROOM, Accumulator, Rounding, total_gradient
+from planaria.worker.accumulator import ADD_WITHIN, HEADROOM, Accumulator, Rounding, total_gradient
 from planaria.worker.layout import SMALL, Layout
 
 CPU = torch.device("cpu")
@@ -186,14 +187,24 @@ def test_values_that_need_no_cutting_off_are_looked_at_only(exponent: int, monke
     """The same bits as if they were cut off at the limit."""
     values = torch.randn(3 * SMALL, generator=torch.Generator().manual_seed(1)) * 2.0 ** (exponent + 4)
     totals = []
-    for is_looked_at in (True, False):
-        if not is_looked_at:
-            monkeypatch.setattr(Rounding, "_is_within", lambda self, part, limit: False)
+    for add_within in (ADD_WITHIN.form(compiled=False), ADD_WITHIN.form(compiled=True), lambda *_: False):
+        monkeypatch.setattr(ROUNDING, "_add_within", add_within)
         total = torch.zeros(values.numel(), dtype=torch.float64)
         for first in (True, False):
             ROUNDING.add(total, values, exponent=exponent, contributions=6, first=first)
         totals.append(total)
-    assert torch.equal(*totals)
+    assert torch.equal(totals[0], totals[1])
+    assert torch.equal(totals[0], totals[2])
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 2.0**20, -(2.0**20)])
+def test_a_value_beyond_the_limit_leaves_the_sum_to_whoever_cuts_it_off(value: float) -> None:
+    for compiled in (False, True):
+        values, total = np.ones(9, np.float32), np.full(9, 5.0)
+        values[7] = value
+        add_within = ADD_WITHIN.form(compiled=compiled)
+        assert not add_within(total, values, np.zeros(9), 2.0**22, 2.0**18, False)
+        assert (total == 5.0).all()
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

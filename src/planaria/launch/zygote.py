@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import gc
 import logging
 import os
@@ -102,7 +103,7 @@ def main(descriptor: int, model_type: str) -> None:
     while True:
         ready = selector.select(0)
         if not ready:
-            _import_what_coordinators_need()  # now that nobody waits; a second time this takes no time
+            _prepare()  # now that nobody waits; a second time this takes no time
             ready = selector.select()
         for key, _ in ready:
             if key.fileobj is sock:
@@ -166,8 +167,16 @@ def _import_what_workers_need(model_type: str) -> None:
         load_family(model_type)
 
 
-def _import_what_coordinators_need() -> None:
+@functools.cache
+def _prepare() -> None:
+    """What coordinators need, and what makes workers quicker where it can be had."""
     import planaria.launch.coordinator  # noqa: F401
+    from planaria.worker.accumulator import load_compiled
+
+    try:
+        load_compiled()
+    except Exception as error:
+        log.warning("sums are rounded without numba, which cannot be used here: %s", error)
 
 
 def _answer(sock: socket.socket, answer: Answer) -> None:

@@ -11,16 +11,69 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from planaria.job.settings import Numerics
+from planaria.plan.compiled import Kernel
 from planaria.worker.layout import SMALL, Layout, Slot
 from planaria.worker.shared_memory import SharedVector
 
 HEADROOM = 12
 CHUNK = 64 * 1024
 """Floats worked on at a time: a chunk and its float64 copy stay in the second-level cache."""
+
+
+Narrow = npt.NDArray[np.float32]
+Wide = npt.NDArray[np.float64]
+
+
+def _add_within(total: Wide, values: Narrow, wide: Wide, magic: float, limit: float, first: bool) -> bool:
+    """total (+)= values, rounded by `magic`, if none is beyond the limit, as nearly always: one look at the values,
+    where cutting them off would write them anew. Of a NaN, nothing is true.
+
+    Returns:
+        Whether it was done.
+    """
+    part = torch.from_numpy(values)
+    low, high = torch.aminmax(part)
+    if not -limit <= low.item() <= high.item() <= limit:
+        return False
+    shifted, target = torch.from_numpy(wide).copy_(part).add_(magic), torch.from_numpy(total)
+    if first:
+        torch.sub(shifted, magic, out=target)
+    else:
+        target.add_(shifted.sub_(magic))
+    return True
+
+
+def _add_within_loops(total: Wide, values: Narrow, wide: Wide, magic: float, limit: float, first: bool) -> bool:
+    """The same in one pass over what is in the cache; a third of the time."""
+    within = True
+    for at in range(values.size):
+        within &= (-limit <= values[at]) & (values[at] <= limit)
+    if within and first:
+        for at in range(values.size):
+            total[at] = (values[at] + magic) - magic
+    elif within:
+        for at in range(values.size):
+            total[at] += (values[at] + magic) - magic
+    return bool(within)
+
+
+ADD_WITHIN: Kernel[Any, bool] = Kernel(_add_within_loops, _add_within)
+
+
+def load_compiled() -> None:
+    """Has the compiled form there from now on, if numba is: half a second from a cache, some seconds without.
+
+    For a process that forks workers while nobody waits for it.
+    """
+    total, values = np.zeros(1), np.zeros(1, np.float32)
+    ADD_WITHIN.form(compiled=True)(total, values, total.copy(), 1.0, 1.0, False)
 
 
 class Rounding:
@@ -32,6 +85,7 @@ class Rounding:
         self._wide = torch.empty(chunk, dtype=torch.float64, device=device)
         self._chunk = chunk
         self._is_on_host = device.type == "cpu"
+        self._add_within = ADD_WITHIN.form(compiled=ADD_WITHIN.is_loaded)
 
     def add(self, total: torch.Tensor, values: torch.Tensor, *, exponent: int, contributions: int, first: bool) -> None:
         """total (+)= round(values). Both flat and of one length.
@@ -49,23 +103,15 @@ class Rounding:
         for begin in range(0, values.numel(), self._chunk):
             part = values[begin : begin + self._chunk]
             wide = self._wide[: part.numel()]
-            if self._is_on_host and self._is_within(part, limit):
-                wide.copy_(part).add_(magic)
-            else:
-                wide.copy_(torch.clamp(part, -limit, limit, out=self._narrow[: part.numel()]))
-                wide.add_(self._offset(part, magic))
             target = total[begin : begin + part.numel()]
+            if self._is_on_host and self._add_within(target.numpy(), part.numpy(), wide.numpy(), magic, limit, first):
+                continue
+            wide.copy_(torch.clamp(part, -limit, limit, out=self._narrow[: part.numel()]))
+            wide.add_(self._offset(part, magic))
             if first:
                 torch.sub(wide, magic, out=target)
             else:
                 target.add_(wide.sub_(magic))
-
-    @staticmethod
-    def _is_within(part: torch.Tensor, limit: float) -> bool:
-        """Nothing is to be cut off, as nearly always: one look at the values, where clamping would write them anew. Of
-        a NaN, nothing is true."""
-        low, high = torch.aminmax(part)
-        return bool(-limit <= low.item() and high.item() <= limit)
 
     def _offset(self, part: torch.Tensor, magic: float) -> float | torch.Tensor:
         """`magic`; NaN where the part has an infinity, which the clamping would hide, so that the norm tells of it."""
