@@ -100,10 +100,13 @@ def main(descriptor: int, model_type: str) -> None:
     children: dict[int, int] = {}
     buffer = b""
     given: deque[int] = deque()
+    is_measuring = False
     while True:
         ready = selector.select(0)
         if not ready:
-            _prepare()  # now that nobody waits; a second time this takes no time
+            _import_what_coordinators_need()  # now that nobody waits; a second time this takes no time
+            if is_measuring:
+                _compile_for_workers()
             ready = selector.select()
         for key, _ in ready:
             if key.fileobj is sock:
@@ -117,6 +120,7 @@ def main(descriptor: int, model_type: str) -> None:
                 for line in lines:
                     request = msgspec.json.decode(line, type=Request)
                     sockets = _take_sockets(given) if isinstance(request, SpawnCoordinator) else ()
+                    is_measuring |= isinstance(request, SpawnProfiler)
                     pid, pidfd = _fork(request, sock, sockets)
                     for passed in sockets:
                         passed.close()
@@ -167,10 +171,13 @@ def _import_what_workers_need(model_type: str) -> None:
         load_family(model_type)
 
 
-@functools.cache
-def _prepare() -> None:
-    """What coordinators need, and what makes workers quicker where it can be had."""
+def _import_what_coordinators_need() -> None:
     import planaria.launch.coordinator  # noqa: F401
+
+
+@functools.cache
+def _compile_for_workers() -> None:
+    """What makes workers quicker where numba is installed; for while the profile is measured."""
     from planaria.worker.accumulator import load_compiled
 
     try:
