@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -21,6 +22,14 @@ from planaria.observe.run_folder import RunFolder
 from tests.e2e.jobs import Outcome
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def hangs_up() -> Iterator[None]:
+    """What these tests start heeds SIGHUP, also where they themselves run under nohup."""
+    before = signal.signal(signal.SIGHUP, lambda number, frame: None)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture(scope="session")
