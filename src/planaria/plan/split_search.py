@@ -254,7 +254,7 @@ class StepTimeSearch:
         for split in splits:
             if split in self._times:
                 continue
-            known_s = self._shared.times.get((self._num, split))
+            known_s = self._shared.times.get((self._num, split)) if self._is_shared else None
             if known_s is None:
                 unknown.append(split)
             else:
@@ -267,7 +267,8 @@ class StepTimeSearch:
             seconds = times_s(forward, backward, link, self._num, self._space.schedule, compiled=self._compiled)
             times = seconds.tolist()
             new.update(zip(same, times, strict=True))
-            self._shared.times.update(((self._num, split), time) for split, time in zip(same, times, strict=True))
+            if self._is_shared:
+                self._shared.times.update(((self._num, split), time) for split, time in zip(same, times, strict=True))
         self._times |= new
         self._seen |= new.keys()
         self._top = nsmallest(_LOOKED_AT, (*self._top, *((time, split) for split, time in new.items())))
