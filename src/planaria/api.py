@@ -334,7 +334,7 @@ def read_profile(path: Path) -> ModelProfile:
     try:
         return decode_profile(path.read_bytes())
     except OSError as error:
-        raise UserError(f"profile {path} cannot be read: {error.strerror}. Leave it out to measure one.") from None
+        raise UserError(f"profile {path} cannot be read: {error.strerror}. Make it by planaria profile.") from None
     except PlanError as error:
         raise UserError(f"profile {path}: {error}") from None
 

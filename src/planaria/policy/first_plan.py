@@ -53,9 +53,10 @@ compute costs some hundredths of a step at least."""
 UNEVEN = 0.99
 """Such a set is left out unless a step takes so much less: a loss in its largest pipeline costs more."""
 
-ALIKE = 0.01
+ALIKE = 0.02
 """Where workers share cores, plans worth so much less than the best are as good: all have about the same work to do.
-The one that uses most nodes is taken."""
+Of those that use most nodes the one with most pipelines is taken: it has more replicas, and shorter pipelines wait less
+for each other (docs/benchmarks.md, shared cores)."""
 
 LEAST = 2
 """Grids, even sets and plans with split backwards that are tried however many nodes there are, of each."""
@@ -124,10 +125,11 @@ def best_first(
     as_good = (1 - ALIKE) * max(one.samples_per_s for one in judged)
     is_shared = planner.settings.num_cores is not None
 
-    def rank(at: int) -> tuple[int, float]:
-        value = judged[at].samples_per_s
-        num_used = len(options[at].offer.proposal.plan.nodes) if is_shared and value >= as_good else 0
-        return -num_used, -value
+    def rank(at: int) -> tuple[int, int, float]:
+        value, plan = judged[at].samples_per_s, options[at].offer.proposal.plan
+        if not is_shared or value < as_good:
+            return 0, 0, -value
+        return -len(plan.nodes), -len(plan.pipelines), -value
 
     order = sorted(range(len(options)), key=rank)
     return _chosen(own, options[order[0]].offer.proposal, [judged[at] for at in order], len(set(nodes)))
