@@ -65,6 +65,8 @@ _SLACK = 1e-9
 """Relative rounding errors of sums are below it."""
 _NEIGHBOUR_EVENTS = 1e6
 """Events that are spent on neighbours of the best splits, at most."""
+_FULL_SHARE = 1 / 8
+"""Of the budget, from which that many are; where more templates than that share it, fewer are."""
 _NEIGHBOURS = 200
 """Of one split, at most."""
 _LOOKED_AT = 4
@@ -478,7 +480,8 @@ class StepTimeSearch:
         """Go on to better neighbours of the best splits, until there is none or the best is close to the bound."""
         done: set[Split] = set()
         smaller = min(self._nodes * self._space.per_node, self._space.num_layers)
-        left = int(_NEIGHBOUR_EVENTS / (2 * (smaller + 1) * self._num)) + 1
+        events = _NEIGHBOUR_EVENTS * min(1.0, self._budget / (_FULL_SHARE * BUDGET))
+        left = int(events / (2 * (smaller + 1) * self._num)) + 1
         while left > 0 and self._best() > low * self._close:
             split = next((split for _, split in self._top if split not in done), None)
             if split is None:

@@ -113,8 +113,8 @@ def _with_shadows(profile: ModelProfile, settings: PlannerSettings, without: Col
     """The best of those whose stages have at most so much state, each with room for as much of another's, for several
     such limits. A template for which only uneven states would fit may be missed; bounds are those without shadows.
     """
-    limits = _largest_states(profile)
-    plain = _Search.of(profile, dataclasses.replace(settings, shadows=False), num_calls=1 + len(limits))
+    plain = _Search.of(profile, dataclasses.replace(settings, shadows=False), num_calls=1 + _STATE_LIMITS)
+    limits = _largest_states(profile, _STATE_LIMITS if len(plain.sizes) <= _MANY_SIZES else _FEW_STATE_LIMITS)
     searches: list[_Search] = []
     for largest_state in limits:
         with contextlib.suppress(PlanError):  # not with this limit
@@ -138,16 +138,18 @@ def _with_shadows(profile: ModelProfile, settings: PlannerSettings, without: Col
     return tuple(made)
 
 
-_STATE_LIMITS = 10
+_STATE_LIMITS, _FEW_STATE_LIMITS = 10, 5
+"""That are tried: for so few sizes of templates that it is quick, and for more."""
+_MANY_SIZES = 8
 
 
-def _largest_states(profile: ModelProfile) -> list[int]:
+def _largest_states(profile: ModelProfile, count: int) -> list[int]:
     """Limits on a stage's state worth a try, from the largest layer's to the model's, in equal ratios."""
     costs = StageCosts(profile)
     least = max(costs.state_bytes(layer, layer + 1) for layer in range(profile.num_layers))
     most = costs.state_bytes(0, profile.num_layers)
-    ratio = (most / max(least, 1)) ** (1 / (_STATE_LIMITS - 1))
-    return sorted({least, most, *(round(least * ratio**step) for step in range(_STATE_LIMITS))})
+    ratio = (most / max(least, 1)) ** (1 / (count - 1))
+    return sorted({least, most, *(round(least * ratio**step) for step in range(count))})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
