@@ -104,6 +104,18 @@ def test_writing_has_a_twentieth_of_the_time_from_the_first_checkpoint_on() -> N
     assert due(cadence, 2, 41.0)
 
 
+def test_what_the_first_one_cost_spaces_the_second_but_not_by_much_more_than_a_minute() -> None:
+    for cost_s, waits_s in ((0.3, 30.0), (9.0, UNMEASURED_S)):
+        cadence = Cadence(None, None)
+        cadence.begin(0.0)
+        cadence.committed(1.0)
+        cadence.ordered(1.0)
+        cadence.committed(1.0 + cost_s)
+        cadence.written(1.1)
+        assert not due(cadence, 3, waits_s + 0.9)
+        assert due(cadence, 3, waits_s + 1.1)
+
+
 def test_noise_is_no_cost() -> None:
     assert measured(-0.2).cost_s == 0.0
 

@@ -35,6 +35,9 @@ twentieth of the time, and what a loss takes is at most what passes between two,
 REMEMBERED = 5
 """Measurements; their median counts. The first checkpoints of a run are slow."""
 
+SURE = 3
+"""Measurements from which a cost is believed however high it is."""
+
 
 class Cadence:
     """Of one run.
@@ -139,7 +142,8 @@ class Cadence:
         if self.is_automatic:
             # The first measurements are rough, so the interval grows to what they say step by step.
             wanted_s = min(self.interval_s(time_to_failure_s), LEAST_S * 2.0 ** min(self._count, 20))
-            return since_s >= min(MOST_S, max(wanted_s, LEAST_REST * self._took_s))
+            fair_s = self.cost_s / SHARE if len(self._costs) >= SURE else min(UNMEASURED_S, self.cost_s / SHARE)
+            return since_s >= min(MOST_S, max(wanted_s, fair_s, LEAST_REST * self._took_s))
         if self._every_s:
             return since_s >= self._every_s
         if self._every:
