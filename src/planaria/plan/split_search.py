@@ -41,8 +41,10 @@ _PASSES_FOR_ROUNDS = 8
 """Above it, the ways before and the ways behind are each made twice, the second time with the other's."""
 BUDGET = 4e6
 """States that the search for a bound may pass; it tries at least one step time."""
-_LOOKS, _LOOKS_LARGE = 10, 2
-"""Closer looks at a step time, at most; in large spaces they are dear."""
+_LOOKS, _LOOKS_MANY, _LOOKS_LARGE = 10, 3, 2
+"""Closer looks at a step time, at most; with many templates and in large spaces they are dear."""
+_SMALL_SHARE = 1 / 4
+"""Of the budget: with less, there are many templates."""
 _LOOK = 6
 """Of the budget, for each state, that a look needs."""
 _REMEMBERED = 3
@@ -125,7 +127,8 @@ class StepTimeSearch:
         self._stages = nodes * space.per_node if space.counts.tolist() == [1] else None
         quick = self._stages is not None or self._states <= _QUICK_STATES
         self._close = CLOSE if quick else CLOSE_LARGE
-        self._looks = _LOOKS if quick or budget > BUDGET else min(_LOOKS_LARGE, int(budget / (_LOOK * self._states)))
+        most = _LOOKS if budget > _SMALL_SHARE * BUDGET else _LOOKS_MANY
+        self._looks = most if quick or budget > BUDGET else min(_LOOKS_LARGE, int(budget / (_LOOK * self._states)))
         # Where stages run further ahead, stretches are rarely what is slow.
         self._stretched = space.schedule is ScheduleKind.ONE_F_ONE_B
         self._branches = budget >= _STATES_PER_BRANCHES * self._states
