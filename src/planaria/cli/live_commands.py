@@ -88,11 +88,11 @@ def save(run: Path, folder: Path | None) -> int:
 
 @click.command()
 @click.argument("run", type=RUN_FOLDER)
-@click.option("--discard", is_flag=True, help="Also without saving.")
+@click.option("--discard", is_flag=True, help="Do not save.")
 def stop(run: Path, discard: bool) -> int:
     """Let a RUN that is under way finish its step, save and end.
 
-    Where it cannot be saved, the run waits and tries again, unless it may end without.
+    Where its state cannot be saved, the run waits and tries again, unless --discard says that nobody needs it.
     """
     from planaria.cli import live
 

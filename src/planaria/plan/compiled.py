@@ -58,6 +58,18 @@ class Kernel(Generic[P, R]):
         """Have the compiled form there, if numba is."""
         self.form(compiled=True)
 
+    def load_on(self, *example: P.args, **named: P.kwargs) -> None:
+        """Has the compiled form there, if numba is and it takes the example: compiled now, or from numba's cache.
+
+        Raises:
+            Exception: whatever compiling raises; then the compiled form is not there.
+        """
+        try:
+            self.form(compiled=True)(*example, **named)
+        except Exception:
+            self._jitted = None
+            raise
+
     def form(self, *, compiled: bool) -> Callable[P, R]:
         """The compiled form if asked for and numba is there, else the plain one."""
         if not compiled or _numba() is None:

@@ -72,7 +72,7 @@ class Restarted:
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """The user wants the run to end at the next step boundary, saved; `discards`: also where it cannot be saved."""
+    """The user wants the run to end at the next step boundary, saved; `discards`: without that."""
 
     discards: bool = False
 

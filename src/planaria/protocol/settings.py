@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from planaria.estimate.restore import Storage
 from planaria.job.settings import TrainSection
 from planaria.policy.outlook import DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S
-from planaria.protocol.cadence import Cadence
 from planaria.protocol.commit import Ends
 from planaria.protocol.failures import Watched
 from planaria.protocol.speeds import SpeedEvidence
@@ -75,11 +74,6 @@ class RunSettings:
     evidence: SpeedEvidence = field(default_factory=SpeedEvidence)
     ends: Ends = ()
     hashes_plans: bool = True
-
-    @property
-    def writes_checkpoints(self) -> bool:
-        """Whether some are written on the way, whatever happens."""
-        return Cadence(self.checkpoint_every, self.checkpoint_every_s).is_on
 
     @property
     def first_step(self) -> int:

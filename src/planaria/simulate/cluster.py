@@ -102,7 +102,7 @@ class Cluster:
         self.dark: set[NodeId] = set()
         self._noted_s = 0.0
         self.is_stopped = False
-        self.may_fail = {"there is no checkpoint", "could not be saved"}
+        self.may_fail = {"there is no checkpoint", "could not be saved", "the user does without it"}
         self.injector = Injector(self)
         self.sent: dict[WorkerId, list[FromWorker]] = {}
         self._records_messages = any(fault.kind is FaultKind.REPLAY for fault in schedule.faults)

@@ -51,6 +51,9 @@ class FaultKind(enum.StrEnum):
     """The user wants the state on disk."""
 
 
+DISCARD = "discard"
+"""What the user says who ends a run without saving it."""
+
 CLEAR = frozenset(
     {
         FaultKind.KILL,
@@ -88,7 +91,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         for_s: how long it lasts.
         factor: of a slow node.
         what: kind of message that is damaged ("state", "sum", "activation", "gradient"), "": any; name of a policy;
-            whether a worker whose code fails "holds" its state or "ends"; folder under which the user saves.
+            whether a worker whose code fails "holds" its state or "ends"; folder under which the user saves;
+            `DISCARD`.
         times: how many messages are.
         cut: entries that a journal loses.
     """

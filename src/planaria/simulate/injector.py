@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from planaria.job.settings import PolicyName
 from planaria.plan.plan import NodeId, WorkerId
-from planaria.protocol.events import NodeNotice, PolicyRequested, SaveRequested
+from planaria.protocol.events import NodeNotice, PolicyRequested, SaveRequested, StopRequested
 from planaria.protocol.journal import LASTING, AnyEntry, decode_entry
 from planaria.protocol.messages import Notice
-from planaria.simulate.faults import Fault, FaultKind
+from planaria.simulate.faults import DISCARD, Fault, FaultKind
 
 if TYPE_CHECKING:
     from planaria.simulate.cluster import Cluster
@@ -80,7 +80,7 @@ class Injector:
                 self._clock.after(fault.for_s, self._make_room)
             case FaultKind.STOP:
                 self._cluster.is_stopped = True
-                self._clock.after(0.0, self._request_stop)
+                self._clock.after(0.0, partial(self._request_stop, discards=fault.what == DISCARD))
             case FaultKind.SWITCH:
                 self._clock.after(0.0, partial(self._switch, PolicyName(fault.what)))
             case FaultKind.SAVE:
@@ -137,11 +137,11 @@ class Injector:
                 worker.runs_out = True
                 self._cluster.may_fail |= {"ran out of memory", "out of memory"}
 
-    def _request_stop(self) -> None:
+    def _request_stop(self, *, discards: bool) -> None:
         if self._cluster.server.is_dead:
-            self._clock.after(ASK_AGAIN_S, self._request_stop)
+            self._clock.after(ASK_AGAIN_S, partial(self._request_stop, discards=discards))
         else:
-            self._cluster.server.request_stop()
+            self._cluster.server.handle(StopRequested(discards=discards))
 
     def _switch(self, name: PolicyName) -> None:
         server = self._cluster.server

@@ -7,7 +7,7 @@ from random import Random
 
 import msgspec
 
-from planaria.simulate.faults import Fault, FaultKind
+from planaria.simulate.faults import DISCARD, Fault, FaultKind
 from planaria.simulate.setup import Setup
 
 INSTRUCTIONS = (
@@ -183,6 +183,8 @@ def _mixture(draw: Random, setup: Setup) -> list[Fault]:
     if draw.random() < 0.2:
         save = when(draw, setup, -1, kind=FaultKind.SAVE)
         faults.append(msgspec.structs.replace(save, what=draw.choice(["", "elsewhere"])))
+    if draw.random() < 0.1:
+        faults.append(msgspec.structs.replace(when(draw, setup, -1, kind=FaultKind.STOP), what=DISCARD))
     return faults
 
 

@@ -31,7 +31,6 @@ from planaria.protocol.events import (
     Restarted,
     Send,
     SetTimer,
-    StopRequested,
     TimerDue,
     WorkerJoined,
     WriteManifest,
@@ -270,9 +269,6 @@ class Server:
         self._clock.after(TICK_S, self._look_at_the_clock)
 
     # The machine
-
-    def request_stop(self) -> None:
-        self.handle(StopRequested())
 
     def handle(self, event: Event) -> None:
         if self._is_dead:

@@ -104,7 +104,7 @@ def _hash_of(folder: Path) -> str:
     try:
         return open_tokens(folder).quick_hash()
     except DataError as error:
-        print(error, file=sys.stderr)  # into this worker's log: the coordinator refuses the node
+        log.warning("the coordinator will refuse this node: %s", error)
         return ""
 
 

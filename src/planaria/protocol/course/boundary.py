@@ -128,20 +128,26 @@ def end_early(run: Run) -> list[Command]:
 def save_then_end(run: Run, status: RunStatus, message: str) -> list[Command]:
     """The run ends with the state after the last committed step on disk, if that can be."""
     run.intent.ending = (status, message)
-    if run.intent.discards:
-        return [*end.close_recovery(run), *end.end(run, status, message)]
+    if run.intent.discards and not _is_saved(run):
+        return [*end.close_recovery(run), *end.unsaved(run)]
     return [*end.close_recovery(run), *_save(run)]
 
 
 def _save(run: Run) -> list[Command]:
     """Ask for the state after the last committed step, every group from one of its holders, and wait for it."""
-    last, under_way = run.checkpoints.last, run.checkpoints.under_way
-    if last is not None and last.step == run.step - 1 and not run.checkpoints.is_wished:
+    under_way = run.checkpoints.under_way
+    if _is_saved(run) and not run.checkpoints.is_wished:
         return after_saving(run)
     run.phase = Phase.SAVING
     if under_way is None or under_way.step != run.step - 1:
         return _order(run)
     return ask_to_save(run)
+
+
+def _is_saved(run: Run) -> bool:
+    """The state after the last committed step is on disk."""
+    last = run.checkpoints.last
+    return last is not None and last.step == run.step - 1
 
 
 def _order(run: Run) -> list[Command]:
@@ -177,17 +183,15 @@ def could_not_save(run: Run, why: str) -> list[Command]:
     may_go_on = run.intent.is_exhausted and bool(run.standing.newcomers)
     if run.intent.ending is None or may_go_on:
         return [Publish(Note(level="warning", text=lost)), *after_saving(run)]
+    is_told, run.intent.unsaved = run.intent.unsaved == lost, lost
     if not without:
-        is_told, run.intent.unsaved = run.intent.unsaved == lost, lost
         text = (
             f"{lost}. The workers keep it, and it is tried again every {AGAIN_S:.0f} s: make room, or name another "
             "folder (planaria save RUN --to FOLDER), or end without it (planaria stop RUN --discard)"
         )
         told: list[Command] = [] if is_told else [Publish(Note(level="warning", text=text))]
         return [Discard(folder), *told, SetTimer(AGAIN_S)]
-    status, message = run.intent.ending
-    status = RunStatus.FAILED if status is RunStatus.COMPLETED else status
-    return end.end(run, status, f"{message}; {lost}".removeprefix("; "))
+    return end.unsaved(run)
 
 
 def save_again(run: Run, event: TimerDue) -> list[Command]:

@@ -23,21 +23,22 @@ def stop_requested(run: Run, event: StopRequested) -> list[Command]:
     if run.phase is Phase.SAVING and run.intent.ending is None:
         run.intent.ending = (RunStatus.STOPPED, STOPPED_BY_USER)
     if run.phase is Phase.SAVING and run.intent.discards:
-        return _unsaved(run)
+        return unsaved(run)
     if is_known:  # asked again, or told to a coordinator that read it in the journal
         return []
     text = f"stopping: step {run.step} is finished and saved; a second Ctrl-C ends it at once"
     return [JournalStop(), Publish(Note(level="info", text=text))]
 
 
-def _unsaved(run: Run) -> list[Command]:
-    """The user does not want the state with which the run ends."""
+def unsaved(run: Run) -> list[Command]:
+    """The run ends as it was to end, and says why its last state is not on disk: no run is complete without it."""
     assert run.intent.ending is not None
     if run.checkpoints.under_way is not None:
         run.checkpoints.give_up("the user does without it")
     status, message = run.intent.ending
-    why = run.intent.unsaved or f"step {run.step - 1} is not saved: the user does without it"
-    return end(run, RunStatus.FAILED if status is RunStatus.COMPLETED else status, f"{message}; {why}".strip("; "))
+    why = run.intent.unsaved or f"step {run.step - 1} is not saved, as the user does without it"
+    status = RunStatus.FAILED if status is RunStatus.COMPLETED else status
+    return end(run, status, f"{message}; {why}".removeprefix("; "))
 
 
 def end(run: Run, status: RunStatus, message: str) -> list[Command]:

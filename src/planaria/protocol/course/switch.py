@@ -10,7 +10,6 @@ from planaria.protocol.events import Command, PolicyRequested, Publish
 from planaria.protocol.journal import JournalPolicy
 from planaria.protocol.phases import Phase
 from planaria.protocol.records import Note, PolicySwitched
-from planaria.protocol.settings import RunSettings
 
 
 def policy_requested(run: Run, event: PolicyRequested) -> list[Command]:
@@ -36,7 +35,7 @@ def refusal(run: Run, name: str) -> str | None:
     why = placing.switching.refusal(name)
     if why is not None or name == placing.switching.name:
         return why
-    if name == PolicyName.MORPH and (why := _unkept(run.settings)) is not None:
+    if name == PolicyName.MORPH and (why := _unkept(run)) is not None:
         return why
     try:
         if run.current is None:
@@ -48,12 +47,13 @@ def refusal(run: Run, name: str) -> str | None:
     return None
 
 
-def _unkept(settings: RunSettings) -> str | None:
+def _unkept(run: Run) -> str | None:
     """Why there may be no checkpoint to go back to, as the job file is refused for it; None: there is one."""
-    if not settings.writes_checkpoints:
+    keeps = run.settings.keep_checkpoints
+    if not run.checkpoints.cadence.is_on:
         why, remedy = "writes none on the way", "run.checkpoint_every"
-    elif settings.keep_checkpoints < 2:
-        why, remedy = f"keeps only {settings.keep_checkpoints}", "run.keep_checkpoints to 2 or more"
+    elif keeps < 2:
+        why, remedy = f"keeps only {keeps}", "run.keep_checkpoints to 2 or more"
     else:
         return None
     return (
