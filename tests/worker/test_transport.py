@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import queue
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -276,3 +278,29 @@ def test_a_peer_that_the_next_plan_leaves_out_is_not_missed(
     one.transport.set_peers({})
     check()
     assert one.cut_off.empty()
+
+
+@pytest.mark.parametrize("timeout_s", [DEADLINE_S, 0.0])
+def test_a_host_that_cannot_be_reached_is_tried_again_for_a_while(
+    timeout_s: float, parties: Introduce, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel says so for a moment after a cable is back."""
+    monkeypatch.setattr(transport_module, "CONNECT_TIMEOUT_S", timeout_s)
+    monkeypatch.setattr(transport_module, "CUT_OFF_S", 0.01)
+    connect, attempts = socket.create_connection, []
+
+    def unreachable_once(*arguments: Any, **options: Any) -> socket.socket:
+        attempts.append(arguments)
+        if len(attempts) == 1:
+            raise OSError(errno.EHOSTUNREACH, "No route to host")
+        return connect(*arguments, **options)
+
+    one, two = parties(2)
+    monkeypatch.setattr(transport_module.socket, "create_connection", unreachable_once)
+    one.send(two, 1, torch.ones(1))
+    if timeout_s:
+        assert two.take(key(1))[0].tolist() == [1]
+        assert one.cut_off.empty()
+    else:
+        assert one.cut_off.get(timeout=DEADLINE_S) == two.number
+    assert len(attempts) == (2 if timeout_s else 1)

@@ -8,10 +8,12 @@ way is never taken. Sends never block the caller: what the kernel does not take 
 from __future__ import annotations
 
 import contextlib
+import errno
 import queue
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -25,6 +27,10 @@ from planaria.worker.mailbox import Key, Mailbox
 from planaria.worker.sockets import bound_silence, watch_over
 
 CONNECT_TIMEOUT_S: Final = 5.0
+UNREACHABLE_PAUSE_S: Final = 0.1
+"""Between two attempts at a host that cannot be reached: in the first second after its cable is back, its entry among
+the kernel's neighbours may still be that of a host that is gone."""
+
 CUT_OFF_S: Final = 1.0
 """How long a peer to which the way is lost may stay in the plan before the coordinator is told."""
 
@@ -101,6 +107,7 @@ class _Peer:
 
     def _connect(self) -> socket.socket:
         host, port = self._address.rsplit(":", 1)
+        began = time.monotonic()
         while True:
             try:
                 sock = socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S)
@@ -108,6 +115,12 @@ class _Peer:
                 if self._closed:
                     raise
                 continue  # the host is busy; whether it is dead is not for us to say
+            except OSError as error:
+                is_late = time.monotonic() - began >= CONNECT_TIMEOUT_S
+                if error.errno != errno.EHOSTUNREACH or self._closed or is_late:
+                    raise
+                time.sleep(UNREACHABLE_PAUSE_S)
+                continue
             sock.settimeout(None)
             watch_over(sock)
             if sock.getpeername()[0] != sock.getsockname()[0]:
