@@ -220,6 +220,17 @@ def test_the_stop_waits_for_the_step(machine: Coordinator) -> None:
     assert machine.phase is Phase.SAVING
 
 
+def test_a_stop_without_saving_in_the_last_step_completes_no_run_without_its_state(machine: Coordinator) -> None:
+    join_all(machine)
+    votes(machine)
+    votes(machine)
+    machine.handle(StopRequested(discards=True), 2.0)
+    commands = votes(machine)
+    (finish,) = [command for command in commands if isinstance(command, Finish)]
+    assert finish == Finish(RunStatus.FAILED, "step 3 is not saved, as the user does without it")
+    assert not sent(commands, Save)
+
+
 def test_a_stop_before_the_start_ends_at_once_and_latecomers_are_told(machine: Coordinator) -> None:
     machine.handle(WorkerJoined(WorkerId(0), "host:0"), 0.0)
     commands = machine.handle(StopRequested(), 0.1)
