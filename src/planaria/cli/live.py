@@ -94,7 +94,7 @@ def _told(folder: RunFolder) -> _Told:
 
 
 def _unasked(folder: RunFolder, doing: str, *, as_json: bool) -> str:
-    """Of a run whose process lives and has no coordinator: in its beginning, its end, or in one process alone."""
+    """Returns the status of a run that lives and has no coordinator to ask: in its beginning, its end, or alone."""
     told = _told(folder)
     if as_json:
         state = {"phase": doing.partition(":")[0], "doing": doing, "step": told.steps, "steps": told.num_steps}
@@ -103,7 +103,7 @@ def _unasked(folder: RunFolder, doing: str, *, as_json: bool) -> str:
 
 
 def _over(folder: RunFolder, *, as_json: bool) -> str:
-    """Of a run that has ended, by itself or with its process."""
+    """Returns the status of a run that has ended, by itself or with its process."""
     told = _told(folder)
     if told.ended is not None and not as_json:
         first, *rest, _ = told.ending.lines(told.ended)

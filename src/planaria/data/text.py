@@ -44,7 +44,7 @@ _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _SAMPLES = 16
 _SAMPLE_BYTES = 1 << 16
 _MAX_SHARE = 0.01
-"""Of bytes that no text has: a stray one makes no file unreadable."""
+"""The share of bytes that no text has from which on a file is refused: a stray one makes no file unreadable."""
 
 _CUT_BYTES = 8
 """Where a sample begins and ends, characters are cut: so many errors say nothing."""

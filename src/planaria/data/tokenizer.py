@@ -40,7 +40,7 @@ class Tokenizer(Protocol):
 
     @property
     def content(self) -> bytes | None:
-        """Of its tokenizer.json, if it has one."""
+        """The bytes of its tokenizer.json, or None for a tokenizer without such a file."""
         ...
 
     @property

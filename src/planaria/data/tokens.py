@@ -256,7 +256,7 @@ def _chunks(ids: TokenArray) -> Iterator[TokenArray]:
 
 
 def read_about(folder: Path) -> TokensAbout | None:
-    """What the tokens in a folder are; None: there are none, or of a version that is not known."""
+    """Returns the description of the tokens in a folder, or None if it has none of a version that is known."""
     try:
         return msgspec.json.decode((folder / _ABOUT).read_bytes(), type=TokensAbout)
     except FileNotFoundError:

@@ -38,7 +38,10 @@ def least_step_s(
 
 
 def _messages_s(plan: Plan, durations: Durations) -> float:
-    """Of activations down all routes and gradients back: on one machine a message is work of its cores, too."""
+    """Returns the seconds for all messages of a step, activations down the routes and gradients back.
+
+    On one machine a message is work of its cores, too.
+    """
     seconds = 0.0
     for route in plan.routes:
         down = sum(
