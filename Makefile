@@ -18,10 +18,13 @@ ifneq ($(origin SECONDS),command line)
 SECONDS := 300
 endif
 SEED ?= 0
+# Of `make dst`.
+SEEDS ?= 1000
+FIRST ?= 0
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format docs bench papers chaos clean
+.PHONY: help demo test lint format docs bench papers chaos dst clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +57,10 @@ papers: $(VENV)/.installed-dev ## write docs/papers.md: the papers' tables besid
 
 chaos: $(VENV)/.installed ## random faults for SECONDS (300), or in many short runs until there were FAULTS; bits compared
 	@$(BIN)/python scripts/chaos.py --seed $(SEED) $(if $(FAULTS),--faults $(FAULTS),--seconds $(SECONDS))
+
+dst: $(VENV)/.installed-dev ## random schedules in virtual time: SEEDS (1000) of the simulator from FIRST (0) on, then with shipped workers
+	$(BIN)/python -m tests.testkit.dst --seeds $(SEEDS) --first-seed $(FIRST)
+	$(BIN)/python -m tests.worker.dst --seeds $$((($(SEEDS) + 99) / 100)) --first-seed $(FIRST)
 
 clean: ## remove .venv, caches and build products; run folders stay
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

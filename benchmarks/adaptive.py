@@ -20,11 +20,20 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 from fidelity import ENVIRONMENT, EVEN, Case, f_n0, measure_vote_s, profile_of
 from figures import SCRATCH, note, report
 from sides import make_job, planaria_side
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.testkit.cluster.cluster import Cluster
+from tests.testkit.schedules.faults import Fault, FaultKind
+from tests.testkit.schedules.schedule import Schedule
+from tests.testkit.schedules.setup import Setup
+from tests.testkit.schedules.weather import Weather
 
 from planaria.api import plan_for
 from planaria.coordinator.client import ask
@@ -37,11 +46,6 @@ from planaria.plan.profile import ModelProfile
 from planaria.plan.settings import PlannerSettings
 from planaria.protocol.records import AnyRecord, PlanMeasured, PlanTaken, StepCommitted
 from planaria.protocol.requests import Wish
-from planaria.simulate.cluster import Cluster
-from planaria.simulate.faults import Fault, FaultKind
-from planaria.simulate.schedule import Schedule
-from planaria.simulate.setup import Setup
-from planaria.simulate.weather import Weather
 
 NODES, STAGES, MICROBATCHES = 16, 4, 16
 LINK_MS = 1.0

@@ -14,13 +14,13 @@ import sys
 from adaptive import EVEN, LINK_MS, MICROBATCHES, NODES, STAGES, GivenSetup, Watched, first_plan
 from fidelity import Case, profile_of
 from figures import report
+from tests.testkit.schedules.faults import Fault, FaultKind
+from tests.testkit.schedules.schedule import Schedule
+from tests.testkit.schedules.weather import Weather
 
 from planaria.job.settings import PolicyName
 from planaria.plan.plan import ScheduleKind
 from planaria.plan.profile import ModelProfile
-from planaria.simulate.faults import Fault, FaultKind
-from planaria.simulate.schedule import Schedule
-from planaria.simulate.weather import Weather
 
 POLICIES = (PolicyName.TEMPLATES, PolicyName.REROUTE, PolicyName.REDUNDANCY, PolicyName.ADAPTIVE)
 STEPS, STRUCK = 8, 6

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planaria.simulate.search import Failure, try_seed
+from tests.testkit.schedules.search import Failure, try_seed
 
 BATCH = 100
 
@@ -14,4 +14,4 @@ def batches(first: int, number: int) -> list[range]:
 def failures(seeds: range) -> str:
     """What failed, in words; empty when nothing did."""
     found: list[Failure] = [failure for seed in seeds if (failure := try_seed(seed)) is not None]
-    return "\n".join(f"planaria-dst --replay {failure.seed}: {failure.error}" for failure in found)
+    return "\n".join(f"python -m tests.testkit.dst --replay {failure.seed}: {failure.error}" for failure in found)

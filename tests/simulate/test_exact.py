@@ -9,11 +9,11 @@ from planaria.plan.plan import Group, Plan, ScheduleKind
 from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile, StepCosts
 from planaria.protocol.journal import JournalEntry, JournalPlan
 from planaria.protocol.records import AnyRecord, PlanMeasured, PlanTaken, StepCommitted
-from planaria.simulate.cluster import Cluster
-from planaria.simulate.faults import Fault, FaultKind
-from planaria.simulate.schedule import Schedule
-from planaria.simulate.setup import Setup
-from planaria.simulate.weather import Weather
+from tests.testkit.cluster.cluster import Cluster
+from tests.testkit.schedules.faults import Fault, FaultKind
+from tests.testkit.schedules.schedule import Schedule
+from tests.testkit.schedules.setup import Setup
+from tests.testkit.schedules.weather import Weather
 
 MB = 1_000_000
 NODES, LAYERS, MICROBATCHES, VOTE_S = 8, 8, 16, 0.002

@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from planaria.job.settings import PolicyName
 from planaria.policy.adaptive import AdaptivePolicy
-from planaria.simulate.cluster import Cluster
-from planaria.simulate.schedule import Schedule, schedule
+from tests.testkit.cluster.cluster import Cluster
+from tests.testkit.schedules.schedule import Schedule, schedule
 
 
 def adaptively(seed: int) -> Schedule:
@@ -38,7 +38,7 @@ def test_an_answer_in_advance_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(AdaptivePolicy, "reconfigure", counting)
     for pieces in (1, 10_000):
-        monkeypatch.setattr("planaria.simulate.server.PIECES", pieces)
+        monkeypatch.setattr("tests.testkit.server.server.PIECES", pieces)
         for which, expected in zip(schedules, plain, strict=True):
             assert history(which) == expected, f"seed {which.seed}, {pieces} pieces"
     assert prepared >= 5, (prepared, asked)
@@ -59,7 +59,7 @@ def test_what_will_be_asked_after_the_step_is_prepared_whatever_the_time(monkeyp
     monkeypatch.setattr("planaria.protocol.foresight.Foresight.has_time", lambda *_: False)
     found = []
     for pieces in (0, 10_000):
-        monkeypatch.setattr("planaria.simulate.server.PIECES", pieces)
+        monkeypatch.setattr("tests.testkit.server.server.PIECES", pieces)
         missing.clear()
         for seed in range(24):
             Cluster(adaptively(seed)).run()

@@ -20,8 +20,8 @@ from planaria.protocol.learnt import Learnt
 from planaria.protocol.past import Past
 from planaria.protocol.settings import RunSettings
 from planaria.protocol.shortage import Shortages
-from planaria.simulate.cluster import Cluster
-from planaria.simulate.schedule import Schedule, schedule
+from tests.testkit.cluster.cluster import Cluster
+from tests.testkit.schedules.schedule import Schedule, schedule
 
 
 def successor(cluster: Cluster, entries: list[bytes]) -> Coordinator:
@@ -39,7 +39,7 @@ def successor(cluster: Cluster, entries: list[bytes]) -> Coordinator:
 def run(which: Schedule, monkeypatch: pytest.MonkeyPatch, *, shares_cores: bool) -> Counter[str]:
     """One schedule; returns how often each kind of news was compared."""
     if shares_cores:
-        monkeypatch.setattr("planaria.simulate.cluster.RunSettings", partial(RunSettings, shares_cores=True))
+        monkeypatch.setattr("tests.testkit.cluster.cluster.RunSettings", partial(RunSettings, shares_cores=True))
         monkeypatch.setattr(timing, "CALIBRATED_AFTER", 2)
     cluster = Cluster(which)
     compared: Counter[str] = Counter()

@@ -34,14 +34,6 @@ from planaria.protocol.saving import Checkpoints, Saving
 from planaria.protocol.shadowing import Fate, Shadows
 from planaria.protocol.speeds import Speeds
 from planaria.protocol.worker import Apply, WorkerMachine
-from planaria.simulate import wire
-from planaria.simulate.faults import FaultKind
-from planaria.simulate.holdings import Holdings as SimulatedHoldings
-from planaria.simulate.interpreter import Interpreter
-from planaria.simulate.schedule import Schedule, schedule
-from planaria.simulate.search import error_of, first_line
-from planaria.simulate.server import Server
-from planaria.simulate.witness import Witness
 from tests.protocol.mutations import (
     a_commit_without_all_votes,
     a_vote_of_an_older_generation_counts,
@@ -57,6 +49,14 @@ from tests.protocol.mutations import (
     the_ledgers_are_ignored,
     votes_of_before_the_restart_are_forgotten,
 )
+from tests.testkit.promises.witness import Witness
+from tests.testkit.schedules.faults import FaultKind
+from tests.testkit.schedules.schedule import Schedule, schedule
+from tests.testkit.schedules.search import error_of, first_line
+from tests.testkit.server import wire
+from tests.testkit.server.server import Server
+from tests.testkit.worker.holdings import Holdings as SimulatedHoldings
+from tests.testkit.worker.interpreter import Interpreter
 
 FIRST = 500_000
 MOST = 600

@@ -11,18 +11,18 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from planaria.cli import dst
-from planaria.simulate.cluster import Cluster
-from planaria.simulate.schedule import Schedule, schedule
-from planaria.simulate.search import Failure, error_of, first_line
 from tests.simulate.seeds import batches, failures
+from tests.testkit import dst
+from tests.testkit.cluster.cluster import Cluster
+from tests.testkit.schedules.schedule import Schedule, schedule
+from tests.testkit.schedules.search import Failure, error_of, first_line
 
 CORPUS = sorted(Path(__file__).with_name("corpus").glob("*.json"))
 
 HISTORY = """
 import hashlib
-from planaria.simulate.cluster import Cluster
-from planaria.simulate.schedule import schedule
+from tests.testkit.cluster.cluster import Cluster
+from tests.testkit.schedules.schedule import schedule
 lines = []
 for seed in range(7, 12):
     cluster = Cluster(schedule(seed), is_telling=True)

@@ -17,12 +17,12 @@ from planaria.plan.profile import ModelProfile
 from planaria.policy.proposal import Proposal
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.records import AnyRecord, Note, PlanTaken, StepCommitted
-from planaria.simulate.cluster import Cluster
-from planaria.simulate.faults import Fault, FaultKind
-from planaria.simulate.schedule import Schedule
-from planaria.simulate.setup import Setup
-from planaria.simulate.weather import Weather
 from tests.plan.profiles import uniform_profile
+from tests.testkit.cluster.cluster import Cluster
+from tests.testkit.schedules.faults import Fault, FaultKind
+from tests.testkit.schedules.schedule import Schedule
+from tests.testkit.schedules.setup import Setup
+from tests.testkit.schedules.weather import Weather
 
 FINISHING = (PolicyName.TEMPLATES, PolicyName.REROUTE, PolicyName.ADAPTIVE, PolicyName.REDUNDANCY)
 """Policies that finish steps, and leave nothing out."""

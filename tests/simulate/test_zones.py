@@ -7,11 +7,11 @@ import pytest
 from planaria.job.settings import PolicyName
 from planaria.plan.plan import ScheduleKind
 from planaria.protocol.records import NodeLost, Restored, RunEnded, RunStatus
-from planaria.simulate.cluster import Cluster
-from planaria.simulate.faults import Fault, FaultKind
-from planaria.simulate.schedule import Schedule
-from planaria.simulate.setup import Setup
-from planaria.simulate.weather import Weather
+from tests.testkit.cluster.cluster import Cluster
+from tests.testkit.schedules.faults import Fault, FaultKind
+from tests.testkit.schedules.schedule import Schedule
+from tests.testkit.schedules.setup import Setup
+from tests.testkit.schedules.weather import Weather
 
 NODES = 12
 

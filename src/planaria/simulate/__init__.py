@@ -1,1 +1,1 @@
-"""The protocol in virtual time: clock, network, workers and deaths that a seed decides. No real clock, I/O or torch."""
+"""Hours of training in virtual time (`macro`), traces of nodes that come and go, scripts, and what they come to."""

@@ -6,13 +6,13 @@ import pytest
 
 from planaria.job.settings import PolicyName
 from planaria.simulate import tally
-from planaria.simulate.faults import Fault, FaultKind
 from planaria.simulate.macro.experiment import Experiment
 from planaria.simulate.macro.timings import Timings
-from planaria.simulate.schedule import Schedule
 from planaria.simulate.trace import Change, Trace, TraceEvent
-from planaria.simulate.weather import Weather
 from tests.simulate.test_exact import MB, MICROBATCHES, NODES, VOTE_S, Listening, setup_of
+from tests.testkit.schedules.faults import Fault, FaultKind
+from tests.testkit.schedules.schedule import Schedule
+from tests.testkit.schedules.weather import Weather
 
 DETECT_S = 1e-3
 WINDOW_S = 2.0

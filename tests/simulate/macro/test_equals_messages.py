@@ -13,17 +13,17 @@ from planaria.job.settings import PolicyName
 from planaria.plan.plan import NodeId, ScheduleKind
 from planaria.policy.choice import make_policy
 from planaria.protocol.records import AnyRecord, PlanTaken, Recovered, Restored, Waiting
-from planaria.simulate.cluster import Cluster
-from planaria.simulate.faults import Fault, FaultKind
 from planaria.simulate.macro.account import RunResult
 from planaria.simulate.macro.course import Course
 from planaria.simulate.macro.experiment import Experiment
 from planaria.simulate.macro.following import Following
 from planaria.simulate.macro.timings import Timings
-from planaria.simulate.schedule import Schedule
-from planaria.simulate.setup import Setup
 from planaria.simulate.trace import Change, Trace, TraceEvent
-from planaria.simulate.weather import Weather
+from tests.testkit.cluster.cluster import Cluster
+from tests.testkit.schedules.faults import Fault, FaultKind
+from tests.testkit.schedules.schedule import Schedule
+from tests.testkit.schedules.setup import Setup
+from tests.testkit.schedules.weather import Weather
 
 WEATHER = Weather(compute_s=1e-4, network_s=1e-5, control_s=1e-5, detect_s=1e-3, spread=0.1, is_as_profiled=True)
 

@@ -1,7 +1,7 @@
 """Hours of training in virtual time that jumps from one thing that happens to the next.
 
 The coordinator's real transitions, policies, planner and estimator decide; workers are not simulated one by one (that
-is `planaria.simulate.cluster`): what they would answer follows from the plan, and when, from the estimate. What was
+is `tests/testkit`): what they would answer follows from the plan, and when, from the estimate. What was
 found out about a situation once is remembered.
 
 - `timings`: what is not modelled, with its defaults.

@@ -3,7 +3,7 @@
 Workers are not simulated one by one. They vote when the step's estimate says that it is over, halted ones report what
 they would have counted by then, and state has come when the estimate of its transfers says so. What is left out: the
 network between workers and coordinator (its messages take no time), slow, hung and partitioned nodes, damaged messages,
-shortages of memory, and a coordinator that dies; `planaria.simulate.cluster` has all of them, message by message.
+shortages of memory, and a coordinator that dies; the simulator of `tests/testkit` has all of them, message by message.
 """
 
 from __future__ import annotations

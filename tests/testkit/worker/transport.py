@@ -13,12 +13,12 @@ from planaria.plan.plan import WorkerId
 from planaria.plan.profile import LinkCost
 from planaria.protocol.mail import Key, Kind
 from planaria.protocol.messages import CutOff
-from planaria.simulate.interpreter import Read
-from planaria.simulate.network import Way
+from tests.testkit.cluster.network import Way
+from tests.testkit.worker.interpreter import Read
 
 if TYPE_CHECKING:
-    from planaria.simulate.cluster import Cluster
-    from planaria.simulate.worker import Worker
+    from tests.testkit.cluster.cluster import Cluster
+    from tests.testkit.worker.worker import Worker
 
 CUT_OFF_S = 1.0
 """As in `planaria.worker.transport`."""

@@ -9,9 +9,9 @@ from planaria.plan.plan import WorkerId
 from planaria.plan.profile import ModelProfile
 from planaria.plan.program import Instruction, Op
 from planaria.protocol.messages import OutOfMemory
-from planaria.simulate.clock import Clock
-from planaria.simulate.interpreter import Interpreter
-from planaria.simulate.weather import Weather
+from tests.testkit.cluster.clock import Clock
+from tests.testkit.schedules.weather import Weather
+from tests.testkit.worker.interpreter import Interpreter
 
 NOISE = 0.05
 """By so much, to either side, computing differs from what the profile says, where it is as the profile says at all."""

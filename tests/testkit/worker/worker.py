@@ -44,17 +44,17 @@ from planaria.protocol.worker import (
     WorkerMachine,
     Write,
 )
-from planaria.simulate.control import Control
-from planaria.simulate.device import Device
-from planaria.simulate.holdings import Holdings, Replica
-from planaria.simulate.interpreter import Interpreter
-from planaria.simulate.moves import Moves
-from planaria.simulate.transport import Transport
-from planaria.simulate.writer import Writer
+from tests.testkit.worker.control import Control
+from tests.testkit.worker.device import Device
+from tests.testkit.worker.holdings import Holdings, Replica
+from tests.testkit.worker.interpreter import Interpreter
+from tests.testkit.worker.moves import Moves
+from tests.testkit.worker.transport import Transport
+from tests.testkit.worker.writer import Writer
 
 if TYPE_CHECKING:
-    from planaria.simulate.cluster import Cluster
-    from planaria.simulate.server import Connection
+    from tests.testkit.cluster.cluster import Cluster
+    from tests.testkit.server.server import Connection
 
 
 class Worker:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from planaria.protocol.events import WriteManifest
 from planaria.protocol.messages import SavedGroup
-from planaria.simulate.symbols import Symbol
+from tests.testkit.promises.symbols import Symbol
 
 
 class DiskFull(Exception):

@@ -1,6 +1,6 @@
 """A simulated cluster that runs one schedule: nodes, network, disk, the coordinator's server, and what befalls them.
 
-One seed gives one history. Every promise is checked after every event (`planaria.simulate.witness`).
+One seed gives one history. Every promise is checked after every event (`tests.testkit.promises.witness`).
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from planaria.protocol.phases import Phase
 from planaria.protocol.records import AnyRecord
 from planaria.protocol.settings import CheckpointRef, RunSettings
 from planaria.protocol.shortage import Shortages
-from planaria.simulate.clock import Clock
-from planaria.simulate.disk import Disk, SavedState
-from planaria.simulate.faults import Fault, FaultKind, are_clear
-from planaria.simulate.injector import Injector
-from planaria.simulate.network import COORDINATOR, Network, Way
-from planaria.simulate.schedule import Schedule
-from planaria.simulate.server import MARK, Connection, Server
-from planaria.simulate.symbols import Algebra, Reference
-from planaria.simulate.wire import Wire
-from planaria.simulate.witness import BrokenPromise, Witness
-from planaria.simulate.worker import Worker
+from tests.testkit.cluster.clock import Clock
+from tests.testkit.cluster.disk import Disk, SavedState
+from tests.testkit.cluster.injector import Injector
+from tests.testkit.cluster.network import COORDINATOR, Network, Way
+from tests.testkit.promises.symbols import Algebra, Reference
+from tests.testkit.promises.witness import BrokenPromise, Witness
+from tests.testkit.schedules.faults import Fault, FaultKind, are_clear
+from tests.testkit.schedules.schedule import Schedule
+from tests.testkit.server.server import MARK, Connection, Server
+from tests.testkit.server.wire import Wire
+from tests.testkit.worker.worker import Worker
 
 PATIENCE_S = 120.0
 """Of virtual time in which nothing happens: longer than anything takes to be found out."""

@@ -40,13 +40,13 @@ from planaria.protocol.judge import TICK_S, Judge
 from planaria.protocol.liveness import Limits
 from planaria.protocol.messages import Alive, Challenge, CutOff, FromWorker, Hello, PlanMessage, Proof, Stop, ToWorker
 from planaria.protocol.past import Past
-from planaria.simulate.disk import DiskFull
-from planaria.simulate.network import COORDINATOR, Network, Way
-from planaria.simulate.wire import Wire
-from planaria.simulate.worker import Worker
+from tests.testkit.cluster.disk import DiskFull
+from tests.testkit.cluster.network import COORDINATOR, Network, Way
+from tests.testkit.server.wire import Wire
+from tests.testkit.worker.worker import Worker
 
 if TYPE_CHECKING:
-    from planaria.simulate.cluster import Cluster
+    from tests.testkit.cluster.cluster import Cluster
 
 MARK = "this run"
 """That its workers say hello with."""

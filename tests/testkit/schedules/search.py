@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from planaria.simulate.cluster import Cluster
-from planaria.simulate.schedule import Schedule, schedule
-from planaria.simulate.weather import Weather
+from tests.testkit.cluster.cluster import Cluster
+from tests.testkit.schedules.schedule import Schedule, schedule
+from tests.testkit.schedules.weather import Weather
 
 PLAIN = {"done": 0, "bad": (), "is_large": False, "is_tied": False, "checkpoint_every": 0, "num_zones": 0}
 """Fields of a setup, and what is tried for them."""

@@ -15,7 +15,7 @@ from planaria.plan.replicas import lacking
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.journal import JournalPlan
 from planaria.protocol.records import Note, PlanTaken
-from planaria.simulate.setup import Setup
+from tests.testkit.schedules.setup import Setup
 
 MAY_BE_DEGRADED = (PolicyName.REROUTE, PolicyName.MORPH, PolicyName.DROP, PolicyName.ADAPTIVE)
 PLACING = ("start", "reconfigure", "restore")

@@ -1,4 +1,4 @@
-"""The command `planaria-dst`: random schedules of faults against the protocol, in virtual time.
+"""Random schedules of faults against the protocol, in virtual time: `python -m tests.testkit.dst`.
 
 It tries seeds on all cores, shows how far it is, keeps the smallest schedule that it finds for each failure as a file,
 and runs one again with its whole history.
@@ -14,22 +14,21 @@ from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from planaria import __version__
-
-if TYPE_CHECKING:
-    from planaria.simulate.schedule import Schedule
-    from planaria.simulate.search import Failure
+from tests.testkit.cluster.cluster import Cluster
+from tests.testkit.schedules.schedule import Schedule, schedule
+from tests.testkit.schedules.search import Failure, try_seed
 
 BATCH = 50
 """Schedules that one process tries between two reports."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(__version__, prog_name="planaria-dst", message="%(prog)s %(version)s")
 @click.option("--seeds", type=click.IntRange(1), default=1000, show_default=True, help="How many schedules to try.")
 @click.option("--first-seed", type=click.IntRange(0), default=0, show_default=True, help="Of them, the first.")
 @click.option("--jobs", type=click.IntRange(1), default=None, help="Processes.  [default: one a core]")
@@ -52,17 +51,8 @@ def dst(seeds: int, first_seed: int, jobs: int | None, folder: Path, replay: str
     sys.exit(_search(range(first_seed, first_seed + seeds), jobs or os.cpu_count() or 1, folder))
 
 
-def main() -> None:
-    """The entry point."""
-    dst()
-
-
 def _schedule(what: str) -> Schedule:
     """Of a seed, or from a file."""
-    import msgspec
-
-    from planaria.simulate.schedule import Schedule, schedule
-
     if what.isdigit():
         return schedule(int(what))
     try:
@@ -74,8 +64,6 @@ def _schedule(what: str) -> Schedule:
 
 
 def _replay(which: Schedule) -> int:
-    from planaria.simulate.cluster import Cluster
-
     click.echo(f"{which.setup}\n{which.weather}")
     for fault in which.faults:
         click.echo(str(fault))
@@ -94,15 +82,10 @@ def _replay(which: Schedule) -> int:
 
 def try_seeds(seeds: range) -> list[Failure]:
     """What failed; in a process of its own."""
-    from planaria.simulate.search import try_seed
-
     return [failure for seed in seeds if (failure := try_seed(seed)) is not None]
 
 
 def _search(seeds: range, jobs: int, folder: Path) -> int:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
     began, failed = time.monotonic(), 0
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[failed]} failed"), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
@@ -137,17 +120,15 @@ def _results(seeds: range, jobs: int) -> Iterator[tuple[int, list[Failure]]]:
 
 def _keep(failure: Failure, folder: Path) -> str:
     """Write the failure's schedule, and say how it is run again."""
-    import msgspec
-
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{failure.seed}.json"
     path.write_bytes(msgspec.json.format(msgspec.json.encode(failure.smallest)) + b"\n")
     return (
         f"FAILED seed {failure.seed}: {failure.error}\n"
-        f"  again: planaria-dst --replay {failure.seed}\n"
-        f"  made smaller: planaria-dst --replay {path}"
+        f"  again: python -m tests.testkit.dst --replay {failure.seed}\n"
+        f"  made smaller: python -m tests.testkit.dst --replay {path}"
     )
 
 
 if __name__ == "__main__":
-    main()
+    dst(prog_name="python -m tests.testkit.dst")

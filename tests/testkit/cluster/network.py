@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection
 
-from planaria.simulate.clock import Action, Clock
+from tests.testkit.cluster.clock import Action, Clock
 
 COORDINATOR = -1
 """The coordinator's place, beside the nodes' numbers."""

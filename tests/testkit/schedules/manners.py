@@ -7,8 +7,8 @@ from random import Random
 
 import msgspec
 
-from planaria.simulate.faults import DISCARD, Fault, FaultKind
-from planaria.simulate.setup import Setup
+from tests.testkit.schedules.faults import DISCARD, Fault, FaultKind
+from tests.testkit.schedules.setup import Setup
 
 INSTRUCTIONS = (
     "load", "forward", "backward", "send_activation", "recv_activation", "send_gradient", "recv_gradient",

@@ -8,10 +8,10 @@ import msgspec
 
 from planaria.job.settings import PolicyName
 from planaria.plan.plan import Redundancy, ScheduleKind
-from planaria.simulate.faults import Fault, FaultKind
-from planaria.simulate.manners import MANNERS, WEIGHTS, damages, slowness, when
-from planaria.simulate.setup import Setup
-from planaria.simulate.weather import Weather
+from tests.testkit.schedules.faults import Fault, FaultKind
+from tests.testkit.schedules.manners import MANNERS, WEIGHTS, damages, slowness, when
+from tests.testkit.schedules.setup import Setup
+from tests.testkit.schedules.weather import Weather
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

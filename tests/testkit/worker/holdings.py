@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from planaria.plan.ledger import Ledger, mask_of
 from planaria.plan.plan import Group
-from planaria.simulate.symbols import Algebra, Symbol
+from tests.testkit.promises.symbols import Algebra, Symbol
 
 
 @dataclass(slots=True, eq=False)

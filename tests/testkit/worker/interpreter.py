@@ -1,7 +1,7 @@
 """The interpreter in symbols: what each instruction of a program does to what one worker holds.
 
 It keeps the books that the real one keeps (`Progress`, `Sums`), with its rules for what a new plan keeps and voids.
-When things happen, how long they take and who waits is the worker's business (`planaria.simulate.worker`).
+When things happen, how long they take and who waits is the worker's business (`tests.testkit.worker.worker`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from planaria.protocol.messages import Commit, PlanMessage
 from planaria.protocol.progress import Progress, Work
 from planaria.protocol.shadowing import Fate, Shadows
 from planaria.protocol.sums import Sum, Sums
-from planaria.simulate.holdings import Accumulator, Holdings
-from planaria.simulate.symbols import Algebra, Symbol
+from tests.testkit.promises.symbols import Algebra, Symbol
+from tests.testkit.worker.holdings import Accumulator, Holdings
 
 Read = Callable[[], Any]
 """Gives a message's content, read when it arrives: whoever changes what is being sent is found out."""

@@ -15,13 +15,13 @@ from planaria.plan.program import Instruction
 from planaria.protocol.awaiting import needs_state
 from planaria.protocol.mail import Key, Kind, Mail
 from planaria.protocol.messages import Damaged, Resend
-from planaria.simulate.holdings import Replica
-from planaria.simulate.symbols import Symbol
+from tests.testkit.promises.symbols import Symbol
+from tests.testkit.worker.holdings import Replica
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from planaria.simulate.worker import Worker
+    from tests.testkit.worker.worker import Worker
 
 Part = tuple[int, int] | None
 Piece = tuple[Symbol, Part]

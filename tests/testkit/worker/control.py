@@ -29,9 +29,9 @@ from planaria.protocol.messages import (
 from planaria.protocol.worker import CoordinatorBack, CoordinatorGone
 
 if TYPE_CHECKING:
-    from planaria.simulate.cluster import Cluster
-    from planaria.simulate.server import Connection
-    from planaria.simulate.worker import Worker
+    from tests.testkit.cluster.cluster import Cluster
+    from tests.testkit.server.server import Connection
+    from tests.testkit.worker.worker import Worker
 
 BEAT_S = 0.2
 FIRST_BACKOFF_S = 0.02

@@ -14,11 +14,11 @@ from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.events import NodeNotice, PolicyRequested, SaveRequested, StopRequested
 from planaria.protocol.journal import LASTING, AnyEntry, decode_entry
 from planaria.protocol.messages import Notice
-from planaria.simulate.faults import DISCARD, Fault, FaultKind
+from tests.testkit.schedules.faults import DISCARD, Fault, FaultKind
 
 if TYPE_CHECKING:
-    from planaria.simulate.cluster import Cluster
-    from planaria.simulate.worker import Worker
+    from tests.testkit.cluster.cluster import Cluster
+    from tests.testkit.worker.worker import Worker
 
 OUTSIDER = -2
 """Place of somebody who is neither node nor coordinator."""

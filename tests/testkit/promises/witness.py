@@ -31,12 +31,12 @@ from planaria.protocol.records import (
     StepSkipped,
     Waiting,
 )
-from planaria.simulate.disk import Disk
-from planaria.simulate.setup import Setup
-from planaria.simulate.strength import Strength
-from planaria.simulate.symbols import Reference
-from planaria.simulate.weather import Weather
-from planaria.simulate.worker import Worker
+from tests.testkit.cluster.disk import Disk
+from tests.testkit.promises.strength import Strength
+from tests.testkit.promises.symbols import Reference
+from tests.testkit.schedules.setup import Setup
+from tests.testkit.schedules.weather import Weather
+from tests.testkit.worker.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping

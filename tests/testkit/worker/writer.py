@@ -7,11 +7,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from planaria.protocol.messages import NotSaved, Save, Saved
-from planaria.simulate.disk import DiskFull, SavedState
+from tests.testkit.cluster.disk import DiskFull, SavedState
 
 if TYPE_CHECKING:
-    from planaria.simulate.cluster import Cluster
-    from planaria.simulate.worker import Worker
+    from tests.testkit.cluster.cluster import Cluster
+    from tests.testkit.worker.worker import Worker
 
 _Order = tuple[Save, dict[int, SavedState]]
 

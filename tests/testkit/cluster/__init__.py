@@ -1,0 +1,1 @@
+"""A cluster in virtual time: one clock, one network, one disk, nodes, and an injector of faults."""

@@ -1,0 +1,1 @@
+"""What must hold at any time, in symbols that any mistake changes."""

@@ -1,0 +1,1 @@
+"""Jobs, clusters and faults drawn from seeds, and the search for those that break a promise."""

@@ -1,0 +1,1 @@
+"""The server around the coordinator's machine, in virtual time."""
