@@ -45,14 +45,17 @@ format: $(VENV)/.installed-dev ## let ruff rewrite the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(VENV)/.installed-dev ## write the generated parts of docs/ again
+docs: $(VENV)/.installed-dev ## build the site in docs/_build/html, strictly; its generated parts are written again first
 	$(BIN)/python scripts/job_file_reference.py
+	$(BIN)/python scripts/cli_reference.py
 	$(BIN)/python scripts/state_diagram.py
+	$(BIN)/sphinx-build -q -W --keep-going -n docs docs/_build/html
+	@echo "docs/_build/html/index.html"
 
-bench: $(VENV)/.installed ## the measurements that docs/benchmarks.md describes; takes a while
+bench: $(VENV)/.installed ## the measurements that docs/figures/benchmarks.md describes; takes a while
 	$(BIN)/python benchmarks/all.py
 
-papers: $(VENV)/.installed-dev ## write docs/papers.md: the papers' tables beside ours; TRACES=FOLDER has recorded traces
+papers: $(VENV)/.installed-dev ## write docs/figures/papers.md: papers' tables beside ours; TRACES=FOLDER has recorded traces
 	$(BIN)/python benchmarks/papers/page.py $(if $(TRACES),--traces $(TRACES))
 
 chaos: $(VENV)/.installed ## random faults for SECONDS (300), or in many short runs until there were FAULTS; bits compared
@@ -63,7 +66,7 @@ dst: $(VENV)/.installed-dev ## random schedules in virtual time: SEEDS (1000) of
 	$(BIN)/python -m tests.worker.dst --seeds $$((($(SEEDS) + 99) / 100)) --first-seed $(FIRST)
 
 clean: ## remove .venv, caches and build products; run folders stay
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache docs/_build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Stamp files: a second call installs nothing.

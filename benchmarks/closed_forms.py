@@ -1,6 +1,6 @@
 """How far closed forms and the lower bound are from the event simulation, and how fast that is.
 
-Random pipelines and reroutes from a fixed seed; docs/estimates.md has the figures.
+Random pipelines and reroutes from a fixed seed; docs/explanation/estimates.md has the figures.
 """
 
 from __future__ import annotations

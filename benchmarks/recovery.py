@@ -1,6 +1,7 @@
 """What a loss costs: nodes killed, stopped, noticed and added from outside, at random moments, on two jobs.
 
-emulated: 12 workers whose compute is a timed wait (docs/emulated-device.md), so they do not share this machine's cores.
+emulated: 12 workers whose compute is a timed wait (docs/howto/emulated-device.md): they do not share this machine's
+cores.
 real: the demo's job on 7 workers that compute; on a machine with fewer cores, all of them wait for cores.
 
 One cycle: a node is killed with SIGKILL; the step is finished; the others are placed anew; a node is added and gets

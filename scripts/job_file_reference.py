@@ -1,4 +1,4 @@
-"""Writes the reference of the job file into docs/job-file.md, from the settings' fields and docstrings."""
+"""Writes the reference of the job file into docs/reference/job-file.md, from the settings' fields and docstrings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import types
 import typing
 
 import msgspec
-from generated import ROOT, write
+from generated import ROOT, wrapped, write
 
 from planaria.job.settings import Job
 
@@ -19,23 +19,19 @@ WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false
 
 
 def reference() -> str:
-    """A table for each section, in the order of `Job`, those that must be given first."""
+    """Returns a list of fields for each section, in the order of `Job`."""
     return "\n\n".join(_section(field.name, field.type, field.required) for field in msgspec.structs.fields(Job))
 
 
 def _section(name: str, section: type, required: bool) -> str:
     described = _descriptions(section)
     hints = typing.get_type_hints(section)
-    lines = [
-        f"## [{name}]{'' if required else ' (may be left out)'}",
-        "",
-        "| field | type | default | |",
-        "|---|---|---|---|",
-    ]
+    lines = [f"## [{name}]", "", "Required." if required else "May be left out.", ""]
     for field in msgspec.structs.fields(section):
-        default = "required" if field.required else _toml(field)
-        kind, text = _kind(hints[field.name]), described[field.name]
-        lines.append(f"| `{field.name}` | {kind} | {default} | {text} |")
+        given = "required" if field.required else _toml(field)
+        kind = _kind(hints[field.name])
+        about = ", ".join(part for part in (kind, given) if part)
+        lines += wrapped(f"**`{field.name}`** ({about}): {described[field.name]}", "- ")
     return "\n".join(lines)
 
 
@@ -56,7 +52,7 @@ def _descriptions(section: type) -> dict[str, str]:
 def _kind(hint: object) -> str:
     """A type in a user's words."""
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
-        return " or ".join(f'`"{member.value}"`' for member in hint)
+        return "one of " + ", ".join(f'`"{member.value}"`' for member in hint)
     if isinstance(hint, type) and hint in WORDS:
         return WORDS[hint]
     arguments = typing.get_args(hint)
@@ -68,26 +64,26 @@ def _kind(hint: object) -> str:
 
 
 def _toml(field: msgspec.structs.FieldInfo) -> str:
-    """A default as one would write it in the job file."""
+    """Returns a default as one would write it in the job file."""
     default = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
     match default:
         case None:
-            return ""
+            return "no default"
         case enum.Enum():
-            return f'`"{default.value}"`'
+            return f'default `"{default.value}"`'
         case bool():
-            return f"`{str(default).lower()}`"
+            return f"default `{str(default).lower()}`"
         case str():
-            return f'`"{default}"`'
+            return f'default `"{default}"`'
         case tuple():
-            return f"`{list(default)}`"
+            return f"default `{list(default)}`"
         case _:
-            return f"`{default}`"
+            return f"default `{default}`"
 
 
 def main() -> int:
     """Writes or checks the page."""
-    return write(ROOT / "docs" / "job-file.md", SCRIPT, reference())
+    return write(ROOT / "docs" / "reference" / "job-file.md", SCRIPT, reference())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Writes the coordinator's state diagram and table of events into docs/protocol.md, from `TRANSITIONS`.
+"""Writes the coordinator's state diagram and table of events into docs/explanation/protocol.md, from `TRANSITIONS`.
 
 The table says which function takes an event in a phase. Where that may lead is read from the functions' source: the
 phases that a function, or one that it calls, assigns. A branch under `if run.phase is Phase.X` counts only for X.
@@ -12,7 +12,7 @@ import pkgutil
 import sys
 from importlib import import_module
 
-from generated import ROOT, write
+from generated import ROOT, wrapped, write
 
 from planaria.protocol import course, transitions
 from planaria.protocol.phases import Phase
@@ -103,31 +103,30 @@ def diagram() -> str:
     first = [f"    [*] --> {phase.value}" for phase in (Phase.GATHERING, Phase.RETURNING)]
     lines = ["```mermaid", "stateDiagram-v2", *first]
     for source, target in sorted(edges, key=lambda edge: (order.index(edge[0]), order.index(edge[1]))):
-        events = ", ".join(dict.fromkeys(edges[source, target]))
-        lines.append(f"    {source.value} --> {target.value}: {events}")
+        arrow = f"    {source.value} --> {target.value}: "
+        events = wrapped(", ".join(dict.fromkeys(edges[source, target])), width=80)
+        lines += [arrow + part.rstrip(",") for part in events]
     return "\n".join([*lines, f"    {order[-1].value} --> [*]", "```"])
 
 
 def table() -> str:
-    """What each phase does with each event."""
-    events = list(dict.fromkeys(event for _, event in TRANSITIONS))
-    lines = [
-        "| event | " + " | ".join(phase.value for phase in Phase) + " |",
-        "|---|" + "---|" * len(Phase),
-    ]
-    for event in events:
-        cells = []
+    """Returns what takes each event in which phases, as a table without what is illegal."""
+    phases: dict[tuple[str, str], list[str]] = {}
+    for event in dict.fromkeys(event for _, event in TRANSITIONS):
         for phase in Phase:
             handler = TRANSITIONS.get((phase, event))
-            ignored = handler is not None and handler.__name__ == "ignore"
-            cells.append("illegal" if handler is None else "ignored" if ignored else f"`{handler.__name__}`")
-        lines.append(f"| {event} | " + " | ".join(cells) + " |")
+            if handler is not None:
+                taken = "ignored" if handler.__name__ == "ignore" else f"`{handler.__name__}`"
+                phases.setdefault((event, taken), []).append(phase.value)
+    lines = ["| event | taken by | in the phases |", "|---|---|---|"]
+    for (event, taken), names in phases.items():
+        lines.append(f"| {event} | {taken} | {'all' if len(names) == len(Phase) else ', '.join(names)} |")
     return "\n".join(lines)
 
 
 def main() -> int:
     """Writes or checks the page."""
-    return write(ROOT / "docs" / "protocol.md", SCRIPT, f"{diagram()}\n\n{table()}")
+    return write(ROOT / "docs" / "explanation" / "protocol.md", SCRIPT, f"{diagram()}\n\n{table()}")
 
 
 if __name__ == "__main__":

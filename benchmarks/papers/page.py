@@ -1,4 +1,4 @@
-"""Makes docs/papers.md and its pictures: every table and figure of the papers that a script here makes.
+"""Makes docs/figures/papers.md and its pictures: every table and figure of the papers that a script here makes.
 
     make papers    (or: python benchmarks/papers/page.py [--traces FOLDER] [--only NAME ...])
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from section import Make, Section
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "papers.md"
+PAGE = ROOT / "docs" / "figures" / "papers.md"
 PICTURES = "papers"
 
 SECTIONS = (

@@ -1,4 +1,4 @@
-"""A section of docs/papers.md: one table or figure of a paper, what the paper says, what comes out here, and the ratio.
+"""A section of docs/figures/papers.md: a table or figure of a paper, what comes out here, and the ratio.
 
 Knows nothing of any paper. Numbers are made by the scripts beside it.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,12 +100,17 @@ class Section:
 
     def markdown(self, folder: str) -> str:
         """The section's text; `folder`: where its pictures are, as seen from the page."""
-        parts = [f"## {self.source}: {self.title}", self.setting]
+        parts = [f"## {self.source}: {self.title}", _wrapped(self.setting)]
         parts += [comparison.markdown() for comparison in self.comparisons]
         parts += [f"![{plot.caption}]({folder}/{plot.name}.svg)" for plot in self.plots]
-        parts.append(self.verdict)
+        parts.append(_wrapped(self.verdict))
         parts.append(f"`python benchmarks/papers/{self.key}.py`")
         return "\n\n".join(parts)
+
+
+def _wrapped(text: str) -> str:
+    """Returns the text in lines of at most 118 characters."""
+    return "\n".join(textwrap.wrap(text, 118, break_long_words=False, break_on_hyphens=False))
 
 
 def number(value: float | None) -> str:

@@ -326,7 +326,7 @@ def _after_losses(policy: Policy, first: Proposal, losses: Sequence[Collection[i
 
 
 def read_profile(path: Path) -> ModelProfile:
-    """A `ModelProfile` from its JSON file; see docs/profile-format.md.
+    """A `ModelProfile` from its JSON file; see docs/reference/profile-format.md.
 
     Raises:
         UserError: there is none in it, or one that makes no sense; names the layer, the field and the value.

@@ -1,4 +1,4 @@
-"""docs/profile-format.md: its example is a profile, and it describes every field there is."""
+"""docs/reference/profile-format.md: its example is a profile, and it describes every field there is."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from planaria.plan.profile import (
 )
 from planaria.plan.profile_check import decode_profile
 
-PAGE = (Path(__file__).parents[2] / "docs" / "profile-format.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "profile-format.md").read_text()
 
 
 def test_the_example_is_a_whole_profile_with_every_field() -> None:

@@ -146,7 +146,7 @@ def test_the_python_example_runs(tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "from-python" / "summary.json").exists()
 
 
-@pytest.mark.parametrize("script", ["job_file_reference.py", "state_diagram.py"])
+@pytest.mark.parametrize("script", ["cli_reference.py", "job_file_reference.py", "state_diagram.py"])
 def test_generated_pages_are_up_to_date(script: str) -> None:
     done = subprocess.run(
         [sys.executable, ROOT / "scripts" / script, "--check"], capture_output=True, text=True, check=False

@@ -48,8 +48,8 @@ def _script_options(command: _Command) -> _Command:
 @click.argument("job", type=JOB_FILE)
 @click.option(
     "--trace", "script", required=True, metavar="FILE|NAME",
-    help="A trace (`planaria trace`, docs/traces.md), or a built-in script: single, burst-in-stage, burst-in-pipeline, "
-    "steady-loss, loss-and-rejoin.",
+    help="A trace (`planaria trace`, docs/howto/traces.md), or a built-in script: single, burst-in-stage, "
+    "burst-in-pipeline, steady-loss, loss-and-rejoin.",
 )  # fmt: skip
 @_script_options
 @click.option(
@@ -82,7 +82,7 @@ def drill(job: Path, overrides: tuple[str, ...], name: str | None, verify: bool,
 @click.option(
     "--script", required=True, metavar="FILE|NAME",
     help="What befalls the nodes: single, burst-in-stage, burst-in-pipeline, steady-loss, loss-and-rejoin, or the file "
-    "of a trace, in seconds or in steps (docs/drill.md).",
+    "of a trace, in seconds or in steps (docs/howto/drills.md).",
 )  # fmt: skip
 @click.option("--policies", metavar="A,B,...", help="Which policies, in this order.  [default: all]")
 @_script_options

@@ -34,7 +34,7 @@ from planaria.cli.options import EXIT_DRAINED, TOKEN_VARIABLE, ZONE_VARIABLE, to
     metavar="SECONDS", help="End when nothing was heard from the coordinator for so long.",
 )  # fmt: skip
 def agent(coordinator: str, token_file: Path | None, host: str, zone: str, import_path: Path, give_up_s: float) -> int:
-    """Offer this node to a job whose cluster.launcher is "agents"; see docs/hosts.md.
+    """Offer this node to a job whose cluster.launcher is "agents"; see docs/howto/hosts.md.
 
     Starts the node's workers, and offers the node again under a new number when it was cut off. Ctrl-C, SIGTERM
     and SIGHUP hand over the node's work and end; a second Ctrl-C ends at once.

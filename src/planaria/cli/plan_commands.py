@@ -122,7 +122,7 @@ def plan(
 @click.argument("job", type=JOB_FILE, required=False)
 @set_option
 @click.option(
-    "-o", "--output", type=FILE, metavar="FILE", help="Write the profile as JSON; see docs/profile-format.md."
+    "-o", "--output", type=FILE, metavar="FILE", help="Write the profile as JSON; see docs/reference/profile-format.md."
 )
 @click.option("--preset", metavar="NAME", help="A published model instead of a measured one; needs --device.")
 @click.option("--device", metavar="NAME", help="The preset's device.")

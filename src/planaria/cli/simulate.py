@@ -42,7 +42,7 @@ def simulate(
 ) -> int:
     """Simulate SCENARIO: a job, a cluster, how its nodes fail, and prices. Nothing is trained.
 
-    The policies, the planner and the coordinator's transitions are those that run for real. docs/simulator.md says
+    The policies, the planner and the coordinator's transitions are those that run for real. docs/howto/simulate.md says
     what a scenario has, and what is not modelled.
 
     \b

@@ -1,8 +1,9 @@
 """Closed forms of a step's time, as the papers give them, each with what it misses.
 
 For comparison and for quick questions; plans are judged by `planaria.estimate.step_time`. How far each is from it is
-measured by benchmarks/closed_forms.py on random instances; docs/estimates.md has the whole table. A positive bias means
-that the form says more than the simulation. Times are in seconds, of one microbatch where nothing else is said.
+measured by benchmarks/closed_forms.py on random instances; docs/explanation/estimates.md has the whole table. A
+positive bias means that the form says more than the simulation. Times are in seconds, of one microbatch where nothing
+else is said.
 """
 
 from __future__ import annotations

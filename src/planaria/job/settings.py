@@ -143,7 +143,7 @@ class DataSection(Section, frozen=True):
 
     Attributes:
         source: "python-stdlib", a file of UTF-8 text, a folder, a glob, or a token file (.bin of uint16, .npy); see
-            docs/data.md.
+            docs/howto/own-data.md.
         tokenizer: "bytes", or the path of a Hugging Face tokenizer.json.
         mask_probability: share of tokens that masked-LM models must predict.
     """

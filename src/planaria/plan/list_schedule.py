@@ -49,8 +49,9 @@ def list_schedule(
     in the whole system can go on is the lowest waiting forward started all the same: the bound can delay work but
     never block it.
 
-    Measured on ReCycle's reroutes (docs/policies.md): with split backwards and 4 spare microbatches, steps are within
-    2% of what the routes allow. Without spare ones a busy stage has no room for microbatches that are held up above it.
+    Measured on ReCycle's reroutes (docs/explanation/policies.md): with split backwards and 4 spare microbatches, steps
+    are within 2% of what the routes allow. Without spare ones a busy stage has no room for microbatches that are
+    held up above it.
 
     Args:
         routes: that cross.

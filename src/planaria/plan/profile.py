@@ -1,6 +1,6 @@
 """The model profile: what each layer costs. Planner and estimator consume it; `planaria.profile` makes it.
 
-Its JSON is a public format, see docs/profile-format.md.
+Its JSON is a public format, see docs/reference/profile-format.md.
 """
 
 from __future__ import annotations

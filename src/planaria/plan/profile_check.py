@@ -32,7 +32,7 @@ _CORRECT = "Correct it, or measure the profile again by `planaria profile`."
 
 
 def decode_profile(data: bytes) -> ModelProfile:
-    """A checked profile from its JSON; see docs/profile-format.md.
+    """A checked profile from its JSON; see docs/reference/profile-format.md.
 
     Where `groups` is left out, each layer with parameters is one.
 

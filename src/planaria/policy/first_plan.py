@@ -56,7 +56,7 @@ UNEVEN = 0.99
 ALIKE = 0.02
 """Where workers share cores, plans worth so much less than the best are as good: all have about the same work to do.
 Of those that use most nodes the one with most pipelines is taken: it has more replicas, and shorter pipelines wait less
-for each other (docs/benchmarks.md, shared cores)."""
+for each other (docs/figures/benchmarks.md, shared cores)."""
 
 LEAST = 2
 """Grids, even sets and plans with split backwards that are tried however many nodes there are, of each."""

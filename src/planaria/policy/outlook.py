@@ -16,7 +16,8 @@ machine."""
 
 CHANGE_S = 0.002
 """Until one was measured: by how much the first step under a plan is longer than the next, beside the decision and what
-is waited for. Of 16 emulated workers on an idle machine most were below 0.003 (docs/benchmarks.md, adaptive.py)."""
+is waited for. Of 16 emulated workers on an idle machine most were below 0.003 (docs/figures/benchmarks.md,
+adaptive.py)."""
 
 DEGRADED_SAVES_S = 60.0
 """Under a degraded plan, from one checkpoint to the next, where the user wants none every so many steps."""

@@ -1,6 +1,6 @@
 """Profiles without a measurement: published models on published devices, by an analytic model.
 
-The model, part by part (see docs/profile-format.md for the reasons):
+The model, part by part (see docs/reference/profile-format.md for the reasons):
 
 - Time of an operation, the larger of its products at the device's achieved rate and its bytes at the achieved memory
   bandwidth, and a launch for each kernel (the roofline model; Williams et al., 2009).

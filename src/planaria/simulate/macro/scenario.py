@@ -28,7 +28,7 @@ from planaria.simulate.trace_generators import ConstantRate, Diurnal, Failures, 
 
 
 class FailureKind(enum.StrEnum):
-    """How nodes go; see docs/traces.md. `none`: they stay."""
+    """How nodes go; see docs/howto/traces.md. `none`: they stay."""
 
     NONE = "none"
     CONSTANT = "constant"

@@ -10,7 +10,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     Attributes:
         detection_s: from a node's death until the coordinator knows. 0.05: a process that is seen to be gone, with room
-            for a loaded machine (docs/benchmarks.md, recovery); a host that goes silent takes
+            for a loaded machine (docs/figures/benchmarks.md, recovery); a host that goes silent takes
             resilience.heartbeat_timeout_s.
         decision_s: from the last report until the new plan is sent: the policy's own time. 0.01: decisions that were
             made in advance; `planaria.policy.outlook.USUAL_DECISION_S` is what one takes that was not.
