@@ -32,7 +32,7 @@ from planaria.plan.profile import (
     ModelProfile,
     StepCosts,
 )
-from planaria.plan.schedule import programs
+from planaria.plan.program.programs import programs
 
 Times = Sequence[tuple[float, float]]
 """Forward and backward of each stage, in seconds."""

@@ -52,7 +52,7 @@ def __dir__() -> list[str]:
 class _CallablePackage(ModuleType):
     """The package `planaria.plan`, which is the public function `planaria.plan` too.
 
-    So both `planaria.plan(job)` and `import planaria.plan.schedule` do what they say, in either order.
+    So both `planaria.plan(job)` and `import planaria.plan.validate` do what they say, in either order.
     """
 
     @property

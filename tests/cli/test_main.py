@@ -134,16 +134,16 @@ def test_nothing_heavy_is_imported_for_help() -> None:
     [
         "planaria.load_job",
         "import planaria.plan.plan",
-        "import planaria.plan.schedule as schedule",
-        "from planaria.plan import schedule",
+        "import planaria.plan.validate as validate",
+        "from planaria.plan import validate",
         "from planaria import plan",
     ],
 )
 def test_plan_is_a_function_and_a_package(first: str) -> None:
     imported_by(
         f"import planaria\n{first}\n"
-        "import planaria.plan.schedule as schedule\n"
-        "assert planaria.plan.schedule is schedule\n"
+        "import planaria.plan.validate as validate\n"
+        "assert planaria.plan.validate is validate\n"
         "assert callable(planaria.plan)\n"
         "try: planaria.plan('no job')\n"
         "except AttributeError: raise\n"

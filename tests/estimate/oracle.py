@@ -14,8 +14,8 @@ from itertools import count, pairwise
 from planaria.estimate.conditions import Conditions
 from planaria.plan.plan import Plan, WorkerId
 from planaria.plan.profile import LayerTimes, LinkCost, ModelProfile
-from planaria.plan.program import Instruction, Op
-from planaria.plan.schedule import program
+from planaria.plan.program.instructions import Instruction, Op
+from planaria.plan.program.programs import program
 
 
 class Signal:

@@ -15,8 +15,8 @@ from planaria.estimate.memory_walk import fullest_moment
 from planaria.plan.instantiate import initial_plan
 from planaria.plan.plan import Group, NodeId, Pipeline, Plan, Route, ScheduleKind, Stage, WorkerId
 from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
-from planaria.plan.program import Instruction, Op
-from planaria.plan.schedule import program
+from planaria.plan.program.instructions import Instruction, Op
+from planaria.plan.program.programs import program
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.templates import make_templates
 from tests.estimate.plans import cases

@@ -15,8 +15,8 @@ from planaria.estimate.step_time import outline, simulate
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import Plan, Stage, WorkerId
 from planaria.plan.profile import ModelProfile
-from planaria.plan.program import COMPUTING
-from planaria.plan.schedule import programs
+from planaria.plan.program.instructions import COMPUTING
+from planaria.plan.program.programs import programs
 from planaria.plan.takeover import resume
 from tests.estimate.plans import cases
 from tests.estimate.test_pipeline_flow import rings

@@ -12,8 +12,9 @@ from planaria.estimate.flow import run
 from planaria.estimate.pipeline_flow import is_plain, run_pipeline
 from planaria.plan.plan import Plan, Redundancy, Route, ScheduleKind
 from planaria.plan.profile import ModelProfile
-from planaria.plan.program import COMPUTING
-from planaria.plan.schedule import paths, programs
+from planaria.plan.program.instructions import COMPUTING
+from planaria.plan.program.programs import programs
+from planaria.plan.program.routes import sorted_routes
 from tests.estimate.plans import cases, profiles
 from tests.plan.shadowed import ring_plan
 
@@ -23,7 +24,10 @@ from tests.plan.shadowed import ring_plan
 def test_a_pipeline_is_what_its_workers_programs_come_to(case: tuple[Plan, ModelProfile, Conditions]) -> None:
     """Ends, compute, when gradients are whole, and the longest instruction; equal, not nearly so."""
     plan, profile, conditions = case
-    assert all(is_plain(plan, path) != (plan.schedule.splits_backward and len(path.routes) > 1) for path in paths(plan))
+    assert all(
+        is_plain(plan, path) != (plan.schedule.splits_backward and len(path.routes) > 1)
+        for path in sorted_routes(plan).pipelines
+    )
     assert_equal(plan, profile, conditions)
 
 
@@ -74,7 +78,7 @@ def test_shadows_and_split_backwards_are_what_the_programs_come_to(case: tuple[P
     plan, profile, conditions = case
     event(f"{plan.redundancy} {plan.schedule}")
     eager = plan.redundancy is Redundancy.EAGER_EAGER
-    assert all(is_plain(plan, path) != eager for path in paths(plan))
+    assert all(is_plain(plan, path) != eager for path in sorted_routes(plan).pipelines)
     assert_equal(plan, profile, conditions)
 
 
@@ -82,7 +86,7 @@ def assert_equal(plan: Plan, profile: ModelProfile, conditions: Conditions) -> N
     durations = Durations(plan, profile, conditions)
     all_programs = programs(plan)
     flow = run(all_programs, durations, overlap=conditions.overlap)
-    for path in paths(plan):
+    for path in sorted_routes(plan).pipelines:
         if not is_plain(plan, path):
             continue
         parts = run_pipeline(plan, path, durations, overlap=conditions.overlap).parts

@@ -17,7 +17,7 @@ from planaria.estimate.pipeline_rounds import MOST_AT_FRONT
 from planaria.estimate.pipeline_stages import Stages
 from planaria.plan.plan import Plan, Route, ScheduleKind
 from planaria.plan.profile import ModelProfile
-from planaria.plan.schedule import paths
+from planaria.plan.program.routes import sorted_routes
 from tests.estimate.plans import cases, profiles
 from tests.estimate.test_pipeline_flow import rings
 from tests.plan.profiles import uniform_profile
@@ -31,7 +31,7 @@ def test_both_forms_answer_the_same(case: tuple[Plan, ModelProfile, Conditions])
     pipeline_rounds.load()
     plan, profile, conditions = case
     durations = Durations(plan, profile, conditions)
-    for path in paths(plan):
+    for path in sorted_routes(plan).pipelines:
         if is_plain(plan, path):
             rounds = rounds_of(plan, path, durations, Stages(plan, path.hops, durations))
             plain = rounds.run(overlap=conditions.overlap, compiled=False)
@@ -63,7 +63,7 @@ def test_what_was_run_before_changes_nothing(data: st.DataObject, overlap: bool,
             given_out += number
         plan = msgspec.structs.replace(usual, num_microbatches=given_out, routes=tuple(routes))
         durations = Durations(plan, profile, Conditions(overlap=overlap))
-        (path,) = paths(plan)
+        (path,) = sorted_routes(plan).pipelines
         stages = stages or Stages(plan, path.hops, durations)
         alone = rounds_of(plan, path, durations, Stages(plan, path.hops, durations))
         going_on = rounds_of(plan, path, durations, stages)
@@ -83,7 +83,7 @@ def test_a_front_takes_so_much_room_and_no_more() -> None:
         route = msgspec.structs.replace(usual.routes[0], microbatches=tuple(range(number)))
         plan = msgspec.structs.replace(usual, num_microbatches=number, routes=(route,))
         durations = Durations(plan, profile, conditions)
-        (path,) = paths(plan)
+        (path,) = sorted_routes(plan).pipelines
         stages = stages or Stages(plan, path.hops, durations)
         going_on = rounds_of(plan, path, durations, stages).run(overlap=True, compiled=False)
         alone = replace(rounds_of(plan, path, durations, stages), front=None)

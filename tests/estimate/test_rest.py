@@ -12,7 +12,7 @@ from planaria.estimate.rest import Progress, Stretch
 from planaria.estimate.step_time import COMPUTING, simulate, step_time_s
 from planaria.plan.plan import Plan, WorkerId
 from planaria.plan.profile import ModelProfile, StepCosts
-from planaria.plan.program import Op
+from planaria.plan.program.instructions import Op
 from tests.estimate.plans import cases
 from tests.estimate.test_step_time import plan_for
 from tests.plan.profiles import uniform_profile

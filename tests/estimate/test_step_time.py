@@ -12,7 +12,7 @@ from planaria.plan.costs import pipeline_cost
 from planaria.plan.instantiate import initial_plan
 from planaria.plan.plan import NodeId, Plan, PlanError, ScheduleKind, WorkerId
 from planaria.plan.profile import LayerTimes, LinkCost, ModelProfile, StepCosts
-from planaria.plan.program import Op
+from planaria.plan.program.instructions import Op
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.templates import make_templates
 from tests.plan.profiles import random_jobs, uniform_profile

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import Plan, WorkerId
-from planaria.plan.program import Instruction, Op
-from planaria.plan.schedule import program
+from planaria.plan.program.instructions import Instruction, Op
+from planaria.plan.program.programs import program
 
 _Work = tuple[int, int]
 

@@ -7,9 +7,9 @@ from itertools import pairwise
 
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import Group, Pipeline, Plan, Redundancy, Route, ScheduleKind, Stage, WorkerId
-from planaria.plan.program import Instruction, Op
+from planaria.plan.program.instructions import Instruction, Op
+from planaria.plan.program.programs import programs
 from planaria.plan.ring import ring_shadows
-from planaria.plan.schedule import programs
 from planaria.protocol.progress import Progress
 
 Stop = Callable[[WorkerId, Instruction], bool]

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planaria.estimate.step_time import step_time_s
-from planaria.plan.list_schedule import list_schedule
 from planaria.plan.plan import ScheduleKind
 from planaria.plan.profile import LinkCost, ModelProfile
-from planaria.plan.work import Phase, Unit
+from planaria.plan.program.hops import route_hops
+from planaria.plan.program.list_schedule import list_schedule
+from planaria.plan.program.units import Phase, Unit
 from tests.plan.machine import Machine
 from tests.plan.profiles import layer_cost, uniform_profile
 from tests.plan.reroutes import ideal, rerouted
@@ -35,11 +36,11 @@ def losses(draw: st.DrawFn) -> tuple[int, int, int, frozenset[tuple[int, int]]]:
 
 def most_kept(units: tuple[Unit, ...]) -> int:
     kept = most = 0
-    for phase, leg, _, _ in units:
-        if phase is Phase.FORWARD and leg.keeps:
-            kept += leg.num_layers
-        elif phase is Phase.WEIGHT_GRADIENTS or (phase is Phase.INPUT_GRADIENT and not leg.has_weight):
-            kept -= leg.num_layers
+    for phase, hop, _, _ in units:
+        if phase is Phase.FORWARD and hop.keeps:
+            kept += hop.num_layers
+        elif phase is Phase.WEIGHT_GRADIENTS or (phase is Phase.INPUT_GRADIENT and not hop.has_weight):
+            kept -= hop.num_layers
         most = max(most, kept)
     assert kept == 0
     return most
@@ -53,7 +54,8 @@ def test_peers_carry_the_work_of_the_dead_in_the_memory_of_their_own_place(
     num_pipelines, num_stages, each, _ = loss
     spare, units = seed % 4, tuple((1 + seed * n % 5, 1, n % 3) for n in range(num_stages))
     plan = msgspec.structs.replace(rerouted(*loss, kind), spare_in_flight=spare, layer_units=units)
-    for worker, order in list_schedule(plan.routes, kind, spare, units).items():
+    hops = [route_hops(route, split=kind.splits_backward) for route in plan.routes]
+    for worker, order in list_schedule(plan.routes, hops, kind, spare, units).items():
         place = worker % num_stages
         assert most_kept(order) <= kind.in_flight(num_stages - 1 - place, num_pipelines * each, place) + spare
     machine = Machine(plan, seed)

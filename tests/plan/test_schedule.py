@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from planaria.plan.instantiate import initial_plan
 from planaria.plan.plan import Group, NodeId, Pipeline, Plan, Route, ScheduleKind, Stage, WorkerId
 from planaria.plan.profile import ModelProfile
-from planaria.plan.program import Instruction, Op
-from planaria.plan.schedule import program
+from planaria.plan.program.instructions import Instruction, Op
+from planaria.plan.program.programs import program
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.templates import make_templates
 from planaria.plan.validate import validate

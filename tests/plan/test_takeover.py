@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planaria.plan.plan import Plan, Redundancy, ScheduleKind, WorkerId
-from planaria.plan.program import Instruction, Op
+from planaria.plan.program.instructions import Instruction, Op
+from planaria.plan.program.programs import program
 from planaria.plan.salvage import to_halt
-from planaria.plan.schedule import program
 from planaria.plan.takeover import resume, taken_over
 from planaria.plan.validate import validate
 from tests.plan.shadowed import Machine, ring_plan

@@ -30,7 +30,7 @@ from planaria.launch.settings import planner_settings
 from planaria.model.load import load_model
 from planaria.plan.plan import Group, NodeId, WorkerId
 from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
-from planaria.plan.program import Instruction
+from planaria.plan.program.instructions import Instruction
 from planaria.policy.choice import make_policy
 from planaria.policy.outlook import USUAL_DECISION_S
 from planaria.policy.proposal import Policy

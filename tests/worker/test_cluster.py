@@ -37,8 +37,8 @@ from planaria.launch.reference import train_reference
 from planaria.observe.run_folder import RunFolder
 from planaria.plan import transfers as moving
 from planaria.plan.plan import Plan, Transfer, WorkerId
-from planaria.plan.program import Instruction, Op, Program
-from planaria.plan.schedule import program
+from planaria.plan.program.instructions import Instruction, Op, Program
+from planaria.plan.program.programs import program
 from planaria.plan.sources import Holders
 from planaria.plan.transfers import transfers
 from planaria.protocol.records import (

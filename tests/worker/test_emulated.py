@@ -14,7 +14,7 @@ import torch
 from planaria.job.settings import TrainSection
 from planaria.plan.plan import Group, Pipeline, Plan, Route, Stage, Transfer, WorkerId
 from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile, StepCosts
-from planaria.plan.program import Instruction, Op
+from planaria.plan.program.instructions import Instruction, Op
 from planaria.protocol.messages import Stop
 from planaria.worker.emulated import EmulatedBatches, EmulatedCompute, EmulatedModel, EmulatedNumbers, parameter_bytes
 from planaria.worker.emulated_time import AHEAD_S, EmulatedMailbox, EmulatedPace

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from planaria.plan.program import Instruction, Op
+from planaria.plan.program.instructions import Instruction, Op
 from planaria.worker.trace import Entry, Trace, read_trace
 
 

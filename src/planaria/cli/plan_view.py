@@ -18,8 +18,8 @@ from planaria.job.errors import UserError
 from planaria.observe.wording import counted, duration, layer_range, size
 from planaria.plan.cells import CellKind
 from planaria.plan.draw import svg, terminal
+from planaria.plan.program.programs import program
 from planaria.plan.reroute import shares
-from planaria.plan.schedule import program
 
 if TYPE_CHECKING:
     from planaria.api import PlanReport

@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from planaria.estimate.conditions import Conditions
 from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError, WorkerId
 from planaria.plan.profile import ModelProfile
-from planaria.plan.program import Instruction, Op
+from planaria.plan.program.instructions import Instruction, Op
 
 MOST_COMPUTED = 1 << 16
 """Forwards and backwards of which it is known how long they take; then all are forgotten."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from planaria.estimate.durations import Durations
 from planaria.plan.plan import WorkerId
-from planaria.plan.program import Instruction, Op, Program
+from planaria.plan.program.instructions import Instruction, Op, Program
 
 Beat = tuple[int, float, int, int, float]
 """Number of the message waited for, or -1; seconds of compute; number of the message then sent, or -1, of the link that

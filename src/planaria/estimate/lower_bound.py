@@ -15,9 +15,9 @@ from planaria.estimate.cores import least_step_s
 from planaria.estimate.durations import Durations
 from planaria.plan.plan import Plan, ScheduleKind, WorkerId
 from planaria.plan.profile import ModelProfile
-from planaria.plan.program import Instruction, Op
-from planaria.plan.schedule import paths
-from planaria.plan.work import Leg, legs, merge_hops
+from planaria.plan.program.hops import RouteHop, route_hops
+from planaria.plan.program.instructions import Instruction, Op
+from planaria.plan.program.routes import sorted_routes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class _Way:
         below_s: from the end of the leg's backward to the end of what must follow on lower legs.
     """
 
-    legs: tuple[Leg, ...]
+    legs: tuple[RouteHop, ...]
     num_microbatches: int
     forward_s: Sequence[float]
     backward_s: Sequence[float]
@@ -83,30 +83,30 @@ def lower_bound_s(plan: Plan, profile: ModelProfile, conditions: Conditions = AS
     durations = Durations(plan, profile, conditions)
     split = plan.schedule.splits_backward
     ways = {
-        (route.born, route.microbatches[0]): _way(
-            legs(route, merge_hops(route.hops), split=split), len(route.microbatches), durations
-        )
+        (route.born, route.microbatches[0]): _way(route_hops(route, split=split), len(route.microbatches), durations)
         for route in plan.routes
     }
     bound = _Bound(plan, durations, conditions)
     bound.add_workers(ways.values())
     bound.add_links(ways.values())
-    for path in paths(plan):
+    for path in sorted_routes(plan).pipelines:
         if len(path.routes) == 1:
             bound.add_pipeline(ways[path.routes[0].born, path.routes[0].microbatches[0]])
     return bound.step_s()
 
 
-def _way(way: tuple[Leg, ...], num_microbatches: int, durations: Durations) -> _Way:
-    def compute_s(leg: Leg, op: Op, first: int, counted: tuple[int, ...]) -> float:
+def _way(way: tuple[RouteHop, ...], num_microbatches: int, durations: Durations) -> _Way:
+    def compute_s(leg: RouteHop, op: Op, first: int, counted: tuple[int, ...]) -> float:
         instruction = Instruction(op=op, first_layer=first, end_layer=leg.end_layer, counted=counted)
         return durations.compute_s(leg.worker, instruction)
 
     forward = [compute_s(leg, Op.FORWARD, leg.first_layer, ()) for leg in way]
     backward = [
         0.0
-        if leg.backward is None
-        else compute_s(leg, leg.backward, leg.low_layer, leg.counted if leg.backward is Op.BACKWARD else ())
+        if not leg.keeps
+        else compute_s(leg, Op.BACKWARD_INPUT, leg.low_layer, ())
+        if leg.has_weight
+        else compute_s(leg, Op.BACKWARD, leg.low_layer, leg.counted)
         for leg in way
     ]
     weight = [compute_s(leg, Op.BACKWARD_WEIGHT, leg.low_layer, leg.counted) if leg.has_weight else 0.0 for leg in way]

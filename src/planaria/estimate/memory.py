@@ -10,9 +10,10 @@ from planaria.estimate.memory_alone import moments_alone
 from planaria.estimate.memory_walk import Moment, Stretch, Walk, add_messages, stretch_of, with_holes
 from planaria.plan.plan import Plan, Route, WorkerId
 from planaria.plan.profile import ModelProfile
-from planaria.plan.program import Op
-from planaria.plan.schedule import orders, paths
-from planaria.plan.work import Phase, Unit
+from planaria.plan.program.instructions import Op, cut_tail, instructions_of
+from planaria.plan.program.programs import cut_orders
+from planaria.plan.program.routes import sorted_routes
+from planaria.plan.program.units import Phase, Unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +64,7 @@ def memory_use(plan: Plan, profile: ModelProfile, worker: WorkerId) -> MemoryUse
 def _moment(plan: Plan, profile: ModelProfile, worker: WorkerId) -> Moment:
     """The units of one phase of a leg differ in the microbatch alone, so the instructions of each are walked through
     once."""
-    order = orders(plan, [worker])[worker]
+    order = cut_orders(plan, [worker])[worker]
     walk = Walk(profile)
     stretches: dict[tuple[int, Phase, bool], Stretch] = {}
     ways: dict[tuple[Op, WorkerId | None], int] = {}
@@ -74,13 +75,13 @@ def _moment(plan: Plan, profile: ModelProfile, worker: WorkerId) -> Moment:
             key = id(leg), phase, (leg.born, microbatch, phase) in order.cut
             stretch = stretches.get(key)
             if stretch is None:
-                instructions = tuple(order.instructions(unit))
+                instructions = tuple(instructions_of(unit, by_layer=key[2]))
                 stretch = stretches[key] = stretch_of(profile, instructions)
                 add_messages(ways, profile, instructions)
             walk.pass_through(stretch)
 
     note(order.units[: order.end])
-    for instruction in order.tail():
+    for instruction in cut_tail(order):
         walk.run(instruction)
     note(order.units[order.own_end :])
     return with_holes(plan.schedule, profile, walk.most, sum(ways.values()))
@@ -192,15 +193,15 @@ _Kind = tuple[Hashable, ...]
 def _kinds_of_rings(plan: Plan) -> list[tuple[tuple[WorkerId, ...], _Kind]]:
     """Likewise of pipelines whose workers compute what they shadow; none where a step is gone on with."""
     found: list[tuple[tuple[WorkerId, ...], _Kind]] = []
-    for path in paths(plan):
-        routes = (*path.routes, *path.following)
-        if len(path.routes) > 1 or len(path.following) > 1 or any(route.reached is not None for route in routes):
+    for path in sorted_routes(plan).pipelines:
+        routes = (*path.routes, *path.shadowed_routes)
+        if len(path.routes) > 1 or len(path.shadowed_routes) > 1 or any(route.reached is not None for route in routes):
             continue
         kind = (
             plan.schedule,
             plan.redundancy,
             tuple((hop.first_layer, hop.end_layer) for hop in path.hops),
-            tuple(worker is not None for worker in path.stand_ins),
+            tuple(worker is not None for worker in path.redundant_workers),
             tuple((len(route.microbatches), route.counted) for route in routes),
         )
         found.append((tuple(hop.worker for hop in path.hops), kind))

@@ -11,17 +11,18 @@ import msgspec
 from planaria.estimate.memory_walk import Moment, Stretch, Walk, add_messages, stretch_of, with_holes
 from planaria.plan.plan import Route, ScheduleKind, WorkerId
 from planaria.plan.profile import ModelProfile
-from planaria.plan.program import Op, Program
-from planaria.plan.work import Leg, Phase, Unit, legs
+from planaria.plan.program.hops import RouteHop, route_hops
+from planaria.plan.program.instructions import Op, Program, instructions_of
+from planaria.plan.program.units import Phase, Unit
 
 
 def moments_alone(schedule: ScheduleKind, profile: ModelProfile, route: Route) -> tuple[Moment, ...]:
     """Of the workers of a pipeline with this route and no other, each of one stage."""
-    way = legs(route, route.hops, split=schedule.splits_backward)
+    way = route_hops(route, split=schedule.splits_backward)
     return tuple(_moment(schedule, profile, leg, len(route.microbatches)) for leg in way)
 
 
-def _moment(schedule: ScheduleKind, profile: ModelProfile, leg: Leg, number: int) -> Moment:
+def _moment(schedule: ScheduleKind, profile: ModelProfile, leg: RouteHop, number: int) -> Moment:
     """As `planaria.estimate.memory` finds it from units of work, but what a stretch of a worker's order needs is found
     once: it is the same for all microbatches."""
     ahead, behind = schedule.forwards_ahead(leg.hops_after, number), schedule.weights_behind(leg.place)
@@ -61,7 +62,7 @@ class _Parts:
     messages: int
 
 
-def _anywhere(leg: Leg) -> Leg:
+def _anywhere(leg: RouteHop) -> RouteHop:
     """The same for all workers and places, as far as memory goes."""
 
     def some(worker: WorkerId | None) -> WorkerId | None:
@@ -82,11 +83,11 @@ def _anywhere(leg: Leg) -> Leg:
 
 
 @lru_cache(maxsize=1 << 12)
-def _parts(profile: ModelProfile, leg: Leg) -> _Parts:
+def _parts(profile: ModelProfile, leg: RouteHop) -> _Parts:
     ways: dict[tuple[Op, WorkerId | None], int] = {}
 
     def instructions(phase: Phase, *, by_layer: bool = False) -> Program:
-        return tuple(Unit(phase, leg, 0).instructions(by_layer=by_layer))
+        return tuple(instructions_of(Unit(phase, leg, 0), by_layer=by_layer))
 
     def stretch(phase: Phase, *, by_layer: bool = False) -> Stretch:
         passed = instructions(phase, by_layer=by_layer)

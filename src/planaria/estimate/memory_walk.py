@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planaria.plan.plan import ScheduleKind, WorkerId
 from planaria.plan.profile import LayerCost, ModelProfile
-from planaria.plan.program import Instruction, Op, Program
+from planaria.plan.program.instructions import Instruction, Op, Program
 
 Stretch = tuple[int, int, int]
 """Of some instructions: activations, more than before them, and workspace at their fullest moment; and activations,

@@ -2,7 +2,7 @@
 
 What `planaria.estimate.flow` makes of the programs, to the last bit and faster: the units of one phase of a leg differ
 in the microbatch alone, so their instructions are looked at once. Owns nothing of the order of work, which is that of
-`planaria.plan.schedule`.
+`planaria.plan.program`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from planaria.estimate.durations import Durations
 from planaria.estimate.flow import Beat, advance_all
 from planaria.estimate.pipeline_flow import PipelineFlow, WorkerFlow
 from planaria.plan.plan import Plan, WorkerId
-from planaria.plan.program import Instruction, Op
-from planaria.plan.schedule import Order, orders
-from planaria.plan.work import Phase, Unit
+from planaria.plan.program.instructions import Instruction, Op, cut_tail, instructions_of
+from planaria.plan.program.layer_cuts import CutOrder
+from planaria.plan.program.programs import cut_orders
+from planaria.plan.program.units import Phase, Unit
 
 
 def run_orders(plan: Plan, workers: Sequence[WorkerId], durations: Durations, *, overlap: bool) -> PipelineFlow:
@@ -26,7 +27,7 @@ def run_orders(plan: Plan, workers: Sequence[WorkerId], durations: Durations, *,
         AssertionError: a worker waits for a message that nobody sends (an invariant of schedules is broken).
     """
     numbers = _Numbers(plan, durations)
-    compiled = [_Compiled(worker, order, numbers) for worker, order in orders(plan, workers).items()]
+    compiled = [_Compiled(worker, order, numbers) for worker, order in cut_orders(plan, workers).items()]
     begins = [durations.late_s[worker] for worker in workers]
     beats = [one.beats for one in compiled]
     clocks, _, _ = advance_all(beats, numbers.num_messages, numbers.num_links, overlap=overlap, begins=begins)
@@ -102,7 +103,7 @@ class _Compiled:
         longest_s: of its longest forward or backward.
     """
 
-    def __init__(self, worker: WorkerId, order: Order, numbers: _Numbers) -> None:
+    def __init__(self, worker: WorkerId, order: CutOrder, numbers: _Numbers) -> None:
         self.worker = worker
         self.beats: list[Beat] = []
         self.dues: dict[int, int] = {}
@@ -112,7 +113,7 @@ class _Compiled:
         self._patterns: dict[tuple[int, Phase, bool, bool], _Pattern] = {}
         self._alike: dict[Hashable, _Pattern] = {}
         """Legs of different routes may be equal."""
-        tail = order.tail()
+        tail = cut_tail(order)
         self._add_units(order.units[: order.end], order, self._last(order, tail))
         for instruction in tail:
             seconds = numbers.durations.compute_s(worker, instruction)
@@ -122,9 +123,9 @@ class _Compiled:
             self.dues.update(dict.fromkeys(instruction.counted, len(self.beats)))
         self._add_units(order.units[order.own_end :], order, ())
 
-    def _last(self, order: Order, tail: Iterable[Instruction]) -> set[int]:
+    def _last(self, order: CutOrder, tail: Iterable[Instruction]) -> set[int]:
         """The places of units that are the last to count some layer."""
-        legs = {id(unit.leg): unit.leg for unit in order.units[: order.own_end] if not unit.phase.is_shadow}
+        legs = {id(unit.hop): unit.hop for unit in order.units[: order.own_end] if not unit.phase.is_shadow}
         missing = {layer for leg in legs.values() for layer in leg.counted}
         missing.difference_update(layer for instruction in tail for layer in instruction.counted)
         last: set[int] = set()
@@ -132,13 +133,13 @@ class _Compiled:
             if not missing:
                 break
             phase, leg, _, _ = order.units[at]
-            whole = phase is Phase.INPUT_GRADIENT and leg.backward is Op.BACKWARD and not leg.is_done
+            whole = phase is Phase.INPUT_GRADIENT and not leg.has_weight and not leg.is_done
             if (whole or phase is Phase.WEIGHT_GRADIENTS) and not missing.isdisjoint(leg.counted):
                 last.add(at)
                 missing.difference_update(leg.counted)
         return last
 
-    def _add_units(self, units: Sequence[Unit], order: Order, last: Iterable[int]) -> None:
+    def _add_units(self, units: Sequence[Unit], order: CutOrder, last: Iterable[int]) -> None:
         patterns, cut, is_last = self._patterns, order.cut, set(last)
         for at, unit in enumerate(units):
             phase, leg, microbatch, _ = unit
@@ -149,7 +150,7 @@ class _Compiled:
                 alike = leg, unit.by, *key[1:]
                 pattern = self._alike.get(alike)
                 if pattern is None:
-                    instructions = [*unit.instructions(by_layer=is_cut)]
+                    instructions = [*instructions_of(unit, by_layer=is_cut)]
                     pattern = self._alike[alike] = self._pattern_of(instructions, is_last=at in is_last)
                 patterns[key] = pattern
             self._add(pattern, microbatch, is_last=at in is_last)

@@ -21,7 +21,7 @@ from planaria.estimate.pipeline_flow import PipelineFlow, is_plain, order_of, ru
 from planaria.estimate.pipeline_stages import Stages
 from planaria.estimate.sums import summed
 from planaria.plan.plan import Form, Pipeline, Plan, Route, ScheduleKind, WorkerId
-from planaria.plan.schedule import Path
+from planaria.plan.program.routes import PipelineRoutes
 from planaria.plan.sync_rounds import colour
 
 
@@ -153,7 +153,13 @@ def _run(
     plan: Plan, pipeline: Pipeline, routes: list[Route], durations: Durations, conditions: Conditions, known: Known
 ) -> PipelineFlow:
     nobody = (None,) * len(pipeline.stages)
-    path = Path(hops=pipeline.stages, routes=tuple(routes), stand_ins=nobody, copies=nobody, keeps_sent=False)
+    path = PipelineRoutes(
+        hops=pipeline.stages,
+        routes=tuple(routes),
+        redundant_workers=nobody,
+        redundant_backwards=nobody,
+        keeps_sent=False,
+    )
     if is_plain(plan, path):
         kind = plan.schedule, pipeline.form(plan.devices_per_node)
         stages = known.stages.get(kind)

@@ -2,7 +2,7 @@
 
 What `planaria.estimate.flow` makes of the programs of a way whose workers serve no other one, to the last bit and far
 faster: microbatches differ only in when they come, and in what their route counts. Owns nothing of the order of work,
-which is that of `planaria.plan.schedule`, and must give the same results as the programs do.
+which is that of `planaria.plan.program`, and must give the same results as the programs do.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from planaria.estimate.durations import Durations
 from planaria.estimate.pipeline_rounds import Rounds
 from planaria.estimate.pipeline_stages import Stages
 from planaria.plan.plan import Plan, Route, WorkerId
-from planaria.plan.program import Instruction, Op
-from planaria.plan.schedule import Path
-from planaria.plan.stand_in import forwards_at_first, forwards_before, is_worth
-from planaria.plan.work import Leg, legs, merge_hops
+from planaria.plan.program.hops import RouteHop, route_hops
+from planaria.plan.program.instructions import Instruction, Op
+from planaria.plan.program.redundant_compute import forwards_at_first, forwards_before, is_worth
+from planaria.plan.program.routes import PipelineRoutes
 
 
 class WorkerFlow(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,19 +74,19 @@ class PipelineFlow:
         return tuple((tuple(part.due_s), part.end_s) for part in self.parts)
 
 
-def is_plain(plan: Plan, path: Path) -> bool:
+def is_plain(plan: Plan, path: PipelineRoutes) -> bool:
     """Whether `run_pipeline` can run it: nothing was done before a loss; and where backwards are split, or workers
     compute what they shadow, all microbatches count the same, and nobody shadows backwards."""
-    if any(route.reached is not None for route in (*path.routes, *path.following)):
+    if any(route.reached is not None for route in (*path.routes, *path.shadowed_routes)):
         return False
     if plan.redundancy is None and not plan.schedule.splits_backward:
         return True
     backwards = plan.redundancy is not None and plan.redundancy.runs_backwards
-    return len(path.routes) == 1 and len(path.following) <= 1 and not backwards
+    return len(path.routes) == 1 and len(path.shadowed_routes) <= 1 and not backwards
 
 
 def run_pipeline(
-    plan: Plan, path: Path, durations: Durations, *, overlap: bool, stages: Stages | None = None
+    plan: Plan, path: PipelineRoutes, durations: Durations, *, overlap: bool, stages: Stages | None = None
 ) -> PipelineFlow:
     """Only for a plain path.
 
@@ -108,7 +108,7 @@ def run_pipeline(
     return PipelineFlow(parts=tuple(parts))
 
 
-def rounds_of(plan: Plan, path: Path, durations: Durations, stages: Stages) -> Rounds:
+def rounds_of(plan: Plan, path: PipelineRoutes, durations: Durations, stages: Stages) -> Rounds:
     """What `run_pipeline` runs."""
     routes, num_stages = path.routes, len(path.hops)
     kinds = order_of(routes)
@@ -121,7 +121,7 @@ def rounds_of(plan: Plan, path: Path, durations: Durations, stages: Stages) -> R
     shadows_s, shadows = [0.0] * num_stages, list[list[int]]()
     front = None
     if plan.redundancy is not None or plan.schedule.splits_backward:
-        (way,) = [legs(route, path.hops, split=plan.schedule.splits_backward) for route in routes]
+        (way,) = [route_hops(route, split=plan.schedule.splits_backward) for route in routes]
         for place, leg in enumerate(way):
             first = len(tail_layers)
             if leg.has_weight:
@@ -197,7 +197,7 @@ def _cuts(stages: Stages, routes: Sequence[Route], kinds: Sequence[int]) -> list
 
 
 def _shadows(
-    plan: Plan, path: Path, way: Sequence[Leg], ahead: Sequence[int], durations: Durations
+    plan: Plan, path: PipelineRoutes, way: Sequence[RouteHop], ahead: Sequence[int], durations: Durations
 ) -> tuple[list[float], list[list[int]]]:
     """Of each stage a forward of what it shadows, and how many are done when; see `Rounds`."""
     none = [0.0] * len(way)
@@ -207,11 +207,10 @@ def _shadows(
     seconds, rows = list(none), []
     for place, leg in enumerate(way):
         following = (place + 1) % len(way)
-        shadowed, number = way[following], num if path.stand_ins[following] == leg.worker else 0
-        if path.following:
-            (route,) = path.following
-            hops = merge_hops(route.hops)
-            shadowed, number = legs(route, hops, split=plan.schedule.splits_backward)[0], len(route.microbatches)
+        shadowed, number = way[following], num if path.redundant_workers[following] == leg.worker else 0
+        if path.shadowed_routes:
+            (route,) = path.shadowed_routes
+            (shadowed,), number = route_hops(route, split=plan.schedule.splits_backward), len(route.microbatches)
         number = number if is_worth(shadowed) else 0
         late = min(place, number)
         row = [forwards_at_first(number, late, place, len(way))]
@@ -225,7 +224,7 @@ def _shadows(
     return seconds, rows if any(row[-1] for row in rows) else []
 
 
-def _inputs_s(durations: Durations, leg: Leg) -> float:
+def _inputs_s(durations: Durations, leg: RouteHop) -> float:
     instruction = Instruction(op=Op.BACKWARD_INPUT, first_layer=leg.low_layer, end_layer=leg.end_layer)
     return durations.compute_s(leg.worker, instruction)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from planaria.estimate.durations import Durations
 from planaria.estimate.pipeline_rounds import Front
 from planaria.plan.plan import Plan, Stage
-from planaria.plan.program import Op
+from planaria.plan.program.instructions import Op
 
 MOST_COUNTED = 256
 """Sets of layers of which it is known what backwards take that count them; then all are forgotten."""

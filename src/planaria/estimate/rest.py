@@ -15,8 +15,8 @@ from planaria.estimate.flow import run
 from planaria.estimate.step_time import end_s
 from planaria.plan.plan import Plan, WorkerId
 from planaria.plan.profile import ModelProfile
-from planaria.plan.program import COMPUTING, Instruction, Op
-from planaria.plan.schedule import programs
+from planaria.plan.program.instructions import COMPUTING, Instruction, Op
+from planaria.plan.program.programs import programs
 
 _SENDS = {Op.SEND_ACTIVATION: Op.RECV_ACTIVATION, Op.SEND_GRADIENT: Op.RECV_GRADIENT}
 

@@ -31,8 +31,9 @@ from planaria.estimate.pipeline_flow import is_plain, run_pipeline
 from planaria.estimate.sums import summed
 from planaria.plan.plan import Plan, Route, WorkerId
 from planaria.plan.profile import ModelProfile
-from planaria.plan.program import COMPUTING, Instruction, Op, Program
-from planaria.plan.schedule import Path, paths, programs
+from planaria.plan.program.instructions import COMPUTING, Instruction, Op, Program
+from planaria.plan.program.programs import programs
+from planaria.plan.program.routes import PipelineRoutes, sorted_routes
 from planaria.plan.sync_rounds import colour
 
 Span = tuple[Instruction, float, float]
@@ -106,7 +107,7 @@ def outline(
 
 def _outline_of_paths(plan: Plan, durations: Durations, conditions: Conditions, known: Known) -> Outline:
     """Whatever it depends on, on machines that share nothing."""
-    shapes = [(_shape(plan, durations, path), path) for path in paths(plan)]
+    shapes = [(_shape(plan, durations, path), path) for path in sorted_routes(plan).pipelines]
     new = {shape: path for shape, path in shapes if shape not in known}
     regular = {hop.worker for _, path in shapes for hop in path.hops}
     for shape, path in new.items():
@@ -193,13 +194,13 @@ def end_s(plan: Plan, programs: Mapping[WorkerId, Program], durations: Durations
     return max(finish.step_time_s, least_step_s(plan, durations, flow.compute_s, conditions))
 
 
-def _shape(plan: Plan, durations: Durations, path: Path) -> Shape:
+def _shape(plan: Plan, durations: Durations, path: PipelineRoutes) -> Shape:
     """Of a pipeline. Of generations, only their order counts."""
     turn_of = {born: turn for turn, born in enumerate(sorted({route.born for route in path.routes}))}
     routes = tuple(
         (turn_of[route.born], route.counted, len(route.microbatches), route.reached) for route in path.routes
     )
-    shadowed = tuple((route.counted, len(route.microbatches), route.reached) for route in path.following)
+    shadowed = tuple((route.counted, len(route.microbatches), route.reached) for route in path.shadowed_routes)
     nodes = [plan.node_of(hop.worker) for hop in path.hops]
     return (
         plan.schedule,
@@ -210,7 +211,7 @@ def _shape(plan: Plan, durations: Durations, path: Path) -> Shape:
         tuple(left == right for left, right in pairwise(nodes)),
         tuple(plan.groups_of[hop.worker] for hop in path.hops),
         routes,
-        (plan.redundancy, tuple(worker is not None for worker in path.stand_ins), shadowed),
+        (plan.redundancy, tuple(worker is not None for worker in path.redundant_workers), shadowed),
         tuple(at for _, _, at in path.travellers) if len(routes) > 1 else (),
     )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from planaria.plan.plan import Plan, WorkerId
-from planaria.plan.program import Instruction, Op
+from planaria.plan.program.instructions import Instruction, Op
 
 
 class Timeline(Protocol):

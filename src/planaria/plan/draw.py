@@ -8,7 +8,7 @@ from xml.sax.saxutils import escape
 
 from planaria.plan.cells import Cell, CellKind, Timeline, cells, label, milliseconds, rows, tick_s
 from planaria.plan.plan import Plan
-from planaria.plan.program import Op
+from planaria.plan.program.instructions import Op
 from planaria.plan.reroute import shares
 
 _FILL = {CellKind.FORWARD: "░", CellKind.BACKWARD: "▓", CellKind.WEIGHT: "▒", CellKind.SHADOW: "·", CellKind.SYNC: "≈"}

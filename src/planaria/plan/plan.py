@@ -2,7 +2,7 @@
 
 This module owns the one object that every policy produces and everything else (worker, estimator, simulator,
 picture) consumes. A plan has no "my rank" in it, calls nothing and is frozen; a worker's program is a pure
-function of (plan, worker), see `planaria.plan.schedule`.
+function of (plan, worker), see `planaria.plan.program`.
 """
 
 from __future__ import annotations
@@ -23,59 +23,11 @@ from planaria.plan.pipeline import Pipeline as Pipeline
 from planaria.plan.pipeline import Stage as Stage
 from planaria.plan.pipeline import WorkerId as WorkerId
 from planaria.plan.pipeline import runs_of as runs_of
+from planaria.plan.schedule_kind import ScheduleKind as ScheduleKind
 
 
 class PlanError(ValueError):
     """A plan that cannot be made, or that breaks an invariant."""
-
-
-class ScheduleKind(enum.StrEnum):
-    """In which order a worker runs the forwards and backwards of a step."""
-
-    ONE_F_ONE_B = "1f1b"
-    EAGER_ONE_F_ONE_B = "eager-1f1b"
-    """1F1B with twice the warm-up, so that no stage waits for a message: sends travel while the next microbatch is
-    computed (Zhuang et al., MLSys 2023, section 4). A stage k from the end keeps 2k + 1 microbatches, not k + 1."""
-    GPIPE = "gpipe"
-    ZERO_BUBBLE_H1 = "zb-h1"
-    """1F1B with split backwards: a stage sends the gradient of its input at once and computes the gradients of its
-    weights later, where it would wait (Qi et al., ICLR 2024, schedule ZB-H1). A bubble takes F + B - W for each stage
-    after the first, not F + B + W. Every stage keeps as many microbatches as 1F1B's first one."""
-    ZERO_BUBBLE_H2 = "zb-h2"
-    """ZB-H1 with twice the warm-up, and weights' gradients twice as late: messages hide, and a bubble takes F + B - 2 W
-    or F, whichever is more (Qi et al., ICLR 2024, schedule ZB-H2; what they fill beyond that belongs to the next step,
-    which begins here only once this one is committed). Of S stages every one keeps 2 S - 1 microbatches."""
-
-    @property
-    def splits_backward(self) -> bool:
-        """Whether the gradients of a stage's weights are computed apart from the gradient of its input."""
-        return self in (ScheduleKind.ZERO_BUBBLE_H1, ScheduleKind.ZERO_BUBBLE_H2)
-
-    def forwards_ahead(self, stages_after: int, num_microbatches: int) -> int:
-        """Forwards that a stage runs before its first backward may follow the next forward."""
-        match self:
-            case ScheduleKind.ONE_F_ONE_B | ScheduleKind.ZERO_BUBBLE_H1:
-                return min(stages_after, num_microbatches)
-            case ScheduleKind.EAGER_ONE_F_ONE_B | ScheduleKind.ZERO_BUBBLE_H2:
-                return min(2 * stages_after, num_microbatches)
-            case ScheduleKind.GPIPE:
-                return num_microbatches
-
-    def weights_behind(self, stages_before: int) -> int:
-        """Backwards of later microbatches that a stage runs before a microbatch's weight gradients."""
-        match self:
-            case ScheduleKind.ZERO_BUBBLE_H1:
-                return stages_before
-            case ScheduleKind.ZERO_BUBBLE_H2:
-                return 2 * stages_before
-            case _:
-                return 0
-
-    def in_flight(self, stages_after: int, num_microbatches: int, stages_before: int = 0) -> int:
-        """Microbatches whose activations a stage keeps at most: from the forward to the end of the backward, which is
-        the weight gradients where backwards are split. Only then do `stages_before` matter."""
-        ahead = self.forwards_ahead(stages_after, num_microbatches)
-        return min(ahead + 1 + self.weights_behind(stages_before), num_microbatches)
 
 
 class Redundancy(enum.StrEnum):
@@ -265,7 +217,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True
             epoch are void.
         transfers: state that moves before the first step of the plan.
         redundancy: shadows compute, and everybody keeps what he sends until the step's end, so that a shadow can go on
-            in the middle of a step where its worker was lost (`planaria.plan.stand_in`); None: they only hold state.
+            in the middle of a step where its worker was lost (`planaria.plan.program.redundant_compute`); None: they
+            only hold state.
         schedule: order of forwards and backwards.
         spare_in_flight: microbatches that a worker whose routes cross may keep beyond what the schedule keeps: one that
             carries others' work waits for more of them.

@@ -12,7 +12,7 @@ import msgspec
 from planaria.plan.costs import PipelineCost, pipeline_cost
 from planaria.plan.plan import Plan, Redundancy
 from planaria.plan.profile import ModelProfile
-from planaria.plan.stand_in import ring_of_whole, stand_ins
+from planaria.plan.program.routes import redundant_ring, redundant_workers
 
 ALL_STOP = 0.5
 """Of a step: what a loss in its middle costs where all stop. Of half a step nearly all is under way between stages, and
@@ -73,9 +73,9 @@ def _cost(profile: ModelProfile, cut: Sequence[tuple[int, int, int]]) -> Pipelin
 
 def bare_share(plan: Plan) -> float:
     """Of the stages, the share that nobody computes with."""
-    stand_in = [worker for pipeline in plan.pipelines for worker in stand_ins(plan, pipeline.stages)]
-    ring = ring_of_whole(plan, sorted(p.stages[0].worker for p in plan.pipelines if len(p.stages) == 1))
-    return (stand_in.count(None) - len(ring)) / len(stand_in)
+    runs_again = [worker for pipeline in plan.pipelines for worker in redundant_workers(plan, pipeline.stages)]
+    ring = redundant_ring(plan, sorted(p.stages[0].worker for p in plan.pipelines if len(p.stages) == 1))
+    return (runs_again.count(None) - len(ring)) / len(runs_again)
 
 
 def _dealt(costs: Sequence[PipelineCost], loads: Sequence[int], number: int) -> list[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from planaria.plan.program import COMPUTING, Instruction, Op
+from planaria.plan.program.instructions import COMPUTING, Instruction, Op
 
 
 def needs_state(instruction: Instruction, layers: Collection[int]) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Container
 
-from planaria.plan.program import Instruction, Op, Program
+from planaria.plan.program.instructions import Instruction, Op, Program
 
 Work = tuple[int, int]
 """(microbatch, born)"""

@@ -14,7 +14,7 @@ import msgspec
 from planaria.checkpoint.state import GroupState
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import Plan
-from planaria.plan.program import Instruction
+from planaria.plan.program.instructions import Instruction
 from planaria.protocol.liveness import Activity
 from planaria.protocol.messages import (
     Commit,

@@ -24,7 +24,7 @@ import torch
 from planaria.job.settings import LOOPBACK
 from planaria.plan.plan import Plan, Stage, WorkerId
 from planaria.plan.profile import LayerTimes, LinkCost, ModelProfile
-from planaria.plan.program import Instruction, Op
+from planaria.plan.program.instructions import Instruction, Op
 from planaria.worker.mailbox import Interrupted, Key, Kind, Mailbox
 from planaria.worker.transport import Transport
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from planaria.model.model import Batch, Tensors
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import Plan, WorkerId
-from planaria.plan.program import COMPUTING, Instruction, Op, Program
-from planaria.plan.schedule import program
+from planaria.plan.program.instructions import COMPUTING, Instruction, Op, Program
+from planaria.plan.program.programs import program
 from planaria.protocol.commit import NOT_APPLIED
 from planaria.protocol.liveness import Activity
 from planaria.protocol.messages import Commit, PlanMessage

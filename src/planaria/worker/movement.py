@@ -16,7 +16,7 @@ from planaria.checkpoint.manifest import read_manifest
 from planaria.checkpoint.state import read_group
 from planaria.model.model import Model
 from planaria.plan.plan import Plan, Transfer, WorkerId
-from planaria.plan.program import Instruction
+from planaria.plan.program.instructions import Instruction
 from planaria.protocol.awaiting import needs_state
 from planaria.protocol.liveness import Activity
 from planaria.protocol.messages import Damaged, Message, PlanMessage, Ready, Resend, StateSource

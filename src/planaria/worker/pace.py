@@ -10,7 +10,7 @@ from collections.abc import Collection
 from typing import Protocol
 
 from planaria.plan.plan import Plan
-from planaria.plan.program import Instruction
+from planaria.plan.program.instructions import Instruction
 from planaria.worker.stopwatch import Stopwatch
 
 NAP_S = 1e-3

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from planaria.plan.program import Instruction
+from planaria.plan.program.instructions import Instruction
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):

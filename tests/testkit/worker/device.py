@@ -7,7 +7,7 @@ from collections.abc import Collection
 from planaria.estimate.memory import worker_memory_bytes
 from planaria.plan.plan import WorkerId
 from planaria.plan.profile import ModelProfile
-from planaria.plan.program import Instruction, Op
+from planaria.plan.program.instructions import Instruction, Op
 from planaria.protocol.messages import OutOfMemory
 from tests.testkit.cluster.clock import Clock
 from tests.testkit.schedules.weather import Weather

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from planaria.plan.plan import Plan, WorkerId
-from planaria.plan.program import Instruction, Op, Program
-from planaria.plan.schedule import program
+from planaria.plan.program.instructions import Instruction, Op, Program
+from planaria.plan.program.programs import program
 from planaria.protocol.mail import Key, Kind, Mail
 from planaria.protocol.messages import Commit, PlanMessage
 from planaria.protocol.progress import Progress, Work

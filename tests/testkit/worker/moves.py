@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from planaria.plan.plan import Group, Plan, Transfer, WorkerId
-from planaria.plan.program import Instruction
+from planaria.plan.program.instructions import Instruction
 from planaria.protocol.awaiting import needs_state
 from planaria.protocol.mail import Key, Kind, Mail
 from planaria.protocol.messages import Damaged, Resend

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, Plan, WorkerId
-from planaria.plan.program import COMPUTING, Instruction, Op
+from planaria.plan.program.instructions import COMPUTING, Instruction, Op
 from planaria.protocol.liveness import Activity
 from planaria.protocol.mail import Key, Kind, Mail
 from planaria.protocol.messages import (

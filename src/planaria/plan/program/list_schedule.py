@@ -1,7 +1,7 @@
 """Orders for routes that cross each other: a list schedule, in whole units of time, deterministic.
 
 Used after a loss that leaves no pipeline whole, and by rerouting: workers then serve several paths, and no
-textbook schedule applies.
+order of a pipeline applies.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from planaria.plan.plan import Route, ScheduleKind, WorkerId
-from planaria.plan.work import Leg, Phase, Unit, legs, merge_hops
+from planaria.plan.plan import Route, WorkerId
+from planaria.plan.program.hops import RouteHop
+from planaria.plan.program.units import Phase, Unit
+from planaria.plan.schedule_kind import ScheduleKind
 
 LayerUnits = tuple[int, int, int]
 """How long a layer's forward, its input's gradient and its weights' gradients take."""
@@ -24,28 +26,27 @@ _ROUNDS = 3
 _Waiting = tuple[int, float, int, int]
 """Of a unit: born, its microbatch's turn, the microbatch, the unit's number."""
 
-_Step = tuple[Phase, Leg, int, tuple[int, ...], list[_Waiting]]
-"""Of all microbatches of a way one unit: its phase and leg, what it costs, the places of those that it makes ready, and
-where it waits once it is ready."""
+_Step = tuple[Phase, RouteHop, int, tuple[int, ...], list[_Waiting]]
+"""A unit that each microbatch of a route has: its phase and hop, what it costs, the places of those that it makes
+ready, and where it waits once it is ready."""
 
 
 def list_schedule(
     routes: Sequence[Route],
-    kind: ScheduleKind = ScheduleKind.ONE_F_ONE_B,
+    hops: Sequence[tuple[RouteHop, ...]],
+    kind: ScheduleKind,
     spare_in_flight: int = 0,
     layer_units: Sequence[LayerUnits] = (),
-    *,
-    keeps_sent: bool = False,
 ) -> dict[WorkerId, tuple[Unit, ...]]:
     """Every worker's order: the order of starts in one simulated run, so a restriction of a global order.
 
     A free worker takes a backward for whose result somebody waits before a forward, and a forward before weight
-    gradients and the last backward of a way, which so fill what would be bubbles; of each, the oldest route's first,
+    gradients and the last backward of a route, which so fill what would be bubbles; of each, the oldest route's first,
     and then in turn (`_turns`).
 
     It starts no forward while it would keep more layers' activations than the schedule kind keeps on its fullest
-    leg, were that a stage of a pipeline of its own (`ScheduleKind.in_flight`), with the spare ones; a worker that runs
-    several legs, or for several pipelines, has no more. What nobody waits for then goes first. Only when nothing else
+    hop, were that a stage of a pipeline of its own (`ScheduleKind.in_flight`), with the spare ones; a worker that runs
+    several hops, or for several pipelines, has no more. What nobody waits for then goes first. Only when nothing else
     in the whole system can go on is the lowest waiting forward started all the same: the bound can delay work but
     never block it.
 
@@ -55,22 +56,22 @@ def list_schedule(
 
     Args:
         routes: that cross.
+        hops: of each route.
         kind: how backwards are made, and how many microbatches are kept.
         spare_in_flight: microbatches that a worker may keep beyond these.
         layer_units: of each layer; none: all layers and phases take the same.
-        keeps_sent: whether what is sent is kept, to be sent again.
     """
-    return _ListSchedule(routes, kind, spare_in_flight, layer_units, keeps_sent).run() if routes else {}
+    return _ListSchedule(routes, hops, kind, spare_in_flight, layer_units).run() if routes else {}
 
 
 class _ListSchedule:
     def __init__(
         self,
         routes: Sequence[Route],
+        hops: Sequence[tuple[RouteHop, ...]],
         kind: ScheduleKind,
         spare_in_flight: int,
         layer_units: Sequence[LayerUnits],
-        keeps_sent: bool,
     ) -> None:
         self._layer_units = layer_units
         self._units: list[Unit] = []
@@ -82,21 +83,18 @@ class _ListSchedule:
         """Of each unit, where it waits once it is ready."""
         self._bounds: dict[WorkerId, int] = {}
         self._ready: dict[WorkerId, tuple[list[_Waiting], ...]] = {}
-        ways = [
-            legs(route, merge_hops(route.hops), split=kind.splits_backward, keeps_sent=keeps_sent) for route in routes
-        ]
-        turns = _turns(routes, ways)
+        turns = _turns(routes, hops)
         num_served: dict[WorkerId, int] = {}
-        for route, way in zip(routes, ways, strict=True):
-            for worker in {leg.worker for leg in way}:
+        for route, its in zip(routes, hops, strict=True):
+            for worker in {hop.worker for hop in its}:
                 num_served[worker] = num_served.get(worker, 0) + len(route.microbatches)
-        for route, way in zip(routes, ways, strict=True):
-            for leg in way:
-                in_flight = kind.in_flight(leg.hops_after, num_served[leg.worker], leg.place) + spare_in_flight
-                bound = max(self._bounds.get(leg.worker, 0), in_flight * leg.num_layers)
-                self._bounds[leg.worker] = bound
-                self._ready.setdefault(leg.worker, ([], [], []))
-            steps = self._steps(way)
+        for route, its in zip(routes, hops, strict=True):
+            for hop in its:
+                in_flight = kind.in_flight(hop.hops_after, num_served[hop.worker], hop.place) + spare_in_flight
+                bound = max(self._bounds.get(hop.worker, 0), in_flight * hop.num_layers)
+                self._bounds[hop.worker] = bound
+                self._ready.setdefault(hop.worker, ([], [], []))
+            steps = self._steps(its)
             for microbatch in route.microbatches:
                 self._add(steps, microbatch, turns[route.born, microbatch])
         self._kept = dict.fromkeys(self._bounds, 0)
@@ -105,57 +103,57 @@ class _ListSchedule:
         self._running: list[tuple[int, int]] = []
         self._touched: set[WorkerId] = set(self._bounds)
 
-    def _steps(self, way: tuple[Leg, ...]) -> list[_Step]:
-        """What each of a way's microbatches is for its workers."""
-        units: list[tuple[Phase, Leg]] = [(Phase.FORWARD, leg) for leg in way]
-        following: list[tuple[int, ...]] = [(place,) for place in range(1, len(way))] + [()]
-        below = len(way) - 1
-        for leg in reversed(way):
-            if leg.backward is None:
+    def _steps(self, its: tuple[RouteHop, ...]) -> list[_Step]:
+        """What each of a route's microbatches is for its workers."""
+        units: list[tuple[Phase, RouteHop]] = [(Phase.FORWARD, hop) for hop in its]
+        following: list[tuple[int, ...]] = [(place,) for place in range(1, len(its))] + [()]
+        below = len(its) - 1
+        for hop in reversed(its):
+            if not hop.keeps:
                 break
             at = len(units)
             following[below] = (*following[below], at)
-            units.append((Phase.INPUT_GRADIENT, leg))
+            units.append((Phase.INPUT_GRADIENT, hop))
             following.append(())
-            if leg.has_weight:
+            if hop.has_weight:
                 following[at] = (at + 1,)
-                units.append((Phase.WEIGHT_GRADIENTS, leg))
+                units.append((Phase.WEIGHT_GRADIENTS, hop))
                 following.append(())
             below = at
         return [
-            (phase, leg, self._cost(phase, leg), after, self._waiting_in(phase, leg))
-            for (phase, leg), after in zip(units, following, strict=True)
+            (phase, hop, self._cost(phase, hop), after, self._waiting_in(phase, hop))
+            for (phase, hop), after in zip(units, following, strict=True)
         ]
 
-    def _waiting_in(self, phase: Phase, leg: Leg) -> list[_Waiting]:
-        waited_for = phase is not Phase.INPUT_GRADIENT or leg.gradient_to is not None
-        return self._ready[leg.worker][phase if waited_for else Phase.WEIGHT_GRADIENTS]
+    def _waiting_in(self, phase: Phase, hop: RouteHop) -> list[_Waiting]:
+        waited_for = phase is not Phase.INPUT_GRADIENT or hop.gradient_to is not None
+        return self._ready[hop.worker][phase if waited_for else Phase.WEIGHT_GRADIENTS]
 
     def _add(self, steps: Sequence[_Step], microbatch: int, turn: float) -> None:
         first = number = len(self._units)
-        for phase, leg, cost, following, waiting in steps:
-            self._units.append(Unit(phase, leg, microbatch))
+        for phase, hop, cost, following, waiting in steps:
+            self._units.append(Unit(phase, hop, microbatch))
             self._costs.append(cost)
             self._next.append(tuple([first + at for at in following]))
-            self._ranks.append((leg.born, turn, microbatch, number))
+            self._ranks.append((hop.born, turn, microbatch, number))
             self._waits_in.append(waiting)
             number += 1
 
-    def _cost(self, phase: Phase, leg: Leg) -> int:
+    def _cost(self, phase: Phase, hop: RouteHop) -> int:
         def units(layer: int) -> LayerUnits:
             return self._layer_units[layer] if self._layer_units else _ALIKE
 
         if phase is Phase.FORWARD:
-            return sum(units(layer)[0] for layer in range(leg.first_layer, leg.end_layer))
-        weights = sum(units(layer)[2] for layer in leg.counted)
+            return sum(units(layer)[0] for layer in range(hop.first_layer, hop.end_layer))
+        weights = sum(units(layer)[2] for layer in hop.counted)
         if phase is Phase.WEIGHT_GRADIENTS:
             return weights
-        inputs = sum(units(layer)[1] for layer in range(leg.low_layer, leg.end_layer))
-        return inputs if leg.has_weight else inputs + weights
+        inputs = sum(units(layer)[1] for layer in range(hop.low_layer, hop.end_layer))
+        return inputs if hop.has_weight else inputs + weights
 
     def run(self) -> dict[WorkerId, tuple[Unit, ...]]:
         for number, unit in enumerate(self._units):
-            if unit.phase is Phase.FORWARD and unit.leg.place == 0:
+            if unit.phase is Phase.FORWARD and unit.hop.place == 0:
                 self._make_ready(number)
         now = 0
         while True:
@@ -172,19 +170,19 @@ class _ListSchedule:
 
     def _make_ready(self, number: int) -> None:
         heapq.heappush(self._waits_in[number], self._ranks[number])
-        self._touched.add(self._units[number].leg.worker)
+        self._touched.add(self._units[number].hop.worker)
 
     def _start_next(self, worker: WorkerId, now: int) -> None:
         forwards, backwards, others = self._ready[worker]
         if backwards:
             self._start(backwards, now)
-        elif forwards and self._has_room(worker, self._units[forwards[0][-1]].leg):
+        elif forwards and self._has_room(worker, self._units[forwards[0][-1]].hop):
             self._start(forwards, now)
         elif others:
             self._start(others, now)
 
-    def _has_room(self, worker: WorkerId, leg: Leg) -> bool:
-        return not leg.keeps or self._kept[worker] + leg.num_layers <= self._bounds[worker]
+    def _has_room(self, worker: WorkerId, hop: RouteHop) -> bool:
+        return not hop.keeps or self._kept[worker] + hop.num_layers <= self._bounds[worker]
 
     def _force(self, now: int) -> bool:
         """Start the lowest waiting forward in spite of its worker's bound; False when nothing waits."""
@@ -197,34 +195,34 @@ class _ListSchedule:
     def _start(self, queue: list[_Waiting], now: int) -> None:
         number = heapq.heappop(queue)[-1]
         unit = self._units[number]
-        leg = unit.leg
-        self._busy[leg.worker] = True
-        self._order[leg.worker].append(unit)
-        if unit.phase is Phase.FORWARD and leg.keeps:
-            self._kept[leg.worker] += leg.num_layers
+        hop = unit.hop
+        self._busy[hop.worker] = True
+        self._order[hop.worker].append(unit)
+        if unit.phase is Phase.FORWARD and hop.keeps:
+            self._kept[hop.worker] += hop.num_layers
         heapq.heappush(self._running, (now + self._costs[number], number))
 
     def _finish(self, number: int) -> None:
-        phase, leg, _, _ = self._units[number]
-        self._busy[leg.worker] = False
-        self._touched.add(leg.worker)
-        if phase is Phase.WEIGHT_GRADIENTS or (phase is Phase.INPUT_GRADIENT and not leg.has_weight):
-            self._kept[leg.worker] -= leg.num_layers
+        phase, hop, _, _ = self._units[number]
+        self._busy[hop.worker] = False
+        self._touched.add(hop.worker)
+        if phase is Phase.WEIGHT_GRADIENTS or (phase is Phase.INPUT_GRADIENT and not hop.has_weight):
+            self._kept[hop.worker] -= hop.num_layers
         for following in self._next[number]:
             self._make_ready(following)
 
 
-def _turns(routes: Sequence[Route], ways: Sequence[tuple[Leg, ...]]) -> dict[tuple[int, int], float]:
-    """When each (born, microbatch) is due, from 0 to 1: the mean over its legs of its turn among all that pass there.
+def _turns(routes: Sequence[Route], hops: Sequence[tuple[RouteHop, ...]]) -> dict[tuple[int, int], float]:
+    """When each (born, microbatch) is due, from 0 to 1: the mean over its hops of its turn among all that pass there.
 
     So a microbatch that is carried by a peer goes neither before nor after all of the peer's own, and reaches the rest
-    of its way when that expects it. The turns at one worker follow from the means, and these from the turns: a few
+    of its route when that expects it. The turns at one worker follow from the means, and these from the turns: a few
     rounds settle it.
     """
     passing: dict[tuple[WorkerId, int], set[tuple[int, int]]] = {}
-    for route, way in zip(routes, ways, strict=True):
-        for leg in way:
-            travellers = passing.setdefault((leg.worker, leg.place), set())
+    for route, its in zip(routes, hops, strict=True):
+        for hop in its:
+            travellers = passing.setdefault((hop.worker, hop.place), set())
             travellers.update((route.born, microbatch) for microbatch in route.microbatches)
     due = {(route.born, microbatch): 0.0 for route in routes for microbatch in route.microbatches}
     for _ in range(_ROUNDS):
@@ -233,8 +231,8 @@ def _turns(routes: Sequence[Route], ways: Sequence[tuple[Leg, ...]]) -> dict[tup
             order = sorted(travellers, key=lambda traveller: (traveller[0], due[traveller], traveller[1]))
             turns[where] = {traveller: (2 * at + 1) / (2 * len(order)) for at, traveller in enumerate(order)}
         due = {
-            (route.born, m): sum(turns[leg.worker, leg.place][route.born, m] for leg in way) / len(way)
-            for route, way in zip(routes, ways, strict=True)
+            (route.born, m): sum(turns[hop.worker, hop.place][route.born, m] for hop in its) / len(its)
+            for route, its in zip(routes, hops, strict=True)
             for m in route.microbatches
         }
     return due

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from planaria.plan.plan import Redundancy, ScheduleKind, WorkerId
-from planaria.plan.program import Instruction, Op
-from planaria.plan.schedule import programs
-from planaria.plan.stand_in import ring_of_whole, stand_ins
+from planaria.plan.program.instructions import Instruction, Op
+from planaria.plan.program.programs import programs
+from planaria.plan.program.routes import redundant_ring, redundant_workers
 from planaria.plan.validate import validate
 from tests.plan.shadowed import Machine, ring_plan
 
@@ -22,13 +22,13 @@ def own(instruction: Instruction) -> bool:
 def test_each_worker_stands_in_for_its_successor_and_the_last_for_the_first() -> None:
     plan = ring_plan(Redundancy.EAGER_LAZY)
     validate(plan, fault_tolerance=3)
-    assert stand_ins(plan, plan.pipelines[0].stages) == (2, 0, 1)
-    assert stand_ins(plan, plan.pipelines[1].stages) == (5, 3, 4)
+    assert redundant_workers(plan, plan.pipelines[0].stages) == (2, 0, 1)
+    assert redundant_workers(plan, plan.pipelines[1].stages) == (5, 3, 4)
 
 
 def test_nobody_stands_in_for_who_is_on_his_own_node() -> None:
     plan = msgspec.structs.replace(ring_plan(Redundancy.EAGER_LAZY), devices_per_node=3)
-    assert stand_ins(plan, plan.pipelines[0].stages) == (None, None, None)
+    assert redundant_workers(plan, plan.pipelines[0].stages) == (None, None, None)
 
 
 @pytest.mark.parametrize("schedule", [*ScheduleKind])
@@ -83,7 +83,7 @@ def test_the_last_worker_begins_with_the_first_ones_forwards_and_ends_with_some(
 
 def test_pipelines_of_one_stage_are_a_ring() -> None:
     plan = ring_plan(Redundancy.EAGER_LAZY, pipelines=3, depth=1)
-    assert ring_of_whole(plan, [WorkerId(0), WorkerId(1), WorkerId(2)]) == {0: 1, 1: 2, 2: 0}
+    assert redundant_ring(plan, [WorkerId(0), WorkerId(1), WorkerId(2)]) == {0: 1, 1: 2, 2: 0}
     shadowed = {
         worker: {i.microbatch for i in program if i.op is Op.SHADOW_FORWARD}
         for worker, program in programs(plan).items()

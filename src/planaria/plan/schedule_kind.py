@@ -1,0 +1,68 @@
+"""Schedule kinds: in which order a worker runs the forwards and backwards of a step.
+
+A kind is a member of the enum and a line of `_ORDERS`: whoever makes, estimates or searches for orders asks these.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+
+class ScheduleKind(enum.StrEnum):
+    """In which order a worker runs the forwards and backwards of a step."""
+
+    ONE_F_ONE_B = "1f1b"
+    EAGER_ONE_F_ONE_B = "eager-1f1b"
+    """1F1B with twice the warm-up, so that no stage waits for a message: sends travel while the next microbatch is
+    computed (Zhuang et al., MLSys 2023, section 4). A stage k from the end keeps 2k + 1 microbatches, not k + 1."""
+    GPIPE = "gpipe"
+    ZERO_BUBBLE_H1 = "zb-h1"
+    """1F1B with split backwards: a stage sends the gradient of its input at once and computes the gradients of its
+    weights later, where it would wait (Qi et al., ICLR 2024, schedule ZB-H1). A bubble takes F + B - W for each stage
+    after the first, not F + B + W. Every stage keeps as many microbatches as 1F1B's first one."""
+    ZERO_BUBBLE_H2 = "zb-h2"
+    """ZB-H1 with twice the warm-up, and weights' gradients twice as late: messages hide, and a bubble takes F + B - 2 W
+    or F, whichever is more (Qi et al., ICLR 2024, schedule ZB-H2; what they fill beyond that belongs to the next step,
+    which begins here only once this one is committed). Of S stages every one keeps 2 S - 1 microbatches."""
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether the gradients of a stage's weights are computed apart from the gradient of its input."""
+        return _ORDERS[self].weights_lag is not None
+
+    def forwards_ahead(self, stages_after: int, num_microbatches: int) -> int:
+        """Returns how many forwards a stage runs before its first backward may follow the next forward."""
+        warm_up = _ORDERS[self].warm_up
+        return num_microbatches if warm_up is None else min(warm_up * stages_after, num_microbatches)
+
+    def weights_behind(self, stages_before: int) -> int:
+        """Returns how many backwards of later microbatches a stage runs before a microbatch's weight gradients."""
+        return (_ORDERS[self].weights_lag or 0) * stages_before
+
+    def in_flight(self, stages_after: int, num_microbatches: int, stages_before: int = 0) -> int:
+        """Returns of how many microbatches a stage keeps the activations at most: from the forward to the end of the
+        backward, which is the weight gradients where backwards are split. Only then do `stages_before` matter."""
+        ahead = self.forwards_ahead(stages_after, num_microbatches)
+        return min(ahead + 1 + self.weights_behind(stages_before), num_microbatches)
+
+
+class _Order(NamedTuple):
+    """What tells a kind's order from another one's.
+
+    Attributes:
+        warm_up: forwards ahead of the backwards, for each later stage; None: all forwards come first.
+        weights_lag: backwards ahead of the weight gradients, for each earlier stage; None: backwards are whole.
+    """
+
+    warm_up: int | None
+    weights_lag: int | None
+
+
+_ORDERS = {
+    ScheduleKind.ONE_F_ONE_B: _Order(warm_up=1, weights_lag=None),
+    ScheduleKind.EAGER_ONE_F_ONE_B: _Order(warm_up=2, weights_lag=None),
+    ScheduleKind.GPIPE: _Order(warm_up=None, weights_lag=None),
+    ScheduleKind.ZERO_BUBBLE_H1: _Order(warm_up=1, weights_lag=1),
+    ScheduleKind.ZERO_BUBBLE_H2: _Order(warm_up=2, weights_lag=2),
+}
