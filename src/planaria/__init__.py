@@ -8,6 +8,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from planaria._version import __version__ as __version__
+
 if TYPE_CHECKING:
     from planaria.api import Job as Job
     from planaria.api import PlanReport as PlanReport
@@ -17,8 +19,6 @@ if TYPE_CHECKING:
     from planaria.api import plan as plan
     from planaria.api import reference as reference
     from planaria.api import train as train
-
-__version__ = "0.1.0"
 
 _FROM_API = ("Job", "PlanReport", "TrainResult", "UserError", "load_job", "plan", "reference", "train")
 __all__ = [

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import click
 
-from planaria import __version__
+from planaria._version import __version__
 from planaria.cli.drill_commands import compare, drill
 from planaria.cli.host_commands import agent
 from planaria.cli.live_commands import add, drain, policy, save, status, stop

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from planaria import __version__
+from planaria._version import __version__
 from planaria.job.checks import is_function
 from planaria.job.settings import Job
 from planaria.observe.recorder import write_atomically

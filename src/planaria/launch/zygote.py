@@ -27,7 +27,7 @@ from pathlib import Path
 
 import msgspec
 
-from planaria import __version__
+from planaria._version import __version__
 from planaria.coordinator.settings import CoordinatorSettings
 from planaria.job.parse import EMULATED_MODEL
 from planaria.job.settings import Job

@@ -13,13 +13,13 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from importlib.resources import files
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-import planaria
 from planaria.job.errors import UserCodeError
 from planaria.job.settings import ModelSection, TrainSection
 from planaria.model.grouping import LayerParameter, group_parameters
@@ -34,7 +34,8 @@ Loss = Callable[[Tensors, Batch], torch.Tensor]
 
 _NOT_THE_USERS = (
     "<frozen ",
-    *(os.path.dirname(file) + os.sep for file in (str(planaria.__file__), importlib.__file__, torch.__file__)),
+    str(files("planaria")) + os.sep,
+    *(os.path.dirname(file) + os.sep for file in (importlib.__file__, torch.__file__)),
 )
 """Beginnings of the files whose lines come before the user's own."""
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from planaria import __version__
+from planaria._version import __version__
 from planaria.data.sampler import Sampler
 from planaria.data.tokens import open_tokens
 from planaria.job.errors import UserCodeError

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 
-from planaria import __version__
+from planaria._version import __version__
 from planaria.job.errors import UserError
 from planaria.plan.plan import Group
 from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile, StepCosts

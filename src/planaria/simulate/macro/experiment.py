@@ -13,7 +13,8 @@ from planaria.policy.choice import make_policy
 from planaria.policy.outlook import DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S
 from planaria.policy.proposal import Policy
 from planaria.simulate.macro.account import Prices, RunResult
-from planaria.simulate.macro.engine import Simulation, Terms
+from planaria.simulate.macro.basis import Terms
+from planaria.simulate.macro.engine import Simulation
 from planaria.simulate.macro.moments import Memory
 from planaria.simulate.macro.oracle import Oracle
 from planaria.simulate.macro.references import IDEAL, ON_DEMAND, ORACLE, run_ideal, run_on_demand

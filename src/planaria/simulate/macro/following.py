@@ -5,20 +5,17 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter
-from typing import TYPE_CHECKING
 
 from planaria.protocol.failures import Failures
 from planaria.protocol.second_look import LONGER
 from planaria.simulate.macro.account import RunResult
+from planaria.simulate.macro.basis import RunBasis
 from planaria.simulate.macro.course import Course, Happening
 from planaria.simulate.macro.moments import Moment, Root
 from planaria.simulate.macro.state import State
 from planaria.simulate.macro.subject import NUM_CAUSES, Cause, Disturbance, Known, Rest, Tally
 from planaria.simulate.macro.trained import Trained
 from planaria.simulate.trace import HOUR_S
-
-if TYPE_CHECKING:
-    from planaria.simulate.macro.engine import Simulation
 
 _NEVER = float("inf")
 
@@ -32,10 +29,10 @@ class Following:
         is_over: it is.
     """
 
-    def __init__(self, simulation: Simulation, course: Course) -> None:
-        self._simulation = simulation
-        self._terms = simulation.terms
-        self._memory = simulation.memory
+    def __init__(self, basis: RunBasis, course: Course) -> None:
+        self._basis = basis
+        self._terms = basis.terms
+        self._memory = basis.memory
         self._course = course
         self.now = 0.0
         self.state: State | None = None
@@ -57,16 +54,16 @@ class Following:
         self._chosen_for_s: float | None = None
         """How far the next loss was thought to be when the plan was weighed; None: it was not."""
         self._timeline: list[tuple[float, int, float]] = []
-        self._sample_size = simulation.subject.profile.microbatch_size
+        self._sample_size = basis.subject.profile.microbatch_size
         wanted = self._terms.samples
         self._wanted = None if wanted is None else math.ceil(wanted / self._sample_size)
         """Microbatches."""
         self._failures = Failures(self._terms.mean_time_between_failures_s)
 
-    def fork(self, simulation: Simulation) -> Following:
+    def fork(self, basis: RunBasis) -> Following:
         """The same run, which goes on under another policy."""
         other = copy.copy(self)
-        other._simulation, other._memory = simulation, simulation.memory
+        other._basis, other._memory = basis, basis.memory
         other._causes, other._names, other._trained = list(self._causes), list(self._names), self._trained.fork()
         other._survived, other._loss_times = self._survived.copy(), set(self._loss_times)
         other._plans = self._plans.copy()
@@ -85,7 +82,7 @@ class Following:
                 cost += stayed / HOUR_S * prices.zones.get(zone, prices.spot)
         causes = {Cause(at).name.lower(): seconds for at, seconds in enumerate(self._causes)}
         return RunResult(
-            policy=self._simulation.subject.policy_name,
+            policy=self._basis.subject.policy_name,
             trace=course.name,
             seconds=now,
             samples=float(self.microbatches * self._sample_size),
@@ -128,7 +125,7 @@ class Following:
             self.is_over = True
             return
         happenings = self._course.happenings
-        step_s, stall_s, lag = self._simulation.costs(state)
+        step_s, stall_s, lag = self._basis.costs(state)
         whole_s = step_s + stall_s
         due = happenings[self._at][0] if self._at < len(happenings) else _NEVER
         steps = max(0, int((min(due, end_s) - self.now) / whole_s))
@@ -168,7 +165,7 @@ class Following:
 
     def _gather(self) -> tuple[Rest | None, float]:
         """Until there are enough nodes for a plan."""
-        course, start_s = self._course, self._simulation.subject.timings.start_s
+        course, start_s = self._course, self._basis.subject.timings.start_s
         is_trained = self._terms.begins_trained
         now = 0.0 if is_trained else min(start_s, course.horizon_s)
         names = list(range(course.num_initial))
@@ -182,7 +179,7 @@ class Following:
                 elif what == Disturbance.LOST and node in names:
                     names.remove(node)
             self._labels = {}
-            found = self._simulation.start(tuple(self._label(course.stays[node][2]) for node in names))
+            found = self._basis.start(tuple(self._label(course.stays[node][2]) for node in names))
             if found is not None:
                 rest, tally = found
                 seconds = 0.0 if is_trained else min(sum(tally.causes), course.horizon_s - now)
@@ -226,7 +223,7 @@ class Following:
         now = began
         self._gone.clear()
         self._labels = None
-        if not looks_again and not self._simulation.subject.by_number:
+        if not looks_again and not self._basis.subject.by_number:
             self._bring_forward(state)
         while True:
             due = happenings[self._at][0] if self._at < len(happenings) else _NEVER
@@ -264,7 +261,7 @@ class Following:
 
     def _complete(self, state: State, now: float, end_s: float) -> None:
         """The last step is in an episode. Policies are told roughly how many are left: those that lack still follow."""
-        step_s, stall_s, _ = self._simulation.costs(state)
+        step_s, stall_s, _ = self._basis.costs(state)
         per_step, whole_s = state.num_microbatches, step_s + stall_s
         lacking = 0 if self._wanted is None else max(0, -(-(self._wanted - self.microbatches) // per_step))
         steps = min(lacking, int((end_s - now) / whole_s))
@@ -343,7 +340,7 @@ class Following:
     def _label(self, zone: str) -> str:
         """What a zone of the trace is called in the episode."""
         assert self._labels is not None
-        if not zone or self._simulation.subject.by_number:
+        if not zone or self._basis.subject.by_number:
             return zone
         return self._labels.setdefault(zone, str(len(self._labels)))
 

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 import msgspec
 
 from planaria.simulate.macro.account import RunResult
+from planaria.simulate.macro.basis import Terms
 from planaria.simulate.macro.course import Course
-from planaria.simulate.macro.engine import Simulation, Terms
+from planaria.simulate.macro.engine import Simulation
 from planaria.simulate.macro.following import Following
 from planaria.simulate.macro.references import ORACLE
 from planaria.simulate.trace import Trace

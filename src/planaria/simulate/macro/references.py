@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from planaria.plan.profile import ModelProfile
 from planaria.simulate.macro.account import RunResult
-from planaria.simulate.macro.engine import Simulation, Terms
+from planaria.simulate.macro.basis import Terms
+from planaria.simulate.macro.engine import Simulation
 from planaria.simulate.trace import HOUR_S, Change, Trace, TraceEvent
 
 ON_DEMAND = "on-demand"
