@@ -91,7 +91,7 @@ MICROBATCHES_A_PIPELINE = 16
 STEP_S = 1.0
 WARM_UP_STEPS = 3
 LONG_TURN_S = 0.02
-PATIENT = Limits(silence_s=60.0, crowded_silence_s=60.0, least_s=600.0)
+PATIENT = Limits(silence_s=60.0, oversubscribed_silence_s=60.0, least_s=600.0)
 """Thousands of agents share one process here: the first plans alone keep it from beating for seconds."""
 STEPS_A_LOSS = 4
 """The step that is lost in, the one after it, and two between losses."""

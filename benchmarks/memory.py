@@ -137,7 +137,7 @@ def _number(text: str, name: str) -> int:
 
 
 def processes(side: Side) -> dict[str, int]:
-    """A run's processes by name: "coordinator", "zygote" and "worker-N"."""
+    """A run's processes by name: "coordinator", "forkserver" and "worker-N"."""
     coordinator, *others = side.pids
     found = {"coordinator": coordinator}
     for pid in others:
@@ -145,7 +145,7 @@ def processes(side: Side) -> dict[str, int]:
             output = os.readlink(f"/proc/{pid}/fd/1")
         except OSError:
             continue
-        found[Path(output).stem if "worker-" in output else "zygote"] = pid
+        found[Path(output).stem if "worker-" in output else "forkserver"] = pid
     return found
 
 
@@ -204,7 +204,7 @@ def _plan(folder: Path) -> Plan:
 
 def compare(title: str, first: dict[str, Usage], last: dict[str, Usage]) -> None:
     """Report what grew; by the worst of the workers that were there both times."""
-    for kind in ("coordinator", "zygote", "worker"):
+    for kind in ("coordinator", "forkserver", "worker"):
         names = [name for name in last if name.startswith(kind) and name in first]
         for what, unit, goal in (
             ("threads", "count", "<= 0"),
@@ -214,7 +214,7 @@ def compare(title: str, first: dict[str, Usage], last: dict[str, Usage]) -> None
             grown = max(getattr(last[name], what) - getattr(first[name], what) for name in names)
             report(f"memory.{title}.{kind}.{what}-grown", grown, unit, goal=goal)
     note(f"{title}: {len(first)} processes at first, {len(last)} at last")
-    for name in ("coordinator", "zygote", max(name for name in last if name.startswith("worker"))):
+    for name in ("coordinator", "forkserver", max(name for name in last if name.startswith("worker"))):
         note(f"  {name}: {first[name]} -> {last[name]}")
 
 

@@ -59,8 +59,8 @@ class Run:
     restores: list[Restore] = field(default_factory=list)
 
 
-def read(events: Sequence[tuple[AnyRecord, float]], *, is_crowded: bool) -> Run:
-    """The restores of a run, and its time. Where it is crowded, its own steps count, not the estimated ones."""
+def read(events: Sequence[tuple[AnyRecord, float]], *, is_oversubscribed: bool) -> Run:
+    """The restores of a run, and its time. Where it is oversubscribed, its own steps count, not the estimated ones."""
     run = Run(split=Spent(events).split)
     usual_s = statistics.median(record.duration_s for record, _ in events if isinstance(record, StepCommitted))
     fault_at, decided_at, goal = 0.0, 0.0, 0
@@ -76,7 +76,7 @@ def read(events: Sequence[tuple[AnyRecord, float]], *, is_crowded: bool) -> Run:
                 steps, pending = pending.from_step - pending.to_step, None
                 estimated_s = record.estimated_transition_s or 0.0
                 load_s = estimated_s - CHANGE_S - steps * record.estimated_step_s
-                if is_crowded:
+                if is_oversubscribed:
                     estimated_s += steps * (usual_s - record.estimated_step_s)
                 run.restores.append(Restore(steps=steps, estimated_load_s=load_s, estimated_s=estimated_s))
             case Recovered() if run.restores and len(record.recovery.lost_nodes) == 1:
@@ -101,7 +101,7 @@ def train(name: str, job: Job, kills: Sequence[tuple[int, int]]) -> Run:
         )
     if done.returncode:
         raise SystemExit(f"failed, see {side.output}")
-    run = read(list(read_events(side.log)), is_crowded=job.cluster.device is Device.CPU)
+    run = read(list(read_events(side.log)), is_oversubscribed=job.cluster.device is Device.CPU)
     shutil.rmtree(side.log.parent)
     return run
 

@@ -596,7 +596,7 @@ def short_runs(faults: int, seconds: float, seed: int, console: Console) -> Verd
     with tempfile.TemporaryDirectory(prefix="planaria-chaos-") as scratch:
         alone = train_reference(short_job(7), RunFolder.create(scratch, "reference"))
         kept = Path(tempfile.mkdtemp(prefix="planaria-chaos-failures-"))
-        with LocalNodes(kept / "zygote.log", "gpt2") as nodes:
+        with LocalNodes(kept / "forkserver.log", "gpt2") as nodes:
             while verdict.told.faults < faults and time.monotonic() - began < seconds:
                 _short_run(verdict, seed, Path(scratch), nodes, alone)
                 if verdict.failures and verdict.failures[-1][0] == seed:

@@ -207,8 +207,8 @@ def plan(
     Raises:
         ValueError: the job cannot be planned on its nodes; the message says why and what to do.
     """
-    from planaria.launch.crowding import shared_cores
     from planaria.launch.losses import expected_losses
+    from planaria.launch.oversubscription import shared_cores
     from planaria.launch.settings import check_size, checkpoint_interval_s, job_profile, planner_settings
     from planaria.plan.batch import batches_told_by
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 import planaria
 from planaria.api import read_profile
 from planaria.cli.main import cli
-from planaria.launch import crowding
+from planaria.launch import oversubscription
 from planaria.plan.plan import Group, ScheduleKind
 from planaria.plan.profile import DeviceKind, LinkCost, Links, ModelProfile
 from planaria.profile.presets import preset
@@ -73,7 +73,7 @@ def test_tables_and_picture(profile: Path) -> None:
 
 @pytest.mark.parametrize(("cores", "told"), [(2.0, "workers share 2 cores: a step is expected"), (64.0, "step time")])
 def test_workers_that_share_cores(cores: float, told: str, profile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crowding, "num_cores", lambda: cores)
+    monkeypatch.setattr(oversubscription, "num_cores", lambda: cores)
     assert told in run(profile).stdout
 
 
@@ -114,7 +114,7 @@ def test_too_few_nodes_is_one_line(profile: Path) -> None:
 
 
 def test_from_python(profile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crowding, "num_cores", lambda: 8.0)
+    monkeypatch.setattr(oversubscription, "num_cores", lambda: 8.0)
     report = planaria.plan(planaria.load_job(DEMO), read_profile(profile))
     assert sum(len(route.microbatches) for route in report.plan.routes) == 24
     assert report.step_time_s == pytest.approx(report.timeline.step_time_s)

@@ -1,4 +1,4 @@
-"""Real processes for tests: one zygote for all jobs, and the reference of each job once."""
+"""Real processes for tests: one forkserver for all jobs, and the reference of each job once."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def hangs_up() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalNodes]:
-    with LocalNodes(tmp_path_factory.mktemp("zygote") / "log", "gpt2") as local:
+    with LocalNodes(tmp_path_factory.mktemp("forkserver") / "log", "gpt2") as local:
         yield local
 
 

@@ -1,7 +1,7 @@
 """Starts `planaria` commands on hosts that are network namespaces: forked, so that nothing is imported twice.
 
 `python -m tests.e2e.incubator FD` takes orders as JSON lines from the socket FD, and tells of pids and exits. A
-command's zygote is forked as well, in place of a new interpreter; all else is what ships.
+command's forkserver is forked as well, in place of a new interpreter; all else is what ships.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 import traceback
 
 from planaria.cli.main import cli
-from planaria.launch import zygote
+from planaria.launch import forkserver
 from planaria.launch.local import LocalNodes
 from planaria.model.load import load_family
 
@@ -36,7 +36,7 @@ class Forked:
         os.waitpid(self._pid, 0)
 
 
-def fork_zygote(nodes: LocalNodes) -> None:
+def fork_forkserver(nodes: LocalNodes) -> None:
     """In place of `LocalNodes.start`."""
     ours, theirs = socket.socketpair()
     pid = os.fork()
@@ -44,10 +44,10 @@ def fork_zygote(nodes: LocalNodes) -> None:
         try:
             ours.close()
             if nodes._log is not None:
-                zygote._print_into(str(nodes._log))
+                forkserver._print_into(str(nodes._log))
             os.setsid()
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            zygote.main(theirs.detach(), nodes._model_type)
+            forkserver.main(theirs.detach(), nodes._model_type)
         finally:
             os._exit(0)
     theirs.close()
@@ -60,9 +60,9 @@ def run(order: dict[str, object]) -> int:
     with open(f"/proc/{order['netns']}/ns/net") as namespace:
         if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET) != 0:
             raise OSError(ctypes.get_errno(), "setns")
-    zygote._print_into(str(order["log"]))
+    forkserver._print_into(str(order["log"]))
     os.chdir(str(order["folder"]))
-    LocalNodes.start = fork_zygote  # type: ignore[method-assign]
+    LocalNodes.start = fork_forkserver  # type: ignore[method-assign]
     try:
         cli(order["arguments"], prog_name="planaria")
     except SystemExit as end:
@@ -71,7 +71,7 @@ def run(order: dict[str, object]) -> int:
 
 
 def main(descriptor: int) -> None:
-    zygote.die_with_parent()
+    forkserver.die_with_parent()
     load_family("gpt2")
     sock = socket.socket(fileno=descriptor)
     selector = selectors.DefaultSelector()
@@ -90,7 +90,7 @@ def main(descriptor: int) -> None:
                         sock.close()
                         status = 1
                         try:
-                            zygote.die_with_parent()
+                            forkserver.die_with_parent()
                             status = run(json.loads(line))
                         except BaseException:
                             traceback.print_exc()

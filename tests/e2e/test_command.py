@@ -179,7 +179,7 @@ def test_workers_do_not_outlive_the_command(command: Command, text: Path) -> Non
     names = sorted(Path(f"/proc/{pid}/comm").read_text().strip() for pid in descendants(command.folder))
     others = [name for name in names if not name.startswith("python")]
     assert others == ["coordinator", "standby"]
-    assert len(names) == 8, "and the command, the zygote, four workers"
+    assert len(names) == 8, "and the command, the forkserver, four workers"
     process.kill()
     process.communicate(timeout=DEADLINE_S)
     assert wait_until(lambda: not descendants(command.folder))

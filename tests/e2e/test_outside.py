@@ -259,20 +259,20 @@ def test_everybody_dies(text: Path, run: Run, worker_pids: Callable[[], list[int
     assert "step 1" in with_checkpoint.summary["message"]
 
 
-def test_the_zygote_dies(text: Path, tmp_path: Path) -> None:
+def test_the_forkserver_dies(text: Path, tmp_path: Path) -> None:
     """Its workers die with it; the run ends with an error that says where to look."""
     pids: list[int] = []
 
     with LocalNodes(tmp_path / "log", "gpt2") as local:
 
-        def kill_zygote(record: AnyRecord, time_s: float) -> None:
+        def kill_forkserver(record: AnyRecord, time_s: float) -> None:
             if isinstance(record, StepCommitted) and record.step == 2:
                 pids.extend(local.pids())
                 os.kill(parent(pids[0]), signal.SIGKILL)
 
         folder = RunFolder.create(tmp_path, "run")
         with pytest.raises(LauncherError, match="log"):
-            train_job(make_job(text), folder, observers=[kill_zygote], nodes=local)
+            train_job(make_job(text), folder, observers=[kill_forkserver], nodes=local)
         assert len(pids) == 7
         wait_until(lambda: not any(is_alive(pid) for pid in pids))
 

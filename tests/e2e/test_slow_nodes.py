@@ -112,7 +112,7 @@ def test_a_slow_node_among_others_that_really_compute(text: Path, run: Run, refe
     assert not outcome.events("node_lost")
 
 
-def test_a_crowded_machine_makes_nobody_slow(text: Path, run: Run, reference: Reference) -> None:
+def test_an_oversubscribed_machine_makes_nobody_slow(text: Path, run: Run, reference: Reference) -> None:
     """Seven workers share its cores."""
     job = make_job(text, **COMPUTE, train__steps=16)
     outcome = run(job)

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from planaria.job.errors import UserError
-from planaria.launch import crowding
+from planaria.launch import oversubscription
 from planaria.plan.plan import WorkerId
 from planaria.protocol.messages import Failed
 from planaria.worker.last_words import last_words
@@ -20,7 +20,7 @@ from tests.observe.happenings import JOB
 def test_the_soft_limit_is_raised_to_the_hard_one() -> None:
     script = (
         "import resource\n"
-        "from planaria.launch.crowding import raise_file_limit\n"
+        "from planaria.launch.oversubscription import raise_file_limit\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 512))\n"
         "raise_file_limit()\n"
         "print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
@@ -33,12 +33,12 @@ def test_the_soft_limit_is_raised_to_the_hard_one() -> None:
 def test_too_low_a_limit_is_refused_before_anything_starts(
     hard: int, is_refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crowding.resource, "getrlimit", lambda _: (20, hard))
+    monkeypatch.setattr(oversubscription.resource, "getrlimit", lambda _: (20, hard))
     if not is_refused:
-        crowding.check_crowding(JOB)
+        oversubscription.check_oversubscription(JOB)
         return
     with pytest.raises(UserError, match=r"40 files here \(ulimit -n\).* 3 workers .*ulimit -n 65536"):
-        crowding.check_crowding(JOB)
+        oversubscription.check_oversubscription(JOB)
 
 
 def test_a_worker_that_meets_the_limit_names_it() -> None:

@@ -11,7 +11,7 @@ import pytest
 from planaria.job.settings import Device
 from planaria.observe.progress import Progress
 from planaria.observe.run_folder import RunFolder
-from planaria.observe.wording import age, counted, crowding, duration, picture, rate, recovery_sentence, size
+from planaria.observe.wording import age, counted, duration, oversubscription, picture, rate, recovery_sentence, size
 from planaria.protocol.records import AnyRecord, CheckpointSaved, NodeSpeed, Recovered, Restored, RunEnded, RunStatus
 from tests.observe.happenings import JOB, RECOVERY, committed, plan_taken, short_run
 
@@ -118,17 +118,17 @@ def test_a_resumed_run_says_where_it_goes_on() -> None:
 
 
 def test_workers_that_share_cores_are_told_of_once() -> None:
-    crowd = "7 workers share the 2 cores of this machine: steps take longer than expected of 7 machines"
+    told = "7 workers share the 2 cores of this machine: steps take longer than expected of 7 machines"
     job = msgspec.structs.replace(JOB, cluster=msgspec.structs.replace(JOB.cluster, nodes=7))
-    assert crowding(job, 2) == crowd
+    assert oversubscription(job, 2) == told
     stream = io.StringIO()
     with Progress(job, RunFolder(Path("runs/short")), stream=stream, num_cores=2) as show:
         for record in short_run():
             show(record, 0.0)
-    assert stream.getvalue().splitlines().count(crowd) == 1
-    assert crowding(job, 7) is None
+    assert stream.getvalue().splitlines().count(told) == 1
+    assert oversubscription(job, 7) is None
     gpus = msgspec.structs.replace(job, cluster=msgspec.structs.replace(job.cluster, device=Device.CUDA))
-    assert crowding(gpus, 2) is None
+    assert oversubscription(gpus, 2) is None
 
 
 def test_plain_steps_come_at_most_once_a_second() -> None:

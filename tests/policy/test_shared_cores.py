@@ -44,10 +44,10 @@ def after_a_loss(policy: AdaptivePolicy, first: Proposal) -> Proposal:
 
 def test_split_backwards_gain_nothing_on_shared_cores() -> None:
     own, shared = AdaptivePolicy(PROFILE, OWN), AdaptivePolicy(PROFILE, SHARED)
-    first, crowded = own.initial(NODES, 1), shared.initial(NODES, 1)
+    first, oversubscribed = own.initial(NODES, 1), shared.initial(NODES, 1)
     assert first.plan.schedule.splits_backward, "with a core each they fill gaps"
-    assert not crowded.plan.schedule.splits_backward
-    assert not after_a_loss(shared, crowded).plan.schedule.splits_backward
+    assert not oversubscribed.plan.schedule.splits_backward
+    assert not after_a_loss(shared, oversubscribed).plan.schedule.splits_backward
 
 
 def test_no_other_policy_begins_with_a_quicker_plan() -> None:

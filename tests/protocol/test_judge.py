@@ -10,7 +10,7 @@ from planaria.protocol.judge import AWAY_S, TICK_S, Judge
 from planaria.protocol.liveness import Activity, Limits, Pulse
 from planaria.protocol.timing import Expectation
 
-LIMITS = Limits(silence_s=1.0, crowded_silence_s=3.0, least_s=1.0, factor=3.0, busy_s=100.0, join_s=20.0)
+LIMITS = Limits(silence_s=1.0, oversubscribed_silence_s=3.0, least_s=1.0, factor=3.0, busy_s=100.0, join_s=20.0)
 EXPECTATION = Expectation(instruction_s=0.1, step_s=1.0)
 
 

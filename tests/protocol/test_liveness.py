@@ -7,7 +7,7 @@ import pytest
 from planaria.plan.plan import WorkerId
 from planaria.protocol.liveness import Activity, Limits, Liveness, Pulse
 
-LIMITS = Limits(silence_s=1.0, crowded_silence_s=10.0, least_s=1.0, factor=3.0, busy_s=60.0)
+LIMITS = Limits(silence_s=1.0, oversubscribed_silence_s=10.0, least_s=1.0, factor=3.0, busy_s=60.0)
 
 
 def worker(number: int) -> WorkerId:

@@ -62,7 +62,7 @@ def test_a_slow_node_is_found_and_found_to_be_fast_again(factor: float, speed: f
 
 
 def test_what_slows_everybody_says_nothing_of_a_node(speeds: Speeds) -> None:
-    """A profile that is off, a host that is crowded."""
+    """A profile that is off, a host that is oversubscribed."""
     for step in range(2, 30):
         assert not speeds.committed(step, took({}, everybody=1.0 + step))
     assert not speeds.known

@@ -23,7 +23,7 @@ def test_a_core_for_each_worker_is_timed_by_the_clock_on_the_wall() -> None:
 
 
 @pytest.fixture
-def crowded() -> Stopwatch:
+def oversubscribed() -> Stopwatch:
     return stopwatch(CPU, MANY)
 
 
@@ -35,16 +35,16 @@ def _work(watch: Stopwatch, processor_s: float) -> tuple[float, float]:
     return watch() - began, time.monotonic() - began_wall
 
 
-def test_waiting_for_a_core_does_not_count(crowded: Stopwatch) -> None:
+def test_waiting_for_a_core_does_not_count(oversubscribed: Stopwatch) -> None:
     """Where others want the same core, and no more than the work counts."""
     core = min(os.sched_getaffinity(0))
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
     rivals = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
     try:
-        measured, wall = _work(crowded, 0.15)
+        measured, wall = _work(oversubscribed, 0.15)
         while wall < 0.3:  # until the rivals have begun
-            measured, wall = _work(crowded, 0.15)
+            measured, wall = _work(oversubscribed, 0.15)
     finally:
         for rival in rivals:
             rival.kill()
@@ -54,15 +54,15 @@ def test_waiting_for_a_core_does_not_count(crowded: Stopwatch) -> None:
     assert measured >= 0.149
 
 
-def test_being_stopped_counts(crowded: Stopwatch) -> None:
+def test_being_stopped_counts(oversubscribed: Stopwatch) -> None:
     script = (
         "import os, signal, sys, time\n"
         "os.kill(int(sys.argv[1]), signal.SIGSTOP); time.sleep(0.3); os.kill(int(sys.argv[1]), signal.SIGCONT)"
     )
-    began, began_processor = crowded(), time.thread_time()
+    began, began_processor = oversubscribed(), time.thread_time()
     stopper = subprocess.Popen([sys.executable, "-c", script, str(os.getpid())])
     stopper.wait()
-    assert crowded() - began >= 0.3
+    assert oversubscribed() - began >= 0.3
     assert time.thread_time() - began_processor < 0.3, "processor time would not have told"
 
 

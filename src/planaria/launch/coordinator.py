@@ -28,9 +28,9 @@ from planaria.job.errors import UserError
 from planaria.job.history import schedule_ends
 from planaria.job.parse import job_fingerprint
 from planaria.job.settings import Device, Job, Launcher, PolicyName, WhenExhausted
-from planaria.launch.crowding import most_nodes, num_cores, shared_cores
 from planaria.launch.hosts import agents_of
 from planaria.launch.kernel_kills import KernelKills, counters
+from planaria.launch.oversubscription import most_nodes, num_cores, shared_cores
 from planaria.launch.settings import is_emulated, job_profile, planner_settings
 from planaria.observe.run_folder import RunFolder
 from planaria.observe.wording import sentence
@@ -50,7 +50,7 @@ from planaria.protocol.speeds import ON_REAL_HOSTS, SpeedEvidence
 
 log = logging.getLogger(__name__)
 
-CROWDED = 10
+OVERSUBSCRIBED = 10
 """How many times longer a process of this machine may be silent that is runnable: it may be short of cores."""
 
 
@@ -249,5 +249,5 @@ def _workers_a_core(job: Job) -> float:
 def _limits(job: Job) -> Limits:
     """After what time a worker counts as hung: longer where the workers of this machine share its cores."""
     timeout_s, share = job.resilience.heartbeat_timeout_s, _workers_a_core(job)
-    plain = Limits(silence_s=timeout_s, crowded_silence_s=CROWDED * timeout_s)
+    plain = Limits(silence_s=timeout_s, oversubscribed_silence_s=OVERSUBSCRIBED * timeout_s)
     return dataclasses.replace(plain, least_s=plain.least_s * share, factor=plain.factor * share)

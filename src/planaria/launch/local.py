@@ -1,6 +1,6 @@
-"""Nodes on this machine: worker processes forked by the zygote, a process group for each node.
+"""Nodes on this machine: worker processes forked by the forkserver, a process group for each node.
 
-One zygote can serve several jobs, one after the other.
+One forkserver can serve several jobs, one after the other.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ import msgspec
 from planaria.coordinator.settings import CoordinatorSettings
 from planaria.job.errors import PlanariaError
 from planaria.job.settings import Job
-from planaria.launch.interrupts import deaf
-from planaria.launch.zygote import (
+from planaria.launch.forkserver import (
     Answer,
     Exited,
     Request,
@@ -29,19 +28,20 @@ from planaria.launch.zygote import (
     SpawnProfiler,
     SpawnWorker,
 )
+from planaria.launch.interrupts import deaf
 from planaria.plan.plan import NodeId
 from planaria.worker.settings import WorkerSettings
 
 
 class LauncherError(PlanariaError):
-    """The zygote is gone: its output is in the run folder's logs."""
+    """The forkserver is gone: its output is in the run folder's logs."""
 
 
 class LocalNodes:
     """Starts, watches and kills the processes of this machine's nodes.
 
     Args:
-        log: file for what the zygote prints; None: nowhere.
+        log: file for what the forkserver prints; None: nowhere.
         model_type: of the job, or EMULATED_MODEL; what it needs is imported once, before anything is forked.
     """
 
@@ -58,7 +58,7 @@ class LocalNodes:
         self._statuses: dict[int, int] = {}
 
     def start(self) -> None:
-        """Start the zygote. Returns at once; it imports while the caller goes on."""
+        """Start the forkserver. Returns at once; it imports while the caller goes on."""
         ours, theirs = socket.socketpair()
         environment = {
             **os.environ,
@@ -75,7 +75,7 @@ class LocalNodes:
         try:
             with deaf():
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "planaria.launch.zygote", str(theirs.fileno()), self._model_type],
+                    [sys.executable, "-m", "planaria.launch.forkserver", str(theirs.fileno()), self._model_type],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=log or subprocess.DEVNULL,
@@ -153,7 +153,7 @@ class LocalNodes:
         return self._answers.popleft().pid
 
     def _read(self, flags: int = 0) -> None:
-        """Waits for the zygote to say something, unless the flags say not to."""
+        """Waits for the forkserver to say something, unless the flags say not to."""
         assert self._socket is not None
         data = self._socket.recv(1 << 16, flags)
         if not data:
@@ -222,7 +222,7 @@ class LocalNodes:
         self._leaders.clear()
 
     def close(self) -> None:
-        """Kill whatever runs still, the zygote too, and wait until it is gone."""
+        """Kill whatever runs still, the forkserver too, and wait until it is gone."""
         for node in set(self._node_of.values()):
             self.kill(node)
         if self._socket is not None:

@@ -25,11 +25,11 @@ from planaria.job.errors import PlanariaError, UserCodeError, UserError
 from planaria.job.faults import Fault, FaultKind
 from planaria.job.history import History, Stretch, continued
 from planaria.job.settings import Job, Launcher
-from planaria.launch.crowding import check_crowding
 from planaria.launch.hosts import announce, imported, reachable, share
 from planaria.launch.interrupts import interrupts
 from planaria.launch.local import LauncherError, LocalNodes, cause_of
 from planaria.launch.losses import losses_of_trace
+from planaria.launch.oversubscription import check_oversubscription
 from planaria.launch.result import TrainResult
 from planaria.launch.resumption import Resumption, data_identity, find_resumption
 from planaria.launch.settings import check_size, is_emulated, named_profile, node_settings
@@ -83,7 +83,7 @@ def train_job(
     Raises:
         UserError (or another ValueError of Planaria's): a mistake in the job, found before anything was recorded.
     """
-    check_crowding(job)
+    check_oversubscription(job)
     check_size(job)
     if job.cluster.launcher is Launcher.AGENTS:
         folder = RunFolder(folder.path.resolve())  # nodes have another working folder

@@ -1,6 +1,6 @@
 """Which processes are stopped: there, and not running (SIGSTOP, a debugger). It asks the kernel, and kills nobody.
 
-A process that is slow, crowded, or waits for a disk is not stopped, however long it says nothing.
+A process that is slow, short of cores, or waits for a disk is not stopped, however long it says nothing.
 """
 
 from __future__ import annotations

@@ -20,9 +20,9 @@ from planaria.observe.output import Output
 from planaria.observe.run_folder import RunFolder
 from planaria.observe.wording import (
     counted,
-    crowding,
     duration,
     layer_range,
+    oversubscription,
     picture,
     rate,
     recovery_sentence,
@@ -156,7 +156,7 @@ class _News:
     """What is told of a record, apart from steps and the end: lines, each with its style."""
 
     def __init__(self, job: Job, num_cores: int) -> None:
-        self._crowding = crowding(job, num_cores)
+        self._oversubscription = oversubscription(job, num_cores)
         self._has_plan = False
 
     def lines(self, record: AnyRecord) -> list[tuple[str, str]]:
@@ -166,7 +166,7 @@ class _News:
         told = [] if line is None else [(line, _style(record))]
         if isinstance(record, PlanTaken) and not self._has_plan:
             self._has_plan = True
-            told += [] if self._crowding is None else [(self._crowding, "dim")]
+            told += [] if self._oversubscription is None else [(self._oversubscription, "dim")]
         return told
 
 

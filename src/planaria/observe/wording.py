@@ -115,7 +115,7 @@ def layer_range(first: int, end: int) -> str:
     return f"{first}" if end - first == 1 else f"{first}-{end - 1}"
 
 
-def crowding(job: Job, num_cores: int) -> str | None:
+def oversubscription(job: Job, num_cores: int) -> str | None:
     """What to know where the workers of this machine have less than a core each; None where they have enough."""
     workers = job.cluster.nodes * job.cluster.devices_per_node
     if job.cluster.device is not Device.CPU or workers <= num_cores:

@@ -52,7 +52,7 @@ class Limits:
 
     Attributes:
         silence_s: without any message, of a process that is stopped or on another host.
-        crowded_silence_s: the same, of a process that is known to be there and runnable.
+        oversubscribed_silence_s: the same, of a process that is known to be there and runnable.
         least_s: in one instruction, at least.
         factor: and so many times the instruction's expected duration.
         working_factor: the same, of one whose heartbeats tell that it works: a node of a fifth of the speed is slow,
@@ -62,7 +62,7 @@ class Limits:
     """
 
     silence_s: float = 1.0
-    crowded_silence_s: float = 10.0
+    oversubscribed_silence_s: float = 10.0
     least_s: float = 1.0
     factor: float = 3.0
     working_factor: float = 10.0
@@ -146,7 +146,7 @@ class Liveness:
 
     def is_gone(self, silence_s: float, *, runnable: bool) -> bool:
         """Whether a silence means that the worker is gone, given whether its process is known to be runnable."""
-        return silence_s > (self._limits.crowded_silence_s if runnable else self._limits.silence_s)
+        return silence_s > (self._limits.oversubscribed_silence_s if runnable else self._limits.silence_s)
 
     def hung(self, now: float, instruction_s: float, step_s: float) -> Iterator[tuple[WorkerId, str]]:
         """Workers that answer and get nowhere, each with the cause.

@@ -6,8 +6,8 @@ Which clock is right depends on who else computes on the host:
   that takes the core away, processes that are stopped now and then.
 - Workers that share cores (all nodes of a job on a laptop, say): wall-clock time less the time for which the thread was
   ready and waited for a core. That wait is the host's doing, and falls on some node or other by chance. What is left
-  tells of slow cores and of stopped processes still; a quota on one node's processor time is not told from crowding.
-  Where the system does not count such waits, processor time.
+  tells of slow cores and of stopped processes still; a quota on one node's processor time is not told from
+  oversubscription. Where the system does not count such waits, processor time.
 - CUDA: as the first, once the device has done what it was given.
 """
 
@@ -36,7 +36,7 @@ def stopwatch(device: torch.device, num_workers: int) -> Stopwatch:
         return lambda: _after_all_kernels_s(device)
     if num_workers <= len(os.sched_getaffinity(0)):
         return time.monotonic
-    return _Crowded() if os.path.exists(_SCHEDULE) else time.thread_time
+    return _Oversubscribed() if os.path.exists(_SCHEDULE) else time.thread_time
 
 
 def _after_all_kernels_s(device: torch.device) -> float:
@@ -44,7 +44,7 @@ def _after_all_kernels_s(device: torch.device) -> float:
     return time.monotonic()
 
 
-class _Crowded:
+class _Oversubscribed:
     """Wall-clock time less waits for a core."""
 
     def __init__(self) -> None:

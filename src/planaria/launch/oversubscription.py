@@ -32,7 +32,7 @@ WORKER_BYTES = 16 << 20
 """Of memory: no worker takes less, whatever it trains."""
 
 
-def check_crowding(job: Job) -> None:
+def check_oversubscription(job: Job) -> None:
     """Refuse a job whose nodes cannot all be meant to be processes of this machine.
 
     Raises:

@@ -1,7 +1,7 @@
-"""The zygote: a process that has imported torch once and forks workers in milliseconds.
+"""The forkserver: a process that has imported torch once and forks workers in milliseconds.
 
-`python -m planaria.launch.zygote FD MODEL_TYPE` speaks JSON lines over the socket FD with whoever started it. It stays
-single-threaded, so forking is safe. When its starter is gone, it kills what it forked and ends; when it dies, the
+`python -m planaria.launch.forkserver FD MODEL_TYPE` speaks JSON lines over the socket FD with whoever started it. It
+stays single-threaded, so forking is safe. When its starter is gone, it kills what it forked and ends; when it dies, the
 kernel kills them.
 
 Batch systems signal every process of a node. What they mean is for whoever started this one to heed, and for a worker
@@ -31,11 +31,11 @@ from planaria._version import __version__
 from planaria.coordinator.settings import CoordinatorSettings
 from planaria.job.parse import EMULATED_MODEL
 from planaria.job.settings import Job
-from planaria.launch.crowding import raise_file_limit
 from planaria.launch.interrupts import HEEDED
+from planaria.launch.oversubscription import raise_file_limit
 from planaria.worker.settings import WorkerSettings
 
-log = logging.getLogger("planaria.launch.zygote")  # this module runs as __main__
+log = logging.getLogger("planaria.launch.forkserver")  # this module runs as __main__
 
 _PR_SET_PDEATHSIG = 1
 
