@@ -1,5 +1,6 @@
 # make demo    trains a small GPT-2 on seven worker processes, kills two of them, and compares with one process alone
-# make test    linters, types, import rules and all tests
+# make test    linters, types, import rules and tests
+# make proof   long random searches: the other half of what CI runs
 # make help    the rest
 #
 # Everything is installed into .venv. PYTHON names the interpreter that makes it; pip reads its settings from the
@@ -11,7 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Machines without an NVIDIA GPU get this torch first, so that no CUDA packages come with the newest one.
 CPU_TORCH := torch==2.13.0
-# Tests run in two processes; each test file stays in one of them.
+# Processes that tests run in.
 PYTEST_WORKERS ?= 2
 # Of `make chaos`; SECONDS is a variable of bash itself, so what the environment has of it is not taken.
 ifneq ($(origin SECONDS),command line)
@@ -24,7 +25,7 @@ FIRST ?= 0
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format docs bench papers chaos dst clean
+.PHONY: help demo test proof lint format docs bench papers chaos dst clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,8 +33,13 @@ help: ## this list
 demo: $(VENV)/.installed ## train the demo job while killing nodes, and compare with one process training alone
 	@$(BIN)/python scripts/demo.py
 
-test: lint ## linters, types, import rules and all tests
-	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
+test: lint ## linters, types, import rules and tests: a few minutes
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal
+
+proof: $(VENV)/.installed-dev ## long random searches: schedules, mutations, simulators against each other, chaos
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -m proof
+	$(MAKE) dst SEEDS=400 FIRST=200000
+	$(MAKE) chaos SECONDS=60
 
 lint: $(VENV)/.installed-dev ## linters, types and import rules
 	$(BIN)/ruff check .

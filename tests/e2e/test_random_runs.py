@@ -1,12 +1,11 @@
 """Random jobs, plans and kill points on real processes: the reference's bits, or an end that the job's rules allow.
 
-`tests/worker/test_cluster.py` tries thousands of schedules of the same code in virtual time; here the processes,
-sockets and signals are real. PLANARIA_RANDOM_RUNS sets how many are tried.
+`tests/worker/test_cluster.py` tries hundreds of schedules of the same code in virtual time; here the processes,
+sockets and signals are real.
 """
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +16,10 @@ from planaria.job.faults import FAULT_POINTS
 from planaria.job.settings import Job, PipelineSchedule
 from tests.e2e.conftest import Run
 from tests.e2e.jobs import Outcome, make_job
+from tests.proof import rest_in_proof
 
 
-@pytest.mark.parametrize("seed", range(int(os.environ.get("PLANARIA_RANDOM_RUNS", "12"))))
+@pytest.mark.parametrize("seed", rest_in_proof(range(12)))
 def test_random_run(seed: int, text: Path, run: Run, reference: Callable[[Job], Outcome]) -> None:
     draw = random.Random(seed)
     model = draw.choice(["gpt2", "bert", "llama", "function"])

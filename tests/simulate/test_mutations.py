@@ -58,6 +58,8 @@ from tests.testkit.server.server import Server
 from tests.testkit.worker.holdings import Holdings as SimulatedHoldings
 from tests.testkit.worker.interpreter import Interpreter
 
+pytestmark = pytest.mark.proof
+
 FIRST = 500_000
 MOST = 600
 """Schedules within which every mutation must be found; most are by one of the first ten."""

@@ -38,6 +38,7 @@ def adaptively(schedule: Schedule) -> Schedule:
     return replace(schedule, job=msgspec.structs.replace(schedule.job, resilience=resilience))
 
 
+@pytest.mark.proof
 def test_random_schedules_with_random_choices(laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kind of candidates is drawn at each decision, then one of that kind, so each is taken now and then, in every
     situation: none may cost a bit."""

@@ -1,7 +1,7 @@
 """Whole jobs in virtual time, hundreds of them: any schedule of deaths ends with the reference's bits, or says why not.
 
 One seed is one history. What once failed is in the corpus, one file a fault, and is tried again each time.
-    PLANARIA_SEEDS=1000:3000 pytest tests/worker/test_cluster.py    tries other seeds
+`python -m tests.worker.dst` tries other seeds.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from tests.proof import rest_in_proof
 from tests.worker.cluster import Cluster, Kill, Outcome, Visit, Weather
 from tests.worker.promises import Reference, check
 from tests.worker.schedules import (
@@ -58,15 +59,7 @@ from planaria.protocol.records import (
 from planaria.worker import interpreter
 
 CORPUS = sorted(Path(__file__).with_name("corpus").glob("*.json"))
-BATCH = 30
-
-
-def seeds() -> range:
-    first, _, end = os.environ.get("PLANARIA_SEEDS", "1000:1240").partition(":")
-    return range(int(first), int(end))
-
-
-BATCHES = [seeds()[at : at + BATCH] for at in range(0, len(seeds()), BATCH)]
+BATCHES = rest_in_proof(range(at, at + 30) for at in range(1000, 1240, 30))
 
 
 class Laboratory:
@@ -160,7 +153,7 @@ def try_seed(laboratory: Laboratory) -> Callable[[int], Outcome]:
     return lambda seed: laboratory.run(schedule(seed, str(laboratory.source)))
 
 
-@pytest.mark.parametrize("batch", BATCHES, ids=lambda batch: f"{batch.start}-{batch.stop}")
+@pytest.mark.parametrize("batch", BATCHES, ids=str)
 def test_random_schedules(batch: range, try_seed: Callable[[int], Outcome]) -> None:
     for seed in batch:
         try:
@@ -170,7 +163,7 @@ def test_random_schedules(batch: range, try_seed: Callable[[int], Outcome]) -> N
             raise
 
 
-@pytest.mark.parametrize("batch", BATCHES, ids=lambda batch: f"{batch.start}-{batch.stop}")
+@pytest.mark.parametrize("batch", BATCHES, ids=str)
 def test_comings_and_goings(batch: range, laboratory: Laboratory) -> None:
     for seed in batch:
         try:
@@ -180,7 +173,7 @@ def test_comings_and_goings(batch: range, laboratory: Laboratory) -> None:
             raise
 
 
-@pytest.mark.parametrize("batch", [range(at, at + 20) for at in range(3000, 3060, 20)], ids=str)
+@pytest.mark.parametrize("batch", rest_in_proof(range(at, at + 20) for at in range(3000, 3060, 20)), ids=str)
 def test_restarts_of_the_coordinator(batch: range, laboratory: Laboratory) -> None:
     """It dies at any command, among deaths, comings and goings: the reference's bits, and no step twice."""
     returned = 0
@@ -194,7 +187,7 @@ def test_restarts_of_the_coordinator(batch: range, laboratory: Laboratory) -> No
     assert returned >= 5
 
 
-@pytest.mark.parametrize("batch", [range(at, at + 20) for at in range(3000, 3040, 20)], ids=str)
+@pytest.mark.parametrize("batch", rest_in_proof(range(at, at + 20) for at in range(3000, 3040, 20)), ids=str)
 def test_a_journal_that_lags_behind_its_workers(batch: range, laboratory: Laboratory) -> None:
     """What any worker was told is made up for; what nobody was told is decided anew, in the same way."""
     lag = 0
@@ -213,7 +206,7 @@ def test_corpus(path: Path, laboratory: Laboratory) -> None:
     laboratory.run(msgspec.json.decode(path.read_bytes(), type=Case).schedule_with(str(laboratory.source)))
 
 
-@pytest.mark.parametrize("batch", [range(at, at + 15) for at in range(0, 45, 15)], ids=str)
+@pytest.mark.parametrize("batch", rest_in_proof(range(at, at + 15) for at in range(0, 45, 15)), ids=str)
 def test_all_replicas_of_a_layer_lost(batch: range, laboratory: Laboratory) -> None:
     """Back to the checkpoint, or to the start, and on to the same bits; or an end that says why not."""
     restored = 0
@@ -307,7 +300,7 @@ def _half(op: Op, whole: Instruction, counted: tuple[int, ...]) -> Instruction:
     )
 
 
-@pytest.mark.parametrize("batch", [range(at, at + 15) for at in range(5000, 5030, 15)], ids=str)
+@pytest.mark.parametrize("batch", rest_in_proof(range(at, at + 15) for at in range(5000, 5030, 15)), ids=str)
 def test_backwards_in_two_passes(
     batch: range, try_seed: Callable[[int], Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,7 +328,7 @@ def test_layers_that_get_no_gradient_in_some_steps(seed: int, laboratory: Labora
     laboratory.run(Schedule(seed=seed, job=job, kills=(), weather=Weather(), stop_at_s=None))
 
 
-@pytest.mark.parametrize("batch", [range(at, at + 12) for at in range(7000, 7024, 12)], ids=str)
+@pytest.mark.parametrize("batch", rest_in_proof(range(at, at + 12) for at in range(7000, 7024, 12)), ids=str)
 def test_steps_that_are_not_finite_are_skipped(batch: range, laboratory: Laboratory) -> None:
     """Under any deaths, comings and goings: the reference's bits, and its skipped steps."""
     skipped = applied = 0

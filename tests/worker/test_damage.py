@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from tests.proof import rest_in_proof
 from tests.worker.cluster import Kill, Weather
 from tests.worker.schedules import Schedule, comings_and_goings, job_of
 from tests.worker.test_cluster import Laboratory, laboratory, no_garbage  # noqa: F401 (fixtures)
@@ -14,7 +15,7 @@ from planaria.protocol.records import NodeLost, Note, RunStatus
 from planaria.worker.mailbox import Kind
 
 
-@pytest.mark.parametrize("batch", [range(at, at + 6) for at in range(11000, 11012, 6)], ids=str)
+@pytest.mark.parametrize("batch", rest_in_proof(range(at, at + 6) for at in range(11000, 11012, 6)), ids=str)
 def test_random_damage(batch: range, laboratory: Laboratory) -> None:  # noqa: F811
     """Under any deaths, joins and notices: the reference's bits."""
     told = 0

@@ -47,6 +47,8 @@ from planaria.worker.mailbox import Key, Mailbox
 from planaria.worker.replica import Replica
 from planaria.worker.sync import Sync
 
+pytestmark = pytest.mark.proof
+
 FIRST = 2000
 MOST = 60
 """Schedules within which every mutation must be found; most are by one of the first five."""

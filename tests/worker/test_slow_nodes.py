@@ -1,7 +1,4 @@
-"""Slow nodes in virtual time: found, given less work, left out, tried again and restored; and to the bit in all of it.
-
-PLANARIA_SEEDS=1000:3000 pytest tests/worker/test_slow_nodes.py    tries other seeds
-"""
+"""Slow nodes in virtual time: found, given less work, left out, tried again and restored, to the bit."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 import torch
+from tests.proof import rest_in_proof
 from tests.worker.cluster import Kill, Outcome, Slow, Visit, Weather
 from tests.worker.schedules import Schedule, comings_and_goings, job_of
 from tests.worker.test_cluster import Laboratory
@@ -140,12 +138,7 @@ def test_nodes_of_one_speed_are_left_alone(laboratory: Laboratory) -> None:
     assert len(outcome.of(PlanTaken)) == 1
 
 
-def seeds() -> range:
-    first, _, end = os.environ.get("PLANARIA_SEEDS", "0:12").partition(":")
-    return range(int(first), int(end))
-
-
-@pytest.mark.parametrize("seed", seeds())
+@pytest.mark.parametrize("seed", rest_in_proof(range(12), kept=3))
 def test_new_plans_at_any_time(seed: int, laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise is taken for speed after every step, nodes rest for a step or two, and die, come and go meanwhile."""
     monkeypatch.setattr(speeds, "STEPS", 1)
