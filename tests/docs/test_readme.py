@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import shlex
@@ -21,7 +22,11 @@ from planaria.job.faults import check_faults, parse_fault
 from planaria.job.parse import load_job, parse_job
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text()
+README = ROOT / "README.md"
+TUTORIAL = ROOT / "docs" / "tutorial.md"
+GUIDES = [README, *sorted((ROOT / "docs" / "howto").glob("*.md"))]
+"""Pages whose commands are run from the repository's root."""
+
 PAGES = sorted(
     [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")],
 )
@@ -29,15 +34,16 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 TEST = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
 
 
-def blocks(language: str) -> list[str]:
-    """The README's code blocks in a language."""
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+def blocks(page: Path, language: str) -> list[str]:
+    """Returns a page's code blocks in a language."""
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
 
 
-def commands() -> list[list[str]]:
-    """The README's `planaria` commands, without their comments."""
-    lines = [line for block in blocks("bash") for line in block.splitlines()]
-    return [shlex.split(line, comments=True) for line in lines if line.startswith("planaria ")]
+def commands(*pages: Path) -> list[list[str]]:
+    """Returns the pages' `planaria` commands, each once, without their comments."""
+    lines = [line for page in pages for block in blocks(page, "bash") for line in block.splitlines()]
+    shown = [shlex.split(line, comments=True) for line in lines if line.startswith("planaria ")]
+    return [command for at, command in enumerate(shown) if command not in shown[:at]]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -67,7 +73,7 @@ def test_tests_that_are_named_exist(page: Path) -> None:
 
 
 def test_the_job_file_is_the_demos() -> None:
-    (text,) = blocks("toml")
+    (text,) = blocks(README, "toml")
     shown = parse_job(text, overrides=["run.name=demo"], origin="README.md")
     assert shown == load_job(ROOT / "examples" / "demo.toml")
 
@@ -82,7 +88,7 @@ def test_make_targets_exist() -> None:
 def test_every_command_is_shown_and_understood(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its arguments and options, its job file and its faults; training itself is tested in tests/e2e."""
     monkeypatch.chdir(ROOT)
-    shown = commands()
+    shown = commands(*GUIDES)
     assert {command[1] for command in shown} == set(cli.commands)
     for _, name, *arguments in shown:
         given = cli.commands[name].make_context(name, list(arguments)).params
@@ -94,7 +100,7 @@ def test_every_command_is_shown_and_understood(monkeypatch: pytest.MonkeyPatch) 
 def test_commands_without_a_job_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One after the other, in an empty folder: profiles of presets, what is made of them, and plans from them."""
     monkeypatch.chdir(tmp_path)
-    ran = [command[1:] for command in commands() if command[1] == "trace" or "--" in command[2][:2]]
+    ran = [command[1:] for command in commands(*GUIDES) if command[1] == "trace" or "--" in command[2][:2]]
     ran = [arguments for arguments in ran if arguments[0] in ("profile", "plan", "trace")]
     assert {arguments[0] for arguments in ran} == {"profile", "plan", "trace"}
     for arguments in ran:
@@ -107,7 +113,7 @@ def test_the_emulated_example_fits_the_profile_that_is_made_for_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     job = load_job(ROOT / "examples" / "emulated.toml")
-    (made,) = [command for command in commands() if command[-1] == job.cluster.profile]
+    (made,) = [command for command in commands(*GUIDES) if command[-1] == job.cluster.profile]
     assert CliRunner().invoke(cli, made[1:]).exit_code == 0
     report = planaria.plan(job, read_profile(tmp_path / made[-1]))
     assert len(report.plan.nodes) == job.cluster.nodes
@@ -116,9 +122,9 @@ def test_the_emulated_example_fits_the_profile_that_is_made_for_it(
 
 
 def test_the_python_example_is_the_file_in_examples() -> None:
-    (shown,) = blocks("python")
+    (shown,) = blocks(ROOT / "docs" / "reference" / "python-api.md", "python")
     example = (ROOT / "examples" / "train_from_python.py").read_text()
-    assert example.endswith(shown), "README.md and examples/train_from_python.py differ"
+    assert example.endswith(shown), "docs/reference/python-api.md and examples/train_from_python.py differ"
 
 
 @pytest.mark.timeout(120)
@@ -163,3 +169,33 @@ def test_ci_calls_make_test() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
     assert script.read_text().rstrip().endswith("\nmake test")
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.read_text().splitlines()) <= 150
+
+
+@pytest.mark.timeout(120)
+def test_the_tutorials_commands_end_with_equal_bits(tmp_path: Path) -> None:
+    """Its model, its job and its commands as written, on a smaller text and for fewer steps."""
+    for name, language in (("model.py", "python"), ("job.toml", "toml")):
+        (block,) = blocks(TUTORIAL, language)
+        (tmp_path / name).write_text(block)
+    (tmp_path / "text").mkdir()
+    shutil.copy(README, tmp_path / "text")
+    shown = [command for command in commands(TUTORIAL) if "job.toml" in command]
+    assert [command[1] for command in shown] == ["plan", "train", "train", "train"]
+    for command in shown:
+        short = [argument.replace("step=15", "step=4") for argument in command[1:]]
+        done = subprocess.run(
+            [sys.executable, "-m", "planaria.cli.main", *short, "--set", "train.steps=8"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+    summaries = [json.loads(summary.read_text()) for summary in (tmp_path / "runs").glob("*/summary.json")]
+    assert [len(summary["recoveries"]) for summary in summaries].count(1) == 1
+    assert len({summary["weights_sha256"] for summary in summaries}) == 1
+    assert len(summaries) == 3
