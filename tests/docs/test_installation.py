@@ -31,7 +31,8 @@ def imported(folder: Path, pattern: str) -> set[str]:
                     found.add(module.partition(".")[0])
                 case _:
                     pass
-    return found - set(sys.stdlib_module_names) - {"planaria", "scripts", "tests"} - {file.stem for file in folder.glob("*.py")}
+    ours = {"planaria", "scripts", "tests"} | {file.stem for file in folder.glob("*.py")}
+    return found - set(sys.stdlib_module_names) - ours
 
 
 def test_what_is_imported_is_declared() -> None:
