@@ -49,7 +49,7 @@ from planaria.plan.plan import NodeId, Plan, WorkerId
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.coordinator import Coordinator, RunSettings
 from planaria.protocol.events import Event, NodeGone, Received
-from planaria.protocol.liveness import Activity, Limits, Pulse
+from planaria.protocol.liveness import Limits
 from planaria.protocol.messages import (
     PROTOCOL_VERSION,
     Alive,
@@ -66,6 +66,7 @@ from planaria.protocol.messages import (
     encode,
 )
 from planaria.protocol.plan_update import UpdateError, decode_order
+from planaria.protocol.pulse import Activity, Pulse
 from planaria.protocol.records import AnyRecord, NodeLost, StepCommitted
 from planaria.worker.control_frames import control_frame
 from planaria.worker.heartbeat import INTERVAL_S

@@ -33,8 +33,9 @@ from planaria.protocol.enrolment import (
     Welcome,
     decode_to_agent,
 )
-from planaria.protocol.liveness import Activity, Limits, Pulse
+from planaria.protocol.liveness import Limits
 from planaria.protocol.messages import PROTOCOL_VERSION, Alive, PlanMessage, Ready, encode
+from planaria.protocol.pulse import Activity, Pulse
 from planaria.protocol.records import NodeLost, NodeReleased, Note, PlanTaken
 from planaria.protocol.requests import Request, Wish
 from planaria.worker.control_frames import control_frame, read_control

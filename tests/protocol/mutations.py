@@ -19,6 +19,7 @@ from planaria.policy import templates
 from planaria.policy.proposal import Proposal
 from planaria.protocol import placing
 from planaria.protocol.ballot import Ballot
+from planaria.protocol.checkpoint_ref import CheckpointRef
 from planaria.protocol.commit import FIRST_EXPONENT
 from planaria.protocol.course import boundary, step, take
 from planaria.protocol.course import salvage as course_salvage
@@ -29,7 +30,6 @@ from planaria.protocol.phases import Phase
 from planaria.protocol.placing import Placing, Situation
 from planaria.protocol.returning import Returning
 from planaria.protocol.salvage import Salvage
-from planaria.protocol.settings import CheckpointRef
 from planaria.protocol.transitions import TRANSITIONS
 from planaria.protocol.worker import Adopt, WorkerMachine
 

@@ -6,8 +6,8 @@ import pytest
 
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.doubts import MOST_HELD, Doubts, Unproven
-from planaria.protocol.liveness import Activity, Pulse
 from planaria.protocol.messages import PROTOCOL_VERSION, Alive, Hello, Ready
+from planaria.protocol.pulse import Activity, Pulse
 
 HELLO = Hello(version=PROTOCOL_VERSION, token="token", worker=WorkerId(3), pid=1, data_address="nowhere:3")
 

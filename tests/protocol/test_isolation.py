@@ -5,7 +5,8 @@ from __future__ import annotations
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.accusations import Accusations
 from planaria.protocol.isolation import Isolation
-from planaria.protocol.liveness import Activity, Limits, Liveness, Pulse
+from planaria.protocol.liveness import Limits, Liveness
+from planaria.protocol.pulse import Activity, Pulse
 
 
 def test_while_somebody_is_heard_of_everybody_may_be_judged() -> None:

@@ -7,7 +7,8 @@ import pytest
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.admission import Admission
 from planaria.protocol.judge import AWAY_S, TICK_S, Judge
-from planaria.protocol.liveness import Activity, Limits, Pulse
+from planaria.protocol.liveness import Limits
+from planaria.protocol.pulse import Activity, Pulse
 from planaria.protocol.timing import Expectation
 
 LIMITS = Limits(silence_s=1.0, oversubscribed_silence_s=3.0, least_s=1.0, factor=3.0, busy_s=100.0, join_s=20.0)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from planaria.plan.plan import WorkerId
-from planaria.protocol.liveness import Activity, Limits, Liveness, Pulse
+from planaria.protocol.liveness import Limits, Liveness
+from planaria.protocol.pulse import Activity, Pulse
 
 LIMITS = Limits(silence_s=1.0, oversubscribed_silence_s=10.0, least_s=1.0, factor=3.0, busy_s=60.0)
 

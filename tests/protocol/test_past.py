@@ -10,6 +10,7 @@ from tests.protocol.told import committed
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.plan.settings import PlannerSettings
 from planaria.policy.templates import TemplatesPolicy
+from planaria.protocol.checkpoint_ref import CheckpointRef
 from planaria.protocol.commit import NOT_APPLIED
 from planaria.protocol.journal import (
     AnyEntry,
@@ -22,14 +23,13 @@ from planaria.protocol.journal import (
     JournalRecovery,
     JournalRestart,
     JournalStop,
+    Stand,
     decode_entry,
     encode_entry,
 )
 from planaria.protocol.messages import Commit, PlanMessage, StateSource
 from planaria.protocol.past import Past
 from planaria.protocol.records import AnyRecord, Note
-from planaria.protocol.settings import CheckpointRef
-from planaria.protocol.standing import Stand
 
 
 def note(text: str) -> tuple[AnyRecord, ...]:

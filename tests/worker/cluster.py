@@ -34,6 +34,7 @@ from planaria.plan.program.instructions import Instruction
 from planaria.policy.choice import make_policy
 from planaria.policy.outlook import USUAL_DECISION_S
 from planaria.policy.proposal import Policy
+from planaria.protocol.checkpoint_ref import CheckpointRef
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.events import (
     Command,
@@ -75,7 +76,7 @@ from planaria.protocol.past import Past
 from planaria.protocol.phases import Phase
 from planaria.protocol.plan_update import decode_order
 from planaria.protocol.records import AnyRecord, Restored, RunEnded, StepCommitted, StepSkipped
-from planaria.protocol.settings import CheckpointRef, RunSettings
+from planaria.protocol.settings import RunSettings
 from planaria.protocol.shortage import Shortages
 from planaria.protocol.worker import CoordinatorBack
 from planaria.worker import agent as agent_module

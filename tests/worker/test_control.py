@@ -12,7 +12,6 @@ import pytest
 
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import WorkerId
-from planaria.protocol.liveness import Activity, Pulse
 from planaria.protocol.messages import (
     PROTOCOL_VERSION,
     Alive,
@@ -32,6 +31,7 @@ from planaria.protocol.messages import (
     decode_from_worker,
     encode,
 )
+from planaria.protocol.pulse import Activity, Pulse
 from planaria.protocol.worker import CoordinatorBack, CoordinatorGone
 from planaria.worker.control import Control
 from planaria.worker.control_frames import control_frame, read_control

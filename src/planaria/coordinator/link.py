@@ -16,8 +16,8 @@ import msgspec
 from planaria.coordinator.connection import Connection
 from planaria.job.faults import Fault
 from planaria.plan.plan import NodeId
+from planaria.protocol.checkpoint_ref import CheckpointRef
 from planaria.protocol.records import AnyRecord, RunStatus
-from planaria.protocol.settings import CheckpointRef
 
 MAX_LINK_BYTES = 1 << 30
 """Both ends are ours: a limit for the sake of having one."""

@@ -7,8 +7,8 @@ import msgspec
 from planaria.job.faults import Fault
 from planaria.job.history import History
 from planaria.job.settings import Job
+from planaria.protocol.checkpoint_ref import CheckpointRef
 from planaria.protocol.failures import Watched
-from planaria.protocol.settings import CheckpointRef
 
 
 class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):

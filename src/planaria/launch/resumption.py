@@ -14,8 +14,8 @@ from planaria.job.parse import job_fingerprint
 from planaria.job.settings import Job
 from planaria.launch.settings import is_emulated
 from planaria.observe.run_folder import RunFolder
+from planaria.protocol.checkpoint_ref import CheckpointRef
 from planaria.protocol.commit import Ends
-from planaria.protocol.settings import CheckpointRef
 
 
 def data_identity(job: Job, about: TokensAbout) -> DataIdentity:

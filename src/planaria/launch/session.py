@@ -41,10 +41,10 @@ from planaria.observe.run_folder import RunFolder
 from planaria.plan.plan import NodeId
 from planaria.plan.profile import ModelProfile
 from planaria.profile import ERROR_SUFFIX
+from planaria.protocol.checkpoint_ref import CheckpointRef
 from planaria.protocol.course.end import STOPPED_BY_USER
 from planaria.protocol.failures import Watched
 from planaria.protocol.records import AnyRecord, Note, Restored, RunEnded, RunStatus, StepCommitted, StepSkipped
-from planaria.protocol.settings import CheckpointRef
 
 log = logging.getLogger(__name__)
 

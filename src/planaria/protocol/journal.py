@@ -13,11 +13,26 @@ import msgspec
 
 from planaria.job.settings import PolicyName
 from planaria.plan.plan import NodeId
+from planaria.protocol.checkpoint_ref import CheckpointRef
 from planaria.protocol.learnt import Learnt
 from planaria.protocol.messages import Commit, PlanMessage, decoded
 from planaria.protocol.records import AnyRecord
-from planaria.protocol.settings import CheckpointRef
-from planaria.protocol.standing import Stand
+
+
+class Stand(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a placement, to be written down.
+
+    Attributes:
+        placed: nodes that it was made of.
+        needed: of those that gave notice, the ones that it cannot do without.
+        newcomers: nodes that came since.
+        is_warming: the next one gets its state beside the step.
+    """
+
+    placed: tuple[NodeId, ...]
+    needed: tuple[NodeId, ...]
+    newcomers: tuple[NodeId, ...]
+    is_warming: bool
 
 
 class JournalEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):

@@ -15,7 +15,7 @@ import msgspec
 from planaria.job.checks import MAX_ZONE_LENGTH
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import Plan, Transfer, WorkerId
-from planaria.protocol.liveness import Pulse
+from planaria.protocol.pulse import Pulse
 
 PROTOCOL_VERSION = 4
 

@@ -8,6 +8,7 @@ from typing import assert_never
 
 from planaria.job.settings import PolicyName
 from planaria.plan.plan import NodeId, Plan
+from planaria.protocol.checkpoint_ref import CheckpointRef
 from planaria.protocol.commit import NOT_APPLIED
 from planaria.protocol.journal import (
     AnyEntry,
@@ -26,7 +27,6 @@ from planaria.protocol.learnt import Learnt
 from planaria.protocol.messages import StateSource
 from planaria.protocol.phases import Purpose
 from planaria.protocol.records import AnyRecord, PlanTaken, Restored, StepCommitted, StepSkipped
-from planaria.protocol.settings import CheckpointRef
 from planaria.protocol.shortage import CARRIED
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from planaria.plan.plan import WorkerId
 from planaria.protocol.cadence import Cadence
+from planaria.protocol.checkpoint_ref import CheckpointRef
 from planaria.protocol.messages import NotSaved, Save, Saved, SavedGroup
-from planaria.protocol.settings import CheckpointRef
 
 
 class NobodyHolds(Exception):

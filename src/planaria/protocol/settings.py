@@ -1,4 +1,4 @@
-"""What the coordinator's machine needs to know of the job, and how a checkpoint is referred to."""
+"""What the coordinator's machine needs to know of the job."""
 
 from __future__ import annotations
 
@@ -7,22 +7,10 @@ from dataclasses import dataclass, field
 from planaria.estimate.restore import Storage
 from planaria.job.settings import TrainSection
 from planaria.policy.outlook import DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S
+from planaria.protocol.checkpoint_ref import CheckpointRef
 from planaria.protocol.commit import Ends
 from planaria.protocol.failures import Watched
 from planaria.protocol.speeds import SpeedEvidence
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointRef:
-    """A whole checkpoint: the state after `step`, and the grid exponents of the next.
-
-    `num_dropped`: microbatches that this run left out up to `step`.
-    """
-
-    step: int
-    folder: str
-    exponents: tuple[int, ...]
-    num_dropped: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

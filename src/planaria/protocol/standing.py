@@ -4,25 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Set
 
-import msgspec
-
 from planaria.plan.plan import NodeId
-
-
-class Stand(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a placement, to be written down.
-
-    Attributes:
-        placed: nodes that it was made of.
-        needed: of those that gave notice, the ones that it cannot do without.
-        newcomers: nodes that came since.
-        is_warming: the next one gets its state beside the step.
-    """
-
-    placed: tuple[NodeId, ...]
-    needed: tuple[NodeId, ...]
-    newcomers: tuple[NodeId, ...]
-    is_warming: bool
+from planaria.protocol.journal import Stand
 
 
 class Standing:

@@ -15,7 +15,6 @@ from planaria.checkpoint.state import GroupState
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import Plan
 from planaria.plan.program.instructions import Instruction
-from planaria.protocol.liveness import Activity
 from planaria.protocol.messages import (
     Commit,
     FaultInjected,
@@ -26,6 +25,7 @@ from planaria.protocol.messages import (
     Vote,
     WorkerPhase,
 )
+from planaria.protocol.pulse import Activity
 from planaria.protocol.worker import (
     Adopt,
     Apply,

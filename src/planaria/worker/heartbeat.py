@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from planaria.plan.plan import WorkerId
-from planaria.protocol.liveness import Activity, Pulse
 from planaria.protocol.messages import Alive, Message, Notice
+from planaria.protocol.pulse import Activity, Pulse
 
 INTERVAL_S = 0.2
 

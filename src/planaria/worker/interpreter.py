@@ -15,9 +15,9 @@ from planaria.plan.plan import Plan, WorkerId
 from planaria.plan.program.instructions import COMPUTING, Instruction, Op, Program
 from planaria.plan.program.programs import program
 from planaria.protocol.commit import NOT_APPLIED
-from planaria.protocol.liveness import Activity
 from planaria.protocol.messages import Commit, PlanMessage
 from planaria.protocol.progress import Progress
+from planaria.protocol.pulse import Activity
 from planaria.protocol.shadowing import Fate, Shadows
 from planaria.worker.compute import Work
 from planaria.worker.engine import Engine

@@ -18,8 +18,8 @@ from planaria.model.model import Model
 from planaria.plan.plan import Plan, Transfer, WorkerId
 from planaria.plan.program.instructions import Instruction
 from planaria.protocol.awaiting import needs_state
-from planaria.protocol.liveness import Activity
 from planaria.protocol.messages import Damaged, Message, PlanMessage, Ready, Resend, StateSource
+from planaria.protocol.pulse import Activity
 from planaria.protocol.worker import WorkerMachine
 from planaria.worker.faults import FaultInjector
 from planaria.worker.heartbeat import Heartbeat

@@ -14,6 +14,7 @@ from planaria.job.settings import PolicyName
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.policy.choice import make_policy
 from planaria.policy.proposal import Policy
+from planaria.protocol.checkpoint_ref import CheckpointRef
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.events import Finish, WriteManifest
 from planaria.protocol.journal import JournalCommit, JournalEntry, JournalPlan, decode_entry, encode_entry
@@ -21,7 +22,7 @@ from planaria.protocol.messages import PROTOCOL_VERSION, Alive, FromWorker, Hell
 from planaria.protocol.past import Past
 from planaria.protocol.phases import Phase
 from planaria.protocol.records import AnyRecord
-from planaria.protocol.settings import CheckpointRef, RunSettings
+from planaria.protocol.settings import RunSettings
 from planaria.protocol.shortage import Shortages
 from tests.testkit.cluster.clock import Clock
 from tests.testkit.cluster.disk import Disk, SavedState

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from planaria.protocol.liveness import Pulse
 from planaria.protocol.messages import (
     Alive,
     Challenge,
@@ -26,6 +25,7 @@ from planaria.protocol.messages import (
     Saved,
     Vote,
 )
+from planaria.protocol.pulse import Pulse
 from planaria.protocol.worker import CoordinatorBack, CoordinatorGone
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, Plan, WorkerId
 from planaria.plan.program.instructions import COMPUTING, Instruction, Op
-from planaria.protocol.liveness import Activity
 from planaria.protocol.mail import Key, Kind, Mail
 from planaria.protocol.messages import (
     Challenge,
@@ -29,6 +28,7 @@ from planaria.protocol.messages import (
     Vote,
     WorkerPhase,
 )
+from planaria.protocol.pulse import Activity
 from planaria.protocol.worker import (
     Adopt,
     Apply,

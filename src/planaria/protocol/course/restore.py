@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from planaria.plan.plan import PlanError
 from planaria.policy.proposal import Proposal
+from planaria.protocol.checkpoint_ref import CheckpointRef
 from planaria.protocol.course import checkpoint as saving_course
 from planaria.protocol.course import end
 from planaria.protocol.course.run import Run
@@ -13,7 +14,6 @@ from planaria.protocol.events import Command, Publish
 from planaria.protocol.messages import StateSource
 from planaria.protocol.phases import Phase, Purpose
 from planaria.protocol.records import Restored, RunStatus, Waiting
-from planaria.protocol.settings import CheckpointRef
 from planaria.protocol.shortage import WouldRunOut
 
 

@@ -18,6 +18,7 @@ from planaria.policy.outlook import USUAL_DECISION_S, Outlook
 from planaria.policy.proposal import Policy
 from planaria.protocol.ballot import Ballot
 from planaria.protocol.cadence import Cadence
+from planaria.protocol.checkpoint_ref import CheckpointRef
 from planaria.protocol.commit import FIRST_EXPONENT
 from planaria.protocol.damage import Damages
 from planaria.protocol.failures import Failures
@@ -36,7 +37,7 @@ from planaria.protocol.returning import Returning
 from planaria.protocol.salvage import Salvage
 from planaria.protocol.saving import Checkpoints
 from planaria.protocol.second_look import SecondLook
-from planaria.protocol.settings import CheckpointRef, RunSettings
+from planaria.protocol.settings import RunSettings
 from planaria.protocol.shortage import Shortages
 from planaria.protocol.standing import Standing
 from planaria.protocol.switching import MakePolicy, Switching
