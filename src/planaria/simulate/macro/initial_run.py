@@ -6,8 +6,9 @@ import math
 
 from planaria.estimate.restore import Storage
 from planaria.job.settings import TrainSection
+from planaria.protocol.checkpoint_ref import CheckpointRef
 from planaria.protocol.course.run import Run
-from planaria.protocol.settings import CheckpointRef, RunSettings
+from planaria.protocol.settings import RunSettings
 from planaria.simulate.macro.subject import Foreseen, Known, Subject
 
 MANY_STEPS = 1_000_000
