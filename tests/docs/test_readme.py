@@ -165,10 +165,10 @@ def test_every_example_is_a_valid_job(job: Path) -> None:
     assert planaria.load_job(job).run.name == job.stem
 
 
-def test_ci_calls_make_test() -> None:
+def test_ci_calls_all_tests() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
-    assert script.read_text().rstrip().endswith("\nmake test")
+    assert script.read_text().splitlines()[-2:] == ["make test", "make proof"]
 
 
 def test_the_readme_is_short() -> None:
