@@ -1,7 +1,6 @@
 """A certified lower bound of a plan's step time: from sums over its routes, without its programs.
 
-Never above `planaria.estimate.step_time.step_time_s`, and cheaper by the number of microbatches: for searches that
-want to drop a plan before they simulate it, and to say how far from the best the best found can be.
+Never above `planaria.estimate.step_time.step_time_s`: it says how far from the best an order of work can be.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from planaria.estimate.conditions import AS_PROFILED, Conditions
-from planaria.estimate.lower_bound import lower_bound_s
 from planaria.estimate.memory import fullest_device_bytes
 from planaria.estimate.reroute_bound import least_rerouted_s
 from planaria.estimate.step_time import step_time_s
@@ -198,8 +197,6 @@ class _Search:
         """Take it if it fits and is clearly faster than the best, or `instead` of it as fast; returns whether."""
         plan = self._plan(deal, order)
         most_s = float("inf") if self._best is None else self._best[0] * (1 + CLOSE if instead else 1 - CLOSE)
-        if lower_bound_s(plan, self._profile, self._conditions) > most_s:
-            return False
         self._left -= 1
         seconds = step_time_s(plan, self._profile, self._conditions)
         if seconds > most_s or not self._fits(plan):
