@@ -1,38 +1,71 @@
-"""numba is optional, and not imported for small plans. Each case in its own process: imports cannot be undone."""
+"""Kernels interpreted and compiled: the same bits, and no numba for small plans."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
+import numpy as np
+import pytest
+
+from planaria.plan import compiled
+from planaria.plan.compiled import WORTH_S, Kernel, Numbers, Work
+
 PLAN = """
 import sys
-{before}
 from planaria.plan.settings import PlannerSettings
-from planaria.plan.split_search import StepTimeSearch
-from planaria.plan.split_space import make_space
 from planaria.plan.templates import make_templates
 from tests.plan.profiles import uniform_profile
-profile = uniform_profile(24)
 settings = PlannerSettings(num_microbatches=16, fault_tolerance=1, num_nodes=8, devices_per_node=1)
-print([(t.step_time_s, t.lower_bound_s, t.stages) for t in make_templates(profile, settings)])
-print(StepTimeSearch(make_space(profile, settings), 6, 8, compiled={compiled}).run())
-print("numba" in sys.modules and sys.modules["numba"] is not None, file=sys.stderr)
+assert make_templates(uniform_profile(24), settings)
+print("numba" in sys.modules)
 """
 
 
-def run(*, before: str = "", compiled: bool = False) -> tuple[str, str]:
-    """What a process that plans prints: the plan, and whether numba was imported."""
-    code = PLAN.format(before=before, compiled=compiled)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return done.stdout, done.stderr.strip().splitlines()[-1]
-
-
 def test_a_small_plan_imports_no_numba() -> None:
-    assert run()[1] == "False"
+    """In its own process: imports cannot be undone."""
+    done = subprocess.run([sys.executable, "-c", PLAN], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False"]
 
 
-def test_without_numba_the_plain_forms_answer_the_same() -> None:
-    without = run(before='sys.modules["numba"] = None', compiled=True)
-    assert without[1] == "False"
-    assert without[0] == run(compiled=True)[0]
+def _running_sums(rows: Numbers, sums: Numbers, total: Numbers) -> int:
+    for at in range(len(rows)):
+        so_far = 0.0
+        for each in range(len(rows[at])):
+            so_far += rows[at][each]
+            sums[at][each] = so_far
+        total[at] = so_far
+    return len(rows)
+
+
+def test_interpreted_loops_write_into_the_arrays_and_have_the_same_bits_compiled() -> None:
+    kernel = Kernel(_running_sums, writes=(1, 2))
+    rows = np.random.default_rng(1).random((3, 50))
+    for is_compiled in (False, True):
+        sums, total = np.zeros_like(rows), np.zeros(3)
+        assert kernel.form(compiled=is_compiled)(rows, sums, total) == 3
+        assert (sums == np.cumsum(rows, axis=1)).all()
+        assert (total == sums[:, -1]).all()
+
+
+def test_an_array_that_is_read_and_written_is_one_list() -> None:
+    kernel = Kernel(_running_sums, writes=(1, 2))
+    rows = np.ones((2, 3))
+    kernel.form(compiled=False)(rows, rows, np.zeros(2))
+    assert rows.tolist() == [[1.0, 2.0, 3.0]] * 2
+
+
+def test_work_is_compiled_once_a_second_of_it_was_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "_loaded", [])
+    work = Work()
+    work.add(0.9 * WORTH_S)
+    assert not work.compiled
+    work.add(0.1 * WORTH_S)
+    assert work.compiled
+
+
+def test_work_that_is_known_to_take_long_is_compiled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "_loaded", [])
+    assert Work(2 * WORTH_S).compiled
+    assert not Work(0.5 * WORTH_S).compiled
+    assert not Work(2 * WORTH_S, compiled=False).compiled

@@ -7,12 +7,12 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from planaria.plan.compiled import WORTH_S
+from planaria.plan.compiled import WORTH_S, Work
 from planaria.plan.costs import StageCosts
 from planaria.plan.oobleck import OobleckSearch, objective_s
 from planaria.plan.profile import LayerTimes, LinkCost, Links
 from planaria.plan.settings import PlannerSettings
-from planaria.plan.split_planes import plain_s
+from planaria.plan.split_planes import least_work_s
 from planaria.plan.split_search import StepTimeSearch
 from planaria.plan.split_shared import Shared
 from planaria.plan.split_space import make_space
@@ -21,11 +21,10 @@ from tests.plan.paper_planner import divide_and_conquer
 from tests.plan.profiles import uniform_profile
 
 
-def search(instance: Instance, *, compiled: bool, enumerate_up_to: int = 0) -> StepTimeSearch:
+def search(instance: Instance, *, compiled: bool | None = None, enumerate_up_to: int = 0) -> StepTimeSearch:
     space = make_space(instance.profile, instance.settings)
-    return StepTimeSearch(
-        space, instance.nodes, instance.microbatches, compiled=compiled, enumerate_up_to=enumerate_up_to
-    )
+    work = Work(compiled=compiled)
+    return StepTimeSearch(space, instance.nodes, instance.microbatches, work=work, enumerate_up_to=enumerate_up_to)
 
 
 def test_step_times_are_near_the_best_of_all_splits_and_never_under_the_bound() -> None:
@@ -33,7 +32,7 @@ def test_step_times_are_near_the_best_of_all_splits_and_never_under_the_bound() 
     worst, solved = 0.0, 0
     for instance in instances(1_000, seed=1):
         splits = all_splits(instance)
-        searching = search(instance, compiled=True)
+        searching = search(instance)
         found = searching.run()
         if not splits:
             assert found is None
@@ -57,7 +56,7 @@ def test_bounds_hold_where_messages_take_as_long_as_stages_or_longer() -> None:
         )
         instance = replace(instance, profile=msgspec.structs.replace(instance.profile, links=links))
         splits = all_splits(instance)
-        searching = search(instance, compiled=True)
+        searching = search(instance)
         found = searching.run()
         if found is None:
             assert not splits
@@ -74,31 +73,25 @@ def test_bounds_hold_where_messages_take_as_long_as_stages_or_longer() -> None:
 
 def test_small_instances_are_solved_by_scoring_all_splits() -> None:
     for instance in instances(60, seed=2):
-        searching = search(instance, compiled=False, enumerate_up_to=10_000)
+        searching = search(instance, enumerate_up_to=10_000)
         found = searching.run()
         assert set(searching.scored) == set(all_splits(instance))
         if found is not None:
             assert found.time_s <= found.lower_bound_s * 1.002
 
 
-def test_compiled_and_plain_searches_find_the_same() -> None:
-    pytest.importorskip("numba")
+def test_interpreted_and_compiled_searches_find_the_same() -> None:
     for instance in instances(60, seed=3):
-        compiled, plain = search(instance, compiled=True), search(instance, compiled=False)
-        assert compiled.run() == plain.run()
-        assert compiled.scored == plain.scored
-        space = make_space(instance.profile, instance.settings)
-        assert (
-            OobleckSearch(space, instance.nodes, compiled=True).run()
-            == OobleckSearch(space, instance.nodes, compiled=False).run()
-        )
+        compiled, interpreted = search(instance, compiled=True), search(instance, compiled=False)
+        assert compiled.run() == interpreted.run()
+        assert compiled.scored == interpreted.scored
 
 
 def test_oobleck_objective_is_the_least_of_all_splits() -> None:
     """1,000 instances, with and without a memory limit."""
     solved = 0
     for instance in instances(1_000, seed=4, most_layers=6):
-        oobleck = OobleckSearch(make_space(instance.profile, instance.settings), instance.nodes, compiled=True)
+        oobleck = OobleckSearch(make_space(instance.profile, instance.settings), instance.nodes)
         found = oobleck.run()
         splits = all_splits(instance)
         if not splits:
@@ -122,7 +115,7 @@ def test_never_worse_than_the_papers_divide_and_conquer() -> None:
     for instance in instances(150, seed=5, most_layers=8, most_devices=3):
         settings = replace(instance.settings, memory_bytes=0, powers_of_two=False)
         paper = divide_and_conquer(instance.profile, instance.nodes, settings.devices_per_node)
-        found = OobleckSearch(make_space(instance.profile, settings), instance.nodes, compiled=True).run()
+        found = OobleckSearch(make_space(instance.profile, settings), instance.nodes).run()
         if paper is None:
             assert found is None
             continue
@@ -160,7 +153,7 @@ def test_better_than_the_papers_divide_and_conquer_where_parts_of_the_best_are_n
     paper = divide_and_conquer(profile, 1, 4)
     assert paper is not None
     assert paper.total == pytest.approx(618.4)
-    found = OobleckSearch(make_space(profile, settings), 1, compiled=False).run()
+    found = OobleckSearch(make_space(profile, settings), 1).run()
     assert found == (((3, 1), (4, 2), (7, 1)), pytest.approx(616.0))
 
 
@@ -168,7 +161,7 @@ def test_many_microbatches_make_numba_pay() -> None:
     """What is simulated for candidates grows with them: half a minute without numba for 4,096 nodes."""
     settings = PlannerSettings(num_microbatches=64, fault_tolerance=1, num_nodes=32, devices_per_node=1)
     space = make_space(uniform_profile(24), settings)
-    assert plain_s(space, 16, 32) < WORTH_S / 10 < WORTH_S < plain_s(space, 16, 8192)
+    assert least_work_s(space, 16, 32) < WORTH_S / 10 < WORTH_S < least_work_s(space, 16, 8192)
 
 
 def test_what_need_not_be_scored_changes_nothing() -> None:
@@ -182,14 +175,13 @@ def test_what_need_not_be_scored_changes_nothing() -> None:
                 space,
                 instance.nodes,
                 instance.microbatches,
-                compiled=False,
                 enumerate_up_to=0,
                 shared=shared,
                 only_best=only,
             )
             for only in (True, False)
         ]
-        founds = [searching.run() for searching in (*searches, search(instance, compiled=False))]
+        founds = [searching.run() for searching in (*searches, search(instance))]
         assert founds[0] == founds[1] == founds[2]
         spared += len(searches[1].scored) - len(searches[0].scored)
     assert spared > 100

@@ -6,7 +6,6 @@ import itertools
 import math
 import random
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 
 from planaria.job.settings import Numerics
 from planaria.model.model import GroupSpec, ParameterSpec
-from planaria.worker.accumulator import ADD_WITHIN, HEADROOM, Accumulator, Rounding, total_gradient
+from planaria.worker.accumulator import ADD_WITHIN, HEADROOM, Accumulator, Rounding, add_within_by_torch, total_gradient
 from planaria.worker.layout import SMALL, Layout
 
 CPU = torch.device("cpu")
@@ -182,12 +181,18 @@ def test_fast_numerics_is_plain_float32() -> None:
         assert torch.equal(view, gradients[0][name] + gradients[1][name] + gradients[2][name])
 
 
+def add_within_compiled(
+    total: torch.Tensor, values: torch.Tensor, _: torch.Tensor, magic: float, limit: float, first: bool
+) -> bool:
+    return ADD_WITHIN.form(compiled=True)(total.numpy(), values.numpy(), magic, limit, first)
+
+
 @pytest.mark.parametrize("exponent", [-40, 0, 12])
 def test_values_that_need_no_cutting_off_are_looked_at_only(exponent: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same bits as if they were cut off at the limit."""
     values = torch.randn(3 * SMALL, generator=torch.Generator().manual_seed(1)) * 2.0 ** (exponent + 4)
     totals = []
-    for add_within in (ADD_WITHIN.form(compiled=False), ADD_WITHIN.form(compiled=True), lambda *_: False):
+    for add_within in (add_within_by_torch, add_within_compiled, lambda *_: False):
         monkeypatch.setattr(ROUNDING, "_add_within", add_within)
         total = torch.zeros(values.numel(), dtype=torch.float64)
         for first in (True, False):
@@ -199,11 +204,10 @@ def test_values_that_need_no_cutting_off_are_looked_at_only(exponent: int, monke
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 2.0**20, -(2.0**20)])
 def test_a_value_beyond_the_limit_leaves_the_sum_to_whoever_cuts_it_off(value: float) -> None:
-    for compiled in (False, True):
-        values, total = np.ones(9, np.float32), np.full(9, 5.0)
+    for add_within in (add_within_by_torch, add_within_compiled):
+        values, total = torch.ones(9), torch.full((9,), 5.0, dtype=torch.float64)
         values[7] = value
-        add_within = ADD_WITHIN.form(compiled=compiled)
-        assert not add_within(total, values, np.zeros(9), 2.0**22, 2.0**18, False)
+        assert not add_within(total, values, torch.zeros(9, dtype=torch.float64), 2.0**22, 2.0**18, False)
         assert (total == 5.0).all()
 
 

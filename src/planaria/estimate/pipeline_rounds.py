@@ -394,4 +394,4 @@ def _num_shared(rounds: Rounds) -> int:
     return max(0, min(alike, len(rounds.kinds) - rounds.ahead[0], most, *(t for _, t, _, _ in rounds.cuts)))
 
 
-KERNEL = Kernel(_loops, _loops)
+KERNEL = Kernel(_loops)

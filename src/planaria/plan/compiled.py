@@ -1,52 +1,77 @@
-"""Compiled kernels: numba where it pays, the same answers where it does not or is missing.
+"""Compiled kernels: one text of plain loops, interpreted or compiled by numba, with the same bits.
 
-Importing numba and loading a cached kernel takes about a second, more than most plans take. So a kernel has two forms,
-loops for numba and plain Python or numpy, with the same operations on the same numbers in the same order, and the
-compiled one is taken only where the work is worth it, or where numba is there already.
+Importing numba and loading a cached kernel takes about a second, more than most plans take; compiling one takes some
+more. So a kernel is interpreted until work is ahead that is worth it, and compiled from then on. Interpreted, it runs
+on lists, whose items Python reads and writes several times faster than those of arrays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cache
 from typing import Any, Generic, ParamSpec, TypeVar
+
+import numpy as np
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
+Numbers = Any
+"""What a kernel's text sees of an array: the array itself, or a list of its rows."""
+
 WORTH_S = 1.0
-"""Seconds of the plain form from which importing numba pays."""
+"""Seconds of interpreted loops from which importing numba pays."""
 
 _loaded: list[bool] = []
 
 
 @cache
 def _numba() -> Any:
-    """The module, or None where it is not installed."""
-    try:
-        import numba
-    except ImportError:
-        return None
+    import numba
+
     _loaded.append(True)
     return numba
 
 
-def compile_pays(plain_s: float) -> bool:
-    """Whether work that takes the plain forms `plain_s` seconds is better done by compiled ones."""
-    return (bool(_loaded) or plain_s >= WORTH_S) and _numba() is not None
+def numba_is_loaded() -> bool:
+    """Whether compiled kernels cost no import any more."""
+    return bool(_loaded)
+
+
+class Work:
+    """Work of kernels that somebody waits for, and whether it is better done compiled: numba is there, or pays by now.
+
+    Args:
+        ahead_s: seconds that the work will take at least, interpreted.
+        compiled: whether it is done compiled; None: where it pays.
+    """
+
+    def __init__(self, ahead_s: float = 0.0, *, compiled: bool | None = None) -> None:
+        self._compiled = True if compiled is None and ahead_s >= WORTH_S else compiled
+        self._interpreted_s = 0.0
+
+    @property
+    def compiled(self) -> bool:
+        if self._compiled is None:
+            return numba_is_loaded() or self._interpreted_s >= WORTH_S
+        return self._compiled
+
+    def add(self, interpreted_s: float) -> None:
+        """Counts what was done, or is to be done next, in seconds of interpreted loops."""
+        self._interpreted_s += interpreted_s
 
 
 class Kernel(Generic[P, R]):
-    """A computation in two forms with identical answers.
+    """A computation in plain loops.
 
     Args:
-        loops: numba's form: loops over arrays, no calls of other functions of ours.
-        plain: the other.
+        loops: over arrays or lists, `a[i][j]` not `a[i, j]`; no calls of other functions of ours, nothing made.
+        writes: places of the arguments that it writes; they are arrays.
     """
 
-    def __init__(self, loops: Callable[P, R], plain: Callable[P, R]) -> None:
+    def __init__(self, loops: Callable[P, R], writes: Collection[int] = ()) -> None:
         self._loops = loops
-        self._plain = plain
+        self._writes = writes
         self._jitted: Callable[P, R] | None = None
 
     @property
@@ -55,14 +80,14 @@ class Kernel(Generic[P, R]):
         return self._jitted is not None
 
     def load(self) -> None:
-        """Have the compiled form there, if numba is."""
+        """Has the compiled form there."""
         self.form(compiled=True)
 
     def load_on(self, *example: P.args, **named: P.kwargs) -> None:
-        """Has the compiled form there, if numba is and it takes the example: compiled now, or from numba's cache.
+        """Has the compiled form there, if it takes the example: compiled now, or from numba's cache.
 
         Raises:
-            Exception: whatever compiling raises; then the compiled form is not there.
+            Exception: whatever importing numba or compiling raises; then the compiled form is not there.
         """
         try:
             self.form(compiled=True)(*example, **named)
@@ -71,9 +96,19 @@ class Kernel(Generic[P, R]):
             raise
 
     def form(self, *, compiled: bool) -> Callable[P, R]:
-        """The compiled form if asked for and numba is there, else the plain one."""
-        if not compiled or _numba() is None:
-            return self._plain
+        """The loops, compiled or interpreted. Arrays that are not written may be given to the latter as lists."""
+        if not compiled:
+            return self._interpreted
         if self._jitted is None:
             self._jitted = _numba().njit(cache=True, nogil=True)(self._loops)
         return self._jitted
+
+    def _interpreted(self, *args: P.args, **named: P.kwargs) -> R:
+        assert not named
+        lists = {id(array): array.tolist() for array in args if isinstance(array, np.ndarray)}
+        loops: Callable[..., R] = self._loops
+        answer = loops(*(lists.get(id(each), each) for each in args))
+        for at in self._writes:
+            array: Any = args[at]
+            array[...] = lists[id(array)]
+        return answer

@@ -23,8 +23,8 @@ from itertools import count
 import numpy as np
 
 from planaria.plan.chain import Floats, Ints
-from planaria.plan.compiled import compile_pays
-from planaria.plan.split_levels import MAX_COUNTS, RELAX
+from planaria.plan.compiled import Work
+from planaria.plan.split_levels import MAX_COUNTS, RELAX, STAGES_PER_S
 from planaria.plan.split_space import Space, Split
 
 TIE = 1e-9
@@ -51,16 +51,14 @@ class OobleckSearch:
     Args:
         space: of splits; schedule and messages play no part, memory does.
         nodes: whose devices are all used.
-        compiled: use numba, or not; None: where it pays.
+        work: that this is part of.
     """
 
-    def __init__(self, space: Space, nodes: int, *, compiled: bool | None = None) -> None:
+    def __init__(self, space: Space, nodes: int, work: Work | None = None) -> None:
         self._space = space
         self._nodes = nodes
         self._shape = (nodes * space.per_node + 1, space.num_layers + 1)
-        if compiled is None:
-            compiled = compile_pays(2e-3 * nodes * space.per_node)
-        self._relax = RELAX.form(compiled=compiled)
+        self._work = work or Work()
         self._low_s, self._high_s = _groups(space)
 
     def run(self) -> tuple[Split, float] | None:
@@ -150,12 +148,14 @@ class OobleckSearch:
         after: int,
         tag: int,
     ) -> None:
-        walls = self._space.back
+        compiled = self._work.compiled
+        forward_s, backward_s, link_s, _, limit_to = self._space.back.tables(compiled=compiled)
         slope, constant, above, cap = phase
-        self._relax(
-            source, target, parent, walls.forward_s, walls.backward_s, walls.link_s, walls.limit, self._space.counts,
-            self._space.per_node, slope, constant, 0.0, 0.0, above, cap, after, tag,
+        looked = RELAX.form(compiled=compiled)(
+            source, target, parent, forward_s, backward_s, link_s, limit_to, self._space.counts, self._space.per_node,
+            slope, constant, 0.0, 0.0, above, cap, after, tag,
         )  # fmt: skip
+        self._work.add(looked / STAGES_PER_S)
 
     def _solve(self, part: _Interval) -> tuple[float, Split] | None:
         """Lower bound over splits whose slowest stage is in the interval, and the split that has it."""

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from planaria.plan.chain import Floats, Ints
-from planaria.plan.compiled import Kernel
+from planaria.plan.chain import INTERPRETED_EVENTS_PER_S, Floats, Ints
+from planaria.plan.compiled import Kernel, Numbers, Work
 from planaria.plan.split_levels import longest_range
 from planaria.plan.split_paths import path_weights
 from planaria.plan.split_space import Space, Split, Walls
@@ -70,14 +70,14 @@ class BranchLook:
         space: of splits.
         nodes: whose devices are all used.
         num_microbatches: of the pipeline's step.
-        compiled: use numba.
+        work: that this is part of.
     """
 
-    def __init__(self, space: Space, nodes: int, num_microbatches: int, *, compiled: bool) -> None:
+    def __init__(self, space: Space, nodes: int, num_microbatches: int, work: Work) -> None:
         self._space = space
         self._devices = nodes * space.per_node
         self._num = num_microbatches
-        self._bounds = BOUNDS.form(compiled=compiled)
+        self._work = work
         self._fill = _slowest(space.ahead.forward_s, space, self._devices)
         self._drain = _slowest(space.ahead.backward_s, space, self._devices)
         layers = np.diff(space.ahead.forward_s + space.ahead.backward_s, axis=1).min(axis=0)
@@ -122,7 +122,7 @@ class BranchLook:
                 branches, ways = branches.take(kept), ways[kept]
             events += each * len(ways)
             level = most_events - events if certain else level
-            bounds = ways + self._simulated(branches, after)
+            bounds = self._simulated(branches, ways, after)
             done, reached = branches.used == 0, bounds <= target_s * (1 + 1e-9)
             for row in np.flatnonzero(done & reached):
                 if bounds[row] <= target_s:
@@ -187,7 +187,7 @@ class BranchLook:
         slowest = (branches.forward_s + branches.backward_s).max(axis=1)
         return np.asarray(ways + branches.way_s + (self._num - 1) * slowest)
 
-    def _simulated(self, branches: _Branches, after: int) -> Floats:
+    def _simulated(self, branches: _Branches, ways: Floats, after: int) -> Floats:
         space, schedule = self._space, self._space.schedule
         at = branches.used, branches.start
         lead = schedule.forwards_ahead(after + 1, self._num)
@@ -196,10 +196,13 @@ class BranchLook:
             near = np.zeros_like(near)
         loop = np.where(branches.used > 0, self._layer_s[branches.start] + 2.0 * near, 0.0)
         ahead = np.array([schedule.forwards_ahead(after - s, self._num) for s in range(after + 1)], dtype=np.int64)
-        return self._bounds(
+        bounds_s, clocks, left = np.empty(len(ways)), np.empty((3, after + 1)), np.empty(self._num)
+        self._work.add(2.0 * branches.forward_s.size * self._num / INTERPRETED_EVENTS_PER_S)
+        BOUNDS.form(compiled=self._work.compiled)(
             branches.forward_s, branches.backward_s, branches.link_s, ahead, self._num, self._fill[at], self._drain[at],
-            loop, lead,
+            loop, lead, bounds_s, clocks, np.empty((after + 2) * self._num), left,
         )  # fmt: skip
+        return ways + bounds_s
 
 
 def _slowest(times_s: Floats, space: Space, devices: int) -> Floats:
@@ -219,101 +222,48 @@ def _slowest(times_s: Floats, space: Space, devices: int) -> Floats:
     return plane
 
 
-def _loops(
-    forward_s: Floats, backward_s: Floats, link_s: Floats, ahead: Ints, num_microbatches: int, fill_s: Floats,
-    drain_s: Floats, loop_s: Floats, lead: int,
-) -> Floats:  # fmt: skip
-    """Numba's form: as `planaria.plan.chain`, with what comes before the first stage."""
-    chains, stages = forward_s.shape
-    bounds = np.empty(chains)
-    arrived = np.empty((stages, num_microbatches))
-    clock = np.empty(stages)
-    down = np.empty(stages)
-    up = np.empty(stages)
-    left = np.empty(num_microbatches)
-    for c in range(chains):
-        for i in range(num_microbatches):
-            arrived[0, i] = i * fill_s[c]
-        clock[:] = 0.0
-        down[:] = 0.0
-        up[:] = 0.0
-        bound = 0.0
+def _bounds(
+    forward_s: Numbers, backward_s: Numbers, link_s: Numbers, ahead: Numbers, num: int, fill_s: Numbers,
+    drain_s: Numbers, loop_s: Numbers, lead: int, bounds_s: Numbers, clocks: Numbers, arrived: Numbers,
+    left: Numbers,
+) -> None:  # fmt: skip
+    """Writes `bounds_s`: as `planaria.plan.chain`, with what comes before the first stage."""
+    clock, down, up, stages = clocks[0], clocks[1], clocks[2], len(ahead)
+    for c in range(len(bounds_s)):
+        forwards, backwards, links = forward_s[c], backward_s[c], link_s[c]
+        for i in range(num):
+            arrived[i] = i * fill_s[c]
         for s in range(stages):
-            for i in range(ahead[s]):
-                now = (arrived[s, i] if arrived[s, i] > clock[s] else clock[s]) + forward_s[c, s]
-                clock[s] = now
-                if s + 1 < stages:
-                    down[s] = (now if now > down[s] else down[s]) + link_s[c, s]
-                    arrived[s + 1, i] = down[s]
-        for t in range(num_microbatches):
+            now, sent = 0.0, 0.0
+            for at in range(s * num, s * num + ahead[s]):
+                come = arrived[at]
+                now = (come if come > now else now) + forwards[s]
+                sent = (now if now > sent else sent) + links[s]
+                arrived[at + num] = sent
+            clock[s], down[s], up[s] = now, sent, 0.0
+        bound = 0.0
+        for t in range(num):
             i = t + ahead[0]
-            if i - 1 - lead >= 0 and i < num_microbatches:
+            if i - 1 - lead >= 0 and i < num:
                 again = left[i - 1 - lead] + loop_s[c]
-                if again > arrived[0, i]:
-                    arrived[0, i] = again
+                arrived[i] = again if again > arrived[i] else arrived[i]
             for s in range(stages):
-                i = t + ahead[s]
-                if i < num_microbatches:
-                    now = (arrived[s, i] if arrived[s, i] > clock[s] else clock[s]) + forward_s[c, s]
-                    clock[s] = now
-                    if s + 1 < stages:
-                        down[s] = (now if now > down[s] else down[s]) + link_s[c, s]
-                        arrived[s + 1, i] = down[s]
+                if t + ahead[s] < num:
+                    at = s * num + t + ahead[s]
+                    come, now, sent = arrived[at], clock[s], down[s]
+                    now = (come if come > now else now) + forwards[s]
+                    sent = (now if now > sent else sent) + links[s]
+                    clock[s], down[s], arrived[at + num] = now, sent, sent
             come = 0.0
             for s in range(stages - 1, -1, -1):
-                now = (come if come > clock[s] else clock[s]) + backward_s[c, s]
-                clock[s] = now
-                if s > 0:
-                    come = (now if now > up[s] else up[s]) + link_s[c, s - 1]
-                    up[s] = come
+                now, sent = clock[s], up[s]
+                now = (come if come > now else now) + backwards[s]
+                come = (now if now > sent else sent) + links[s - 1]
+                clock[s], up[s] = now, come
             left[t] = clock[0]
-            end = clock[0] + (num_microbatches - 1 - t) * drain_s[c]
+            end = clock[0] + (num - 1 - t) * drain_s[c]
             bound = end if end > bound else bound
-        bounds[c] = bound
-    return bounds
+        bounds_s[c] = bound
 
 
-def _arrays(
-    forward_s: Floats, backward_s: Floats, link_s: Floats, ahead: Ints, num_microbatches: int, fill_s: Floats,
-    drain_s: Floats, loop_s: Floats, lead: int,
-) -> Floats:  # fmt: skip
-    """The plain form: all chains side by side."""
-    chains, stages = forward_s.shape
-    forwards, backwards, links = forward_s.T.copy(), backward_s.T.copy(), link_s.T.copy()
-    clock, down, up = np.zeros((stages, chains)), np.zeros((stages, chains)), np.zeros((stages, chains))
-    arrived: list[list[Floats]] = [[i * fill_s for i in range(num_microbatches)], *([] for _ in range(stages))]
-    left: list[Floats] = []
-    bound = np.zeros(chains)
-
-    def forward(s: int, i: int) -> None:
-        np.maximum(arrived[s][i], clock[s], out=clock[s])
-        clock[s] += forwards[s]
-        if s + 1 < stages:
-            np.maximum(clock[s], down[s], out=down[s])
-            down[s] += links[s]
-            arrived[s + 1].append(down[s].copy())
-
-    for s in range(stages):
-        for i in range(ahead[s]):
-            forward(s, i)
-    for t in range(num_microbatches):
-        i = t + int(ahead[0])
-        if i - 1 - lead >= 0 and i < num_microbatches:
-            np.maximum(arrived[0][i], left[i - 1 - lead] + loop_s, out=arrived[0][i])
-        for s in range(stages):
-            if t + ahead[s] < num_microbatches:
-                forward(s, t + int(ahead[s]))
-        come = np.zeros(chains)
-        for s in range(stages - 1, -1, -1):
-            np.maximum(come, clock[s], out=clock[s])
-            clock[s] += backwards[s]
-            if s > 0:
-                np.maximum(clock[s], up[s], out=up[s])
-                up[s] += links[s - 1]
-                come = up[s]
-        left.append(clock[0].copy())
-        np.maximum(bound, clock[0] + (num_microbatches - 1 - t) * drain_s, out=bound)
-    return bound
-
-
-BOUNDS: Kernel[[Floats, Floats, Floats, Ints, int, Floats, Floats, Floats, int], Floats] = Kernel(_loops, _arrays)
+BOUNDS = Kernel(_bounds, writes=(9,))

@@ -1,4 +1,4 @@
-"""The two inner loops of the searches over splits, compiled and plain. Planes are (devices used + 1) x (layers + 1).
+"""The two inner loops of the searches over splits. Planes are (devices used + 1) x (layers + 1).
 
 `advance`: from all splits of the first i stages to those of the first i + 1, keeping for each state the shortest way,
 under the condition that no path through the stage is longer than a budget. `relax`: the shortest ways of any number of
@@ -7,150 +7,122 @@ stages, each counted as `slope * compute + constant_s` and `share` messages over
 stages follow at least, for the stages' memory; where it is negative, the ways are themselves numbers of stages.
 
 Both write, for each state that they improve, the stage that leads there as `start layer * MAX_COUNTS + place of the
-device count`. Among equal ways the first is kept, in the same order in both forms.
+device count`. Among equal ways the first is kept.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from planaria.plan.chain import Floats, Ints
-from planaria.plan.compiled import Kernel
+from planaria.plan.chain import Floats
+from planaria.plan.compiled import Kernel, Numbers
 
+STAGES_PER_S = 2e6
+"""That are looked at, interpreted."""
 MAX_COUNTS = 64
 """Different numbers of devices of a stage, at most."""
 
 
-def _advance_loops(
-    source: Floats,
-    target: Floats,
-    parent: Ints,
-    other: Floats,
-    forward_s: Floats,
-    backward_s: Floats,
-    link_s: Floats,
-    limit: Ints,
-    counts: Ints,
-    weights: Floats,
-    per_node: int,
-    after: int,
-    back: bool,
-    overlap: bool,
-    budget_s: float,
-) -> None:
-    """Numba's form of `advance`."""
-    rows, columns = source.shape
-    passes = weights[0, 2]
-    for used in range(rows):
-        for start in range(columns):
-            here = source[used, start]
-            if here == np.inf:
-                continue
-            near = link_s[1 if used % per_node != 0 else 0, start]
-            for place in range(len(counts)):
-                devices = counts[place]
-                if used % per_node + devices > per_node:
-                    break
-                then = used + devices
+def _advance(
+    source: Numbers, target: Numbers, parent: Numbers, other: Numbers, forward_s: Numbers, backward_s: Numbers,
+    link_s: Numbers, limit: Numbers, counts: Numbers, weights: Numbers, per_node: int, after: int, back: bool,
+    overlap: bool, budget_s: float,
+) -> int:  # fmt: skip
+    """`weights`: of the paths, one a column. `other`: the shortest ways from each state on.
+
+    Returns:
+        How many stages were looked at.
+    """
+    columns, passes = len(source[0]), weights[2][0]
+    looked = 0
+    by_before, by_behind, by_forward, by_backward, by_link = weights[0], weights[1], weights[2], weights[3], weights[4]
+    for used in range(len(source) - 1):
+        here_s, near_s = source[used], link_s[1 if used % per_node != 0 else 0]
+        for place in range(len(counts)):
+            if used % per_node + counts[place] > per_node:
+                break
+            then = used + counts[place]
+            there_s, far_s = other[then], link_s[1 if then % per_node != 0 else 0]
+            forwards_s, backwards_s, limits = forward_s[place], backward_s[place], limit[place]
+            targets_s, parents = target[then], parent[then]
+            for start in range(columns - 1):
+                here = here_s[start]
+                if here == np.inf:
+                    continue
+                row, end = start * columns, start
                 for end in range(start + 1, columns):
-                    forward = forward_s[place, end] - forward_s[place, start]
-                    backward = backward_s[place, end] - backward_s[place, start]
-                    if (0.0 if back else here) + passes * (forward + backward) > budget_s:
+                    forward = forwards_s[end] - forwards_s[start]
+                    backward = backwards_s[end] - backwards_s[start]
+                    if (0.0 if back else here) + passes * (forward + backward) > budget_s or after > limits[row + end]:
                         break
-                    if after > limit[place, start, end]:
-                        break
-                    there = other[then, end]
+                    there = there_s[end]
                     if there == np.inf:
                         continue
-                    far = link_s[1 if then % per_node != 0 else 0, end]
-                    link = far
+                    link = far_s[end]
                     if not overlap:
-                        forward += near if back else far
-                        backward += far if back else near
+                        forward += near_s[start] if back else far_s[end]
+                        backward += far_s[end] if back else near_s[start]
                         link = 0.0
-                    before = there if back else here
-                    behind = here if back else there
+                    before, behind = (there, here) if back else (here, there)
                     fits = True
-                    for w in range(len(weights)):
-                        length = weights[w, 0] * before + weights[w, 1] * behind
-                        length += weights[w, 2] * forward + weights[w, 3] * backward
-                        if length + weights[w, 4] * link > budget_s:
+                    for w in range(len(by_link)):
+                        length = by_before[w] * before + by_behind[w] * behind
+                        length += by_forward[w] * forward + by_backward[w] * backward
+                        if length + by_link[w] * link > budget_s:
                             fits = False
                             break
-                    if not fits:
-                        continue
                     way = here + (forward + backward) + 2.0 * link
-                    if way < target[then, end]:
-                        target[then, end] = way
-                        parent[then, end] = start * MAX_COUNTS + place
+                    if fits and way < targets_s[end]:
+                        targets_s[end] = way
+                        parents[end] = start * MAX_COUNTS + place
+                looked += end - start
+    return looked
 
 
-def _advance_arrays(
-    source: Floats,
-    target: Floats,
-    parent: Ints,
-    other: Floats,
-    forward_s: Floats,
-    backward_s: Floats,
-    link_s: Floats,
-    limit: Ints,
-    counts: Ints,
-    weights: Floats,
-    per_node: int,
-    after: int,
-    back: bool,
-    overlap: bool,
-    budget_s: float,
-) -> None:
-    """The plain form of `advance`: every state and every layer count of one device count at a time."""
-    states = np.argwhere(source < np.inf)
-    if not len(states):
-        return
-    columns = source.shape[1]
-    ways, targets, parents, orders = [], [], [], []
-    for place, devices in enumerate(counts.tolist()):
-        used, start = states[states[:, 0] % per_node + devices <= per_node].T
-        if not len(used):
-            break
-        width = longest_range(forward_s[place] + backward_s[place], budget_s / weights[0, 2])
-        end = start[:, None] + np.arange(1, width + 1)
-        at = np.flatnonzero((end < columns).ravel())
-        row, end = at // max(width, 1), end.ravel()[at]
-        used, start = used[row], start[row]
-        then = used + devices
-        here, there = source[used, start], other[then, end]
-        forward = forward_s[place, end] - forward_s[place, start]
-        backward = backward_s[place, end] - backward_s[place, start]
-        keep = (there < np.inf) & (after <= limit[place, start, end])
-        keep &= (0.0 if back else here) + weights[0, 2] * (forward + backward) <= budget_s
-        used, start, end, then = used[keep], start[keep], end[keep], then[keep]
-        here, there, forward, backward = here[keep], there[keep], forward[keep], backward[keep]
-        link = far = link_s[(then % per_node != 0).astype(np.int64), end]
-        if not overlap:
-            near = link_s[(used % per_node != 0).astype(np.int64), start]
-            forward = forward + (near if back else far)
-            backward = backward + (far if back else near)
-            link = np.zeros_like(far)
-        before, behind = (there, here) if back else (here, there)
-        fits = np.ones(len(here), dtype=bool)
-        for weight in weights:
-            length = weight[0] * before + weight[1] * behind
-            length += weight[2] * forward + weight[3] * backward
-            fits &= ~(length + weight[4] * link > budget_s)
-        way = here + (forward + backward) + 2.0 * link
-        ways.append(way[fits])
-        targets.append((then * columns + end)[fits])
-        parents.append((start * MAX_COUNTS + place)[fits])
-        orders.append(((used * columns + start) * MAX_COUNTS + place)[fits])
-    way, to, by = np.concatenate(ways), np.concatenate(targets), np.concatenate(parents)
-    order = np.lexsort((np.concatenate(orders), way, to))
-    way, to, by = way[order], to[order], by[order]
-    first = np.ones(len(to), dtype=bool)
-    first[1:] = to[1:] != to[:-1]
-    way, to, by = way[first], to[first], by[first]
-    better = way < target.ravel()[to]
-    target.ravel()[to[better]] = way[better]
-    parent.ravel()[to[better]] = by[better]
+def _relax(
+    source: Numbers, target: Numbers, parent: Numbers, forward_s: Numbers, backward_s: Numbers, link_s: Numbers,
+    limit_to: Numbers, counts: Numbers, per_node: int, slope: float, constant_s: float, share: float, charge: float,
+    above_s: float, cap_s: float, after: int, tag: int,
+) -> int:  # fmt: skip
+    """`source` may be `target`. `tag`: the lowest bit of what is written to `parent`.
+
+    Returns:
+        How many stages were looked at.
+    """
+    columns, looked = len(source[0]), 0
+    for then in range(1, len(source)):
+        far_s, targets_s, parents = link_s[1 if then % per_node != 0 else 0], target[then], parent[then]
+        for place in range(len(counts)):
+            if counts[place] > (then - 1) % per_node + 1:
+                break
+            used = then - counts[place]
+            here_s, near_s = source[used], link_s[1 if used % per_node != 0 else 0]
+            forwards_s, backwards_s, limits = forward_s[place], backward_s[place], limit_to[place]
+            for end in range(1, columns):
+                far, best, by = far_s[end], targets_s[end], -1
+                row, start = end * columns, end
+                for start in range(end - 1, -1, -1):
+                    forward = forwards_s[end] - forwards_s[start]
+                    compute = forward + (backwards_s[end] - backwards_s[start])
+                    if compute > cap_s:
+                        break
+                    most = limits[row + start]
+                    if after > most or most < 0:
+                        break
+                    here = here_s[start]
+                    if here == np.inf or (after < 0 and here > most):
+                        continue
+                    period = compute + charge * (near_s[start] + far)
+                    if period > cap_s or period <= above_s:
+                        continue
+                    way = here + (slope * compute + constant_s) + share * far
+                    if way < best:
+                        best, by = way, start
+                if by >= 0:
+                    targets_s[end] = best
+                    parents[end] = (by * MAX_COUNTS + place) * 2 + tag
+                looked += end - start
+    return looked
 
 
 def longest_range(prefix: Floats, most_s: float) -> int:
@@ -159,118 +131,5 @@ def longest_range(prefix: Floats, most_s: float) -> int:
     return int(np.max(ends - np.arange(len(prefix))))
 
 
-def _relax_loops(
-    source: Floats,
-    target: Floats,
-    parent: Ints,
-    forward_s: Floats,
-    backward_s: Floats,
-    link_s: Floats,
-    limit: Ints,
-    counts: Ints,
-    per_node: int,
-    slope: float,
-    constant_s: float,
-    share: float,
-    charge: float,
-    above_s: float,
-    cap_s: float,
-    after: int,
-    tag: int,
-) -> None:
-    """Numba's form of `relax`."""
-    rows, columns = source.shape
-    for then in range(1, rows):
-        inside = (then - 1) % per_node + 1
-        for end in range(1, columns):
-            far = link_s[1 if then % per_node != 0 else 0, end]
-            best = target[then, end]
-            by = -1
-            for place in range(len(counts)):
-                devices = counts[place]
-                if devices > inside:
-                    break
-                used = then - devices
-                for start in range(end - 1, -1, -1):
-                    forward = forward_s[place, end] - forward_s[place, start]
-                    compute = forward + (backward_s[place, end] - backward_s[place, start])
-                    if compute > cap_s:
-                        break
-                    most = limit[place, start, end]
-                    if after > most or most < 0:
-                        break
-                    here = source[used, start]
-                    if here == np.inf or (after < 0 and here > most):
-                        continue
-                    near = link_s[1 if used % per_node != 0 else 0, start]
-                    period = compute + charge * (near + far)
-                    if period > cap_s or period <= above_s:
-                        continue
-                    way = here + (slope * compute + constant_s) + share * far
-                    if way < best:
-                        best = way
-                        by = (start * MAX_COUNTS + place) * 2 + tag
-            if by >= 0:
-                target[then, end] = best
-                parent[then, end] = by
-
-
-def _relax_arrays(
-    source: Floats,
-    target: Floats,
-    parent: Ints,
-    forward_s: Floats,
-    backward_s: Floats,
-    link_s: Floats,
-    limit: Ints,
-    counts: Ints,
-    per_node: int,
-    slope: float,
-    constant_s: float,
-    share: float,
-    charge: float,
-    above_s: float,
-    cap_s: float,
-    after: int,
-    tag: int,
-) -> None:
-    """The plain form of `relax`: all layers of one row at a time."""
-    rows, columns = source.shape
-    width = max(longest_range(forward_s[place] + backward_s[place], cap_s) for place in range(len(counts)))
-    end = np.arange(columns)[:, None]
-    start = end - np.arange(1, width + 1)
-    valid, start = start >= 0, np.maximum(start, 0)
-    forward = forward_s[:, end] - forward_s[:, start]
-    compute = forward + (backward_s[:, end] - backward_s[:, start])
-    most = limit[:, start, end]
-    allowed = valid & (compute <= cap_s) & (most >= max(after, 0))
-    nothing = np.full((columns, width), np.inf)
-    for then in range(1, rows):
-        inside = (then - 1) % per_node + 1
-        far = link_s[int(then % per_node != 0)][:, None]
-        ways = []
-        for place, devices in enumerate(counts[counts <= inside].tolist()):
-            here = source[then - devices]
-            if not (here < np.inf).any():
-                ways.append(nothing)
-                continue
-            near = link_s[int((then - devices) % per_node != 0)][start]
-            period = compute[place] + charge * (near + far)
-            way = here[start] + (slope * compute[place] + constant_s) + share * far
-            keep = allowed[place] & (period <= cap_s) & (period > above_s)
-            if after < 0:
-                keep &= here[start] <= most[place]
-            ways.append(np.where(keep, way, np.inf))
-        if not ways or not width:
-            continue
-        way = np.concatenate(ways, axis=1)
-        best = way.argmin(axis=1)
-        least = way[np.arange(columns), best]
-        better = least < target[then]
-        place, first = np.divmod(best, width)
-        target[then][better] = least[better]
-        parent[then][better] = ((np.arange(columns) - 1 - first) * MAX_COUNTS + place)[better] * 2 + tag
-
-
-ADVANCE = Kernel(_advance_loops, _advance_arrays)
-RELAX = Kernel(_relax_loops, _relax_arrays)
+ADVANCE = Kernel(_advance, writes=(1, 2))
+RELAX = Kernel(_relax, writes=(1, 2))

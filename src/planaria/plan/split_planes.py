@@ -10,13 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from planaria.plan.chain import Floats, Ints
-from planaria.plan.compiled import compile_pays
-from planaria.plan.split_levels import ADVANCE, MAX_COUNTS, RELAX
+from planaria.plan.compiled import Work
+from planaria.plan.split_levels import ADVANCE, MAX_COUNTS, RELAX, STAGES_PER_S
 from planaria.plan.split_paths import path_weights
 from planaria.plan.split_space import Space, Split, Walls
-
-_PLAIN_STATES_PER_S = 2e7
-"""Steps that the plain form of `relax` looks at."""
 
 
 class Planes:
@@ -26,42 +23,44 @@ class Planes:
         space: of splits.
         nodes: whose devices are all used.
         num_microbatches: of the pipeline's step.
-        compiled: use numba.
+        work: that this is part of.
     """
 
-    def __init__(self, space: Space, nodes: int, num_microbatches: int, *, compiled: bool) -> None:
+    def __init__(self, space: Space, nodes: int, num_microbatches: int, work: Work) -> None:
         self._space = space
         self._num = num_microbatches
         self._shape = (nodes * space.per_node + 1, space.num_layers + 1)
         self._stages = nodes * space.per_node if space.counts.tolist() == [1] else None
-        self._advance = ADVANCE.form(compiled=compiled)
-        self._relax = RELAX.form(compiled=compiled)
+        self._work = work
 
     def _plane(self) -> Floats:
         plane = np.full(self._shape, np.inf)
         plane[0, 0] = 0.0
         return plane
 
-    def _relaxed(
+    def relaxed(
         self, walls: Walls, *, slope: float = 1.0, constant_s: float = 0.0, share: float = 2.0, charge: float = 0.0,
         cap_s: float = np.inf, after: int = 0,
     ) -> tuple[Floats, Ints]:  # fmt: skip
         plane, parent = self._plane(), np.zeros(self._shape, dtype=np.int64)
-        self._relax(
-            plane, plane, parent, walls.forward_s, walls.backward_s, walls.link_s, walls.limit, self._space.counts,
-            self._space.per_node, slope, constant_s, share, charge, -1.0, cap_s, after, 0,
+        compiled = self._work.compiled
+        forward_s, backward_s, link_s, _, limit_to = walls.tables(compiled=compiled)
+        looked = RELAX.form(compiled=compiled)(
+            plane, plane, parent, forward_s, backward_s, link_s, limit_to, self._space.counts, self._space.per_node,
+            slope, constant_s, share, charge, -1.0, cap_s, after, 0,
         )  # fmt: skip
+        self._work.add(looked / STAGES_PER_S)
         return plane, parent
 
     def fewest_stages(self) -> Split | None:
         """A split that fits, if any does: one with the fewest stages, since what follows a stage only adds to it."""
         walls = self._space.back
-        plane, parent = self._relaxed(walls, slope=0.0, constant_s=1.0, share=0.0, after=-1)
+        plane, parent = self.relaxed(walls, slope=0.0, constant_s=1.0, share=0.0, after=-1)
         return self._walk_back(parent) if plane[-1, -1] < np.inf else None
 
     def shortest(self, cap_s: float, hidden: bool) -> Split | None:
         """The split with the shortest path under a period bound; of memory it knows only what stages always need."""
-        plane, parent = self._relaxed(self._space.ahead, charge=0.0 if hidden else 1.0, cap_s=cap_s)
+        plane, parent = self.relaxed(self._space.ahead, charge=0.0 if hidden else 1.0, cap_s=cap_s)
         if plane[-1, -1] == np.inf:
             return None
         stages = []
@@ -83,7 +82,7 @@ class Planes:
 
     def ways(self, walls: Walls, cap_s: float) -> Floats:
         """The shortest ways to each state, of any number of stages that take at most `cap_s`."""
-        plane, _ = self._relaxed(walls, cap_s=cap_s)
+        plane, _ = self.relaxed(walls, cap_s=cap_s)
         if not self._space.overlap:
             # Of the two messages over a state's boundary, one is charged to the stage on its other side.
             within = (np.arange(len(plane)) % self._space.per_node != 0).astype(np.int64)
@@ -140,27 +139,23 @@ class Planes:
         self, source: Floats, target: Floats, parent: Ints, other: Floats, walls: Walls, weights: Floats, after: int,
         back: bool, budget_s: float,
     ) -> None:  # fmt: skip
-        self._advance(
-            source, target, parent, other, walls.forward_s, walls.backward_s, walls.link_s, walls.limit,
-            self._space.counts, weights, self._space.per_node, after, back, self._space.overlap, budget_s,
+        compiled = self._work.compiled
+        forward_s, backward_s, link_s, limit, _ = walls.tables(compiled=compiled)
+        looked = ADVANCE.form(compiled=compiled)(
+            source, target, parent, other, forward_s, backward_s, link_s, limit, self._space.counts,
+            np.ascontiguousarray(weights.T), self._space.per_node, after, back, self._space.overlap, budget_s,
         )  # fmt: skip
+        self._work.add(looked / STAGES_PER_S)
 
 
-def fewest_stages(space: Space, nodes: int, *, num_calls: int = 1) -> Floats:
-    """For each number of nodes up to `nodes`, the fewest stages of a split that fits the memory; infinite: none.
-    `num_calls`: of this one and those that follow."""
-    plane = np.full((nodes * space.per_node + 1, space.num_layers + 1), np.inf)
-    plane[0, 0] = 0.0
-    compiled = compile_pays(num_calls * plane.size * space.num_layers * len(space.counts) / _PLAIN_STATES_PER_S)
-    walls, parent = space.back, np.zeros(plane.shape, dtype=np.int64)
-    RELAX.form(compiled=compiled)(
-        plane, plane, parent, walls.forward_s, walls.backward_s, walls.link_s, walls.limit, space.counts,
-        space.per_node, 0.0, 1.0, 0.0, 0.0, -1.0, np.inf, -1, 0,
-    )  # fmt: skip
+def fewest_stages(space: Space, nodes: int, work: Work) -> Floats:
+    """For each number of nodes up to `nodes`, the fewest stages of a split that fits the memory; infinite: none."""
+    planes = Planes(space, nodes, 1, work)
+    plane, _ = planes.relaxed(space.back, slope=0.0, constant_s=1.0, share=0.0, after=-1)
     return plane[:: space.per_node, -1]
 
 
-def plain_s(space: Space, nodes: int, num_microbatches: int) -> float:
-    """Rough seconds of a search without numba: of its states, and of what is simulated for those that pass."""
+def least_work_s(space: Space, nodes: int, num_microbatches: int) -> float:
+    """Rough seconds that a search takes at least, interpreted: of its states, and of what is simulated for them."""
     devices = nodes * space.per_node
     return (1e-4 + 7e-7 * num_microbatches) * devices * min(space.num_layers, devices)

@@ -18,11 +18,11 @@ from itertools import islice
 import numpy as np
 
 from planaria.plan.chain import Floats, charged, times_s
-from planaria.plan.compiled import compile_pays
+from planaria.plan.compiled import Work
 from planaria.plan.plan import ScheduleKind
 from planaria.plan.split_branches import BranchLook
 from planaria.plan.split_paths import bounds_s
-from planaria.plan.split_planes import Planes, plain_s
+from planaria.plan.split_planes import Planes, least_work_s
 from planaria.plan.split_shared import Climb, Fit, Shared, limits_digest
 from planaria.plan.split_space import Space, Split
 from planaria.plan.split_stretches import StretchLook
@@ -96,7 +96,7 @@ class StepTimeSearch:
         space: of splits.
         nodes: whose devices are all used.
         num_microbatches: of the pipeline's step.
-        compiled: use numba, or not; None: where it pays.
+        work: that this is part of; None: it is on its own.
         enumerate_up_to: splits up to which all are scored.
         budget: states that the search for a bound may pass.
         shared: what other searches found, of the same layers, nodes and devices; what is found now is added. None:
@@ -110,7 +110,7 @@ class StepTimeSearch:
         nodes: int,
         num_microbatches: int,
         *,
-        compiled: bool | None = None,
+        work: Work | None = None,
         enumerate_up_to: int = ENUMERATE,
         budget: float = BUDGET,
         shared: Shared | None = None,
@@ -121,9 +121,7 @@ class StepTimeSearch:
         self._num = num_microbatches
         self._budget = budget
         self._states = float(nodes * space.per_node * space.num_layers * min(nodes * space.per_node, space.num_layers))
-        if compiled is None:
-            compiled = compile_pays(plain_s(space, nodes, num_microbatches))
-        self._compiled = compiled
+        self._work = work or Work(least_work_s(space, nodes, num_microbatches))
         self._stages = nodes * space.per_node if space.counts.tolist() == [1] else None
         quick = self._stages is not None or self._states <= _QUICK_STATES
         self._close = CLOSE if quick else CLOSE_LARGE
@@ -151,7 +149,7 @@ class StepTimeSearch:
         self._only_best = only_best
         self._seen: set[Split] = set()
         """What was scored, and neighbours that were left unscored."""
-        self._planes = Planes(space, nodes, num_microbatches, compiled=compiled)
+        self._planes = Planes(space, nodes, num_microbatches, self._work)
 
     @property
     def scored(self) -> tuple[Split, ...]:
@@ -178,7 +176,7 @@ class StepTimeSearch:
     def run(self) -> Found | None:
         """The best split found, or None where none fits the memory."""
         if self._space.num_splits(self._nodes) <= self._enumerate_up_to:
-            self._ask(self._space.splits(self._nodes, self._enumerate_up_to) or ())
+            self._score_near(self._space.splits(self._nodes, self._enumerate_up_to) or ())
             return self._found(np.inf) if self._times else None
         self._sweep()
         if not self._times:
@@ -269,7 +267,7 @@ class StepTimeSearch:
                 forward, backward, link = self._rows(same)
             else:
                 forward, backward, link = map(np.array, zip(*(rows[split] for split in same), strict=True))
-            seconds = times_s(forward, backward, link, self._num, self._space.schedule, compiled=self._compiled)
+            seconds = times_s(forward, backward, link, self._num, self._space.schedule, self._work)
             times = seconds.tolist()
             new.update(zip(same, times, strict=True))
             if self._is_shared:
@@ -397,7 +395,7 @@ class StepTimeSearch:
                 low = target
                 continue
             if look is None:
-                look = BranchLook(self._space, self._nodes, self._num, compiled=self._compiled)
+                look = BranchLook(self._space, self._nodes, self._num, self._work)
             found = look.run(target, self._close, before, self._stages, _SHARE_OF_LOOK * most_events)
             self._ask(found.passed)
             most_events -= found.events

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planaria.plan.chain import Floats, Ints
+from planaria.plan.compiled import Numbers
 from planaria.plan.costs import StageCosts
 from planaria.plan.plan import ScheduleKind
 from planaria.plan.profile import ModelProfile
@@ -49,6 +50,22 @@ class Walls:
     backward_s: Floats
     link_s: Floats
     limit: Ints
+
+    def tables(self, *, compiled: bool) -> tuple[Numbers, Numbers, Numbers, Numbers, Numbers]:
+        """The arrays for kernels: themselves where these are compiled, else lists. Limits have one row a device count:
+        first layer by first layer, and again end by end."""
+        return self._arrays if compiled else self._lists
+
+    @cached_property
+    def _arrays(self) -> tuple[Numbers, Numbers, Numbers, Numbers, Numbers]:
+        counts = len(self.limit)
+        limit, limit_to = self.limit.reshape(counts, -1), self.limit.transpose(0, 2, 1).reshape(counts, -1)
+        return self.forward_s, self.backward_s, self.link_s, limit, limit_to
+
+    @cached_property
+    def _lists(self) -> tuple[Numbers, Numbers, Numbers, Numbers, Numbers]:
+        forward_s, backward_s, link_s, limit, limit_to = (array.tolist() for array in self._arrays)
+        return forward_s, backward_s, link_s, limit, limit_to
 
     def reversed(self) -> Walls:
         """The same seen from the last layer and the last device."""

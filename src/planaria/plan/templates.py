@@ -16,13 +16,13 @@ from itertools import pairwise
 import numpy as np
 
 from planaria.plan.chain import Chain, Floats
-from planaria.plan.compiled import compile_pays
+from planaria.plan.compiled import Work
 from planaria.plan.costs import PipelineCost, StageCosts, pipeline_cost
 from planaria.plan.oobleck import OobleckSearch
 from planaria.plan.plan import PlanError
 from planaria.plan.profile import ModelProfile
 from planaria.plan.settings import Objective, PlannerSettings
-from planaria.plan.split_planes import fewest_stages, plain_s
+from planaria.plan.split_planes import fewest_stages, least_work_s
 from planaria.plan.split_search import BUDGET, Found, StepTimeSearch
 from planaria.plan.split_shared import Shared
 from planaria.plan.split_space import Space, Split, spaces
@@ -160,13 +160,13 @@ class _Search:
         settings: of the job.
         space_of: see `spaces`.
         sizes: the numbers of nodes that a template may have.
-        compiled: use numba.
+        work: of all these searches.
     """
 
     settings: PlannerSettings
     space_of: Callable[[int], Space]
     sizes: Sequence[int]
-    compiled: bool
+    work: Work
 
     @classmethod
     def of(
@@ -182,28 +182,27 @@ class _Search:
         check_replicas(settings.num_nodes, smallest, settings.fault_tolerance)
         most = settings.num_nodes - settings.fault_tolerance * smallest
         sizes = [nodes for nodes in fitting if smallest <= nodes <= most]
-        simulated_s = sum(plain_s(space_of(nodes), nodes, each) for nodes in sizes for each in settings.shares)
-        compiled = compile_pays(simulated_s * num_calls)
-        return cls(settings=settings, space_of=space_of, sizes=sizes, compiled=compiled)
+        least_s = sum(least_work_s(space_of(nodes), nodes, each) for nodes in sizes for each in settings.shares)
+        return cls(settings=settings, space_of=space_of, sizes=sizes, work=Work(least_s * num_calls))
 
     def best(self, nodes: int, shared: Shared | None = None) -> Found:
         """Onto one of these numbers of nodes; `shared`: with other searches for as many."""
         share = min(1.0, _FULL_BUDGETS / len(self.sizes))
-        return _best(self.space_of(nodes), self.settings, nodes, share, self.compiled, shared)
+        return _best(self.space_of(nodes), self.settings, nodes, share, self.work, shared)
 
 
 def _best(
-    space: Space, settings: PlannerSettings, nodes: int, share: float, compiled: bool, shared: Shared | None
+    space: Space, settings: PlannerSettings, nodes: int, share: float, work: Work, shared: Shared | None
 ) -> Found:
     """The best split onto so many nodes; some split is known to fit. `share`: of the budget for one template."""
     if settings.objective is Objective.OOBLECK:
-        found = OobleckSearch(space, nodes, compiled=compiled).run()
+        found = OobleckSearch(space, nodes, work).run()
         assert found is not None, f"a split onto {nodes} nodes fits, and none was found"
         return Found(split=found[0], time_s=found[1], lower_bound_s=found[1])
     budget = BUDGET * (20 if settings.thorough else share)
     searches = [
         StepTimeSearch(
-            space, nodes, share, compiled=compiled, budget=budget, shared=shared, only_best=len(settings.shares) == 1
+            space, nodes, share, work=work, budget=budget, shared=shared, only_best=len(settings.shares) == 1
         )
         for share in settings.shares
     ]
@@ -298,12 +297,12 @@ def _node_counts(
 def _fitting(space_of: Callable[[int], Space], most: int) -> list[int]:
     """The numbers of nodes, up to the most, onto which some split fits."""
     fewest: dict[int, Floats] = {}
-    found = []
+    found, work = [], Work()
     for nodes in range(1, most + 1):
         space = space_of(nodes)
         if space.limited and id(space) not in fewest:
             is_last = space is space_of(most)
-            fewest[id(space)] = fewest_stages(space, most if is_last else nodes, num_calls=1 + most - nodes)
+            fewest[id(space)] = fewest_stages(space, most if is_last else nodes, work)
         if not space.limited or fewest[id(space)][nodes] < np.inf:
             found.append(nodes)
     return found

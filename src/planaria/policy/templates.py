@@ -15,7 +15,7 @@ from planaria.estimate.rest import Stretch
 from planaria.estimate.step_time import Known, Outline, outline
 from planaria.estimate.transition import wait_s
 from planaria.plan.batch import Undistributable
-from planaria.plan.compiled import compile_pays
+from planaria.plan.compiled import numba_is_loaded
 from planaria.plan.instantiate import initial_plan
 from planaria.plan.ledger import Ledger
 from planaria.plan.placement import Holders
@@ -67,7 +67,7 @@ class TemplatesPolicy:
         """Pipelines that were estimated before: most of a plan's are as in the one before."""
         self._shapes = Shapes()
         self.templates = make_templates(profile, settings)
-        if compile_pays(0.0):
+        if numba_is_loaded():
             pipeline_rounds.load()  # now, as decisions are waited for
         if not self.templates:
             raise PlanError(

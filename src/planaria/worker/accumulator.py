@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,27 +30,13 @@ Narrow = npt.NDArray[np.float32]
 Wide = npt.NDArray[np.float64]
 
 
-def _add_within(total: Wide, values: Narrow, wide: Wide, magic: float, limit: float, first: bool) -> bool:
+def _add_within(total: Wide, values: Narrow, magic: float, limit: float, first: bool) -> bool:
     """total (+)= values, rounded by `magic`, if none is beyond the limit, as nearly always: one look at the values,
     where cutting them off would write them anew. Of a NaN, nothing is true.
 
     Returns:
         Whether it was done.
     """
-    part = torch.from_numpy(values)
-    low, high = torch.aminmax(part)
-    if not -limit <= low.item() <= high.item() <= limit:
-        return False
-    shifted, target = torch.from_numpy(wide).copy_(part).add_(magic), torch.from_numpy(total)
-    if first:
-        torch.sub(shifted, magic, out=target)
-    else:
-        target.add_(shifted.sub_(magic))
-    return True
-
-
-def _add_within_loops(total: Wide, values: Narrow, wide: Wide, magic: float, limit: float, first: bool) -> bool:
-    """The same in two passes in place of five, the first of which only looks; less than half of the time."""
     within = True
     for at in range(values.size):
         within &= (-limit <= values[at]) & (values[at] <= limit)
@@ -64,15 +49,34 @@ def _add_within_loops(total: Wide, values: Narrow, wide: Wide, magic: float, lim
     return bool(within)
 
 
-ADD_WITHIN: Kernel[Any, bool] = Kernel(_add_within_loops, _add_within)
+ADD_WITHIN = Kernel(_add_within)
 
 
 def load_compiled() -> None:
-    """Has the compiled form there, if numba is: half a second from a cache, some seconds without.
+    """Has the compiled form there: half a second from a cache, some seconds without.
 
     For a process that forks workers while nobody waits for it.
     """
-    ADD_WITHIN.load_on(np.zeros(1), np.zeros(1, np.float32), np.zeros(1), 1.0, 1.0, False)
+    ADD_WITHIN.load_on(np.zeros(1), np.zeros(1, np.float32), 1.0, 1.0, False)
+
+
+def add_within_by_torch(
+    total: torch.Tensor, values: torch.Tensor, wide: torch.Tensor, magic: float, limit: float, first: bool
+) -> bool:
+    """Does the same in five passes in place of two, which take twice as long.
+
+    For where the compiled loops are not loaded: interpreted, they take a second for a million values, and each
+    microbatch has a value for every parameter.
+    """
+    low, high = torch.aminmax(values)
+    if not -limit <= low.item() <= high.item() <= limit:
+        return False
+    wide.copy_(values).add_(magic)
+    if first:
+        torch.sub(wide, magic, out=total)
+    else:
+        total.add_(wide.sub_(magic))
+    return True
 
 
 class Rounding:
@@ -84,7 +88,6 @@ class Rounding:
         self._wide = torch.empty(chunk, dtype=torch.float64, device=device)
         self._chunk = chunk
         self._is_on_host = device.type == "cpu"
-        self._add_within = ADD_WITHIN.form(compiled=ADD_WITHIN.is_loaded)
 
     def add(self, total: torch.Tensor, values: torch.Tensor, *, exponent: int, contributions: int, first: bool) -> None:
         """total (+)= round(values). Both flat and of one length.
@@ -103,7 +106,7 @@ class Rounding:
             part = values[begin : begin + self._chunk]
             wide = self._wide[: part.numel()]
             target = total[begin : begin + part.numel()]
-            if self._is_on_host and self._add_within(target.numpy(), part.numpy(), wide.numpy(), magic, limit, first):
+            if self._is_on_host and self._add_within(target, part, wide, magic, limit, first):
                 continue
             wide.copy_(torch.clamp(part, -limit, limit, out=self._narrow[: part.numel()]))
             wide.add_(self._offset(part, magic))
@@ -111,6 +114,13 @@ class Rounding:
                 torch.sub(wide, magic, out=target)
             else:
                 target.add_(wide.sub_(magic))
+
+    def _add_within(
+        self, total: torch.Tensor, values: torch.Tensor, wide: torch.Tensor, magic: float, limit: float, first: bool
+    ) -> bool:
+        if ADD_WITHIN.is_loaded:
+            return ADD_WITHIN.form(compiled=True)(total.numpy(), values.numpy(), magic, limit, first)
+        return add_within_by_torch(total, values, wide, magic, limit, first)
 
     def _offset(self, part: torch.Tensor, magic: float) -> float | torch.Tensor:
         """`magic`; NaN where the part has an infinity, which the clamping would hide, so that the norm tells of it."""
