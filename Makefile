@@ -92,7 +92,7 @@ $(VENV)/.torch: $(VENV)/.created
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.torch pyproject.toml
-	$(BIN)/python -m pip install --quiet -e ".[fast]"
+	$(BIN)/python -m pip install --quiet -e .
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.torch pyproject.toml

@@ -5,9 +5,9 @@ instantiation: pipelines and shares for up to thousands of nodes (planner_instan
 transfers: who gets what from whom after losses, at 512 nodes (planner_transfers.py).
 presets: how far the presets' templates can be from the best.
 templates: Oobleck's Table 3 with both objectives: one template of each cell, all of the largest, and one of 64 nodes.
-estimate: events a second of the step time of a chain, compiled and plain.
+estimate: events a second of the step time of a chain, compiled and interpreted.
 
-The first run of everything does not count, so that compiled kernels are warm; with --plain, without numba. Times are of
+The first run of everything does not count, so that compiled kernels are warm. Times are of
 the processor, of one thread, so that other programs disturb them less.
 """
 
@@ -31,6 +31,7 @@ from planner_instantiation import measure_instantiation
 from planner_transfers import measure_transfers
 
 from planaria.plan.chain import times_s
+from planaria.plan.compiled import Work
 from planaria.plan.oobleck import OobleckSearch
 from planaria.plan.plan import Group, PlanError, ScheduleKind
 from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
@@ -40,6 +41,7 @@ from planaria.plan.split_space import make_space
 from planaria.plan.templates import make_templates
 from planaria.profile.presets import MODELS, preset
 
+COMPILED = Work(compiled=True)
 PARTS = ("start", "instantiation", "transfers", "estimate", "presets", "templates")
 NODES, DEVICES, LAYERS = (8, 16, 24), (1, 4, 8), (24, 32, 64, 96)
 PAPER_S = {
@@ -113,50 +115,49 @@ def measured(work: Callable[[], object]) -> float:
     return min(times)
 
 
-def template(nodes: int, devices: int, layers: int, objective: Objective, *, compiled: bool) -> float:
+def template(nodes: int, devices: int, layers: int, objective: Objective) -> float:
     """Build one template; returns its gap."""
     settings = PlannerSettings(
         num_microbatches=4 * nodes, fault_tolerance=0, num_nodes=nodes, devices_per_node=devices, objective=objective
     )
     space = make_space(transformer(layers, devices), settings)
     if objective is Objective.OOBLECK:
-        assert OobleckSearch(space, nodes, compiled=compiled).run() is not None
+        assert OobleckSearch(space, nodes, COMPILED).run() is not None
         return 0.0
-    found = StepTimeSearch(space, nodes, settings.microbatches_per_pipeline, compiled=compiled).run()
+    found = StepTimeSearch(space, nodes, settings.microbatches_per_pipeline, work=COMPILED).run()
     assert found is not None
     return found.time_s / found.lower_bound_s - 1
 
 
-def all_templates(most: int, devices: int, layers: int, objective: Objective, *, compiled: bool) -> None:
-    """As the planner makes them; whether they are compiled it decides itself: numba is there by now, or it is not."""
-    assert compiled, "only measured with numba"
+def all_templates(most: int, devices: int, layers: int, objective: Objective) -> None:
+    """As the planner makes them."""
     settings = PlannerSettings(
         num_microbatches=4 * most, fault_tolerance=0, num_nodes=most, devices_per_node=devices, objective=objective
     )
     assert len(make_templates(transformer(layers, devices), settings)) == most
 
 
-def templates_part(*, compiled: bool, every: bool) -> None:
-    goal = 0.1 if compiled else 1.0
+def templates_part(*, every: bool) -> None:
+    goal = 0.1
     for objective in Objective:
         worst = {"one": 0.0, "gap": 0.0}
         for nodes, devices in PAPER_S:
             cells = []
             for place, layers in enumerate(LAYERS):
-                seconds = measured(partial(template, nodes, devices, layers, objective, compiled=compiled))
-                gap = template(nodes, devices, layers, objective, compiled=compiled)
+                seconds = measured(partial(template, nodes, devices, layers, objective))
+                gap = template(nodes, devices, layers, objective)
                 worst = {"one": max(worst["one"], seconds), "gap": max(worst["gap"], gap)}
                 paper = PAPER_S[nodes, devices][place]
                 cells.append(f"{layers} layers {1e3 * seconds:.1f} ms, gap {gap:.2%} (paper {paper:.2f} s)")
             note(f"{objective}: {nodes} nodes x {devices}: " + "; ".join(cells))
-        name = f"planner.templates.{objective}.{'compiled' if compiled else 'plain'}"
+        name = f"planner.templates.{objective}"
         report(f"{name}.slowest_cell", 1e3 * worst["one"], "ms", goal=f"<= {1e3 * goal:g}")
         if objective is Objective.STEP_TIME:
             report(f"{name}.largest_gap", worst["gap"], "ratio", goal="<= 0.01")
-        seconds = measured(partial(template, 64, 8, 128, objective, compiled=compiled))
+        seconds = measured(partial(template, 64, 8, 128, objective))
         report(f"{name}.64x8x128", 1e3 * seconds, "ms", goal=f"<= {5e3 * goal:g}")
-        if every and compiled:
-            seconds = measured(partial(all_templates, NODES[-1], 8, 96, objective, compiled=compiled))
+        if every:
+            seconds = measured(partial(all_templates, NODES[-1], 8, 96, objective))
             report(f"{name}.all_of_24x8x96", seconds, "s", goal=f"<= {10 * goal:g}")
 
 
@@ -167,18 +168,17 @@ def estimate_part() -> None:
     link = 0.1 * generator.random((chains, stages - 1))
     for compiled, goal in ((True, 100), (False, 3)):
         for schedule in (kind for kind in ScheduleKind if not kind.splits_backward):
-            seconds = measured(
-                partial(times_s, forward[:1], 2 * forward[:1], link[:1], microbatches, schedule, compiled=compiled)
-            )
+            work = Work(compiled=compiled)
+            seconds = measured(partial(times_s, forward[:1], 2 * forward[:1], link[:1], microbatches, schedule, work))
             events = 2 * stages * microbatches / seconds / 1e6
-            name = f"planner.estimate.{schedule}.{'compiled' if compiled else 'plain'}"
+            name = f"planner.estimate.{schedule}.{'compiled' if compiled else 'interpreted'}"
             report(name, events, "million events/s", goal=f">= {goal}")
-            seconds = measured(partial(times_s, forward, 2 * forward, link, microbatches, schedule, compiled=compiled))
+            seconds = measured(partial(times_s, forward, 2 * forward, link, microbatches, schedule, work))
             report(f"{name}.16_chains", chains * 2 * stages * microbatches / seconds / 1e6, "million events/s")
 
 
 def start_part() -> None:
-    """What a user waits for: `planaria plan` in a new process, without numba being imported."""
+    """What a user waits for: `planaria plan` in a new process; small enough that it imports no numba."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "profile.json"
         path.write_bytes(msgspec.json.encode(transformer(24, 1)))
@@ -224,7 +224,6 @@ def presets_part(*, thorough: bool) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="which parts; none: all")
-    parser.add_argument("--plain", action="store_true", help="templates without numba")
     parser.add_argument("--thorough", action="store_true", help="the presets' templates with twenty times the budget")
     parser.add_argument("--quick", action="store_true", help="without all templates of the largest cell")
     arguments = parser.parse_args()
@@ -240,7 +239,7 @@ def main() -> None:
     if "presets" in parts:
         presets_part(thorough=arguments.thorough)
     if "templates" in parts:
-        templates_part(compiled=not arguments.plain, every=not arguments.quick)
+        templates_part(every=not arguments.quick)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from oobleck_data import TABLE_3_LAYERS, TABLE_3_S
 from pictures import bars
 from section import Comparison, Plot, Row, Section, run
 
+from planaria.plan.compiled import Work
 from planaria.plan.oobleck import OobleckSearch
 from planaria.plan.plan import Group
 from planaria.plan.profile import ModelProfile
@@ -37,9 +38,11 @@ def plan_one(nodes: int, devices: int, layers: int, objective: Objective) -> Non
     )
     space = make_space(decoder(layers, devices), settings)
     if objective is Objective.OOBLECK:
-        assert OobleckSearch(space, nodes, compiled=True).run() is not None
+        assert OobleckSearch(space, nodes, Work(compiled=True)).run() is not None
     else:
-        assert StepTimeSearch(space, nodes, settings.microbatches_per_pipeline, compiled=True).run() is not None
+        assert (
+            StepTimeSearch(space, nodes, settings.microbatches_per_pipeline, work=Work(compiled=True)).run() is not None
+        )
 
 
 def measured_s(nodes: int, devices: int, layers: int, objective: Objective) -> float:

@@ -38,7 +38,7 @@ def imported(folder: Path, pattern: str) -> set[str]:
 def test_what_is_imported_is_declared() -> None:
     extras = PROJECT["optional-dependencies"]
     declared = names(PROJECT["dependencies"])
-    assert imported(ROOT / "src" / "planaria", "**/*.py") <= declared | names(extras["fast"] + extras["plot"])
+    assert imported(ROOT / "src" / "planaria", "**/*.py") <= declared | names(extras["plot"])
     assert imported(ROOT / "benchmarks", "*.py") <= declared
 
 

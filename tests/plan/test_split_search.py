@@ -12,7 +12,7 @@ from planaria.plan.costs import StageCosts
 from planaria.plan.oobleck import OobleckSearch, objective_s
 from planaria.plan.profile import LayerTimes, LinkCost, Links
 from planaria.plan.settings import PlannerSettings
-from planaria.plan.split_planes import least_work_s
+from planaria.plan.split_planes import expected_s
 from planaria.plan.split_search import StepTimeSearch
 from planaria.plan.split_shared import Shared
 from planaria.plan.split_space import make_space
@@ -161,7 +161,7 @@ def test_many_microbatches_make_numba_pay() -> None:
     """What is simulated for candidates grows with them: half a minute without numba for 4,096 nodes."""
     settings = PlannerSettings(num_microbatches=64, fault_tolerance=1, num_nodes=32, devices_per_node=1)
     space = make_space(uniform_profile(24), settings)
-    assert least_work_s(space, 16, 32) < WORTH_S / 10 < WORTH_S < least_work_s(space, 16, 8192)
+    assert expected_s(space, 16, 32) < WORTH_S / 10 < WORTH_S < expected_s(space, 16, 8192)
 
 
 def test_what_need_not_be_scored_changes_nothing() -> None:

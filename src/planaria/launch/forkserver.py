@@ -177,7 +177,7 @@ def _import_what_coordinators_need() -> None:
 
 @functools.cache
 def _compile_for_workers() -> None:
-    """What makes workers quicker where numba is installed; for while the profile is measured."""
+    """Compiles what makes workers quicker; for while the profile is measured."""
     from planaria.worker.accumulator import load_compiled
 
     try:

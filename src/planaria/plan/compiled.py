@@ -42,7 +42,7 @@ class Work:
     """Work of kernels that somebody waits for, and whether it is better done compiled: numba is there, or pays by now.
 
     Args:
-        ahead_s: seconds that the work will take at least, interpreted.
+        ahead_s: seconds that the work is expected to take, interpreted.
         compiled: whether it is done compiled; None: where it pays.
     """
 

@@ -155,7 +155,8 @@ def fewest_stages(space: Space, nodes: int, work: Work) -> Floats:
     return plane[:: space.per_node, -1]
 
 
-def least_work_s(space: Space, nodes: int, num_microbatches: int) -> float:
-    """Rough seconds that a search takes at least, interpreted: of its states, and of what is simulated for them."""
+def expected_s(space: Space, nodes: int, num_microbatches: int) -> float:
+    """Rough seconds that a search takes, interpreted: of its states, and of what is simulated for them."""
     devices = nodes * space.per_node
-    return (1e-4 + 7e-7 * num_microbatches) * devices * min(space.num_layers, devices)
+    state_s = 1e-5 if space.counts.tolist() == [1] else 2.5e-5
+    return (state_s * space.num_layers + 7e-7 * num_microbatches) * devices * min(space.num_layers, devices)

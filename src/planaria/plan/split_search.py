@@ -22,7 +22,7 @@ from planaria.plan.compiled import Work
 from planaria.plan.plan import ScheduleKind
 from planaria.plan.split_branches import BranchLook
 from planaria.plan.split_paths import bounds_s
-from planaria.plan.split_planes import Planes, least_work_s
+from planaria.plan.split_planes import Planes, expected_s
 from planaria.plan.split_shared import Climb, Fit, Shared, limits_digest
 from planaria.plan.split_space import Space, Split
 from planaria.plan.split_stretches import StretchLook
@@ -121,7 +121,7 @@ class StepTimeSearch:
         self._num = num_microbatches
         self._budget = budget
         self._states = float(nodes * space.per_node * space.num_layers * min(nodes * space.per_node, space.num_layers))
-        self._work = work or Work(least_work_s(space, nodes, num_microbatches))
+        self._work = work or Work(expected_s(space, nodes, num_microbatches))
         self._stages = nodes * space.per_node if space.counts.tolist() == [1] else None
         quick = self._stages is not None or self._states <= _QUICK_STATES
         self._close = CLOSE if quick else CLOSE_LARGE

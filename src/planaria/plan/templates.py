@@ -22,7 +22,7 @@ from planaria.plan.oobleck import OobleckSearch
 from planaria.plan.plan import PlanError
 from planaria.plan.profile import ModelProfile
 from planaria.plan.settings import Objective, PlannerSettings
-from planaria.plan.split_planes import fewest_stages, least_work_s
+from planaria.plan.split_planes import expected_s, fewest_stages
 from planaria.plan.split_search import BUDGET, Found, StepTimeSearch
 from planaria.plan.split_shared import Shared
 from planaria.plan.split_space import Space, Split, spaces
@@ -182,8 +182,8 @@ class _Search:
         check_replicas(settings.num_nodes, smallest, settings.fault_tolerance)
         most = settings.num_nodes - settings.fault_tolerance * smallest
         sizes = [nodes for nodes in fitting if smallest <= nodes <= most]
-        least_s = sum(least_work_s(space_of(nodes), nodes, each) for nodes in sizes for each in settings.shares)
-        return cls(settings=settings, space_of=space_of, sizes=sizes, work=Work(least_s * num_calls))
+        ahead_s = sum(expected_s(space_of(nodes), nodes, each) for nodes in sizes for each in settings.shares)
+        return cls(settings=settings, space_of=space_of, sizes=sizes, work=Work(ahead_s * num_calls))
 
     def best(self, nodes: int, shared: Shared | None = None) -> Found:
         """Onto one of these numbers of nodes; `shared`: with other searches for as many."""
