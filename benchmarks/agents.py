@@ -46,6 +46,7 @@ from planaria.observe.recorder import Recorder
 from planaria.observe.run_folder import RunFolder
 from planaria.plan.ledger import Ledger, combine
 from planaria.plan.plan import NodeId, Plan, WorkerId
+from planaria.policy.planner import Planner
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.coordinator import Coordinator, RunSettings
 from planaria.protocol.events import Event, NodeGone, Received
@@ -189,7 +190,7 @@ def measure(agents: int, losses: int, seed: int, profile_to: Path | None) -> Mea
     job = make_job(text)
     began = time.monotonic()
     profile = uniform_profile(NUM_LAYERS, 1e-3, parameter_bytes=1 << 20, output_bytes=1)
-    policy = TemplatesPolicy(profile, planner_settings(job, profile))
+    policy = TemplatesPolicy.of(Planner(profile, planner_settings(job, profile)))
     note(f"{agents} agents: templates after {time.monotonic() - began:.1f} s")
     folder = RunFolder.create(job.run.folder, f"agents-{secrets.token_hex(4)}")
     journal = Journal(folder.journal)

@@ -28,6 +28,7 @@ from planaria.observe.recorder import Recorder
 from planaria.observe.run_folder import RunFolder
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, Plan, WorkerId
+from planaria.policy.planner import Planner
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.coordinator import Coordinator, RunSettings
 from planaria.protocol.messages import PROTOCOL_VERSION, Commit, Hello, PlanMessage, Returned, Vote, WorkerPhase
@@ -86,7 +87,9 @@ def measure_commit(nodes: int, nodes_per_pipeline: int, *, steps: int) -> list[f
     try:
         with Recorder(folder, job) as recorder:
             profile = uniform_profile(NUM_LAYERS, 1e-3, parameter_bytes=1 << 20, output_bytes=1)
-            machine = Coordinator(_run_settings(job, folder), TemplatesPolicy(profile, planner_settings(job, profile)))
+            machine = Coordinator(
+                _run_settings(job, folder), TemplatesPolicy.of(Planner(profile, planner_settings(job, profile)))
+            )
             server = Server(machine, "token", journal, _Forked(), (recorder,), lambda command: None)
             listener = listen("127.0.0.1", 0)
             server.start(listener)

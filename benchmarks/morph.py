@@ -25,7 +25,7 @@ from sides import make_job, planaria_side
 
 from planaria.job.settings import Device, Job
 from planaria.observe.recorder import read_events
-from planaria.policy.outlook import CHANGE_S
+from planaria.policy.forecast import CHANGE_S
 from planaria.protocol.records import AnyRecord, NodeLost, PlanTaken, Recovered, Restored, StepCommitted
 from planaria.protocol.spent import Spent, Split
 

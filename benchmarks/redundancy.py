@@ -32,7 +32,8 @@ from planaria.observe.recorder import read_events
 from planaria.plan.plan import Group, NodeId, Plan, Redundancy
 from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile, StepCosts
 from planaria.plan.settings import PlannerSettings
-from planaria.policy.choice import make_policy
+from planaria.policy.planner import Planner
+from planaria.policy.registry import make_policy
 from planaria.protocol.records import NodeLost, PlanTaken, StepCommitted
 
 PIPELINES, DEPTH = 4, 8
@@ -132,8 +133,7 @@ def plan_of(model: Model, mode: Redundancy | None, profile: ModelProfile) -> Pla
     """The first plan of a job; without a mode that of templates, which has the same pipelines."""
     policy = make_policy(
         PolicyName.TEMPLATES if mode is None else PolicyName.REDUNDANCY,
-        profile,
-        settings_of(model, mode or Redundancy.EAGER_LAZY),
+        Planner(profile, settings_of(model, mode or Redundancy.EAGER_LAZY)),
     )
     plan = policy.initial([NodeId(node) for node in range(NODES)], 1).plan
     assert [len(pipeline.stages) for pipeline in plan.pipelines] == [DEPTH] * PIPELINES, "not a grid of 4 x 8"

@@ -41,7 +41,7 @@ from planaria.plan.profile import ModelProfile
 from planaria.plan.reroute import rerouted
 from planaria.plan.settings import PlannerSettings
 from planaria.policy.detour_search import fastest_detours
-from planaria.policy.proposal import Proposal
+from planaria.policy.interface import Candidate
 from planaria.protocol.records import PlanMeasured, PlanTaken
 
 NODES, STAGES, PIPELINES = 16, 4, 4
@@ -129,7 +129,7 @@ def by_templates(profile: ModelProfile, settings: PlannerSettings, lost: Sequenc
     return f"{made.step_time_s * 1e3:.0f} ms after {made.transfer_bytes / 1e6:.0f} MB in {moved_s * 1e3:.0f} ms"
 
 
-def after_each(profile: ModelProfile, settings: PlannerSettings, lost: Sequence[int]) -> tuple[Proposal, ...]:
+def after_each(profile: ModelProfile, settings: PlannerSettings, lost: Sequence[int]) -> tuple[Candidate, ...]:
     losses = [[node] for node in lost]
     return plan_for(profile, settings, policy=PolicyName.REROUTE, losses=losses).after_losses
 

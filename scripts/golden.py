@@ -33,9 +33,9 @@ from planaria.plan.plan import NodeId, Plan, PlanError, ScheduleKind, WorkerId
 from planaria.plan.profile import LayerCost, ModelProfile
 from planaria.plan.salvage import to_halt
 from planaria.plan.settings import PlannerSettings
-from planaria.policy.choice import make_policy
-from planaria.policy.outlook import Outlook
-from planaria.policy.proposal import Policy, Proposal
+from planaria.policy.interface import Candidate, FailureForecast, FinishRequest, Policy, ReplanRequest
+from planaria.policy.planner import Planner
+from planaria.policy.registry import make_policy
 from planaria.profile.of_job import profile_of_job
 from planaria.profile.of_scenario import load_scenario, profile_of, traces_of
 from planaria.profile.presets import MODELS, preset
@@ -82,12 +82,12 @@ class Drawn:
     settings: PlannerSettings
     speeds: dict[NodeId, float]
     zones: dict[NodeId, str]
-    outlook: Outlook
+    forecast: FailureForecast
     events: tuple[tuple[tuple[int, ...], int, tuple[int, ...]], ...]
 
     def policy(self, name: PolicyName) -> Policy:
-        policy = make_policy(name, self.profile, self.settings).with_zones(self.zones).with_outlook(self.outlook)
-        return policy.with_speeds(self.speeds) if self.speeds else policy
+        planner = Planner(self.profile, self.settings, speeds=self.speeds or None, zones=self.zones)
+        return make_policy(name, planner).with_forecast(self.forecast)
 
     @property
     def about(self) -> str:
@@ -130,7 +130,7 @@ def drawn_job(number: int) -> Drawn:
         settings=settings,
         speeds=slow if draw.random() < 0.3 else {},
         zones={NodeId(node): names[node % len(names)] for node in range(nodes + 2)} if names else {},
-        outlook=Outlook(
+        forecast=FailureForecast(
             time_to_failure_s=10 ** draw.uniform(2, 4.3),
             checkpoint_every=every,
             steps_at_stake=every // 2,
@@ -184,7 +184,7 @@ def reported(report: PlanReport) -> dict[str, Any]:
     }
 
 
-def decided(proposal: Proposal) -> dict[str, Any]:
+def decided(proposal: Candidate) -> dict[str, Any]:
     """A decision: which plan, by which name, and what is expected of it."""
     best = proposal.candidates[0] if proposal.candidates else None
     return {
@@ -215,11 +215,13 @@ def decisions(job: Drawn, name: PolicyName) -> Iterator[dict[str, Any]]:
         workers = [WorkerId(node * per_node + device) for node in sorted(alive) for device in range(per_node)]
         holders = {worker: plan.groups_of.get(worker, ()) for worker in workers}
         staying = {NodeId(node) for node in leaving}
-        proposal = policy.reconfigure(plan, sorted(gone), holders, generation, leaving=sorted(staying))
+        proposal = policy.reconfigure(
+            ReplanRequest(plan=plan, lost=sorted(gone), holders=holders, generation=generation, leaving=sorted(staying))
+        )
         yield decided(proposal)
 
 
-def rest(policy: Policy, proposal: Proposal) -> dict[str, Any]:
+def rest(policy: Policy, proposal: Candidate) -> dict[str, Any]:
     """Half of the step is done when the second node of the first pipeline is lost."""
     plan = proposal.plan
     lost = plan.node_of(plan.pipelines[0].stages[-1].worker)
@@ -232,7 +234,19 @@ def rest(policy: Policy, proposal: Proposal) -> dict[str, Any]:
     holders = {worker: plan.layers_of[worker] for worker in live}
     so_far = (Stretch(plan=plan, seconds=proposal.step_time_s / 2),)
     try:
-        return decided(policy.finish_step(plan, live, to_halt(plan, live), Ledger.of(counted), holders, 2, so_far))
+        return decided(
+            policy.finish_step(
+                FinishRequest(
+                    plan=plan,
+                    live=live,
+                    halted=to_halt(plan, live),
+                    counted=Ledger.of(counted),
+                    holders=holders,
+                    generation=2,
+                    so_far=so_far,
+                )
+            )
+        )
     except PlanError:
         return {"refused": True}
 

@@ -31,7 +31,7 @@ from planaria.observe.run_folder import RunFolder, free_name
 from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
 from planaria.plan.profile import ModelProfile
 from planaria.plan.profile_check import decode_profile
-from planaria.policy.outlook import DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S, Outlook
+from planaria.policy.forecast import DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S, FailureForecast
 from planaria.protocol.records import AnyRecord
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from planaria.estimate.step_time import Timeline
     from planaria.plan.settings import PlannerSettings
     from planaria.plan.templates import Template
-    from planaria.policy.proposal import Policy, Proposal
+    from planaria.policy.interface import Candidate, Policy
 
 __all__ = [
     "Job",
@@ -88,7 +88,7 @@ class PlanReport:
     timeline: Timeline
     memory: Mapping[WorkerId, MemoryUse]
     planning_s: float
-    after_losses: tuple[Proposal, ...] = ()
+    after_losses: tuple[Candidate, ...] = ()
 
 
 def train(
@@ -274,10 +274,11 @@ def plan_for(
     from planaria.estimate.lower_bound import lower_bound_s
     from planaria.estimate.memory import memory_use
     from planaria.estimate.step_time import simulate
-    from planaria.policy.choice import make_policy
+    from planaria.policy.planner import Planner
+    from planaria.policy.registry import make_policy
 
     began = time.perf_counter()
-    outlook = Outlook(
+    forecast = FailureForecast(
         time_to_failure_s=mean_time_between_failures_s,
         nodes_together=nodes_together,
         checkpoint_every=checkpoint_every,
@@ -287,13 +288,13 @@ def plan_for(
         after_loss=True,
     )
     located = {NodeId(node): zone for node, zone in (zones or {}).items()}
-    planner = make_policy(policy, profile, settings).with_zones(located).with_outlook(outlook)
-    first = planner.initial([NodeId(node) for node in range(settings.num_nodes)], 1)
-    after_losses = _after_losses(planner, first, losses)
+    made = make_policy(policy, Planner(profile, settings, zones=located)).with_forecast(forecast)
+    first = made.initial([NodeId(node) for node in range(settings.num_nodes)], 1)
+    after_losses = _after_losses(made, first, losses)
     planning_s = time.perf_counter() - began
     proposal = after_losses[-1] if after_losses else first
     return PlanReport(
-        templates=tuple(planner.templates),
+        templates=made.planner.templates,
         plan=proposal.plan,
         profile=profile,
         settings=settings,
@@ -307,9 +308,11 @@ def plan_for(
     )
 
 
-def _after_losses(policy: Policy, first: Proposal, losses: Sequence[Collection[int]]) -> tuple[Proposal, ...]:
+def _after_losses(policy: Policy, first: Candidate, losses: Sequence[Collection[int]]) -> tuple[Candidate, ...]:
     """What the policy proposes after each loss, between two steps."""
-    proposals: list[Proposal] = []
+    from planaria.policy.interface import ReplanRequest
+
+    proposals: list[Candidate] = []
     plan, gone = first.plan, set[NodeId]()
     for generation, loss in enumerate(losses, 2):
         lost = {NodeId(node) for node in loss}
@@ -320,7 +323,9 @@ def _after_losses(policy: Policy, first: Proposal, losses: Sequence[Collection[i
             )
         gone |= lost
         holders = {worker: groups for worker, groups in plan.groups_of.items() if plan.node_of(worker) not in gone}
-        proposals.append(policy.reconfigure(plan, sorted(gone), holders, generation))
+        proposals.append(
+            policy.reconfigure(ReplanRequest(plan=plan, lost=sorted(gone), holders=holders, generation=generation))
+        )
         plan = proposals[-1].plan
     return tuple(proposals)
 

@@ -24,6 +24,7 @@ from planaria.job.errors import UserError
 from planaria.job.settings import TrainSection
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.plan.settings import PlannerSettings
+from planaria.policy.planner import Planner
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.events import Finish
@@ -148,7 +149,7 @@ class Running:
             resume=None,
         )
         self.nodes = StandInNodes()
-        self.machine = Coordinator(settings, TemplatesPolicy(profile, planner), past)
+        self.machine = Coordinator(settings, TemplatesPolicy.of(Planner(profile, planner)), past)
         self.records: list[AnyRecord] = []
         self._told = threading.Condition()
         self.journal = Journal(folder / "journal.sqlite")

@@ -11,7 +11,7 @@ from planaria.job.errors import UserError
 from planaria.job.parse import parse_job
 from planaria.job.settings import Job
 from planaria.launch.losses import MOST_COUNTED, expected_losses, losses_of_trace
-from planaria.policy.outlook import Outlook
+from planaria.policy.forecast import FailureForecast
 from planaria.protocol.failures import Watched
 from tests.plan.profiles import uniform_profile
 
@@ -90,13 +90,13 @@ def test_what_is_no_trace_is_refused(name: str, text: str | None, said: str, tmp
 
 
 def test_a_plan_is_shown_for_what_the_trace_says(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Outlook] = []
+    asked: list[FailureForecast] = []
 
-    def noting(**values: object) -> Outlook:
-        asked.append(Outlook(**values))  # type: ignore[arg-type]
+    def noting(**values: object) -> FailureForecast:
+        asked.append(FailureForecast(**values))  # type: ignore[arg-type]
         return asked[-1]
 
-    monkeypatch.setattr(api, "Outlook", noting)
+    monkeypatch.setattr(api, "FailureForecast", noting)
     api.plan(job_with(trace), profile=uniform_profile(8))
     (outlook,) = asked
     assert outlook.time_to_failure_s == pytest.approx(2160.0)

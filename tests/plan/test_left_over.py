@@ -11,6 +11,8 @@ from planaria.plan.reconfigure import reconfigure
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.templates import make_templates
 from planaria.plan.validate import validate
+from planaria.policy.interface import ReplanRequest
+from planaria.policy.planner import Planner
 from planaria.policy.templates import TemplatesPolicy
 from tests.plan.profiles import uniform_profile
 
@@ -53,10 +55,10 @@ def test_nodes_without_a_microbatch_are_idle() -> None:
     """Two microbatches feed two pipelines; the third and fourth node of pipelines of one node have nothing to do."""
     profile = uniform_profile(1)
     planner = planner_of(2, 2, 1)
-    policy = TemplatesPolicy(profile, planner)
+    policy = TemplatesPolicy.of(Planner(profile, planner))
     plan = policy.initial([NodeId(0), NodeId(1)], 1).plan
     everything = tuple(range(len(profile.groups)))
     holders = {WorkerId(1): everything, WorkerId(2): (), WorkerId(3): ()}
-    after = policy.reconfigure(plan, [NodeId(0)], holders, 2).plan
+    after = policy.reconfigure(ReplanRequest(plan=plan, lost=[NodeId(0)], holders=holders, generation=2)).plan
     assert after.nodes == (1, 2)
     assert policy.initial([NodeId(node) for node in (1, 2, 3)], 3).plan.nodes == (1, 2)

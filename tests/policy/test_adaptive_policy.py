@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -19,18 +19,15 @@ from planaria.plan.profile import LinkCost, ModelProfile
 from planaria.plan.replicas import lacking
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.validate import validate
-from planaria.policy.adaptive import AdaptivePolicy
-from planaria.policy.candidate import Candidate
-from planaria.policy.exposure import exposure
-from planaria.policy.next_loss import next_loss_s
-from planaria.policy.outlook import CHANGE_S, DEGRADED_SAVES_S, RESTORE_S, Outlook
-from planaria.policy.proposal import Proposal
-from planaria.policy.question import Question, canonical
-from planaria.policy.rebuilding import Searched
+from planaria.policy.adaptive.adaptive import AdaptivePolicy
+from planaria.policy.adaptive.canonical import canonical
+from planaria.policy.adaptive.objective import Course, next_loss_s, transition_s, worth
+from planaria.policy.candidate_record import CandidateRecord
+from planaria.policy.forecast import CHANGE_S, DEGRADED_SAVES_S, RESTORE_S, FailureForecast, exposure
+from planaria.policy.interface import Candidate, ReplanRequest
+from planaria.policy.planner import Planner
 from planaria.policy.reroute import ReroutePolicy
-from planaria.policy.source import FromPlanner, Offer
 from planaria.policy.templates import TemplatesPolicy
-from planaria.policy.worth import Course, horizon_s, worth
 from planaria.profile.presets import preset
 from tests.plan.profiles import uniform_profile
 
@@ -47,7 +44,7 @@ def settings(nodes: int = 9, smallest: int = 3, microbatches: int = 24, fault_to
 
 
 def started(profile: ModelProfile, of: PlannerSettings) -> tuple[AdaptivePolicy, Plan]:
-    policy = AdaptivePolicy(profile, of)
+    policy = AdaptivePolicy.of(Planner(profile, of))
     return policy, policy.initial([NodeId(n) for n in range(of.num_nodes)], 1).plan
 
 
@@ -56,9 +53,16 @@ def held(plan: Plan, *lost: int, came: tuple[int, ...] = ()) -> Holders:
     return holders | {WorkerId(node): () for node in came}
 
 
-def after(policy: AdaptivePolicy, plan: Plan, *lost: int, came: tuple[int, ...] = (), **outlook: float) -> Proposal:
-    asked = policy.with_outlook(Outlook(**{"time_to_failure_s": 1e5, **outlook}))  # type: ignore[arg-type]
-    return asked.reconfigure(plan, [NodeId(n) for n in lost], held(plan, *lost, came=came), plan.generation + 1)
+def after(policy: AdaptivePolicy, plan: Plan, *lost: int, came: tuple[int, ...] = (), **outlook: float) -> Candidate:
+    asked = policy.with_forecast(FailureForecast(**{"time_to_failure_s": 1e5, **outlook}))  # type: ignore[arg-type]
+    return asked.reconfigure(
+        ReplanRequest(
+            plan=plan,
+            lost=[NodeId(n) for n in lost],
+            holders=held(plan, *lost, came=came),
+            generation=plan.generation + 1,
+        )
+    )
 
 
 # The objective
@@ -67,17 +71,17 @@ def after(policy: AdaptivePolicy, plan: Plan, *lost: int, came: tuple[int, ...] 
 def test_eq_8() -> None:
     """Throughput times the effective time ratio; the horizon is the sum of both times."""
     course = Course(step_time_s=0.5, transition_s=20.0, peril_before=0.0, peril=0.0)
-    assert worth(course, Outlook(time_to_failure_s=100.0), 100.0).steps_per_s == pytest.approx(2 * 80 / 100)
-    assert worth(course, Outlook(time_to_failure_s=10.0), 10.0).steps_per_s == 0
+    assert worth(course, FailureForecast(time_to_failure_s=100.0), 100.0).steps_per_s == pytest.approx(2 * 80 / 100)
+    assert worth(course, FailureForecast(time_to_failure_s=10.0), 10.0).steps_per_s == 0
 
 
 def test_what_a_last_replica_costs() -> None:
     course = Course(step_time_s=0.5, transition_s=20.0, peril_before=0.25, peril=0.0)
     at_stake = RESTORE_S + 40 * 0.5 + 100 / 2
-    without = worth(course, Outlook(time_to_failure_s=100.0, steps_at_stake=40), 100.0)
+    without = worth(course, FailureForecast(time_to_failure_s=100.0, steps_at_stake=40), 100.0)
     assert without.risk_s == pytest.approx(0.25 * 20 / 100 * at_stake)
     assert without.steps_per_s == pytest.approx(2 * (80 - without.risk_s) / 100)
-    saved = Outlook(time_to_failure_s=100.0, steps_at_stake=40, checkpoint_every=60)
+    saved = FailureForecast(time_to_failure_s=100.0, steps_at_stake=40, checkpoint_every=60)
     mean_s = (10 * (20 + 30) / 2 + 90 * 30 / 2) / 100  # from 20 s to 30 s, then from a checkpoint to the next
     assert worth(course, saved, 100.0).risk_s == pytest.approx(0.25 * 20 / 100 * (RESTORE_S + mean_s))
 
@@ -85,7 +89,7 @@ def test_what_a_last_replica_costs() -> None:
 def test_what_a_last_replica_costs_where_the_state_is_saved_because_the_plan_is_degraded() -> None:
     """No checkpoint is asked for; one is written after the first step, and then every minute."""
     course = Course(step_time_s=0.5, transition_s=2.0, peril_before=0.25, peril=0.25, is_degraded=True)
-    outlook = Outlook(time_to_failure_s=1000.0, steps_at_stake=400)
+    outlook = FailureForecast(time_to_failure_s=1000.0, steps_at_stake=400)
     saved = worth(course, outlook, 1000.0)
     mean_s = (2.5 * (200 + 2.5 / 2) + 997.5 * DEGRADED_SAVES_S / 2) / 1000
     assert saved.risk_s == pytest.approx(0.25 * (RESTORE_S + mean_s))
@@ -100,8 +104,10 @@ def test_what_a_last_replica_costs_where_the_state_is_saved_because_the_plan_is_
 def test_what_the_next_loss_costs() -> None:
     """Of two pipelines the one that is left does the work of both; of three, two share it."""
     course = Course(step_time_s=0.5, transition_s=0.0, peril_before=0.0, peril=0.0, loss_s=10.0)
-    assert worth(course, Outlook(time_to_failure_s=100.0), 100.0).steps_per_s == pytest.approx(2 * 90 / 100)
-    assert worth(course, Outlook(time_to_failure_s=100.0), 20.0).steps_per_s == pytest.approx(2 * 18 / 20), "the end"
+    assert worth(course, FailureForecast(time_to_failure_s=100.0), 100.0).steps_per_s == pytest.approx(2 * 90 / 100)
+    assert worth(course, FailureForecast(time_to_failure_s=100.0), 20.0).steps_per_s == pytest.approx(2 * 18 / 20), (
+        "the end"
+    )
     costs = []
     for nodes in (6, 9, 18):
         plan = started(SMALL, settings(nodes, 3, 36))[1]
@@ -112,9 +118,9 @@ def test_what_the_next_loss_costs() -> None:
 
 
 def test_the_horizon_ends_with_the_job() -> None:
-    assert horizon_s(Outlook(time_to_failure_s=100.0), 1.0) == 100
-    assert horizon_s(Outlook(time_to_failure_s=100.0, steps_left=7), 2.0) == 14
-    assert horizon_s(Outlook(time_to_failure_s=10.0, steps_left=7), 2.0) == 10
+    assert FailureForecast(time_to_failure_s=100.0).horizon_s(1.0) == 100
+    assert FailureForecast(time_to_failure_s=100.0, steps_left=7).horizon_s(2.0) == 14
+    assert FailureForecast(time_to_failure_s=10.0, steps_left=7).horizon_s(2.0) == 10
 
 
 def test_peril() -> None:
@@ -164,7 +170,9 @@ def test_the_best_of_what_the_others_propose(seed: int) -> None:
         chosen = after(policy, plan, *lost, time_to_failure_s=time_s)
     except (NoReplica, TooFewNodes):
         with pytest.raises((NoReplica, TooFewNodes)):
-            ReroutePolicy(profile, of).reconfigure(plan, nodes, held(plan, *lost), 2)
+            ReroutePolicy.of(Planner(profile, of)).reconfigure(
+                ReplanRequest(plan=plan, lost=nodes, holders=held(plan, *lost), generation=2)
+            )
         return
     validate(chosen.plan, fault_tolerance=None if chosen.is_degraded else fault_tolerance)
     assert chosen.is_degraded == bool(lacking(chosen.plan, fault_tolerance))
@@ -173,10 +181,10 @@ def test_the_best_of_what_the_others_propose(seed: int) -> None:
     assert best.memory_bytes == max(worker_memory_bytes(chosen.plan, profile, w) for w in chosen.plan.workers)
     assert [c.samples_per_s for c in chosen.candidates] == sorted(c.samples_per_s for c in chosen.candidates)[::-1]
     # Which detours are found depends a little on the numbers of nodes: the same question for all.
-    asked = canonical(Question(plan=plan, lost=nodes, holders=held(plan, *lost)), may_rename=True).question
-    for other in (TemplatesPolicy(profile, of), ReroutePolicy(profile, of)):
+    asked = canonical(ReplanRequest(plan=plan, lost=nodes, holders=held(plan, *lost)), may_rename=True).request
+    for other in (TemplatesPolicy.of(Planner(profile, of)), ReroutePolicy.of(Planner(profile, of))):
         try:
-            alone = other.reconfigure(asked.plan, (), asked.holders, 2)
+            alone = other.reconfigure(ReplanRequest(plan=asked.plan, lost=(), holders=asked.holders, generation=2))
         except TooFewNodes:
             continue
         if alone.is_degraded and not chosen.is_degraded:
@@ -188,7 +196,7 @@ def test_the_best_of_what_the_others_propose(seed: int) -> None:
             peril=peril_of(alone.plan, alone.plan.groups_of),
             loss_s=next_loss_s(alone.plan, profile, step_time_s(alone.plan, profile)),
         )
-        value = worth(course, Outlook(time_to_failure_s=time_s), time_s)
+        value = worth(course, FailureForecast(time_to_failure_s=time_s), time_s)
         assert best.samples_per_s >= value.steps_per_s * of.num_microbatches * (1 - 1e-9)
 
 
@@ -218,18 +226,16 @@ def test_state_does_not_move_when_the_next_loss_is_near() -> None:
 def test_state_may_move_beside_a_rerouted_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who gets state and has other work does that meanwhile. What then follows moves nothing."""
     policy, plan = started(DEAR, settings(nodes=7, smallest=2, microbatches=12))
-    options = next(iter(prepared(policy, plan, 1)._answers.values()))
-    beside = [option for option in options if option.beside_s is not None]
+    options = next(iter(prepared(policy, plan, 1).answers.known.values()))
+    beside = [option for option in options if option.beside is not None]
     assert beside
     for option in beside:
-        second_s = 2 * policy._outlook.change_s + policy._outlook.decision_s
-        longer_s = max(0.0, max(option.beside_s, option.moves_s) - option.step_time_s)
-        assert policy._transition_s(option) == pytest.approx(second_s + longer_s)
-    original = AdaptivePolicy._transition_s
+        second_s = 2 * policy.forecast.change_s + policy.forecast.decision_s
+        longer_s = max(0.0, max(option.beside.step_time_s, option.transfer_s) - option.step_time_s)
+        assert transition_s(option, policy.forecast) == pytest.approx(second_s + longer_s)
     monkeypatch.setattr(
-        AdaptivePolicy,
-        "_transition_s",
-        lambda policy, option, before_s: 0.0 if option.beside_s is not None else original(policy, option) + 1e3,
+        "planaria.policy.adaptive.adaptive.transition_s",
+        lambda option, forecast, before_s: 0.0 if option.beside is not None else transition_s(option, forecast) + 1e3,
     )
     target = after(policy, plan, 1)
     warm = target.beside
@@ -239,7 +245,9 @@ def test_state_may_move_beside_a_rerouted_step(monkeypatch: pytest.MonkeyPatch) 
     assert not {1} & set(warm.plan.nodes)
     assert warm.is_degraded == bool(lacking(warm.plan, 1))
     monkeypatch.undo()
-    again = policy.reconfigure(warm.plan, [NodeId(1)], warm.plan.groups_of, 3)
+    again = policy.reconfigure(
+        ReplanRequest(plan=warm.plan, lost=[NodeId(1)], holders=warm.plan.groups_of, generation=3)
+    )
     assert not again.plan.transfers
     assert again.beside is None
 
@@ -248,7 +256,7 @@ def test_state_may_move_beside_a_rerouted_step(monkeypatch: pytest.MonkeyPatch) 
 
 
 def prepared(policy: AdaptivePolicy, plan: Plan, *lost: int) -> AdaptivePolicy:
-    for _ in policy.ponder(plan, [NodeId(n) for n in lost], held(plan, *lost)):
+    for _ in policy.precompute(ReplanRequest(plan=plan, lost=[NodeId(n) for n in lost], holders=held(plan, *lost))):
         pass
     return policy
 
@@ -263,7 +271,7 @@ def test_the_answer_in_advance_is_the_answer_at_the_loss(seed: int, monkeypatch:
     lost = draw.randrange(of.num_nodes)
     at_once = after(started(profile, of)[0], plan, lost, time_to_failure_s=50.0 + seed, steps_left=100)
     prepared(thinker, plan, lost)
-    monkeypatch.setattr("planaria.policy.adaptive.options_in_pieces", None)
+    monkeypatch.setattr("planaria.policy.adaptive.adaptive.found_in_pieces", None)
     assert after(thinker, plan, lost, time_to_failure_s=50.0 + seed, steps_left=100) == at_once
 
 
@@ -273,7 +281,7 @@ def test_nodes_in_equal_places_have_one_answer() -> None:
     assert [len(pipeline.stages) for pipeline in plan.pipelines] == [4] * 3
     for node in range(12):
         prepared(policy, plan, node)
-    assert len(policy._answers) == 4
+    assert len(policy.answers.known) == 4
     shapes = set()
     for node in (1, 5, 9):
         proposal = after(policy, plan, node)
@@ -287,8 +295,8 @@ def test_nodes_in_equal_places_have_one_answer() -> None:
 def test_other_speeds_are_another_question() -> None:
     policy, plan = started(SMALL, settings(nodes=12))
     prepared(policy, plan, 1)
-    slow = policy.with_speeds({NodeId(4): 0.5})
-    assert not slow._answers
+    slow = policy.with_planner(policy.planner.with_speeds({NodeId(4): 0.5}))
+    assert not slow.answers.known
     assert min(c.step_time_s for c in after(slow, plan, 1).candidates) > min(
         c.step_time_s for c in after(policy, plan, 1).candidates
     )
@@ -307,10 +315,10 @@ def test_a_search_beyond_the_templates() -> None:
     policy, plan = started(SMALL, settings(nodes=12, microbatches=24))
     names = {candidate.name for candidate in after(policy, plan, 1, 5).candidates}
     assert any(name.startswith("search") for name in names), names
-    for option in next(iter(prepared(policy, plan, 1, 5)._answers.values())):
-        made = option.offer.proposal.plan
+    for option in next(iter(prepared(policy, plan, 1, 5).answers.known.values())):
+        made = option.plan
         assert set(made.nodes) <= set(range(10)), "canonical numbers"
-        if not made.transfers or option.beside_s is None:
+        if not made.transfers or option.beside is None:
             validate(made, fault_tolerance=None if option.is_degraded else 1)
 
 
@@ -330,10 +338,8 @@ def test_after_a_loss_steps_are_no_longer_than_if_the_job_began_so() -> None:
 
 def test_smaller_pipelines_than_the_user_asked_for_where_they_are_known_to_fit() -> None:
     roomy = replace(settings(nodes=12), memory_bytes=10**12)
-    searched = next(s for s in AdaptivePolicy(SMALL, roomy)._sources if isinstance(s, Searched))
-    assert {template.num_nodes for template in searched._sizes} >= {1, 2, 3}
-    unknown = next(s for s in AdaptivePolicy(SMALL, settings(nodes=12))._sources if isinstance(s, Searched))
-    assert min(template.num_nodes for template in unknown._sizes) == 3
+    assert {template.num_nodes for template in Planner(SMALL, roomy).sizes} >= {1, 2, 3}
+    assert min(template.num_nodes for template in Planner(SMALL, settings(nodes=12)).sizes) == 3
 
 
 def test_backwards_are_split_only_where_they_fit() -> None:
@@ -347,31 +353,25 @@ def test_backwards_are_split_only_where_they_fit() -> None:
     assert not any("zb-" in c.name for c in told_within(least_split(tighter) - 1))
 
 
-def least_split(candidates: Sequence[Candidate]) -> int:
+def least_split(candidates: Sequence[CandidateRecord]) -> int:
     return min(c.memory_bytes for c in candidates if "zb-" in c.name)
 
 
-def told_within(memory_bytes: int) -> Sequence[Candidate]:
+def told_within(memory_bytes: int) -> Sequence[CandidateRecord]:
     device = msgspec.structs.replace(SMALL.device, memory_bytes=memory_bytes)
     policy, plan = started(msgspec.structs.replace(SMALL, device=device), settings(nodes=12))
     return after(policy, plan, 1).candidates
 
 
-@dataclass(frozen=True, slots=True)
-class Another(FromPlanner[ReroutePolicy]):
+def another(planner: Planner, request: ReplanRequest) -> Iterator[Candidate | None]:
     """What the policy `templates` proposes."""
-
-    name: str = "another"
-
-    def offers(self, question: Question) -> Iterator[Offer | None]:
-        policy = TemplatesPolicy(self.planner.profile, self.planner.settings)
-        found = policy.reconfigure(question.plan, question.lost, question.holders, question.plan.generation)
-        yield Offer(name=f"{self.name} ({found.how})", proposal=found, explain=lambda asked, plan: "As under another.")
+    found = TemplatesPolicy(planner).reconfigure(request)
+    yield replace(found, name=f"another ({found.how})", explain=lambda asked, plan: "As under another.")
 
 
 def test_a_source_more_is_a_line_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the table: its proposal is weighed with the others, under its name."""
-    monkeypatch.setattr("planaria.policy.adaptive.SOURCES", [Another])
+    monkeypatch.setattr("planaria.policy.adaptive.candidates.SOURCES", [another])
     policy, plan = started(SMALL, settings(nodes=12))
     proposal = after(policy, plan, 1)
     assert {c.name.split(" ")[0] for c in proposal.candidates} == {"another"}
@@ -410,7 +410,7 @@ def test_a_risk_is_worth_a_slower_plan() -> None:
     """Of two courses the faster one may lose everything."""
     fast = Course(step_time_s=1.0, transition_s=0.0, peril_before=0.5, peril=0.5)
     safe = Course(step_time_s=1.2, transition_s=0.0, peril_before=0.0, peril=0.0)
-    saved = Outlook(time_to_failure_s=1000.0, steps_at_stake=0, checkpoint_every=10)
+    saved = FailureForecast(time_to_failure_s=1000.0, steps_at_stake=0, checkpoint_every=10)
     unsaved = replace(saved, steps_at_stake=500, checkpoint_every=0)
     assert worth(fast, saved, 1000.0).steps_per_s > worth(safe, saved, 1000.0).steps_per_s
     assert worth(fast, unsaved, 1000.0).steps_per_s < worth(safe, unsaved, 1000.0).steps_per_s
@@ -428,7 +428,7 @@ def test_near_the_end_nothing_is_worth_waiting_for() -> None:
     """Five pipelines of which one is broken: new ones have the shorter step, but their state has to come first."""
     profile = uniform_profile(8, link=LinkCost(latency_s=1e-4, bandwidth_bytes_per_s=1e9), group_bytes=16_000_000)
     policy, _ = started(profile, settings(nodes=10, smallest=2, microbatches=20))
-    plan = policy.instantiated(policy.templates[:1], [NodeId(node) for node in range(10)], 1)
+    plan = policy.planner.instantiated(policy.planner.templates[:1], [NodeId(node) for node in range(10)], 1)
     assert after(policy, plan, 1, transfer_stretch=3.0).how != "reroute"
     last = after(policy, plan, 1, steps_left=1, transfer_stretch=3.0)
     assert last.how == "reroute"
@@ -438,8 +438,8 @@ def test_near_the_end_nothing_is_worth_waiting_for() -> None:
 
 def test_speeds_are_known_to_all_candidates() -> None:
     policy, plan = started(SMALL, settings())
-    slow = policy.with_speeds({NodeId(2): 0.5})
-    proposal = slow.reconfigure(plan, [NodeId(5)], held(plan, 5), 2)
+    slow = policy.with_planner(policy.planner.with_speeds({NodeId(2): 0.5}))
+    proposal = slow.reconfigure(ReplanRequest(plan=plan, lost=[NodeId(5)], holders=held(plan, 5), generation=2))
     assert min(c.step_time_s for c in proposal.candidates) > min(
         c.step_time_s for c in after(policy, plan, 5).candidates
     )

@@ -18,11 +18,12 @@ from planaria.plan.replicas import lacking, num_replicas
 from planaria.plan.salvage import to_halt
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.validate import validate
-from planaria.policy.adaptive import AdaptivePolicy
-from planaria.policy.candidate import Candidate
-from planaria.policy.outlook import CHANGE_S, Outlook
-from planaria.policy.proposal import Proposal
-from planaria.policy.question import Question, canonical
+from planaria.policy.adaptive.adaptive import AdaptivePolicy
+from planaria.policy.adaptive.canonical import canonical
+from planaria.policy.candidate_record import CandidateRecord
+from planaria.policy.forecast import CHANGE_S, FailureForecast
+from planaria.policy.interface import Candidate, FinishRequest, ReplanRequest
+from planaria.policy.planner import Planner
 from planaria.policy.redundancy import RedundancyPolicy
 from planaria.protocol.pacing import same_work
 from tests.plan.profiles import uniform_profile
@@ -31,7 +32,7 @@ QUICK = uniform_profile(8)
 SLOW_LINKS = uniform_profile(8, link=LinkCost(latency_s=1e-4, bandwidth_bytes_per_s=1e8), group_bytes=40_000_000)
 """A layer's state is under way for 1.2 s; a step takes 3 s."""
 
-LOSS = Outlook(time_to_failure_s=100.0, after_loss=True)
+LOSS = FailureForecast(time_to_failure_s=100.0, after_loss=True)
 
 
 def settings(nodes: int, smallest: int = 2, microbatches: int = 12, fault_tolerance: int = 1) -> PlannerSettings:
@@ -46,26 +47,28 @@ def nodes(*numbers: int) -> list[NodeId]:
 
 
 def started(profile: ModelProfile, of: PlannerSettings) -> tuple[AdaptivePolicy, Plan]:
-    policy = AdaptivePolicy(profile, of)
+    policy = AdaptivePolicy.of(Planner(profile, of))
     return policy, policy.initial(nodes(*range(of.num_nodes)), 1).plan
 
 
 def in_a_ring(profile: ModelProfile, of: PlannerSettings) -> tuple[AdaptivePolicy, Plan]:
     """With a plan of redundancy's in force."""
-    plan = RedundancyPolicy(profile, of).initial(nodes(*range(of.num_nodes)), 1).plan
+    plan = RedundancyPolicy.of(Planner(profile, of)).initial(nodes(*range(of.num_nodes)), 1).plan
     assert plan.redundancy is not None
-    return AdaptivePolicy(profile, of), plan
+    return AdaptivePolicy.of(Planner(profile, of)), plan
 
 
 def held(plan: Plan, *lost: int) -> Holders:
     return {w: groups for w, groups in plan.groups_of.items() if plan.node_of(w) not in lost}
 
 
-def after(policy: AdaptivePolicy, plan: Plan, *lost: int, outlook: Outlook = LOSS) -> Proposal:
-    return policy.with_outlook(outlook).reconfigure(plan, nodes(*lost), held(plan, *lost), plan.generation + 1)
+def after(policy: AdaptivePolicy, plan: Plan, *lost: int, outlook: FailureForecast = LOSS) -> Candidate:
+    return policy.with_forecast(outlook).reconfigure(
+        ReplanRequest(plan=plan, lost=nodes(*lost), holders=held(plan, *lost), generation=plan.generation + 1)
+    )
 
 
-def named(proposal: Proposal, begins: str) -> list[Candidate]:
+def named(proposal: Candidate, begins: str) -> list[CandidateRecord]:
     return [candidate for candidate in proposal.candidates if candidate.name.startswith(begins)]
 
 
@@ -96,26 +99,35 @@ def test_a_takeover_is_that_of_redundancy() -> None:
     """Wherever the loss is; which of equal pipelines gets a microbatch more depends a little on nodes' numbers."""
     of = settings(8, smallest=4, microbatches=16)
     policy, plan = in_a_ring(QUICK, of)
-    alone = RedundancyPolicy(QUICK, of)
+    alone = RedundancyPolicy.of(Planner(QUICK, of))
     for lost in range(8):
-        right = alone.reconfigure(plan, nodes(lost), held(plan, lost), 2)
+        right = alone.reconfigure(ReplanRequest(plan=plan, lost=nodes(lost), holders=held(plan, lost), generation=2))
         assert right.how == "takeover"
         (told,) = [c for c in named(after(policy, plan, lost), "redundancy (takeover") if "zb-" not in c.name]
         assert told.step_time_s == pytest.approx(right.step_time_s, rel=0.1)
         assert told.transfer_bytes == 0
 
 
-def test_after_a_takeover_within_the_step_the_question_is_the_same() -> None:
+def test_after_a_takeover_within_the_step_the_request_is_the_same() -> None:
     """The answer was prepared for the ring as it was; the plan that finishes the step has the shadow in its place."""
     policy, plan = in_a_ring(QUICK, settings(8, smallest=4, microbatches=16))
     live = [worker for worker in plan.workers if worker != 5]
-    finishing = policy.finish_step(plan, live, to_halt(plan, live), Ledger.empty(8), plan.layers_run_by, 2)
+    finishing = policy.finish_step(
+        FinishRequest(
+            plan=plan,
+            live=live,
+            halted=to_halt(plan, live),
+            counted=Ledger.empty(8),
+            holders=plan.layers_run_by,
+            generation=2,
+        )
+    )
     assert "takes over" in finishing.reason
     assert finishing.plan.redundancy is plan.redundancy
-    before = canonical(Question(plan=plan, lost=nodes(5), holders=held(plan, 5)), may_rename=True)
+    before = canonical(ReplanRequest(plan=plan, lost=nodes(5), holders=held(plan, 5)), may_rename=True)
     then = finishing.plan
-    later = canonical(Question(plan=then, lost=nodes(5), holders=then.groups_of), may_rename=True)
-    assert before.question.key == later.question.key
+    later = canonical(ReplanRequest(plan=then, lost=nodes(5), holders=then.groups_of), may_rename=True)
+    assert before.key == later.key
 
 
 def test_a_plan_without_shadows_has_no_takeover() -> None:
@@ -171,8 +183,8 @@ def test_back_to_the_checkpoint_where_storage_is_quicker_than_links() -> None:
     assert "Back to the last checkpoint" in proposal.reason
     assert not proposal.plan.transfers
     validate(proposal.plan, fault_tolerance=1)
-    policy = policy.with_outlook(replace(FAST_STORAGE, steps_at_stake=3, time_to_failure_s=1e4))
-    later = policy.reconfigure(plan, nodes(1), held(plan, 1), 2)
+    policy = policy.with_forecast(replace(FAST_STORAGE, steps_at_stake=3, time_to_failure_s=1e4))
+    later = policy.reconfigure(ReplanRequest(plan=plan, lost=nodes(1), holders=held(plan, 1), generation=2))
     assert not later.restores
     for told in named(later, "morph"):
         assert told.transition_s == pytest.approx(0.2 + 3 * told.step_time_s), "a restore of 0.2 s was measured"
@@ -184,7 +196,7 @@ def test_back_to_the_checkpoint_where_storage_is_quicker_than_links() -> None:
 
 
 @pytest.mark.parametrize(
-    "outlook",
+    "forecast",
     [
         replace(FAST_STORAGE, steps_at_stake=10_000),
         replace(FAST_STORAGE, storage=Storage(node_bytes_per_s=1e6)),
@@ -193,9 +205,9 @@ def test_back_to_the_checkpoint_where_storage_is_quicker_than_links() -> None:
     ],
     ids=["many steps lost", "slow storage", "nobody lost", "state can move beside a step"],
 )
-def test_nothing_is_trained_twice_where_that_costs_more(outlook: Outlook) -> None:
+def test_nothing_is_trained_twice_where_that_costs_more(forecast: FailureForecast) -> None:
     policy, plan = started(SLOW_LINKS, CHECKPOINTED)
-    assert not after(policy, plan, 1, outlook=outlook).restores
+    assert not after(policy, plan, 1, outlook=forecast).restores
 
 
 def test_without_checkpoints_nobody_goes_back() -> None:
@@ -206,11 +218,13 @@ def test_without_checkpoints_nobody_goes_back() -> None:
 def test_a_step_is_given_up_only_to_go_back() -> None:
     """It would be trained again anyway."""
     policy, plan = started(SLOW_LINKS, CHECKPOINTED)
-    asked = plan, nodes(1), held(plan, 1)
-    assert not policy.with_outlook(FAST_STORAGE).finishes(*asked)
-    assert policy.with_outlook(replace(FAST_STORAGE, steps_at_stake=10_000)).finishes(*asked)
+    asked = ReplanRequest(plan=plan, lost=nodes(1), holders=held(plan, 1))
+    assert not policy.with_forecast(FAST_STORAGE).finishes(asked)
+    assert policy.with_forecast(replace(FAST_STORAGE, steps_at_stake=10_000)).finishes(asked)
     assert (
-        AdaptivePolicy(SLOW_LINKS, replace(CHECKPOINTED, may_restore=False)).with_outlook(FAST_STORAGE).finishes(*asked)
+        AdaptivePolicy.of(Planner(SLOW_LINKS, replace(CHECKPOINTED, may_restore=False)))
+        .with_forecast(FAST_STORAGE)
+        .finishes(asked)
     )
 
 
@@ -254,8 +268,8 @@ def test_no_sample_is_left_out_unless_somebody_was_lost() -> None:
     policy, plan = on_single_nodes(dropping(SINGLE))
     assert not after(policy, plan, 1, outlook=replace(LOSS, after_loss=False)).dropped
     left = after(policy, plan, 1)
-    stays = policy.with_outlook(replace(LOSS, after_loss=False, at_once=False))
-    again = stays.reconfigure(left.plan, (), left.plan.groups_of, 3)
+    stays = policy.with_forecast(replace(LOSS, after_loss=False, at_once=False))
+    again = stays.reconfigure(ReplanRequest(plan=left.plan, lost=(), holders=left.plan.groups_of, generation=3))
     assert same_work(again.plan, left.plan), "but what is left out already stays so"
 
 
@@ -263,8 +277,15 @@ def test_no_sample_is_left_out_unless_somebody_was_lost() -> None:
 def test_the_step_of_a_loss_leaves_out_what_the_next_ones_do(allows: bool) -> None:
     policy, plan = on_single_nodes(replace(SINGLE, may_drop=allows))
     live = [worker for worker in plan.workers if worker != 1]
-    proposal = policy.with_outlook(LOSS).finish_step(
-        plan, live, to_halt(plan, live), Ledger.empty(8), {w: plan.layers_of[w] for w in live}, 2
+    proposal = policy.with_forecast(LOSS).finish_step(
+        FinishRequest(
+            plan=plan,
+            live=live,
+            halted=to_halt(plan, live),
+            counted=Ledger.empty(8),
+            holders={w: plan.layers_of[w] for w in live},
+            generation=2,
+        )
     )
     assert len(proposal.plan.dropped) == int(allows)
     assert proposal.dropped == proposal.plan.dropped
@@ -283,20 +304,20 @@ def test_answers_with_all_strategies_are_the_same_in_advance(seed: int, monkeypa
     make = draw.choice([started, in_a_ring])
     thinker, plan = make(profile, of)
     lost = draw.choice(plan.nodes)
-    outlook = replace(
+    forecast = replace(
         LOSS, time_to_failure_s=draw.choice([1.0, 30.0, 1e4]), steps_at_stake=draw.randint(0, 20), checkpoint_every=20
     )
     try:
-        at_once = after(make(profile, of)[0], plan, lost, outlook=outlook)
+        at_once = after(make(profile, of)[0], plan, lost, outlook=forecast)
     except (NoReplica, TooFewNodes):
         return
     validate(at_once.plan, fault_tolerance=None if at_once.is_degraded else of.fault_tolerance, dropped=at_once.dropped)
     assert not at_once.dropped or of.may_drop
     assert not at_once.restores or of.may_restore
-    for _ in thinker.ponder(plan, nodes(lost), held(plan, lost)):
+    for _ in thinker.precompute(ReplanRequest(plan=plan, lost=nodes(lost), holders=held(plan, lost))):
         pass
-    monkeypatch.setattr("planaria.policy.adaptive.options_in_pieces", None)
-    assert after(thinker, plan, lost, outlook=outlook) == at_once
+    monkeypatch.setattr("planaria.policy.adaptive.adaptive.found_in_pieces", None)
+    assert after(thinker, plan, lost, outlook=forecast) == at_once
 
 
 # Fewer replicas than f + 1
@@ -330,7 +351,7 @@ def test_fewer_replicas_are_no_candidate_where_there_can_be_all() -> None:
 
 def test_a_job_begins_again_with_the_replicas_that_the_nodes_left_are_enough_for() -> None:
     """As after the loss of a layer's last replica."""
-    policy = AdaptivePolicy(QUICK, settings(9, smallest=2, fault_tolerance=2))
+    policy = AdaptivePolicy.of(Planner(QUICK, settings(9, smallest=2, fault_tolerance=2)))
     for number, replicas in ((2, 1), (3, 1), (4, 2), (5, 2)):
         first = policy.initial(nodes(*range(number)), 7)
         assert first.is_degraded
@@ -344,10 +365,12 @@ def test_a_job_begins_again_with_the_replicas_that_the_nodes_left_are_enough_for
 
 def test_where_nothing_can_be_rerouted_one_replica_is_weighed() -> None:
     """One whole pipeline, and a node that comes has no place in it."""
-    policy = AdaptivePolicy(QUICK, settings(9, smallest=2, fault_tolerance=2))
+    policy = AdaptivePolicy.of(Planner(QUICK, settings(9, smallest=2, fault_tolerance=2)))
     plan = policy.initial(nodes(0, 1), 1).plan
     holders = {**plan.groups_of, WorkerId(2): ()}
-    told = policy.with_outlook(replace(LOSS, at_once=False)).reconfigure(plan, (), holders, 2)
+    told = policy.with_forecast(replace(LOSS, at_once=False)).reconfigure(
+        ReplanRequest(plan=plan, lost=(), holders=holders, generation=2)
+    )
     assert named(told, "reroute")
     assert any(", 1 replica)" in candidate.name for candidate in told.candidates)
 
@@ -355,15 +378,24 @@ def test_where_nothing_can_be_rerouted_one_replica_is_weighed() -> None:
 def test_a_ring_grows_by_a_node_that_comes() -> None:
     """Its shadows get their state beside a step, so they have it when the ring begins; not where it is to begin at
     once."""
-    policy = AdaptivePolicy(QUICK, settings(6, smallest=2))
-    plan = RedundancyPolicy(QUICK, settings(6, smallest=2)).initial(nodes(0, 1), 1).plan
+    policy = AdaptivePolicy.of(Planner(QUICK, settings(6, smallest=2)))
+    plan = RedundancyPolicy.of(Planner(QUICK, settings(6, smallest=2))).initial(nodes(0, 1), 1).plan
     holders = {**plan.groups_of, WorkerId(2): ()}
-    beside = policy.with_outlook(replace(LOSS, at_once=False)).reconfigure(plan, (), holders, 2)
+    beside = policy.with_forecast(replace(LOSS, at_once=False)).reconfigure(
+        ReplanRequest(plan=plan, lost=(), holders=holders, generation=2)
+    )
     assert beside.plan.redundancy is not None
     assert len(beside.plan.nodes) == 3
     assert not beside.is_degraded
     validate(beside.plan, fault_tolerance=1, arrived=True)
-    assert len(policy.with_outlook(LOSS).reconfigure(plan, (), holders, 2).plan.nodes) == 2
+    assert (
+        len(
+            policy.with_forecast(LOSS)
+            .reconfigure(ReplanRequest(plan=plan, lost=(), holders=holders, generation=2))
+            .plan.nodes
+        )
+        == 2
+    )
 
 
 # Schedules that keep fewer activations
@@ -385,7 +417,7 @@ def test_too_few_nodes_for_the_jobs_schedule_are_enough_for_another() -> None:
     assert not proposal.is_degraded
     assert len(proposal.plan.nodes) == 4
     assert ", 1f1b" in proposal.candidates[0].name
-    assert policy.fits(proposal.plan)
+    assert policy.planner.fits(proposal.plan)
     first = policy.initial(nodes(1, 3, 4, 5), 5).plan
     validate(first, fault_tolerance=1)
     assert len(first.nodes) == 4
@@ -394,9 +426,9 @@ def test_too_few_nodes_for_the_jobs_schedule_are_enough_for_another() -> None:
 def test_a_job_begins_on_as_many_nodes_as_the_leanest_schedule_needs() -> None:
     policy, plan = started(QUICK, keeping_all(4))
     validate(plan, fault_tolerance=1)
-    assert policy.fits(plan)
+    assert policy.planner.fits(plan)
     with pytest.raises(PlanError):
-        AdaptivePolicy(QUICK, keeping_all(3))
+        AdaptivePolicy.of(Planner(QUICK, keeping_all(3)))
 
 
 def test_where_nodes_are_enough_for_the_jobs_schedule_no_other_is_tried() -> None:

@@ -18,7 +18,8 @@ from planaria.plan.salvage import to_halt
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.validate import validate
 from planaria.policy.drop import DropPolicy
-from planaria.policy.proposal import Proposal
+from planaria.policy.interface import Candidate, FinishRequest, ReplanRequest
+from planaria.policy.planner import Planner
 from planaria.policy.reroute import ReroutePolicy
 from planaria.policy.templates import TemplatesPolicy
 from tests.plan.profiles import uniform_profile
@@ -31,7 +32,7 @@ GRID = PlannerSettings(
 
 
 def started(settings: PlannerSettings = GRID) -> tuple[DropPolicy, Plan]:
-    policy = DropPolicy(PROFILE, settings)
+    policy = DropPolicy.of(Planner(PROFILE, settings))
     return policy, policy.initial([NodeId(n) for n in range(settings.num_nodes)], 1).plan
 
 
@@ -40,8 +41,15 @@ def held(plan: Plan, *lost: int, came: tuple[int, ...] = ()) -> Holders:
     return holders | {WorkerId(node): () for node in came}
 
 
-def after(policy: TemplatesPolicy, plan: Plan, *lost: int, came: tuple[int, ...] = ()) -> Proposal:
-    proposal = policy.reconfigure(plan, [NodeId(n) for n in lost], held(plan, *lost, came=came), plan.generation + 1)
+def after(policy: TemplatesPolicy, plan: Plan, *lost: int, came: tuple[int, ...] = ()) -> Candidate:
+    proposal = policy.reconfigure(
+        ReplanRequest(
+            plan=plan,
+            lost=[NodeId(n) for n in lost],
+            holders=held(plan, *lost, came=came),
+            generation=plan.generation + 1,
+        )
+    )
     needed = None if proposal.is_degraded else GRID.fault_tolerance
     validate(proposal.plan, fault_tolerance=needed, dropped=proposal.dropped)
     return proposal
@@ -132,13 +140,13 @@ def test_a_pipeline_that_waits_for_state_goes_on_where_another_has_it() -> None:
     (first, last), (_, other) = (pipeline.workers for pipeline in plan.pipelines)
     holders = {worker: groups for worker, groups in plan.groups_of.items() if worker != other}
     holders |= {first: tuple(range(len(plan.groups))), last: ()}
-    proposal = policy.reconfigure(plan, [plan.node_of(other)], holders, 2)
+    proposal = policy.reconfigure(ReplanRequest(plan=plan, lost=[plan.node_of(other)], holders=holders, generation=2))
     validate(proposal.plan, dropped=proposal.dropped)
     assert {move.target for move in proposal.plan.transfers} == {last}
     assert work(proposal.plan).keys() == {(first, last)}
     nobody = dict.fromkeys(holders, ())
     with pytest.raises(PlanError):
-        policy.reconfigure(plan, [plan.node_of(other)], nobody, 2)
+        policy.reconfigure(ReplanRequest(plan=plan, lost=[plan.node_of(other)], holders=nobody, generation=2))
 
 
 def test_a_loss_inside_a_step_leaves_out_what_the_pipeline_did() -> None:
@@ -147,13 +155,24 @@ def test_a_loss_inside_a_step_leaves_out_what_the_pipeline_did() -> None:
     halted = to_halt(plan, live)
     layers = {w: plan.layers_held(plan.groups_of[w]) for w in live}
     partly = Ledger.of([[], [], [], [], [16, 17], [16, 17], [16, 17, 18], [16, 17, 18]])
-    first = policy.finish_step(plan, live, halted, partly, layers, 2)
+    first = policy.finish_step(
+        FinishRequest(plan=plan, live=live, halted=halted, counted=partly, holders=layers, generation=2)
+    )
     validate(first.plan, already=partly, dropped=first.dropped)
     assert first.plan.dropped == work(plan)[4, 5, 6, 7]
     assert [route.born for route in first.plan.routes] == [1, 1, 1], "nothing runs again, nothing is disturbed"
     assert first.plan.sync_epochs == (2,) * len(plan.groups), "what was sent of an accumulator may have some of them"
     live.remove(WorkerId(0))
-    second = policy.finish_step(first.plan, live, to_halt(first.plan, live), Ledger.empty(8), layers, 3)
+    second = policy.finish_step(
+        FinishRequest(
+            plan=first.plan,
+            live=live,
+            halted=to_halt(first.plan, live),
+            counted=Ledger.empty(8),
+            holders=layers,
+            generation=3,
+        )
+    )
     assert second.plan.dropped == tuple(sorted((*work(plan)[0, 1, 2, 3], *work(plan)[4, 5, 6, 7])))
 
 
@@ -161,9 +180,22 @@ def test_a_step_of_which_nothing_would_be_left_is_finished_as_for_templates() ->
     policy, plan = started()
     live = [w for w in plan.workers if w not in (0, 5, 10)]
     layers = {w: plan.layers_held(plan.groups_of[w]) for w in live}
-    first = policy.finish_step(plan, live, to_halt(plan, live), Ledger.empty(8), layers, 2)
+    first = policy.finish_step(
+        FinishRequest(
+            plan=plan, live=live, halted=to_halt(plan, live), counted=Ledger.empty(8), holders=layers, generation=2
+        )
+    )
     last = [w for w in live if w != 15]
-    proposal = policy.finish_step(first.plan, last, to_halt(first.plan, last), Ledger.empty(8), layers, 3)
+    proposal = policy.finish_step(
+        FinishRequest(
+            plan=first.plan,
+            live=last,
+            halted=to_halt(first.plan, last),
+            counted=Ledger.empty(8),
+            holders=layers,
+            generation=3,
+        )
+    )
     validate(proposal.plan, already=Ledger.empty(8), dropped=proposal.dropped)
     assert proposal.plan.dropped == first.plan.dropped, "what is left out stays so"
     assert {m for route in proposal.plan.routes for m in route.microbatches} == set(work(plan)[12, 13, 14, 15])
@@ -174,7 +206,7 @@ def test_only_a_policy_that_means_it_may_leave_samples_out() -> None:
     dropped = after(policy, plan, 5).plan
     with pytest.raises(PlanError, match="it leaves out microbatches"):
         validate(dropped)
-    for other in (TemplatesPolicy(PROFILE, GRID), ReroutePolicy(PROFILE, GRID)):
+    for other in (TemplatesPolicy.of(Planner(PROFILE, GRID)), ReroutePolicy.of(Planner(PROFILE, GRID))):
         assert after(other, dropped).plan.dropped == ()
 
 

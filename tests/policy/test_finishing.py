@@ -12,16 +12,17 @@ from planaria.plan.salvage import finish_step, to_halt
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.validate import validate
 from planaria.policy import finishing
-from planaria.policy.adaptive import AdaptivePolicy
-from planaria.policy.proposal import Proposal
+from planaria.policy.adaptive.adaptive import AdaptivePolicy
+from planaria.policy.interface import Candidate, FinishRequest, Policy
+from planaria.policy.planner import Planner
 from planaria.policy.reroute import ReroutePolicy
 from planaria.policy.templates import TemplatesPolicy
 from tests.plan.profiles import uniform_profile
 
 PROFILE = uniform_profile(8)
 SETTINGS = PlannerSettings(num_microbatches=16, fault_tolerance=1, num_nodes=16, devices_per_node=1, min_nodes=4)
-POLICY = TemplatesPolicy(PROFILE, SETTINGS)
-PLAN = POLICY.instantiated(POLICY.templates[:1], [NodeId(node) for node in range(16)], 1)
+POLICY = TemplatesPolicy.of(Planner(PROFILE, SETTINGS))
+PLAN = POLICY.planner.instantiated(POLICY.planner.templates[:1], [NodeId(node) for node in range(16)], 1)
 """Four pipelines of four stages."""
 STEP_S = POLICY.estimated(PLAN).step_time_s
 ACROSS = (1, 6, 11)
@@ -31,17 +32,27 @@ SURVIVORS = {worker for pipeline in PLAN.pipelines[:3] for worker in pipeline.wo
 
 def finished(
     *lost: int,
-    policy: TemplatesPolicy = POLICY,
+    policy: Policy = POLICY,
     counted: Ledger | None = None,
     so_far: tuple[Stretch, ...] = (),
     plan: Plan = PLAN,
-) -> Proposal:
+) -> Candidate:
     """The rest of a step in which workers that were halted had counted so much."""
     counted = counted or Ledger.empty(8)
     live = [worker for worker in plan.workers if worker not in lost]
     halted = to_halt(plan, live)
     holders = {worker: plan.layers_of[worker] for worker in live}
-    proposal = policy.finish_step(plan, live, halted, counted, holders, plan.generation + 1, so_far)
+    proposal = policy.finish_step(
+        FinishRequest(
+            plan=plan,
+            live=live,
+            halted=halted,
+            counted=counted,
+            holders=holders,
+            generation=plan.generation + 1,
+            so_far=so_far,
+        )
+    )
     validate(proposal.plan, already=counted, dropped=proposal.dropped)
     return proposal
 
@@ -53,14 +64,16 @@ def usual_rest_s(*lost: int) -> float:
     return Progress(PROFILE, AS_PROFILED).rest_s(plan)
 
 
-def carriers(proposal: Proposal) -> set[WorkerId]:
+def carriers(proposal: Candidate) -> set[WorkerId]:
     added = [route for route in proposal.plan.routes if route.born == proposal.plan.generation]
     return {hop.worker for route in added for hop in route.hops}
 
 
 @pytest.mark.parametrize("kind", [TemplatesPolicy, ReroutePolicy, AdaptivePolicy])
-def test_survivors_take_part_where_several_pipelines_are_broken(kind: type[TemplatesPolicy]) -> None:
-    proposal = finished(*ACROSS, policy=kind(PROFILE, SETTINGS))
+def test_survivors_take_part_where_several_pipelines_are_broken(
+    kind: type[TemplatesPolicy | ReroutePolicy | AdaptivePolicy],
+) -> None:
+    proposal = finished(*ACROSS, policy=kind.of(Planner(PROFILE, SETTINGS)))
     assert proposal.rest_s is not None
     assert proposal.rest_s < 0.7 * usual_rest_s(*ACROSS)
     assert carriers(proposal) >= SURVIVORS
@@ -108,10 +121,10 @@ def test_the_same_question_has_the_same_answer() -> None:
 def test_ways_that_do_not_fit_the_memory_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     roomy = finished(*ACROSS).plan.spare_in_flight
     assert roomy == finishing.SPARE
-    monkeypatch.setattr(TemplatesPolicy, "fits", lambda self, plan: not plan.spare_in_flight)
+    monkeypatch.setattr(Planner, "fits", lambda self, plan: not plan.spare_in_flight)
     assert finished(*ACROSS).plan.spare_in_flight == 0
     assert carriers(finished(*ACROSS)) >= SURVIVORS
-    monkeypatch.setattr(TemplatesPolicy, "fits", lambda self, plan: False)
+    monkeypatch.setattr(Planner, "fits", lambda self, plan: False)
     assert carriers(finished(*ACROSS)) == set(PLAN.pipelines[3].workers)
 
 

@@ -14,11 +14,12 @@ from planaria.plan.replicas import lacking
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.templates import make_templates
 from planaria.plan.validate import validate
-from planaria.policy.adaptive import AdaptivePolicy
+from planaria.policy.adaptive.adaptive import AdaptivePolicy
+from planaria.policy.forecast import FailureForecast
+from planaria.policy.interface import ReplanRequest
 from planaria.policy.morph import MorphPolicy
-from planaria.policy.outlook import Outlook
-from planaria.policy.template_sets import even_sets
-from planaria.policy.templates import TemplatesPolicy
+from planaria.policy.planner import Planner
+from planaria.policy.templates import TemplatesPolicy, even_sets
 from planaria.profile.presets import preset
 from tests.plan.profiles import uniform_profile
 
@@ -37,19 +38,19 @@ def test_nothing_else_is_faster(seed: int) -> None:
         devices_per_node=1, min_nodes=draw.randint(1, 2),
     )  # fmt: skip
     nodes = [NodeId(n) for n in range(of.num_nodes)]
-    policy = AdaptivePolicy(profile, of)
+    policy = AdaptivePolicy.of(Planner(profile, of))
     first = policy.initial(nodes, 1)
     validate(first.plan)
     assert not lacking(first.plan, 1)
     assert first.step_time_s == min(one.step_time_s for one in first.candidates)
-    assert first == AdaptivePolicy(profile, of).initial(nodes, 1)
+    assert first == AdaptivePolicy.of(Planner(profile, of)).initial(nodes, 1)
     for other in (TemplatesPolicy, MorphPolicy):
-        assert first.step_time_s <= other(profile, of).initial(nodes, 1).step_time_s
+        assert first.step_time_s <= other.of(Planner(profile, of)).initial(nodes, 1).step_time_s
     plan = first.plan
     for lost in draw.sample(nodes, 2):
         holders = {worker: groups for worker, groups in plan.groups_of.items() if plan.node_of(worker) != lost}
-        later = policy.with_outlook(Outlook(time_to_failure_s=1e5)).reconfigure(
-            plan, [lost], holders, plan.generation + 1
+        later = policy.with_forecast(FailureForecast(time_to_failure_s=1e5)).reconfigure(
+            ReplanRequest(plan=plan, lost=[lost], holders=holders, generation=plan.generation + 1)
         )
         assert first.step_time_s <= ROUTED * later.step_time_s
         plan = later.plan
@@ -62,7 +63,7 @@ def test_the_quickest_set_of_a_number_of_pipelines_is_tried() -> None:
         num_microbatches=64, fault_tolerance=1, num_nodes=24, devices_per_node=1,
         memory_bytes=profile.device.memory_bytes,
     )  # fmt: skip
-    policy = AdaptivePolicy(profile, of)
+    policy = AdaptivePolicy.of(Planner(profile, of))
     first = policy.initial([NodeId(node) for node in range(24)], 1)
     assert sorted(len(pipeline.stages) for pipeline in first.plan.pipelines) == [6, 9, 9]
     evenly = next(told for told in first.candidates if told.name == "templates (6+6+6+6), zb-h2")
@@ -94,11 +95,11 @@ def test_uneven_sets_are_found_after_a_loss_too(nodes: int, lost: int) -> None:
         num_microbatches=32, fault_tolerance=1, num_nodes=nodes, devices_per_node=1,
         memory_bytes=profile.device.memory_bytes,
     )  # fmt: skip
-    policy = AdaptivePolicy(profile, of).with_outlook(Outlook(time_to_failure_s=1e9))
+    policy = AdaptivePolicy.of(Planner(profile, of)).with_forecast(FailureForecast(time_to_failure_s=1e9))
     plan = policy.initial([NodeId(node) for node in range(nodes)], 1).plan
     gone = [NodeId(5 * at) for at in range(lost)]
     holders = {worker: groups for worker, groups in plan.groups_of.items() if plan.node_of(worker) not in gone}
-    later = policy.reconfigure(plan, gone, holders, 2)
+    later = policy.reconfigure(ReplanRequest(plan=plan, lost=gone, holders=holders, generation=2))
     anew = policy.initial(sorted(set(plan.nodes).difference(gone)), 3)
     assert min(one.step_time_s for one in later.candidates) <= 1.001 * anew.step_time_s
 
@@ -107,18 +108,18 @@ def of_few_replicas(nodes: int, smallest: int, microbatches: int) -> AdaptivePol
     of = PlannerSettings(
         num_microbatches=microbatches, fault_tolerance=0, num_nodes=nodes, devices_per_node=1, min_nodes=smallest
     )
-    return AdaptivePolicy(uniform_profile(8), of)
+    return AdaptivePolicy.of(Planner(uniform_profile(8), of))
 
 
-FREQUENT = Outlook(time_to_failure_s=30.0, checkpoint_every=100, steps_left=1000)
-RARE = Outlook(time_to_failure_s=1e7, checkpoint_every=1, steps_left=1000)
+FREQUENT = FailureForecast(time_to_failure_s=30.0, checkpoint_every=100, steps_left=1000)
+RARE = FailureForecast(time_to_failure_s=1e7, checkpoint_every=1, steps_left=1000)
 
 
 def test_a_job_begins_with_a_ring_where_any_loss_would_be_the_last() -> None:
     """One pipeline is all that there can be of four nodes; few microbatches leave bubbles for what shadows compute."""
     nodes = [NodeId(node) for node in range(4)]
     policy = of_few_replicas(4, 4, 4)
-    near = policy.with_outlook(FREQUENT).initial(nodes, 1)
+    near = policy.with_forecast(FREQUENT).initial(nodes, 1)
     assert near.plan.redundancy is not None
     assert "shadows its successor" in near.reason
     assert near.candidates[0].name.startswith("redundancy (ring, 4)")
@@ -128,7 +129,7 @@ def test_a_job_begins_with_a_ring_where_any_loss_would_be_the_last() -> None:
     bare = next(one for one in near.candidates if not one.name.startswith("redundancy"))
     assert bare.step_time_s < near.step_time_s
     assert bare.samples_per_s < near.candidates[0].samples_per_s
-    far = policy.with_outlook(RARE).initial(nodes, 1)
+    far = policy.with_forecast(RARE).initial(nodes, 1)
     assert far.plan.redundancy is None
     assert not [one for one in far.candidates if one.name.startswith("redundancy")], "nobody looked for one"
     assert far.step_time_s < near.step_time_s
@@ -139,16 +140,16 @@ def test_what_was_committed_before_is_not_at_stake_again() -> None:
     nodes = [NodeId(node) for node in range(4)]
     policy = of_few_replicas(4, 4, 4)
     lost = replace(FREQUENT, steps_at_stake=99)
-    assert policy.with_outlook(lost).initial(nodes, 1) == policy.with_outlook(FREQUENT).initial(nodes, 1)
+    assert policy.with_forecast(lost).initial(nodes, 1) == policy.with_forecast(FREQUENT).initial(nodes, 1)
 
 
 def test_replicas_count_where_nodes_go_together() -> None:
     """Of plans of nearly the same step the one with more replicas."""
     profile = uniform_profile(12)
     of = PlannerSettings(num_microbatches=24, fault_tolerance=1, num_nodes=12, devices_per_node=1, min_nodes=2)
-    policy, nodes = AdaptivePolicy(profile, of), [NodeId(node) for node in range(12)]
-    alone = policy.with_outlook(RARE).initial(nodes, 1)
-    bulks = policy.with_outlook(replace(FREQUENT, nodes_together=3.0)).initial(nodes, 1)
+    policy, nodes = AdaptivePolicy.of(Planner(profile, of)), [NodeId(node) for node in range(12)]
+    alone = policy.with_forecast(RARE).initial(nodes, 1)
+    bulks = policy.with_forecast(replace(FREQUENT, nodes_together=3.0)).initial(nodes, 1)
     assert alone.step_time_s <= bulks.step_time_s
     best = max(bulks.candidates, key=lambda one: one.samples_per_s)
     assert bulks.candidates[0] == best

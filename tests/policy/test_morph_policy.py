@@ -17,41 +17,46 @@ from planaria.plan.profile import LinkCost
 from planaria.plan.replicas import lacking
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.validate import validate
+from planaria.policy.forecast import CHANGE_S, FailureForecast
+from planaria.policy.interface import Candidate, ReplanRequest
 from planaria.policy.morph import MorphPolicy
-from planaria.policy.outlook import CHANGE_S, Outlook
-from planaria.policy.proposal import Proposal
+from planaria.policy.planner import Planner
 from tests.plan.profiles import uniform_profile
 
 PROFILE = uniform_profile(8)
 GRID = PlannerSettings(num_microbatches=15, fault_tolerance=1, num_nodes=8, devices_per_node=1, min_nodes=2)
-LONG = Outlook(time_to_failure_s=1e6, checkpoint_every=10)
+LONG = FailureForecast(time_to_failure_s=1e6, checkpoint_every=10)
 
 
 def nodes(*numbers: int) -> list[NodeId]:
     return [NodeId(number) for number in numbers]
 
 
-def started(settings: PlannerSettings = GRID, outlook: Outlook = LONG) -> tuple[MorphPolicy, Plan]:
-    policy = MorphPolicy(PROFILE, settings).with_outlook(outlook)
+def started(settings: PlannerSettings = GRID, outlook: FailureForecast = LONG) -> tuple[MorphPolicy, Plan]:
+    policy = MorphPolicy.of(Planner(PROFILE, settings)).with_forecast(outlook)
     return policy, policy.initial(nodes(*range(settings.num_nodes)), 1).plan
 
 
 def after(
     policy: MorphPolicy, plan: Plan, *lost: int, came: tuple[int, ...] = (), leaving: tuple[int, ...] = ()
-) -> Proposal:
+) -> Candidate:
     per_node = plan.devices_per_node
     held: dict[WorkerId, tuple[int, ...]] = {
         worker: groups for worker, groups in plan.groups_of.items() if plan.node_of(worker) not in lost
     }
     held |= {WorkerId(node * per_node + device): () for node in came for device in range(per_node)}
-    return policy.reconfigure(plan, nodes(*lost), held, plan.generation + 1, nodes(*leaving))
+    return policy.reconfigure(
+        ReplanRequest(
+            plan=plan, lost=nodes(*lost), holders=held, generation=plan.generation + 1, leaving=nodes(*leaving)
+        )
+    )
 
 
 def test_the_first_plan_is_the_fastest_grid_with_f_plus_one_pipelines() -> None:
     policy, plan = started()
     validate(plan, fault_tolerance=1)
     assert is_grid(plan)
-    every = [grid.plan for grid in grids(PROFILE, policy.templates, GRID, nodes(*range(8)), 1)]
+    every = [grid.plan for grid in grids(PROFILE, policy.planner.templates, GRID, nodes(*range(8)), 1)]
     allowed = [grid for grid in every if len(grid.pipelines) > 1]
     assert step_time_s(plan, PROFILE) == min(step_time_s(grid, PROFILE) for grid in allowed)
     assert policy.initial(nodes(*range(8)), 1).reason == ("8 nodes make a grid of 4 pipelines of 2 nodes, the fastest.")
@@ -71,8 +76,8 @@ def test_no_grid_is_faster_than_the_one_that_is_taken(seed: int) -> None:
         min_nodes=1,
         schedule=draw.choice(list(ScheduleKind)),
     )
-    policy, live = MorphPolicy(profile, settings), nodes(*range(settings.num_nodes))
-    every = [grid.plan for grid in grids(profile, policy.templates, settings, live, 1)]
+    policy, live = MorphPolicy.of(Planner(profile, settings)), nodes(*range(settings.num_nodes))
+    every = [grid.plan for grid in grids(profile, policy.planner.templates, settings, live, 1)]
     allowed = [plan for plan in every if len(plan.pipelines) > settings.fault_tolerance]
     assert policy.initial(live, 1).step_time_s == min(step_time_s(plan, profile) for plan in allowed)
 
@@ -81,7 +86,9 @@ def test_a_loss_goes_back_to_the_checkpoint_and_leaves_nodes_idle() -> None:
     policy, plan = started(outlook=replace(LONG, steps_at_stake=7))
     proposal = after(policy, plan, 5)
     assert proposal.restores
-    assert not policy.finishes(plan, nodes(5), {w: held for w, held in plan.groups_of.items() if w != 5})
+    assert not policy.finishes(
+        ReplanRequest(plan=plan, lost=nodes(5), holders={w: held for w, held in plan.groups_of.items() if w != 5})
+    )
     assert not proposal.plan.transfers
     assert shape(proposal.plan) == "3 x 2"
     validate(proposal.plan, fault_tolerance=1)
@@ -148,7 +155,7 @@ def test_a_node_that_leaves_hands_its_state_over_and_nobody_goes_back() -> None:
     proposal = after(policy, plan, leaving=(3,))
     assert not proposal.restores
     assert 3 not in proposal.plan.nodes
-    assert policy.finishes(plan, (), plan.groups_of)
+    assert policy.finishes(ReplanRequest(plan=plan, lost=(), holders=plan.groups_of))
     assert shape(proposal.plan) == "3 x 2"
 
 
@@ -159,8 +166,10 @@ def test_who_only_gets_its_first_state_is_no_loss() -> None:
     step = policy.warm_up(plan, target, 3)
     assert step is not None
     left = {worker: held for worker, held in step.plan.groups_of.items() if worker != 8}
-    assert policy.finishes(step.plan, nodes(8), left)
-    proposal = policy.with_outlook(LONG).reconfigure(step.plan, nodes(8), plan.groups_of, 4)
+    assert policy.finishes(ReplanRequest(plan=step.plan, lost=nodes(8), holders=left))
+    proposal = policy.with_forecast(LONG).reconfigure(
+        ReplanRequest(plan=step.plan, lost=nodes(8), holders=plan.groups_of, generation=4)
+    )
     assert not proposal.restores
     assert proposal.plan.pipelines == plan.pipelines
 
@@ -170,16 +179,16 @@ def test_state_that_is_still_under_way_is_sent_again() -> None:
     policy, plan = started()
     stage = plan.pipelines[0].stages[0]
     held = dict(plan.groups_of) | {stage.worker: ()}
-    again = policy.reconfigure(plan, [], held, 2)
+    again = policy.reconfigure(ReplanRequest(plan=plan, lost=[], holders=held, generation=2))
     assert again.plan.pipelines == plan.pipelines
     assert {move.target for move in again.plan.transfers} == {stage.worker}
     with pytest.raises(NoReplica):
-        policy.reconfigure(plan, [], dict.fromkeys(plan.workers, ()), 2)
+        policy.reconfigure(ReplanRequest(plan=plan, lost=[], holders=dict.fromkeys(plan.workers, ()), generation=2))
 
 
 def test_slow_nodes_are_idle_where_there_are_enough_others() -> None:
     policy, plan = started()
-    proposal = after(policy.with_speeds({NodeId(0): 0.4}), plan, 7)
+    proposal = after(policy.with_planner(policy.planner.with_speeds({NodeId(0): 0.4})), plan, 7)
     assert shape(proposal.plan) == "3 x 2"
     assert 0 not in proposal.plan.nodes
 
@@ -201,10 +210,10 @@ def test_a_plan_of_another_policy_becomes_a_grid() -> None:
 def test_memory_decides_which_grids_there_are() -> None:
     policy, _ = started()
     least = max(policy.initial(nodes(*range(8)), 1).candidates, key=lambda one: one.memory_bytes).memory_bytes
-    tight = MorphPolicy(PROFILE, replace(GRID, memory_bytes=least - 1)).initial(nodes(*range(8)), 1)
+    tight = MorphPolicy.of(Planner(PROFILE, replace(GRID, memory_bytes=least - 1))).initial(nodes(*range(8)), 1)
     assert all(candidate.memory_bytes < least for candidate in tight.candidates)
     with pytest.raises(PlanError):
-        MorphPolicy(PROFILE, replace(GRID, memory_bytes=1000))
+        MorphPolicy.of(Planner(PROFILE, replace(GRID, memory_bytes=1000)))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -231,9 +240,11 @@ def test_losses_and_joins_one_after_the_other(seed: int) -> None:
                 worker = WorkerId(node * plan.devices_per_node + device)
                 held[worker] = plan.groups_of.get(worker, ())
         try:
-            proposal = policy.reconfigure(plan, nodes(*lost), held, generation)
+            proposal = policy.reconfigure(
+                ReplanRequest(plan=plan, lost=nodes(*lost), holders=held, generation=generation)
+            )
         except TooFewNodes:
-            assert len(live) < policy.templates[0].num_nodes
+            assert len(live) < policy.planner.templates[0].num_nodes
             return
         assert proposal.restores == bool(lost & placed)
         plan = proposal.plan

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 
 from planaria.plan.plan import NodeId, Plan, Route
-from planaria.policy.naming import told_apart
-from planaria.policy.reroute import ReroutePolicy
-from planaria.policy.source import Offer
+from planaria.policy.adaptive.candidates import told_apart
+from planaria.policy.interface import Candidate, Policy
 from tests.policy.test_adaptive_policy import SMALL, settings, started
 
 
-def offer(policy: ReroutePolicy, plan: Plan, name: str) -> Offer:
-    return Offer(name=name, proposal=policy.estimated(plan), explain=lambda asked, plan: "")
+def named(policy: Policy, plan: Plan, name: str) -> Candidate:
+    return replace(policy.estimated(plan), name=name)
 
 
 def other_shares(plan: Plan) -> Plan:
@@ -29,17 +30,17 @@ def test_candidates_of_one_name_are_told_apart_by_what_differs() -> None:
     deep, _ = started(SMALL, settings(nodes=8, smallest=4))
     other = deep.initial([NodeId(node) for node in range(8)], 1).plan
     given = [
-        offer(policy, plan, "search (3+3+3)"),
-        offer(policy, other, "grid (2 x 4)"),
-        offer(policy, other_shares(plan), "search (3+3+3)"),
-        offer(policy, plan, "reroute"),
-        offer(policy, plan, "reroute"),
+        named(policy, plan, "search (3+3+3)"),
+        named(policy, other, "grid (2 x 4)"),
+        named(policy, other_shares(plan), "search (3+3+3)"),
+        named(policy, plan, "reroute"),
+        named(policy, plan, "reroute"),
     ]
-    assert [named.name for named in told_apart(given)] == [
+    assert [one.name for one in told_apart(given)] == [
         "search (3+3+3, microbatches 8+8+8)",
         "grid (2 x 4)",
         "search (3+3+3, microbatches 7+9+8)",
         "reroute",
         "reroute (no. 2)",
     ]
-    assert [named.proposal for named in told_apart(given)] == [one.proposal for one in given]
+    assert [one.plan for one in told_apart(given)] == [one.plan for one in given]

@@ -15,8 +15,9 @@ from planaria.plan.replicas import lacking
 from planaria.plan.ring import conflicts
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.validate import validate
-from planaria.policy.adaptive import AdaptivePolicy
-from planaria.policy.proposal import Proposal
+from planaria.policy.adaptive.adaptive import AdaptivePolicy
+from planaria.policy.interface import Candidate, ReplanRequest
+from planaria.policy.planner import Planner
 from planaria.policy.redundancy import RedundancyPolicy
 from planaria.policy.reroute import ReroutePolicy
 from planaria.policy.templates import TemplatesPolicy
@@ -33,14 +34,16 @@ def settings(**changes: object) -> PlannerSettings:
 
 
 def started(**changes: object) -> tuple[RedundancyPolicy, Plan]:
-    policy = RedundancyPolicy(PROFILE, settings(**changes))
+    policy = RedundancyPolicy.of(Planner(PROFILE, settings(**changes)))
     return policy, policy.initial([NodeId(n) for n in range(settings(**changes).num_nodes)], 1).plan
 
 
-def after(policy: TemplatesPolicy, plan: Plan, *lost: int, came: tuple[int, ...] = ()) -> Proposal:
+def after(policy: TemplatesPolicy, plan: Plan, *lost: int, came: tuple[int, ...] = ()) -> Candidate:
     holders: Holders = {w: groups for w, groups in plan.groups_of.items() if plan.node_of(w) not in lost}
     holders = {**holders, **{WorkerId(node): () for node in came}}
-    proposal = policy.reconfigure(plan, [NodeId(n) for n in lost], holders, plan.generation + 1)
+    proposal = policy.reconfigure(
+        ReplanRequest(plan=plan, lost=[NodeId(n) for n in lost], holders=holders, generation=plan.generation + 1)
+    )
     validate(proposal.plan, fault_tolerance=1, arrived=proposal.plan.redundancy is not None)
     return proposal
 
@@ -61,7 +64,7 @@ def test_the_depth_of_the_shortest_step_where_the_user_names_none() -> None:
     _, plan = started(min_nodes=0, num_nodes=8)
     best = step_time_s(plan, PROFILE)
     for depth in (2, 4):
-        other = RedundancyPolicy(PROFILE, settings(min_nodes=depth, num_nodes=8))
+        other = RedundancyPolicy.of(Planner(PROFILE, settings(min_nodes=depth, num_nodes=8)))
         assert best <= step_time_s(other.initial([NodeId(n) for n in range(8)], 1).plan, PROFILE)
 
 
@@ -128,16 +131,16 @@ def test_a_shallower_pipeline_when_the_nodes_are_too_few_for_the_depth() -> None
     """And the depth of the start again as soon as it can be had."""
     slow = uniform_profile(8, link=LinkCost(latency_s=0.0, bandwidth_bytes_per_s=1e30), group_bytes=10**9)
     slow = msgspec.structs.replace(slow, step=StepCosts(sum_s_per_byte=1e-10))
-    policy = RedundancyPolicy(slow, settings(min_nodes=0, num_nodes=6))
+    policy = RedundancyPolicy.of(Planner(slow, settings(min_nodes=0, num_nodes=6)))
     plan = policy.initial(NODES[:6], 1).plan
     assert policy.depth > 2
     every = tuple(range(len(plan.groups)))
     holders: Holders = dict.fromkeys((WorkerId(0), WorkerId(1)), every)
-    fewer = policy.reconfigure(plan, NODES[2:6], holders, 2).plan
+    fewer = policy.reconfigure(ReplanRequest(plan=plan, lost=NODES[2:6], holders=holders, generation=2)).plan
     assert len(fewer.nodes) == 2
     assert not lacking(fewer, 1)
     came = {**holders, **{WorkerId(node): () for node in range(6, 10)}}
-    again = policy.reconfigure(fewer, (), came, 3).plan
+    again = policy.reconfigure(ReplanRequest(plan=fewer, lost=(), holders=came, generation=3)).plan
     assert [len(pipeline.stages) for pipeline in again.pipelines] == [len(p.stages) for p in plan.pipelines]
 
 
@@ -150,7 +153,7 @@ def test_no_replica_is_left() -> None:
 def test_neighbours_are_in_different_zones() -> None:
     zones = {NodeId(n): "abc"[n // 4] for n in range(12)}
     policy, _ = started()
-    plan = policy.with_zones(zones).initial([NodeId(n) for n in range(12)], 1).plan
+    plan = policy.with_planner(policy.planner.with_zones(zones)).initial([NodeId(n) for n in range(12)], 1).plan
     assert [conflicts([NodeId(n) for n in ring], zones) for ring in nodes_of(plan)] == [0, 0, 0]
 
 
@@ -173,27 +176,32 @@ def test_the_more_is_eager_the_longer_is_a_step_and_the_more_is_kept() -> None:
 def test_what_does_not_fit_is_refused_with_a_remedy() -> None:
     """What eager forwards keep stays in the memory of a device that has no other."""
     profile = msgspec.structs.replace(PROFILE, device=msgspec.structs.replace(PROFILE.device, is_host=True))
-    plans = {mode: RedundancyPolicy(profile, settings(redundancy=mode)).initial(NODES, 1).plan for mode in Redundancy}
+    plans = {
+        mode: RedundancyPolicy.of(Planner(profile, settings(redundancy=mode))).initial(NODES, 1).plan
+        for mode in Redundancy
+    }
     most = {
         mode: max(memory_use(plan, profile, worker).total for worker in plan.workers) for mode, plan in plans.items()
     }
     assert most[Redundancy.LAZY_LAZY] + 200_000 < most[Redundancy.EAGER_LAZY]
     tight = most[Redundancy.EAGER_LAZY] - 1
     with pytest.raises(PlanError, match=r'resilience.redundancy = "lazy-lazy", which keeps least'):
-        RedundancyPolicy(profile, settings(memory_bytes=tight))
-    assert RedundancyPolicy(profile, settings(memory_bytes=tight, redundancy=Redundancy.LAZY_LAZY)).depth == 4
+        RedundancyPolicy.of(Planner(profile, settings(memory_bytes=tight)))
+    assert (
+        RedundancyPolicy.of(Planner(profile, settings(memory_bytes=tight, redundancy=Redundancy.LAZY_LAZY))).depth == 4
+    )
 
 
 def test_templates_where_no_ring_fits_and_a_ring_again_when_one_does() -> None:
     """What eager forwards keep is much of a deep stage; six nodes hold two pipelines of three without it."""
     profile = msgspec.structs.replace(PROFILE, device=msgspec.structs.replace(PROFILE.device, is_host=True))
-    policy = RedundancyPolicy(profile, settings(num_nodes=8, min_nodes=0, memory_bytes=8_500_000))
+    policy = RedundancyPolicy.of(Planner(profile, settings(num_nodes=8, min_nodes=0, memory_bytes=8_500_000)))
     plan = policy.initial(NODES[:8], 1).plan
     assert plan.redundancy is not None
     fewer = after(policy, plan, 3, 6)
     assert (fewer.plan.redundancy, len(fewer.plan.pipelines)) == (None, 2)
     assert fewer.reason.endswith("Workers shadow nobody until rings fit again.")
-    assert policy.fits(fewer.plan)
+    assert policy.planner.fits(fewer.plan)
     assert policy.initial(NODES[:6], 1).plan.redundancy is None
     again = after(policy, fewer.plan, came=(8, 9))
     assert again.plan.redundancy is Redundancy.EAGER_LAZY
@@ -202,9 +210,11 @@ def test_templates_where_no_ring_fits_and_a_ring_again_when_one_does() -> None:
 
 
 @pytest.mark.parametrize("other", [TemplatesPolicy, ReroutePolicy, AdaptivePolicy])
-def test_other_policies_go_on_from_its_plans_and_it_from_theirs(other: type[TemplatesPolicy]) -> None:
+def test_other_policies_go_on_from_its_plans_and_it_from_theirs(
+    other: type[TemplatesPolicy | ReroutePolicy | AdaptivePolicy],
+) -> None:
     policy, plan = started()
-    theirs = other(PROFILE, settings())
+    theirs = other.of(Planner(PROFILE, settings()))
     taken = after(theirs, after(policy, plan, 5).plan, 9)
     validate(taken.plan, fault_tolerance=1)
     assert taken.plan.redundancy is None

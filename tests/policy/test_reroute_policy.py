@@ -20,7 +20,9 @@ from planaria.plan.reroute import carriers, left_over, shares
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.validate import validate
 from planaria.policy.detour_search import fastest_detours
-from planaria.policy.proposal import Proposal
+from planaria.policy.interface import Candidate, ReplanRequest
+from planaria.policy.pieces import finished
+from planaria.policy.planner import Planner
 from planaria.policy.reroute import ReroutePolicy
 from tests.plan.profiles import uniform_profile
 
@@ -31,7 +33,7 @@ GRID = PlannerSettings(num_microbatches=64, fault_tolerance=1, num_nodes=16, dev
 
 
 def started(settings: PlannerSettings = GRID, profile: ModelProfile = PROFILE) -> tuple[ReroutePolicy, Plan]:
-    policy = ReroutePolicy(profile, settings)
+    policy = ReroutePolicy.of(Planner(profile, settings))
     return policy, policy.initial([NodeId(n) for n in range(settings.num_nodes)], 1).plan
 
 
@@ -43,8 +45,15 @@ def held(plan: Plan, *lost: int, came: int | None = None) -> Holders:
     return holders
 
 
-def after(policy: ReroutePolicy, plan: Plan, *lost: int, came: int | None = None) -> Proposal:
-    return policy.reconfigure(plan, [NodeId(n) for n in lost], held(plan, *lost, came=came), plan.generation + 1)
+def after(policy: ReroutePolicy, plan: Plan, *lost: int, came: int | None = None) -> Candidate:
+    return policy.reconfigure(
+        ReplanRequest(
+            plan=plan,
+            lost=[NodeId(n) for n in lost],
+            holders=held(plan, *lost, came=came),
+            generation=plan.generation + 1,
+        )
+    )
 
 
 def test_a_loss_is_carried_by_all_peers_and_nothing_moves() -> None:
@@ -136,7 +145,9 @@ def test_a_node_that_comes_takes_the_lost_place() -> None:
     assert warm is not None
     validate(warm.plan, fault_tolerance=1)
     # What it holds then is what it is for.
-    again = policy.reconfigure(warm.plan, [NodeId(5)], warm.plan.groups_of, 5)
+    again = policy.reconfigure(
+        ReplanRequest(plan=warm.plan, lost=[NodeId(5)], holders=warm.plan.groups_of, generation=5)
+    )
     assert again.plan.pipelines == proposal.plan.pipelines
     assert not again.plan.transfers
 
@@ -153,7 +164,11 @@ def test_a_node_that_comes_goes_where_replicas_lack() -> None:
 
 def test_nodes_that_come_when_nothing_is_lost_are_for_the_templates() -> None:
     policy, plan = started()
-    proposal = policy.reconfigure(plan, [], {**held(plan), **{WorkerId(w): () for w in range(16, 20)}}, 2)
+    proposal = policy.reconfigure(
+        ReplanRequest(
+            plan=plan, lost=[], holders={**held(plan), **{WorkerId(w): () for w in range(16, 20)}}, generation=2
+        )
+    )
     assert proposal.how != "reroute"
     assert len(proposal.plan.pipelines) == 5
 
@@ -163,11 +178,12 @@ def test_more_nodes_than_were_lost_make_new_pipelines() -> None:
     policy, plan = started()
     broken = after(policy, plan, 5).plan
     holders = held(broken) | {WorkerId(node): () for node in range(16, 21)}
-    proposal = policy.reconfigure(broken, [NodeId(5)], holders, 3)
+    asked = ReplanRequest(plan=broken, lost=[NodeId(5)], holders=holders, generation=3)
+    proposal = policy.reconfigure(asked)
     validate(proposal.plan, fault_tolerance=1)
     assert len(proposal.plan.nodes) == 20
     assert len(proposal.plan.pipelines) == 5
-    filled = policy.on_what_is_left(broken, [NodeId(5)], holders, 3)
+    filled = finished(policy.on_what_is_left(asked))
     assert filled is not None
     assert proposal.step_time_s < 0.99 * filled.step_time_s
     assert after(policy, broken, came=16).how == "reroute", "where each has a place, nobody else's state moves"
@@ -183,7 +199,7 @@ def test_a_degraded_plan_is_left_as_soon_as_nodes_that_come_allow_it() -> None:
     assert degraded.how == "reroute"
     assert len(degraded.plan.nodes) == 2
     holders = {**held(degraded.plan), WorkerId(4): (), WorkerId(5): ()}
-    full = policy.reconfigure(degraded.plan, [], holders, 9)
+    full = policy.reconfigure(ReplanRequest(plan=degraded.plan, lost=[], holders=holders, generation=9))
     assert not full.is_degraded
     validate(full.plan, fault_tolerance=1)
     assert len(full.plan.nodes) == 4
@@ -192,12 +208,16 @@ def test_a_degraded_plan_is_left_as_soon_as_nodes_that_come_allow_it() -> None:
 def test_a_node_that_gave_notice_hands_its_state_over_where_that_keeps_the_replicas() -> None:
     settings = PlannerSettings(num_microbatches=8, fault_tolerance=1, num_nodes=5, devices_per_node=1, min_nodes=2)
     policy, plan = started(settings, uniform_profile(6))
-    target = policy.reconfigure(plan, [], plan.groups_of, 2, leaving=[NodeId(0)])
+    target = policy.reconfigure(
+        ReplanRequest(plan=plan, lost=[], holders=plan.groups_of, generation=2, leaving=[NodeId(0)])
+    )
     assert not target.is_degraded
     assert target.plan.transfers
     warm = policy.warm_up(plan, target, 3)
     assert warm is not None
-    last = policy.reconfigure(warm.plan, [NodeId(0)], warm.plan.groups_of, 4)
+    last = policy.reconfigure(
+        ReplanRequest(plan=warm.plan, lost=[NodeId(0)], holders=warm.plan.groups_of, generation=4)
+    )
     assert last.plan.pipelines == target.plan.pipelines
     assert not last.plan.transfers
     # A loss gives no choice.

@@ -3,44 +3,40 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
 
 import pytest
 
 from planaria.estimate.step_time import step_time_s
 from planaria.plan.aftermath import Aftermath
 from planaria.plan.instantiate import instantiate, instantiate_beside
-from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
+from planaria.plan.plan import NodeId, PlanError, WorkerId
 from planaria.plan.profile import LinkCost
 from planaria.plan.reconfigure import Change, How, searched
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.speeds import step_times
-from planaria.plan.templates import Template
-from planaria.policy.shapes import Shapes
-from planaria.policy.template_sets import other_sets
-from planaria.policy.templates import TemplatesPolicy
+from planaria.policy.interface import ReplanRequest
+from planaria.policy.planner import Planner
+from planaria.policy.templates import TemplatesPolicy, other_sets
 from tests.plan.profiles import uniform_profile
 
 HEAVY = 200_000_000
 """Bytes of a layer."""
 
 
-class Watched(Shapes):
+class Watched(Planner):
     """Counts what it leaves out, or leaves out nothing."""
 
-    def __init__(self, *, is_open: bool) -> None:
-        super().__init__()
-        self.num_left_out = 0
-        self._is_open = is_open
+    is_open = False
+    num_left_out = 0
 
-    def may_take_less(
-        self, change: Change, templates: Sequence[Template], seconds: float, step_s: Callable[[Plan], float]
-    ) -> bool:
-        if self._is_open:
-            return True
-        may = super().may_take_less(change, templates, seconds, step_s)
-        self.num_left_out += not may
+    def may_take_less(self, change: Change, seconds: float) -> bool:
+        may = self.is_open or super().may_take_less(change, seconds)
+        Watched.num_left_out += not may
         return may
+
+
+class Open(Watched):
+    is_open = True
 
 
 def some_policy(draw: random.Random, *, is_open: bool, devices: int = 1, is_heavy: bool = False) -> TemplatesPolicy:
@@ -55,16 +51,14 @@ def some_policy(draw: random.Random, *, is_open: bool, devices: int = 1, is_heav
         devices_per_node=devices,
         min_nodes=draw.randint(1, 3),
     )
-    made = TemplatesPolicy(profile, settings)
-    made._shapes = Watched(is_open=is_open)
-    return made
+    return TemplatesPolicy.of((Open if is_open else Watched)(profile, settings))
 
 
-def changes(policy: TemplatesPolicy, draw: random.Random) -> list[Change]:
+def changes(policy: TemplatesPolicy, draw: random.Random) -> list[ReplanRequest]:
     """Nodes come and go, one change after the other."""
-    plan = policy.initial([NodeId(node) for node in range(policy.settings.num_nodes)], 1).plan
-    found: list[Change] = []
-    next_node = policy.settings.num_nodes
+    plan = policy.initial([NodeId(node) for node in range(policy.planner.settings.num_nodes)], 1).plan
+    found: list[ReplanRequest] = []
+    next_node = policy.planner.settings.num_nodes
     for _ in range(8):
         holders: dict[WorkerId, tuple[int, ...]] = dict(plan.groups_of)
         lost = draw.sample(plan.nodes, draw.choice([0, 1, 2]))
@@ -73,10 +67,10 @@ def changes(policy: TemplatesPolicy, draw: random.Random) -> list[Change]:
             for device in range(plan.devices_per_node):
                 holders[WorkerId(next_node * plan.devices_per_node + device)] = ()
             next_node += 1
-        change = policy.change(plan, lost, holders, plan.generation + 1)
-        found.append(change)
+        asked = ReplanRequest(plan=plan, lost=lost, holders=holders, generation=plan.generation + 1)
+        found.append(asked)
         try:
-            plan = policy.reconfigure(plan, lost, holders, plan.generation + 1).plan
+            plan = policy.reconfigure(asked).plan
         except PlanError:
             break
     return found
@@ -84,26 +78,23 @@ def changes(policy: TemplatesPolicy, draw: random.Random) -> list[Change]:
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_nothing_that_would_be_taken_is_left_out(devices: int) -> None:
-    left_out = dealt_anew = other_sets_won = 0
+    dealt_anew = other_sets_won = Watched.num_left_out = 0
     for seed in range(5 if devices == 1 else 3):
         is_heavy = seed % 2 > 0
         closed = some_policy(random.Random(seed), is_open=False, devices=devices, is_heavy=is_heavy)
         every = some_policy(random.Random(seed), is_open=True, devices=devices, is_heavy=is_heavy)
         for one in changes(closed, random.Random(seed)):
-            asked = one.plan, one.lost, one.holders, one.generation, one.leaving
             try:
-                found = closed.reconfigure(*asked)
-                of_all = closed._made_of(closed.templates, *asked)
+                found = closed.reconfigure(one)
+                of_all = closed._made_of(closed.planner.templates, one)
             except PlanError:
                 continue
-            assert found == every.reconfigure(*asked)
+            assert found == every.reconfigure(one)
             dealt_anew += found.how == How.INSTANTIATE
             other_sets_won += of_all.how is How.INSTANTIATE and found.plan.pipelines != of_all.plan.pipelines
-        assert isinstance(closed._shapes, Watched)
-        left_out += closed._shapes.num_left_out
     assert dealt_anew > 2
     assert other_sets_won > 2
-    assert (left_out > 20) == (devices == 1)
+    assert (Watched.num_left_out > 20) == (devices == 1)
 
 
 def test_a_shapes_step_is_that_of_its_plans() -> None:
@@ -111,10 +102,11 @@ def test_a_shapes_step_is_that_of_its_plans() -> None:
     for seed in range(4):
         policy = some_policy(random.Random(seed), is_open=False)
         for one in changes(policy, random.Random(seed)):
-            left = Aftermath(one)
+            left = Aftermath(one.change(policy.planner))
             for sizes in searched(left):
                 built = left.build(sizes, How.INSTANTIATE).plan
-                assert step_time_s(left.shaped(sizes), policy.profile) == step_time_s(built, policy.profile)
+                profile = policy.planner.profile
+                assert step_time_s(left.shaped(sizes), profile) == step_time_s(built, profile)
                 compared += 1
     assert compared > 50
 
@@ -122,10 +114,10 @@ def test_a_shapes_step_is_that_of_its_plans() -> None:
 def test_what_is_remembered_of_instantiations_is_what_would_be_found() -> None:
     draw = random.Random(3)
     policy = some_policy(draw, is_open=False)
-    settings, num_nodes = policy.settings, policy.settings.num_nodes
-    for templates in (policy.templates, *other_sets(policy.templates, num_nodes, settings)):
+    settings, num_nodes = policy.planner.settings, policy.planner.settings.num_nodes
+    for templates in (policy.planner.templates, *other_sets(policy.planner.templates, num_nodes, settings)):
         for nodes in range(templates[0].num_nodes * 2, num_nodes + 1):
-            kept = draw.choices(policy.templates[:3], k=draw.choice([0, 1, 2]))
+            kept = draw.choices(policy.planner.templates[:3], k=draw.choice([0, 1, 2]))
             times = [step_times(one, settings.num_microbatches) for one in kept]
             expected = instantiate(templates, nodes, settings, kept=times)
             assert instantiate_beside(templates, nodes, settings, kept) == expected

@@ -12,8 +12,9 @@ from planaria.estimate.step_time import outline
 from planaria.plan.plan import NodeId
 from planaria.plan.profile import ModelProfile
 from planaria.plan.settings import PlannerSettings
-from planaria.policy.adaptive import AdaptivePolicy
-from planaria.policy.proposal import Proposal
+from planaria.policy.adaptive.adaptive import AdaptivePolicy
+from planaria.policy.interface import Candidate, ReplanRequest
+from planaria.policy.planner import Planner
 from planaria.policy.templates import TemplatesPolicy
 from tests.plan.profiles import uniform_profile
 
@@ -37,13 +38,13 @@ def profile() -> ModelProfile:
 PROFILE = profile()
 
 
-def after_a_loss(policy: AdaptivePolicy, first: Proposal) -> Proposal:
+def after_a_loss(policy: AdaptivePolicy, first: Candidate) -> Candidate:
     holders = {worker: groups for worker, groups in first.plan.groups_of.items() if worker != 2}
-    return policy.reconfigure(first.plan, [NodeId(2)], holders, 2)
+    return policy.reconfigure(ReplanRequest(plan=first.plan, lost=[NodeId(2)], holders=holders, generation=2))
 
 
 def test_split_backwards_gain_nothing_on_shared_cores() -> None:
-    own, shared = AdaptivePolicy(PROFILE, OWN), AdaptivePolicy(PROFILE, SHARED)
+    own, shared = AdaptivePolicy.of(Planner(PROFILE, OWN)), AdaptivePolicy.of(Planner(PROFILE, SHARED))
     first, oversubscribed = own.initial(NODES, 1), shared.initial(NODES, 1)
     assert first.plan.schedule.splits_backward, "with a core each they fill gaps"
     assert not oversubscribed.plan.schedule.splits_backward
@@ -52,12 +53,14 @@ def test_split_backwards_gain_nothing_on_shared_cores() -> None:
 
 def test_no_other_policy_begins_with_a_quicker_plan() -> None:
     for settings in (OWN, SHARED):
-        first = AdaptivePolicy(PROFILE, settings).initial(NODES, 1)
-        assert first.step_time_s <= TemplatesPolicy(PROFILE, settings).initial(NODES, 1).step_time_s * (1 + 1e-9)
+        first = AdaptivePolicy.of(Planner(PROFILE, settings)).initial(NODES, 1)
+        assert first.step_time_s <= TemplatesPolicy.of(Planner(PROFILE, settings)).initial(NODES, 1).step_time_s * (
+            1 + 1e-9
+        )
 
 
 def test_the_cores_must_do_all_the_work() -> None:
-    plan = TemplatesPolicy(PROFILE, OWN).initial(NODES, 1).plan
+    plan = TemplatesPolicy.of(Planner(PROFILE, OWN)).initial(NODES, 1).plan
     alone = outline(plan, PROFILE)
     link, size = PROFILE.links.between_nodes, PROFILE.layers[0].output_bytes
     sent = 2 * sum(len(route.microbatches) * (len(route.hops) - 1) for route in plan.routes)
@@ -71,17 +74,17 @@ def test_the_cores_must_do_all_the_work() -> None:
 
 
 def test_at_other_speeds_the_cores_are_still_shared() -> None:
-    shared = TemplatesPolicy(PROFILE, SHARED)
+    shared = TemplatesPolicy.of(Planner(PROFILE, SHARED))
     first = shared.initial(NODES, 1)
-    assert shared.with_speeds({}).estimated(first.plan).step_time_s == first.step_time_s
+    assert shared.with_planner(shared.planner.with_speeds({})).estimated(first.plan).step_time_s == first.step_time_s
 
 
 @pytest.mark.parametrize("stretch", [0.5, 3.0])
 def test_what_was_measured_stretches_every_estimate(stretch: float) -> None:
-    policy = AdaptivePolicy(PROFILE, SHARED)
+    policy = AdaptivePolicy.of(Planner(PROFILE, SHARED))
     first = policy.initial(NODES, 1)
     before = after_a_loss(policy, first)
-    measured = policy.with_stretch(stretch)
+    measured = policy.with_planner(policy.planner.with_stretch(stretch))
     assert measured.estimated(first.plan).step_time_s == pytest.approx(stretch * first.step_time_s)
     after = after_a_loss(measured, first)
     assert after.candidates[0].step_time_s == pytest.approx(stretch * before.candidates[0].step_time_s)
@@ -91,5 +94,5 @@ def test_what_was_measured_stretches_every_estimate(stretch: float) -> None:
 
 
 def test_of_plans_with_as_much_work_the_one_of_most_nodes_is_taken() -> None:
-    first = AdaptivePolicy(PROFILE, SHARED).initial(NODES, 1)
+    first = AdaptivePolicy.of(Planner(PROFILE, SHARED)).initial(NODES, 1)
     assert first.plan.nodes == tuple(NODES)

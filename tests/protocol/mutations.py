@@ -15,8 +15,8 @@ from planaria.plan import transfers as moving
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import Plan, Route, Transfer, WorkerId
 from planaria.plan.sources import Holders
-from planaria.policy import templates
-from planaria.policy.proposal import Proposal
+from planaria.policy import planner
+from planaria.policy.interface import Candidate
 from planaria.protocol import placing
 from planaria.protocol.ballot import Ballot
 from planaria.protocol.checkpoint_ref import CheckpointRef
@@ -118,7 +118,7 @@ def fault_tolerance_is_quietly_lowered(patch: Patch) -> None:
     """Fewer than (f + 1) n0 nodes are left, and training goes on."""
     before = Placing.placement
 
-    def lowered(self: Placing, situation: Situation, **others: Any) -> Proposal:
+    def lowered(self: Placing, situation: Situation, **others: Any) -> Candidate:
         try:
             return before(self, situation, **others)
         except aftermath.TooFewNodes:
@@ -127,7 +127,7 @@ def fault_tolerance_is_quietly_lowered(patch: Patch) -> None:
 
     patch.setattr(Placing, "placement", lowered)
     patch.setattr(placing, "validate", lambda *arguments, **others: None)
-    patch.setattr(templates, "initial_plan", _without_tolerance(templates.initial_plan))
+    patch.setattr(planner, "initial_plan", _without_tolerance(planner.initial_plan))
 
 
 def _without_tolerance(initial_plan: Callable[..., Plan]) -> Callable[..., Plan]:

@@ -15,7 +15,8 @@ from planaria.job.settings import PolicyName, TrainSection, WhenNotFinite
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.plan.settings import PlannerSettings
-from planaria.policy.choice import make_policy
+from planaria.policy.planner import Planner
+from planaria.policy.registry import make_policy
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.commit import NOT_APPLIED
 from planaria.protocol.coordinator import Coordinator
@@ -62,7 +63,7 @@ def make_machine(past: Past | None = None, **changes: Any) -> Coordinator:
         resume=None,
     )
     settings = dataclasses.replace(settings, **changes)
-    return Coordinator(settings, TemplatesPolicy(profile, planner), past)
+    return Coordinator(settings, TemplatesPolicy.of(Planner(profile, planner)), past)
 
 
 def join_all(machine: Coordinator) -> list[Command]:
@@ -280,7 +281,9 @@ def test_morph_needs_the_checkpoints_that_a_job_file_with_it_needs(every: int, k
     planner = PlannerSettings(num_microbatches=4, fault_tolerance=1, num_nodes=3, devices_per_node=1)
     settings = dataclasses.replace(usual.settings, checkpoint_every=every, keep_checkpoints=kept)
     profile = uniform_profile(1, tied=False)
-    machine = Coordinator(settings, usual.policy, make=lambda name, most_bytes: make_policy(name, profile, planner))
+    machine = Coordinator(
+        settings, usual.policy, make=lambda name, most_bytes: make_policy(name, Planner(profile, planner))
+    )
     join_all(machine)
     refusal = machine.refusal("morph")
     assert refusal is None if why is None else why in str(refusal)
@@ -291,8 +294,8 @@ def test_plans_know_zones_whatever_policy_makes_them() -> None:
     planner = PlannerSettings(num_microbatches=8, fault_tolerance=1, num_nodes=4, devices_per_node=1, min_nodes=2)
     profile = uniform_profile(2, tied=False)
     settings = dataclasses.replace(make_machine().settings, num_nodes=4, num_groups=len(profile.groups))
-    policy = TemplatesPolicy(profile, planner)
-    machine = Coordinator(settings, policy, make=lambda name, most_bytes: make_policy(name, profile, planner))
+    policy = TemplatesPolicy.of(Planner(profile, planner))
+    machine = Coordinator(settings, policy, make=lambda name, most_bytes: make_policy(name, Planner(profile, planner)))
     for worker in range(4):
         machine.handle(WorkerJoined(WorkerId(worker), f"host:{worker}", "ab"[worker % 2]), 0.0)
     assert [pipeline.workers for pipeline in machine.plan.pipelines] == [(0, 2), (1, 3)]

@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import pytest
 from tests.plan.profiles import uniform_profile
 
 from planaria.plan.plan import NodeId
 from planaria.plan.settings import PlannerSettings
-from planaria.policy.adaptive import AdaptivePolicy
+from planaria.policy.adaptive.adaptive import AdaptivePolicy
+from planaria.policy.interface import ReplanRequest
+from planaria.policy.planner import Planner
 from planaria.protocol.foresight import Foresight
 from planaria.protocol.second_look import SecondLook
 
 
+@dataclass(frozen=True, eq=False)
 class Counting(AdaptivePolicy):
     """Each answer takes three pieces."""
 
-    asked: list[tuple[NodeId, ...]]
+    asked: list[tuple[NodeId, ...]] = field(default_factory=list)
 
-    def ponder(self, plan: object, lost: object, holders: object, *, at_once: bool = True) -> Iterator[None]:
-        self.asked.append(tuple(lost))  # type: ignore[call-overload]
+    def precompute(self, request: ReplanRequest, *, at_once: bool = True) -> Iterator[None]:
+        self.asked.append(tuple(request.lost))
         return iter((None, None, None))
 
 
 def policy() -> Counting:
     settings = PlannerSettings(num_microbatches=8, fault_tolerance=1, num_nodes=4, devices_per_node=1, min_nodes=2)
-    made = Counting(uniform_profile(4), settings)
-    made.asked = []
-    return made
+    return Counting.of(Planner(uniform_profile(4), settings))
 
 
 def thought(
@@ -78,16 +80,17 @@ def test_pairs_are_as_many_as_may_be_asked_about(monkeypatch: pytest.MonkeyPatch
 def test_an_answer_about_two_nodes_is_the_one_that_is_given() -> None:
     """And it is there: nothing is found out any more when it is asked."""
     settings = PlannerSettings(num_microbatches=16, fault_tolerance=1, num_nodes=8, devices_per_node=1, min_nodes=2)
-    first, second = (AdaptivePolicy(uniform_profile(8), settings) for _ in range(2))
+    first, second = (AdaptivePolicy.of(Planner(uniform_profile(8), settings)) for _ in range(2))
     plan = first.initial([NodeId(n) for n in range(8)], 1).plan
     foresight = Foresight()
     while foresight.look(first, plan, 8, frozenset()):
         foresight.think(first, plan, plan.groups_of, frozenset())
-    answers = dict(first._answers)
+    answers = dict(first.answers.known)
     lost = (NodeId(0), NodeId(1))
     holders = {worker: groups for worker, groups in plan.groups_of.items() if worker not in lost}
-    assert first.reconfigure(plan, lost, holders, 2) == second.reconfigure(plan, lost, holders, 2)
-    assert first._answers == answers
+    asked = ReplanRequest(plan=plan, lost=lost, holders=holders, generation=2)
+    assert first.reconfigure(asked) == second.reconfigure(asked)
+    assert first.answers.known == answers
 
 
 def test_who_leaves_is_done_without_in_any_case() -> None:
@@ -114,18 +117,19 @@ def test_the_plan_that_follows_in_any_case_is_the_first() -> None:
 def test_an_answer_half_found_is_gone_on_with() -> None:
     """By whoever cannot wait; and who began it finds it done."""
     settings = PlannerSettings(num_microbatches=16, fault_tolerance=1, num_nodes=8, devices_per_node=1, min_nodes=2)
-    first, second = (AdaptivePolicy(uniform_profile(8), settings) for _ in range(2))
+    first, second = (AdaptivePolicy.of(Planner(uniform_profile(8), settings)) for _ in range(2))
     plan = first.initial([NodeId(n) for n in range(8)], 1).plan
     holders = {worker: groups for worker, groups in plan.groups_of.items() if worker != 3}
-    half, rest = first.ponder(plan, [NodeId(3)], holders), second.ponder(plan, [NodeId(3)], holders)
+    asked = ReplanRequest(plan=plan, lost=[NodeId(3)], holders=holders, generation=2)
+    half, rest = first.precompute(asked), second.precompute(asked)
     number = sum(1 for _ in rest)
     for _ in range(number // 2):
         next(half)
-    (under_way,) = first._under_way.values()
-    assert first.reconfigure(plan, [NodeId(3)], holders, 2) == second.reconfigure(plan, [NodeId(3)], holders, 2)
+    (under_way,) = first.answers.under_way.values()
+    assert first.reconfigure(asked) == second.reconfigure(asked)
     assert next(under_way, None) is None
     assert list(half) == []
-    assert not first._under_way
+    assert not first.answers.under_way
 
 
 def test_nothing_is_begun_that_may_not_be_done_before_votes() -> None:

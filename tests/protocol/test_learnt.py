@@ -14,8 +14,9 @@ from tests.protocol.test_returning import Life, joined, returned, votes
 from planaria.estimate.restore import Storage
 from planaria.plan.plan import NodeId, PlanError, WorkerId
 from planaria.plan.settings import PlannerSettings
-from planaria.policy.outlook import CHANGE_S
-from planaria.policy.proposal import Proposal
+from planaria.policy.forecast import CHANGE_S
+from planaria.policy.interface import Candidate
+from planaria.policy.planner import Planner
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.events import NodeGone, RanOut, Restarted, WorkerJoined
 from planaria.protocol.journal import Fate, JournalCommit, encode_entry
@@ -142,7 +143,7 @@ def test_storage() -> None:
 
 def test_a_node_that_changes_often_is_still_believed_more_slowly() -> None:
     settings = replace(SETTINGS, min_nodes=1)
-    made = TemplatesPolicy(uniform_profile(8), settings).initial([NodeId(n) for n in range(6)], 1).plan
+    made = TemplatesPolicy.of(Planner(uniform_profile(8), settings)).initial([NodeId(n) for n in range(6)], 1).plan
     expected = dict.fromkeys(made.workers, 0.1)
     slow = expected | {WorkerId(1): 0.2}
     speeds = Speeds()
@@ -154,10 +155,10 @@ def test_a_node_that_changes_often_is_still_believed_more_slowly() -> None:
 
 
 def test_a_node_that_rested_before_rests_twice_as_long() -> None:
-    policy = TemplatesPolicy(PROFILE, SETTINGS)
+    policy = TemplatesPolicy.of(Planner(PROFILE, SETTINGS))
     any_plan = policy.initial([NodeId(n) for n in range(6)], 1)
 
-    def propose(without: frozenset[NodeId]) -> Proposal:
+    def propose(without: frozenset[NodeId]) -> Candidate:
         if without not in (frozenset(), frozenset({NodeId(2)})):
             raise PlanError("needed")
         return replace(any_plan, step_time_s=0.5 if without else 1.0)
@@ -182,12 +183,20 @@ def gone(number: int) -> NodeGone:
 
 
 def shortages() -> Shortages:
-    return Shortages(PROFILE, lambda size: TemplatesPolicy(PROFILE, replace(SETTINGS, memory_bytes=size)))
+    return Shortages(PROFILE, lambda size: TemplatesPolicy.of(Planner(PROFILE, replace(SETTINGS, memory_bytes=size))))
 
 
 def test_plans_stay_below_what_failed() -> None:
-    light = TemplatesPolicy(PROFILE, replace(SETTINGS, min_nodes=3)).initial([NodeId(n) for n in range(6)], 1).plan
-    heavy = TemplatesPolicy(PROFILE, replace(SETTINGS, min_nodes=2)).initial([NodeId(n) for n in range(4)], 1).plan
+    light = (
+        TemplatesPolicy.of(Planner(PROFILE, replace(SETTINGS, min_nodes=3)))
+        .initial([NodeId(n) for n in range(6)], 1)
+        .plan
+    )
+    heavy = (
+        TemplatesPolicy.of(Planner(PROFILE, replace(SETTINGS, min_nodes=2)))
+        .initial([NodeId(n) for n in range(4)], 1)
+        .plan
+    )
     before, successor = shortages(), shortages()
     before.committed(light)
     before.note(gone(0), light, 5)

@@ -9,11 +9,14 @@ from planaria.estimate.restore import Storage, restore_time
 from planaria.plan.plan import NodeId
 from planaria.plan.settings import PlannerSettings
 from planaria.policy.morph import MorphPolicy
+from planaria.policy.planner import Planner
 from planaria.protocol.loading import Loading
 
-POLICY = MorphPolicy(
-    uniform_profile(4),
-    PlannerSettings(num_microbatches=4, fault_tolerance=1, num_nodes=4, devices_per_node=1, min_nodes=2),
+POLICY = MorphPolicy.of(
+    Planner(
+        uniform_profile(4),
+        PlannerSettings(num_microbatches=4, fault_tolerance=1, num_nodes=4, devices_per_node=1, min_nodes=2),
+    )
 )
 PLAN = POLICY.initial([NodeId(node) for node in range(4)], 1).plan
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from planaria.plan.plan import Group, Pipeline, Plan, Stage, Transfer, WorkerId
-from planaria.policy.outlook import CHANGE_S, RESTORE_S
+from planaria.policy.forecast import CHANGE_S, RESTORE_S
 from planaria.protocol.moving import UNMOVED_S, Moving
 
 WORKERS = (WorkerId(0), WorkerId(1))

@@ -11,29 +11,30 @@ from tests.plan.profiles import uniform_profile
 
 from planaria.plan.plan import NodeId, PlanError, Redundancy, Stage, WorkerId
 from planaria.plan.settings import PlannerSettings
-from planaria.policy.proposal import Proposal
+from planaria.policy.interface import Candidate, ReplanRequest
+from planaria.policy.planner import Planner
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.pacing import FIRST_REST_STEPS, TRIAL_STEPS, Pacing, same_work
 from planaria.protocol.speeds import SpeedEvidence
 
 SETTINGS = PlannerSettings(num_microbatches=8, fault_tolerance=1, num_nodes=4, devices_per_node=1, min_nodes=1)
-POLICY = TemplatesPolicy(uniform_profile(6), SETTINGS)
+POLICY = TemplatesPolicy.of(Planner(uniform_profile(6), SETTINGS))
 ANY = POLICY.initial([NodeId(n) for n in range(4)], 1)
 MANY = 1000
 NOW = 100.0
 SLOW = {NodeId(2): 0.5, NodeId(3): 0.2}
 
-Propose = Callable[[frozenset[NodeId]], Proposal]
+Propose = Callable[[frozenset[NodeId]], Candidate]
 
 
-def takes(step_s: float, transfer_s: float = 0.0) -> Proposal:
+def takes(step_s: float, transfer_s: float = 0.0) -> Candidate:
     return replace(ANY, step_time_s=step_s, transfer_s=transfer_s)
 
 
 def proposals(step_s: Mapping[tuple[int, ...], float]) -> Propose:
     """Of plans without these nodes, how long their steps take; no other can be made."""
 
-    def propose(without: frozenset[NodeId]) -> Proposal:
+    def propose(without: frozenset[NodeId]) -> Candidate:
         if tuple(sorted(without)) not in step_s:
             raise PlanError("too few nodes")
         return takes(step_s[tuple(sorted(without))])
@@ -66,7 +67,7 @@ def test_it_is_looked_at_once(pacing: Pacing) -> None:
     ],
     ids=["it pays", "it is hardly better", "the job ends soon", "much moves", "and it pays", "no plan lasts so long"],
 )
-def test_a_plan_must_gain_more_than_it_costs(other: Proposal, steps_left: int, pays: bool, pacing: Pacing) -> None:
+def test_a_plan_must_gain_more_than_it_costs(other: Candidate, steps_left: int, pays: bool, pacing: Pacing) -> None:
     chosen = pacing.choose(5, {}, lambda without: other, takes(1.0), steps_left)
     assert chosen is (other if pays else None)
 
@@ -145,9 +146,9 @@ def test_whoever_is_gone_rests_no_longer(pacing: Pacing) -> None:
 
 def test_the_same_pipelines_with_other_shares_are_other_work() -> None:
     nodes = [NodeId(0), NodeId(1)]
-    plan = TemplatesPolicy(uniform_profile(6), replace(SETTINGS, num_nodes=2)).initial(nodes, 1).plan
-    slower = TemplatesPolicy(uniform_profile(6), replace(SETTINGS, num_nodes=2)).with_speeds({nodes[1]: 0.5})
-    other = slower.reconfigure(plan, (), plan.groups_of, 2).plan
+    plan = TemplatesPolicy.of(Planner(uniform_profile(6), replace(SETTINGS, num_nodes=2))).initial(nodes, 1).plan
+    slower = TemplatesPolicy.of(Planner(uniform_profile(6), replace(SETTINGS, num_nodes=2), speeds={nodes[1]: 0.5}))
+    other = slower.reconfigure(ReplanRequest(plan=plan, lost=(), holders=plan.groups_of, generation=2)).plan
     assert same_work(plan, plan)
     spare = Stage(worker=WorkerId(2), first_layer=0, end_layer=6)
     shadowed = msgspec.structs.replace(plan, shadows=(spare,))

@@ -9,6 +9,7 @@ from tests.protocol.told import committed
 
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.plan.settings import PlannerSettings
+from planaria.policy.planner import Planner
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.checkpoint_ref import CheckpointRef
 from planaria.protocol.commit import NOT_APPLIED
@@ -38,7 +39,7 @@ def note(text: str) -> tuple[AnyRecord, ...]:
 
 def plan(generation: int, step: int, source: StateSource = StateSource.LIVE, *newcomers: int) -> JournalPlan:
     planner = PlannerSettings(num_microbatches=4, fault_tolerance=1, num_nodes=3, devices_per_node=1)
-    policy = TemplatesPolicy(uniform_profile(1, tied=False), planner)
+    policy = TemplatesPolicy.of(Planner(uniform_profile(1, tied=False), planner))
     message = PlanMessage(
         plan=policy.initial([NodeId(n) for n in range(3)], generation).plan,
         step=step,

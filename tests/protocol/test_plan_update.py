@@ -18,6 +18,8 @@ from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, L
 from planaria.plan.salvage import to_halt
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.takeover import resume
+from planaria.policy.interface import FinishRequest, ReplanRequest
+from planaria.policy.planner import Planner
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.messages import Halt, PlanMessage, StateSource, ToWorker, encode
 from planaria.protocol.plan_update import Orders, UpdateError, decode_order, difference, updated
@@ -40,8 +42,11 @@ PROFILE = ModelProfile(
     links=Links(within_node=LINK, between_nodes=LINK),
     device=DeviceKind(name="none"),
 )
-POLICY = TemplatesPolicy(
-    PROFILE, PlannerSettings(num_microbatches=24, fault_tolerance=1, num_nodes=NODES, devices_per_node=1, min_nodes=2)
+POLICY = TemplatesPolicy.of(
+    Planner(
+        PROFILE,
+        PlannerSettings(num_microbatches=24, fault_tolerance=1, num_nodes=NODES, devices_per_node=1, min_nodes=2),
+    )
 )
 
 
@@ -70,12 +75,23 @@ def history(seed: int) -> list[PlanMessage]:
         halted = to_halt(plan, workers)
         holders = {worker: plan.groups_of.get(worker, ()) for worker in workers}
         layers = {worker: plan.layers_held(groups) for worker, groups in holders.items()}
-        finishing = POLICY.finish_step(plan, workers, halted, Ledger.empty(LAYERS), layers, 10 * turn + 2).plan
-        placed = POLICY.reconfigure(finishing, [NodeId(victim)], holders, 10 * turn + 3).plan
+        finishing = POLICY.finish_step(
+            FinishRequest(
+                plan=plan,
+                live=workers,
+                halted=halted,
+                counted=Ledger.empty(LAYERS),
+                holders=layers,
+                generation=10 * turn + 2,
+            )
+        ).plan
+        placed = POLICY.reconfigure(
+            ReplanRequest(plan=finishing, lost=[NodeId(victim)], holders=holders, generation=10 * turn + 3)
+        ).plan
         live.add(NODES + turn)
         newcomer = WorkerId(NODES + turn)
         held = {**{w: placed.groups_of.get(w, ()) for w in workers}, newcomer: ()}
-        target = POLICY.reconfigure(placed, [], held, 10 * turn + 4)
+        target = POLICY.reconfigure(ReplanRequest(plan=placed, lost=[], holders=held, generation=10 * turn + 4))
         found += [message(finishing, turn + 1), message(placed, turn + 2)]
         warming = POLICY.warm_up(placed, target, 10 * turn + 5)
         assert warming is not None

@@ -11,8 +11,9 @@ from tests.plan.profiles import uniform_profile
 from planaria.job.settings import PolicyName
 from planaria.plan.plan import NodeId, PlanError
 from planaria.plan.settings import PlannerSettings
-from planaria.policy.choice import make_policy
-from planaria.policy.proposal import Policy, Proposal
+from planaria.policy.interface import Candidate, Policy, ReplanRequest
+from planaria.policy.planner import Planner
+from planaria.policy.registry import make_policy
 from planaria.protocol.journal import JournalPolicy, decode_entry, encode_entry
 from planaria.protocol.past import Past
 from planaria.protocol.switching import Switching, why_change
@@ -22,7 +23,7 @@ SETTINGS = PlannerSettings(num_microbatches=12, fault_tolerance=1, num_nodes=6, 
 
 
 def make(name: PolicyName, most_bytes: int) -> Policy:
-    return make_policy(name, PROFILE, replace(SETTINGS, memory_bytes=most_bytes))
+    return make_policy(name, Planner(PROFILE, replace(SETTINGS, memory_bytes=most_bytes)))
 
 
 POLICY = make(PolicyName.TEMPLATES, 0)
@@ -30,9 +31,9 @@ FULL = POLICY.initial([NodeId(node) for node in range(6)], 1)
 """Three pipelines of two nodes."""
 
 
-def after_a_loss(name: PolicyName) -> Proposal:
+def after_a_loss(name: PolicyName) -> Candidate:
     holders = {worker: groups for worker, groups in FULL.plan.groups_of.items() if worker != 1}
-    return make(name, 0).reconfigure(FULL.plan, [NodeId(1)], holders, 2)
+    return make(name, 0).reconfigure(ReplanRequest(plan=FULL.plan, lost=[NodeId(1)], holders=holders, generation=2))
 
 
 def test_what_a_user_may_have() -> None:

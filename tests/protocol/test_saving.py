@@ -8,6 +8,7 @@ from tests.plan.profiles import uniform_profile
 from planaria.job.settings import TrainSection
 from planaria.plan.plan import WorkerId
 from planaria.plan.settings import PlannerSettings
+from planaria.policy.planner import Planner
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.cadence import Cadence
 from planaria.protocol.coordinator import Coordinator
@@ -113,7 +114,7 @@ def test_news_of_a_checkpoint_that_a_later_one_replaced_is_not_taken_for_the_lat
         checkpoint_every=4,
         resume=None,
     )
-    machine = Coordinator(settings, TemplatesPolicy(profile, planner))
+    machine = Coordinator(settings, TemplatesPolicy.of(Planner(profile, planner)))
     machine._run.phase = Phase.SAVING
     for step in (4, 5):
         machine.checkpoints.begin(step, len(profile.groups), (4,), 0.0)

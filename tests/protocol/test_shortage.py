@@ -10,6 +10,7 @@ from tests.plan.profiles import uniform_profile
 from planaria.estimate.memory import worker_memory_bytes
 from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
 from planaria.plan.settings import PlannerSettings
+from planaria.policy.planner import Planner
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.events import NodeGone, RanOut
 from planaria.protocol.shortage import SOON_STEPS, Shortages
@@ -21,7 +22,7 @@ SETTINGS = PlannerSettings(num_microbatches=12, fault_tolerance=1, num_nodes=6, 
 def plan_of(nodes: int, smallest: int) -> Plan:
     """Pipelines of `smallest` nodes."""
     settings = dataclasses.replace(SETTINGS, min_nodes=smallest, num_nodes=nodes)
-    return TemplatesPolicy(PROFILE, settings).initial([NodeId(node) for node in range(nodes)], 1).plan
+    return TemplatesPolicy.of(Planner(PROFILE, settings)).initial([NodeId(node) for node in range(nodes)], 1).plan
 
 
 LIGHT, HEAVY = plan_of(6, 3), plan_of(4, 2)
@@ -37,7 +38,9 @@ def gone(node: int, *, needed: int = 0) -> NodeGone:
 
 @pytest.fixture
 def shortages() -> Shortages:
-    return Shortages(PROFILE, lambda size: TemplatesPolicy(PROFILE, dataclasses.replace(SETTINGS, memory_bytes=size)))
+    return Shortages(
+        PROFILE, lambda size: TemplatesPolicy.of(Planner(PROFILE, dataclasses.replace(SETTINGS, memory_bytes=size)))
+    )
 
 
 def test_before_anything_was_carried_as_much_is_too_much(shortages: Shortages) -> None:

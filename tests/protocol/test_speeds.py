@@ -12,6 +12,7 @@ from tests.plan.profiles import uniform_profile
 
 from planaria.plan.plan import NodeId, Plan, WorkerId
 from planaria.plan.settings import PlannerSettings
+from planaria.policy.planner import Planner
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.records import NodeSpeed
 from planaria.protocol.speeds import FACTOR, GRAIN, MEMORY_STEPS, ON_REAL_HOSTS, STEPS, SpeedEvidence, Speeds
@@ -28,7 +29,9 @@ def plan_of(num_nodes: int = NODES, devices: int = 1) -> Plan:
         devices_per_node=devices,
         min_nodes=1,
     )
-    return TemplatesPolicy(uniform_profile(8), settings).initial([NodeId(n) for n in range(num_nodes)], 1).plan
+    return (
+        TemplatesPolicy.of(Planner(uniform_profile(8), settings)).initial([NodeId(n) for n in range(num_nodes)], 1).plan
+    )
 
 
 PLAN = plan_of()

@@ -8,6 +8,7 @@ from tests.plan.profiles import uniform_profile
 
 from planaria.plan.plan import Plan, WorkerId
 from planaria.plan.settings import PlannerSettings
+from planaria.policy.planner import Planner
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.messages import Commit, Halt, PlanMessage, Recall, Save, StateSource, Stop, WorkerPhase
 from planaria.protocol.worker import (
@@ -27,7 +28,7 @@ from planaria.protocol.worker import (
 
 def make_plan(generation: int) -> Plan:
     settings = PlannerSettings(num_microbatches=4, fault_tolerance=1, num_nodes=2, devices_per_node=1)
-    plan = TemplatesPolicy(uniform_profile(4), settings).initial([0, 1], 1).plan  # type: ignore[list-item]
+    plan = TemplatesPolicy.of(Planner(uniform_profile(4), settings)).initial([0, 1], 1).plan  # type: ignore[list-item]
     return msgspec.structs.replace(plan, generation=generation)
 
 

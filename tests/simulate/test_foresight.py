@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from planaria.job.settings import PolicyName
-from planaria.policy.adaptive import AdaptivePolicy
+from planaria.policy.adaptive.adaptive import AdaptivePolicy
 from tests.testkit.cluster.cluster import Cluster
 from tests.testkit.schedules.schedule import Schedule, schedule
 
@@ -31,9 +31,9 @@ def test_an_answer_in_advance_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> 
 
     def counting(policy: AdaptivePolicy, *args: object, **kwargs: object) -> object:
         nonlocal asked, prepared
-        before = set(policy._answers)
+        before = set(policy.answers.known)
         proposal = original(policy, *args, **kwargs)  # type: ignore[arg-type]
-        asked, prepared = asked + 1, prepared + (before == set(policy._answers))
+        asked, prepared = asked + 1, prepared + (before == set(policy.answers.known))
         return proposal
 
     monkeypatch.setattr(AdaptivePolicy, "reconfigure", counting)
@@ -50,9 +50,9 @@ def test_what_will_be_asked_after_the_step_is_prepared_whatever_the_time(monkeyp
     original = AdaptivePolicy.reconfigure
 
     def noting(policy: AdaptivePolicy, *args: object, **kwargs: object) -> object:
-        before = set(policy._answers)
+        before = set(policy.answers.known)
         proposal = original(policy, *args, **kwargs)  # type: ignore[arg-type]
-        missing.append(before != set(policy._answers))
+        missing.append(before != set(policy.answers.known))
         return proposal
 
     monkeypatch.setattr(AdaptivePolicy, "reconfigure", noting)

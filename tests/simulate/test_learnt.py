@@ -10,8 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from planaria.job.settings import PolicyName
-from planaria.policy.choice import make_policy
-from planaria.policy.proposal import Policy
+from planaria.policy.interface import Policy
+from planaria.policy.planner import Planner
+from planaria.policy.registry import make_policy
 from planaria.protocol import timing
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.events import Command, Event
@@ -29,7 +30,7 @@ def successor(cluster: Cluster, entries: list[bytes]) -> Coordinator:
     setup, profile = cluster.schedule.setup, cluster.profile
 
     def make(name: PolicyName, most_bytes: int) -> Policy:
-        return make_policy(name, profile, setup.planner)
+        return make_policy(name, Planner(profile, setup.planner))
 
     past = Past.of([decode_entry(entry) for entry in entries])
     shortages = Shortages(profile, partial(make, setup.policy))

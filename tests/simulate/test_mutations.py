@@ -17,8 +17,8 @@ import pytest
 from planaria.plan import takeover
 from planaria.plan.plan import NodeId, Plan, WorkerId
 from planaria.policy import drop
+from planaria.policy.planner import Planner
 from planaria.policy.reroute import ReroutePolicy
-from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol import placing, plan_update
 from planaria.protocol.course.run import Run
 from planaria.protocol.events import Command, Evict
@@ -151,12 +151,12 @@ def a_commit_is_written_twice_after_a_power_cut(patch: Patch) -> None:
 
 
 def a_speed_of_one_node_is_applied_to_another(patch: Patch) -> None:
-    with_speeds = TemplatesPolicy.with_speeds
+    with_speeds = Planner.with_speeds
 
-    def shifted(self: TemplatesPolicy, speeds: Mapping[NodeId, float]) -> TemplatesPolicy:
+    def shifted(self: Planner, speeds: Mapping[NodeId, float]) -> Planner:
         return with_speeds(self, {NodeId(node ^ 1): speed for node, speed in speeds.items()})
 
-    patch.setattr(TemplatesPolicy, "with_speeds", shifted)
+    patch.setattr(Planner, "with_speeds", shifted)
 
 
 def a_node_is_judged_by_what_another_measured(patch: Patch) -> None:
@@ -186,15 +186,15 @@ def what_was_held_before_the_job_went_back_counts(patch: Patch) -> None:
 
 
 def degraded_plans_do_not_say_so(patch: Patch) -> None:
-    sentence = ReroutePolicy._sentence
-    patch.setattr(ReroutePolicy, "_sentence", lambda *args: replace(sentence(*args), is_degraded=False))
+    candidate = ReroutePolicy._candidate
+    patch.setattr(ReroutePolicy, "_candidate", lambda *args: replace(candidate(*args), is_degraded=False))
     patch.setattr(placing, "validate", lambda *arguments, **others: None)
 
 
 def degraded_plans_are_refused(patch: Patch) -> None:
     """The policy forgets that it means them: the job ends where it could go on."""
-    sentence = ReroutePolicy._sentence
-    patch.setattr(ReroutePolicy, "_sentence", lambda *args: replace(sentence(*args), is_degraded=False))
+    candidate = ReroutePolicy._candidate
+    patch.setattr(ReroutePolicy, "_candidate", lambda *args: replace(candidate(*args), is_degraded=False))
 
 
 def damage_is_not_told(patch: Patch) -> None:

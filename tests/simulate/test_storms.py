@@ -14,8 +14,7 @@ import pytest
 from planaria.job.settings import PolicyName
 from planaria.plan.plan import ScheduleKind
 from planaria.plan.profile import ModelProfile
-from planaria.policy.proposal import Proposal
-from planaria.policy.templates import TemplatesPolicy
+from planaria.policy.interface import Candidate, FinishRequest, Policy
 from planaria.protocol.records import AnyRecord, Note, PlanTaken, StepCommitted
 from tests.plan.profiles import uniform_profile
 from tests.testkit.cluster.cluster import Cluster
@@ -89,16 +88,16 @@ def test_losses_across_pipelines_cost_less_than_a_step(policy: PolicyName) -> No
 
 def long(monkeypatch: pytest.MonkeyPatch, steps: Sequence[float | None], whole: float = 1.0) -> None:
     """The rest of the struck step is thought to take so many whole steps, at one loss after the other."""
-    original = TemplatesPolicy.finish_step
+    original = Policy.finish_step
     coming = list(steps)
 
-    def finish_step(self: TemplatesPolicy, *asked: object, **named: object) -> Proposal:
-        proposal = original(self, *asked, **named)  # type: ignore[arg-type]
+    def finish_step(self: Policy, request: FinishRequest) -> Candidate:
+        proposal = original(self, request)
         step_s = proposal.step_time_s
         rest = coming.pop(0)
         return dataclasses.replace(proposal, step_time_s=whole * step_s, rest_s=None if rest is None else rest * step_s)
 
-    monkeypatch.setattr(TemplatesPolicy, "finish_step", finish_step)
+    monkeypatch.setattr(Policy, "finish_step", finish_step)
 
 
 @pytest.mark.parametrize("policy", FINISHING)

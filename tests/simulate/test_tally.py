@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from planaria.policy.candidate import Candidate
+from planaria.policy.candidate_record import CandidateRecord
 from planaria.protocol.records import (
     AnyRecord,
     NodeJoined,
@@ -69,8 +69,8 @@ def test_what_is_under_way_when_a_checkpoint_is_loaded_counts_for_nothing() -> N
     assert [advance.at(at_s) for at_s in (5.0, 5.9, 6.0, 6.5, 7.0, 99.0)] == [5.0, 5.0, 2.0, 2.5, 3.0, 3.0]
 
 
-def candidate(name: str) -> Candidate:
-    return Candidate(
+def candidate(name: str) -> CandidateRecord:
+    return CandidateRecord(
         name=name, step_time_s=1.0, transition_s=0.0, transfer_bytes=0, memory_bytes=0, is_degraded=False, risk_s=0.0,
         samples_per_s=1.0,
     )  # fmt: skip

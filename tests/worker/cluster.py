@@ -31,9 +31,10 @@ from planaria.model.load import load_model
 from planaria.plan.plan import Group, NodeId, WorkerId
 from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
 from planaria.plan.program.instructions import Instruction
-from planaria.policy.choice import make_policy
-from planaria.policy.outlook import USUAL_DECISION_S
-from planaria.policy.proposal import Policy
+from planaria.policy.forecast import USUAL_DECISION_S
+from planaria.policy.interface import Policy
+from planaria.policy.planner import Planner
+from planaria.policy.registry import make_policy
 from planaria.protocol.checkpoint_ref import CheckpointRef
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.events import (
@@ -337,7 +338,9 @@ class Cluster:
         planner = planner_settings(job, profile)
 
         def make(name: PolicyName, most_bytes: int) -> Policy:
-            return make_policy(name, profile, replace(planner, memory_bytes=most_bytes or planner.memory_bytes))
+            return make_policy(
+                name, Planner(profile, replace(planner, memory_bytes=most_bytes or planner.memory_bytes))
+            )
 
         usual = make(job.resilience.policy, 0)
         self._make = lambda past: Coordinator(

@@ -17,10 +17,10 @@ from tests.worker.test_cluster import Laboratory
 
 from planaria.job.settings import PolicyName
 from planaria.policy import finishing
-from planaria.policy.adaptive import AdaptivePolicy
-from planaria.policy.candidate import Candidate
-from planaria.policy.options import Option
-from planaria.policy.question import Canonical
+from planaria.policy.adaptive.adaptive import AdaptivePolicy
+from planaria.policy.adaptive.canonical import Canonical
+from planaria.policy.candidate_record import CandidateRecord
+from planaria.policy.interface import Candidate
 from planaria.protocol.records import Note, PlanMeasured, PlanTaken, RunStatus
 from planaria.protocol.settings import RunSettings
 
@@ -45,7 +45,9 @@ def test_random_schedules_with_random_choices(laboratory: Laboratory, monkeypatc
     draw = random.Random(5)
     original = AdaptivePolicy._ranked
 
-    def fickle(policy: AdaptivePolicy, asked: Canonical) -> tuple[Sequence[Option], tuple[Candidate, ...], float]:
+    def fickle(
+        policy: AdaptivePolicy, asked: Canonical
+    ) -> tuple[Sequence[Candidate], tuple[CandidateRecord, ...], float]:
         options, told, horizon = original(policy, asked)
         kinds: dict[str, list[int]] = {}
         for at, option in enumerate(options):
@@ -99,7 +101,7 @@ def favouring(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The candidates whose name begins so are the best."""
     original = AdaptivePolicy._judged
 
-    def judged(policy: AdaptivePolicy, option: Option, *given: float) -> Candidate:
+    def judged(policy: AdaptivePolicy, option: Candidate, *given: float) -> CandidateRecord:
         candidate = original(policy, option, *given)
         return msgspec.structs.replace(candidate, samples_per_s=1e9) if option.name.startswith(name) else candidate
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from planaria.plan.profile import ModelProfile
     from planaria.plan.settings import PlannerSettings
     from planaria.plan.templates import Template
-    from planaria.policy.candidate import Candidate
+    from planaria.policy.candidate_record import CandidateRecord
 
 _WIDTH_WITHOUT_TERMINAL = 100
 _SEVERAL_DEVICES = (
@@ -284,7 +284,7 @@ def _few(names: list[str]) -> str:
     return ", ".join(names) if len(names) <= 4 else f"{names[0]} ... {names[-1]}"
 
 
-def _candidates(candidates: Sequence[Candidate]) -> Table:
+def _candidates(candidates: Sequence[CandidateRecord]) -> Table:
     """What a decision weighed, the best first."""
     table = _table("Candidates")
     table.add_column("", overflow="fold")

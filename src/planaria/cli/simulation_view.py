@@ -19,7 +19,7 @@ from planaria.observe.picture_file import check_picture
 from planaria.observe.simulation_plot import plot_runs
 from planaria.observe.sweep_plot import plot_sweep, varied_most
 from planaria.plan.plan import PlanError
-from planaria.policy.wording import join
+from planaria.policy.sentences import join
 from planaria.profile.of_scenario import load_scenario, traces_of
 from planaria.simulate.macro.account import Estimate, RunResult, Summary, summarise
 from planaria.simulate.macro.calibration import calibrated

@@ -13,6 +13,7 @@ import select
 import signal
 import socket
 import time
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -37,8 +38,9 @@ from planaria.observe.wording import sentence
 from planaria.plan.batch import batches_told_by
 from planaria.plan.plan import NodeId, PlanError
 from planaria.plan.profile import ModelProfile
-from planaria.policy.choice import make_policy
-from planaria.policy.proposal import Policy
+from planaria.policy.interface import Policy
+from planaria.policy.planner import Planner
+from planaria.policy.registry import make_policy
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.events import Finish, WriteManifest
 from planaria.protocol.liveness import Limits
@@ -70,8 +72,8 @@ def run_coordinator(settings: CoordinatorSettings, listener: socket.socket, sock
     try:
         # a job that cannot be planned is refused here
         with batches_told_by("train.global_batch", job.train.microbatch):
-            policy = _policy(job, given)
-            policy.initial([NodeId(node) for node in range(job.cluster.nodes)], 1)
+            planner = _planner(job, given)
+            make_policy(job.resilience.policy, planner).initial([NodeId(node) for node in range(job.cluster.nodes)], 1)
     except PlanError as error:
         log.warning("ends: the job cannot be planned: %s", error)
         link.send(Refused(str(error)))
@@ -84,7 +86,7 @@ def run_coordinator(settings: CoordinatorSettings, listener: socket.socket, sock
     _call_itself("coordinator")
     log.info("serves as number %d of this run", begin.incarnation)
     try:
-        _Coordinating(settings, given, policy, link, begin).serve(listener)
+        _Coordinating(settings, given, planner, link, begin).serve(listener)
     except UserError as error:
         log.warning("ends: %s", error)
         link.send(Refused(str(error)))
@@ -114,7 +116,7 @@ class _Coordinating:
     """One incarnation, from its beginning to the end of the run."""
 
     def __init__(
-        self, settings: CoordinatorSettings, profile: ModelProfile, policy: Policy, link: Link, begin: Begin
+        self, settings: CoordinatorSettings, profile: ModelProfile, planner: Planner, link: Link, begin: Begin
     ) -> None:
         self._job = settings.job
         self._folder = RunFolder(Path(settings.folder))
@@ -128,9 +130,10 @@ class _Coordinating:
         job = settings.job
 
         def make(name: PolicyName, most_bytes: int) -> Policy:
-            return _policy(job, profile, most_bytes, name)
+            return make_policy(name, _planner(job, profile, most_bytes) if most_bytes else planner)
 
-        shortages = Shortages(job_profile(job, profile), lambda most_bytes: _policy(job, profile, most_bytes))
+        policy = make(job.resilience.policy, 0)
+        shortages = Shortages(job_profile(job, profile), partial(make, job.resilience.policy))
         self._machine = Coordinator(run_settings(settings, profile), policy, past, shortages, make)
         nodes = SupervisedNodes(link, begin, lambda: self._server.request_stop())
         agents = agents_of(self._job, self._folder, settings.token, settings.run_id, settings.faults)
@@ -203,13 +206,13 @@ class _Coordinating:
         retain(root, self._job.run.keep_checkpoints, root / folder.name)
 
 
-def _policy(job: Job, profile: ModelProfile, most_bytes: int = 0, name: PolicyName | None = None) -> Policy:
-    """The job's policy, or another; `most_bytes`: what a device has, where less is known than the job says."""
-    planner = dataclasses.replace(planner_settings(job, profile), num_cores=shared_cores(job))
+def _planner(job: Job, profile: ModelProfile, most_bytes: int = 0) -> Planner:
+    """What the job's policies plan with; `most_bytes`: what a device has, where less is known than the job says."""
+    settings = dataclasses.replace(planner_settings(job, profile), num_cores=shared_cores(job))
     if most_bytes:
-        limit = min(most_bytes, planner.memory_bytes) if planner.memory_bytes else most_bytes
-        planner = dataclasses.replace(planner, memory_bytes=limit)
-    return make_policy(name or job.resilience.policy, job_profile(job, profile), planner)
+        limit = min(most_bytes, settings.memory_bytes) if settings.memory_bytes else most_bytes
+        settings = dataclasses.replace(settings, memory_bytes=limit)
+    return Planner(job_profile(job, profile), settings)
 
 
 def run_settings(settings: CoordinatorSettings, profile: ModelProfile) -> RunSettings:

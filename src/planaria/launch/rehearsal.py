@@ -29,6 +29,7 @@ from planaria.observe.run_folder import RunFolder
 from planaria.plan.batch import batches_told_by
 from planaria.plan.plan import NodeId
 from planaria.plan.profile import ModelProfile
+from planaria.policy.planner import Planner
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.records import NodeLost, RunStatus, StepCommitted
 from planaria.simulate import tally as tallies
@@ -150,11 +151,11 @@ def script_for(name: ScriptName, job: Job, profile: ModelProfile, length_s: floa
     """
     settings = planner_settings(job, profile)
     with batches_told_by("train.global_batch", job.train.microbatch):
-        policy = TemplatesPolicy(job_profile(job, profile), settings)
+        policy = TemplatesPolicy.of(Planner(job_profile(job, profile), settings))
         first = policy.initial([NodeId(node) for node in range(settings.num_nodes)], 1)
     if length_s is None:
         length_s = max(LEAST_LENGTH_S, STEPS[name] * first.step_time_s)
-    least_nodes = (settings.fault_tolerance + 1) * policy.templates[0].num_nodes
+    least_nodes = (settings.fault_tolerance + 1) * policy.planner.templates[0].num_nodes
     return built_in(name, first.plan, length_s, least_nodes=least_nodes)
 
 

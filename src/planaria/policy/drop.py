@@ -11,166 +11,105 @@ It is the only policy that may leave samples out (Bamboo, section 3, compares it
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Self
 
 import msgspec
 
-from planaria.estimate.rest import Stretch
 from planaria.plan.dropping import Parts, Pool, combined, finish_without, kept_shares, left_out, shares, suspended
 from planaria.plan.errors import NoReplica
-from planaria.plan.ledger import Ledger
-from planaria.plan.placement import Holders
-from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError, WorkerId
+from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError
 from planaria.plan.recut import pipeline_times
 from planaria.plan.refill import Place, places, with_place
 from planaria.plan.replicas import lacking
 from planaria.plan.reroute import as_placed, left_over
-from planaria.plan.salvage import LayerHolders
 from planaria.plan.transfers import transfers
-from planaria.policy.proposal import Proposal
-from planaria.policy.reroute import ReroutePolicy
+from planaria.policy.interface import Candidate, FinishRequest, Policy, ReplanRequest
+from planaria.policy.planner import Planner
+from planaria.policy.reroute import has_room, lacking_bytes, nodes_without_place
+from planaria.policy.sentences import capital, count, join, nodes_are, size
 from planaria.policy.templates import TemplatesPolicy
-from planaria.policy.wording import count, join, nodes_are, size
 
 DROP = "drop"
 """How a plan was made."""
 
 
-class DropPolicy(ReroutePolicy):
+class DropPolicy(Policy):
     """Proposes to go on with whole pipelines. First plans are those of templates; gaps are filled as for rerouting."""
 
-    def reconfigure(
-        self,
-        plan: Plan,
-        lost: Collection[NodeId],
-        holders: Holders,
-        generation: int,
-        leaving: Collection[NodeId] = (),
-    ) -> Proposal:
-        """A plan for the next steps: whole pipelines run their microbatches, and what nobody has is left out.
+    @classmethod
+    def of(cls, planner: Planner) -> Self:
+        """Makes the templates.
+
+        Raises:
+            PlanError: the model or f + 1 replicas of it do not fit.
+        """
+        assert planner.templates
+        return cls(planner)
+
+    def initial(self, nodes: Sequence[NodeId], generation: int) -> Candidate:
+        """Returns the first plan of templates."""
+        return TemplatesPolicy(self.planner).initial(nodes, generation)
+
+    def reconfigure(self, request: ReplanRequest) -> Candidate:
+        """Returns a plan in which whole pipelines run their microbatches, and what nobody has is left out.
 
         Raises:
             TooFewNodes: no pipeline is whole, and fewer than (f + 1) n0 nodes are left.
             NoReplica: a group has no live holder.
         """
-        gone = {*lost, *leaving}
-        left = left_over(plan, holders, gone)
-        came = self._came(plan, left, holders, gone)
+        plan = request.plan
+        left = left_over(plan, request.holders, request.absent)
+        came = nodes_without_place(request, left)
         placed = {plan.node_of(stage.worker) for pipeline in left for stage in pipeline.stages}
-        is_complete = len(placed) + len(came) >= self._settings.num_nodes
-        question = plan, lost, holders, generation, leaving
-        proposal = None if is_complete else self.on_whole_pipelines(*question)
-        if proposal is not None and not (came and (proposal.is_degraded or set(came) - set(proposal.plan.nodes))):
-            return proposal
+        is_complete = len(placed) + len(came) >= self.planner.settings.num_nodes
+        found = None if is_complete else on_whole_pipelines(self.planner, request, self._shares)
+        if found is not None and not (came and (found.is_degraded or set(came) - set(found.plan.nodes))):
+            return found
         try:
-            return TemplatesPolicy.reconfigure(self, *question)
+            return TemplatesPolicy(self.planner).reconfigure(request)
         except PlanError:
-            proposal = proposal or self.on_whole_pipelines(*question, anyway=True)
-            if proposal is None:  # of a pipeline that is whole but for state that was on its way to it, others have it
-                proposal = self.on_whole_pipelines(*question, anyway=True, arrives=True)
-            if proposal is None:
+            found = found or on_whole_pipelines(self.planner, request, self._shares, anyway=True)
+            if found is None:  # of a pipeline that is whole but for state that was on its way to it, others have it
+                found = on_whole_pipelines(self.planner, request, self._shares, anyway=True, arrives=True)
+            if found is None:
                 raise
-            return proposal
+            return found
 
-    def finish_step(
-        self,
-        plan: Plan,
-        live: Collection[WorkerId],
-        halted: Collection[WorkerId],
-        counted: Ledger,
-        holders: LayerHolders,
-        generation: int,
-        so_far: Sequence[Stretch] = (),
-    ) -> Proposal:
-        """The rest of a step without the microbatches of broken pipelines; as for templates where none is whole.
+    def finish_step(self, request: FinishRequest) -> Candidate:
+        """Returns the rest of a step without the microbatches of broken pipelines; as for templates where none is
+        whole.
 
         Raises:
             NoReplica: a layer has no live holder.
         """
-        dropped = left_out(plan, live, halted)
+        plan, live = request.plan, request.live
+        dropped = left_out(plan, live, request.halted)
         if dropped is None:
-            return super().finish_step(plan, live, halted, counted, holders, generation, so_far)
-        new = finish_without(plan, dropped, live, halted, counted, holders, generation, self._profile)
-        proposal = self._proposal(new, "", 0, "finish step")
+            return super().finish_step(request)
+        new = finish_without(
+            plan,
+            dropped,
+            live,
+            request.halted,
+            request.counted,
+            request.holders,
+            request.generation,
+            self.planner.profile,
+        )
         nodes = sorted({plan.node_of(worker) for worker in set(plan.workers) - set(live)})
         happened = f"{'Nodes' if len(nodes) > 1 else 'Node'} {join(nodes)} lost" if nodes else "The live nodes changed"
-        return dataclasses.replace(proposal, reason=f"{happened}; {_left_out(new, 'this step')}.", dropped=dropped)
+        reason = f"{happened}; {_left_out(new, 'this step')}."
+        return dataclasses.replace(Candidate.of(self.planner, new, "finish step", reason), dropped=dropped)
 
-    def on_whole_pipelines(
-        self,
-        plan: Plan,
-        lost: Collection[NodeId],
-        holders: Holders,
-        generation: int,
-        leaving: Collection[NodeId] = (),
-        *,
-        anyway: bool = False,
-        arrives: bool = False,
-    ) -> Proposal | None:
-        """To go on with whole pipelines alone, nodes that came in the gaps of others.
-
-        None where nothing is broken or left out (but for `anyway`), no pipeline would be whole, or nothing fits the
-        memory. With `arrives`, owners who have not got their state yet get it before the step.
-        """
-        gone = {*lost, *leaving}
-        left = (as_placed if arrives else left_over)(plan, holders, gone)
-        came = self._came(plan, left, holders, gone)
-        is_whole = all(pipeline.is_whole(plan.num_layers) for pipeline in left)
-        if not anyway and is_whole and sum(map(len, kept_shares(plan, left).values())) == plan.num_microbatches:
-            return None
-        joined = combined(left, self._profile, plan.devices_per_node)
-        for parts in (self._filled_parts(plan, joined, came, holders), joined, Parts(pipelines=tuple(left))):
-            given = self._given(plan, parts.pipelines)
-            if not given:
-                continue
-            new = suspended(plan, parts, given, generation)
-            told = {w: g for w, g in holders.items() if w in new.groups_of or plan.node_of(w) in set(leaving)}
-            try:
-                moves = transfers(new, told)
-            except NoReplica:
-                if not arrives:
-                    raise
-                continue  # who has it has no place in the plan, and can send nothing
-            new = msgspec.structs.replace(new, schedule=self._settings.schedule, transfers=moves)
-            if self.fits(new):
-                return self._told(plan, new, gone)
-        return None
-
-    def _filled_parts(self, plan: Plan, parts: Parts, came: Sequence[NodeId], holders: Holders) -> Parts:
-        """With the nodes that came in the gaps of broken pipelines: where one makes a pipeline whole, if it can."""
-        pipelines = parts.pipelines
-        for node in came:
-            ranked: list[tuple[tuple[int, int, int, int], tuple[Pipeline, ...]]] = []
-            for number, place in enumerate(places(pipelines, self._profile, plan.devices_per_node)):
-                if place.pipeline < len(pipelines) and self._has_room(place):
-                    then = with_place(pipelines, place, node, plan.devices_per_node)
-                    ranked.append((self._gap_rank(plan, then, place, node, holders, number), then))
-            if ranked:
-                pipelines = min(ranked)[1]
-        return dataclasses.replace(parts, pipelines=pipelines)
-
-    def _gap_rank(
-        self,
-        plan: Plan,
-        then: Sequence[Pipeline],
-        place: Place,
-        node: NodeId,
-        holders: Holders,
-        number: int,
-    ) -> tuple[int, int, int, int]:
-        """Broken pipelines, layers that the node's still lacks, bytes to move, and the order in which it was found."""
-        broken = sum(not pipeline.is_whole(plan.num_layers) for pipeline in then)
-        has = sum(len(stage.layers) for stage in then[place.pipeline].stages)
-        return broken, plan.num_layers - has, self._lacking_bytes(plan, place, node, holders), number
-
-    def _given(self, plan: Plan, pipelines: Sequence[Pipeline]) -> Mapping[int, Pool]:
-        """The microbatches of each whole pipeline, by its number."""
-        settings = self._settings
+    def _shares(self, plan: Plan, pipelines: Sequence[Pipeline]) -> Mapping[int, Pool]:
+        """As they were, as far as these pipelines are whole."""
+        settings = self.planner.settings
         times = {
             at: pipeline_times(
                 pipeline,
-                self._profile,
-                self._speeds or {},
+                self.planner.profile,
+                self.planner.speeds or {},
                 plan.devices_per_node,
                 settings.num_microbatches,
             )
@@ -181,24 +120,83 @@ class DropPolicy(ReroutePolicy):
             return {}
         return shares(kept_shares(plan, pipelines), times, settings.num_microbatches, len(plan.pipelines))
 
-    def _told(self, before: Plan, plan: Plan, gone: Collection[NodeId]) -> Proposal:
-        """The proposal, with its reason."""
-        moved = sum(move.moved_bytes(plan.groups[move.group]) for move in plan.transfers)
-        proposal = self._proposal(plan, self.reason_for(before, plan, gone, moved), moved, DROP)
-        short = lacking(plan, self._settings.fault_tolerance)
-        return dataclasses.replace(proposal, is_degraded=bool(short), dropped=plan.dropped)
 
-    def reason_for(self, before: Plan, plan: Plan, gone: Collection[NodeId], moved_bytes: int) -> str:
-        """The sentence for `plan`, which leaves out what broken pipelines would run, after `before`."""
-        lost = sorted(set(gone).intersection(before.nodes))
-        came = sorted(set(plan.nodes) - set(before.nodes))
-        parts = [nodes_are(nodes, what) for nodes, what in ((lost, "gone"), (came, "new")) if nodes]
-        happened = f"{join(parts)}; " if parts else ""
-        moves = f"{size(moved_bytes)} of state move to who came" if moved_bytes else "no state moves"
-        short = lacking(plan, self._settings.fault_tolerance)
-        degraded = " Degraded: some layer has too few replicas." if short else ""
-        reason = f"{happened}{_left_out(plan, 'every step')}, and {moves}.{degraded}"
-        return reason[:1].upper() + reason[1:]
+Shares = Callable[[Plan, Sequence[Pipeline]], Mapping[int, Pool]]
+"""The microbatches of each whole pipeline, by its number, after a plan; none where no pipeline is to run any."""
+
+
+def on_whole_pipelines(
+    planner: Planner, request: ReplanRequest, given: Shares, *, anyway: bool = False, arrives: bool = False
+) -> Candidate | None:
+    """Returns a plan that goes on with whole pipelines alone, nodes that came in the gaps of others.
+
+    None where nothing is broken or left out (but for `anyway`), no pipeline would be whole, or nothing fits the
+    memory. With `arrives`, owners who have not got their state yet get it before the step.
+    """
+    plan, holders = request.plan, request.holders
+    left = (as_placed if arrives else left_over)(plan, holders, request.absent)
+    came = nodes_without_place(request, left)
+    is_whole = all(pipeline.is_whole(plan.num_layers) for pipeline in left)
+    if not anyway and is_whole and sum(map(len, kept_shares(plan, left).values())) == plan.num_microbatches:
+        return None
+    joined = combined(left, planner.profile, plan.devices_per_node)
+    for parts in (_filled(planner, request, joined, came), joined, Parts(pipelines=tuple(left))):
+        pools = given(plan, parts.pipelines)
+        if not pools:
+            continue
+        new = suspended(plan, parts, pools, request.generation)
+        told = {w: g for w, g in holders.items() if w in new.groups_of or plan.node_of(w) in set(request.leaving)}
+        try:
+            moves = transfers(new, told)
+        except NoReplica:
+            if not arrives:
+                raise
+            continue  # who has it has no place in the plan, and can send nothing
+        new = msgspec.structs.replace(new, schedule=planner.settings.schedule, transfers=moves)
+        if planner.fits(new):
+            moved = sum(move.moved_bytes(new.groups[move.group]) for move in moves)
+            reason = reason_for(planner, request, new, moved)
+            candidate = Candidate.of(planner, new, DROP, reason, transfer_bytes=moved)
+            short = lacking(new, planner.settings.fault_tolerance)
+            return dataclasses.replace(candidate, is_degraded=bool(short), dropped=new.dropped)
+    return None
+
+
+def _filled(planner: Planner, request: ReplanRequest, parts: Parts, came: Sequence[NodeId]) -> Parts:
+    """With the nodes that came in the gaps of broken pipelines: where one makes a pipeline whole, if it can."""
+    pipelines, per_node = parts.pipelines, request.plan.devices_per_node
+    for node in came:
+        ranked: list[tuple[tuple[int, int, int, int], tuple[Pipeline, ...]]] = []
+        for number, place in enumerate(places(pipelines, planner.profile, per_node)):
+            if place.pipeline < len(pipelines) and has_room(planner, place):
+                then = with_place(pipelines, place, node, per_node)
+                ranked.append((_gap_rank(request, then, place, node, number), then))
+        if ranked:
+            pipelines = min(ranked)[1]
+    return dataclasses.replace(parts, pipelines=pipelines)
+
+
+def _gap_rank(
+    request: ReplanRequest, then: Sequence[Pipeline], place: Place, node: NodeId, number: int
+) -> tuple[int, int, int, int]:
+    """Broken pipelines, layers that the node's still lacks, bytes to move, and the order in which it was found."""
+    num_layers = request.plan.num_layers
+    broken = sum(not pipeline.is_whole(num_layers) for pipeline in then)
+    has = sum(len(stage.layers) for stage in then[place.pipeline].stages)
+    return broken, num_layers - has, lacking_bytes(request, place, node), number
+
+
+def reason_for(planner: Planner, request: ReplanRequest, plan: Plan, moved_bytes: int) -> str:
+    """Returns the sentence for `plan`, which leaves out what broken pipelines would run."""
+    before = request.plan
+    lost = sorted(request.absent.intersection(before.nodes))
+    came = sorted(set(plan.nodes) - set(before.nodes))
+    parts = [nodes_are(nodes, what) for nodes, what in ((lost, "gone"), (came, "new")) if nodes]
+    happened = f"{join(parts)}; " if parts else ""
+    moves = f"{size(moved_bytes)} of state move to who came" if moved_bytes else "no state moves"
+    short = lacking(plan, planner.settings.fault_tolerance)
+    degraded = " Degraded: some layer has too few replicas." if short else ""
+    return capital(f"{happened}{_left_out(plan, 'every step')}, and {moves}.{degraded}")
 
 
 def _left_out(plan: Plan, when: str) -> str:

@@ -9,20 +9,19 @@ Deterministic, and bounded by the number of units of work that are simulated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from planaria.estimate.conditions import Conditions
 from planaria.estimate.rest import Progress, Stretch, num_units
 from planaria.plan.costs import stage_costs
 from planaria.plan.detours import Freedom
 from planaria.plan.plan import Plan, Route, WorkerId
-from planaria.plan.profile import ModelProfile
 from planaria.plan.reroute import layer_units
 from planaria.plan.rerun import along_owners
 from planaria.plan.salvage import Undone
+from planaria.policy.planner import Planner
 
 BUDGET = 10_000
 """Units of work that are simulated, to know how far the step is and to try other ways: a tenth of a second at most. A
@@ -59,24 +58,17 @@ class Finished:
     crosses: bool
 
 
-def quickest(
-    undone: Undone,
-    profile: ModelProfile,
-    conditions: Conditions,
-    so_far: Sequence[Stretch],
-    fits: Callable[[Plan], bool],
-) -> Finished:
-    """The plan that finishes the step soonest, by estimate, as far as that is worth the search.
+def quickest(undone: Undone, planner: Planner, so_far: Sequence[Stretch]) -> Finished:
+    """Returns the plan that finishes the step soonest, by estimate, as far as that is worth the search.
 
     Args:
         undone: what is left of the step, and who.
-        profile: costs.
-        conditions: beside them.
+        planner: costs and memory.
         so_far: the plans under which the step was done so far.
-        fits: whether a plan fits the memory.
     """
+    profile, conditions = planner.profile, planner.conditions
     usual = undone.finished_by(undone.usual(profile))
-    own, budget = num_units(usual), _budget(undone.plan, profile)
+    own, budget = num_units(usual), _budget(undone.plan, planner)
     if 3 * own > budget:
         return Finished(plan=usual, rest_s=None, crosses=False)
     recent, past = _recent(so_far, budget - 2 * own)
@@ -86,13 +78,13 @@ def quickest(
         return best
     most = CLEARLY * best.rest_s if best.rest_s is not None else 0.0
     tries = (budget - past) // own - 2  # one is the usual way, and one says how busy everybody is
-    for routes, busiest_s in _others(undone, profile, conditions, progress):
+    for routes, busiest_s in _others(undone, planner, progress):
         if tries <= 0:
             break
         if busiest_s >= most:
             continue
         tries -= 1
-        plan = _within(undone.finished_by(routes), profile, fits)
+        plan = _within(undone.finished_by(routes), planner)
         if plan is None:
             continue
         rest_s = progress.rest_s(plan)
@@ -101,8 +93,9 @@ def quickest(
     return best
 
 
-def _budget(plan: Plan, profile: ModelProfile) -> int:
+def _budget(plan: Plan, planner: Planner) -> int:
     """In units; a step is taken to last as long as its work does, spread evenly."""
+    profile = planner.profile
     microbatch_s = stage_costs(profile).compute_s(0, plan.num_layers, profile.device_counts[0])
     even_s = plan.num_microbatches * microbatch_s / max(1, len(plan.workers))
     return min(BUDGET, int(SHARE * even_s / UNIT_S))
@@ -120,15 +113,13 @@ def _recent(so_far: Sequence[Stretch], most: int) -> tuple[Sequence[Stretch], in
     return so_far, units
 
 
-def _others(
-    undone: Undone, profile: ModelProfile, conditions: Conditions, progress: Progress
-) -> Iterator[tuple[tuple[Route, ...], float]]:
+def _others(undone: Undone, planner: Planner, progress: Progress) -> Iterator[tuple[tuple[Route, ...], float]]:
     """Ways over all owners, each once, and how long the busiest worker computes."""
     plan = undone.plan
     kept = undone.finished_by(())
     busy_s = progress.busy_s(kept)
     speeds: Mapping[WorkerId, float] = {
-        stage.worker: conditions.speed(plan.node_of(stage.worker))
+        stage.worker: planner.conditions.speed(plan.node_of(stage.worker))
         for pipeline in undone.pipelines
         for stage in pipeline.stages
     }
@@ -140,7 +131,7 @@ def _others(
                 busy_s,
                 undone.missing,
                 undone.generation,
-                profile,
+                planner.profile,
                 freedom=freedom,
                 head=head,
                 speeds=speeds,
@@ -150,8 +141,8 @@ def _others(
                 yield routes, busiest_s
 
 
-def _within(plan: Plan, profile: ModelProfile, fits: Callable[[Plan], bool]) -> Plan | None:
+def _within(plan: Plan, planner: Planner) -> Plan | None:
     """With room for microbatches that are held up, if there is; None where not even without."""
-    ordered = msgspec.structs.replace(plan, layer_units=layer_units(profile))
+    ordered = msgspec.structs.replace(plan, layer_units=layer_units(planner.profile))
     roomy = msgspec.structs.replace(ordered, spare_in_flight=max(SPARE, plan.spare_in_flight))
-    return next((one for one in (roomy, ordered) if fits(one)), None)
+    return next((one for one in (roomy, ordered) if planner.fits(one)), None)

@@ -10,9 +10,8 @@ nodes are too few for any, one with fewer is taken, and it says that it is degra
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import msgspec
@@ -20,20 +19,20 @@ import msgspec
 from planaria.estimate.memory import fullest_device_bytes
 from planaria.estimate.restore import morph_time
 from planaria.estimate.transition import transfer_time
-from planaria.plan.aftermath import Aftermath, Change
+from planaria.plan.aftermath import Aftermath
 from planaria.plan.errors import TooFewNodes
 from planaria.plan.grid import Grid, grids, is_grid, shape
 from planaria.plan.placement import Holders
-from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError, WorkerId
-from planaria.plan.profile import ModelProfile
+from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError
 from planaria.plan.replicas import lacking
 from planaria.plan.settings import PlannerSettings
-from planaria.policy.candidate import Candidate
-from planaria.policy.outlook import Outlook
-from planaria.policy.proposal import Proposal
-from planaria.policy.templates import TemplatesPolicy
-from planaria.policy.wording import count, join, size, time
-from planaria.policy.worth import horizon_s
+from planaria.plan.speeds import step_times
+from planaria.plan.templates import Template
+from planaria.policy.candidate_record import CandidateRecord
+from planaria.policy.forecast import FailureForecast
+from planaria.policy.interface import Candidate, Policy, ReplanRequest
+from planaria.policy.planner import Planner
+from planaria.policy.sentences import count, join, size, time
 
 MORPH = "morph"
 """How a plan was made."""
@@ -42,167 +41,123 @@ CLOSE = 1.25
 """Where split backwards fill the bubbles, a step is shorter than its template's time: not by so much."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Option:
-    """A grid before it is judged.
+@dataclass(frozen=True, eq=False)
+class MorphPolicy(Policy):
+    """Proposes grids. Their pipelines are cut as the templates of that many nodes.
 
     Attributes:
-        plan: the grid.
-        step_time_s: estimated.
-        transition_s: that passes without gain until it runs.
-        is_degraded: some layer has fewer than f + 1 replicas.
+        forecast: of the time to come.
     """
 
-    plan: Plan
-    step_time_s: float
-    transition_s: float
-    is_degraded: bool
+    forecast: FailureForecast = field(default_factory=FailureForecast)
 
-
-class MorphPolicy(TemplatesPolicy):
-    """Proposes grids. Their pipelines are cut as the templates of that many nodes."""
-
-    def __init__(self, profile: ModelProfile, settings: PlannerSettings) -> None:
-        """Make the templates.
+    @classmethod
+    def of(cls, planner: Planner) -> Self:
+        """Makes the templates.
 
         Raises:
             PlanError: the model or f + 1 replicas of it do not fit.
         """
-        super().__init__(profile, settings)
-        self._outlook = Outlook()
+        assert planner.templates
+        return cls(planner)
 
-    def with_outlook(self, outlook: Outlook) -> Self:
-        """The same templates, for decisions at such a time."""
-        policy = copy.copy(self)
-        policy._outlook = outlook
-        return policy
+    def with_forecast(self, forecast: FailureForecast) -> Self:
+        """Returns the same policy for decisions at such a time."""
+        return replace(self, forecast=forecast)
 
-    def initial(self, nodes: Sequence[NodeId], generation: int) -> Proposal:
-        """A job's first plan, or the first after a restore: the fastest grid.
+    def initial(self, nodes: Sequence[NodeId], generation: int) -> Candidate:
+        """Returns a job's first plan, or the first after a restore: the fastest grid.
 
         Raises:
             PlanError: too few nodes for one pipeline.
         """
-        ranked, told = self._ranked(
-            self._options(self._grids(sorted(set(nodes)), generation), lambda plan, step_s: 0.0)
-        )
-        best = ranked[0]
-        idle = len(set(nodes)) - len(best.plan.nodes)
-        reason = f"{_count_of(nodes)} {_makes(nodes)} a grid of {_rows(best.plan)}{_idle(idle)}, the fastest."
-        return self._chosen(best, told, f"{reason}{self._degraded(best)}", "initial")
+        number = len(set(nodes))
+        found = self._built(self._grids(sorted(set(nodes)), generation), "initial")
+        best, told = self._best(found, lambda candidate: 0.0)
+        makes = "make" if number != 1 else "makes"
+        rows = f"{_rows(best.plan)}{_idle(number - len(best.plan.nodes))}"
+        return self._chosen(best, told, f"{count(number, 'node')} {makes} a grid of {rows}, the fastest.")
 
-    def reconfigure(
-        self,
-        plan: Plan,
-        lost: Collection[NodeId],
-        holders: Holders,
-        generation: int,
-        leaving: Collection[NodeId] = (),
-    ) -> Proposal:
-        """The best grid of the live nodes: from the last checkpoint if an owner of layers was lost, else by live moves.
+    def reconfigure(self, request: ReplanRequest) -> Candidate:
+        """Returns the best grid of the live nodes: from the last checkpoint if an owner of layers was lost, else by
+        live moves.
 
         Raises:
             TooFewNodes: fewer than n0 nodes are left.
             NoReplica: nobody was lost, and a group has no live holder.
         """
-        dead = {plan.node_of(worker) for worker in plan.layers_of} - {plan.node_of(worker) for worker in holders}
-        nodes = _live(plan, holders, {*lost, *leaving})
-        if dead:
-            return self._back(plan, sorted(dead), nodes, generation)
-        return self._moved(plan, lost, holders, nodes, generation, leaving)
+        plan = request.plan
+        dead = {plan.node_of(worker) for worker in plan.layers_of} - {
+            plan.node_of(worker) for worker in request.holders
+        }
+        return self._back(request, sorted(dead)) if dead else self._moved(request)
 
-    def finishes(self, plan: Plan, lost: Collection[NodeId], holders: Holders) -> bool:
-        """Not where an owner of layers was lost. Who was about to get its first state is no loss to the step."""
-        return set(plan.layers_of) <= set(holders)
-
-    def warm_up(self, plan: Plan, target: Proposal, generation: int) -> Proposal | None:
-        """As for templates; the step that goes on may be one with too few replicas. What was weighed is told."""
-        proposal = super().warm_up(plan, target, generation)
-        if proposal is None:
-            return None
-        short = lacking(proposal.plan, self._settings.fault_tolerance)
-        return replace(proposal, is_degraded=bool(short), candidates=target.candidates)
+    def finishes(self, request: ReplanRequest) -> bool:
+        """Returns False where an owner of layers was lost. Who was about to get its first state is no loss to the
+        step."""
+        return set(request.plan.layers_of) <= set(request.holders)
 
     # After a loss
 
-    def _back(self, plan: Plan, dead: Sequence[NodeId], nodes: Sequence[NodeId], generation: int) -> Proposal:
-        lost_steps = self._outlook.steps_at_stake
+    def _back(self, request: ReplanRequest, dead: Sequence[NodeId]) -> Candidate:
+        forecast, nodes = self.forecast, request.complete_nodes
+        lost_steps = forecast.steps_at_stake
 
-        def transition(new: Plan, step_time_s: float) -> float:
+        def transition_s(candidate: Candidate) -> float:
             return morph_time(
-                new,
-                self._outlook.storage,
+                candidate.plan,
+                forecast.storage,
                 lost_steps=lost_steps,
-                step_time_s=step_time_s,
-                change_s=self._outlook.change_s,
+                step_time_s=candidate.step_time_s,
+                change_s=forecast.change_s,
             ).transition_s
 
-        ranked, told = self._ranked(self._options(self._grids(nodes, generation), transition))
-        best = ranked[0]
+        best, told = self._best(self._built(self._grids(nodes, request.generation), MORPH), transition_s)
         again = "no step is trained again"
         if lost_steps:
             again = f"{count(lost_steps, 'step')} {'is' if lost_steps == 1 else 'are'} trained again"
         reason = (
             f"{'Nodes' if len(dead) > 1 else 'Node'} {join(dead)} {'are' if len(dead) > 1 else 'is'} lost: back to the "
             f"last checkpoint on a grid of {_rows(best.plan)}{_idle(len(nodes) - len(best.plan.nodes))}; {again}, and "
-            f"{time(best.transition_s)} pass without gain."
+            f"{time(told[0].transition_s)} pass without gain."
         )
-        return replace(self._chosen(best, told, f"{reason}{self._degraded(best)}", MORPH), restores=True)
+        return replace(self._chosen(best, told, reason), restores=True)
 
     # While nobody is lost
 
-    def _moved(
-        self,
-        plan: Plan,
-        lost: Collection[NodeId],
-        holders: Holders,
-        nodes: Sequence[NodeId],
-        generation: int,
-        leaving: Collection[NodeId],
-    ) -> Proposal:
-        change = Change(
-            profile=self._profile,
-            templates=self.templates,
-            settings=replace(self._settings, fault_tolerance=0),
-            plan=plan,
-            lost=lost,
-            holders=holders,
-            generation=generation,
-            leaving=leaving,
-            speeds=self._speeds or {},
-        )
-
-        left = Aftermath(change)
+    def _moved(self, request: ReplanRequest) -> Candidate:
+        plan, nodes = request.plan, request.complete_nodes
+        change = request.change(self.planner)
+        left = Aftermath(replace(change, settings=replace(change.settings, fault_tolerance=0), zones={}))
 
         def with_state(pipelines: Sequence[Pipeline]) -> Plan | None:
             found = left.build_from(pipelines)
-            return None if found is None or not self.fits(found.plan) else found.plan
+            return None if found is None or not self.planner.fits(found.plan) else found.plan
 
         kept = with_state(plan.pipelines) if is_grid(plan) else None  # else it was made by another policy
-        made = self._options(
-            self._grids(nodes, generation, holders),
-            self._moving_s,
+        found = self._built(
+            self._grids(nodes, request.generation, request.holders),
+            MORPH,
             lambda grid: with_state(grid.plan.pipelines),
             kept=None if kept is None else _dealt_as(plan, kept),
         )
-        ranked, told = self._ranked(made)
-        best = ranked[0]
-        moved = sum(move.moved_bytes(best.plan.groups[move.group]) for move in best.plan.transfers)
-        state = f"{size(moved)} of state move from live workers" if moved else "no state moves"
+        best, told = self._best(found, self._moving_s)
+        state = (
+            f"{size(best.transfer_bytes)} of state move from live workers" if best.transfer_bytes else "no state moves"
+        )
         idle = _idle(len(nodes) - len(best.plan.nodes))
-        reason = f"Nobody is lost; the best grid has {_rows(best.plan)}{idle}; {state}."
-        return self._chosen(best, told, f"{reason}{self._degraded(best)}", MORPH)
+        return self._chosen(best, told, f"Nobody is lost; the best grid has {_rows(best.plan)}{idle}; {state}.")
 
-    def _moving_s(self, plan: Plan, step_time_s: float) -> float:
+    def _moving_s(self, candidate: Candidate) -> float:
         """Of a plan whose state moves from live workers: before its first step, or beside the step before that."""
+        plan, forecast = candidate.plan, self.forecast
         if not plan.transfers:
             return 0.0
-        outlook = self._outlook
-        moved = transfer_time(plan, self._profile.links)
-        moves_s = moved.time_s * outlook.transfer_stretch
-        if outlook.at_once:
-            return outlook.change_s + max(0.0, self.wait_s(plan, moved.come_s) + moves_s - moved.time_s)
-        return 2 * outlook.change_s + outlook.decision_s + max(0.0, moves_s - step_time_s)
+        moved = transfer_time(plan, self.planner.profile.links)
+        moves_s = moved.time_s * forecast.transfer_stretch
+        if forecast.at_once:
+            return forecast.change_s + max(0.0, self.planner.wait_s(plan, moved.come_s) + moves_s - moved.time_s)
+        return 2 * forecast.change_s + forecast.decision_s + max(0.0, moves_s - candidate.step_time_s)
 
     # Grids, and which is best
 
@@ -213,104 +168,86 @@ class MorphPolicy(TemplatesPolicy):
             TooFewNodes: not even one pipeline.
             PlanError: no grid fits the memory.
         """
-        needed = self.templates[0].num_nodes
+        planner = self.planner
+        needed = planner.templates[0].num_nodes
         if len(nodes) < needed:
             raise TooFewNodes(needed, len(nodes), 1)
-        made = [
-            grid
-            for grid in grids(
-                self._profile, self.templates, self._settings, nodes, generation, speeds=self._speeds, holders=holders
-            )
-            if self.fits(grid.plan)
-        ]
+        every = grids(
+            planner.profile,
+            planner.templates,
+            planner.settings,
+            nodes,
+            generation,
+            speeds=planner.speeds,
+            holders=holders,
+        )
+        made = [grid for grid in every if planner.fits(grid.plan)]
         if not made:
             raise PlanError(f"No grid of {count(len(nodes), 'node')} fits the devices' memory. Add nodes.")
-        full = [grid for grid in made if len(grid.plan.pipelines) > self._settings.fault_tolerance]
+        full = [grid for grid in made if len(grid.plan.pipelines) > planner.settings.fault_tolerance]
         return sorted(full or made, key=lambda grid: grid.step_time_s)
 
-    def _options(
+    def _built(
         self,
         grids: Sequence[Grid],
-        transition: Callable[[Plan, float], float],
+        how: str,
         build: Callable[[Grid], Plan | None] = lambda grid: grid.plan,
         kept: Plan | None = None,
-    ) -> list[_Option]:
+    ) -> list[Candidate]:
         """Each with its estimate. Where a grid's pipelines alone take much longer than the best step, sums of gradients
         included, neither it nor those after it are built."""
-        found = [] if kept is None else [self._option(kept, transition)]
+        found = [] if kept is None else [self._candidate(kept, how)]
         for grid in grids:
-            is_short = len(grid.plan.pipelines) <= self._settings.fault_tolerance
-            rivals = [option.step_time_s for option in found if is_short or not option.is_degraded]
+            is_short = len(grid.plan.pipelines) <= self.planner.settings.fault_tolerance
+            rivals = [candidate.step_time_s for candidate in found if is_short or not candidate.is_degraded]
             if grid.step_time_s > CLOSE * min(rivals, default=float("inf")):
                 break
             plan = build(grid)
             if plan is not None:
-                found.append(self._option(plan, transition))
+                found.append(self._candidate(plan, how))
         return found
 
-    def _option(self, plan: Plan, transition: Callable[[Plan, float], float]) -> _Option:
-        seconds = self._outline(plan).step_time_s
-        return _Option(
-            plan=plan,
-            step_time_s=seconds,
-            transition_s=transition(plan, seconds),
-            is_degraded=bool(lacking(plan, self._settings.fault_tolerance)),
-        )
+    def _candidate(self, plan: Plan, how: str) -> Candidate:
+        moved = sum(move.moved_bytes(plan.groups[move.group]) for move in plan.transfers)
+        short = lacking(plan, self.planner.settings.fault_tolerance)
+        return replace(Candidate.of(self.planner, plan, how, transfer_bytes=moved), is_degraded=bool(short))
 
-    def _ranked(self, options: Sequence[_Option]) -> tuple[Sequence[_Option], tuple[Candidate, ...]]:
+    def _best(
+        self, found: Sequence[Candidate], transition_s: Callable[[Candidate], float]
+    ) -> tuple[Candidate, tuple[CandidateRecord, ...]]:
         """Those with f + 1 replicas first, then those that train most until the next loss or the end; of equals the
-        faster, then the one with the shorter transition, then the first."""
-        if not options:
+        faster, then the one with the shorter transition, then the first. And what is told of all, in that order."""
+        if not found:
             raise PlanError("No grid of the live nodes fits the devices' memory. Add nodes.")
-        horizon = horizon_s(self._outlook, min(option.step_time_s for option in options))
-        judged = [self._candidate(option, horizon) for option in options]
+        horizon = self.forecast.horizon_s(min(candidate.step_time_s for candidate in found))
+        judged = [self._record(candidate, transition_s(candidate), horizon) for candidate in found]
 
         def rank(at: int) -> tuple[bool, float, float, float]:
             told = judged[at]
             return told.is_degraded, -told.samples_per_s, told.step_time_s, told.transition_s
 
-        order = sorted(range(len(options)), key=rank)
-        return [options[at] for at in order], tuple(judged[at] for at in order)
+        order = sorted(range(len(found)), key=rank)
+        return found[order[0]], tuple(judged[at] for at in order)
 
-    def _candidate(self, option: _Option, horizon: float) -> Candidate:
-        plan = option.plan
-        samples = self._settings.num_microbatches * self._profile.microbatch_size
-        gained = max(0.0, 1 - option.transition_s / horizon)
-        return Candidate(
-            name=f"grid {shape(plan)}",
-            step_time_s=option.step_time_s,
-            transition_s=option.transition_s,
-            transfer_bytes=sum(move.moved_bytes(plan.groups[move.group]) for move in plan.transfers),
-            memory_bytes=fullest_device_bytes(plan, self._profile),
-            is_degraded=option.is_degraded,
+    def _record(self, candidate: Candidate, transition_s: float, horizon: float) -> CandidateRecord:
+        samples = self.planner.settings.num_microbatches * self.planner.profile.microbatch_size
+        gained = max(0.0, 1 - transition_s / horizon)
+        return CandidateRecord(
+            name=f"grid {shape(candidate.plan)}",
+            step_time_s=candidate.step_time_s,
+            transition_s=transition_s,
+            transfer_bytes=candidate.transfer_bytes,
+            memory_bytes=fullest_device_bytes(candidate.plan, self.planner.profile),
+            is_degraded=candidate.is_degraded,
             risk_s=0.0,
-            samples_per_s=gained * samples / option.step_time_s,
+            samples_per_s=gained * samples / candidate.step_time_s,
         )
 
-    def _chosen(self, option: _Option, told: tuple[Candidate, ...], reason: str, how: str) -> Proposal:
-        proposal = self._proposal(option.plan, reason, told[0].transfer_bytes, how)
-        return replace(proposal, is_degraded=option.is_degraded, candidates=told)
-
-    def _degraded(self, option: _Option) -> str:
-        if not option.is_degraded:
-            return ""
-        return f" Degraded: it has {len(option.plan.pipelines)} of {self._settings.fault_tolerance + 1} replicas."
-
-
-def _live(plan: Plan, holders: Holders, absent: Collection[NodeId]) -> list[NodeId]:
-    """Nodes of which all workers are there: all that drive stages of a node of the plan, else all that it has."""
-    there: dict[NodeId, set[WorkerId]] = {}
-    for worker in holders:
-        there.setdefault(plan.node_of(worker), set()).add(worker)
-    drivers: dict[NodeId, set[WorkerId]] = {}
-    for worker in plan.workers:
-        drivers.setdefault(plan.node_of(worker), set()).add(worker)
-    return sorted(
-        node
-        for node, workers in there.items()
-        if node not in absent
-        and (drivers[node] <= workers if node in drivers else len(workers) == plan.devices_per_node)
-    )
+    def _chosen(self, best: Candidate, told: tuple[CandidateRecord, ...], reason: str) -> Candidate:
+        if best.is_degraded:
+            wanted = self.planner.settings.fault_tolerance + 1
+            reason = f"{reason} Degraded: it has {len(best.plan.pipelines)} of {wanted} replicas."
+        return replace(best, reason=reason, candidates=told)
 
 
 def _dealt_as(before: Plan, plan: Plan) -> Plan:
@@ -331,9 +268,14 @@ def _idle(number: int) -> str:
     return f" ({count(number, 'node')} idle)" if number else ""
 
 
-def _count_of(nodes: Collection[NodeId]) -> str:
-    return count(len(set(nodes)), "node")
-
-
-def _makes(nodes: Collection[NodeId]) -> str:
-    return "make" if len(set(nodes)) != 1 else "makes"
+def quickest_depths(
+    templates: Sequence[Template], num_nodes: int, settings: PlannerSettings, most: int
+) -> list[Template]:
+    """Returns the templates of grids with f + 1 rows that take least by compute, before any is placed."""
+    seconds: dict[int, float] = {}
+    for at, template in enumerate(templates):
+        rows = min(num_nodes // template.num_nodes, settings.num_microbatches)
+        if rows > settings.fault_tolerance:
+            share = -(-settings.num_microbatches // rows)
+            seconds[at] = float(step_times(template, settings.num_microbatches)[share - 1])
+    return [templates[at] for at in sorted(sorted(seconds, key=lambda at: (seconds[at], at))[:most])]

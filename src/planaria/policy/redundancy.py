@@ -10,9 +10,9 @@ f + 1 replicas within the memory, the policy makes do with templates, until ther
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Self
 
 import msgspec
@@ -22,21 +22,19 @@ from planaria.plan.batch import Times, distribute
 from planaria.plan.costs import StageCosts
 from planaria.plan.errors import TooFewNodes
 from planaria.plan.instantiate import contiguous_routes, place
+from planaria.plan.placement import Holders
 from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError, Stage, WorkerId, runs_of
-from planaria.plan.profile import ModelProfile
 from planaria.plan.replicas import lacking
 from planaria.plan.ring import Lacks, left_in_place, refilled, ring_shadows, spread
 from planaria.plan.salvage import LayerHolders
-from planaria.plan.settings import PlannerSettings
-from planaria.plan.sources import Holders
 from planaria.plan.speeds import step_times
 from planaria.plan.takeover import in_the_ring, taken_over, without_owned
 from planaria.plan.templates import Template
 from planaria.plan.transfers import transfers
-from planaria.plan.zones import Zones
-from planaria.policy.proposal import Proposal
+from planaria.policy.interface import Candidate, Policy, ReplanRequest
+from planaria.policy.planner import Planner
+from planaria.policy.sentences import capital, count, join, nodes_are, size
 from planaria.policy.templates import TemplatesPolicy
-from planaria.policy.wording import capital, count, join, nodes_are, size
 
 REDUNDANCY = "redundancy"
 """How plans on whole pipelines of one depth were made."""
@@ -45,97 +43,63 @@ TAKEOVER = "takeover"
 """How a plan was made in which predecessors have the places of the lost."""
 
 
-class RedundancyPolicy(TemplatesPolicy):
+@dataclass(frozen=True, eq=False)
+class RedundancyPolicy(Policy):
     """Proposes plans with shadows that compute.
 
     Attributes:
+        planner: its templates have room for shadows.
         depth: P, nodes of a pipeline.
         most_pipelines: D, never exceeded.
     """
 
-    def __init__(self, profile: ModelProfile, settings: PlannerSettings) -> None:
-        """Make the templates, with room for shadows, and choose P and D for the job's nodes.
+    depth: int
+    most_pipelines: int
+
+    @classmethod
+    def of(cls, planner: Planner) -> Self:
+        """Makes the templates, with room for shadows, and chooses P and D for the job's nodes.
 
         Raises:
             PlanError: no pipelines of one depth keep f + 1 replicas within the memory.
         """
+        most_lost = planner.settings.fault_tolerance
         # A layer's owner and its shadow are two replicas, so fewer pipelines than f + 1 keep as many.
-        spared = (settings.fault_tolerance + 1) // 2
-        shaped = dataclasses.replace(settings, shadows=True, fault_tolerance=settings.fault_tolerance - spared)
-        super().__init__(profile, shaped)
-        self._settings = dataclasses.replace(settings, shadows=True)
-        self._zones: Zones = {}
-        self._plain: list[TemplatesPolicy] = []
-        """Without shadows, once that was needed; shared with those of other zones and speeds."""
-        self.depth, self.most_pipelines = self._shape(settings.num_nodes)
+        shaped = planner.variant(shadows=True, fault_tolerance=most_lost - (most_lost + 1) // 2)
+        planner = shaped.with_settings(fault_tolerance=most_lost)
+        depth, most_pipelines = quickest_rings(planner, planner.settings.num_nodes)
+        return cls(planner, depth, most_pipelines)
 
-    @classmethod
-    def beside(cls, planner: TemplatesPolicy) -> Self:
-        """One that makes rings of another one's templates, of the shapes that it is told. Those have no room set apart
-        for shadows, so whether a plan fits is to be asked."""
-        policy = cls.like(planner)
-        policy._settings = dataclasses.replace(planner.settings, shadows=True)
-        return policy
-
-    def with_zones(self, zones: Zones) -> Self:
-        """The same policy for nodes in these zones: neighbours in a pipeline are in different ones if possible."""
-        policy = copy.copy(self)
-        policy._zones = dict(zones)
-        return policy
-
-    # Shapes
-
-    def _shape(self, num_nodes: int) -> tuple[int, int]:
-        """Depth and number of the pipelines that make the shortest step, within the memory.
+    def initial(self, nodes: Sequence[NodeId], generation: int) -> Candidate:
+        """Returns a job's first plan, or the first after a restore.
 
         Raises:
-            PlanError: there are none.
+            PlanError: too few nodes or microbatches.
         """
-        best: tuple[float, int, int] | None = None
-        needed = 0
-        for template in self.templates:
-            least = self.least_pipelines(template.num_nodes)
-            most = min(num_nodes // template.num_nodes, self._settings.num_microbatches)
-            needed = min(needed or 1 << 30, least * template.num_nodes)
-            if most < least or self._is_too_deep(template):
-                continue
-            plan = self._planned(template, [NodeId(node) for node in range(most * template.num_nodes)], 1)
-            if self.fits(plan):
-                seconds = self._outline(plan).step_time_s
-                if best is None or seconds < best[0]:
-                    best = seconds, template.num_nodes, most
-        if best is None:
-            if needed > num_nodes:
-                raise TooFewNodes(needed, num_nodes, self.least_pipelines(self.templates[0].num_nodes))
-            raise PlanError(
-                f"No pipelines of one depth on {count(num_nodes, 'node')} leave room for what workers compute of their "
-                f'successors\' layers (resilience.redundancy = "{self._settings.redundancy}"). Use more nodes, or set '
-                'resilience.redundancy = "lazy-lazy", which keeps least.'
-            )
-        return best[1], best[2]
+        try:
+            depth, number = self._shape_for(len(nodes))
+            plan = first_rings(self.planner, self._template(depth), number, sorted(nodes), generation)
+        except PlanError as refused:
+            return self._without_shadows(refused, lambda policy: policy.initial(nodes, generation))
+        return Candidate.of(self.planner, plan, "initial", f"{made(plan, len(set(nodes)))}.")
 
-    def _is_too_deep(self, template: Template) -> bool:
-        """The user's depth is the only one, while it can be had."""
-        return bool(self._settings.min_nodes) and template.num_nodes > self.templates[0].num_nodes
+    def reconfigure(self, request: ReplanRequest) -> Candidate:
+        """Returns predecessors in the places of the lost, or whole pipelines again: see the module.
 
-    def least_pipelines(self, depth: int) -> int:
-        """That keep f + 1 replicas: of each layer two a pipeline, on different nodes, if it has more than one."""
-        replicas = self._settings.fault_tolerance + 1
-        return replicas if depth == 1 else -(-replicas // 2)
-
-    def _template(self, depth: int) -> Template:
-        return next(template for template in self.templates if template.num_nodes == depth)
-
-    # Plans
-
-    def _initial_plan(self, nodes: Sequence[NodeId], generation: int) -> Plan:
-        depth, number = self._shape_for(len(nodes))
-        return self.first_ring(self._template(depth), number, nodes, generation)
-
-    def first_ring(self, template: Template, number: int, nodes: Sequence[NodeId], generation: int) -> Plan:
-        """So many whole pipelines of that template, for a job to begin with."""
-        order = [node for ring in spread(nodes, number, template.num_nodes, self._zones) for node in ring]
-        return self._planned(template, order, generation)
+        Raises:
+            TooFewNodes: fewer nodes are left than keep f + 1 replicas, with shadows or without.
+            NoReplica: a group has no live holder.
+        """
+        live = request.complete_nodes
+        standing = self._standing(request, live)
+        if standing is not None and not self._is_due(request.plan, standing, live):
+            found = self._taken_over(request, standing, live)
+            if found is not None:
+                return found
+        try:
+            return self._rebuilt(request, live)
+        except PlanError as refused:
+            return self._without_shadows(refused, lambda policy: policy.reconfigure(request))
 
     def _shape_for(self, num_nodes: int) -> tuple[int, int]:
         """Pipelines of depth P, as many as can be and not more than D; of another depth if those are too few.
@@ -144,103 +108,28 @@ class RedundancyPolicy(TemplatesPolicy):
             PlanError: there are none.
         """
         number = min(num_nodes // self.depth, self.most_pipelines)
-        if number >= self.least_pipelines(self.depth):
+        if number >= least_pipelines(self.planner, self.depth):
             return self.depth, number
-        return self._shape(num_nodes)
+        return quickest_rings(self.planner, num_nodes)
 
-    def _planned(self, template: Template, nodes: Sequence[NodeId], generation: int) -> Plan:
-        """Whole pipelines of that template, on nodes in order."""
-        per_node, depth = self._settings.devices_per_node, template.num_nodes
-        pipelines = [place(template, nodes[at : at + depth], per_node) for at in range(0, len(nodes), depth)]
-        times = [step_times(template, self._settings.num_microbatches)] * len(pipelines)
-        return self.of_pipelines(pipelines, times, ring_shadows(pipelines, per_node), generation)
+    def _template(self, depth: int) -> Template:
+        return next(template for template in self.planner.templates if template.num_nodes == depth)
 
-    def of_pipelines(
-        self, pipelines: Sequence[Pipeline], times: Sequence[Times], shadows: tuple[Stage, ...], generation: int
-    ) -> Plan:
-        profile, settings = self._profile, self._settings
-        shares = distribute(times, settings.num_microbatches)
-        return Plan(
-            generation=generation,
-            num_layers=profile.num_layers,
-            num_microbatches=settings.num_microbatches,
-            devices_per_node=settings.devices_per_node,
-            groups=profile.groups,
-            pipelines=tuple(pipelines),
-            routes=contiguous_routes(pipelines, shares, profile.num_layers, generation),
-            sync_epochs=(generation,) * len(profile.groups),
-            shadows=shadows,
-            redundancy=settings.redundancy,
-            schedule=settings.schedule,
-        )
-
-    def initial(self, nodes: Sequence[NodeId], generation: int) -> Proposal:
-        """A job's first plan, or the first after a restore.
-
-        Raises:
-            PlanError: too few nodes or microbatches.
-        """
-        try:
-            plan = self._initial_plan(sorted(nodes), generation)
-        except PlanError as refused:
-            return self._without_shadows(refused, lambda policy: policy.initial(nodes, generation))
-        return self._proposal(plan, f"{self.made(plan, len(set(nodes)))}.", 0, "initial")
-
-    def made(self, plan: Plan, num_nodes: int) -> str:
-        """What the plan is, as the beginning of a sentence."""
-        depth = len({plan.node_of(worker) for worker in plan.pipelines[0].workers})
-        idle = num_nodes - len(plan.nodes)
-        waits = f", and {count(idle, 'node')} {'wait' if idle > 1 else 'waits'} in the standby queue" if idle else ""
-        what = "each worker shadows its successor" if depth > 1 else "each node can finish the next one's microbatches"
-        return f"{count(len(plan.pipelines), 'pipeline')} of depth {depth}; {what} ({plan.redundancy}){waits}"
-
-    # After a change
-
-    def reconfigure(
-        self,
-        plan: Plan,
-        lost: Collection[NodeId],
-        holders: Holders,
-        generation: int,
-        leaving: Collection[NodeId] = (),
-    ) -> Proposal:
-        """Predecessors in the places of the lost, or whole pipelines again: see the module.
-
-        Raises:
-            TooFewNodes: fewer nodes are left than keep f + 1 replicas, with shadows or without.
-            NoReplica: a group has no live holder.
-        """
-        absent = {*lost, *leaving}
-        live = complete_nodes(plan, holders, absent)
-        standing = self._standing(plan, live, holders)
-        if standing is not None and not self._is_due(plan, standing, live):
-            proposal = self._taken_over(plan, standing, live, holders, generation)
-            if proposal is not None:
-                return proposal
-        try:
-            return self._rebuilt(plan, live, holders, generation, leaving)
-        except PlanError as refused:
-            return self._without_shadows(
-                refused, lambda policy: policy.reconfigure(plan, lost, holders, generation, leaving)
-            )
-
-    def _without_shadows(self, refused: PlanError, propose: Callable[[TemplatesPolicy], Proposal]) -> Proposal:
+    def _without_shadows(self, refused: PlanError, propose: Callable[[TemplatesPolicy], Candidate]) -> Candidate:
         """What templates make of as many replicas. Raises PlanError, as refused: nothing either."""
         try:
-            if not self._plain:
-                self._plain.append(TemplatesPolicy(self._profile, dataclasses.replace(self._settings, shadows=False)))
-            policy = self._plain[0].with_zones(self._zones).with_stretch(self._conditions.stretch)
-            proposal = propose(policy if self._speeds is None else policy.with_speeds(self._speeds))
+            found = propose(TemplatesPolicy(self.planner.variant(shadows=False)))
         except PlanError:
             raise refused from None
-        return dataclasses.replace(proposal, reason=f"{proposal.reason} Workers shadow nobody until rings fit again.")
+        return dataclasses.replace(found, reason=f"{found.reason} Workers shadow nobody until rings fit again.")
 
-    def _standing(self, plan: Plan, live: Collection[NodeId], holders: Holders) -> tuple[Pipeline, ...] | None:
+    def _standing(self, request: ReplanRequest, live: Collection[NodeId]) -> tuple[Pipeline, ...] | None:
         """The pipelines with predecessors in the places of the lost; None where one cannot go on so, or the plan is of
         another making."""
-        if plan.redundancy is not self._settings.redundancy or plan.num_microbatches < len(plan.pipelines):
+        plan = request.plan
+        if plan.redundancy is not self.planner.settings.redundancy or plan.num_microbatches < len(plan.pipelines):
             return None
-        layers: LayerHolders = {worker: plan.layers_held(groups) for worker, groups in holders.items()}
+        layers: LayerHolders = {worker: plan.layers_held(groups) for worker, groups in request.holders.items()}
         workers = {worker for worker in plan.workers if plan.node_of(worker) in live}
         dropped = in_the_ring(plan, workers)
         found = taken_over(plan, workers, layers)
@@ -266,125 +155,147 @@ class RedundancyPolicy(TemplatesPolicy):
         return number > len(standing) or (number == len(standing) and not is_whole)
 
     def _taken_over(
-        self,
-        plan: Plan,
-        standing: tuple[Pipeline, ...],
-        live: Collection[NodeId],
-        holders: Holders,
-        generation: int,
-    ) -> Proposal | None:
+        self, request: ReplanRequest, standing: tuple[Pipeline, ...], live: Collection[NodeId]
+    ) -> Candidate | None:
         """The plan in which predecessors have the places of the lost, and no state moves. None where it has too few
         replicas (trigger b), or does not fit the memory."""
+        plan, planner = request.plan, self.planner
         workers = {worker for worker in plan.workers if plan.node_of(worker) in live}
         shadows = tuple(
             shadow
             for shadow in without_owned(plan, standing, workers)
-            if set(shadow.layers) <= set(plan.layers_held(holders.get(shadow.worker, ())))
+            if set(shadow.layers) <= set(plan.layers_held(request.holders.get(shadow.worker, ())))
         )
-        new = self.of_pipelines(standing, [self.times_of(pipeline) for pipeline in standing], shadows, generation)
-        if lacking(new, self._settings.fault_tolerance) or not self.fits(new):
+        new = on_pipelines(planner, standing, shadows, request.generation)
+        if lacking(new, planner.settings.fault_tolerance) or not planner.fits(new):
             return None
-        return self._proposal(new, self.happened(plan, new, live), 0, TAKEOVER)
+        return Candidate.of(planner, new, TAKEOVER, happened(plan, new, live))
 
-    def times_of(self, pipeline: Pipeline) -> Times:
-        """Of a pipeline in which some workers have two places: its path, and a period for each further microbatch."""
-        costs = StageCosts(self._profile)
-        busy: dict[WorkerId, float] = {}
-        path = 0.0
-        for before, stage in zip((None, *pipeline.stages[:-1]), pipeline.stages, strict=True):
-            seconds = costs.compute_s(stage.first_layer, stage.end_layer, stage.num_devices)
-            node = NodeId(stage.worker // self._settings.devices_per_node)
-            seconds /= self._conditions.speed(node)
-            busy[stage.worker] = busy.get(stage.worker, 0.0) + seconds
-            path += seconds
-            if before is not None and before.worker != stage.worker:
-                path += 2 * costs.link_s(stage.first_layer)
-        return path + np.arange(self._settings.num_microbatches, dtype=np.float64) * max(busy.values())
-
-    def happened(self, before: Plan, after: Plan, live: Collection[NodeId]) -> str:
-        gone = sorted(set(before.nodes) - set(live))
-        double = sorted({after.node_of(w) for p in after.pipelines for w in p.workers if p.workers.count(w) > 1})
-        parts = [nodes_are(gone, "gone")] if gone else []
-        if double:
-            parts.append(
-                f"{'nodes' if len(double) > 1 else 'node'} {join(double)}, which shadowed "
-                f"{'their successors' if len(double) > 1 else 'its successor'}, "
-                f"{'have' if len(double) > 1 else 'has'} both stages, and no state moves"
-            )
-            bare, stages = _bare(after), sum(len(pipeline.stages) for pipeline in after.pipelines)
-            parts.append(
-                f"{bare} of {stages} stages {'have' if bare != 1 else 'has'} no shadow until pipelines are whole"
-            )
-        else:
-            parts.append("the pipelines go on as they are, and no state moves")
-        return f"{capital('; '.join(parts))}."
-
-    def _rebuilt(
-        self,
-        plan: Plan,
-        live: Sequence[NodeId],
-        holders: Holders,
-        generation: int,
-        leaving: Collection[NodeId],
-    ) -> Proposal:
+    def _rebuilt(self, request: ReplanRequest, live: Sequence[NodeId]) -> Candidate:
         """Whole pipelines, with as many nodes as can be where they were."""
         depth, number = self._shape_for(len(live))
-        new = self.ring(plan, live, holders, generation, leaving, self._template(depth), number)
-        moved = sum(move.moved_bytes(plan.groups[move.group]) for move in new.transfers)
-        return self._proposal(new, self.made_again(plan, new, live, moved), moved, REDUNDANCY)
-
-    def ring(
-        self,
-        plan: Plan,
-        live: Sequence[NodeId],
-        holders: Holders,
-        generation: int,
-        leaving: Collection[NodeId],
-        template: Template,
-        number: int,
-    ) -> Plan:
-        """So many whole pipelines of that template, with as many nodes as can be where they were in `plan`."""
-        depth = template.num_nodes
-        rings = left_in_place(plan, template, live)
-        placed = {node for ring in rings for node in ring if node is not None}
-        waiting = [node for node in live if node not in placed]
-        found = refilled(rings, number, depth, waiting, Lacks(plan, template, holders), self._zones)
-        assert found is not None, f"{len(live)} nodes are too few for {number} pipelines of {depth}"
-        new = self._planned(template, [node for ring in found for node in ring], generation)
-        return _with_transfers(new, plan, holders, live, leaving)
-
-    def made_again(self, before: Plan, after: Plan, live: Collection[NodeId], moved_bytes: int) -> str:
-        """The sentence for whole pipelines."""
-        gone = sorted(set(before.nodes) - set(live))
-        happened = capital(nodes_are(gone, "gone")) if gone else "The nodes changed"
-        moves = f"{size(moved_bytes)} of state move" if moved_bytes else "no state moves"
-        return f"{happened}: {self.made(after, len(live))}; {moves}."
+        new = rings(self.planner, request, self._template(depth), number)
+        moved = sum(move.moved_bytes(request.plan.groups[move.group]) for move in new.transfers)
+        reason = made_again(request.plan, new, live, moved)
+        return Candidate.of(self.planner, new, REDUNDANCY, reason, transfer_bytes=moved)
 
 
-def _bare(plan: Plan) -> int:
-    """Stages that nobody shadows."""
-    return sum(
-        not any(
-            shadow.worker in pipeline.workers and set(stage.layers) <= set(shadow.layers) for shadow in plan.shadows
+# Shapes
+
+
+def quickest_rings(planner: Planner, num_nodes: int) -> tuple[int, int]:
+    """Returns depth and number of the pipelines that make the shortest step, within the memory.
+
+    Raises:
+        PlanError: there are none.
+    """
+    settings = planner.settings
+    best: tuple[float, int, int] | None = None
+    needed = 0
+    for template in planner.templates:
+        least = least_pipelines(planner, template.num_nodes)
+        most = min(num_nodes // template.num_nodes, settings.num_microbatches)
+        needed = min(needed or 1 << 30, least * template.num_nodes)
+        # The user's depth is the only one, while it can be had.
+        is_too_deep = bool(settings.min_nodes) and template.num_nodes > planner.templates[0].num_nodes
+        if most < least or is_too_deep:
+            continue
+        plan = _whole(planner, template, [NodeId(node) for node in range(most * template.num_nodes)], 1)
+        if planner.fits(plan):
+            seconds = planner.step_s(plan)
+            if best is None or seconds < best[0]:
+                best = seconds, template.num_nodes, most
+    if best is None:
+        if needed > num_nodes:
+            raise TooFewNodes(needed, num_nodes, least_pipelines(planner, planner.templates[0].num_nodes))
+        raise PlanError(
+            f"No pipelines of one depth on {count(num_nodes, 'node')} leave room for what workers compute of their "
+            f'successors\' layers (resilience.redundancy = "{settings.redundancy}"). Use more nodes, or set '
+            'resilience.redundancy = "lazy-lazy", which keeps least.'
         )
-        for pipeline in plan.pipelines
-        for stage in pipeline.stages
+    return best[1], best[2]
+
+
+def least_pipelines(planner: Planner, depth: int) -> int:
+    """Returns how many keep f + 1 replicas: of each layer two a pipeline, on different nodes, if it has more than
+    one."""
+    replicas = planner.settings.fault_tolerance + 1
+    return replicas if depth == 1 else -(-replicas // 2)
+
+
+# Plans
+
+
+def first_rings(planner: Planner, template: Template, number: int, nodes: Sequence[NodeId], generation: int) -> Plan:
+    """Returns so many whole pipelines of that template, for a job to begin with. Neighbours in a pipeline are in
+    different zones if possible."""
+    order = [node for ring in spread(nodes, number, template.num_nodes, planner.zones) for node in ring]
+    return _whole(planner, template, order, generation)
+
+
+def rings(planner: Planner, request: ReplanRequest, template: Template, number: int) -> Plan:
+    """Returns so many whole pipelines of that template, with as many nodes as can be where they were."""
+    plan, live, depth = request.plan, request.complete_nodes, template.num_nodes
+    left = left_in_place(plan, template, live)
+    placed = {node for ring in left for node in ring if node is not None}
+    waiting = [node for node in live if node not in placed]
+    found = refilled(left, number, depth, waiting, Lacks(plan, template, request.holders), planner.zones)
+    assert found is not None, f"{len(live)} nodes are too few for {number} pipelines of {depth}"
+    new = _whole(planner, template, [node for ring in found for node in ring], request.generation)
+    return _with_transfers(new, plan, request.holders, live, request.leaving)
+
+
+def on_pipelines(planner: Planner, pipelines: Sequence[Pipeline], shadows: tuple[Stage, ...], generation: int) -> Plan:
+    """Returns a plan on these pipelines, in which some workers may have two places."""
+    return _plan(planner, pipelines, [_times(planner, pipeline) for pipeline in pipelines], shadows, generation)
+
+
+def _whole(planner: Planner, template: Template, nodes: Sequence[NodeId], generation: int) -> Plan:
+    """Whole pipelines of that template, on nodes in order."""
+    settings, depth = planner.settings, template.num_nodes
+    per_node = settings.devices_per_node
+    pipelines = [place(template, nodes[at : at + depth], per_node) for at in range(0, len(nodes), depth)]
+    times = [step_times(template, settings.num_microbatches)] * len(pipelines)
+    return _plan(planner, pipelines, times, ring_shadows(pipelines, per_node), generation)
+
+
+def _plan(
+    planner: Planner,
+    pipelines: Sequence[Pipeline],
+    times: Sequence[Times],
+    shadows: tuple[Stage, ...],
+    generation: int,
+) -> Plan:
+    profile, settings = planner.profile, planner.settings
+    shares = distribute(times, settings.num_microbatches)
+    return Plan(
+        generation=generation,
+        num_layers=profile.num_layers,
+        num_microbatches=settings.num_microbatches,
+        devices_per_node=settings.devices_per_node,
+        groups=profile.groups,
+        pipelines=tuple(pipelines),
+        routes=contiguous_routes(pipelines, shares, profile.num_layers, generation),
+        sync_epochs=(generation,) * len(profile.groups),
+        shadows=shadows,
+        redundancy=settings.redundancy,
+        schedule=settings.schedule,
     )
 
 
-def complete_nodes(plan: Plan, holders: Holders, absent: Collection[NodeId]) -> list[NodeId]:
-    """Live nodes, all of whose workers there are."""
-    workers: dict[NodeId, set[WorkerId]] = {}
-    for worker in holders:
-        workers.setdefault(plan.node_of(worker), set()).add(worker)
-    driving: dict[NodeId, set[WorkerId]] = {}
-    for worker in plan.workers:
-        driving.setdefault(plan.node_of(worker), set()).add(worker)
-    return sorted(
-        node
-        for node, there in workers.items()
-        if node not in absent and (driving[node] <= there if node in driving else len(there) == plan.devices_per_node)
-    )
+def _times(planner: Planner, pipeline: Pipeline) -> Times:
+    """Of a pipeline in which some workers have two places: its path, and a period for each further microbatch."""
+    costs, settings = StageCosts(planner.profile), planner.settings
+    busy: dict[WorkerId, float] = {}
+    path = 0.0
+    for before, stage in zip((None, *pipeline.stages[:-1]), pipeline.stages, strict=True):
+        seconds = costs.compute_s(stage.first_layer, stage.end_layer, stage.num_devices)
+        seconds /= planner.conditions.speed(NodeId(stage.worker // settings.devices_per_node))
+        busy[stage.worker] = busy.get(stage.worker, 0.0) + seconds
+        path += seconds
+        if before is not None and before.worker != stage.worker:
+            path += 2 * costs.link_s(stage.first_layer)
+    return path + np.arange(settings.num_microbatches, dtype=np.float64) * max(busy.values())
 
 
 def _with_transfers(
@@ -403,3 +314,52 @@ def _with_transfers(
             held.update(groups)
     new = msgspec.structs.replace(new, shadows=tuple(shadows))
     return msgspec.structs.replace(new, transfers=transfers(new, told))
+
+
+# Sentences
+
+
+def made(plan: Plan, num_nodes: int) -> str:
+    """Returns what the plan is, as the beginning of a sentence."""
+    depth = len({plan.node_of(worker) for worker in plan.pipelines[0].workers})
+    idle = num_nodes - len(plan.nodes)
+    waits = f", and {count(idle, 'node')} {'wait' if idle > 1 else 'waits'} in the standby queue" if idle else ""
+    what = "each worker shadows its successor" if depth > 1 else "each node can finish the next one's microbatches"
+    return f"{count(len(plan.pipelines), 'pipeline')} of depth {depth}; {what} ({plan.redundancy}){waits}"
+
+
+def made_again(before: Plan, after: Plan, live: Collection[NodeId], moved_bytes: int) -> str:
+    """Returns the sentence for whole pipelines."""
+    gone = sorted(set(before.nodes) - set(live))
+    happened = capital(nodes_are(gone, "gone")) if gone else "The nodes changed"
+    moves = f"{size(moved_bytes)} of state move" if moved_bytes else "no state moves"
+    return f"{happened}: {made(after, len(live))}; {moves}."
+
+
+def happened(before: Plan, after: Plan, live: Collection[NodeId]) -> str:
+    """Returns the sentence for pipelines in which predecessors have the places of the lost."""
+    gone = sorted(set(before.nodes) - set(live))
+    double = sorted({after.node_of(w) for p in after.pipelines for w in p.workers if p.workers.count(w) > 1})
+    parts = [nodes_are(gone, "gone")] if gone else []
+    if double:
+        parts.append(
+            f"{'nodes' if len(double) > 1 else 'node'} {join(double)}, which shadowed "
+            f"{'their successors' if len(double) > 1 else 'its successor'}, "
+            f"{'have' if len(double) > 1 else 'has'} both stages, and no state moves"
+        )
+        bare, stages = _bare(after), sum(len(pipeline.stages) for pipeline in after.pipelines)
+        parts.append(f"{bare} of {stages} stages {'have' if bare != 1 else 'has'} no shadow until pipelines are whole")
+    else:
+        parts.append("the pipelines go on as they are, and no state moves")
+    return f"{capital('; '.join(parts))}."
+
+
+def _bare(plan: Plan) -> int:
+    """Stages that nobody shadows."""
+    return sum(
+        not any(
+            shadow.worker in pipeline.workers and set(stage.layers) <= set(shadow.layers) for shadow in plan.shadows
+        )
+        for pipeline in plan.pipelines
+        for stage in pipeline.stages
+    )

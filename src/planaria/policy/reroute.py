@@ -10,20 +10,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Sequence
+from typing import Self
 
 from planaria.plan.costs import StageCosts
 from planaria.plan.detours import Detours, unowned
-from planaria.plan.placement import Holders
 from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError, WorkerId
 from planaria.plan.refill import Place, places, with_place
 from planaria.plan.replicas import lacking
 from planaria.plan.reroute import as_placed, carriers, left_over
 from planaria.plan.transfers import moved
 from planaria.policy.detour_search import Rerouted, detours_in_pieces
+from planaria.policy.interface import Candidate, Policy, ReplanRequest
 from planaria.policy.pieces import Pieces, finished
-from planaria.policy.proposal import Proposal
+from planaria.policy.planner import Planner
+from planaria.policy.sentences import capital, count, join, nodes_are, size
 from planaria.policy.templates import TemplatesPolicy
-from planaria.policy.wording import count, join, nodes_are, size
 
 REROUTE = "reroute"
 """How a plan was made."""
@@ -35,146 +36,110 @@ _Rank = tuple[int, float, float, int]
 """Of a place: replicas that are still lacking then, the busiest worker's load, how uneven loads are, bytes to move."""
 
 
-class ReroutePolicy(TemplatesPolicy):
-    """Proposes plans on what is left. The first plan, and the rest of a step after a loss, are those of templates."""
+class ReroutePolicy(Policy):
+    """Proposes plans on what is left. The first plan, and new pipelines after a loss, are those of templates."""
 
-    def reconfigure(
-        self,
-        plan: Plan,
-        lost: Collection[NodeId],
-        holders: Holders,
-        generation: int,
-        leaving: Collection[NodeId] = (),
-    ) -> Proposal:
-        """A plan for the next steps: detours around those who are gone; nodes that came take the places of the lost.
+    @classmethod
+    def of(cls, planner: Planner) -> Self:
+        """Makes the templates.
+
+        Raises:
+            PlanError: the model or f + 1 replicas of it do not fit.
+        """
+        assert planner.templates
+        return cls(planner)
+
+    def initial(self, nodes: Sequence[NodeId], generation: int) -> Candidate:
+        """Returns the first plan of templates."""
+        return TemplatesPolicy(self.planner).initial(nodes, generation)
+
+    def reconfigure(self, request: ReplanRequest) -> Candidate:
+        """Returns detours around those who are gone; nodes that came take the places of the lost.
 
         Raises:
             TooFewNodes: it cannot be rerouted, and fewer than (f + 1) n0 nodes are left.
             NoReplica: a group has no live holder.
         """
-        gone = {*lost, *leaving}
-        left = left_over(plan, holders, gone)
-        came = self._came(plan, left, holders, gone)
-        rerouted = self.on_what_is_left(plan, lost, holders, generation, leaving)
+        rerouted = finished(self.on_what_is_left(request))
+        came = nodes_without_place(request, left_over(request.plan, request.holders, request.absent))
         # Who gave notice lives, and is named as lost when its time has come: it can still make the next plan full.
-        lives = {plan.node_of(worker) for worker in holders}
-        can_be_full = bool(came) or not gone.isdisjoint(lives)
+        lives = {request.plan.node_of(worker) for worker in request.holders}
+        can_be_full = bool(came) or not request.absent.isdisjoint(lives)
         is_wanting = rerouted is not None and rerouted.is_degraded and can_be_full
         idle = set() if rerouted is None else set(came).difference(rerouted.plan.nodes)
         if rerouted is not None and not is_wanting and not idle:
             return rerouted
         try:
-            made = super().reconfigure(plan, lost, holders, generation, leaving)
+            made = TemplatesPolicy(self.planner).reconfigure(request)
             if rerouted is None or is_wanting or made.step_time_s < WORTH_MOVING * rerouted.step_time_s:
                 return made
             return rerouted
         except PlanError:
             if rerouted is None:
-                rerouted = self.as_it_is(plan, lost, holders, generation, leaving)
+                rerouted = self.as_it_is(request)
             if rerouted is None:
                 raise
             return rerouted
 
-    def as_it_is(
-        self,
-        plan: Plan,
-        lost: Collection[NodeId],
-        holders: Holders,
-        generation: int,
-        leaving: Collection[NodeId] = (),
-    ) -> Proposal | None:
-        """What is left goes on, as nothing else is possible. None where that is not either.
+    def as_it_is(self, request: ReplanRequest) -> Candidate | None:
+        """Returns what is left going on, as nothing else is possible. None where that is not either.
 
         Though nodes came: they are too few for more pipelines. Or though of some layer no owner has the state in place:
         it comes to him before the step; or who holds it beside the plan becomes an owner.
         """
-        gone = {*lost, *leaving}
-        left = left_over(plan, holders, gone)
-        came = self._came(plan, left, holders, gone)
-        found = finished(self._rerouted(plan, left, came, holders, generation, gone, leaving)) if came else None
+        plan, holders = request.plan, request.holders
+        left = left_over(plan, holders, request.absent)
+        came = nodes_without_place(request, left)
+        found = finished(self._rerouted(request, left, came)) if came else None
         if found is not None:
             return found
-        placed = as_placed(plan, holders, gone)
-        return finished(self._rerouted(plan, placed, (), holders, generation, gone, leaving))
+        return finished(self._rerouted(request, as_placed(plan, holders, request.absent), ()))
 
-    def on_what_is_left(
-        self,
-        plan: Plan,
-        lost: Collection[NodeId],
-        holders: Holders,
-        generation: int,
-        leaving: Collection[NodeId] = (),
-    ) -> Proposal | None:
-        """Detours around those who are gone, and nodes that came in the places of the lost.
+    def on_what_is_left(self, request: ReplanRequest) -> Pieces[Candidate | None]:
+        """Finds detours around those who are gone, and places of the lost for nodes that came, with pauses.
 
         None where some layer would have no owner, nothing fits the memory, or nodes came and none has a place to take.
         """
-        return finished(self.on_what_is_left_in_pieces(plan, lost, holders, generation, leaving))
-
-    def on_what_is_left_in_pieces(
-        self,
-        plan: Plan,
-        lost: Collection[NodeId],
-        holders: Holders,
-        generation: int,
-        leaving: Collection[NodeId] = (),
-    ) -> Pieces[Proposal | None]:
-        """`on_what_is_left`, with pauses."""
-        gone = {*lost, *leaving}
-        left = left_over(plan, holders, gone)
-        came = self._came(plan, left, holders, gone)
+        plan = request.plan
+        left = left_over(plan, request.holders, request.absent)
+        came = nodes_without_place(request, left)
         whole = all(pipeline.is_whole(plan.num_layers) for pipeline in left)
-        has_place = not whole or not gone.isdisjoint(plan.nodes)
+        has_place = not whole or not request.absent.isdisjoint(plan.nodes)
         if came and not has_place:
             return None
-        return (yield from self._rerouted(plan, left, came, holders, generation, gone, leaving))
-
-    def _came(self, plan: Plan, left: Sequence[Pipeline], holders: Holders, absent: Collection[NodeId]) -> list[NodeId]:
-        """The live nodes, all of their workers there, that have no place yet."""
-        workers: dict[NodeId, int] = {}
-        for worker in holders:
-            workers[plan.node_of(worker)] = workers.get(plan.node_of(worker), 0) + 1
-        placed = {plan.node_of(stage.worker) for pipeline in left for stage in pipeline.stages}
-        complete = {node for node, number in workers.items() if number == plan.devices_per_node}
-        return sorted(complete - placed - set(absent))
+        return (yield from self._rerouted(request, left, came))
 
     def _rerouted(
-        self,
-        plan: Plan,
-        left: Sequence[Pipeline],
-        came: Sequence[NodeId],
-        holders: Holders,
-        generation: int,
-        gone: Collection[NodeId],
-        leaving: Collection[NodeId],
-    ) -> Pieces[Proposal | None]:
+        self, request: ReplanRequest, left: Sequence[Pipeline], came: Sequence[NodeId]
+    ) -> Pieces[Candidate | None]:
         """None where some layer would have no owner, or nothing fits the memory."""
-        filled = self._filled(plan, left, came, holders)
+        planner, plan, holders = self.planner, request.plan, request.holders
+        filled = self._filled(request, left, came)
         for pipelines in (filled, left) if filled != left else (left,):
             if not pipelines or unowned(pipelines, plan.num_layers):
                 continue
             found = yield from detours_in_pieces(
-                self._profile, self._settings, pipelines, generation, conditions=self._conditions
+                planner.profile, planner.settings, pipelines, request.generation, conditions=planner.conditions
             )
             if found is None:
                 continue
-            sources = {w: g for w, g in holders.items() if plan.node_of(w) not in gone or plan.node_of(w) in leaving}
-            return self._sentence(plan, found, moved(found.plan, sources, leaving, plan.devices_of), gone)
+            absent, leaving = request.absent, request.leaving
+            sources = {w: g for w, g in holders.items() if plan.node_of(w) not in absent or plan.node_of(w) in leaving}
+            return self._candidate(request, found, moved(found.plan, sources, leaving, plan.devices_of))
         return None
 
-    def _filled(
-        self, plan: Plan, left: Sequence[Pipeline], came: Sequence[NodeId], holders: Holders
-    ) -> tuple[Pipeline, ...]:
+    def _filled(self, request: ReplanRequest, left: Sequence[Pipeline], came: Sequence[NodeId]) -> tuple[Pipeline, ...]:
         """The pipelines with the nodes that came, each in the place where it helps most, as long as one helps."""
+        planner, per_node = self.planner, request.plan.devices_per_node
         pipelines, num_gaps = tuple(left), len(left)
         for node in came:
             now = self._rank(pipelines, 0)
             ranked: list[tuple[_Rank, int, tuple[Pipeline, ...]]] = []
-            for place in places(pipelines, self._profile, plan.devices_per_node):
-                if not self._has_room(place):
+            for place in places(pipelines, planner.profile, per_node):
+                if not has_room(planner, place):
                     continue
-                then = with_place(pipelines, place, node, plan.devices_per_node)
-                rank = self._rank(then, self._lacking_bytes(plan, place, node, holders))
+                then = with_place(pipelines, place, node, per_node)
+                rank = self._rank(then, lacking_bytes(request, place, node))
                 is_gap = place.pipeline < num_gaps
                 if is_gap or rank[:1] < now[:1] or rank[1] < 0.99 * now[1]:
                     ranked.append((rank, len(ranked), then))
@@ -183,64 +148,84 @@ class ReroutePolicy(TemplatesPolicy):
         return pipelines
 
     def _rank(self, pipelines: Sequence[Pipeline], size_bytes: int) -> _Rank:
-        nodes: list[set[int]] = [set() for _ in range(self._profile.num_layers)]
+        profile, settings = self.planner.profile, self.planner.settings
+        nodes: list[set[int]] = [set() for _ in range(profile.num_layers)]
         for pipeline in pipelines:
             for stage in pipeline.stages:
                 for layer in stage.layers:
-                    nodes[layer].add(stage.worker // self._settings.devices_per_node)
-        needed = self._settings.fault_tolerance + 1
+                    nodes[layer].add(stage.worker // settings.devices_per_node)
+        needed = settings.fault_tolerance + 1
         short = sum(max(0, needed - len(on)) for on in nodes)
         if not all(nodes):
             return short, float("inf"), float("inf"), size_bytes
         workers = (stage.worker for pipeline in pipelines for stage in pipeline.stages)
         speeds = {
-            worker: self._conditions.speed(NodeId(worker // self._settings.devices_per_node)) for worker in workers
+            worker: self.planner.conditions.speed(NodeId(worker // settings.devices_per_node)) for worker in workers
         }
-        detours = Detours(pipelines, StageCosts(self._profile), self._profile.num_layers, speeds=speeds)
-        busiest, uneven = detours.deal(self._settings.num_microbatches).rank
+        detours = Detours(pipelines, StageCosts(profile), profile.num_layers, speeds=speeds)
+        busiest, uneven = detours.deal(settings.num_microbatches).rank
         return short, busiest, uneven, size_bytes
 
-    def _has_room(self, place: Place) -> bool:
-        """Whether one microbatch at a time fits beside the state."""
-        limit = self._settings.memory_bytes
-        costs = StageCosts(self._profile, self._settings.schedule)
-        return all(
-            num_devices in self._profile.device_counts
-            and (not limit or costs.memory_bytes(first, end, 1, num_devices) <= limit)
-            for _, num_devices, first, end in place.parts
-        )
-
-    def _lacking_bytes(self, plan: Plan, place: Place, node: NodeId, holders: Holders) -> int:
-        """Of state that the node would get."""
-        lacks = 0
-        for stage in place.stages(node, plan.devices_per_node):
-            held = set(holders.get(WorkerId(stage.worker), ()))
-            lacks += sum(
-                group.moved_bytes
-                for number, group in enumerate(plan.groups)
-                if number not in held and not set(group.layers).isdisjoint(stage.layers)
-            )
-        return lacks
-
-    def _sentence(self, before: Plan, found: Rerouted, plan: Plan, gone: Collection[NodeId]) -> Proposal:
-        """The proposal, with its reason."""
+    def _candidate(self, request: ReplanRequest, found: Rerouted, plan: Plan) -> Candidate:
+        """With its reason."""
         moved = sum(move.moved_bytes(plan.groups[move.group]) for move in plan.transfers)
-        proposal = self._proposal(plan, "", moved, REROUTE)
-        short = lacking(plan, self._settings.fault_tolerance)
-        proposal = dataclasses.replace(proposal, is_degraded=bool(short), gap=found.gap)
-        return dataclasses.replace(proposal, reason=self.reason(before, gone, proposal, plan))
+        candidate = Candidate.of(self.planner, plan, REROUTE, transfer_bytes=moved)
+        short = lacking(plan, self.planner.settings.fault_tolerance)
+        candidate = dataclasses.replace(candidate, is_degraded=bool(short), gap=found.gap)
+        return dataclasses.replace(candidate, reason=self.reason(request, candidate, plan))
 
-    def reason(self, before: Plan, gone: Collection[NodeId], proposal: Proposal, plan: Plan) -> str:
-        """The sentence for a rerouted plan: `plan` after `before`, as the proposal has it."""
-        short = lacking(plan, self._settings.fault_tolerance)
-        reason = f"{_happened(before, plan, gone)}; {_detours(plan, proposal.gap)}"
-        if proposal.transfer_bytes:
-            reason += f", and {size(proposal.transfer_bytes)} of state move"
+    def reason(self, request: ReplanRequest, candidate: Candidate, plan: Plan) -> str:
+        """Returns the sentence for a rerouted plan: `plan` after the request's, as the candidate has it."""
+        most_lost = self.planner.settings.fault_tolerance
+        short = lacking(plan, most_lost)
+        reason = f"{_happened(request.plan, plan, request.absent)}; {_detours(plan, candidate.gap)}"
+        if candidate.transfer_bytes:
+            reason += f", and {size(candidate.transfer_bytes)} of state move"
         else:
             reason += ", and no state moves"
         if short:
-            reason += f". Degraded: {_replicas(short, self._settings.fault_tolerance)}"
+            reason += f". Degraded: {_replicas(short, most_lost)}"
         return f"{reason}."
+
+
+# Places for nodes that came
+
+
+def nodes_without_place(request: ReplanRequest, left: Sequence[Pipeline]) -> list[NodeId]:
+    """Returns the live nodes, all of their workers there, that have no place yet."""
+    plan = request.plan
+    workers: dict[NodeId, int] = {}
+    for worker in request.holders:
+        workers[plan.node_of(worker)] = workers.get(plan.node_of(worker), 0) + 1
+    placed = {plan.node_of(stage.worker) for pipeline in left for stage in pipeline.stages}
+    complete = {node for node, number in workers.items() if number == plan.devices_per_node}
+    return sorted(complete - placed - request.absent)
+
+
+def has_room(planner: Planner, place: Place) -> bool:
+    """Returns whether one microbatch at a time fits beside the state."""
+    limit, profile = planner.settings.memory_bytes, planner.profile
+    costs = StageCosts(profile, planner.settings.schedule)
+    return all(
+        num_devices in profile.device_counts and (not limit or costs.memory_bytes(first, end, 1, num_devices) <= limit)
+        for _, num_devices, first, end in place.parts
+    )
+
+
+def lacking_bytes(request: ReplanRequest, place: Place, node: NodeId) -> int:
+    """Returns the bytes of state that the node would get in that place."""
+    plan, lacks = request.plan, 0
+    for stage in place.stages(node, plan.devices_per_node):
+        held = set(request.holders.get(WorkerId(stage.worker), ()))
+        lacks += sum(
+            group.moved_bytes
+            for number, group in enumerate(plan.groups)
+            if number not in held and not set(group.layers).isdisjoint(stage.layers)
+        )
+    return lacks
+
+
+# Sentences
 
 
 def _happened(before: Plan, after: Plan, gone: Collection[NodeId]) -> str:
@@ -254,7 +239,7 @@ def _happened(before: Plan, after: Plan, gone: Collection[NodeId]) -> str:
     if not parts and broken:
         parts.append(f"{'pipelines' if len(broken) > 1 else 'pipeline'} {join(broken)} {_are(broken)} not whole")
     text = join(parts) or "the nodes changed"
-    return text[:1].upper() + text[1:]
+    return capital(text)
 
 
 def _are(things: Sequence[object]) -> str:

@@ -13,7 +13,7 @@ import math
 import statistics
 from collections import deque
 
-from planaria.policy.outlook import DEGRADED_SAVES_S
+from planaria.policy.forecast import DEGRADED_SAVES_S
 from planaria.protocol.learnt import MeasuredSaves
 
 SHARE = 0.01

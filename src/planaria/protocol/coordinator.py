@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 
 from planaria.plan.plan import Plan, WorkerId
-from planaria.policy.proposal import Policy
+from planaria.policy.interface import Policy
 from planaria.protocol.course import ahead
 from planaria.protocol.course.run import Run
 from planaria.protocol.course.switch import refusal

@@ -15,7 +15,7 @@ from itertools import combinations
 
 from planaria.plan.plan import NodeId, Plan
 from planaria.plan.zones import Zones
-from planaria.policy.proposal import Policy
+from planaria.policy.interface import Policy, ReplanRequest
 from planaria.protocol.kept import Holders
 
 BEFORE_VOTES = 0.8
@@ -101,7 +101,9 @@ class Foresight:
             lost = self._turn = () if self.hurries else self._ahead.pop(0)
             left = {worker: groups for worker, groups in holders.items() if plan.node_of(worker) not in lost}
             at_once = bool(lost) if self._next_at_once is None else self._next_at_once
-            self._piece = policy.ponder(plan, sorted({*gone, *lost}) if at_once else (), left, at_once=at_once)
+            self._piece = policy.precompute(
+                ReplanRequest(plan=plan, lost=sorted({*gone, *lost}) if at_once else (), holders=left), at_once=at_once
+            )
         try:
             next(self._piece)
         except StopIteration:

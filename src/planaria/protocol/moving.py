@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Collection
 
 from planaria.plan.plan import Plan, WorkerId
-from planaria.policy.outlook import CHANGE_S, RESTORE_S
+from planaria.policy.forecast import CHANGE_S, RESTORE_S
 from planaria.protocol.learnt import MeasuredMoves
 
 REMEMBERED = 8

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from planaria.plan.plan import NodeId, Plan, PlanError
-from planaria.policy.proposal import Proposal
+from planaria.policy.interface import Candidate
 from planaria.protocol.learnt import Rest, Rests
 from planaria.protocol.speeds import STEPS, SpeedEvidence
 
@@ -92,14 +92,14 @@ class Pacing:
         self,
         step: int,
         speeds: Mapping[NodeId, float],
-        propose: Callable[[frozenset[NodeId]], Proposal],
-        stay: Proposal | None,
+        propose: Callable[[frozenset[NodeId]], Candidate],
+        stay: Candidate | None,
         steps_left: int,
         *,
         now: float = 0.0,
         lasts_steps: int | None = None,
         change_s: float = 0.0,
-    ) -> Proposal | None:
+    ) -> Candidate | None:
         """The best plan before a step; None where it pays to go on with the plan of now.
 
         Args:
@@ -133,12 +133,12 @@ class Pacing:
     def _best(
         self,
         speeds: Mapping[NodeId, float],
-        propose: Callable[[frozenset[NodeId]], Proposal],
+        propose: Callable[[frozenset[NodeId]], Candidate],
         on_trial: frozenset[NodeId],
-    ) -> tuple[Proposal, frozenset[NodeId]]:
+    ) -> tuple[Candidate, frozenset[NodeId]]:
         slowest = sorted(speeds, key=lambda node: (speeds[node], node))[:MOST_RESTING]
         options = [frozenset(slowest[:count]) for count in range(len(slowest) + 1)]
-        found: list[tuple[Proposal, frozenset[NodeId]]] = []
+        found: list[tuple[Candidate, frozenset[NodeId]]] = []
         error: PlanError | None = None
         for option in options:
             if not (option & on_trial):
@@ -166,7 +166,7 @@ class Pacing:
         self.resting = resting
 
 
-def pays(stay: Proposal, other: Proposal, steps_left: int, change_s: float = 0.0) -> bool:
+def pays(stay: Candidate, other: Candidate, steps_left: int, change_s: float = 0.0) -> bool:
     """Whether what a plan gains is more than it costs: its transfers, the change of plans, and a step boundary at which
     everybody waits."""
     gain_s = stay.batch_s - other.batch_s

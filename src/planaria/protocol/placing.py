@@ -19,8 +19,8 @@ from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
 from planaria.plan.sources import distinct
 from planaria.plan.validate import validate
 from planaria.plan.zones import Zones
-from planaria.policy.outlook import Outlook
-from planaria.policy.proposal import Policy, Proposal
+from planaria.policy.forecast import FailureForecast
+from planaria.policy.interface import Candidate, FinishRequest, Policy, ReplanRequest
 from planaria.protocol.kept import Holders
 from planaria.protocol.learnt import Learnt
 from planaria.protocol.pacing import Pacing, same_work
@@ -50,7 +50,7 @@ class Situation:
     holders: Holders
     gone: frozenset[NodeId]
     leaving: frozenset[NodeId]
-    outlook: Outlook = field(default_factory=Outlook)
+    outlook: FailureForecast = field(default_factory=FailureForecast)
     now: float = 0.0
 
 
@@ -67,7 +67,7 @@ class Choice:
 
     purpose: Purpose
     is_second_look: bool
-    proposal: Proposal | None = None
+    proposal: Candidate | None = None
     told: str = ""
 
 
@@ -116,10 +116,7 @@ class Placing:
         self.speeds.recall(learnt.speeds, live)
         self.pacing.recall(learnt.rests, live)
         self.stretch = learnt.stretch
-        if self.speeds.known:
-            self.policy = self.policy.with_speeds(self.speeds.known)
-        if self.stretch is not None:
-            self.policy = self.policy.with_stretch(self.stretch)
+        self.policy = self._for_now(self.policy)
 
     def next_generation(self) -> int:
         """A plan that is proposed uses one up, whether it is taken or not."""
@@ -129,25 +126,25 @@ class Placing:
     def locate(self, zones: Zones) -> None:
         """It is known where nodes are."""
         self._zones = dict(zones)
-        self.policy = self.policy.with_zones(self._zones)
+        self.policy = self.policy.with_planner(self.policy.planner.with_zones(self._zones))
 
     # Plans that need no other
 
-    def first(self, nodes: Sequence[NodeId], outlook: Outlook) -> Proposal:
+    def first(self, nodes: Sequence[NodeId], outlook: FailureForecast) -> Candidate:
         """A placement onto these nodes. Raises PlanError."""
-        return self.policy.with_outlook(outlook).initial(nodes, self.next_generation())
+        return self.policy.with_forecast(outlook).initial(nodes, self.next_generation())
 
-    def again(self, nodes: Sequence[NodeId], outlook: Outlook) -> Proposal:
+    def again(self, nodes: Sequence[NodeId], outlook: FailureForecast) -> Candidate:
         """A placement onto these nodes, some of whose kind may have run out of memory. Raises PlanError."""
         proposal = self.first(nodes, outlook)
         if not self.shortages.allows(proposal.plan):
             raise self.shortages.refuse(proposal.plan)
         return proposal
 
-    def unchanged(self, plan: Plan) -> Proposal:
+    def unchanged(self, plan: Plan) -> Candidate:
         """The plan in force under a generation of its own: everybody was held, and goes on."""
         again = msgspec.structs.replace(plan, generation=self.next_generation(), transfers=())
-        return Proposal(
+        return Candidate(
             plan=again, reason="The plan stays.", step_time_s=0.0, transfer_bytes=0, how="unchanged", longest_s=0.0
         )
 
@@ -155,9 +152,9 @@ class Placing:
 
     def finishes(self, situation: Situation) -> bool:
         """Whether it is done, or the step begun anew under another placement."""
-        policy = self.policy.with_outlook(situation.outlook)
+        policy = self.policy.with_forecast(situation.outlook)
         lost = (*sorted(situation.gone), *sorted(situation.leaving | self.pacing.resting))
-        return policy.finishes(situation.plan, lost, situation.holders)
+        return policy.finishes(ReplanRequest(plan=situation.plan, lost=lost, holders=situation.holders))
 
     def finish_step(
         self,
@@ -167,9 +164,9 @@ class Placing:
         halted: Collection[WorkerId],
         counted: Ledger,
         holders: Holders,
-        outlook: Outlook,
+        outlook: FailureForecast,
         so_far: Sequence[Stretch],
-    ) -> Proposal | None:
+    ) -> Candidate | None:
         """For what a loss left undone of the step in progress; None where it cannot be finished.
 
         Some device has no room for it; or of a layer with two groups each is with another worker, because state was on
@@ -178,21 +175,23 @@ class Placing:
         layers = {id(groups): plan.layers_held(groups) for groups in distinct(holders.values())}
         if len(set().union(*layers.values())) < plan.num_layers:
             return None
-        proposal = self.policy.with_outlook(outlook).finish_step(
-            plan,
-            live=live,
-            halted=tuple(sorted(halted)),
-            counted=counted,
-            holders={worker: layers[id(groups)] for worker, groups in holders.items()},
-            generation=self.next_generation(),
-            so_far=so_far,
+        proposal = self.policy.with_forecast(outlook).finish_step(
+            FinishRequest(
+                plan=plan,
+                live=live,
+                halted=tuple(sorted(halted)),
+                counted=counted,
+                holders={worker: layers[id(groups)] for worker, groups in holders.items()},
+                generation=self.next_generation(),
+                so_far=so_far,
+            )
         )
         validate(proposal.plan, already=counted, dropped=proposal.dropped)
         return proposal if self.shortages.allows(proposal.plan) else None
 
     # Another placement
 
-    def placement(self, situation: Situation, *, at_once: bool, at_rest: frozenset[NodeId] | None = None) -> Proposal:
+    def placement(self, situation: Situation, *, at_once: bool, at_rest: frozenset[NodeId] | None = None) -> Candidate:
         """Within the memory that devices are known to have, see `_any_placement`. Raises PlanError."""
         if at_once:
             self.switching.is_new = False  # whoever asks takes what there is
@@ -209,7 +208,7 @@ class Placing:
             raise self.shortages.refuse(proposal.plan)
         return proposal
 
-    def _any_placement(self, situation: Situation, *, at_once: bool, at_rest: frozenset[NodeId] | None) -> Proposal:
+    def _any_placement(self, situation: Situation, *, at_once: bool, at_rest: frozenset[NodeId] | None) -> Candidate:
         """Without the nodes that gave notice or rest where that is possible, else with them for as long as they live.
 
         No node rests so that replicas lack: speed is not worth f.
@@ -222,16 +221,18 @@ class Placing:
         gone, leaving = tuple(sorted(situation.gone)), situation.leaving
         resting = self.pacing.resting if at_rest is None else at_rest
         attempts = [leaving | resting, leaving, frozenset()] if at_rest is None else [leaving | resting, resting]
-        policy = self.policy.with_outlook(replace(situation.outlook, at_once=at_once))
+        policy = self.policy.with_forecast(replace(situation.outlook, at_once=at_once))
         for number, without in enumerate(dict.fromkeys(attempts), start=1):
             absent = tuple(sorted(without))
             try:
                 proposal = policy.reconfigure(
-                    situation.plan,
-                    lost=(*gone, *absent) if at_once else gone,
-                    holders=situation.holders,
-                    generation=self.next_generation(),
-                    leaving=() if at_once else absent,
+                    ReplanRequest(
+                        plan=situation.plan,
+                        lost=(*gone, *absent) if at_once else gone,
+                        holders=situation.holders,
+                        generation=self.next_generation(),
+                        leaving=() if at_once else absent,
+                    )
                 )
                 if proposal.is_degraded and not resting.isdisjoint(without):
                     raise PlanError("Without the slow nodes some layer has too few replicas: they are needed.")
@@ -246,7 +247,7 @@ class Placing:
         self._check(proposal, arrived=proposal.plan.redundancy is not None)
         return proposal
 
-    def step_beside(self, proposal: Proposal) -> Proposal | None:
+    def step_beside(self, proposal: Candidate) -> Candidate | None:
         """To go on with while the state for the proposal moves; None where it moves first."""
         beside = proposal.beside
         if beside is None or not self.shortages.allows(beside.plan):
@@ -254,7 +255,7 @@ class Placing:
         self._check(beside)
         return beside
 
-    def _check(self, proposal: Proposal, *, arrived: bool = False) -> None:
+    def _check(self, proposal: Candidate, *, arrived: bool = False) -> None:
         """Too few replicas of a layer, or microbatches left out, are refused unless the policy means it and says so."""
         needed = None if proposal.is_degraded else self._fault_tolerance
         validate(proposal.plan, fault_tolerance=needed, dropped=proposal.dropped, arrived=arrived)
@@ -299,8 +300,8 @@ class Placing:
         """Whether that policy has a plan for the nodes of now. Raises PlanError: it has none."""
         policy = self._for_now(self.switching.candidate(PolicyName(name), self.shortages.bound_bytes))
         gone = tuple(sorted(situation.gone))
-        policy.with_outlook(situation.outlook).reconfigure(
-            situation.plan, lost=gone, holders=situation.holders, generation=self.generation + 1
+        policy.with_forecast(situation.outlook).reconfigure(
+            ReplanRequest(plan=situation.plan, lost=gone, holders=situation.holders, generation=self.generation + 1)
         )
 
     def switch(self, name: PolicyName) -> None:
@@ -312,15 +313,18 @@ class Placing:
 
     def _for_now(self, policy: Policy) -> Policy:
         """For the nodes' zones and speeds."""
+        planner = policy.planner
         if self._zones:
-            policy = policy.with_zones(self._zones)
+            planner = planner.with_zones(self._zones)
         if self.stretch is not None:
-            policy = policy.with_stretch(self.stretch)
-        return policy.with_speeds(self.speeds.known) if self.speeds.known else policy
+            planner = planner.with_stretch(self.stretch)
+        if self.speeds.known:
+            planner = planner.with_speeds(self.speeds.known)
+        return policy.with_planner(planner)
 
     def _worth_changing(
-        self, situation: Situation, target: Proposal | None, steps_left: int
-    ) -> tuple[Proposal | None, str]:
+        self, situation: Situation, target: Candidate | None, steps_left: int
+    ) -> tuple[Candidate | None, str]:
         """What the new policy would do, if that is better than to go on; and what is told of it."""
         name, why = self.switching.name, None
         if target is not None and not same_work(target.plan, situation.plan):
@@ -331,7 +335,7 @@ class Placing:
 
     # Speeds
 
-    def _paced(self, situation: Situation, *, stands: bool, steps_left: int) -> Proposal | None:
+    def _paced(self, situation: Situation, *, stands: bool, steps_left: int) -> Candidate | None:
         """The placement for the speeds that are known by now; None where the plan of now is as good."""
         return self.pacing.choose(
             situation.step,
@@ -347,13 +351,16 @@ class Placing:
     def calibrate(self, stretch: float) -> None:
         """Steps take so many times longer than estimated: so will those of every plan."""
         self.stretch = stretch
-        self.policy = self.policy.with_stretch(stretch)
+        self.policy = self.policy.with_planner(self.policy.planner.with_stretch(stretch))
+
+    def _know_speeds(self) -> None:
+        self.policy = self.policy.with_planner(self.policy.planner.with_speeds(self.speeds.known))
 
     def judge(self, step: int, compute_s: Mapping[WorkerId, float]) -> list[NodeSpeed]:
         """What a step in which no node was lost tells of the nodes' speeds; other speeds may be worth another plan."""
         news = self.speeds.committed(step, compute_s)
         if news:
-            self.policy = self.policy.with_speeds(self.speeds.known)
+            self._know_speeds()
             self.pacing.look_again(step + 1)
         return news
 
@@ -361,7 +368,7 @@ class Placing:
         """It is gone. What is made of the others is not what was chosen: that is looked at again after the step."""
         self.pacing.forget(node)
         if self.speeds.forget(node):
-            self.policy = self.policy.with_speeds(self.speeds.known)
+            self._know_speeds()
         if self.speeds.known:
             self.pacing.look_again(step + 1)
 

@@ -6,7 +6,7 @@ import enum
 
 import msgspec
 
-from planaria.policy.candidate import Candidate
+from planaria.policy.candidate_record import CandidateRecord
 
 
 class RunStatus(enum.StrEnum):
@@ -97,7 +97,7 @@ class PlanTaken(Record, frozen=True, kw_only=True, tag="plan_taken"):
     estimated_step_s: float
     transfer_bytes: int
     plan_hash: str
-    candidates: tuple[Candidate, ...] = ()
+    candidates: tuple[CandidateRecord, ...] = ()
     """The plans that were weighed, best first; none where nothing was weighed. Of a warm-up, those for what follows."""
     estimated_transition_s: float | None = None
     """Of the best: seconds without gain until its plan runs."""

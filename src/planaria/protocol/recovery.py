@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from planaria.plan.plan import NodeId, Plan
-from planaria.policy.proposal import Proposal
+from planaria.policy.interface import Candidate
 from planaria.protocol.records import Recovery
 
 
@@ -44,7 +44,7 @@ class OpenRecovery:
             if route.born == plan.generation:
                 self.rerun.update(route.microbatches)
 
-    def add_reconfiguration(self, proposal: Proposal) -> None:
+    def add_reconfiguration(self, proposal: Candidate) -> None:
         self.transfer_bytes += proposal.transfer_bytes
         self.reason = proposal.reason
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from planaria.estimate.restore import Storage
 from planaria.job.settings import TrainSection
-from planaria.policy.outlook import DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S
+from planaria.policy.forecast import DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S
 from planaria.protocol.checkpoint_ref import CheckpointRef
 from planaria.protocol.commit import Ends
 from planaria.protocol.failures import Watched

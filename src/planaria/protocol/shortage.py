@@ -15,7 +15,7 @@ from dataclasses import replace
 from planaria.estimate.memory import worker_memory_bytes
 from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
 from planaria.plan.profile import ModelProfile
-from planaria.policy.proposal import Policy
+from planaria.policy.interface import Policy
 from planaria.protocol.events import NodeGone
 from planaria.protocol.learnt import KnownShortages, Shortage
 

@@ -11,7 +11,7 @@ import msgspec
 
 from planaria.job.settings import PolicyName
 from planaria.plan.replicas import lacking, num_replicas
-from planaria.policy.proposal import Policy, Proposal
+from planaria.policy.interface import Candidate, Policy
 from planaria.protocol.pacing import pays
 
 MakePolicy = Callable[[PolicyName, int], Policy]
@@ -80,7 +80,7 @@ class Switching:
         self.name, self.is_new = name, True
 
 
-def why_change(now: Proposal, then: Proposal, fault_tolerance: int, steps_left: int) -> str | None:
+def why_change(now: Candidate, then: Candidate, fault_tolerance: int, steps_left: int) -> str | None:
     """Why the plan of now is left at a boundary at which it could go on, after a change of policy; None: it stays.
 
     What counts is, in this order: that no more samples are left out, that every layer has f + 1 replicas, how many it

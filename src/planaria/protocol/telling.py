@@ -8,7 +8,7 @@ from planaria.job.settings import TrainSection
 from planaria.plan.plan import Plan
 from planaria.plan.replicas import lacking
 from planaria.plan.reroute import shares
-from planaria.policy.proposal import Proposal
+from planaria.policy.interface import Candidate
 from planaria.protocol.commit import NOT_APPLIED
 from planaria.protocol.messages import Commit
 from planaria.protocol.records import Note, PlanTaken, StepCommitted, StepSkipped
@@ -19,7 +19,7 @@ def shapes(plan: Plan) -> tuple[tuple[tuple[int, int, int], ...], ...]:
     return tuple(pipeline.key for pipeline in plan.pipelines)
 
 
-def plan_taken(proposal: Proposal, step: int, purpose: str, policy_name: str, plan_hash: str) -> PlanTaken:
+def plan_taken(proposal: Candidate, step: int, purpose: str, policy_name: str, plan_hash: str) -> PlanTaken:
     """The plan, pipeline by pipeline, with what each of them carries."""
     plan = proposal.plan
     return PlanTaken(
@@ -39,7 +39,7 @@ def plan_taken(proposal: Proposal, step: int, purpose: str, policy_name: str, pl
 
 
 def replicas_note(
-    proposal: Proposal, fault_tolerance: int, *, was_degraded: bool, writes_checkpoints: bool
+    proposal: Candidate, fault_tolerance: int, *, was_degraded: bool, writes_checkpoints: bool
 ) -> Note | None:
     """That a plan keeps fewer than f + 1 replicas of some layer, or that there are enough again."""
     if proposal.is_degraded:

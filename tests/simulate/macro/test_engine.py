@@ -11,7 +11,8 @@ from planaria.job.settings import PolicyName
 from planaria.plan.plan import Group, NodeId
 from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile, StepCosts
 from planaria.plan.settings import PlannerSettings
-from planaria.policy.choice import make_policy
+from planaria.policy.planner import Planner
+from planaria.policy.registry import make_policy
 from planaria.simulate.macro.account import Prices, RunResult, estimate, summarise
 from planaria.simulate.macro.engine import Simulation
 from planaria.simulate.macro.experiment import Experiment
@@ -82,7 +83,7 @@ def losing(*at_s: float, hours: float = 1.0, node: int = 0) -> Trace:
 def test_what_is_remembered_changes_no_result(policy: str) -> None:
     """One that remembers and has seen other traces before, one that begins anew, and one that never remembers."""
     about = experiment()
-    made = make_policy(PolicyName(policy), about.profile, about.settings)
+    made = make_policy(PolicyName(policy), Planner(about.profile, about.settings))
     seen = about.simulation(policy, made)
     hours = 1.0 if policy == "templates" else 0.25
     traces = [trace(seed, bulk=1.5, hourly=3.0, notice_s=40.0 * (seed % 2), hours=hours) for seed in range(3)]
@@ -98,7 +99,7 @@ def test_a_single_ring_does_not_wait_for_nodes() -> None:
     """Sums are dear, so all nodes are one ring. After each loss some state is in one place; a new ring copies it."""
     slow = msgspec.structs.replace(profile(), step=StepCosts(sum_s_per_byte=1e-7))
     about = experiment(profile=slow, settings=replace(experiment().settings, min_nodes=0))
-    policy = make_policy(PolicyName.REDUNDANCY, about.profile, about.settings)
+    policy = make_policy(PolicyName.REDUNDANCY, Planner(about.profile, about.settings))
     assert len(policy.initial([NodeId(node) for node in range(NUM_NODES)], 1).plan.pipelines) == 1
     run = about.simulation("redundancy", policy).run(losing(600.0, 1200.0, 1800.0, node=2))
     assert (run.losses, run.waits, run.seconds_by["idle"]) == (3, 0, 0.0)
@@ -120,7 +121,7 @@ def test_adaptive_goes_on_with_few_nodes_as_its_best_single_policy_does() -> Non
 
 def test_nothing_is_found_out_twice() -> None:
     simulation = experiment().simulation(
-        "templates", make_policy(PolicyName.TEMPLATES, profile(), experiment().settings)
+        "templates", make_policy(PolicyName.TEMPLATES, Planner(profile(), experiment().settings))
     )
     simulation.run(trace(1))
     found = simulation.memory.num_found
@@ -131,7 +132,7 @@ def test_nothing_is_found_out_twice() -> None:
 
 def test_what_is_forgotten_is_found_out_again() -> None:
     about = experiment()
-    policy = make_policy(PolicyName.TEMPLATES, about.profile, about.settings)
+    policy = make_policy(PolicyName.TEMPLATES, Planner(about.profile, about.settings))
     simulation = about.simulation("templates", policy)
     small = Simulation(simulation.subject, about.terms, Memory(simulation.subject, most_workers=20))
     assert small.run(trace(1)) == simulation.run(trace(1))
@@ -215,7 +216,7 @@ def test_without_failures_only_steps_are_counted() -> None:
     about = experiment(checkpoint_every=0)
     (run,) = about.run("templates", [losing()])
     step_s = (
-        make_policy(PolicyName.TEMPLATES, about.profile, about.settings)
+        make_policy(PolicyName.TEMPLATES, Planner(about.profile, about.settings))
         .initial([NodeId(node) for node in range(NUM_NODES)], 1)
         .step_time_s
     )
@@ -343,7 +344,7 @@ def test_prices_are_those_of_the_zones() -> None:
 def test_canonical_names_keep_the_plan() -> None:
     """Whatever the nodes are called, the state is one, and its steps take as long."""
     about = experiment()
-    policy = make_policy(PolicyName.TEMPLATES, about.profile, about.settings)
+    policy = make_policy(PolicyName.TEMPLATES, Planner(about.profile, about.settings))
     plans = [policy.initial([NodeId(node) for node in names], 1) for names in (range(8), (3, 5, 7, 9, 11, 12, 20, 21))]
     (one, names), (other, _) = (canonical(found.plan, found.plan.nodes) for found in plans)
     assert one == other

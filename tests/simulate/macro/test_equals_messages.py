@@ -11,7 +11,8 @@ import pytest
 
 from planaria.job.settings import PolicyName
 from planaria.plan.plan import NodeId, ScheduleKind
-from planaria.policy.choice import make_policy
+from planaria.policy.planner import Planner
+from planaria.policy.registry import make_policy
 from planaria.protocol.records import AnyRecord, PlanTaken, Recovered, Restored, Waiting
 from planaria.simulate.macro.account import RunResult
 from planaria.simulate.macro.course import Course
@@ -58,7 +59,9 @@ def case(seed: int) -> Case:
         policy=policy,
         num_zones=Random(f"zones of {seed}").choice([0, 2, 3]),
     )
-    step_s = make_policy(setup.policy, setup.profile, setup.planner).initial([NodeId(n) for n in range(num_nodes)], 1)
+    step_s = make_policy(setup.policy, Planner(setup.profile, setup.planner)).initial(
+        [NodeId(n) for n in range(num_nodes)], 1
+    )
     gap_s = 9.3 * step_s.step_time_s
     alive, started = list(range(num_nodes)), num_nodes
     kills: list[tuple[float, tuple[int, ...]]] = []
@@ -120,7 +123,9 @@ def by_macro(which: Case) -> tuple[RunResult, Following]:
         num_parts=4,
         by_number=True,
     )
-    simulation = experiment.simulation(setup.policy.value, make_policy(setup.policy, setup.profile, setup.planner))
+    simulation = experiment.simulation(
+        setup.policy.value, make_policy(setup.policy, Planner(setup.profile, setup.planner))
+    )
     run = Following(simulation, Course.of(trace, 0.03))
     run.begin()
     while not run.is_over:

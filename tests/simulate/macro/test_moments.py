@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import replace
 
-from planaria.plan.placement import Holders
-from planaria.plan.plan import NodeId, Plan
-from planaria.policy.proposal import Proposal
+from planaria.plan.plan import Plan
+from planaria.policy.interface import Candidate, ReplanRequest
 from planaria.policy.templates import TemplatesPolicy
 from planaria.simulate.macro.engine import Simulation
 from planaria.simulate.macro.moments import Memory, Moment, Root
@@ -18,24 +16,18 @@ KNOWN = Known(time_to_failure_s=3600.0, steps_left=1000, steps_at_stake=1)
 CAME = (0, Disturbance.CAME, NUM_NODES, "")
 
 
+ASKED: list[str] = []
+
+
 class Counting(TemplatesPolicy):
     """Notes what it is asked."""
 
-    asked: list[str]
+    def reconfigure(self, request: ReplanRequest) -> Candidate:
+        ASKED.append("reconfigure")
+        return super().reconfigure(request)
 
-    def reconfigure(
-        self,
-        plan: Plan,
-        lost: Collection[NodeId],
-        holders: Holders,
-        generation: int,
-        leaving: Collection[NodeId] = (),
-    ) -> Proposal:
-        self.asked.append("reconfigure")
-        return super().reconfigure(plan, lost, holders, generation, leaving)
-
-    def warm_up(self, plan: Plan, target: Proposal, generation: int) -> Proposal | None:
-        self.asked.append("warm up")
+    def warm_up(self, plan: Plan, target: Candidate, generation: int) -> Candidate | None:
+        ASKED.append("warm up")
         return super().warm_up(plan, target, generation)
 
 
@@ -60,15 +52,15 @@ def after_loss(memory: Memory, root: Root, moment: Moment, node: int) -> list[Mo
 def test_a_placement_is_asked_for_once_whatever_comes_after_it() -> None:
     """Each loss in a step beside which state moves leads another way, which begins with the same answers."""
     about = experiment()
-    policy = Counting(about.profile, about.settings)
-    policy.asked = []
+    policy = Counting.of(about.planner)
+    ASKED.clear()
     memory = about.simulation("templates", policy).memory
     root, moment = warming(memory)
-    asked = policy.asked.count("warm up"), len(policy.asked)
+    asked = ASKED.count("warm up"), len(ASKED)
     assert asked == (1, 2)
     for node in range(NUM_NODES):
         memory.struck(root, moment, (0, Disturbance.LOST, node, ""))
-    assert len(policy.asked) == asked[1]
+    assert len(ASKED) == asked[1]
     for node in range(NUM_NODES):
         fresh = about.simulation("templates", policy, remembers=False).memory
         expected = after_loss(fresh, *warming(fresh), node)
@@ -81,7 +73,7 @@ def test_a_placement_is_asked_for_once_whatever_comes_after_it() -> None:
 def test_what_follows_from_a_state_counts_as_remembered() -> None:
     """One state, from which many ways lead: they take more room than it does."""
     about = experiment()
-    subject = about.simulation("templates", TemplatesPolicy(about.profile, about.settings)).subject
+    subject = about.simulation("templates", TemplatesPolicy.of(about.planner)).subject
     memory = Memory(subject, most_workers=8 * NUM_NODES)
     root, moment = warming(memory)
     for node in range(NUM_NODES):
@@ -95,7 +87,7 @@ def test_what_follows_from_a_state_counts_as_remembered() -> None:
 
 def test_where_runs_begin_is_forgotten_with_the_rest() -> None:
     about = experiment()
-    simulation = about.simulation("templates", TemplatesPolicy(about.profile, about.settings))
+    simulation = about.simulation("templates", TemplatesPolicy.of(about.planner))
     small = Simulation(simulation.subject, about.terms, Memory(simulation.subject, most_workers=1))
     begins = small.start(("",) * NUM_NODES)
     assert begins is not None

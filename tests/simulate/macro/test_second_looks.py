@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from planaria.plan.profile import LinkCost, Links
-from planaria.policy.adaptive import AdaptivePolicy
+from planaria.policy.adaptive.adaptive import AdaptivePolicy
+from planaria.policy.planner import Planner
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.failures import Failures
 from planaria.protocol.second_look import SecondLook
@@ -33,7 +34,7 @@ def slow_links() -> Experiment:
 def followed(*lost_s: float) -> tuple[list[tuple[float, float, State]], Following]:
     """When a run began to train undisturbed, how long its steps took then, and the states."""
     about = slow_links()
-    simulation = about.simulation("adaptive", AdaptivePolicy(about.profile, about.settings))
+    simulation = about.simulation("adaptive", AdaptivePolicy.of(Planner(about.profile, about.settings)))
     run = Following(simulation, Course.of(losing(*lost_s, hours=HOURS), 0.0))
     run.begin()
     rests = []
@@ -72,7 +73,7 @@ def test_a_plan_is_left_after_quiet_where_that_pays() -> None:
 
 def test_policies_that_do_not_weigh_are_not_asked_again() -> None:
     about = slow_links()
-    simulation = about.simulation("templates", TemplatesPolicy(about.profile, about.settings))
+    simulation = about.simulation("templates", TemplatesPolicy.of(about.planner))
     run = Following(simulation, Course.of(losing(hours=HOURS), 0.0))
     run.begin()
     run.go_on()

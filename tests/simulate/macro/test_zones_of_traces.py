@@ -9,7 +9,8 @@ import pytest
 from planaria.job.settings import PolicyName
 from planaria.plan.plan import NodeId
 from planaria.plan.ring import conflicts
-from planaria.policy.choice import make_policy
+from planaria.policy.planner import Planner
+from planaria.policy.registry import make_policy
 from planaria.simulate.macro.course import Course
 from planaria.simulate.macro.engine import Simulation
 from planaria.simulate.macro.following import Following
@@ -43,7 +44,7 @@ def outages(where: Callable[[int], str], *, is_told: bool = True) -> Trace:
 
 def simulation(policy: PolicyName) -> Simulation:
     about = experiment()
-    return about.simulation(policy.value, make_policy(policy, about.profile, about.settings))
+    return about.simulation(policy.value, make_policy(policy, Planner(about.profile, about.settings)))
 
 
 def followed(runner: Simulation, trace: Trace) -> tuple[list[State], Following]:
@@ -101,9 +102,9 @@ def test_redundancy_puts_neighbours_into_different_zones() -> None:
 def test_what_zones_are_called_does_not_matter() -> None:
     """The same in other words is one state; and nodes of other zones make another one."""
     about = experiment()
-    made = make_policy(PolicyName.TEMPLATES, profile(), about.settings)
+    made = make_policy(PolicyName.TEMPLATES, Planner(profile(), about.settings))
     nodes = [NodeId(node) for node in range(NUM_NODES)]
-    plan = made.with_zones({node: even(node) for node in nodes}).initial(nodes, 1).plan
+    plan = made.with_planner(made.planner.with_zones({node: even(node) for node in nodes})).initial(nodes, 1).plan
     one, other, blind = (
         canonical(plan, nodes, zones=zones)[0]
         for zones in (
@@ -121,7 +122,7 @@ def test_what_zones_are_called_does_not_matter() -> None:
 @pytest.mark.parametrize("policy", ["templates", "redundancy", "adaptive"])
 def test_what_is_remembered_of_zones_changes_no_result(policy: str) -> None:
     about = experiment()
-    made = make_policy(PolicyName(policy), about.profile, about.settings)
+    made = make_policy(PolicyName(policy), Planner(about.profile, about.settings))
     population = Population(nodes=NUM_NODES, zones=("a", "b", "c"), arrival_s=300.0)
     seen = about.simulation(policy, made)
     traces = [

@@ -12,8 +12,9 @@ from random import Random
 
 from planaria.job.settings import PolicyName
 from planaria.plan.plan import NodeId, WorkerId
-from planaria.policy.choice import make_policy
-from planaria.policy.proposal import Policy
+from planaria.policy.interface import Policy
+from planaria.policy.planner import Planner
+from planaria.policy.registry import make_policy
 from planaria.protocol.checkpoint_ref import CheckpointRef
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.events import Finish, WriteManifest
@@ -98,7 +99,7 @@ class Cluster:
             waits=setup.waits,
             may_drop=True,
         )
-        self._policy = make_policy(setup.policy, self.profile, setup.planner)
+        self._policy = make_policy(setup.policy, Planner(self.profile, setup.planner))
         self._next_node = setup.num_nodes
         self.dark: set[NodeId] = set()
         self._noted_s = 0.0
@@ -120,7 +121,7 @@ class Cluster:
         setup, profile = self.schedule.setup, self.profile
 
         def make(name: PolicyName, most_bytes: int) -> Policy:
-            return make_policy(name, profile, replace(setup.planner, memory_bytes=most_bytes))
+            return make_policy(name, Planner(profile, replace(setup.planner, memory_bytes=most_bytes)))
 
         shortages = Shortages(profile, partial(make, setup.policy))
         return Server(Coordinator(self.settings, self._policy, past, shortages, make), self, past)

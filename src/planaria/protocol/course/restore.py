@@ -4,7 +4,7 @@ too few nodes are left for it."""
 from __future__ import annotations
 
 from planaria.plan.plan import PlanError
-from planaria.policy.proposal import Proposal
+from planaria.policy.interface import Candidate
 from planaria.protocol.checkpoint_ref import CheckpointRef
 from planaria.protocol.course import checkpoint as saving_course
 from planaria.protocol.course import end
@@ -37,7 +37,7 @@ def restore(run: Run, without: list[int]) -> list[Command]:
     return go_back(run, proposal, lost)
 
 
-def go_back(run: Run, proposal: Proposal, why: str) -> list[Command]:
+def go_back(run: Run, proposal: Candidate, why: str) -> list[Command]:
     """To the last checkpoint, under this plan. To the start if nothing was committed, or none is whole yet of the
     checkpoints that the job writes."""
     if not _can_go_back(run):

@@ -14,8 +14,8 @@ from planaria.estimate.rest import Stretch
 from planaria.plan.plan import NodeId, Plan, WorkerId
 from planaria.plan.replicas import lacking
 from planaria.plan.sources import unheld
-from planaria.policy.outlook import USUAL_DECISION_S, Outlook
-from planaria.policy.proposal import Policy
+from planaria.policy.forecast import USUAL_DECISION_S, FailureForecast
+from planaria.policy.interface import Policy
 from planaria.protocol.ballot import Ballot
 from planaria.protocol.cadence import Cadence
 from planaria.protocol.checkpoint_ref import CheckpointRef
@@ -280,11 +280,11 @@ class Run:
         )
 
     @property
-    def outlook(self) -> Outlook:
+    def outlook(self) -> FailureForecast:
         """What is known of the time to come."""
         last, decision_s = self.checkpoints.last, self.timing.decision_s
         time_to_failure_s = self.failures.time_to_next_s(self.now)
-        return Outlook(
+        return FailureForecast(
             time_to_failure_s=time_to_failure_s,
             nodes_together=self.failures.nodes_together,
             steps_left=self.settings.train.steps - self.step + 1,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planaria.plan.plan import PlanError
 from planaria.plan.salvage import to_halt
-from planaria.policy.proposal import Proposal
+from planaria.policy.interface import Candidate
 from planaria.protocol.course import boundary
 from planaria.protocol.course.restore import restore
 from planaria.protocol.course.run import Run
@@ -87,7 +87,7 @@ CLEARLY = 0.9
 """It is begun anew where that takes so much less, by estimate: what is done is done, and the estimate may be off."""
 
 
-def _anew_s(run: Run, proposal: Proposal, holders: Holders) -> tuple[float, float] | None:
+def _anew_s(run: Run, proposal: Candidate, holders: Holders) -> tuple[float, float] | None:
     """Seconds to finish the step, and to begin it anew on another placement where that is clearly quicker.
 
     That placement follows in any case, so what the change to it takes counts for neither. To look for it takes time

@@ -5,7 +5,7 @@ Whoever takes one has decided on it before: nothing here chooses.
 
 from __future__ import annotations
 
-from planaria.policy.proposal import Proposal
+from planaria.policy.interface import Candidate
 from planaria.protocol.ballot import Ballot
 from planaria.protocol.course import end
 from planaria.protocol.course.run import Run
@@ -21,7 +21,7 @@ from planaria.protocol.telling import plan_taken, replicas_note
 
 def take(
     run: Run,
-    proposal: Proposal,
+    proposal: Candidate,
     purpose: Purpose,
     source: StateSource,
     folder: str = "",
@@ -64,7 +64,7 @@ def take(
     return [*measured, entry, *sends, *map(Publish, told)]
 
 
-def put_in_force(run: Run, proposal: Proposal, purpose: Purpose, source: StateSource) -> list[Command]:
+def put_in_force(run: Run, proposal: Candidate, purpose: Purpose, source: StateSource) -> list[Command]:
     """The plan is the run's from now on, though nobody has heard of it; what is told of the one before."""
     if source is StateSource.LIVE:
         run.kept.note(run.step, run.plan.groups_of, run.attempt.salvage.held, proposal.plan.transfers)
@@ -97,7 +97,7 @@ def put_in_force(run: Run, proposal: Proposal, purpose: Purpose, source: StateSo
     return measured
 
 
-def _wait_s(run: Run, proposal: Proposal) -> float | None:
+def _wait_s(run: Run, proposal: Candidate) -> float | None:
     """By how much the first step under the proposal should be longer because state moves; None: nobody knows."""
     if not proposal.plan.transfers:
         return 0.0
@@ -119,7 +119,7 @@ def _begin_attempt(run: Run, purpose: Purpose, *, moves_state: bool) -> None:
         run.standing.place(plan.nodes, run.members.leaving.keys() if is_tried else frozenset())
 
 
-def _expect(run: Run, proposal: Proposal, purpose: Purpose) -> None:
+def _expect(run: Run, proposal: Candidate, purpose: Purpose) -> None:
     """What the plan should take."""
     run.timing.expect(
         proposal.step_time_s,
@@ -135,7 +135,7 @@ def _expect(run: Run, proposal: Proposal, purpose: Purpose) -> None:
     run.placing.speeds.expect(proposal.plan, proposal.compute_s)
 
 
-def _told(run: Run, proposal: Proposal, purpose: Purpose) -> tuple[AnyRecord, ...]:
+def _told(run: Run, proposal: Candidate, purpose: Purpose) -> tuple[AnyRecord, ...]:
     """Of the plan."""
     told: tuple[AnyRecord, ...] = ()
     if purpose is not Purpose.GO_ON:
@@ -148,7 +148,7 @@ def _told(run: Run, proposal: Proposal, purpose: Purpose) -> tuple[AnyRecord, ..
     return told
 
 
-def _replicas_told(run: Run, proposal: Proposal) -> tuple[AnyRecord, ...]:
+def _replicas_told(run: Run, proposal: Candidate) -> tuple[AnyRecord, ...]:
     """When a policy goes on with fewer than f + 1 replicas, and when there are enough again."""
     before, run.is_degraded = run.is_degraded, proposal.is_degraded
     settings = run.settings

@@ -9,16 +9,16 @@ here.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
 
-from planaria.plan.placement import Holders
 from planaria.plan.plan import NodeId, Plan, PlanError
-from planaria.plan.speeds import Speeds
-from planaria.plan.zones import Zones
-from planaria.policy.outlook import Outlook
-from planaria.policy.proposal import Policy, Proposal
+from planaria.policy.forecast import FailureForecast
+from planaria.policy.interface import Candidate, FinishRequest, Policy, ReplanRequest
+from planaria.policy.planner import Planner
 
-Answer = Proposal | None
+Answer = Candidate | None
 
 
 class Answers:
@@ -65,46 +65,44 @@ class Answers:
         return answer
 
 
-class Recalling:
+@dataclass(frozen=True, eq=False)
+class Recalling(Policy):
     """A policy whose answers are noted, or given again. The rest of a step is asked anew: that is little work.
 
-    Args:
+    Attributes:
         policy: it.
         answers: of the episode.
     """
 
-    def __init__(self, policy: Policy, answers: Answers) -> None:
-        self._policy = policy
-        self._answers = answers
-        self.estimated = policy.estimated
-        self.initial = policy.initial
-        self.ponder = policy.ponder
-        self.finishes = policy.finishes
-        self.finish_step = policy.finish_step
+    policy: Policy
+    answers: Answers
 
-    def with_speeds(self, speeds: Speeds) -> Recalling:
-        return Recalling(self._policy.with_speeds(speeds), self._answers)
+    @classmethod
+    def of(cls, policy: Policy, answers: Answers) -> Self:
+        return cls(policy.planner, policy, answers)
 
-    def with_stretch(self, stretch: float) -> Recalling:
-        return Recalling(self._policy.with_stretch(stretch), self._answers)
+    def with_planner(self, planner: Planner) -> Self:
+        return replace(self, planner=planner, policy=self.policy.with_planner(planner))
 
-    def with_zones(self, zones: Zones) -> Recalling:
-        return Recalling(self._policy.with_zones(zones), self._answers)
+    def with_forecast(self, forecast: FailureForecast) -> Self:
+        return replace(self, policy=self.policy.with_forecast(forecast))
 
-    def with_outlook(self, outlook: Outlook) -> Recalling:
-        return Recalling(self._policy.with_outlook(outlook), self._answers)
+    def initial(self, nodes: Sequence[NodeId], generation: int) -> Candidate:
+        return self.policy.initial(nodes, generation)
 
-    def reconfigure(
-        self,
-        plan: Plan,
-        lost: Collection[NodeId],
-        holders: Holders,
-        generation: int,
-        leaving: Collection[NodeId] = (),
-    ) -> Proposal:
-        answer = self._answers.ask(lambda: self._policy.reconfigure(plan, lost, holders, generation, leaving))
+    def reconfigure(self, request: ReplanRequest) -> Candidate:
+        answer = self.answers.ask(lambda: self.policy.reconfigure(request))
         assert answer is not None
         return answer
 
-    def warm_up(self, plan: Plan, target: Proposal, generation: int) -> Proposal | None:
-        return self._answers.ask(lambda: self._policy.warm_up(plan, target, generation), is_kept=True)
+    def precompute(self, request: ReplanRequest, *, at_once: bool = True) -> Iterator[None]:
+        return self.policy.precompute(request, at_once=at_once)
+
+    def finishes(self, request: ReplanRequest) -> bool:
+        return self.policy.finishes(request)
+
+    def finish_step(self, request: FinishRequest) -> Candidate:
+        return self.policy.finish_step(request)
+
+    def warm_up(self, plan: Plan, target: Candidate, generation: int) -> Candidate | None:
+        return self.answers.ask(lambda: self.policy.warm_up(plan, target, generation), is_kept=True)

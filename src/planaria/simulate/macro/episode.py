@@ -18,7 +18,7 @@ from planaria.estimate.transition import transfer_time
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
 from planaria.plan.replicas import lacking
-from planaria.policy.proposal import Proposal
+from planaria.policy.interface import Candidate
 from planaria.protocol.course.take import put_in_force
 from planaria.protocol.events import (
     Command,
@@ -94,7 +94,7 @@ class Episode:
         self.is_over = False
 
     @classmethod
-    def of(cls, subject: Subject, known: Known, state: State, estimated: Proposal) -> Episode:
+    def of(cls, subject: Subject, known: Known, state: State, estimated: Candidate) -> Episode:
         """In the middle of a run that trains in this state; at the beginning of a step."""
         episode = cls(subject, known, num_nodes=state.num_nodes)
         plan = state.plan

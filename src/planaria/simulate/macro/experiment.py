@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Protocol
 
 from planaria.job.settings import PolicyName
 from planaria.plan.profile import ModelProfile
 from planaria.plan.settings import PlannerSettings
-from planaria.policy.choice import make_policy
-from planaria.policy.outlook import DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S
-from planaria.policy.proposal import Policy
+from planaria.policy.forecast import DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S
+from planaria.policy.interface import Policy
+from planaria.policy.planner import Planner
+from planaria.policy.registry import make_policy
 from planaria.simulate.macro.account import Prices, RunResult
 from planaria.simulate.macro.basis import Terms
 from planaria.simulate.macro.engine import Simulation
@@ -64,6 +66,11 @@ class Experiment:
     by_number: bool = False
     begins_trained: bool = False
 
+    @cached_property
+    def planner(self) -> Planner:
+        """What all policies plan with."""
+        return Planner(self.profile, self.settings)
+
     @property
     def terms(self) -> Terms:
         return Terms(
@@ -92,7 +99,7 @@ class Experiment:
         return self.simulation(name, self._made(PolicyName(name)))
 
     def _made(self, name: PolicyName) -> Policy:
-        return make_policy(name, self.profile, self.settings)
+        return make_policy(name, self.planner)
 
     def simulation(self, name: str, policy: Policy, *, remembers: bool = True) -> Simulation:
         """Of any policy, the project's or another's, under a name for people."""
@@ -128,7 +135,7 @@ class _OnDemand:
     def __init__(self, experiment: Experiment) -> None:
         prices = Prices(spot=experiment.prices.on_demand)
         again = replace(experiment, prices=prices)
-        policy = make_policy(PolicyName.TEMPLATES, again.profile, again.settings)
+        policy = make_policy(PolicyName.TEMPLATES, again.planner)
         self._simulation = again.simulation(ON_DEMAND, policy)
 
     def run(self, trace: Trace) -> RunResult:

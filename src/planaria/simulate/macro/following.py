@@ -197,7 +197,7 @@ class Following:
     def _next_look(self, steps: int, whole_s: float) -> int | None:
         """After how many of the next undisturbed steps the one comes after which the plan is weighed again; None: after
         none of them. With every quiet second the next loss is thought to be further away."""
-        if self._chosen_for_s is None or not self._memory.knows_outlook:
+        if self._chosen_for_s is None or not self._memory.knows_forecast:
             return None
         goal_s, now, expected_s = LONGER * self._chosen_for_s, self.now, self._failures.time_to_next_s
         least, most = 1, steps
@@ -387,7 +387,7 @@ class Following:
 
     def _known(self, now: float, *, looks_again: bool) -> Known:
         """Of the time to come, as roughly as it is asked for; the same for policies that do not ask."""
-        if not self._memory.knows_outlook:
+        if not self._memory.knows_forecast:
             return _UNASKED
         left = 1_000_000
         if self._wanted is not None:

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from planaria.plan.plan import NodeId
-from planaria.policy.outlook import Outlook
-from planaria.policy.proposal import Proposal
+from planaria.policy.forecast import FailureForecast
+from planaria.policy.interface import Candidate
 from planaria.simulate.macro.answers import Answer, Answers, Recalling
 from planaria.simulate.macro.episode import Episode
 from planaria.simulate.macro.state import State
@@ -121,19 +121,19 @@ class Memory:
         self._remembers = remembers
         self._most_workers = most_workers
         self._roots: dict[tuple[State, Known], Root] = {}
-        self._estimated: dict[State, Proposal] = {}
+        self._estimated: dict[State, Candidate] = {}
         self._states: dict[State, State] = {}
         policy = subject.policy
         self._answers = Answers()
-        self._recalling = replace(subject, policy=Recalling(policy, self._answers)) if remembers else subject
+        self._recalling = replace(subject, policy=Recalling.of(policy, self._answers)) if remembers else subject
         """What episodes are of."""
-        self.knows_outlook = policy.with_outlook(Outlook()) is not policy
+        self.knows_forecast = policy.with_forecast(FailureForecast()) is not policy
 
     def step_s(self, state: State) -> float:
         """Of an undisturbed step."""
         return self._estimate(state).step_time_s
 
-    def _estimate(self, state: State) -> Proposal:
+    def _estimate(self, state: State) -> Candidate:
         found = self._estimated.get(state)
         if found is None:
             found = self._estimated[state] = self.subject.policy.estimated(state.plan)

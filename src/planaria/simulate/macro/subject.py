@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from planaria.plan.plan import NodeId
 from planaria.plan.profile import ModelProfile
-from planaria.policy.proposal import Policy
+from planaria.policy.interface import Policy
 from planaria.protocol.failures import Failures
 from planaria.simulate.macro.state import State
 from planaria.simulate.macro.timings import Timings
@@ -73,7 +73,7 @@ class Subject:
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """What is known at the beginning of an episode of the time to come; see `planaria.policy.outlook`.
+    """What is known at the beginning of an episode of the time to come; see `planaria.policy.forecast`.
 
     Attributes:
         looks_again: after the step in which it begins the plan is weighed again, as the next loss is thought to be

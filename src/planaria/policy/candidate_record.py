@@ -1,12 +1,12 @@
-"""A candidate: one of the plans that a decision weighed, with all that was estimated of it. Values only."""
+"""The record of a candidate: the figures that a decision weighed. Values only."""
 
 from __future__ import annotations
 
 import msgspec
 
 
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """What a policy thought of a plan.
+class CandidateRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of one candidate.
 
     Attributes:
         name: the policy, and how it would make the plan.

@@ -1,7 +1,7 @@
-"""A question to a policy: what was the plan, who is gone, who holds what. And its canonical form.
+"""The canonical form of a request: what was found out for the loss of one node holds for the loss of any node like it.
 
-Questions that differ only in the numbers of nodes and in the order of pipelines have one canonical form, so they have
-one answer: what was found out for the loss of one node holds for the loss of any node like it. Pure.
+Requests that differ only in the numbers of nodes and in the order of pipelines have one canonical form, so they have
+one answer. Pure.
 """
 
 from __future__ import annotations
@@ -15,58 +15,41 @@ import msgspec
 from planaria.plan.placement import Holders
 from planaria.plan.plan import NodeId, Pipeline, Plan, Route, Stage, WorkerId
 from planaria.plan.takeover import filled
-from planaria.policy.proposal import Proposal
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """What the next steps are to be planned after.
-
-    Attributes:
-        plan: in force, or what is left of it.
-        lost: nodes that are gone.
-        holders: the live workers, and the groups that each holds.
-        leaving: live nodes that the plan must do without; they still send what they hold.
-    """
-
-    plan: Plan
-    lost: Collection[NodeId]
-    holders: Holders
-    leaving: Collection[NodeId] = ()
-
-    @property
-    def key(self) -> Hashable:
-        """All that the answer depends on, beside what a policy always knows."""
-        return (
-            self.plan.pipelines,
-            self.plan.redundancy,
-            tuple(sorted(self.holders.items())),
-            tuple(sorted(self.leaving)),
-        )
+from planaria.policy.interface import Candidate, ReplanRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Canonical:
-    """A question in its canonical form.
+    """A request in its canonical form.
 
     Attributes:
-        question: nobody is lost any more: the dead have no place in its plan.
+        request: nobody is lost any more: the dead have no place in its plan.
         node_of: the real number of each node; None: they are the real ones.
-        asked: the question as it was.
+        asked: the request as it was.
     """
 
-    question: Question
+    request: ReplanRequest
     node_of: Mapping[NodeId, NodeId] | None
-    asked: Question
+    asked: ReplanRequest
 
-    def answered(self, proposal: Proposal, generation: int) -> Proposal:
-        """A proposal that answers the canonical question, for the question as it was asked."""
-        beside = proposal.beside
+    @property
+    def key(self) -> Hashable:
+        """All that the answer depends on, beside the planner."""
+        return (
+            self.request.plan.pipelines,
+            self.request.plan.redundancy,
+            tuple(sorted(self.request.holders.items())),
+            tuple(sorted(self.request.leaving)),
+        )
+
+    def answered(self, candidate: Candidate) -> Candidate:
+        """Returns a candidate for the canonical request as one for the request as it was made."""
+        beside = candidate.beside
         return dataclasses.replace(
-            proposal,
-            plan=self._real(proposal.plan, generation),
-            compute_s={self._worker(worker): seconds for worker, seconds in proposal.compute_s.items()},
-            beside=None if beside is None else self.answered(beside, generation),
+            candidate,
+            plan=self._real(candidate.plan),
+            compute_s={self._worker(worker): seconds for worker, seconds in candidate.compute_s.items()},
+            beside=None if beside is None else self.answered(beside),
         )
 
     def _worker(self, worker: WorkerId) -> WorkerId:
@@ -75,8 +58,10 @@ class Canonical:
         node, device = divmod(worker, self.asked.plan.devices_per_node)
         return WorkerId(self.node_of[NodeId(node)] * self.asked.plan.devices_per_node + device)
 
-    def _real(self, plan: Plan, generation: int) -> Plan:
-        """Workers by their real numbers, everything of this generation, pipelines in the order that they had."""
+    def _real(self, plan: Plan) -> Plan:
+        """Workers by their real numbers, everything of the generation asked for, pipelines in the order that they
+        had."""
+        generation = self.asked.generation
         old = {stage.worker: at for at, p in enumerate(self.asked.plan.pipelines) for stage in p.stages}
         stages: dict[Stage, Stage] = {}
         ways: dict[tuple[Stage, ...], tuple[Stage, ...]] = {}
@@ -111,9 +96,9 @@ class Canonical:
         )
 
 
-def canonical(asked: Question, *, may_rename: bool) -> Canonical:
-    """The canonical form of a question. Where shadows compute they are in the places of the lost already: so they are
-    after the step that the loss struck, and the question then is the one that was asked before.
+def canonical(asked: ReplanRequest, *, may_rename: bool) -> Canonical:
+    """Returns the canonical form of a request. Where shadows compute they are in the places of the lost already: so
+    they are after the step that the loss struck, and the request then is the one that was made before.
 
     Args:
         asked: it.
@@ -145,11 +130,11 @@ def canonical(asked: Question, *, may_rename: bool) -> Canonical:
     stripped = msgspec.structs.replace(
         plan, generation=0, pipelines=tuple(left), routes=(), sync_epochs=(), shadows=(), transfers=(), dropped=()
     )
-    question = Question(
+    request = ReplanRequest(
         plan=stripped, lost=(), holders=dict(sorted(live.items())), leaving=tuple(sorted(asked.leaving))
     )
     node_of = None if names is None else {NodeId(number): node for number, node in enumerate(names)}
-    return Canonical(question=question, node_of=node_of, asked=asked)
+    return Canonical(request=request, node_of=node_of, asked=asked)
 
 
 _Shape = tuple[tuple[int, int, int, int, int, tuple[int, ...]], ...]

@@ -1,0 +1,10 @@
+"""The adaptive policy (Odyssey): asks for candidates after each change, and takes the one that is worth most.
+
+- `adaptive`: the policy; `first_plan`: how a job begins.
+- `candidates`: the table of sources, and all that is found out of their candidates before they are judged.
+- `new_pipelines`, `rings`, `other_policies`: the sources. Another one is a function, and a line of the table.
+- `canonical`: requests that differ in numbers of nodes alone have one answer.
+- `objective`: what a candidate is worth until the next loss.
+
+Imports the other policies; none of them imports this.
+"""

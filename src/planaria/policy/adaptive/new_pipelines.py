@@ -1,0 +1,228 @@
+"""New pipelines as sources of candidates: from templates (Oobleck), from a search beyond them (Odyssey), and of fewer
+replicas or activations where too few nodes are left.
+
+Odyssey, section IV-A and algorithm 1: numbers of pipelines near that of now, nodes dealt out to them, microbatches and
+layers split to suit. Its splits are even ones; here each size has the best split there is, of layers and microbatches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from planaria.plan.aftermath import Aftermath, Reconfiguration
+from planaria.plan.batch import Times, distribute
+from planaria.plan.instantiate import fewest_seconds, instantiate
+from planaria.plan.plan import Plan, PlanError
+from planaria.plan.reinstantiate import How
+from planaria.plan.respeed import PROMISING
+from planaria.plan.settings import PlannerSettings
+from planaria.plan.speeds import step_times
+from planaria.plan.templates import Template
+from planaria.policy.interface import Candidate, ReplanRequest
+from planaria.policy.planner import LEAN, Planner
+from planaria.policy.sentences import count, shape
+from planaria.policy.templates import TemplatesPolicy, reason_of
+
+NEAR = 2
+"""The best number of pipelines often differs from the one of now by less (Odyssey, section IV-A)."""
+
+NEXT = 1
+"""The quickest set by compute, however uneven, is looked for where the number of pipelines differs by no more."""
+
+UNEVEN = 0.99
+"""It is tried where it computes in so much less than even ones; and offered unless they take so much less for a step,
+sums included. With split backwards, which are tried later, it may be the quicker one all the same."""
+
+MOST_BUILT = 6
+"""Shapes of which plans are made: the best in closed form, of each number of pipelines first. It knows no sums of
+gradients, which take longer the more there are: the best by compute must not crowd out those with fewer pipelines."""
+
+
+def template_pipelines(planner: Planner, request: ReplanRequest) -> Iterator[Candidate | None]:
+    """Yields what the policy `templates` makes, and all other ways of its templates that are worth an estimate."""
+    for result in TemplatesPolicy(planner).reconfigurations(request):
+        yield _candidate(planner, f"templates ({result.how}, {shape(result.plan)})", result)
+        yield None
+
+
+def searched_pipelines(planner: Planner, request: ReplanRequest) -> Iterator[Candidate | None]:
+    """Yields any number of pipelines near that of now, of any sizes that fit, whether or not there is a template of the
+    job's."""
+    left, settings = Aftermath(request.change(planner, planner.sizes)), planner.settings
+    known = {template.num_nodes: step_times(template, settings.num_microbatches) for template in planner.sizes}
+    now = sum(1 for size in left.alive if size)
+    fewest = max(settings.fault_tolerance + 1, now - NEAR)
+    shapes = {
+        tuple(sorted(sizes, reverse=True))
+        for number in range(fewest, min(now + NEAR, settings.num_microbatches) + 1)
+        for sizes in _partitions(left, number)
+        if all(size in known for size in sizes)
+    }
+    shapes |= {sizes for sizes in _instantiations(planner.sizes, left.num_live, settings) if len(sizes) <= now + NEAR}
+    seconds = {sizes: _seconds(sizes, known, settings.num_microbatches) for sizes in shapes}
+    order = sorted(shapes, key=lambda sizes: (seconds[sizes], sizes))
+    yield None
+    chosen = _best_of_each_number(order)
+    least_s = math.inf
+    for number in range(max(fewest, now - NEXT), min(now + NEXT, settings.num_microbatches) + 1):
+        uneven = _quickest(known, left.num_live, number, settings.num_microbatches)
+        yield None
+        if uneven is not None and uneven not in seconds:
+            seconds[uneven] = _seconds(uneven, known, settings.num_microbatches)
+            if seconds[uneven] <= UNEVEN * min((seconds[s] for s in shapes if len(s) == number), default=math.inf):
+                chosen.append(uneven)
+    for sizes in chosen:
+        if seconds[sizes] > PROMISING * seconds[order[0]]:
+            continue
+        result = left.build(left.fitted(Counter(sizes)), How.INSTANTIATE)
+        if planner.fits(result.plan):
+            candidate = _candidate(planner, f"search ({shape(result.plan)})", result)
+            if sizes in shapes or UNEVEN * candidate.step_time_s <= least_s:
+                least_s = min(least_s, candidate.step_time_s)
+                yield candidate
+        yield None
+
+
+def leaner_pipelines(planner: Planner, request: ReplanRequest) -> Iterator[Candidate | None]:
+    """Yields what templates make under a schedule that keeps fewer activations, where fewer nodes are left than f + 1
+    of the smallest pipelines of the job's schedule take."""
+    lean = planner.lean
+    if lean is None or enough_nodes(planner, len(request.complete_nodes)):
+        return
+    for result in TemplatesPolicy(lean).reconfigurations(request):
+        yield _candidate(lean, f"templates ({result.how}, {shape(result.plan)}), {LEAN.value}", result)
+        yield None
+
+
+def enough_nodes(planner: Planner, num_nodes: int) -> bool:
+    """Returns whether so many nodes are enough for f + 1 of the smallest pipelines."""
+    return num_nodes >= (planner.settings.fault_tolerance + 1) * planner.templates[0].num_nodes
+
+
+def pipelines_of_fewer_replicas(planner: Planner, request: ReplanRequest) -> Iterator[Candidate | None]:
+    """Yields what templates make for the highest f that the nodes are enough for, if that is above 0.
+
+    Rerouting moves nothing, so some layer may soon have its last replica. As many replicas as the nodes are enough for
+    may be worth their state's way. Such a plan is degraded, and left like any other that is.
+    """
+    for replicas, fewer in fewer_replicas(planner, len(request.complete_nodes)):
+        if replicas == 1:
+            return  # rerouting keeps one as well
+        try:
+            yield from _of_replicas(planner, fewer, replicas, request)
+        except PlanError:
+            continue
+        return
+
+
+def pipelines_of_one_replica(planner: Planner, request: ReplanRequest) -> Iterator[Candidate]:
+    """Yields pipelines of one replica, where nothing can be rerouted on what is left."""
+    for replicas, fewer in fewer_replicas(planner, len(request.complete_nodes)):
+        if replicas == 1:
+            with contextlib.suppress(PlanError):
+                yield from (found for found in _of_replicas(planner, fewer, replicas, request) if found is not None)
+
+
+def fewer_replicas(planner: Planner, num_nodes: int) -> Iterator[tuple[int, Planner]]:
+    """Yields (replicas, planner), from the most that fit down to one; nothing where the nodes are enough for f + 1."""
+    most = num_nodes // planner.templates[0].num_nodes
+    if most <= planner.settings.fault_tolerance:
+        for replicas in range(most, 0, -1):
+            yield replicas, planner.with_settings(fault_tolerance=replicas - 1)
+
+
+def _of_replicas(planner: Planner, fewer: Planner, replicas: int, request: ReplanRequest) -> Iterator[Candidate | None]:
+    lacks = degraded(replicas, planner.settings.fault_tolerance + 1)
+    for result in TemplatesPolicy(fewer).reconfigurations(request):
+        if fewer.fits(result.plan):
+            name = f"templates ({result.how}, {shape(result.plan)}, {count(replicas, 'replica')})"
+            yield _candidate(planner, name, result, f" {lacks}")
+        yield None
+
+
+def degraded(replicas: int, wanted: int) -> str:
+    """Returns what a plan of fewer replicas lacks, as a sentence."""
+    return f"Degraded: layers have {count(replicas, 'replica')} of {wanted}."
+
+
+def _candidate(planner: Planner, name: str, result: Reconfiguration, more: str = "") -> Candidate:
+    """With its estimate; `more` is said of it in the end."""
+
+    def explain(asked: ReplanRequest, plan: Plan) -> str:
+        before = set(asked.plan.pipelines)
+        rebuilt = tuple(at for at, pipeline in enumerate(plan.pipelines) if pipeline not in before)
+        told = dataclasses.replace(result, plan=plan, rebuilt=rebuilt)
+        return f"{reason_of(planner, asked.plan, asked.lost, told)}{more}"
+
+    found = Candidate.of(
+        planner,
+        result.plan,
+        result.how.value,
+        transfer_bytes=result.transfer_bytes,
+        transfer_s=result.transfer_s,
+    )
+    return dataclasses.replace(found, name=name, explain=explain)
+
+
+# Sizes of pipelines
+
+
+def _partitions(left: Aftermath, number: int) -> Iterator[list[int]]:
+    """All live nodes in so many pipelines: as evenly as can be; and likewise around intact ones, the largest first."""
+    intact = sorted((left.alive[at] for at, is_intact in enumerate(left.intact) if is_intact), reverse=True)
+    for num_kept in range(min(len(intact), number) + 1):
+        kept, others = intact[:num_kept], number - num_kept
+        nodes = left.num_live - sum(kept)
+        if others == 0:
+            if not nodes:
+                yield kept
+        elif nodes >= others:
+            size, larger = divmod(nodes, others)
+            yield kept + [size + 1] * larger + [size] * (others - larger)
+
+
+def _instantiations(
+    templates: Sequence[Template], num_nodes: int, settings: PlannerSettings
+) -> Iterator[tuple[int, ...]]:
+    """What a job of so many nodes would begin with: the best sets of all sizes, without the smallest, and so on."""
+    smallest = 0
+    while smallest < len(templates):
+        larger = templates[smallest:]
+        try:
+            counts = instantiate(larger, num_nodes, settings)
+        except PlanError:
+            return  # too few nodes for f + 1 pipelines of that size
+        sizes = [t.num_nodes for t, count in zip(larger, counts, strict=True) for _ in range(count)]
+        if sum(sizes) == num_nodes:
+            yield tuple(sorted(sizes, reverse=True))
+        smallest = max(1, 2 * smallest)
+
+
+def _quickest(known: Mapping[int, Times], num_nodes: int, number: int, num_microbatches: int) -> tuple[int, ...] | None:
+    """The set of so many pipelines that computes quickest; None where none of these sizes uses all nodes."""
+    sizes = sorted(known)
+    if number * sizes[0] > num_nodes:
+        return None
+    counts = fewest_seconds(sizes, [known[s] for s in sizes], num_nodes, number, num_microbatches, most=number)
+    shape = [size for size, count in zip(sizes, counts, strict=True) for _ in range(count)]
+    return tuple(sorted(shape, reverse=True)) if sum(shape) == num_nodes else None
+
+
+def _best_of_each_number(order: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """The first of each number of pipelines, in the order given; then the second of each, and so on."""
+    taken: Counter[int] = Counter()
+    places = []
+    for at, sizes in enumerate(order):
+        places.append((taken[len(sizes)], at))
+        taken[len(sizes)] += 1
+    return [order[at] for _, at in sorted(places)[:MOST_BUILT]]
+
+
+def _seconds(sizes: Sequence[int], known: dict[int, Times], num_microbatches: int) -> float:
+    """Of a step, without sums between pipelines."""
+    times = [known[size] for size in sizes]
+    return max(float(time[share - 1]) for time, share in zip(times, distribute(times, num_microbatches), strict=True))

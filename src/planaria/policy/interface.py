@@ -1,0 +1,315 @@
+"""What a policy is asked and what it answers: requests, the forecast of failures, candidates, and the policy itself.
+
+A policy proposes plans after a change, as a pure function of its planner, the request and the forecast. It executes
+none. The coordinator validates a candidate and takes it, or does not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+from planaria.estimate.rest import Stretch
+from planaria.estimate.restore import RestoreTime
+from planaria.plan.aftermath import Change
+from planaria.plan.ledger import Ledger
+from planaria.plan.placement import Holders
+from planaria.plan.plan import NodeId, Plan, WorkerId
+from planaria.plan.replicas import lacking
+from planaria.plan.salvage import LayerHolders, left_undone
+from planaria.plan.takeover import resume
+from planaria.plan.templates import Template
+from planaria.plan.warm_up import warm_up
+from planaria.policy.candidate_record import CandidateRecord
+from planaria.policy.finishing import quickest
+from planaria.policy.forecast import NOBODY, Exposure, FailureForecast
+from planaria.policy.planner import Planner
+from planaria.policy.sentences import finished, taken_over, who_changes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplanRequest:
+    """What the next steps are to be planned after.
+
+    Attributes:
+        plan: in force, or what is left of it.
+        lost: nodes that are gone.
+        holders: the live workers, and the groups that each holds.
+        leaving: live nodes that the plan must do without; they still send what they hold.
+        generation: of the plan that is asked for; 0: it is only looked at, and taken by nobody.
+    """
+
+    plan: Plan
+    lost: Collection[NodeId]
+    holders: Holders
+    leaving: Collection[NodeId] = ()
+    generation: int = 0
+
+    @property
+    def absent(self) -> set[NodeId]:
+        """The nodes that the next plan does without."""
+        return {*self.lost, *self.leaving}
+
+    @property
+    def complete_nodes(self) -> list[NodeId]:
+        """The nodes that the next plan may use: live, with all of their workers."""
+        plan = self.plan
+        workers: dict[NodeId, set[WorkerId]] = {}
+        for worker in self.holders:
+            workers.setdefault(plan.node_of(worker), set()).add(worker)
+        driving: dict[NodeId, set[WorkerId]] = {}
+        for worker in plan.workers:
+            driving.setdefault(plan.node_of(worker), set()).add(worker)
+        absent = self.absent
+        return sorted(
+            node
+            for node, there in workers.items()
+            if node not in absent
+            and (driving[node] <= there if node in driving else len(there) == plan.devices_per_node)
+        )
+
+    def change(self, planner: Planner, templates: Sequence[Template] | None = None) -> Change:
+        """Returns what pipelines are made again from; `templates`: others than the planner's."""
+        return Change(
+            profile=planner.profile,
+            templates=planner.templates if templates is None else templates,
+            settings=planner.settings,
+            plan=self.plan,
+            lost=self.lost,
+            holders=self.holders,
+            generation=self.generation,
+            leaving=self.leaving,
+            speeds=planner.speeds or {},
+            zones=planner.zones,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishRequest:
+    """What the rest of a step is to be planned after: a loss struck it.
+
+    Attributes:
+        plan: in force when the loss happened.
+        live: workers that live.
+        halted: live workers that stopped.
+        counted: what is in live accumulators, and is no kept route's work.
+        holders: the layers that each live worker holds.
+        generation: of the plan that is asked for.
+        so_far: the plans under which the step was done so far.
+    """
+
+    plan: Plan
+    live: Collection[WorkerId]
+    halted: Collection[WorkerId]
+    counted: Ledger
+    holders: LayerHolders
+    generation: int
+    so_far: Sequence[Stretch] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A plan that could be run next, with what it is thought to cost and why it would be taken.
+
+    Every candidate has these:
+
+    Attributes:
+        plan: the plan.
+        how: how its pipelines were made; "initial" or "finish step" where none was changed.
+        step_time_s: estimated seconds of a step under the plan.
+        longest_s: estimated seconds of the plan's longest instruction.
+        compute_s: seconds that each worker computes in a step, on a node as fast as the profile says.
+        reason: one sentence for people; log, CLI and dashboard print it as it is.
+        transfer_bytes: parameters and optimizer state that move before its first step.
+        transfer_s: estimated seconds until the state has moved, where nothing else is done meanwhile.
+        is_degraded: some layer has fewer than f + 1 replicas, and the policy means to go on so.
+        dropped: microbatches that the policy means to leave out; the plan leaves out exactly those.
+        beside: a plan to go on with for one step, beside which the state for this one moves; None: it moves first.
+        restores: the workers' state is that of the last checkpoint, not of the last commit: what was trained since is
+            trained again.
+        rest_s: of a plan that finishes a step, estimated seconds until that is done; None: the step is finished so in
+            any case, and not begun anew where that is quicker.
+        gap: by how much of it a step may be longer than any on the same stages; 0: not known.
+        candidates: the plans that were weighed, the best, which is this one, first; none where nothing was weighed.
+
+    Where candidates are weighed against each other (`planaria.policy.adaptive`) they also have these:
+
+    Attributes:
+        name: of the candidate, for people.
+        explain: makes the reason, of the request as it was made and the plan in its terms.
+        wait_s: by how much longer the first step is if state moves before it: who gets state late may have had nothing
+            to do before.
+        is_late: it has f + 1 replicas only when its shadows have the state that is under way to them.
+        memory_bytes: of the fullest device.
+        restored: what workers read, where they begin at the last checkpoint; None: their state is of now.
+        loss_s: by how much longer the step takes under the plan in which the next node is lost.
+        exposure: which losses would take a last replica.
+    """
+
+    plan: Plan
+    how: str
+    step_time_s: float
+    longest_s: float
+    compute_s: Mapping[WorkerId, float] = field(default_factory=dict)
+    reason: str = ""
+    transfer_bytes: int = 0
+    transfer_s: float = 0.0
+    is_degraded: bool = False
+    dropped: tuple[int, ...] = ()
+    beside: Candidate | None = None
+    restores: bool = False
+    rest_s: float | None = None
+    gap: float = 0.0
+    candidates: tuple[CandidateRecord, ...] = ()
+    name: str = ""
+    explain: Callable[[ReplanRequest, Plan], str] | None = field(default=None, compare=False)
+    wait_s: float = 0.0
+    is_late: bool = False
+    memory_bytes: int = 0
+    restored: RestoreTime | None = None
+    loss_s: float = 0.0
+    exposure: Exposure = NOBODY
+
+    @classmethod
+    def of(
+        cls,
+        planner: Planner,
+        plan: Plan,
+        how: str,
+        reason: str = "",
+        *,
+        transfer_bytes: int = 0,
+        transfer_s: float = 0.0,
+    ) -> Self:
+        """Returns the plan with its estimate."""
+        step = planner.estimate(plan)
+        return cls(
+            plan=plan,
+            how=how,
+            reason=reason,
+            step_time_s=step.step_time_s,
+            longest_s=step.longest_instruction_s,
+            compute_s=planner.as_profiled(plan, step.compute_s),
+            transfer_bytes=transfer_bytes,
+            transfer_s=transfer_s,
+        )
+
+    @property
+    def batch_s(self) -> float:
+        """Estimated seconds for as many samples as the global batch has: longer than a step that leaves some out."""
+        return self.step_time_s * self.plan.num_microbatches / self.plan.num_counted
+
+    @property
+    def transition_s(self) -> float | None:
+        """Estimated seconds that pass without gain until the plan runs; None where nothing was weighed."""
+        return self.candidates[0].transition_s if self.candidates else None
+
+
+@dataclass(frozen=True, eq=False)
+class Policy(ABC):
+    """Proposes plans after a change. A policy answers `initial` and `reconfigure`; the rest has an answer already.
+
+    Policies share nothing but their planner. One that makes use of another's plans has it as an attribute.
+
+    Attributes:
+        planner: templates, costs and estimates of the job, for the nodes' speeds and zones as they are known.
+    """
+
+    planner: Planner
+
+    @abstractmethod
+    def initial(self, nodes: Sequence[NodeId], generation: int) -> Candidate:
+        """Returns a first plan for these nodes.
+
+        Raises:
+            PlanError: there is none.
+        """
+
+    @abstractmethod
+    def reconfigure(self, request: ReplanRequest) -> Candidate:
+        """Returns a plan for the next steps.
+
+        Raises:
+            TooFewNodes: too few nodes are left for f + 1 replicas.
+            NoReplica: a group has no live holder.
+        """
+
+    def with_planner(self, planner: Planner) -> Self:
+        """Returns the same policy for this planner: this one's, for other speeds or zones."""
+        return dataclasses.replace(self, planner=planner)
+
+    def with_forecast(self, forecast: FailureForecast) -> Self:
+        """Returns the same policy for decisions at such a time. Most policies make the same plans at any."""
+        return self
+
+    def estimated(self, plan: Plan) -> Candidate:
+        """Returns this very plan, with what it is thought to cost."""
+        return Candidate.of(self.planner, plan, "unchanged", "The plan stays.")
+
+    def precompute(self, request: ReplanRequest, *, at_once: bool = True) -> Iterator[None]:
+        """Prepares the answer to `reconfigure`, in short pieces. Nothing follows from it but that the same answer comes
+        sooner then; it raises nothing. `at_once`: see `FailureForecast`.
+        """
+        return iter(())
+
+    def finishes(self, request: ReplanRequest) -> bool:
+        """Returns whether what losses left undone of the step in progress is done; else all of it is begun anew, under
+        the answer to this request."""
+        return True
+
+    def finish_step(self, request: FinishRequest) -> Candidate:
+        """Returns a plan for the rest of the step in progress.
+
+        Shadows go on in the places of the lost (`planaria.plan.takeover`) where they can; else what is missing runs
+        again where it is done soonest (`planaria.policy.finishing`).
+
+        Raises:
+            NoReplica: a layer has no live holder.
+        """
+        plan, live, planner = request.plan, request.live, self.planner
+        struck = plan, live, request.halted, request.counted, request.holders, request.generation
+        resumed = resume(*struck)
+        if resumed is not None:
+            return Candidate.of(planner, resumed, "finish step", taken_over(plan, resumed, live))
+        found = quickest(left_undone(*struck), planner, request.so_far)
+        candidate = Candidate.of(
+            planner, found.plan, "finish step", finished(plan, found.plan, live, crosses=found.crosses)
+        )
+        rest_s = found.rest_s
+        if rest_s is None:
+            rest_s = _rest_s(planner, candidate, sum(stretch.seconds for stretch in request.so_far))
+        # What was left out of the step before has left every accumulator.
+        return dataclasses.replace(candidate, dropped=plan.dropped, rest_s=rest_s)
+
+    def warm_up(self, plan: Plan, target: Candidate, generation: int) -> Candidate | None:
+        """Returns one more step of `plan`, beside which the workers of `target` get their state (see
+        `planaria.plan.warm_up`); None where that would not fit into the devices' memory: it is taken at once.
+        """
+        new = warm_up(plan, target.plan, generation)
+        if not self.planner.fits(new):
+            return None
+        reason = f"{who_changes(plan, target.plan)} after this step; what has to move moves beside it."
+        candidate = Candidate.of(
+            self.planner,
+            new,
+            "warm up",
+            reason,
+            transfer_bytes=target.transfer_bytes,
+            transfer_s=target.transfer_s,
+        )
+        # The plan in force may be another policy's, and lack replicas.
+        short = lacking(new, self.planner.settings.fault_tolerance)
+        return dataclasses.replace(
+            candidate, dropped=plan.dropped, is_degraded=bool(short), candidates=target.candidates
+        )
+
+
+def _rest_s(planner: Planner, finishing: Candidate, passed_s: float) -> float:
+    """At least what runs again alone, and what a whole step takes longer than what has passed of it."""
+    plan = finishing.plan
+    again = tuple(route for route in plan.routes if route.born == plan.generation)
+    alone_s = planner.estimate(plan.renewed(routes=again)).step_time_s if again else 0.0
+    return max(alone_s, finishing.step_time_s - passed_s)

@@ -1,0 +1,249 @@
+"""The planner: what all policies of a job plan with. Templates and estimates, made once and given to each.
+
+It knows the job's costs and settings, and the nodes' speeds and zones as far as they are known. It chooses no plan.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from planaria.estimate import pipeline_rounds
+from planaria.estimate.conditions import Conditions
+from planaria.estimate.memory import fullest_device_bytes
+from planaria.estimate.step_time import Known, Outline, outline
+from planaria.estimate.transition import wait_s
+from planaria.plan.aftermath import Aftermath, Change
+from planaria.plan.compiled import numba_is_loaded
+from planaria.plan.instantiate import initial_plan
+from planaria.plan.plan import NodeId, Plan, PlanError, ScheduleKind, WorkerId
+from planaria.plan.profile import ModelProfile
+from planaria.plan.reconfigure import searched
+from planaria.plan.settings import PlannerSettings
+from planaria.plan.speeds import Speeds
+from planaria.plan.templates import Template, fewest_nodes, make_templates
+from planaria.plan.zones import Zones
+from planaria.policy.sentences import size
+
+LEAN = ScheduleKind.ONE_F_ONE_B
+"""Of the schedules, that which keeps fewest activations."""
+
+MOST_SIZES = 4096
+"""Sets of pipeline sizes of which a step's time is remembered."""
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class _Shared:
+    """What is found out once for all planners of the same templates.
+
+    Attributes:
+        made: templates and planners that were made, by what they are.
+        pipelines: that were estimated before: most of a plan's are as in the one before.
+        sizes_s: seconds of a step of so many microbatches, with pipelines of these sizes.
+    """
+
+    made: dict[object, Any] = field(default_factory=dict)
+    pipelines: Known = field(default_factory=Known)
+    sizes_s: dict[tuple[int, ...], float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Planner:
+    """The planner of one job.
+
+    Attributes:
+        profile: costs.
+        settings: of the job.
+        speeds: of nodes; None: all are as profiled.
+        zones: of nodes, as far as they are known.
+        stretch: everything takes so many times longer than the profile says.
+        conditions: of estimates, which follow from these.
+    """
+
+    profile: ModelProfile
+    settings: PlannerSettings
+    speeds: Speeds | None = field(default=None, kw_only=True)
+    zones: Zones = field(default_factory=dict, kw_only=True)
+    stretch: float = field(default=1.0, kw_only=True)
+    conditions: Conditions = field(init=False)
+    _shared: _Shared = field(default_factory=_Shared, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Raises: PlanError: a speed that is none."""
+        conditions = Conditions(num_cores=self.settings.num_cores, node_speeds=self.speeds or {}, stretch=self.stretch)
+        object.__setattr__(self, "conditions", conditions)
+
+    # The same planner for other nodes
+
+    def with_speeds(self, speeds: Speeds) -> Planner:
+        """Returns the planner for nodes that compute so fast; all others are as fast as the profile says.
+
+        Raises:
+            PlanError: a speed that is none.
+        """
+        return dataclasses.replace(self, speeds=dict(speeds))
+
+    def with_stretch(self, stretch: float) -> Planner:
+        """Returns the planner where everything takes so many times longer than the profile says."""
+        return dataclasses.replace(self, stretch=stretch)
+
+    def with_zones(self, zones: Zones) -> Planner:
+        """Returns the planner for nodes in these zones, over which a plan's replicas are spread as far as can be."""
+        return dataclasses.replace(self, zones=dict(zones))
+
+    def with_settings(self, **changes: Any) -> Planner:
+        """Returns a planner of other settings with the same templates."""
+        assert self.templates
+        return dataclasses.replace(self, settings=dataclasses.replace(self.settings, **changes))
+
+    def variant(self, **changes: Any) -> Planner:
+        """Returns a planner of other settings with templates of its own, made once, for the same nodes."""
+        settings = dataclasses.replace(self.settings, **changes)
+        if settings == self.settings:
+            return self
+        made = self._once(settings, lambda: Planner(self.profile, settings))
+        return dataclasses.replace(made, speeds=self.speeds, zones=self.zones, stretch=self.stretch)
+
+    # Templates
+
+    @property
+    def templates(self) -> tuple[Template, ...]:
+        """For every number of nodes that a pipeline may have. Made when they are first asked for.
+
+        Raises:
+            PlanError: the model or f + 1 replicas of it do not fit.
+        """
+        return self._once("templates", self._make_templates)
+
+    @property
+    def sizes(self) -> tuple[Template, ...]:
+        """The templates; and smaller ones, where the user wants no pipeline so small, but it is known to fit."""
+        return self._once("sizes", self._make_sizes)
+
+    @property
+    def lean(self) -> Planner | None:
+        """The planner under the schedule that keeps fewest activations; None where its pipelines are no smaller.
+
+        A schedule that keeps more needs deeper pipelines where memory is short: GPT-3 6.7B takes 6 devices of 80 GB
+        under GPipe, and two under 1F1B.
+        """
+        return self.variant(schedule=LEAN) if self._once("lean", self._is_leaner) else None
+
+    def instantiated(
+        self, templates: Sequence[Template], nodes: Sequence[NodeId], generation: int, number: int | None = None
+    ) -> Plan:
+        """Returns the first plan of these templates alone, by compute; of so many pipelines, where that is given.
+
+        Raises:
+            PlanError: too few nodes or microbatches.
+        """
+        return initial_plan(
+            self.profile,
+            templates,
+            self.settings,
+            nodes,
+            generation,
+            speeds=self.speeds,
+            zones=self.zones,
+            number=number,
+        )
+
+    # Estimates
+
+    def estimate(self, plan: Plan) -> Outline:
+        """Returns what a step under the plan is thought to take."""
+        return outline(plan, self.profile, self.conditions, self._shared.pipelines)
+
+    def step_s(self, plan: Plan) -> float:
+        """Returns the estimated seconds of a step under the plan."""
+        return self.estimate(plan).step_time_s
+
+    def wait_s(self, plan: Plan, come_s: Mapping[WorkerId, float]) -> float:
+        """Returns by how much longer the plan's first step is, because these workers have their state so late."""
+        return wait_s(plan, self.profile, come_s, self.conditions, self._shared.pipelines)
+
+    def as_profiled(self, plan: Plan, compute_s: Mapping[WorkerId, float]) -> Mapping[WorkerId, float]:
+        """Returns seconds of each worker's compute, on a node as fast as the profile says."""
+        if not self.conditions.node_speeds:
+            return compute_s
+        speed = self.conditions.speed
+        return {worker: seconds * speed(plan.node_of(worker)) for worker, seconds in compute_s.items()}
+
+    def fits(self, plan: Plan) -> bool:
+        """Returns whether no device has to hold more than it may."""
+        limit = self.settings.memory_bytes
+        return not limit or fullest_device_bytes(plan, self.profile) <= limit
+
+    def may_take_less(self, change: Change, seconds: float) -> bool:
+        """Returns whether a full search after this change may give a plan whose step takes less than so many seconds.
+
+        A step's time follows from the forms and shares of a plan's pipelines, and of pipelines made from templates
+        these follow from their sizes. So a set of templates none of whose sizes are fast enough need not be made a plan
+        of. For nodes as fast as the profile says.
+
+        Raises:
+            PlanError: there is no such plan.
+        """
+        if change.plan.devices_per_node > 1:
+            return True  # a pipeline that stays may be on other devices of its nodes than its template's
+        left = Aftermath(change)
+        return any(self._sizes_s(left, sizes) < seconds for sizes in searched(left))
+
+    def _sizes_s(self, left: Aftermath, sizes: Sequence[int]) -> float:
+        known = self._shared.sizes_s
+        key = left.situation.most, *(size for size in sizes if size)
+        found = known.get(key)
+        if found is None:
+            while len(known) >= MOST_SIZES:
+                del known[next(iter(known))]
+            found = known[key] = self.step_s(left.shaped(sizes))
+        return found
+
+    # What is made once
+
+    def _once(self, what: object, make: Callable[[], T]) -> T:
+        made = self._shared.made
+        if what not in made:
+            made[what] = make()
+        found: T = made[what]
+        return found
+
+    def _make_templates(self) -> tuple[Template, ...]:
+        templates = make_templates(self.profile, self.settings)
+        if numba_is_loaded():
+            pipeline_rounds.load()  # now, as decisions are waited for
+        if not templates:
+            raise PlanError(
+                f"No split onto {self.settings.min_nodes} nodes or more fits devices of "
+                f"{size(self.settings.memory_bytes)}. Set a lower resilience.min_nodes_per_pipeline, or use devices "
+                "with more memory."
+            )
+        return tuple(templates)
+
+    def _make_sizes(self) -> tuple[Template, ...]:
+        settings, own = self.settings, self.templates
+        if not (settings.memory_bytes and settings.min_nodes > 1):
+            return own
+        share = settings.microbatches_per_pipeline
+        wider = dataclasses.replace(settings, min_nodes=0, microbatch_range=settings.microbatch_range or (share, share))
+        try:
+            made = make_templates(self.profile, wider, [template.num_nodes for template in own])
+        except PlanError:
+            return own
+        sizes = {template.num_nodes: template for template in (*made, *own)}
+        return tuple(sizes[size] for size in sorted(sizes))
+
+    def _is_leaner(self) -> bool:
+        settings = dataclasses.replace(self.settings, schedule=LEAN)
+        if self.settings.schedule is LEAN or not settings.memory_bytes:
+            return False
+        try:
+            if fewest_nodes(self.profile, settings) >= self.templates[0].num_nodes:
+                return False
+            return bool(self.variant(schedule=LEAN).templates)
+        except PlanError:
+            return False
