@@ -20,6 +20,7 @@ from planaria.cli import live
 from planaria.job.parse import job_json
 from planaria.job.settings import Job
 from planaria.launch.session import train_job
+from planaria.launch.training.request import TrainRequest
 from planaria.observe.run_folder import RunFolder
 from planaria.protocol.records import AnyRecord, PlanTaken, RunEnded, RunStatus, StepCommitted
 
@@ -57,7 +58,10 @@ class Run:
 
     def _train(self) -> None:
         try:
-            train_job(self._job, self.folder, resume=self._resumes, observers=[self._observe], traces=True)
+            request = TrainRequest(
+                job=self._job, folder=self.folder, resume=self._resumes, observers=(self._observe,), traces=True
+            )
+            train_job(request)
         except BaseException as error:
             self._error = error
             failed = RunEnded(

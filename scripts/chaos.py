@@ -41,6 +41,7 @@ from planaria.job.settings import PolicyName, RedundancyMode, WhenExhausted
 from planaria.launch.local import LocalNodes
 from planaria.launch.reference import train_reference
 from planaria.launch.session import train_job
+from planaria.launch.training.request import TrainRequest
 from planaria.observe.recorder import read_drops
 from planaria.observe.run_folder import RunFolder
 from planaria.protocol.records import (
@@ -620,7 +621,7 @@ def _short_run(verdict: Verdict, seed: int, scratch: Path, nodes: LocalNodes, al
     )
     ordered = ordered_faults(seed, job.cluster.nodes, 5, SHORT_STEPS - 5)
     try:
-        trained = train_job(job, folder, faults=ordered, observers=[chaos], nodes=nodes)
+        trained = train_job(TrainRequest(job=job, folder=folder, faults=ordered, observers=(chaos,)), nodes)
         chaos.join()
         if drops := read_drops(folder.events):
             alone = train_reference(job, RunFolder.create(scratch, f"alone-{seed}"), drops=drops)

@@ -8,25 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from planaria.estimate.restore import Storage
 from planaria.job.errors import UserError as UserError
 from planaria.job.faults import Fault, check_faults, parse_fault
-from planaria.job.parse import changed_numbers, job_from_json, job_json, load_job, validated
+from planaria.job.parse import load_job, validated
 from planaria.job.settings import Job as Job
 from planaria.job.settings import PolicyName
-from planaria.launch.result import TrainResult
-from planaria.observe.claim import claimed
+from planaria.launch.training.folder import JobFolder, job_folder
+from planaria.launch.training.result import TrainResult
 from planaria.observe.progress import Progress
-from planaria.observe.recorder import write_atomically
 from planaria.observe.run_folder import RunFolder, free_name
 from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
 from planaria.plan.profile import ModelProfile
@@ -126,25 +122,28 @@ def train(
     """
     from planaria.launch.interrupts import interrupts, raise_interrupted
     from planaria.launch.session import train_job
+    from planaria.launch.training.request import TrainRequest
 
     job = validated(job)
     parsed = tuple(parse_fault(fault) if isinstance(fault, str) else fault for fault in faults)
     check_faults(parsed, job)
     with (
         interrupts(raise_interrupted),
-        _run_folder(job, name or job.run.name or "run", resume=resume) as (job, folder, earlier),
-        _shown(job, folder, observers, progress=progress) as shown,
+        job_folder(job, name or job.run.name or "run", resume=resume) as own,
+        _shown(own, observers, progress=progress) as shown,
     ):
         return train_job(
-            job,
-            folder,
-            faults=parsed,
-            resume=resume,
-            observers=shown,
-            import_path=import_path,
-            token=token,
-            earlier=earlier,
-            accept_changed_data=accept_changed_data,
+            TrainRequest(
+                job=own.job,
+                folder=own.folder,
+                faults=parsed,
+                resume=resume,
+                observers=shown,
+                import_path=import_path,
+                token=token,
+                earlier=own.earlier,
+                accept_changed_data=accept_changed_data,
+            )
         )
 
 
@@ -172,7 +171,7 @@ def reference(
         UserError: the job, the name or the folder cannot be used; no run folder is left behind.
     """
     from planaria.launch.reference import train_reference
-    from planaria.launch.resumption import schedule_of
+    from planaria.launch.training.resumption import schedule_of
     from planaria.observe.recorder import read_drops
 
     job = validated(job)
@@ -181,10 +180,10 @@ def reference(
     ends = () if run is None else schedule_of(run, job)
     name = name or free_name(job.run.folder, f"{job.run.name or 'run'}-reference")
     with (
-        _run_folder(job, name, resume=False) as (job, folder, _),
-        _shown(job, folder, observers, progress=progress) as shown,
+        job_folder(job, name, resume=False) as own,
+        _shown(own, observers, progress=progress) as shown,
     ):
-        return train_reference(job, folder, observers=shown, import_path=import_path, drops=drops, ends=ends)
+        return train_reference(own.job, own.folder, observers=shown, import_path=import_path, drops=drops, ends=ends)
 
 
 def plan(
@@ -216,9 +215,9 @@ def plan(
     check_size(job)
     expected = expected_losses(job)
     if profile is None:
-        from planaria.launch.session import profile_job
+        from planaria.launch.training.profiling import profile_job
 
-        profile = profile_job(job, None, import_path=import_path)
+        profile = profile_job(job, import_path=import_path)
     if profile.microbatch_size != job.train.microbatch:
         raise UserError(
             f"The profile has the times of microbatches of {profile.microbatch_size}, and train.microbatch is "
@@ -345,59 +344,10 @@ def read_profile(path: Path) -> ModelProfile:
 
 
 @contextlib.contextmanager
-def _run_folder(job: Job, name: str, *, resume: bool) -> Iterator[tuple[Job, RunFolder, Job | None]]:
-    """The run's folder with its job.json, the job bearing the run's name, and the job of before if that goes on.
-
-    A new folder goes away again when the job is refused or interrupted before its first record: the name stays free.
-    """
-    job = msgspec.structs.replace(job, run=msgspec.structs.replace(job.run, name=name))
-    if job.model.weights is not None:  # `planaria export` reads its config from there, from any folder
-        weights = str(Path(job.model.weights).absolute())
-        job = msgspec.structs.replace(job, model=msgspec.structs.replace(job.model, weights=weights))
-    if resume:
-        path = Path(job.run.folder) / name
-        if not path.exists():
-            raise UserError(f"run folder {path} does not exist. Correct the name, or train first, without --resume.")
-        folder = RunFolder.reopen(path)
-        earlier = job_from_json(folder.job.read_bytes())
-        _refuse_other_job(folder, earlier, job)
-    else:
-        earlier = None
-        folder = RunFolder.create(job.run.folder, name)
-    recorded = _size(folder.events)
-    with claimed(folder.claim):
-        write_atomically(folder.job, job_json(job))
-        try:
-            yield job, folder, earlier
-        except (ValueError, KeyboardInterrupt):
-            if _size(folder.events) == recorded:
-                if earlier is not None:
-                    write_atomically(folder.job, job_json(earlier))
-                elif not recorded:
-                    shutil.rmtree(folder.path, ignore_errors=True)
-            raise
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
-def _refuse_other_job(folder: RunFolder, earlier: Job, job: Job) -> None:
-    changed = changed_numbers(earlier, job)
-    if changed:
-        raise UserError(
-            f"run folder {folder.path} was trained with another {', '.join(changed)}, "
-            "which determines the numbers. Go on with the same job, or start a new run by --name NAME."
-        )
-
-
-@contextlib.contextmanager
-def _shown(
-    job: Job, folder: RunFolder, observers: Sequence[Observer], *, progress: bool
-) -> Iterator[tuple[Observer, ...]]:
+def _shown(own: JobFolder, observers: Sequence[Observer], *, progress: bool) -> Iterator[tuple[Observer, ...]]:
     """The observers, with the progress display among them if wanted."""
     if not progress:
         yield tuple(observers)
         return
-    with Progress(job, folder) as display:
+    with Progress(own.job, own.folder) as display:
         yield (*observers, display)

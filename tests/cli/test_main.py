@@ -5,6 +5,7 @@ Training itself is replaced by a function that answers at once; tests/launch tra
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -18,7 +19,8 @@ from click.testing import CliRunner, Result
 import planaria
 from planaria.cli.main import cli
 from planaria.job.errors import UserCodeError
-from planaria.launch.result import TrainResult
+from planaria.launch.training.request import TrainRequest
+from planaria.launch.training.result import TrainResult
 from planaria.observe.claim import claimed
 from planaria.observe.run_folder import RunFolder
 from planaria.plan.plan import PlanError
@@ -57,9 +59,13 @@ class Training:
 @pytest.fixture
 def training(monkeypatch: pytest.MonkeyPatch) -> Training:
     training = Training()
-    for module, function in (("session", "train_job"), ("reference", "train_reference")):
+
+    def train_job(request: TrainRequest) -> TrainResult:
+        return training(**{field.name: getattr(request, field.name) for field in dataclasses.fields(request)})
+
+    for module, name, function in (("session", "train_job", train_job), ("reference", "train_reference", training)):
         stand_in = ModuleType(f"planaria.launch.{module}")
-        setattr(stand_in, function, training)
+        setattr(stand_in, name, function)
         monkeypatch.setitem(sys.modules, stand_in.__name__, stand_in)
     return training
 

@@ -71,15 +71,15 @@ def test_a_file_is_corrected_by_one_number() -> None:
 
 def test_a_measured_profile_is_written_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The measurement itself is replaced; tests/profile has it."""
-    import planaria.launch.session
+    import planaria.launch.training.profiling
 
     asked: list[Any] = []
 
-    def measure(job: Any, folder: None, import_path: Path) -> ModelProfile:
+    def measure(job: Any, import_path: Path) -> ModelProfile:
         asked.append(job)
         return msgspec.structs.replace(uniform_profile(8, tied=False), microbatch_size=4)
 
-    monkeypatch.setattr(planaria.launch.session, "profile_job", measure)
+    monkeypatch.setattr(planaria.launch.training.profiling, "profile_job", measure)
     Path("job.toml").write_text(JOB)
     result = run("job.toml", "--set", "train.microbatch=4", "-o", "costs.json")
     assert result.exit_code == 0, result.output

@@ -99,10 +99,10 @@ class Measuring:
 
 @pytest.fixture
 def measuring(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Measuring:
-    import planaria.launch.session
+    import planaria.launch.training.profiling
 
     measuring = Measuring()
-    monkeypatch.setattr(planaria.launch.session, "profile_job", measuring)
+    monkeypatch.setattr(planaria.launch.training.profiling, "profile_job", measuring)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     Path("job.toml").write_text(JOB)

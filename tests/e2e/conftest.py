@@ -18,6 +18,7 @@ from planaria.job.settings import Job
 from planaria.launch.local import LocalNodes
 from planaria.launch.reference import train_reference
 from planaria.launch.session import train_job
+from planaria.launch.training.request import TrainRequest
 from planaria.observe.run_folder import RunFolder
 from tests.e2e.jobs import Outcome
 
@@ -74,18 +75,17 @@ def run(nodes: LocalNodes, tmp_path: Path) -> Run:
     ) -> Outcome:
         folder = RunFolder.reopen(resume) if resume else RunFolder.create(tmp_path, f"run-{next(names)}")
         folder.job.write_bytes(job_json(job))
-        result = train_job(
-            job,
-            folder,
+        request = TrainRequest(
+            job=job,
+            folder=folder,
             faults=tuple(parse_fault(fault) for fault in faults),
             resume=resume is not None,
-            observers=observers,
+            observers=tuple(observers),
             import_path=import_path,
-            nodes=nodes,
             metadata_url=metadata_url,
             accept_changed_data=accept_changed_data,
         )
-        return Outcome(result)
+        return Outcome(train_job(request, nodes))
 
     return train
 

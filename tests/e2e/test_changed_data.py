@@ -15,8 +15,8 @@ from planaria.checkpoint.manifest import newest
 from planaria.data.tokens import prepare_tokens
 from planaria.job.errors import UserError
 from planaria.job.settings import DataSection, Job
-from planaria.launch import session
 from planaria.launch.settings import node_settings
+from planaria.launch.training import run as run_stage
 from planaria.observe.run_folder import RunFolder
 from planaria.plan.plan import NodeId
 from planaria.worker.settings import WorkerSettings
@@ -89,7 +89,7 @@ def test_a_node_with_another_file_of_equal_length_is_refused(
         there = [msgspec.structs.replace(one, data_folder=str(tmp_path / "there")) for one in found]
         return there if node == 3 else found
 
-    monkeypatch.setattr(session, "node_settings", settings)
+    monkeypatch.setattr(run_stage, "node_settings", settings)
     job = make_job(tmp_path / "here" / "ids.bin", cluster__nodes=5)
     outcome = run(job)
     outcome.assert_same_bits(reference(job))

@@ -221,7 +221,7 @@ def test_a_device_that_is_not_here_needs_a_profile(
     def fails(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("planaria.launch.session.profile_job", fails)
+    monkeypatch.setattr("planaria.launch.training.profiling.profile_job", fails)
     monkeypatch.setenv("XDG_CACHE_HOME", str(job_file.parent / "cache"))
     changes = ("--set", "cluster.device=cuda", "--set", "model.type=gpt2")
     text = job_file.read_text()

@@ -11,7 +11,7 @@ import pytest
 from planaria.job.errors import UserError
 from planaria.job.settings import Job
 from planaria.launch.reference import train_reference
-from planaria.launch.resumption import schedule_of
+from planaria.launch.training.resumption import schedule_of
 from planaria.observe.run_folder import RunFolder
 from planaria.protocol.commit import learning_rate
 from tests.e2e.conftest import Run

@@ -21,6 +21,7 @@ from planaria.checkpoint.manifest import MANIFEST
 from planaria.job.settings import Job
 from planaria.launch.local import LauncherError, LocalNodes
 from planaria.launch.session import train_job
+from planaria.launch.training.request import TrainRequest
 from planaria.observe.run_folder import RunFolder
 from planaria.plan.plan import WorkerId
 from planaria.protocol.messages import PROTOCOL_VERSION, Hello, encode
@@ -272,7 +273,7 @@ def test_the_forkserver_dies(text: Path, tmp_path: Path) -> None:
 
         folder = RunFolder.create(tmp_path, "run")
         with pytest.raises(LauncherError, match="log"):
-            train_job(make_job(text), folder, observers=[kill_forkserver], nodes=local)
+            train_job(TrainRequest(job=make_job(text), folder=folder, observers=(kill_forkserver,)), local)
         assert len(pids) == 7
         wait_until(lambda: not any(is_alive(pid) for pid in pids))
 

@@ -21,6 +21,7 @@ from planaria.job.settings import Job
 from planaria.launch.local import LocalNodes
 from planaria.launch.session import train_job
 from planaria.launch.supervisor import MAX_RESTARTS, CoordinatorFailed, Supervisor
+from planaria.launch.training.request import TrainRequest
 from planaria.observe.run_folder import RunFolder
 from planaria.protocol.failures import Watched
 from planaria.protocol.records import AnyRecord, Note, StepCommitted, Waiting
@@ -311,14 +312,14 @@ def test_a_run_that_goes_on_knows_of_the_losses_before(
             watched.append(settings.watched)
             super().__init__(launcher, settings, *others)
 
-    monkeypatch.setattr("planaria.launch.session.Supervisor", Supervised)
+    monkeypatch.setattr("planaria.launch.training.run.Supervisor", Supervised)
     job = make_job(text, cluster__nodes=4)
     first = run(job, "kill:node=0,step=2,at=backward")
     second = run(job, "kill:node=1,step=3,at=backward", resume=first.result.folder)
     assert [outcome.summary["status"] for outcome in (first, second)] == ["exhausted"] * 2
     other = make_job(text, cluster__nodes=5)
     folder = RunFolder.open(first.result.folder)
-    train_job(other, folder, resume=True, nodes=nodes, earlier=job)
+    train_job(TrainRequest(job=other, folder=folder, resume=True, earlier=job), nodes)
     assert [seen.losses for seen in watched] == [0, 1, 0]
     assert watched[1].seconds > 0
     assert watched[2] == Watched()

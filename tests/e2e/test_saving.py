@@ -13,7 +13,7 @@ import pytest
 
 from planaria.cli import live
 from planaria.job.settings import Job
-from planaria.launch.result import RunStatus
+from planaria.launch.training.result import RunStatus
 from planaria.protocol.records import AnyRecord, CheckpointSaved, Note, StepCommitted
 from tests.e2e.conftest import Run
 from tests.e2e.jobs import Outcome, make_job

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from planaria.launch.local import LocalNodes
 from planaria.launch.session import train_job
+from planaria.launch.training.request import TrainRequest
 from planaria.observe.run_folder import RunFolder
 from planaria.worker.trace import read_trace as read_entries
 from tests.e2e.jobs import make_job
@@ -13,7 +14,7 @@ from tests.e2e.jobs import make_job
 
 def test_every_worker_writes_what_it_did_when(tmp_path: Path, text: Path, nodes: LocalNodes) -> None:
     folder = RunFolder.create(tmp_path, "run")
-    train_job(make_job(text), folder, nodes=nodes, traces=True)
+    train_job(TrainRequest(job=make_job(text), folder=folder, traces=True), nodes)
     for node in range(7):
         entries = list(read_entries(folder.logs / f"trace-{node}.jsonl"))
         assert {entry.op for entry in entries} >= {"forward", "backward", "vote"}

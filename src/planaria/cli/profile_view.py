@@ -71,9 +71,9 @@ def device_counts(devices_per_node: int) -> tuple[int, ...]:
 def measured(job: Job, folder: Path) -> ModelProfile:
     """Measured now on this machine, in a process of its own, and kept for `planaria plan`."""
     from planaria.cli.profile_cache import ProfileCache, cache_folder
-    from planaria.launch.session import profile_job
+    from planaria.launch.training.profiling import profile_job
 
-    profile = profile_job(job, None, import_path=folder)
+    profile = profile_job(job, import_path=folder)
     try:
         ProfileCache(cache_folder(os.environ)).keep(job, profile)
     except OSError as error:

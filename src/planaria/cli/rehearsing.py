@@ -218,11 +218,11 @@ def _costs(job: Job, folder: Path, given: Path | None) -> tuple[ModelProfile, st
     kept = cache.find(job)
     if kept is not None:
         return kept[0], f"measured on this machine {age(kept[1])} ago"
-    from planaria.launch.session import profile_job
+    from planaria.launch.training.profiling import profile_job
 
     try:
         with busy(f"measuring the layers of {job.model.type} ..."):
-            profile = profile_job(job, None, import_path=folder)
+            profile = profile_job(job, import_path=folder)
     except (LauncherError, UserError) as error:
         if job.cluster.device is not Device.CUDA or (isinstance(error, UserError) and "CUDA" not in str(error)):
             raise

@@ -23,10 +23,10 @@ from planaria.data.tokens import prepare_tokens
 from planaria.job.history import DataIdentity, Stretch
 from planaria.job.parse import job_fingerprint
 from planaria.job.settings import Job, TrainSection, WhenNotFinite
-from planaria.launch.result import TrainResult
-from planaria.launch.resumption import data_identity
-from planaria.launch.session import finish_run
 from planaria.launch.settings import is_emulated, named_profile
+from planaria.launch.training.ending import finish_run
+from planaria.launch.training.result import TrainResult
+from planaria.launch.training.resumption import data_identity
 from planaria.model.model import Batch, Tensors
 from planaria.observe.claim import say
 from planaria.observe.recorder import Recorder

@@ -20,9 +20,10 @@ from planaria.job.parse import job_json
 from planaria.job.settings import LOOPBACK, NO_PREEMPTION, Device, Job, Launcher, LrSchedule, PolicyName
 from planaria.launch.local import LocalNodes
 from planaria.launch.replay import Replay, Say
-from planaria.launch.result import TrainResult
 from planaria.launch.session import train_job
 from planaria.launch.settings import job_profile, planner_settings
+from planaria.launch.training.request import TrainRequest
+from planaria.launch.training.result import TrainResult
 from planaria.observe.claim import claimed
 from planaria.observe.recorder import read_drops, read_events, write_atomically
 from planaria.observe.run_folder import RunFolder
@@ -183,7 +184,7 @@ def rehearse(
     """
     write_atomically(folder.job, job_json(job))
     with Replay(script, nodes, folder.contact, say) as replay:
-        result = train_job(job, folder, observers=(*observers, replay), nodes=nodes)
+        result = train_job(TrainRequest(job=job, folder=folder, observers=(*observers, replay)), nodes)
     return _result(job, script, result, replay)
 
 

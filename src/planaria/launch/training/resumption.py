@@ -13,13 +13,14 @@ from planaria.job.history import DataIdentity, History, Stretch, schedule_ends
 from planaria.job.parse import job_fingerprint
 from planaria.job.settings import Job
 from planaria.launch.settings import is_emulated
+from planaria.launch.training.request import TrainRequest
 from planaria.observe.run_folder import RunFolder
 from planaria.protocol.checkpoint_ref import CheckpointRef
 from planaria.protocol.commit import Ends
 
 
 def data_identity(job: Job, about: TokensAbout) -> DataIdentity:
-    """What determines the samples of a job with these tokens."""
+    """Returns what determines the samples of a job with these tokens."""
     return DataIdentity(
         content=about.fingerprint,
         tokens=about.count,
@@ -76,18 +77,15 @@ class Resumption:
             )
 
 
-def find_resumption(job: Job, folder: RunFolder, earlier: Job, *, accepts_changed_data: bool = False) -> Resumption:
-    """The newest whole checkpoint of a run folder, if a job may go on from it.
-
-    Args:
-        job: that is to go on.
-        folder: of the run.
-        earlier: as what it was trained before.
-        accepts_changed_data: the user said that other data are meant.
+def resumed(request: TrainRequest) -> Resumption | None:
+    """Returns the newest whole checkpoint of the run folder; None: the run is a new one.
 
     Raises:
-        UserError: there is none, it is of other numbers, or all steps are done.
+        UserError: there is none to go on from, it is of other numbers, or all steps are done.
     """
+    if not request.resume:
+        return None
+    job, folder = request.job, request.folder
     path, manifest, complaints = newest(folder.checkpoints, job_fingerprint(job))
     if manifest.numerics_version != NUMERICS_VERSION:
         raise UserError(
@@ -100,7 +98,7 @@ def find_resumption(job: Job, folder: RunFolder, earlier: Job, *, accepts_change
             f"run folder {folder.path}: all {manifest.step} steps are done. Raise train.steps to go on "
             f"(--set train.steps={2 * manifest.step})."
         )
-    history = manifest.history or _first_history(folder, earlier)
+    history = manifest.history or _first_history(folder, request.earlier or job)
     if job.train.steps < history[-1].steps:
         raise UserError(
             f"train.steps = {job.train.steps} is less than the {history[-1].steps} for which run folder {folder.path} "
@@ -111,7 +109,7 @@ def find_resumption(job: Job, folder: RunFolder, earlier: Job, *, accepts_change
         checkpoint=CheckpointRef(step=manifest.step, folder=str(path), exponents=manifest.exponents),
         history=history,
         complaints=tuple(complaints),
-        accepts_changed_data=accepts_changed_data,
+        accepts_changed_data=request.accept_changed_data,
     )
 
 
@@ -123,7 +121,7 @@ def _first_history(folder: RunFolder, earlier: Job) -> History:
 
 
 def schedule_of(folder: RunFolder, job: Job) -> Ends:
-    """Where the learning rate's schedule of a run ended, since which step, for one process that trains the same.
+    """Returns where the learning rate's schedule of a run ended, since which step, for whoever trains the same again.
 
     Args:
         folder: of the run.
