@@ -107,6 +107,17 @@ def instructions_of(unit: Unit, *, by_layer: bool = False) -> Iterator[Instructi
             return _shadow_backward(hop, microbatch, unit.by)
 
 
+def body_of(order: CutOrder) -> list[Instruction]:
+    """Returns all units' instructions. The last counting backwards are cut into layers: sums can start early."""
+    body: list[Instruction] = []
+    for unit in order.units[: order.end]:
+        body += instructions_of(unit, by_layer=order.is_cut(unit))
+    body += cut_tail(order)
+    for unit in order.units[order.own_end :]:
+        body += instructions_of(unit)
+    return body
+
+
 def cut_tail(order: CutOrder) -> list[Instruction]:
     """Returns those of the weights' gradients that are left: layer by layer from the top, so that the upper layers'
     sums start first."""
