@@ -98,6 +98,6 @@ def test_a_plan_is_shown_for_what_the_trace_says(trace: Path, monkeypatch: pytes
 
     monkeypatch.setattr(api, "FailureForecast", noting)
     api.plan(job_with(trace), profile=uniform_profile(8))
-    (outlook,) = asked
-    assert outlook.time_to_failure_s == pytest.approx(2160.0)
-    assert outlook.nodes_together == pytest.approx(1.8)
+    (forecast,) = asked
+    assert forecast.time_to_failure_s == pytest.approx(2160.0)
+    assert forecast.nodes_together == pytest.approx(1.8)

@@ -41,7 +41,7 @@ class Situation:
         holders: of each group.
         gone: nodes that were lost or released.
         leaving: live nodes that gave notice.
-        outlook: what is known of the time to come.
+        forecast: what is known of the time to come.
         now: monotonic seconds.
     """
 
@@ -50,7 +50,7 @@ class Situation:
     holders: Holders
     gone: frozenset[NodeId]
     leaving: frozenset[NodeId]
-    outlook: FailureForecast = field(default_factory=FailureForecast)
+    forecast: FailureForecast = field(default_factory=FailureForecast)
     now: float = 0.0
 
 
@@ -130,13 +130,13 @@ class Placing:
 
     # Plans that need no other
 
-    def first(self, nodes: Sequence[NodeId], outlook: FailureForecast) -> Candidate:
+    def first(self, nodes: Sequence[NodeId], forecast: FailureForecast) -> Candidate:
         """A placement onto these nodes. Raises PlanError."""
-        return self.policy.with_forecast(outlook).initial(nodes, self.next_generation())
+        return self.policy.with_forecast(forecast).initial(nodes, self.next_generation())
 
-    def again(self, nodes: Sequence[NodeId], outlook: FailureForecast) -> Candidate:
+    def again(self, nodes: Sequence[NodeId], forecast: FailureForecast) -> Candidate:
         """A placement onto these nodes, some of whose kind may have run out of memory. Raises PlanError."""
-        proposal = self.first(nodes, outlook)
+        proposal = self.first(nodes, forecast)
         if not self.shortages.allows(proposal.plan):
             raise self.shortages.refuse(proposal.plan)
         return proposal
@@ -152,7 +152,7 @@ class Placing:
 
     def finishes(self, situation: Situation) -> bool:
         """Whether it is done, or the step begun anew under another placement."""
-        policy = self.policy.with_forecast(situation.outlook)
+        policy = self.policy.with_forecast(situation.forecast)
         lost = (*sorted(situation.gone), *sorted(situation.leaving | self.pacing.resting))
         return policy.finishes(ReplanRequest(plan=situation.plan, lost=lost, holders=situation.holders))
 
@@ -164,7 +164,7 @@ class Placing:
         halted: Collection[WorkerId],
         counted: Ledger,
         holders: Holders,
-        outlook: FailureForecast,
+        forecast: FailureForecast,
         so_far: Sequence[Stretch],
     ) -> Candidate | None:
         """For what a loss left undone of the step in progress; None where it cannot be finished.
@@ -175,7 +175,7 @@ class Placing:
         layers = {id(groups): plan.layers_held(groups) for groups in distinct(holders.values())}
         if len(set().union(*layers.values())) < plan.num_layers:
             return None
-        proposal = self.policy.with_forecast(outlook).finish_step(
+        proposal = self.policy.with_forecast(forecast).finish_step(
             FinishRequest(
                 plan=plan,
                 live=live,
@@ -221,7 +221,7 @@ class Placing:
         gone, leaving = tuple(sorted(situation.gone)), situation.leaving
         resting = self.pacing.resting if at_rest is None else at_rest
         attempts = [leaving | resting, leaving, frozenset()] if at_rest is None else [leaving | resting, resting]
-        policy = self.policy.with_forecast(replace(situation.outlook, at_once=at_once))
+        policy = self.policy.with_forecast(replace(situation.forecast, at_once=at_once))
         for number, without in enumerate(dict.fromkeys(attempts), start=1):
             absent = tuple(sorted(without))
             try:
@@ -300,7 +300,7 @@ class Placing:
         """Whether that policy has a plan for the nodes of now. Raises PlanError: it has none."""
         policy = self._for_now(self.switching.candidate(PolicyName(name), self.shortages.bound_bytes))
         gone = tuple(sorted(situation.gone))
-        policy.with_forecast(situation.outlook).reconfigure(
+        policy.with_forecast(situation.forecast).reconfigure(
             ReplanRequest(plan=situation.plan, lost=gone, holders=situation.holders, generation=self.generation + 1)
         )
 
@@ -345,7 +345,7 @@ class Placing:
             steps_left,
             now=situation.now,
             lasts_steps=self.speeds.lasts_steps(situation.step),
-            change_s=situation.outlook.change_s,
+            change_s=situation.forecast.change_s,
         )
 
     def calibrate(self, stretch: float) -> None:

@@ -54,7 +54,7 @@ def start_when_gathered(run: Run) -> list[Command]:
         return []
     resume = run.settings.resume
     try:
-        proposal = run.placing.first(run.members.nodes, run.outlook)
+        proposal = run.placing.first(run.members.nodes, run.forecast)
     except PlanError as error:
         if run.members.gone and (run.settings.waits or run.settings.nodes_come):
             live = len(run.members.nodes)

@@ -31,7 +31,7 @@ def restore(run: Run, without: list[int]) -> list[Command]:
     if not _can_go_back(run):
         return _nothing_saved(run, lost)
     try:
-        proposal = run.placing.again(run.members.nodes, run.outlook)
+        proposal = run.placing.again(run.members.nodes, run.forecast)
     except PlanError as error:
         return _no_plan(run, error, lost)
     return go_back(run, proposal, lost)

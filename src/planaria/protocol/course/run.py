@@ -275,12 +275,12 @@ class Run:
             holders=holders,
             gone=frozenset(self.members.gone),
             leaving=frozenset(self.members.leaving),
-            outlook=self.outlook,
+            forecast=self.forecast,
             now=self.now,
         )
 
     @property
-    def outlook(self) -> FailureForecast:
+    def forecast(self) -> FailureForecast:
         """What is known of the time to come."""
         last, decision_s = self.checkpoints.last, self.timing.decision_s
         time_to_failure_s = self.failures.time_to_next_s(self.now)

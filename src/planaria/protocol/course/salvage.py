@@ -63,7 +63,7 @@ def _finish_step(run: Run, holders: Holders) -> list[Command]:
         halted=salvage.halted,
         counted=salvage.counted(run.plan.num_layers),
         holders=holders,
-        outlook=run.situation(holders).outlook,
+        forecast=run.situation(holders).forecast,
         so_far=run.attempt.so_far(run.plan, run.now, run.timing.stretch),
     )
     if proposal is None:

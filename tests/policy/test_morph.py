@@ -32,8 +32,8 @@ def nodes(*numbers: int) -> list[NodeId]:
     return [NodeId(number) for number in numbers]
 
 
-def started(settings: PlannerSettings = GRID, outlook: FailureForecast = LONG) -> tuple[MorphPolicy, Plan]:
-    policy = MorphPolicy.of(Planner(PROFILE, settings)).with_forecast(outlook)
+def started(settings: PlannerSettings = GRID, forecast: FailureForecast = LONG) -> tuple[MorphPolicy, Plan]:
+    policy = MorphPolicy.of(Planner(PROFILE, settings)).with_forecast(forecast)
     return policy, policy.initial(nodes(*range(settings.num_nodes)), 1).plan
 
 
@@ -83,7 +83,7 @@ def test_no_grid_is_faster_than_the_one_that_is_taken(seed: int) -> None:
 
 
 def test_a_loss_goes_back_to_the_checkpoint_and_leaves_nodes_idle() -> None:
-    policy, plan = started(outlook=replace(LONG, steps_at_stake=7))
+    policy, plan = started(forecast=replace(LONG, steps_at_stake=7))
     proposal = after(policy, plan, 5)
     assert proposal.restores
     assert not policy.finishes(
@@ -96,14 +96,14 @@ def test_a_loss_goes_back_to_the_checkpoint_and_leaves_nodes_idle() -> None:
         "Node 5 is lost: back to the last checkpoint on a grid of 3 pipelines of 2 nodes (1 node idle); "
         "7 steps are trained again, and "
     )
-    policy, plan = started(outlook=replace(LONG, steps_at_stake=0))
+    policy, plan = started(forecast=replace(LONG, steps_at_stake=0))
     assert "; no step is trained again, and " in after(policy, plan, 5).reason
 
 
 def test_what_a_restore_costs_is_estimated_for_each_grid() -> None:
     """The load of the node with most state, the steps since the checkpoint under the new plan, and the change."""
     storage = Storage(node_bytes_per_s=1e6)
-    policy, plan = started(outlook=replace(LONG, steps_at_stake=3, storage=storage))
+    policy, plan = started(forecast=replace(LONG, steps_at_stake=3, storage=storage))
     proposal = after(policy, plan, 0)
     best = proposal.candidates[0]
     most = max(sum(plan.groups[g].moved_bytes for g in groups) for groups in proposal.plan.groups_of.values())
@@ -128,7 +128,7 @@ def test_fewer_than_f_plus_one_pipelines_only_where_there_is_no_more() -> None:
 
 def test_it_stops_being_degraded_whatever_that_costs() -> None:
     """One pipeline of three would be as fast as two of two for so few microbatches; replicas come first."""
-    policy, plan = started(outlook=replace(LONG, time_to_failure_s=1e-3))
+    policy, plan = started(forecast=replace(LONG, time_to_failure_s=1e-3))
     alone = after(policy, plan, 0, 1, 2, 3, 4, 5).plan
     proposal = after(policy, alone, came=(8, 9))
     assert not proposal.restores
@@ -139,7 +139,7 @@ def test_it_stops_being_degraded_whatever_that_costs() -> None:
 
 @pytest.mark.parametrize(("time_to_failure_s", "larger"), [(1e6, True), (0.01, False)])
 def test_a_larger_grid_is_taken_where_it_is_worth_the_change(time_to_failure_s: float, larger: bool) -> None:
-    policy, plan = started(outlook=replace(LONG, time_to_failure_s=time_to_failure_s, at_once=False))
+    policy, plan = started(forecast=replace(LONG, time_to_failure_s=time_to_failure_s, at_once=False))
     proposal = after(policy, plan, came=(8, 9, 10, 11))
     assert not proposal.restores
     assert len(proposal.plan.layers_of) == (12 if larger else 8)
@@ -151,7 +151,7 @@ def test_a_larger_grid_is_taken_where_it_is_worth_the_change(time_to_failure_s: 
 
 
 def test_a_node_that_leaves_hands_its_state_over_and_nobody_goes_back() -> None:
-    policy, plan = started(outlook=replace(LONG, at_once=False))
+    policy, plan = started(forecast=replace(LONG, at_once=False))
     proposal = after(policy, plan, leaving=(3,))
     assert not proposal.restores
     assert 3 not in proposal.plan.nodes
@@ -161,7 +161,7 @@ def test_a_node_that_leaves_hands_its_state_over_and_nobody_goes_back() -> None:
 
 def test_who_only_gets_its_first_state_is_no_loss() -> None:
     """A newcomer that dies while its state is under way: the step goes on, and the grid stays."""
-    policy, plan = started(outlook=replace(LONG, at_once=False))
+    policy, plan = started(forecast=replace(LONG, at_once=False))
     target = after(policy, plan, came=(8,))
     step = policy.warm_up(plan, target, 3)
     assert step is not None

@@ -9,7 +9,7 @@ import msgspec
 from planaria.plan.plan import NodeId, Plan, Route
 from planaria.policy.adaptive.candidates import told_apart
 from planaria.policy.interface import Candidate, Policy
-from tests.policy.test_adaptive_policy import SMALL, settings, started
+from tests.policy.adaptive.test_adaptive import SMALL, settings, started
 
 
 def named(policy: Policy, plan: Plan, name: str) -> Candidate:

@@ -62,8 +62,8 @@ def held(plan: Plan, *lost: int) -> Holders:
     return {w: groups for w, groups in plan.groups_of.items() if plan.node_of(w) not in lost}
 
 
-def after(policy: AdaptivePolicy, plan: Plan, *lost: int, outlook: FailureForecast = LOSS) -> Candidate:
-    return policy.with_forecast(outlook).reconfigure(
+def after(policy: AdaptivePolicy, plan: Plan, *lost: int, forecast: FailureForecast = LOSS) -> Candidate:
+    return policy.with_forecast(forecast).reconfigure(
         ReplanRequest(plan=plan, lost=nodes(*lost), holders=held(plan, *lost), generation=plan.generation + 1)
     )
 
@@ -83,14 +83,14 @@ def test_the_shadow_goes_on_where_others_would_have_the_last_replica() -> None:
     """Of one pipeline no peer owns what is lost; the lost worker's predecessor has it. Without the other shadows steps
     would be shorter, and any loss would be the end."""
     policy, plan = in_a_ring(QUICK, settings(4, smallest=4, microbatches=4, fault_tolerance=0))
-    proposal = after(policy, plan, 1, outlook=DEAR_LOSS)
+    proposal = after(policy, plan, 1, forecast=DEAR_LOSS)
     assert proposal.how == "takeover"
     assert "both stages" in proposal.reason
     assert not proposal.plan.transfers
     assert proposal.plan.layers_of[WorkerId(0)] == (*plan.layers_of[WorkerId(0)], *plan.layers_of[WorkerId(1)])
     assert proposal.plan.shadows
     validate(proposal.plan, fault_tolerance=0)
-    safe = after(policy, plan, 1, outlook=replace(DEAR_LOSS, checkpoint_every=1, steps_at_stake=0))
+    safe = after(policy, plan, 1, forecast=replace(DEAR_LOSS, checkpoint_every=1, steps_at_stake=0))
     assert safe.how != "takeover"
     assert safe.step_time_s < proposal.step_time_s
 
@@ -139,13 +139,13 @@ def test_a_ring_is_worth_its_step_where_the_next_loss_takes_the_last_replica() -
     """Five nodes make no two pipelines of three, and f = 0 allows for one. It is quickest, any loss ends it; and few
     microbatches leave bubbles for what shadows compute."""
     policy, plan = started(QUICK, settings(6, smallest=3, microbatches=4, fault_tolerance=0))
-    near = after(policy, plan, 1, outlook=replace(DEAR_LOSS, time_to_failure_s=30.0))
+    near = after(policy, plan, 1, forecast=replace(DEAR_LOSS, time_to_failure_s=30.0))
     assert near.how == "redundancy"
     assert "shadows its successor" in near.reason
     there = msgspec.structs.replace(near.plan, transfers=())
     assert not lacking(there, 1), "once the shadows have their state, no node has a last replica"
     validate(near.plan, fault_tolerance=0)
-    far = after(policy, plan, 1, outlook=replace(LOSS, checkpoint_every=1, time_to_failure_s=1e6))
+    far = after(policy, plan, 1, forecast=replace(LOSS, checkpoint_every=1, time_to_failure_s=1e6))
     assert far.plan.redundancy is None
     assert far.step_time_s < near.step_time_s
 
@@ -177,7 +177,7 @@ FAST_STORAGE = replace(
 
 def test_back_to_the_checkpoint_where_storage_is_quicker_than_links() -> None:
     policy, plan = started(SLOW_LINKS, CHECKPOINTED)
-    proposal = after(policy, plan, 1, outlook=FAST_STORAGE)
+    proposal = after(policy, plan, 1, forecast=FAST_STORAGE)
     assert proposal.restores
     assert proposal.candidates[0].name.startswith("morph")
     assert "Back to the last checkpoint" in proposal.reason
@@ -189,7 +189,7 @@ def test_back_to_the_checkpoint_where_storage_is_quicker_than_links() -> None:
     for told in named(later, "morph"):
         assert told.transition_s == pytest.approx(0.2 + 3 * told.step_time_s), "a restore of 0.2 s was measured"
     slow = replace(FAST_STORAGE, storage=Storage(node_bytes_per_s=1e8))
-    best = after(policy, plan, 1, outlook=slow)
+    best = after(policy, plan, 1, forecast=slow)
     (told,) = [c for c in named(best, "morph") if "zb-" not in c.name]
     load = morph_time(proposal.plan, slow.storage, lost_steps=0, step_time_s=told.step_time_s, change_s=CHANGE_S)
     assert told.transition_s == pytest.approx(load.transition_s)
@@ -207,12 +207,12 @@ def test_back_to_the_checkpoint_where_storage_is_quicker_than_links() -> None:
 )
 def test_nothing_is_trained_twice_where_that_costs_more(forecast: FailureForecast) -> None:
     policy, plan = started(SLOW_LINKS, CHECKPOINTED)
-    assert not after(policy, plan, 1, outlook=forecast).restores
+    assert not after(policy, plan, 1, forecast=forecast).restores
 
 
 def test_without_checkpoints_nobody_goes_back() -> None:
     policy, plan = started(SLOW_LINKS, replace(CHECKPOINTED, may_restore=False))
-    assert not named(after(policy, plan, 1, outlook=FAST_STORAGE), "morph")
+    assert not named(after(policy, plan, 1, forecast=FAST_STORAGE), "morph")
 
 
 def test_a_step_is_given_up_only_to_go_back() -> None:
@@ -266,7 +266,7 @@ def test_no_sample_is_left_out_unless_the_job_allows_it() -> None:
 
 def test_no_sample_is_left_out_unless_somebody_was_lost() -> None:
     policy, plan = on_single_nodes(dropping(SINGLE))
-    assert not after(policy, plan, 1, outlook=replace(LOSS, after_loss=False)).dropped
+    assert not after(policy, plan, 1, forecast=replace(LOSS, after_loss=False)).dropped
     left = after(policy, plan, 1)
     stays = policy.with_forecast(replace(LOSS, after_loss=False, at_once=False))
     again = stays.reconfigure(ReplanRequest(plan=left.plan, lost=(), holders=left.plan.groups_of, generation=3))
@@ -308,7 +308,7 @@ def test_answers_with_all_strategies_are_the_same_in_advance(seed: int, monkeypa
         LOSS, time_to_failure_s=draw.choice([1.0, 30.0, 1e4]), steps_at_stake=draw.randint(0, 20), checkpoint_every=20
     )
     try:
-        at_once = after(make(profile, of)[0], plan, lost, outlook=forecast)
+        at_once = after(make(profile, of)[0], plan, lost, forecast=forecast)
     except (NoReplica, TooFewNodes):
         return
     validate(at_once.plan, fault_tolerance=None if at_once.is_degraded else of.fault_tolerance, dropped=at_once.dropped)
@@ -317,7 +317,7 @@ def test_answers_with_all_strategies_are_the_same_in_advance(seed: int, monkeypa
     for _ in thinker.precompute(ReplanRequest(plan=plan, lost=nodes(lost), holders=held(plan, lost))):
         pass
     monkeypatch.setattr("planaria.policy.adaptive.adaptive.found_in_pieces", None)
-    assert after(thinker, plan, lost, outlook=forecast) == at_once
+    assert after(thinker, plan, lost, forecast=forecast) == at_once
 
 
 # Fewer replicas than f + 1
@@ -330,7 +330,7 @@ def test_as_many_replicas_as_nodes_are_left_for() -> None:
     policy, plan = started(QUICK, of)
     lost = plan.owners_of[0][:2]
     near = replace(LOSS, time_to_failure_s=60.0, steps_at_stake=200)
-    proposal = after(policy, plan, *lost, outlook=near)
+    proposal = after(policy, plan, *lost, forecast=near)
     assert proposal.is_degraded
     assert min(num_replicas(proposal.plan)) == 2
     assert "2 replicas of 3" in proposal.reason

@@ -53,8 +53,8 @@ def held(plan: Plan, *lost: int, came: tuple[int, ...] = ()) -> Holders:
     return holders | {WorkerId(node): () for node in came}
 
 
-def after(policy: AdaptivePolicy, plan: Plan, *lost: int, came: tuple[int, ...] = (), **outlook: float) -> Candidate:
-    asked = policy.with_forecast(FailureForecast(**{"time_to_failure_s": 1e5, **outlook}))  # type: ignore[arg-type]
+def after(policy: AdaptivePolicy, plan: Plan, *lost: int, came: tuple[int, ...] = (), **forecast: float) -> Candidate:
+    asked = policy.with_forecast(FailureForecast(**{"time_to_failure_s": 1e5, **forecast}))  # type: ignore[arg-type]
     return asked.reconfigure(
         ReplanRequest(
             plan=plan,
@@ -89,15 +89,15 @@ def test_what_a_last_replica_costs() -> None:
 def test_what_a_last_replica_costs_where_the_state_is_saved_because_the_plan_is_degraded() -> None:
     """No checkpoint is asked for; one is written after the first step, and then every minute."""
     course = Course(step_time_s=0.5, transition_s=2.0, peril_before=0.25, peril=0.25, is_degraded=True)
-    outlook = FailureForecast(time_to_failure_s=1000.0, steps_at_stake=400)
-    saved = worth(course, outlook, 1000.0)
+    forecast = FailureForecast(time_to_failure_s=1000.0, steps_at_stake=400)
+    saved = worth(course, forecast, 1000.0)
     mean_s = (2.5 * (200 + 2.5 / 2) + 997.5 * DEGRADED_SAVES_S / 2) / 1000
     assert saved.risk_s == pytest.approx(0.25 * (RESTORE_S + mean_s))
-    full = worth(replace(course, is_degraded=False), outlook, 1000.0)
+    full = worth(replace(course, is_degraded=False), forecast, 1000.0)
     assert full.risk_s == pytest.approx(0.25 * (RESTORE_S + 200 + 500))
-    soon = worth(course, replace(outlook, time_to_failure_s=10.0, steps_at_stake=0), 10.0)
+    soon = worth(course, replace(forecast, time_to_failure_s=10.0, steps_at_stake=0), 10.0)
     assert soon.risk_s == pytest.approx(0.25 * (RESTORE_S + (2.5 * 1.25 + 7.5 * 3.75) / 10)), "it is not a minute yet"
-    asked = worth(course, replace(outlook, checkpoint_every=4, steps_at_stake=0), 1000.0)
+    asked = worth(course, replace(forecast, checkpoint_every=4, steps_at_stake=0), 1000.0)
     assert asked.risk_s == pytest.approx(0.25 * (RESTORE_S + 1), rel=1e-3), "what the user wants is more often"
 
 
@@ -263,7 +263,7 @@ def prepared(policy: AdaptivePolicy, plan: Plan, *lost: int) -> AdaptivePolicy:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_the_answer_in_advance_is_the_answer_at_the_loss(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the outlook is by then; and nothing is simulated any more."""
+    """Whatever the forecast is by then; and nothing is simulated any more."""
     draw = random.Random(seed)
     of = settings(draw.randint(6, 10), draw.randint(1, 3), draw.choice([12, 24]), draw.randint(0, 1))
     profile = draw.choice([SMALL, DEAR])
