@@ -46,10 +46,11 @@ from planaria.protocol.messages import (
 )
 from planaria.protocol.past import Past
 from planaria.protocol.plan_update import decode_order
+from planaria.protocol.reception import Unwanted
 from planaria.protocol.records import AnyRecord, NodeJoined, NodeLost, PlanTaken, RunEnded, RunStatus
 from planaria.protocol.requests import Answer, Request, Wish, decode_answer
 from planaria.protocol.settings import RunSettings
-from planaria.worker.control_frames import FrameError, Unwanted, control_frame, read_control
+from planaria.worker.control_frames import FrameError, control_frame, read_control
 
 TOKEN = "the token"
 DEADLINE_S = 10.0

@@ -802,7 +802,7 @@ class Worker:
             return f"worker {self.number}: over"
         machine = self.agent._machine if self.agent else None
         state = f"{machine.phase.value} generation {machine.generation} step {machine.step}" if machine else "?"
-        head = self.agent._interpreter.next if self.agent else None
+        head = self.agent._interpreter.progress.next if self.agent else None
         return f"worker {self.number}: {state}, {self.doing}, next {head}, mail {list(self.mailbox._mail)[:6]}"
 
     def say(self, data: bytes) -> None:

@@ -42,6 +42,7 @@ from planaria.plan.program.instructions import Instruction, Op, Program
 from planaria.plan.program.programs import program
 from planaria.plan.sources import Holders
 from planaria.plan.transfers import transfers
+from planaria.protocol import step_work
 from planaria.protocol.records import (
     CheckpointSaved,
     CoordinatorRestarted,
@@ -56,7 +57,6 @@ from planaria.protocol.records import (
     StepSkipped,
     Waiting,
 )
-from planaria.worker import interpreter
 
 CORPUS = sorted(Path(__file__).with_name("corpus").glob("*.json"))
 BATCHES = rest_in_proof(range(at, at + 30) for at in range(1000, 1240, 30))
@@ -305,7 +305,7 @@ def test_backwards_in_two_passes(
     batch: range, try_seed: Callable[[int], Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Under any deaths, and where one plan cuts a backward in two and the next one does not."""
-    monkeypatch.setattr(interpreter, "program", _split)
+    monkeypatch.setattr(step_work, "program", _split)
     for seed in batch:
         try:
             try_seed(seed)

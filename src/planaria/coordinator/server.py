@@ -1,7 +1,7 @@
 """The server around the coordinator's machine: where its events come from, and the order in which they count.
 
-One thread. Every event goes through `_handle`, which has the machine's commands carried out in order. It decides
-nothing: who may come in, and who is lost, is said by `protocol.admission` and `protocol.judge`.
+One thread. Every event goes through `handle`, which has the machine's commands carried out in order. It decides
+nothing: what counts of what comes on a connection is said by `protocol.reception`.
 """
 
 from __future__ import annotations
@@ -20,18 +20,15 @@ from planaria.coordinator.manifests import ManifestWriter
 from planaria.coordinator.nodes import Nodes
 from planaria.coordinator.requests import Requests
 from planaria.coordinator.switchboard import Switchboard
-from planaria.plan.plan import NodeId, WorkerId
+from planaria.plan.plan import NodeId
 from planaria.protocol.admission import Admission
 from planaria.protocol.coordinator import Coordinator
-from planaria.protocol.doubts import Doubts, Unproven
 from planaria.protocol.enrolment import Farewell
 from planaria.protocol.events import (
     Command,
-    DecisionTook,
     Event,
     Finish,
     Idle,
-    NodeGone,
     PieceTook,
     RanOut,
     Received,
@@ -39,26 +36,20 @@ from planaria.protocol.events import (
     Send,
     StopRequested,
     TimerDue,
-    WorkerJoined,
     WriteManifest,
 )
 from planaria.protocol.judge import TICK_S, Judge
 from planaria.protocol.liveness import Limits
 from planaria.protocol.messages import (
     MAX_FRAME_BYTES,
-    Alive,
     Challenge,
-    CutOff,
-    FromWorker,
     Hello,
-    PlanMessage,
-    Proof,
     Stop,
     decode_from_worker,
     encode,
 )
 from planaria.protocol.past import Past
-from planaria.worker.control_frames import FrameError, Unwanted
+from planaria.protocol.reception import Nonsense, Reception, Unwanted
 
 GOODBYE_S = 5.0
 """How long workers may take to end after the run before they are killed."""
@@ -85,7 +76,7 @@ POINTS = {
 handled, or after a command of this name, or one that sends a message of it, is carried out."""
 
 
-class Server:
+class Server(Reception[Connection]):
     """Runs one job's coordinator until it finishes.
 
     Args:
@@ -133,11 +124,9 @@ class Server:
         data: str = "",
         mark: str = "",
     ) -> None:
-        self._machine = machine
         self._token = token
         self._nodes = nodes
         self._agents = agents
-        self._past = past
         self._step_began = step_began
         self._gone_at = gone_at or {}
         self._strike = strike
@@ -149,11 +138,11 @@ class Server:
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_receiver.setblocking(False)
 
-        self._admission: Admission[Connection] = Admission(machine.settings.devices_per_node, data=data, mark=mark)
+        admission: Admission[Connection] = Admission(machine.settings.devices_per_node, data=data, mark=mark)
+        judge = Judge(admission, limits, patience_s if agents is not None else 0.0, time.monotonic())
+        super().__init__(machine, admission, judge, past)
         for node in (*self._started, *(past.gone if past else ()), *(past.joined if past else ())):
             self._admission.took_number(node)
-        self._doubts: Doubts[Connection] = Doubts(past.joined if past else ())
-        self._judge = Judge(self._admission, limits, patience_s if agents is not None else 0.0, time.monotonic())
         self._switchboard = Switchboard(self._take, self._ended, lambda text: self._executor.warn(text))
         self._manifests = ManifestWriter(write_manifest, self._wake)
         self._executor = Executor(
@@ -169,7 +158,7 @@ class Server:
         )
         start_node = self._start_node if agents is None else None
         is_gone = self._admission.is_fenced
-        self._requests = Requests(machine, token, self._switchboard, self._handle, start_node, is_gone, most_nodes)
+        self._requests = Requests(machine, token, self._switchboard, self.handle, start_node, is_gone, most_nodes)
         if agents is not None:
             agents.open(self)
 
@@ -231,9 +220,7 @@ class Server:
 
     def _begin(self) -> None:
         if self._past is not None:
-            self._handle(Restarted(self._step_began, self._gone_at))
-            for node in self._past.joined:
-                self._judge.expect_back(node, time.monotonic())
+            self.begin_again(Restarted(self._step_began, self._gone_at))
         for node in self._started:
             self._judge.expect(node, time.monotonic())
         self._nodes_told()  # of whoever died while the others were started, and was heard of then
@@ -254,9 +241,9 @@ class Server:
         self._wake_receiver.recv(64)
         if "stop" in self._wishes:
             self._wishes = [wish for wish in self._wishes if wish != "stop"]
-            self._handle(StopRequested())
+            self.handle(StopRequested())
         while answer := self._manifests.take():
-            self._handle(answer)
+            self.handle(answer)
         self._nodes_told()
 
     def _nodes_told(self) -> None:
@@ -264,10 +251,10 @@ class Server:
         if lost:
             self._switchboard.hear_all()
         for node, cause in lost:
-            self._lose(node, cause)
+            self.lose(node, cause)
 
     def _take(self, connection: Connection, frame: bytes) -> None:
-        """Raises FrameError for what is not a message; what the machine raises is our own mistake, and goes through."""
+        """Raises what `Switchboard` knows."""
         if self._agents is not None and self._agents.take(connection, frame):
             self._switchboard.trust(connection)
             return
@@ -276,99 +263,46 @@ class Server:
         try:
             message = decode_from_worker(frame)
         except (ValueError, RecursionError) as error:
-            raise FrameError(str(error)) from error
-        if self._doubts.is_asked(connection):
-            self._hear_doubtful(connection, message)
-        elif connection.worker is None:
-            self._welcome(connection, message)
-        else:
-            self._hear(connection.worker, message)
+            raise Nonsense(str(error)) from error
+        self._receive(connection, message)
 
-    def _hear(self, worker: WorkerId, message: FromWorker) -> None:
-        """Raises FrameError for what nobody may say twice."""
-        if isinstance(message, Hello):
-            raise FrameError("a second hello")
-        if isinstance(message, Alive):
-            self._judge.liveness.felt(worker, message.pulse, time.monotonic(), message.worked_s)
-        elif isinstance(message, CutOff):
-            verdict = self._judge.cut_off(worker, message.peer)
-            if verdict is not None:
-                self._lose(*verdict)
-        else:
-            self._handle(Received(worker, message))
+    def _now(self) -> float:
+        return time.monotonic()
 
-    def _welcome(self, connection: Connection, hello: FromWorker) -> None:
-        """The first message must be a hello with our token, of somebody who may take part."""
-        if not isinstance(hello, Hello) or not hmac.compare_digest(hello.token.encode(), self._token.encode()):
-            raise FrameError("no hello with the job's token")
-        refusal = self._admission.refusal(hello)
-        if refusal is not None:
-            self._switchboard.say(connection, encode(Stop(reason=refusal)))
-            is_fenced = self._admission.is_fenced(self._admission.node_of(hello.worker))
-            is_ours = is_fenced or self._admission.is_of_another_run(hello)
-            raise Unwanted(refusal) if is_ours else FrameError(refusal)
+    def _new_nonce(self) -> str:
+        return secrets.token_hex(16)
+
+    def _say(self, connection: Connection, message: Stop | Challenge) -> None:
+        self._switchboard.say(connection, encode(message))
+
+    def _check(self, connection: Connection, hello: Hello) -> None:
+        if not hmac.compare_digest(hello.token.encode(), self._token.encode()):
+            raise Nonsense("no hello with the job's token")
+        super()._check(connection, hello)
         if (other := self._admission.other_data(hello)) is not None:
             self._turn_away(connection, self._admission.node_of(hello.worker), other)
             raise Unwanted(other)
         connection.limit_bytes = MAX_FRAME_BYTES
-        if self._doubts.about(self._admission.node_of(hello.worker)):
-            nonce = secrets.token_hex(16)
-            self._doubts.ask(connection, hello, nonce)
-            self._switchboard.say(connection, encode(Challenge(nonce=nonce)))
-        else:
-            self._admit(connection, hello)
 
     def _turn_away(self, connection: Connection, node: NodeId, reason: str) -> None:
         """A node of ours that may not take part, and would not if it came again."""
         self._executor.warn(f"{reason}.")
-        self._switchboard.say(connection, encode(Stop(reason=reason)))
+        self._say(connection, Stop(reason=reason))
         if self._agents is not None:
             self._agents.refuse(node, reason)
-        self._lose(node, reason)
-
-    def _hear_doubtful(self, connection: Connection, message: FromWorker) -> None:
-        """Raises FrameError for what is no proof in place of one."""
-        try:
-            if not isinstance(message, Proof):
-                self._doubts.hold(connection, message)
-                return
-            hello, held = self._doubts.proven(connection, message.nonce)
-        except Unproven as error:
-            raise FrameError(str(error)) from error
-        refusal = self._admission.refusal(hello)  # it may have been given up meanwhile
-        if refusal is not None:
-            self._switchboard.say(connection, encode(Stop(reason=refusal)))
-            raise Unwanted(refusal)
-        self._admit(connection, hello)
-        for earlier in held:
-            if not connection.is_closed:
-                self._hear(hello.worker, earlier)
+        self.lose(node, reason)
 
     def _admit(self, connection: Connection, hello: Hello) -> None:
-        connection.worker = hello.worker
         self._switchboard.trust(connection)
-        self._admission.admit(hello.worker, connection)
-        self._judge.liveness.joined(hello.worker, time.monotonic())
-        self._handle(WorkerJoined(hello.worker, hello.data_address, hello.zone))
+        super()._admit(connection, hello)
 
     def _ended(self, connection: Connection, cause: str) -> None:
-        """A connection is gone."""
-        self._doubts.forget(connection)
         if self._agents is not None:
             self._agents.dropped(connection)
-        worker = connection.worker
-        if worker is not None and self._admission.left(worker, connection):
-            self._judge.liveness.forget(worker, time.monotonic())
-            node = self._admission.node_of(worker)
-            self._lose(node, cause)
-            if self._admission.was_released(node) and self._admission.is_empty(node):
-                self._handle(NodeGone(node, cause))  # what it said before it went has been heard
+        super()._ended(connection, cause)
 
-    def _lose(self, node: NodeId, cause: str) -> None:
-        if not self._admission.is_fenced(node):
-            ran_out = RanOut() if self._kernel_kills() else None
-            cause = cause if ran_out is None else "killed by the kernel for lack of memory"
-            self._handle(NodeGone(node, cause, ran_out))
+    def _why(self, cause: str) -> tuple[str, RanOut | None]:
+        return ("killed by the kernel for lack of memory", RanOut()) if self._kernel_kills() else (cause, None)
 
     def _look_at_the_clock(self) -> None:
         """Lose the nodes whose workers are silent or hang."""
@@ -376,31 +310,25 @@ class Server:
         timer_s = self._executor.timer_s
         if timer_s is not None and now >= timer_s:
             self._executor.timer_s = None
-            self._handle(TimerDue())
+            self.handle(TimerDue())
         if not self._judge.is_due(now):
             return
         self._kernel_kills()  # asked now and then, so that it sees when a count rises
         self._switchboard.send_strangers_away(now)
-        for node, cause in self._judge.verdicts(now, self._is_runnable, lambda: self._machine.timing.expectation):
-            self._lose(node, cause)
+        self._judge_all(now)
 
     def _is_runnable(self, node: NodeId) -> bool:
         return self._agents is None and self._nodes.is_runnable(node)
 
-    def _handle(self, event: Event) -> None:
+    def handle(self, event: Event) -> None:
         self._pass(event)
-        began = time.monotonic()
-        commands = self._machine.handle(event, began)
-        took = time.monotonic() - began
-        for command in commands:
-            self._executor.carry_out(command)
-            self._pass(command)
-        decided = any(isinstance(c, Send) and isinstance(c.message, PlanMessage) for c in commands)
-        if decided and self._executor.finished is None:
-            for command in self._machine.handle(DecisionTook(took), time.monotonic()):
-                self._executor.carry_out(command)
+        super().handle(event)
         self._requests.answer_held_up()
         self._requests.answer_saved()
+
+    def _carry_out(self, command: Command) -> None:
+        self._executor.carry_out(command)
+        self._pass(command)
 
     def _pass(self, thing: Event | Command) -> None:
         """A point at which the user may want this process to die."""

@@ -13,7 +13,8 @@ from collections.abc import Callable
 
 from planaria.coordinator.connection import Connection
 from planaria.job.errors import UserError
-from planaria.worker.control_frames import FrameError, Unwanted
+from planaria.protocol.reception import Nonsense, Unwanted
+from planaria.worker.control_frames import FrameError
 from planaria.worker.sockets import watch_over
 from planaria.worker.strangers import Strangers
 
@@ -48,8 +49,8 @@ class Switchboard:
     """All connections of one coordinator. Used by one thread.
 
     Args:
-        take: gets each whole frame. It raises FrameError for what is not a message; Unwanted, of which nobody is told,
-            where a fenced node comes back.
+        take: gets each whole frame. It raises FrameError or Nonsense for what is not a message; Unwanted, of which
+            nobody is told, where a fenced node comes back.
         ended: called once for each connection that ends from the other side, or is ended for what it sent, with the
             cause.
         warn: takes a line for people.
@@ -148,7 +149,7 @@ class Switchboard:
         except Unwanted as error:
             log.info("a connection was ended: %s", error)
             self._end(connection, str(error))
-        except FrameError as error:
+        except (FrameError, Nonsense) as error:
             if connection.worker is not None:
                 log.warning("worker %d sent what is not a message: %s", connection.worker, error)
             else:

@@ -6,11 +6,15 @@ under way is never taken: it bears another name. Knows no thread and no tensor; 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
+
+from planaria.plan.plan import WorkerId
 
 Payload = TypeVar("Payload")
+Arrived = TypeVar("Arrived", covariant=True)
+Sent = TypeVar("Sent", contravariant=True)
 
 
 class Kind:
@@ -46,6 +50,35 @@ class Key:
     epoch: int
     item: int
     layer: int
+
+
+class MailStore(Protocol[Arrived]):
+    """What a worker knows of its mail: a `Mail` with somebody around it who locks it, or waits for it."""
+
+    @property
+    def came_s(self) -> float:
+        """When the state came that was taken last."""
+        ...
+
+    def poll(self, key: Key) -> Arrived | None:
+        """Take a message if it is there; damage to it is told to whoever must know."""
+        ...
+
+    def tell_damage_again(self) -> None: ...
+
+    def forget_before(self, step: int, generation: int) -> None: ...
+
+    def forget_older_plans(self, generation: int) -> None: ...
+
+
+class Ways(Protocol[Sent]):
+    """What sends to peers, without waiting."""
+
+    def set_peers(self, addresses: Mapping[WorkerId, str]) -> None:
+        """Who is in the plan. Ways to everybody else are closed; ways that stay are not touched."""
+        ...
+
+    def send(self, peer: WorkerId, key: Key, payload: Sent, /) -> None: ...
 
 
 class Mail(Generic[Payload]):

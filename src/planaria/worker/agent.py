@@ -6,40 +6,23 @@ It never outlives its coordinator: it ends when it is told to, or when nobody is
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
-from planaria.checkpoint.state import GroupState
-from planaria.plan.ledger import Ledger
-from planaria.plan.plan import Plan
 from planaria.plan.program.instructions import Instruction
 from planaria.protocol.messages import (
     Commit,
     FaultInjected,
     NotSaved,
-    Report,
-    Returned,
+    PlanMessage,
     Save,
-    Vote,
     WorkerPhase,
 )
 from planaria.protocol.pulse import Activity
-from planaria.protocol.worker import (
-    Adopt,
-    Apply,
-    CoordinatorBack,
-    End,
-    MoveAgain,
-    ProgramDone,
-    SendReport,
-    SendReturned,
-    SendVote,
-    WorkerCommand,
-    WorkerMachine,
-    Write,
-)
+from planaria.protocol.worker import CoordinatorBack, End, ProgramDone, WorkerCommand, WorkerMachine
+from planaria.protocol.worker_executor import WorkerExecutor
 from planaria.worker.control import Control
 from planaria.worker.engine import Engine
 from planaria.worker.faults import FaultInjector
@@ -61,8 +44,14 @@ EXIT_STALE = 17
 """Exit status of a worker that ended itself because it must not go on."""
 
 
-class Agent:
-    """Carries out what the worker's machine commands."""
+class Agent(WorkerExecutor):
+    """Takes orders, and does what the program says where there are none."""
+
+    _interpreter: Interpreter
+    _transfers: Movement
+    _mailbox: Mailbox
+    _transport: Transport
+    _control: Control
 
     def __init__(
         self,
@@ -77,33 +66,29 @@ class Agent:
         self._heartbeat = heartbeat
         self._writer = writer
         self._settings = settings
-        self._mailbox = mailbox
-        self._control = control
         self._machine = WorkerMachine()
-        self._holdings = Holdings(engine.model, settings.job.train, engine.device, engine.make_compute)
-        self._transport = transport
-        self._faults = FaultInjector(
+        faults = FaultInjector(
             settings.faults,
             lambda at: control.send(FaultInjected(at_s=at)),
             lambda grace_s: heartbeat.give_notice(grace_s, "preemption notice"),
         )
+        holdings = Holdings(engine.model, settings.job.train, engine.device, engine.make_compute)
         trace = None if settings.trace is None else Trace(Path(settings.trace))
-        self._interpreter = Interpreter(
-            settings.worker, engine, self._holdings, self._transport, mailbox, self._faults, heartbeat, trace
-        )
-        self._movement = Movement(
+        transfers = Movement(
             settings.worker,
             settings.job.train.seed,
             engine.model,
             self._machine,
-            self._holdings,
+            holdings,
             transport,
             mailbox,
             heartbeat,
-            self._faults,
+            faults,
             engine.pace,
             control.send,
         )
+        interpreter = Interpreter(settings.worker, engine, holdings, transport, mailbox, faults, heartbeat, trace)
+        super().__init__(settings.worker, holdings, transfers, interpreter, mailbox, transport, control)
         self._status: int | None = None
         self._act = ""
         self._gave_up = False
@@ -115,13 +100,13 @@ class Agent:
 
     def run(self) -> int:
         """The main loop: orders first, then the program."""
-        self._carry_out(self._machine.handle(CoordinatorBack()))
+        self._carry_out_all(self._machine.handle(CoordinatorBack()))
         while self._status is None:
             running = self._machine.phase is WorkerPhase.RUNNING and not self._gave_up
             with self._heartbeat.during(Activity.IDLE):
                 order = self._mailbox.next_order(block=not running)
             if order is not None:
-                self._carry_out(self._machine.handle(order))
+                self._carry_out_all(self._machine.handle(order))
             elif running:
                 self._try_to_work()
         self._writer.close()
@@ -146,112 +131,48 @@ class Agent:
             self._interpreter.run(self._bring_in)
         except Interrupted:
             return
-        self._carry_out(self._machine.handle(ProgramDone(self._machine.generation, self._machine.step)))
+        self._carry_out_all(self._machine.handle(ProgramDone(self._machine.generation, self._machine.step)))
 
-    def _bring_in(self, plan: Plan, instruction: Instruction | None, idle: Callable[[], bool]) -> None:
-        if not self._movement.is_settled:
+    def _bring_in(self, instruction: Instruction | None, idle: Callable[[], bool]) -> None:
+        if not self._transfers.is_settled:
             self._act = "while its state arrives"
-            self._movement.bring_in(plan, instruction, idle)
+            self._transfers.bring_in(instruction, idle)
             self._act = ""
 
-    def _carry_out(self, commands: tuple[WorkerCommand, ...]) -> None:
+    def _carry_out_all(self, commands: tuple[WorkerCommand, ...]) -> None:
         for command in commands:
-            match command:
-                case Adopt():
-                    self._adopt(command)
-                case SendReport(generation, step):
-                    self._control.send(self._report(generation, step))
-                case SendReturned():
-                    self._control.send_returned(self._returned(command), command.connection)
-                    self._mailbox.tell_damage_again()
-                case SendVote(generation, step):
-                    self._control.send(self._vote(generation, step))
-                case Apply(commit, proceed):
-                    self._apply(commit, proceed=proceed)
-                case MoveAgain(order):
-                    self._movement.again(self._interpreter.plan, order)
-                case Write(save):
-                    self._write(save)
-                case End(reason, clean):
-                    if clean:
-                        log.info("ends: %s", reason)
-                    else:
-                        log.warning("ends itself: %s", reason)
-                    self._status = 0 if clean else EXIT_STALE
-
-    # What is told
-
-    def _report(self, generation: int, step: int) -> Report:
-        held = self._holdings.held_at(step - 1)
-        return Report(generation=generation, step=step, ledger=self._interpreter.ledger, held=held)
-
-    def _vote(self, generation: int, step: int) -> Vote:
-        return Vote(
-            generation=generation,
-            step=step,
-            norms=self._interpreter.norms,
-            losses=self._interpreter.losses,
-            ledger=self._interpreter.ledger,
-            compute_s=self._interpreter.compute_s,
-        )
-
-    def _returned(self, command: SendReturned) -> Returned:
-        """Orders are carried out between instructions, or where one waits: what is counted is whole."""
-        phase, generation, step = command.phase, command.generation, command.step
-        ledger = self._interpreter.ledger
-        return Returned(
-            generation=generation,
-            step=step,
-            phase=phase,
-            is_settled=self._movement.is_settled,
-            # At a boundary, what was counted for the step before it is no news.
-            ledger=Ledger.empty(len(ledger.masks)) if phase is WorkerPhase.IDLE else ledger,
-            held=self._holdings.held_at(step - 1),
-            serial=command.serial,
-            commit=command.commit,
-            vote=self._vote(generation, step) if phase is WorkerPhase.VOTED else None,
-            message=command.message,
-        )
+            self._carry_out(command)
 
     # Orders
 
-    def _adopt(self, order: Adopt) -> None:
-        message = order.message
+    def _adopt(self, message: PlanMessage, *, continues: bool, forgets: bool) -> None:
         self._act = "while a plan is taken over"
         log.info("plan %d from step %d", message.plan.generation, message.step)
-        own = self._settings.worker
-        self._transport.set_peers({w: a for w, a in message.addresses.items() if w != own})
-        self._movement.begin(message, forgets=order.forgets)
-        self._interpreter.adopt(message, continues=order.continues)
+        super()._adopt(message, continues=continues, forgets=forgets)
 
     def _apply(self, commit: Commit, *, proceed: bool) -> None:
         self._act = "in the optimizer's step"
-        self._interpreter.apply(commit)
-        if commit.save is not None:
-            self._write_beside(commit.save)
-        if proceed:
-            self._interpreter.begin_next_step(commit)
+        super()._apply(commit, proceed=proceed)
 
-    def _write(self, save: Save) -> None:
-        """Have a copy written; where there is no memory for one, write what is held, while everything waits."""
+    def _write(self, save: Save, *, beside: bool) -> None:
+        """Have a copy written. Where there is no memory for one, what is held is written while everything waits; but a
+        checkpoint beside training is worth no node, and is missing then."""
         try:
-            self._writer.write(save, self._copies(save.groups))
+            copies = {group: self._holdings.replicas[group].copy_of_state() for group in save.groups}
+            self._writer.write(save, copies)
         except (MemoryError, RuntimeError) as error:
             if not lacks_memory(error):
                 raise
-            states = {group: self._holdings.replicas[group].named_state() for group in save.groups}
-            self._control.send(write(save, self._settings.worker, states))
+            if beside:
+                text = f"worker {self._worker} has no memory for the copy that is written"
+                self._control.send(NotSaved(step=save.step, serial=save.serial, text=text))
+            else:
+                states = {group: self._holdings.replicas[group].named_state() for group in save.groups}
+                self._control.send(write(save, self._worker, states))
 
-    def _write_beside(self, save: Save) -> None:
-        """Have a copy written while training goes on. A checkpoint that lacks memory for it is worth no node."""
-        try:
-            self._writer.write(save, self._copies(save.groups))
-        except (MemoryError, RuntimeError) as error:
-            if not lacks_memory(error):
-                raise
-            text = f"worker {self._settings.worker} has no memory for the copy that is written"
-            self._control.send(NotSaved(step=save.step, serial=save.serial, text=text))
-
-    def _copies(self, groups: Iterable[int]) -> dict[int, GroupState]:
-        """The groups' state, which the next step will not change."""
-        return {group: self._holdings.replicas[group].copy_of_state() for group in groups}
+    def _end(self, command: End) -> None:
+        if command.clean:
+            log.info("ends: %s", command.reason)
+        else:
+            log.warning("ends itself: %s", command.reason)
+        self._status = 0 if command.clean else EXIT_STALE

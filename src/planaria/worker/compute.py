@@ -16,75 +16,24 @@ from torch import nn
 
 from planaria.job.settings import DType, TrainSection
 from planaria.model.model import Batch, Model, Tensors
+from planaria.protocol.progress import Work
+from planaria.protocol.step_work import LayerRunner
 from planaria.worker.offload import kept_on_host
 from planaria.worker.seeds import seed_layer
 from planaria.worker.split import Gradients, WeightPass, backward_in_two
-
-Work = tuple[int, int]
-"""(microbatch, born)"""
 
 Count = Callable[[int, Mapping[str, torch.Tensor]], None]
 """Called with (layer, gradients by parameter name in the layer) for each counted layer of a backward."""
 
 
-class LayerCompute(Protocol):
-    """Runs layers for microbatches: this module's `Compute`, or an emulated device's."""
-
-    @property
-    def layers(self) -> tuple[int, ...]:
-        """Those that it can run, ascending."""
-        ...
+class LayerCompute(LayerRunner[Batch, Tensors], Protocol):
+    """Runs layers made of tensors: this module's `Compute`, or an emulated device's."""
 
     def add_layer(self, layer: int, module: nn.Module, parameters: Mapping[str, torch.Tensor]) -> None:
         """Be able to run a layer, whose parameters are these views of the replicas' memory."""
         ...
 
     def parameters_of(self, layer: int) -> tuple[torch.Tensor, ...]: ...
-
-    def drop_layer(self, layer: int) -> None: ...
-
-    def forget(self, keep: Callable[[Work], bool]) -> None:
-        """Drop what is kept for microbatches that nobody will finish here."""
-        ...
-
-    def forward(
-        self,
-        step: int,
-        work: Work,
-        layer: int,
-        inputs: Tensors,
-        batch: Batch | None,
-        *,
-        keep: bool,
-        on_host: bool = False,
-    ) -> tuple[Tensors, float | None]:
-        """One layer's forward; returns its outputs, detached, and the loss if it is the last layer.
-
-        Args:
-            keep: a backward will follow.
-            on_host: or it may, and hardly will: what it needs is kept in the host's memory until then.
-        """
-        ...
-
-    def backward(self, step: int, work: Work, layer: int, gradients: Tensors, *, counted: bool) -> Tensors:
-        """One layer's whole backward.
-
-        Args:
-            gradients: of the layer's floating-point outputs; empty for the last layer.
-            counted: whether its parameters' gradients are accumulated.
-
-        Returns:
-            Gradients of its floating-point inputs; empty for the first layer.
-        """
-        ...
-
-    def backward_input(self, step: int, work: Work, layer: int, gradients: Tensors) -> Tensors:
-        """The first half of one layer's backward: as `backward`, and nothing is counted yet."""
-        ...
-
-    def backward_weight(self, work: Work, layer: int, *, counted: bool) -> None:
-        """The second half: its parameters' gradients are accumulated if `counted`, and dropped otherwise."""
-        ...
 
 
 class LayerFailed(Exception):

@@ -1,10 +1,5 @@
 """The worker's way to the coordinator: a connection, made anew when it is lost, and a thread that puts orders into the
-mailbox.
-
-A coordinator may die at any moment, and another takes its place at the same address. What was sent and never read
-need not be sent again, as the worker tells each coordinator where it is; but what nobody else can know is: that the
-node will go away, that it ran out of memory, and that the user's code failed.
-"""
+mailbox. What may be said on which connection, `planaria.protocol.worker_session` says."""
 
 from __future__ import annotations
 
@@ -16,23 +11,18 @@ import time
 from planaria.protocol.messages import (
     Challenge,
     Failed,
-    FaultInjected,
+    FromWorker,
     Hello,
     Message,
-    Notice,
-    NotSaved,
     OutOfMemory,
     Proof,
-    Ready,
-    Report,
     Returned,
-    Saved,
     Stop,
-    Vote,
     encode,
 )
 from planaria.protocol.plan_update import Orders
 from planaria.protocol.worker import CoordinatorBack, CoordinatorGone
+from planaria.protocol.worker_session import WorkerSession
 from planaria.worker.control_frames import FrameError, control_frame, read_control
 from planaria.worker.mailbox import Mailbox
 
@@ -41,9 +31,6 @@ LONGEST_PAUSE_S = 0.5
 """Between two attempts to connect; each pause is twice the one before, less up to half of it at random."""
 
 CONNECT_TIMEOUT_S = 10.0
-
-_OF_A_STEP = (Vote, Ready, Report, Saved, NotSaved, FaultInjected)
-"""Of no use to a coordinator that does not know yet where this worker is; `Returned` says the same."""
 
 
 class Control:
@@ -64,9 +51,7 @@ class Control:
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._hello: Hello | None = None
-        self._lasting: list[Message] = []
-        self._number = 0
-        self._told = 0
+        self._session = WorkerSession()
         self._ended = threading.Event()
 
     def start(self, hello: Hello) -> None:
@@ -75,26 +60,16 @@ class Control:
         self._greet(self._connect(CONNECT_TIMEOUT_S))
         threading.Thread(target=self._serve, name="control", daemon=True).start()
 
-    def send(self, message: Message) -> None:
+    def send(self, message: FromWorker) -> None:
         """What cannot be sent now is lost, unless every coordinator has to hear of it."""
         with self._lock:
-            match message:
-                case Notice() | Failed() | OutOfMemory():
-                    self._lasting = [said for said in self._lasting if type(said) is not type(message)] + [message]
-                case _ if isinstance(message, _OF_A_STEP) and self._told != self._number:
-                    return
-                case _:
-                    pass
-            self._transmit(message)
+            if self._session.may_say(message):
+                self._transmit(message)
 
     def send_returned(self, returned: Returned, connection: int) -> None:
-        """Send it on the connection of this number, and on no other.
-
-        Who hears it takes it for what this worker is after all orders of the coordinators before.
-        """
+        """Send it on the connection of this number, and on no other."""
         with self._lock:
-            if connection == self._number:
-                self._told = connection
+            if self._session.may_return(connection):
                 self._transmit(returned)
 
     def send_last(self, failure: Failed | OutOfMemory) -> None:
@@ -187,8 +162,8 @@ class Control:
         """Returns the connection's number."""
         with self._lock:
             self._socket = sock
-            self._number += 1
-            for message in (self._hello, *self._lasting):
-                assert message is not None
+            number, lasting = self._session.connected()
+            assert self._hello is not None
+            for message in (self._hello, *lasting):
                 self._transmit(message)
-            return self._number
+            return number

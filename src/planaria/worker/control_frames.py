@@ -17,10 +17,6 @@ class FrameError(ValueError):
     """Bytes that are not a frame of ours."""
 
 
-class Unwanted(FrameError):
-    """Its sender is one of us, and takes no part any more."""
-
-
 def control_frame(body: bytes) -> bytes:
     return _LENGTH.pack(len(body)) + body
 

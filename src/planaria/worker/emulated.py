@@ -21,7 +21,8 @@ from torch import nn
 from planaria.job.settings import Job, TrainSection
 from planaria.model.model import Batch, GroupSpec, ParameterSpec, Tensors
 from planaria.plan.profile import ModelProfile
-from planaria.worker.compute import Count, Work
+from planaria.protocol.progress import Work
+from planaria.worker.compute import Count
 from planaria.worker.engine import Engine
 from planaria.worker.pace import Pace
 

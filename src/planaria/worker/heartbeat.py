@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from planaria.plan.plan import WorkerId
-from planaria.protocol.messages import Alive, Message, Notice
+from planaria.protocol.messages import Alive, FromWorker, Notice
 from planaria.protocol.pulse import Activity, Pulse
 
 INTERVAL_S = 0.2
@@ -24,7 +24,7 @@ class Heartbeat:
         worked: seconds that the main thread has worked in all; asked by the heartbeat's thread.
     """
 
-    def __init__(self, send: Callable[[Message], None], worked: Callable[[], float] = lambda: 0.0) -> None:
+    def __init__(self, send: Callable[[FromWorker], None], worked: Callable[[], float] = lambda: 0.0) -> None:
         self._send = send
         self._worked = worked
         self._notice: Notice | None = None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from planaria.checkpoint.state import GroupState, write_group
 from planaria.plan.plan import WorkerId
-from planaria.protocol.messages import Message, NotSaved, Save, Saved
+from planaria.protocol.messages import FromWorker, NotSaved, Save, Saved
 
 
 def write(save: Save, worker: WorkerId, states: Mapping[int, GroupState]) -> Saved | NotSaved:
@@ -32,7 +32,7 @@ def write(save: Save, worker: WorkerId, states: Mapping[int, GroupState]) -> Sav
 class Writer:
     """One thread, started with its first order; orders are carried out one after another."""
 
-    def __init__(self, worker: WorkerId, send: Callable[[Message], None]) -> None:
+    def __init__(self, worker: WorkerId, send: Callable[[FromWorker], None]) -> None:
         self._worker = worker
         self._send = send
         self._orders: queue.SimpleQueue[tuple[Save, Mapping[int, GroupState]] | None] = queue.SimpleQueue()

@@ -17,7 +17,7 @@ from planaria.policy.planner import Planner
 from planaria.policy.registry import make_policy
 from planaria.protocol.checkpoint_ref import CheckpointRef
 from planaria.protocol.coordinator import Coordinator
-from planaria.protocol.events import Finish, WriteManifest
+from planaria.protocol.events import Finish, Restarted, WriteManifest
 from planaria.protocol.journal import JournalCommit, JournalEntry, JournalPlan, decode_entry, encode_entry
 from planaria.protocol.messages import PROTOCOL_VERSION, Alive, FromWorker, Hello
 from planaria.protocol.past import Past
@@ -315,7 +315,7 @@ class Cluster:
         if lost is not None:
             self.witness.forget_after(past, lost)
         self.server = self._serve(past)
-        self.server.begin_again()
+        self.server.begin_again(Restarted())
         for node in sorted({worker.node for worker in self.workers.values() if worker.is_over} - self.dark):
             if not self.server.admission.is_fenced(node):
                 self._tell_launcher(node)

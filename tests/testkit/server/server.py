@@ -1,8 +1,7 @@
-"""The simulated server around the real coordinator: connections, fencing, judging and the journal, in virtual time.
+"""The simulated server around the real coordinator: connections, fencing and the journal, in virtual time.
 
-It does what `planaria.coordinator.server` does, in the same order, and decides nothing: both ask `protocol.admission`
-and `protocol.judge`. A server may be killed between any two commands; its journal is a list that outlives it, and so do
-the nodes.
+What counts of what it hears is said by `planaria.protocol.reception`, as to the real one. A server may be killed
+between any two commands; its journal is a list that outlives it, and so do the nodes.
 """
 
 from __future__ import annotations
@@ -14,32 +13,28 @@ from typing import TYPE_CHECKING
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.admission import Admission
 from planaria.protocol.coordinator import Coordinator
-from planaria.protocol.doubts import Doubts, Unproven
 from planaria.protocol.events import (
     Command,
-    DecisionTook,
     Event,
     Evict,
     Finish,
     Idle,
     ManifestFailed,
     ManifestWritten,
-    NodeGone,
     Publish,
     Received,
     Release,
-    Restarted,
     Send,
     SetTimer,
     TimerDue,
-    WorkerJoined,
     WriteManifest,
 )
 from planaria.protocol.journal import JournalEntry
 from planaria.protocol.judge import TICK_S, Judge
 from planaria.protocol.liveness import Limits
-from planaria.protocol.messages import Alive, Challenge, CutOff, FromWorker, Hello, PlanMessage, Proof, Stop, ToWorker
+from planaria.protocol.messages import Challenge, FromWorker, Hello, Stop, ToWorker
 from planaria.protocol.past import Past
+from planaria.protocol.reception import Nonsense, Reception, Unwanted
 from tests.testkit.cluster.disk import DiskFull
 from tests.testkit.cluster.network import COORDINATOR, Network, Way
 from tests.testkit.server.wire import Wire
@@ -127,7 +122,7 @@ class Connection:
                 self.down.send(partial(self.process.lose_connection, self))
 
 
-class Server:
+class Server(Reception[Connection]):
     """Runs one job's coordinator until it finishes, or until it is killed.
 
     Attributes:
@@ -139,13 +134,12 @@ class Server:
     def __init__(self, machine: Coordinator, cluster: Cluster, past: Past | None = None) -> None:
         self.machine = machine
         self.admission: Admission[Connection] = Admission(machine.settings.devices_per_node, mark=MARK)
+        super().__init__(machine, self.admission, Judge(self.admission, LIMITS, 0.0, cluster.clock.now), past)
         self.accepted: list[Connection] = []
         self.finished: Finish | None = None
         self._cluster = cluster
         self._clock = cluster.clock
-        self._doubts: Doubts[Connection] = Doubts(past.joined if past else ())
         self._incarnation = past.restarts + 1 if past else 0
-        self._judge = Judge(self.admission, LIMITS, 0.0, self._clock.now)
         self._is_dead = False
         self._timer = 0
         """Number of the last that was set."""
@@ -154,12 +148,6 @@ class Server:
     @property
     def is_dead(self) -> bool:
         return self._is_dead
-
-    def begin_again(self) -> None:
-        """After a coordinator that died: its workers are waited for."""
-        self.handle(Restarted())
-        for worker in self.machine.awaited:
-            self._judge.liveness.started(worker, self._clock.now)
 
     def die(self) -> None:
         """SIGKILL: no command is carried out any more, and every connection closes."""
@@ -176,84 +164,33 @@ class Server:
     def take(self, connection: Connection, message: FromWorker) -> None:
         if self._is_dead or connection.is_closed:
             return
-        if self._doubts.is_asked(connection):
-            self._hear_doubtful(connection, message)
-        elif connection.worker is None:
-            self._welcome(connection, message)
-        else:
-            self._hear(connection, connection.worker, message)
-
-    def _hear(self, connection: Connection, worker: WorkerId, message: FromWorker) -> None:
-        if isinstance(message, Hello):
-            self.drop(connection, "it sent what is not a message")
-        elif isinstance(message, Alive):
-            self._judge.liveness.felt(worker, message.pulse, self._clock.now, message.worked_s)
-        elif isinstance(message, CutOff):
-            verdict = self._judge.cut_off(worker, message.peer)
-            if verdict is not None:
-                self.lose(*verdict)
-        else:
-            self.handle(Received(worker, message))
-
-    def _welcome(self, connection: Connection, hello: FromWorker) -> None:
-        if not isinstance(hello, Hello):
-            connection.close()
-            return
-        refusal = self.admission.refusal(hello)
-        if refusal is not None:
-            connection.send(Stop(reason=refusal))
-            connection.close()
-            return
-        if self._doubts.about(self.admission.node_of(hello.worker)):
-            nonce = f"{self._incarnation}.{len(self.accepted)}"
-            self._doubts.ask(connection, hello, nonce)
-            connection.send(Challenge(nonce=nonce))
-        else:
-            self._admit(connection, hello)
-
-    def _hear_doubtful(self, connection: Connection, message: FromWorker) -> None:
         try:
-            if not isinstance(message, Proof):
-                self._doubts.hold(connection, message)
-                return
-            hello, held = self._doubts.proven(connection, message.nonce)
-        except Unproven:
+            self._receive(connection, message)
+        except (Nonsense, Unwanted):
             self.drop(connection, "it sent what is not a message")
-            return
-        refusal = self.admission.refusal(hello)
-        if refusal is not None:
-            connection.send(Stop(reason=refusal))
-            connection.close()
-            return
-        self._admit(connection, hello)
-        for earlier in held:
-            if not (self._is_dead or connection.is_closed):
-                self._hear(connection, hello.worker, earlier)
+
+    def _now(self) -> float:
+        return self._clock.now
+
+    def _new_nonce(self) -> str:
+        return f"{self._incarnation}.{len(self.accepted)}"
+
+    def _say(self, connection: Connection, message: Stop | Challenge) -> None:
+        connection.send(message)
+
+    def _is_runnable(self, node: NodeId) -> bool:
+        return self._cluster.is_runnable(node)
 
     def _admit(self, connection: Connection, hello: Hello) -> None:
         self._cluster.witness.require(hello.mark == MARK, f"worker {hello.worker} of another run takes part")
-        connection.worker = hello.worker
-        self.admission.admit(hello.worker, connection)
-        self._judge.liveness.joined(hello.worker, self._clock.now)
-        self.handle(WorkerJoined(hello.worker, hello.data_address, hello.zone))
+        super()._admit(connection, hello)
 
     def drop(self, connection: Connection, cause: str) -> None:
         """The connection ended."""
         if self._is_dead or connection.is_closed:
             return
         connection.close()
-        self._doubts.forget(connection)
-        worker = connection.worker
-        if worker is not None and self.admission.left(worker, connection):
-            self._judge.liveness.forget(worker, self._clock.now)
-            node = self.admission.node_of(worker)
-            self.lose(node, cause)
-            if self.admission.was_released(node) and self.admission.is_empty(node):
-                self.handle(NodeGone(node, cause))
-
-    def lose(self, node: NodeId, cause: str) -> None:
-        if not self.admission.is_fenced(node):
-            self.handle(NodeGone(node, cause))
+        self._ended(connection, cause)
 
     def expect(self, node: NodeId) -> None:
         """The node was started."""
@@ -263,34 +200,26 @@ class Server:
         """Lose the nodes whose workers are silent or hang."""
         if self._is_dead or self.finished is not None:
             return
-        is_runnable = self._cluster.is_runnable
-        for node, cause in self._judge.verdicts(self._clock.now, is_runnable, lambda: self.machine.timing.expectation):
-            self.lose(node, cause)
+        self._judge_all(self._clock.now)
         self._clock.after(TICK_S, self._look_at_the_clock)
 
     # The machine
 
     def handle(self, event: Event) -> None:
-        if self._is_dead:
-            return
+        if self._lives:
+            super().handle(event)
+            self._prepare(PIECES)
+
+    def _decided(self, event: Event) -> tuple[tuple[Command, ...], float]:
         cluster = self._cluster
         name = type(event.message).__name__ if isinstance(event, Received) else type(event).__name__
         before = self.machine.phase
-        commands = self.machine.handle(event, self._clock.now)
+        commands, _ = super()._decided(event)
         if cluster.is_telling:
             who = f" of {event.worker}" if isinstance(event, Received) else f" {event}"
             cluster.note(f"{before.value} -- {name}{who} --> {self.machine.phase.value}, step {self.machine.step}")
         cluster.happened(name)
-        for command in commands:
-            if not self._lives:
-                return
-            self._carry_out(command)
-        if self._lives and any(isinstance(c, Send) and isinstance(c.message, PlanMessage) for c in commands):
-            took_s = 0.0 if cluster.weather.is_exact else 1e-3
-            for command in self.machine.handle(DecisionTook(took_s), self._clock.now):
-                if self._lives:
-                    self._carry_out(command)
-        self._prepare(PIECES)
+        return commands, 0.0 if cluster.weather.is_exact else 1e-3
 
     def _prepare(self, pieces: int) -> None:
         """Decisions in advance, as far as they take no time."""
@@ -299,6 +228,8 @@ class Server:
             pieces -= 1
 
     def _carry_out(self, command: Command) -> None:
+        if self._is_dead:
+            return
         cluster = self._cluster
         match command:
             case Send(worker, message):

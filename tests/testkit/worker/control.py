@@ -1,32 +1,16 @@
 """A simulated worker's way to the coordinator: a connection, made anew when it is lost, and the heartbeat on it.
 
-It keeps the rules of the real one (`planaria.worker.control`): what is sent while there is no coordinator is lost, but
-for what nobody else can know; what belongs to a step is not told to a coordinator that does not know yet where this
-worker is. It decides nothing about what is said.
+What may be said on which connection, `planaria.protocol.worker_session` says, as to a real worker.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from planaria.protocol.messages import (
-    Alive,
-    Challenge,
-    Failed,
-    FaultInjected,
-    FromWorker,
-    Notice,
-    NotSaved,
-    OutOfMemory,
-    Proof,
-    Ready,
-    Report,
-    Returned,
-    Saved,
-    Vote,
-)
+from planaria.protocol.messages import Alive, Challenge, FromWorker, Notice, Proof, Returned
 from planaria.protocol.pulse import Pulse
 from planaria.protocol.worker import CoordinatorBack, CoordinatorGone
+from planaria.protocol.worker_session import WorkerSession
 
 if TYPE_CHECKING:
     from tests.testkit.cluster.cluster import Cluster
@@ -38,9 +22,6 @@ FIRST_BACKOFF_S = 0.02
 LAST_BACKOFF_S = 0.5
 COORDINATOR_TIMEOUT_S = 20.0
 """How a worker looks for a coordinator after the last one was gone, and for how long."""
-
-_OF_A_STEP = (Vote, Ready, Report, Saved, NotSaved, FaultInjected)
-"""Of no use to a coordinator that does not know yet where this worker is; `Returned` says the same."""
 
 
 class Control:
@@ -58,8 +39,7 @@ class Control:
         self._cluster = cluster
         self._clock = cluster.clock
         self._connection: Connection | None = None
-        self._lasting: list[FromWorker] = []
-        self._is_known = False
+        self._session = WorkerSession()
         self._backoff_s = 0.0
         self._challenge: Challenge | None = None
         self._alone_since_s: float | None = None
@@ -76,9 +56,10 @@ class Control:
         if connection is not None:
             self._connection = connection
             self._alone_since_s = None
-            for message in self._lasting:
+            number, lasting = self._session.connected()
+            for message in lasting:
                 connection.tell(self._cluster, message)
-            worker.order(CoordinatorBack())
+            worker.order(CoordinatorBack(number))
         elif self._alone_since_s is not None and self._clock.now - self._alone_since_s > COORDINATOR_TIMEOUT_S:
             worker.order(CoordinatorGone())
         else:
@@ -91,20 +72,23 @@ class Control:
         """The coordinator's end of it closed: look for another one, with growing pauses."""
         if self._worker.is_over or connection is not self._connection:
             return
-        self._connection, self._is_known, self._challenge = None, False, None
+        self._connection = self._challenge = None
         if self.is_closed:
             return
         self._alone_since_s, self._backoff_s = self._clock.now, FIRST_BACKOFF_S
         self._clock.after(self._clock.vary(self._backoff_s), self.connect)
 
-    def tell(self, message: FromWorker) -> None:
+    def send(self, message: FromWorker) -> None:
         """What cannot be sent now is lost, unless every coordinator has to hear of it."""
-        if isinstance(message, Notice | Failed | OutOfMemory):
-            self._lasting.append(message)
-        elif isinstance(message, Returned):
-            self._is_known = True
-        elif isinstance(message, _OF_A_STEP) and not self._is_known:
-            return
+        if self._session.may_say(message):
+            self._transmit(message)
+
+    def send_returned(self, returned: Returned, connection: int) -> None:
+        """On the connection of this number, and on no other."""
+        if self._session.may_return(connection):
+            self._transmit(returned)
+
+    def _transmit(self, message: FromWorker) -> None:
         if self._connection is not None:
             self._connection.tell(self._cluster, message)
 
@@ -117,7 +101,7 @@ class Control:
     def resume(self) -> None:
         """The process goes on."""
         if self._challenge is not None:
-            self.tell(Proof(nonce=self._challenge.nonce))
+            self.send(Proof(nonce=self._challenge.nonce))
             self._challenge = None
 
     def cut(self, *, silently: bool) -> None:
@@ -138,9 +122,9 @@ class Control:
             return
         if not worker.is_stopped:
             if self.notice is not None:
-                self.tell(self.notice)
+                self.send(self.notice)
                 self.notice = None
             activity, progress, waits_for = worker.doing
             pulse = Pulse(activity=activity, progress=progress, waits_for=waits_for)
-            self.tell(Alive(pulse=pulse, worked_s=worker.device.worked_s))
+            self.send(Alive(pulse=pulse, worked_s=worker.device.worked_s))
         self._clock.after(BEAT_S, self._beat)

@@ -1,33 +1,41 @@
-"""What a simulated worker holds: replicas and accumulators of its groups, and the layers bound to them, in symbols.
-
-It keeps the rules of the real one (`planaria.worker.holdings`): a replica that a plan takes away stays until the next
-commit, layers compute with what they were bound to, an accumulator that is begun anew keeps its old sum until the first
-contribution.
-"""
+"""What a simulated worker holds, in symbols: replicas and accumulators, and layers that compute with the replicas that
+they were bound to."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
-from planaria.plan.ledger import Ledger, mask_of
 from planaria.plan.plan import Group
+from planaria.protocol.holdings import HeldState
+from planaria.protocol.progress import Work
 from tests.testkit.promises.symbols import Algebra, Symbol
 
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """Of one group: its history as a symbol, the last step it has been through, and that step's whole sum."""
+    """Of one group: its history as a symbol, the last step it has been through, and that step's whole sum.
+
+    `pieces`: of the state, as they arrive, each with whether it is of the bytes that it is taken for.
+    """
 
     group: int
-    state: Symbol
-    step: int
+    state: Symbol = 0
+    step: int = 0
     gradient: Symbol | None = None
+    pieces: list[tuple[Symbol, bool]] = field(default_factory=list)
+
+    def take(self, state: Symbol, *, is_right: bool) -> None:
+        """A piece of the state: one state is made, if all pieces are of it."""
+        self.pieces.append((state, is_right))
+        is_whole = all(right and piece == state for piece, right in self.pieces)
+        self.state = state if is_whole else hash(tuple(self.pieces))
 
 
 @dataclass(slots=True, eq=False)
 class Accumulator:
-    """What is counted of one group in the step in progress."""
+    """What is counted of one group in the step in progress; begun anew, it keeps its old sum until the first
+    contribution."""
 
     total: Symbol = 0
     is_empty: bool = True
@@ -41,118 +49,102 @@ class Accumulator:
         self.total = contribution if self.is_empty else self.total + contribution
         self.is_empty = False
 
+    def add_all(self, other: Accumulator) -> None:
+        if not other.is_empty:
+            self.add(other.total)
 
-class Holdings:
+
+class Layers:
+    """Runs layers in symbols.
+
+    Args:
+        algebra: what they compute.
+        count: of a layer, a gradient and what the layer's forward kept, the gradients of its parameters are counted.
+    """
+
+    def __init__(self, algebra: Algebra, count: Callable[[int, Symbol, Symbol], None]) -> None:
+        self._algebra = algebra
+        self._count = count
+        self._bound: dict[int, tuple[Replica, ...]] = {}
+        self._kept: dict[tuple[Work, int], Symbol] = {}
+        self._halves: dict[tuple[Work, int], tuple[Symbol, Symbol]] = {}
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return tuple(sorted(self._bound))
+
+    def bind(self, layer: int, replicas: tuple[Replica, ...]) -> None:
+        self._bound[layer] = replicas
+
+    def drop_layer(self, layer: int) -> None:
+        del self._bound[layer]
+
+    def forget(self, keep: Callable[[Work], bool]) -> None:
+        self._kept = {at: kept for at, kept in self._kept.items() if keep(at[0])}
+        self._halves = {at: half for at, half in self._halves.items() if keep(at[0])}
+
+    def forward(
+        self,
+        step: int,
+        work: Work,
+        layer: int,
+        inputs: Symbol,
+        batch: Symbol | None,
+        *,
+        keep: bool,
+        on_host: bool = False,
+    ) -> tuple[Symbol, float | None]:
+        parameters = hash(tuple([replica.state for replica in self._bound[layer]]))
+        value = self._algebra.forward(parameters, inputs, step, work[0], layer)
+        if keep:
+            self._kept[work, layer] = value
+        if layer + 1 < self._algebra.num_layers:
+            return value, None
+        assert batch is not None, "no labels for the loss"
+        return value, self._algebra.loss(step, work[0], value)
+
+    def backward(self, step: int, work: Work, layer: int, gradients: Symbol, *, counted: bool) -> Symbol:
+        given = self.backward_input(step, work, layer, gradients)
+        self.backward_weight(work, layer, counted=counted)
+        return given
+
+    def backward_input(self, step: int, work: Work, layer: int, gradients: Symbol) -> Symbol:
+        assert gradients or layer + 1 == self._algebra.num_layers, f"no gradient of what comes out of layer {layer}"
+        kept = self._kept.pop((work, layer))
+        self._halves[work, layer] = gradients, kept
+        return self._algebra.backward(gradients, kept)
+
+    def backward_weight(self, work: Work, layer: int, *, counted: bool) -> None:
+        given, kept = self._halves.pop((work, layer))
+        if counted:
+            self._count(layer, given, kept)
+
+
+class Holdings(HeldState[Replica, Accumulator]):
     """Replicas, accumulators and the ledger of one worker."""
 
     def __init__(self, algebra: Algebra, groups: Sequence[Group]) -> None:
-        self.replicas: dict[int, Replica] = {}
-        self.accumulators: dict[int, Accumulator] = {}
-        self.bound: dict[int, tuple[Replica, ...]] = {}
-        """layer -> the replicas whose memory it computes with"""
-        self.counted: list[int] = [0] * algebra.num_layers
-        self.exponents: tuple[int, ...] = ()
-        self._shadows: dict[int, Accumulator] = {}
+        super().__init__([group.layers for group in groups], algebra.num_layers)
+        self.compute: Layers = Layers(algebra, self._count)
         self._algebra = algebra
-        self._groups = groups
 
-    def put(self, replica: Replica) -> None:
-        for layer in self._groups[replica.group].layers:
-            self.bound.pop(layer, None)
-        self.replicas[replica.group] = replica
+    def new_replica(self, group: int) -> Replica:
+        return Replica(group)
 
-    def held_at(self, step: int) -> tuple[int, ...]:
-        return tuple(group for group in sorted(self.replicas) if self.replicas[group].step == step)
+    def _new_accumulator(self, group: int) -> Accumulator:
+        return Accumulator()
 
-    def own_layers(self, layers: Collection[int]) -> None:
-        """Be able to compute exactly these layers."""
-        for layer in [layer for layer in self.bound if layer not in layers]:
-            del self.bound[layer]
-        for layer in layers:
-            if layer not in self.bound:
-                self.bound[layer] = tuple(self.replicas[group] for group in self._algebra.groups_of[layer])
+    def _bind(self, layer: int) -> None:
+        self.compute.bind(layer, tuple(self.replicas[group] for group in self._algebra.groups_of[layer]))
 
-    def parameters(self, layer: int) -> Symbol:
-        bound = self.bound[layer]
-        return hash(tuple([replica.state for replica in bound]))
-
-    def drop(self, groups: Collection[int]) -> None:
-        """Replicas that are of an older step, and that others will replace."""
-        for layer in [layer for layer in self.bound if set(groups).intersection(self._algebra.groups_of[layer])]:
-            del self.bound[layer]
-        self.keep_only([group for group in self.replicas if group not in groups])
-
-    def keep_only(self, groups: Collection[int]) -> None:
-        for group in [group for group in self.replicas if group not in groups]:
-            del self.replicas[group]
-            self.accumulators.pop(group, None)
-            self._shadows.pop(group, None)
-
-    def forget_all(self) -> None:
-        self.own_layers(())
-        self.keep_only(())
-
-    def begin_step(self, exponents: Sequence[int]) -> None:
-        self.exponents = tuple(exponents)
-        self.counted = [0] * len(self.counted)
-        for group, accumulator in self.accumulators.items():
-            accumulator.reset(self.exponents[group])
-        self.drop_shadows()
-
-    def accumulator(self, group: int) -> Accumulator:
-        return self._found(group, self.accumulators)
-
-    def _found(self, group: int, accumulators: dict[int, Accumulator]) -> Accumulator:
-        found = accumulators.get(group)
-        if found is None:
-            assert group in self.replicas, f"group {group} is counted, and there is no replica of it"
-            found = accumulators[group] = Accumulator(exponent=self.exponents[group])
-        return found
-
-    def count_apart(self, layer: int, given: Symbol, kept: Symbol) -> None:
-        """A second copy of what another worker counts: no part of any sum."""
+    def _count(self, layer: int, given: Symbol, kept: Symbol) -> None:
         for group in self._algebra.groups_of[layer]:
-            accumulator = self._found(group, self._shadows)
+            accumulator = self._in_use(group)
             accumulator.add(self._algebra.contribution(given, kept, group, accumulator.exponent))
 
-    def promote_shadows(self, counted: Collection[tuple[int, int]]) -> None:
-        """The other worker is lost: its contributions, as (layer, microbatch), are what these copies are."""
-        for group, shadow in self._shadows.items():
-            if not shadow.is_empty:
-                self.accumulator(group).add(shadow.total)
-        for layer, microbatch in counted:
-            assert not self.counted[layer] >> microbatch & 1, f"microbatch {microbatch} counts twice for layer {layer}"
-            self.counted[layer] |= 1 << microbatch
-        self.drop_shadows()
-
-    def drop_shadows(self) -> None:
-        """The copies are of no use, or a new step begins."""
-        for group, shadow in self._shadows.items():
-            shadow.reset(self.exponents[group])
-
-    def count(self, layer: int, microbatch: int, given: Symbol, kept: Symbol) -> None:
-        """Add one microbatch's gradients of a layer."""
-        assert not self.counted[layer] >> microbatch & 1, f"microbatch {microbatch} counts twice for layer {layer}"
-        for group in self._algebra.groups_of[layer]:
-            accumulator = self.accumulator(group)
-            accumulator.add(self._algebra.contribution(given, kept, group, accumulator.exponent))
-        self.counted[layer] |= 1 << microbatch
-
-    @property
-    def ledger(self) -> Ledger:
-        return Ledger.from_bits(self.counted)
-
-    def leave_out(self, microbatches: Sequence[int]) -> None:
-        """What is counted of these is void. An accumulator has nothing but them, or none of them."""
-        left_out = mask_of(microbatches)
-        if not any(mask & left_out for mask in self.counted):
-            return
-        assert not any(mask & ~left_out for mask in self.counted), "a sum cannot be left out in part"
-        self.begin_step(self.exponents)
-
-    def apply(self, groups: Iterable[int], step: int, factor: float, scale: float) -> None:
+    def apply(self, groups: Iterable[int], step: int, clip_factor: float, scale: float) -> None:
         for group in groups:
             replica = self.replicas[group]
             assert replica.gradient is not None, f"group {group} has no sum of step {step}"
-            replica.state = self._algebra.applied(replica.state, replica.gradient, step, factor, scale)
+            replica.state = self._algebra.applied(replica.state, replica.gradient, step, clip_factor, scale)
             replica.step = step

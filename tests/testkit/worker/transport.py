@@ -6,6 +6,7 @@ As in `planaria.worker.transport`, who is not in the plan gets nothing, and a wa
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -45,9 +46,9 @@ class Transport:
         self._read_at = 0.0
         self._peers: set[WorkerId] = set()
 
-    def set_peers(self, peers: set[WorkerId]) -> None:
-        self._peers = peers
-        for peer in [peer for peer in self._ways if peer not in peers]:
+    def set_peers(self, addresses: Mapping[WorkerId, str]) -> None:
+        self._peers = set(addresses)
+        for peer in [peer for peer in self._ways if peer not in addresses]:
             self._ways.pop(peer).cut()
 
     def send(self, peer: WorkerId, key: Key, read: Read, size_bytes: int | None = None) -> None:
@@ -115,7 +116,7 @@ class Transport:
         """The way to a peer was lost, and the peer is in the plan for a while since."""
         worker = self._worker
         if self._ways.get(peer) is way and not worker.is_over and not worker.is_stopped:
-            worker.control.tell(CutOff(peer=peer))
+            worker.control.send(CutOff(peer=peer))
 
 
 class _Payload:

@@ -1,7 +1,7 @@
 """A simulated worker process: the real machine of the worker's half, a symbolic interpreter, and the time it all takes.
 
-It does what `planaria.worker.agent` does, in the same order: orders first, then state that has to come, then the
-program. It dies, stops and freezes between any two things it does.
+Orders come first, then state that has to come, then the program. It dies, stops and freezes between any two things
+that it does; what these are, the real worker's pure halves say.
 """
 
 from __future__ import annotations
@@ -11,21 +11,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from planaria.plan.ledger import Ledger
-from planaria.plan.plan import NodeId, Plan, WorkerId
+from planaria.plan.plan import NodeId, WorkerId
 from planaria.plan.program.instructions import COMPUTING, Instruction, Op
-from planaria.protocol.mail import Key, Kind, Mail
+from planaria.protocol.mail import Key
 from planaria.protocol.messages import (
     Challenge,
+    Commit,
     Failed,
-    PlanMessage,
-    Ready,
-    Report,
-    Returned,
-    StateSource,
+    Save,
     Stop,
     ToWorker,
-    Vote,
     WorkerPhase,
 )
 from planaria.protocol.pulse import Activity
@@ -35,19 +30,15 @@ from planaria.protocol.worker import (
     CoordinatorBack,
     CoordinatorGone,
     End,
-    MoveAgain,
     ProgramDone,
-    SendReport,
-    SendReturned,
-    SendVote,
     WorkerCommand,
     WorkerMachine,
-    Write,
 )
+from planaria.protocol.worker_executor import WorkerExecutor
 from tests.testkit.worker.control import Control
 from tests.testkit.worker.device import Device
-from tests.testkit.worker.holdings import Holdings, Replica
-from tests.testkit.worker.interpreter import Interpreter
+from tests.testkit.worker.holdings import Holdings
+from tests.testkit.worker.interpreter import Interpreter, WatchedMail
 from tests.testkit.worker.moves import Moves
 from tests.testkit.worker.transport import Transport
 from tests.testkit.worker.writer import Writer
@@ -57,7 +48,7 @@ if TYPE_CHECKING:
     from tests.testkit.server.server import Connection
 
 
-class Worker:
+class Worker(WorkerExecutor):
     """One process.
 
     Attributes:
@@ -83,28 +74,26 @@ class Worker:
         self.end: End | None = None
         self._cluster = cluster
         self._clock = cluster.clock
-        self._mail: Mail[Any] = Mail()
         self._orders: deque[ToWorker | CoordinatorGone | CoordinatorBack] = deque()
         self._agenda: deque[WorkerCommand] = deque()
         self.control = Control(self, cluster)
         self.transport = Transport(self, cluster)
-        self.moves = Moves(self, self._mail)
+        self.mail: WatchedMail = WatchedMail(cluster.clock, lambda key: self.moves.tell_damage(key))
+        self.moves: Moves = Moves(self, cluster)
         self._writer = Writer(self, cluster)
         self.interpreter = Interpreter(
             number,
             cluster.algebra,
             self.holdings,
-            self._mail,
-            self.transport.send,
+            self.mail,
+            self.transport,
             lambda peer: cluster.weather.is_one_host,
-            lambda key: self.control.tell(self.moves.damaged(key)),
         )
+        super().__init__(number, self.holdings, self.moves, self.interpreter, self.mail, self.transport, self.control)
         self._then: Callable[[], None] | None = None
         self._is_due = False
         self._activity = Activity.BUSY
         self._progress = 0
-        self._came_s = 0.0
-        """When state came last."""
         self._waits_for = -1
         self.device = Device(cluster.clock, cluster.weather, cluster.profile)
         self._gave_up = self._is_done_for = False
@@ -147,11 +136,6 @@ class Worker:
         """What its heartbeat tells: activity, progress, and whom it waits for."""
         return self._activity, self._progress, self._waits_for
 
-    def groups_before(self, plan: Plan) -> tuple[int, ...]:
-        """Groups that were this worker's in the plan in whose place that plan was taken."""
-        before = self._cluster.witness.before.get(plan.generation)
-        return () if before is None else before.groups_of.get(self.number, ())
-
     @property
     def lives(self) -> bool:
         return not self.is_over
@@ -189,11 +173,9 @@ class Worker:
 
     def receive(self, key: Key, payload: Any, *, is_damaged: bool) -> None:
         if is_damaged:
-            self._mail.put_damaged(key)
+            self.mail.put_damaged(key)
         else:
-            self._mail.put(key, payload)
-            if key.kind == Kind.STATE:
-                self._came_s = self._clock.now
+            self.mail.put(key, payload)
         self.run()
 
     # The main thread
@@ -209,7 +191,7 @@ class Worker:
                 self._progress += 1
             elif self._agenda:
                 self._activity = Activity.BUSY
-                self._sleep_for(self._order_s(self._agenda[0]), partial(self._carry_out, self._agenda.popleft()))
+                self._sleep_for(self._order_s(self._agenda[0]), partial(self._do_as_told, self._agenda.popleft()))
             elif self.end is not None:
                 if self._writer.is_done:
                     self._exit()
@@ -244,7 +226,7 @@ class Worker:
             return self._misbehave()
         instruction = self.interpreter.progress.next
         source = None if self.moves.is_settled else self._bring_in()
-        if source is not None and (instruction is None or self.moves.is_needed_by(instruction)):
+        if source is not None and self.moves.is_needed_by(instruction):
             return self._add_up_or_wait(source)
         if instruction is None:
             self._agenda.extend(self.machine.handle(ProgramDone(self.machine.generation, self.machine.step)))
@@ -276,7 +258,7 @@ class Worker:
         elif self.fails:
             holds, self.fails = self.fails == "holds", ""
             where = f"layer of worker {self.number}"
-            self.control.tell(Failed(where=where, text="an error of the user's", holds=holds))
+            self.control.send(Failed(where=where, text="an error of the user's", holds=holds))
             if holds:
                 self._gave_up = True
                 self.interpreter.give_up()
@@ -285,7 +267,7 @@ class Worker:
         else:
             self.runs_out, self._gave_up = False, True
             self.interpreter.give_up()
-            self.control.tell(self.device.out_of_memory(self.interpreter, self.number, holds=True))
+            self.control.send(self.device.out_of_memory(self.interpreter, self.number, holds=True))
             return True
         return False
 
@@ -298,13 +280,13 @@ class Worker:
         return self._add_up_or_wait(self.interpreter.awaited(instruction))
 
     def _add_up_or_wait(self, awaited: WorkerId | None) -> bool:
-        found = self.interpreter.collect()
+        found = self.interpreter.sums.collect()
         if found is None:
             return self._wait(awaited)
         self._activity, self._waits_for = Activity.WAITING, -1
         group, pending = found
         seconds = self.device.sum_s(group, len(pending.parts)) * self.slowness
-        self._sleep_for(seconds, partial(self.interpreter.add_up, group, pending))
+        self._sleep_for(seconds, partial(self.interpreter.sums.finish, group, pending))
         return True
 
     # Commands of its machine
@@ -314,113 +296,39 @@ class Worker:
             return self.device.apply_s(self.interpreter.plan.groups_of[self.number]) * self.slowness
         return self._clock.vary(self._cluster.weather.compute_s / 5) * self.slowness
 
-    def _carry_out(self, command: WorkerCommand) -> None:
+    def _do_as_told(self, command: WorkerCommand) -> None:
         self._cluster.happened(type(command).__name__, self.node)
         if self.is_over:
             return
         if self.runs_out and isinstance(command, Adopt | Apply):
             self.runs_out, self._is_done_for = False, True  # its last words, and then it waits to be told to end
-            self.control.tell(self.device.out_of_memory(self.interpreter, self.number, holds=False))
+            self.control.send(self.device.out_of_memory(self.interpreter, self.number, holds=False))
             if self.control.is_closed or any(isinstance(order, Stop | CoordinatorGone) for order in self._orders):
                 self._exit()  # it was told so already
             return
-        match command:
-            case Adopt():
-                self._adopt(command)
-            case SendReport(generation, step):
-                self.control.tell(
-                    Report(
-                        generation=generation,
-                        step=step,
-                        ledger=self.holdings.ledger,
-                        held=self.holdings.held_at(step - 1),
-                    )
-                )
-            case SendReturned():
-                # Where orders of an earlier coordinator are waiting, the truth is told after them.
-                if not any(isinstance(order, CoordinatorBack) for order in self._orders):
-                    self.control.tell(self._returned(command))
-                    self._mail.tell_damage_again()
-            case SendVote(generation, step):
-                self.control.tell(self._vote(generation, step))
-            case Apply(commit, proceed):
-                self.interpreter.apply(commit)
-                self._cluster.witness.applied(self, commit)
-                if commit.save is not None:
-                    self._writer.write(commit.save)
-                if proceed:
-                    self.interpreter.begin_next_step(commit)
-            case MoveAgain(order):
-                self.moves.again(order)
-            case Write(save):
-                self._writer.write(save)
-            case End(reason, clean):
-                self.end = command
-                if not clean:
-                    self._cluster.witness.ended_itself(self, reason)
+        self._carry_out(command)
         self._cluster.witness.touched(self)
 
-    def _vote(self, generation: int, step: int) -> Vote:
-        return Vote(
-            generation=generation,
-            step=step,
-            norms=self.interpreter.sums.norms,
-            losses=dict(self.interpreter.losses),
-            ledger=self.holdings.ledger,
-            compute_s=self.interpreter.compute_s,
-        )
+    def _apply(self, commit: Commit, *, proceed: bool) -> None:
+        super()._apply(commit, proceed=proceed)
+        self._cluster.witness.applied(self, commit)
 
-    def _returned(self, command: SendReturned) -> Returned:
-        phase, ledger = command.phase, self.holdings.ledger
-        return Returned(
-            generation=command.generation,
-            step=command.step,
-            phase=phase,
-            is_settled=self.moves.is_settled,
-            ledger=Ledger.empty(len(ledger.masks)) if phase is WorkerPhase.IDLE else ledger,
-            held=self.holdings.held_at(command.step - 1),
-            serial=command.serial,
-            commit=command.commit,
-            vote=self._vote(command.generation, command.step) if phase is WorkerPhase.VOTED else None,
-            message=command.message,
-        )
+    def _write(self, save: Save, *, beside: bool) -> None:
+        self._writer.write(save)
+
+    def _end(self, command: End) -> None:
+        self.end = command
+        if not command.clean:
+            self._cluster.witness.ended_itself(self, command.reason)
 
     # State
 
-    def _adopt(self, order: Adopt) -> None:
-        message = order.message
-        self.transport.set_peers({worker for worker in message.addresses if worker != self.number})
-        if order.forgets:
-            self._mail.forget_older_plans(message.lineage)
-            self.holdings.forget_all()
-        if message.source is not StateSource.LIVE:
-            self._load_state(message)
-        elif message.afresh:
-            self._mail.forget_older_plans(message.plan.generation)
-        self.moves.begin(message.plan)
-        self._mail.tell_damage_again()
-        self.interpreter.adopt(message, continues=order.continues)
-
-    def _load_state(self, message: PlanMessage) -> None:
-        disk = self._cluster.disk
-        for group in message.plan.groups_of.get(self.number, ()):
-            if message.source is StateSource.INITIAL:
-                self.holdings.put(Replica(group, self._cluster.algebra.initial(group), 0))
-            else:
-                saved = disk.read(message.folder, group)
-                self.holdings.put(Replica(group, saved.state, message.step - 1))
-
     def _bring_in(self) -> WorkerId | None:
-        """What has come, and bind the layers that it makes whole; returns whose piece is still missing."""
-        since_s = self._clock.now - self._came_s if self.moves.awaits else 0.0
-        source = self.moves.take()
-        plan = self.interpreter.plan
-        held = plan.layers_held(self.holdings.replicas)
-        self.holdings.own_layers([layer for layer in plan.layers_run_by.get(self.number, ()) if layer in held])
-        if source is not None:
-            return source
-        self.moves.is_settled = True
-        self.control.tell(Ready(generation=plan.generation, since_s=since_s))
+        """What has come; returns whose piece is still missing."""
+        missing = self.moves.collect()
+        if missing is not None:
+            return missing.source
+        self.moves.settle()
         self._progress += 1
         self._cluster.witness.touched(self)
         return None
@@ -434,5 +342,5 @@ class Worker:
         states += ["gave up"] * self._gave_up
         return (
             f"worker {self.number}: {machine.phase.value}, generation {machine.generation}, step {machine.step}, "
-            f"{self._activity.value} {self._waits_for} {states}, next {doing}, mail {list(self._mail)[:6]}"
+            f"{self._activity.value} {self._waits_for} {states}, next {doing}, mail {list(self.mail)[:6]}"
         )

@@ -56,9 +56,9 @@ class Writer:
             groups = tuple(disk.write(save.folder, name, copies[group]) for group in save.groups)
         except DiskFull:
             text = f"{save.folder}: no space left"
-            worker.control.tell(NotSaved(step=save.step, serial=save.serial, text=text))
+            worker.control.send(NotSaved(step=save.step, serial=save.serial, text=text))
         else:
-            worker.control.tell(Saved(step=save.step, serial=save.serial, groups=groups))
+            worker.control.send(Saved(step=save.step, serial=save.serial, groups=groups))
         self.go_on()
         if worker.end is not None:
             worker.run()

@@ -1,0 +1,193 @@
+"""What a worker holds, by the rules alone: replicas, accumulators, the ledger, and the layers bound to replicas.
+
+What a replica and an accumulator are made of is a subclass's: tensors, or the symbols of a simulation.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Generic, Protocol, TypeVar
+
+from planaria.plan.ledger import Ledger, mask_of
+
+
+class LayerModules(Protocol):
+    """Layers that can be run, each bound to the memory of replicas."""
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Those that it can run, ascending."""
+        ...
+
+    def drop_layer(self, layer: int) -> None: ...
+
+
+class AnyReplica(Protocol):
+    """A copy of one group's state, as of the last `step` that it has been through."""
+
+    step: int
+
+
+class AnyAccumulator(Protocol):
+    """What is counted of one group in the step in progress."""
+
+    is_empty: bool
+
+    def reset(self, exponent: int) -> None:
+        """Begin a step: nothing is counted."""
+        ...
+
+    def add_all(self, other: Any) -> None:
+        """Count what the other one has counted."""
+        ...
+
+
+Replica = TypeVar("Replica", bound=AnyReplica)
+Accumulator = TypeVar("Accumulator", bound=AnyAccumulator)
+
+
+class HeldState(ABC, Generic[Replica, Accumulator]):
+    """Replicas, accumulators and the ledger of one worker.
+
+    A group that the plan takes away stays until the next commit: until then it is as good a source as any.
+
+    Args:
+        layers_of: group -> its layers.
+        num_layers: of the model.
+
+    Attributes:
+        compute: runs the layers that are bound.
+    """
+
+    compute: LayerModules
+
+    def __init__(self, layers_of: Sequence[Collection[int]], num_layers: int) -> None:
+        self.replicas: dict[int, Replica] = {}
+        self.accumulators: dict[int, Accumulator] = {}
+        self.exponents: tuple[int, ...] = ()
+        self._layers_of = layers_of
+        self._counted = [0] * num_layers
+        self._shadows: dict[int, Accumulator] = {}
+        self._is_shadow = False
+
+    # State
+
+    @abstractmethod
+    def new_replica(self, group: int) -> Replica:
+        """An empty replica; it counts as held once it is given to `put`."""
+
+    @abstractmethod
+    def _new_accumulator(self, group: int) -> Accumulator: ...
+
+    @abstractmethod
+    def apply(self, groups: Iterable[int], step: int, clip_factor: float, rate: float, /) -> None:
+        """One optimizer step of these groups, or (`NOT_APPLIED`) none: then they are as of `step` all the same."""
+
+    @abstractmethod
+    def _bind(self, layer: int) -> None:
+        """Be able to run a layer, with the replicas that are held now."""
+
+    def put(self, group: int, replica: Replica) -> None:
+        """Hold this replica. Layers that were bound to an older one are dropped, to be bound anew."""
+        self._unbind(group)
+        self.replicas[group] = replica
+
+    def _unbind(self, group: int) -> None:
+        for layer in self._layers_of[group]:
+            if layer in self.compute.layers:
+                self.compute.drop_layer(layer)
+
+    def drop(self, groups: Collection[int]) -> None:
+        """Replicas that are of an older step, and that others will replace."""
+        for group in groups:
+            self._unbind(group)
+        self.keep_only([group for group in self.replicas if group not in groups])
+
+    def held_at(self, step: int) -> tuple[int, ...]:
+        """Groups whose replica is up to date after `step`."""
+        return tuple(group for group in sorted(self.replicas) if self.replicas[group].step == step)
+
+    def own_layers(self, layers: Collection[int]) -> None:
+        """Be able to run exactly these layers."""
+        for layer in self.compute.layers:
+            if layer not in layers:
+                self.compute.drop_layer(layer)
+        for layer in sorted(layers):
+            if layer not in self.compute.layers:
+                self._bind(layer)
+
+    def keep_only(self, groups: Collection[int]) -> None:
+        for group in [group for group in self.replicas if group not in groups]:
+            del self.replicas[group]
+            self.accumulators.pop(group, None)
+            self._shadows.pop(group, None)
+
+    def forget_all(self) -> None:
+        """Drop every replica and layer: the job goes back to another state."""
+        self.own_layers(())
+        self.keep_only(())
+
+    # Gradients
+
+    def begin_step(self, exponents: Sequence[int]) -> None:
+        """Nothing is counted yet."""
+        self.exponents = tuple(exponents)
+        self._counted = [0] * len(self._counted)
+        for group, accumulator in self.accumulators.items():
+            accumulator.reset(self.exponents[group])
+        self.drop_shadows()
+
+    def accumulator(self, group: int) -> Accumulator:
+        return self._found(group, self.accumulators)
+
+    def _in_use(self, group: int) -> Accumulator:
+        """What contributions are added to."""
+        return self._found(group, self._shadows if self._is_shadow else self.accumulators)
+
+    def _found(self, group: int, accumulators: dict[int, Accumulator]) -> Accumulator:
+        found = accumulators.get(group)
+        if found is None:
+            assert group in self.replicas, f"group {group} is counted, and there is no replica of it"
+            found = accumulators[group] = self._new_accumulator(group)
+            found.reset(self.exponents[group])
+        return found
+
+    @contextmanager
+    def counting_apart(self) -> Iterator[None]:
+        """What is counted meanwhile is a second copy of what another worker counts, and no part of any sum."""
+        self._is_shadow = True
+        try:
+            yield
+        finally:
+            self._is_shadow = False
+
+    def promote_shadows(self) -> None:
+        """The other worker is lost: the copies are what counts now."""
+        for group, shadow in self._shadows.items():
+            self.accumulator(group).add_all(shadow)
+        self.drop_shadows()
+
+    def drop_shadows(self) -> None:
+        """The copies are of no use, or a new step begins."""
+        for group, shadow in self._shadows.items():
+            shadow.reset(self.exponents[group])
+
+    def note_counted(self, layer: int, microbatch: int) -> None:
+        assert not self._counted[layer] >> microbatch & 1, (
+            f"microbatch {microbatch} is counted for layer {layer} already"
+        )
+        self._counted[layer] |= 1 << microbatch
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger.from_bits(self._counted)
+
+    def leave_out(self, microbatches: Sequence[int]) -> None:
+        """What is counted of these is void: a plan drops them. An accumulator has nothing but them, or none of them."""
+        left_out = mask_of(microbatches)
+        if not any(mask & left_out for mask in self._counted):
+            return
+        assert not any(mask & ~left_out for mask in self._counted), "a sum cannot be left out in part"
+        self.begin_step(self.exponents)

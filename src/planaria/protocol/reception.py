@@ -1,0 +1,212 @@
+"""How a coordinator receives what comes on its connections: who is taken for whom, what counts, who is lost with them.
+
+It asks `planaria.protocol.admission`, `doubts` and `judge`, and tells the machine. Sockets, or a simulation of them,
+are a subclass's.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Generic, Protocol, TypeVar
+
+from planaria.plan.plan import NodeId, WorkerId
+from planaria.protocol.admission import Admission
+from planaria.protocol.coordinator import Coordinator
+from planaria.protocol.doubts import Doubts, Unproven
+from planaria.protocol.events import (
+    Command,
+    DecisionTook,
+    Event,
+    NodeGone,
+    RanOut,
+    Received,
+    Restarted,
+    Send,
+    WorkerJoined,
+)
+from planaria.protocol.judge import Judge
+from planaria.protocol.messages import Alive, Challenge, CutOff, FromWorker, Hello, PlanMessage, Proof, Stop
+from planaria.protocol.past import Past
+
+
+class Nonsense(ValueError):
+    """What was said is nothing that one of ours says."""
+
+
+class Unwanted(Exception):
+    """Who said it is one of ours, and takes no part any more."""
+
+
+class AnyConnection(Protocol):
+    """One control connection, as the coordinator has it.
+
+    Attributes:
+        worker: who said hello on it, and was welcome.
+        is_closed: nothing is heard on it any more.
+    """
+
+    worker: WorkerId | None
+    is_closed: bool
+
+
+Connection = TypeVar("Connection", bound=AnyConnection)
+
+
+class Reception(ABC, Generic[Connection]):
+    """Of one coordinator.
+
+    Args:
+        machine: told of what counts.
+        admission: who belongs to the job, and who is refused.
+        judge: of who is lost though nobody saw it end.
+        past: of the coordinators before, if there were any.
+    """
+
+    def __init__(
+        self, machine: Coordinator, admission: Admission[Connection], judge: Judge, past: Past | None = None
+    ) -> None:
+        self._machine = machine
+        self._admission = admission
+        self._judge = judge
+        self._past = past
+        self._doubts: Doubts[Connection] = Doubts(past.joined if past else ())
+
+    @abstractmethod
+    def _now(self) -> float:
+        """Monotonic seconds."""
+
+    @abstractmethod
+    def _say(self, connection: Connection, message: Stop | Challenge) -> None: ...
+
+    @abstractmethod
+    def _new_nonce(self) -> str:
+        """A word that nobody said before."""
+
+    @abstractmethod
+    def _is_runnable(self, node: NodeId) -> bool:
+        """Whether a node's processes are known to be there, and not stopped."""
+
+    @abstractmethod
+    def _carry_out(self, command: Command) -> None: ...
+
+    def _why(self, cause: str) -> tuple[str, RanOut | None]:
+        """Why a node is lost, if more is known of it than its end."""
+        return cause, None
+
+    def begin_again(self, restarted: Restarted) -> None:
+        """After a coordinator that ended: its workers are waited for."""
+        assert self._past is not None
+        self.handle(restarted)
+        for node in self._past.joined:
+            self._judge.expect_back(node, self._now())
+
+    # What is said
+
+    def _receive(self, connection: Connection, message: FromWorker) -> None:
+        """Raises Nonsense or Unwanted, and then the connection is to be ended. What the machine raises is a mistake of
+        our own."""
+        if self._doubts.is_asked(connection):
+            self._hear_doubtful(connection, message)
+        elif connection.worker is None:
+            self._welcome(connection, message)
+        else:
+            self._hear(connection.worker, message)
+
+    def _hear(self, worker: WorkerId, message: FromWorker) -> None:
+        if isinstance(message, Hello):
+            raise Nonsense("a second hello")
+        if isinstance(message, Alive):
+            self._judge.liveness.felt(worker, message.pulse, self._now(), message.worked_s)
+        elif isinstance(message, CutOff):
+            verdict = self._judge.cut_off(worker, message.peer)
+            if verdict is not None:
+                self.lose(*verdict)
+        else:
+            self.handle(Received(worker, message))
+
+    def _welcome(self, connection: Connection, hello: FromWorker) -> None:
+        """The first message must be a hello of somebody who may take part."""
+        if not isinstance(hello, Hello):
+            raise Nonsense("no hello with the job's token")
+        self._check(connection, hello)
+        if self._doubts.about(self._admission.node_of(hello.worker)):
+            nonce = self._new_nonce()
+            self._doubts.ask(connection, hello, nonce)
+            self._say(connection, Challenge(nonce=nonce))
+        else:
+            self._admit(connection, hello)
+
+    def _check(self, connection: Connection, hello: Hello) -> None:
+        """Raises Nonsense or Unwanted if whoever says this may not take part."""
+        refusal = self._refusal(connection, hello)
+        if refusal is not None:
+            is_fenced = self._admission.is_fenced(self._admission.node_of(hello.worker))
+            is_ours = is_fenced or self._admission.is_of_another_run(hello)
+            raise Unwanted(refusal) if is_ours else Nonsense(refusal)
+
+    def _refusal(self, connection: Connection, hello: Hello) -> str | None:
+        """Why whoever says this may not take part; it is told to end."""
+        refusal = self._admission.refusal(hello)
+        if refusal is not None:
+            self._say(connection, Stop(reason=refusal))
+        return refusal
+
+    def _hear_doubtful(self, connection: Connection, message: FromWorker) -> None:
+        try:
+            if not isinstance(message, Proof):
+                self._doubts.hold(connection, message)
+                return
+            hello, held = self._doubts.proven(connection, message.nonce)
+        except Unproven as error:
+            raise Nonsense(str(error)) from error
+        refusal = self._refusal(connection, hello)  # it may have been given up meanwhile
+        if refusal is not None:
+            raise Unwanted(refusal)
+        self._admit(connection, hello)
+        for earlier in held:
+            if not connection.is_closed:
+                self._hear(hello.worker, earlier)
+
+    def _admit(self, connection: Connection, hello: Hello) -> None:
+        connection.worker = hello.worker
+        self._admission.admit(hello.worker, connection)
+        self._judge.liveness.joined(hello.worker, self._now())
+        self.handle(WorkerJoined(hello.worker, hello.data_address, hello.zone))
+
+    # Who goes
+
+    def _ended(self, connection: Connection, cause: str) -> None:
+        """A connection is gone."""
+        self._doubts.forget(connection)
+        worker = connection.worker
+        if worker is not None and self._admission.left(worker, connection):
+            self._judge.liveness.forget(worker, self._now())
+            node = self._admission.node_of(worker)
+            self.lose(node, cause)
+            if self._admission.was_released(node) and self._admission.is_empty(node):
+                self.handle(NodeGone(node, cause))  # what it said before it went has been heard
+
+    def lose(self, node: NodeId, cause: str) -> None:
+        if not self._admission.is_fenced(node):
+            self.handle(NodeGone(node, *self._why(cause)))
+
+    def _judge_all(self, now: float) -> None:
+        """Lose the nodes whose workers are silent or hang."""
+        for node, cause in self._judge.verdicts(now, self._is_runnable, lambda: self._machine.timing.expectation):
+            self.lose(node, cause)
+
+    # The machine
+
+    def handle(self, event: Event) -> None:
+        commands, took_s = self._decided(event)
+        for command in commands:
+            self._carry_out(command)
+        if any(isinstance(command, Send) and isinstance(command.message, PlanMessage) for command in commands):
+            for command in self._machine.handle(DecisionTook(took_s), self._now()):
+                self._carry_out(command)
+
+    def _decided(self, event: Event) -> tuple[tuple[Command, ...], float]:
+        """What follows from an event, and the seconds that it took to decide."""
+        began = self._now()
+        commands = self._machine.handle(event, began)
+        return commands, self._now() - began
