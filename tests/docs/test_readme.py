@@ -30,8 +30,13 @@ GUIDES = [README, *sorted((ROOT / "docs" / "howto").glob("*.md"))]
 PAGES = sorted(
     [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")],
 )
-LINK = re.compile(r"\]\(([^)\s]+)\)")
+LINK = re.compile(r"(?:\]\(|^\[[^]]+\]: )([^)\s]+)", re.MULTILINE)
 TEST = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
+
+
+def path(page: Path) -> str:
+    """Returns a page's path in the repository."""
+    return str(page.relative_to(ROOT))
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -46,13 +51,19 @@ def commands(*pages: Path) -> list[list[str]]:
     return [command for at, command in enumerate(shown) if command not in shown[:at]]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=path)
+def test_no_line_is_longer_than_120_characters(page: Path) -> None:
+    lines = enumerate(page.read_text().splitlines(), start=1)
+    assert [f"{number}: {line}" for number, line in lines if len(line) > 120] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=path)
 def test_links_lead_to_files(page: Path) -> None:
     links = [link.partition("#")[0] for link in LINK.findall(page.read_text()) if "://" not in link]
     assert [link for link in links if link and not (page.parent / link).exists()] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", PAGES, ids=path)
 def test_links_lead_to_headings(page: Path) -> None:
     """Those with a fragment: a heading's words in lower case, without punctuation, with dashes between them."""
     for link in LINK.findall(page.read_text()):
@@ -64,7 +75,7 @@ def test_links_lead_to_headings(page: Path) -> None:
             assert fragment in anchors, link
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", PAGES, ids=path)
 def test_tests_that_are_named_exist(page: Path) -> None:
     for file, name in TEST.findall(page.read_text()):
         assert (ROOT / file).is_file(), file
