@@ -180,7 +180,8 @@ def test_what_a_plan_knows_of_itself_is_what_one_that_was_read_finds_out() -> No
         read = msgspec.json.decode(msgspec.json.encode(known), type=Plan)
         assert read == known
         assert hash(read) == hash(known)
-        for name in ("workers", "nodes", "devices_of", "layers_of", "groups_of", "owners_of", "num_owners", "ways"):
+        names = "workers nodes devices_of layers_of groups_of owners_of num_owners pipeline_of_route"
+        for name in names.split():
             assert getattr(known, name) == getattr(read, name), name
         assert known.num_owners == tuple(map(len, known.owners_of))
-        assert [known.pipelines[way].stages for way in known.ways] == [route.hops for route in known.routes]
+        assert [known.pipelines[at].stages for at in known.pipeline_of_route] == [route.hops for route in known.routes]

@@ -92,11 +92,11 @@ def outline_of_pipelines(plan: Plan, durations: Durations, conditions: Condition
         return None
     if conditions.node_speeds or conditions.late_s:
         return None
-    if -1 in plan.ways or not plan.is_apart or not durations.is_spread:
+    if -1 in plan.pipeline_of_route or not plan.is_apart or not durations.is_spread:
         return None
     routes_of: dict[int, list[Route]] = {}
-    for way, route in zip(plan.ways, plan.routes, strict=True):
-        routes_of.setdefault(way, []).append(route)
+    for at, route in zip(plan.pipeline_of_route, plan.routes, strict=True):
+        routes_of.setdefault(at, []).append(route)
     kinds: dict[Shape, _Kind] = {}
     per_node = plan.devices_per_node
     for at, routes in routes_of.items():

@@ -352,14 +352,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True
         return tuple(counts)
 
     @cached_property
-    def ways(self) -> tuple[int, ...]:
+    def pipeline_of_route(self) -> tuple[int, ...]:
         """For each route, the number of the pipeline all of whose stages are its hops, in order; -1: it is none's."""
         at_of = {id(pipeline.stages): at for at, pipeline in enumerate(self.pipelines)}
-        ways = [at_of.get(id(route.hops), -1) for route in self.routes]
-        if -1 in ways:  # a plan that was read, or a route that crosses pipelines
+        found = [at_of.get(id(route.hops), -1) for route in self.routes]
+        if -1 in found:  # a plan that was read, or a route that crosses pipelines
             equal = {pipeline.stages: at for at, pipeline in enumerate(self.pipelines)}
-            ways = [equal.get(r.hops, -1) if at < 0 else at for r, at in zip(self.routes, ways, strict=True)]
-        return tuple(ways)
+            found = [equal.get(r.hops, -1) if at < 0 else at for r, at in zip(self.routes, found, strict=True)]
+        return tuple(found)
 
     def renewed(self, **changes: Any) -> Plan:
         """The same placement with other generations, routes or transfers: what is known of who owns what stays known.

@@ -123,9 +123,9 @@ def homes(plan: Plan) -> tuple[int, ...]:
     """Of each route, the pipeline that it is counted with: the one that has most of its layers."""
     pipeline_of: dict[WorkerId, int] = {}
     result = []
-    for route, way in zip(plan.routes, plan.ways, strict=True):
-        if way >= 0 and plan.is_apart:
-            result.append(way)
+    for route, at in zip(plan.routes, plan.pipeline_of_route, strict=True):
+        if at >= 0 and plan.is_apart:
+            result.append(at)
             continue
         pipeline_of = pipeline_of or {
             stage.worker: at for at, pipeline in enumerate(plan.pipelines) for stage in pipeline.stages

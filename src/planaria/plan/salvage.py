@@ -33,7 +33,9 @@ def to_halt(plan: Plan, live: Collection[WorkerId], unready: Collection[WorkerId
     """
     circles: list[Sequence[WorkerId]] = [pipeline.workers for pipeline in plan.pipelines]
     circles += [
-        [hop.worker for hop in route.hops] for route, way in zip(plan.routes, plan.ways, strict=True) if way < 0
+        [hop.worker for hop in route.hops]
+        for route, at in zip(plan.routes, plan.pipeline_of_route, strict=True)
+        if at < 0
     ]
     stopped = {worker for p in plan.pipelines if not p.is_whole(plan.num_layers) for worker in p.workers}
     workers = set(plan.workers)
@@ -171,9 +173,9 @@ def with_other_owners(before: Plan, after: Plan) -> frozenset[int]:
 
 
 def _workers_of_routes(plan: Plan) -> Iterator[Sequence[WorkerId]]:
-    """Of each route, those on its way."""
-    for route, way in zip(plan.routes, plan.ways, strict=True):
-        yield plan.pipelines[way].workers if way >= 0 else [hop.worker for hop in route.hops]
+    """Yields the workers of each route."""
+    for route, at in zip(plan.routes, plan.pipeline_of_route, strict=True):
+        yield plan.pipelines[at].workers if at >= 0 else [hop.worker for hop in route.hops]
 
 
 def _check_halted(dropped: Sequence[Route], going: Collection[WorkerId]) -> None:

@@ -133,13 +133,13 @@ def _check_groups(plan: Plan) -> None:
 def _check_routes(plan: Plan) -> None:
     """Each by itself. Many count the very same layers, which are looked at once."""
     sound = {id(route.counted): _is_ascending(route.counted, plan.num_layers) for route in _one_of_each(plan.routes)}
-    for route, way in zip(plan.routes, plan.ways, strict=True):
+    for route, at in zip(plan.routes, plan.pipeline_of_route, strict=True):
         is_in_order = (
-            way >= 0
+            at >= 0
             and sound[id(route.counted)]
             and route.reached is None
             and route.born <= plan.generation
-            and plan.pipelines[way].is_whole(plan.num_layers)
+            and plan.pipelines[at].is_whole(plan.num_layers)
             and _is_ascending(route.microbatches, plan.num_microbatches)
         )
         if not is_in_order:

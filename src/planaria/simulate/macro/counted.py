@@ -58,8 +58,8 @@ class Counted:
         if self._work is None or self._work[0] is not plan or worker not in self._work[1]:
             halted = {worker, *others}
             work: dict[WorkerId, list[tuple[Route, list[int]]]] = {one: [] for one in halted}
-            for way, route in zip(plan.ways, plan.routes, strict=True):
-                if way >= 0 and halted.isdisjoint(plan.pipelines[way].workers):
+            for at, route in zip(plan.pipeline_of_route, plan.routes, strict=True):
+                if at >= 0 and halted.isdisjoint(plan.pipelines[at].workers):
                     continue
                 counted = set(route.counted)
                 for hop in route.hops:

@@ -74,7 +74,7 @@ class State:
             zone = self.zones[node : node + 1]
             first_idle = next(other for other in range(placed, node + 1) if self.zones[other : other + 1] == zone)
             return ((first_idle, node),) if first_idle != node else ()
-        if -1 in plan.ways or plan.shadows:
+        if -1 in plan.pipeline_of_route or plan.shadows:
             return ()
         noticed, shares = frozenset(self.leaving), _shares(plan)
         firsts: dict[object, tuple[NodeId, ...]] = {}
@@ -91,9 +91,9 @@ class State:
 def _shares(plan: Plan) -> list[int]:
     """Microbatches that travel along each pipeline."""
     shares = [0] * len(plan.pipelines)
-    for way, route in zip(plan.ways, plan.routes, strict=True):
-        if way >= 0:
-            shares[way] += len(route.microbatches)
+    for at, route in zip(plan.pipeline_of_route, plan.routes, strict=True):
+        if at >= 0:
+            shares[at] += len(route.microbatches)
     return shares
 
 
@@ -136,7 +136,7 @@ def canonical(
         names[node] = NodeId(len(names))
     pipelines = _moved(plan, [plan.pipelines[at] for at in order], names)
     dropped = plan.dropped
-    if not by_number and -1 not in plan.ways:
+    if not by_number and -1 not in plan.pipeline_of_route:
         routes = _dealt(pipelines, [shares[at] for at in order], plan.num_layers)
         dropped = tuple(range(plan.num_microbatches - len(dropped), plan.num_microbatches))
     else:
