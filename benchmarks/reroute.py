@@ -35,7 +35,7 @@ from planaria.estimate.transition import transfer_time
 from planaria.job.settings import PolicyName
 from planaria.observe.recorder import read_events
 from planaria.plan.costs import StageCosts
-from planaria.plan.detours import Deal, Detours, Freedom, Way
+from planaria.plan.detours import Detours, Freedom, Hops, MicrobatchAssignment
 from planaria.plan.plan import Pipeline, Plan, PlanError, ScheduleKind, Stage, WorkerId
 from planaria.plan.profile import ModelProfile
 from planaria.plan.reroute import rerouted
@@ -88,9 +88,9 @@ def best_of_many(profile: ModelProfile, settings: PlannerSettings, plan: Plan, t
     draw = random.Random(1)
     pipelines, num_layers = plan.pipelines, plan.num_layers
 
-    def step_s(ways: Sequence[Way], spare: int) -> float:
+    def step_s(ways: Sequence[Hops], spare: int) -> float:
         made = rerouted(
-            profile, pipelines, Deal(ways=(tuple(ways),), loads_s={}), devices_per_node=1, generation=1,
+            profile, pipelines, MicrobatchAssignment(hops=(tuple(ways),), loads_s={}), devices_per_node=1, generation=1,
             schedule=ScheduleKind.ZERO_BUBBLE_H1, spare_in_flight=spare,
         )  # fmt: skip
         return step_time_s(made, profile)
@@ -102,7 +102,7 @@ def best_of_many(profile: ModelProfile, settings: PlannerSettings, plan: Plan, t
     costs = StageCosts(profile)
     for freedom in Freedom:
         deal = Detours(pipelines, costs, num_layers, freedom).deal(settings.num_microbatches, draw.uniform(0, 2))
-        ways, spare = [way for dealt in deal.ways for way in dealt], 8
+        ways, spare = [way for dealt in deal.hops for way in dealt], 8
         now_s = step_s(ways, spare)
         for _ in range(tries // len(Freedom)):
             other, more = list(ways), draw.choice((spare, spare, 4, 8, 16))

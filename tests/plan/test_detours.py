@@ -10,7 +10,7 @@ import pytest
 from planaria.estimate.reroute_bound import least_rerouted_s
 from planaria.estimate.step_time import step_time_s
 from planaria.plan.costs import StageCosts
-from planaria.plan.detours import Deal, Detours, Freedom, unowned
+from planaria.plan.detours import Detours, Freedom, MicrobatchAssignment, unowned
 from planaria.plan.plan import Pipeline, Plan, ScheduleKind, Stage, WorkerId
 from planaria.plan.profile import LinkCost
 from planaria.plan.reroute import carriers, homes, left_over, rerouted, shares
@@ -32,7 +32,7 @@ def pipelines(*cuts: tuple[int, ...], lost: tuple[int, ...] = ()) -> tuple[Pipel
     return tuple(Pipeline(stages=stages) for stages in left if stages)
 
 
-def planned(left: tuple[Pipeline, ...], deal: Deal) -> Plan:
+def planned(left: tuple[Pipeline, ...], deal: MicrobatchAssignment) -> Plan:
     return rerouted(
         PROFILE, left, deal, devices_per_node=1, generation=1, schedule=ScheduleKind.ZERO_BUBBLE_H1, spare_in_flight=4
     )
@@ -62,7 +62,7 @@ def test_a_gap_is_crossed_over_several_peers() -> None:
     """Nobody else owns layers 0 to 3 as a whole."""
     left = pipelines((0, 4, 8), (0, 2, 6, 8), lost=(0,))
     deal = Detours(left, COSTS, 8).deal(6)
-    crossing = [way for way in deal.ways[0] if way[-1].worker == 1]
+    crossing = [hops for hops in deal.hops[0] if hops[-1].worker == 1]
     assert crossing
     assert all([hop.worker for hop in way] == [2, 3, 1] for way in crossing)
     validate(planned(left, deal))
@@ -116,4 +116,4 @@ def test_a_worker_with_two_stages_that_meet_is_a_way_over_both(freedom: Freedom)
     worker = WorkerId(0)
     two = (Stage(worker=worker, first_layer=0, end_layer=4), Stage(worker=worker, first_layer=4, end_layer=8))
     deal = Detours((Pipeline(stages=two),), COSTS, 8, freedom).deal(3)
-    assert {way for ways in deal.ways for way in ways} == {two}
+    assert {hops for of_pipeline in deal.hops for hops in of_pipeline} == {two}

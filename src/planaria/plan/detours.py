@@ -1,4 +1,4 @@
-"""Detours: ways for a step's microbatches over what is left of pipelines, when no state may move (ReCycle).
+"""Detours: routes for a step's microbatches over what is left of pipelines, when no state may move (ReCycle).
 
 A microbatch stays on its pipeline where that has a live worker. Over a gap it hops to workers of other pipelines that
 own the layers, over several where none owns them all. Who takes it follows from loads alone, in the seconds of the
@@ -16,15 +16,15 @@ from typing import NamedTuple
 from planaria.plan.costs import StageCosts
 from planaria.plan.plan import Pipeline, PlanError, Stage, WorkerId
 
-Way = tuple[Stage, ...]
+Hops = tuple[Stage, ...]
 """Hops in layer order that cover every layer once."""
 
 _Key = tuple[float, float, int]
-"""Of a microbatch's way: the load of its busiest worker with it, that of all its workers, and its hops."""
+"""Of a microbatch's route: the load of its busiest worker with it, that of all its workers, and its hops."""
 
 
 class Freedom(enum.Enum):
-    """Which ways a microbatch may take."""
+    """Which routes a microbatch may take."""
 
     HOME = enum.auto()
     """Along a pipeline, and to others only over its gaps."""
@@ -35,21 +35,20 @@ class Freedom(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deal:
+class MicrobatchAssignment:
     """Who runs what.
 
     Attributes:
-        ways: for each pipeline (and the freedom to take none), its microbatches' ways in the order in which they set
-            out.
+        hops: for each pipeline (and the freedom to take none), its microbatches' in the order in which they set out.
         loads_s: of each worker, the seconds that it computes.
     """
 
-    ways: tuple[tuple[Way, ...], ...]
+    hops: tuple[tuple[Hops, ...], ...]
     loads_s: Mapping[WorkerId, float]
 
     @property
     def rank(self) -> tuple[float, float]:
-        """Of deals of equally many microbatches: the busiest worker's load, then how uneven all loads are."""
+        """Of assignments of equally many microbatches: the busiest worker's load, then how uneven all loads are."""
         return max(self.loads_s.values()), sum(load * load for load in self.loads_s.values())
 
 
@@ -60,8 +59,8 @@ def unowned(pipelines: Sequence[Pipeline], num_layers: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Leg:
-    """A part of a pipeline's way: its own stage's, or a gap."""
+class _Section:
+    """A section of a pipeline's route: its own stage's, or a gap."""
 
     first: int
     end: int
@@ -87,7 +86,7 @@ class _Edge(NamedTuple):
 
 
 class Detours:
-    """The ways over these pipelines, which together own every layer.
+    """The routes over these pipelines, which together own every layer.
 
     Args:
         pipelines: whole or with gaps, at least one.
@@ -109,14 +108,16 @@ class Detours:
         self._num_layers = num_layers
         self._speeds = speeds or {}
         self._stages = [stage for pipeline in pipelines for stage in pipeline.stages]
-        self._legs = [] if freedom is Freedom.FREE else [self._legs_of(pipeline) for pipeline in pipelines]
+        self._sections = [] if freedom is Freedom.FREE else [self._sections_of(pipeline) for pipeline in pipelines]
         if freedom is not Freedom.HOME:
-            self._legs.append([_Leg(0, num_layers, None)])
+            self._sections.append([_Section(0, num_layers, None)])
         self._peers: dict[tuple[int, int], tuple[list[int], Mapping[int, Sequence[_Edge]]]] = {}
         self._seconds: dict[tuple[WorkerId, int, int, int], float] = {}
 
-    def deal(self, num_microbatches: int, head: float = 0.0, busy_s: Mapping[WorkerId, float] | None = None) -> Deal:
-        """Every microbatch to the pipeline on which it makes the busiest worker of its way least busy.
+    def deal(
+        self, num_microbatches: int, head: float = 0.0, busy_s: Mapping[WorkerId, float] | None = None
+    ) -> MicrobatchAssignment:
+        """Every microbatch to the pipeline on which it makes the busiest worker of its route least busy.
 
         Loads only grow, so a pipeline's key is looked at again only when it is the lowest.
 
@@ -129,55 +130,57 @@ class Detours:
         heads = {stage.worker: head * self._costs.forward_s(0, stage.first_layer) for stage in self._stages}
         busy = busy_s or {}
         loads = {worker: head_s + busy.get(worker, 0.0) for worker, head_s in heads.items()}
-        queue = [(*self._key(self._way(at, loads), loads), at) for at in range(len(self._legs))]
+        queue = [(*self._key(self._hops(at, loads), loads), at) for at in range(len(self._sections))]
         heapq.heapify(queue)
-        dealt: list[list[Way]] = [[] for _ in self._legs]
+        dealt: list[list[Hops]] = [[] for _ in self._sections]
         for _ in range(num_microbatches):
             while True:
                 at = queue[0][-1]
-                way = self._way(at, loads)
-                entry = (*self._key(way, loads), at)
+                hops = self._hops(at, loads)
+                entry = (*self._key(hops, loads), at)
                 heapq.heapreplace(queue, entry)
                 if queue[0] == entry:
                     break
-            dealt[at].append(way)
-            self._load(way, loads)
-        return Deal(ways=tuple(map(tuple, dealt)), loads_s={w: load - heads[w] for w, load in loads.items()})
+            dealt[at].append(hops)
+            self._load(hops, loads)
+        return MicrobatchAssignment(
+            hops=tuple(map(tuple, dealt)), loads_s={w: load - heads[w] for w, load in loads.items()}
+        )
 
-    def _legs_of(self, pipeline: Pipeline) -> list[_Leg]:
-        legs: list[_Leg] = []
+    def _sections_of(self, pipeline: Pipeline) -> list[_Section]:
+        sections: list[_Section] = []
         position = 0
         while position < self._num_layers:
             here = [stage for stage in pipeline.stages if stage.first_layer <= position < stage.end_layer]
             if here:
                 own = max(here, key=lambda stage: stage.end_layer)
-                legs.append(_Leg(position, own.end_layer, own))
+                sections.append(_Section(position, own.end_layer, own))
             else:
                 later = [stage.first_layer for stage in pipeline.stages if stage.first_layer > position]
-                legs.append(_Leg(position, min(later, default=self._num_layers), None))
-            position = legs[-1].end
-        return legs
+                sections.append(_Section(position, min(later, default=self._num_layers), None))
+            position = sections[-1].end
+        return sections
 
-    def _way(self, at: int, loads: Mapping[WorkerId, float]) -> Way:
+    def _hops(self, at: int, loads: Mapping[WorkerId, float]) -> Hops:
         hops: list[Stage] = []
         more: dict[WorkerId, float] = {}
-        for leg in self._legs[at]:
-            if leg.own is not None:
-                hops.append(_part(leg.own, leg.first, leg.end))
+        for section in self._sections[at]:
+            if section.own is not None:
+                hops.append(_part(section.own, section.first, section.end))
                 continue
-            detour = self._around(leg.first, leg.end, loads, more)
+            detour = self._around(section.first, section.end, loads, more)
             for hop in detour:
                 more[hop.worker] = more.get(hop.worker, 0.0) + self._s(hop)
             hops += detour
         return tuple(hops)
 
-    def _around(self, first: int, end: int, loads: Mapping[WorkerId, float], more: Mapping[WorkerId, float]) -> Way:
+    def _around(self, first: int, end: int, loads: Mapping[WorkerId, float], more: Mapping[WorkerId, float]) -> Hops:
         """Hops over a gap: the least load of the busiest, and of those the shortest messages and the fewest hops.
 
         By dynamic programming over the places where some peer's stage begins or ends.
         """
         cuts, edges = self._peers_of(first, end)
-        best: dict[int, tuple[tuple[float, float, int, tuple[WorkerId, ...]], Way]] = {first: ((0.0, 0.0, 0, ()), ())}
+        best: dict[int, tuple[tuple[float, float, int, tuple[WorkerId, ...]], Hops]] = {first: ((0.0, 0.0, 0, ()), ())}
         for start in cuts[:-1]:
             if start not in best:
                 continue
@@ -221,14 +224,14 @@ class Detours:
                     hop = _part(stage, start, cut)
                     yield _Edge(hop, cut, stage.first_layer < start, self._s(hop), self._costs.link_s(cut))
 
-    def _key(self, way: Way, loads: Mapping[WorkerId, float]) -> _Key:
+    def _key(self, hops: Hops, loads: Mapping[WorkerId, float]) -> _Key:
         own: dict[WorkerId, float] = {}
-        for hop in way:
+        for hop in hops:
             own[hop.worker] = own.get(hop.worker, loads[hop.worker]) + self._s(hop)
-        return max(own.values()), sum(own.values()), len(way)
+        return max(own.values()), sum(own.values()), len(hops)
 
-    def _load(self, way: Way, loads: dict[WorkerId, float]) -> None:
-        for hop in way:
+    def _load(self, hops: Hops, loads: dict[WorkerId, float]) -> None:
+        for hop in hops:
             loads[hop.worker] += self._s(hop)
 
     def _s(self, hop: Stage) -> float:

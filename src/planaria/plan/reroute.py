@@ -1,13 +1,13 @@
 """Rerouting: the plan that runs every microbatch on what is left of a plan, without moving any state (ReCycle).
 
-This module says what is left, and makes plans of dealt ways. Which of them is fastest is the policy's to find out.
+This module says what is left, and makes plans of assignments. Which of them is fastest is the policy's to find out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from planaria.plan.detours import Deal, Way
+from planaria.plan.detours import Hops, MicrobatchAssignment
 from planaria.plan.plan import NodeId, Pipeline, Plan, Route, ScheduleKind, Stage, WorkerId, runs_of
 from planaria.plan.profile import ModelProfile
 from planaria.plan.sources import Holders
@@ -73,19 +73,19 @@ def _lacks(plan: Plan, stage: Stage, holders: Holders) -> bool:
 def rerouted(
     profile: ModelProfile,
     pipelines: Sequence[Pipeline],
-    deal: Deal,
+    assignment: MicrobatchAssignment,
     *,
     devices_per_node: int,
     generation: int,
     schedule: ScheduleKind,
     spare_in_flight: int = 0,
 ) -> Plan:
-    """The plan in which each pipeline's microbatches take the dealt ways."""
-    ways: dict[Way, list[int]] = {}
+    """The plan in which each pipeline's microbatches take the hops that they are assigned to."""
+    taken: dict[Hops, list[int]] = {}
     number = 0
-    for of_pipeline in deal.ways:
-        for way in of_pipeline:
-            ways.setdefault(way, []).append(number)
+    for of_pipeline in assignment.hops:
+        for hops in of_pipeline:
+            taken.setdefault(hops, []).append(number)
             number += 1
     every_layer = tuple(range(profile.num_layers))
     return Plan(
@@ -97,7 +97,7 @@ def rerouted(
         pipelines=tuple(pipelines),
         routes=tuple(
             Route(hops=hops, microbatches=tuple(microbatches), born=generation, counted=every_layer)
-            for hops, microbatches in ways.items()
+            for hops, microbatches in taken.items()
         ),
         sync_epochs=(generation,) * len(profile.groups),
         schedule=schedule,

@@ -1,4 +1,4 @@
-"""Reruns: ways for the microbatches that a loss within a step took out of live accumulators.
+"""Reruns: routes for the microbatches that a loss within a step took out of live accumulators.
 
 Over whole pipelines; over whoever holds the layers, where no pipeline is whole; or over all owners, survivors of broken
 pipelines too, who take part of them along (`planaria.plan.detours`). Which of these is quickest is for the policy to
@@ -13,7 +13,7 @@ from functools import lru_cache
 from itertools import accumulate
 
 from planaria.plan.costs import PipelineCost, StageCosts, pipeline_cost, stage_costs
-from planaria.plan.detours import Detours, Freedom, Way
+from planaria.plan.detours import Detours, Freedom, Hops
 from planaria.plan.plan import Form, Pipeline, Route, Stage, WorkerId, runs_of
 from planaria.plan.profile import ModelProfile
 
@@ -80,15 +80,15 @@ def along_holders(
     for route in kept:
         for hop in route.hops:
             loads[hop.worker] += len(route.microbatches) * costs.compute_s(hop.first_layer, hop.end_layer)
-    ways: dict[tuple[tuple[int, ...], tuple[Stage, ...]], list[int]] = {}
-    legs = _legs(runs, costs, profile.num_layers)
+    taken: dict[tuple[tuple[int, ...], tuple[Stage, ...]], list[int]] = {}
+    onward = _onward(runs, costs, profile.num_layers)
     for layers, microbatches in missing.items():
         for microbatch in microbatches:
-            hops = _way(legs, loads, profile.num_layers)
+            hops = _hops_over(onward, loads, profile.num_layers)
             for hop in hops:
                 loads[hop.worker] += costs.compute_s(hop.first_layer, hop.end_layer)
-            ways.setdefault((layers, hops), []).append(microbatch)
-    return _routes(ways, generation)
+            taken.setdefault((layers, hops), []).append(microbatch)
+    return _routes(taken, generation)
 
 
 def along_owners(
@@ -110,29 +110,29 @@ def along_owners(
         missing: what runs again.
         generation: of the new plan.
         profile: costs.
-        freedom: which ways are taken.
+        freedom: which routes are taken.
         head: see `Detours.deal`.
         speeds: of workers that compute slower or faster than the profile says.
 
     Raises:
         PlanError: some layer has no owner.
     """
-    ways: dict[tuple[tuple[int, ...], Way], list[int]] = {}
+    taken: dict[tuple[tuple[int, ...], Hops], list[int]] = {}
     loads = dict(busy_s)
     for layers, microbatches in missing.items():
         detours = Detours(pipelines, _Counting(profile, layers), profile.num_layers, freedom, speeds)
         deal = detours.deal(len(microbatches), head, loads)
         loads |= deal.loads_s
         dealt = iter(microbatches)
-        for way in (way for of_pipeline in deal.ways for way in of_pipeline):
-            ways.setdefault((layers, way), []).append(next(dealt))
-    return _routes(ways, generation), max(loads.values(), default=0.0)
+        for hops in (hops for of_pipeline in deal.hops for hops in of_pipeline):
+            taken.setdefault((layers, hops), []).append(next(dealt))
+    return _routes(taken, generation), max(loads.values(), default=0.0)
 
 
-def _routes(ways: Mapping[tuple[tuple[int, ...], Way], Sequence[int]], generation: int) -> tuple[Route, ...]:
+def _routes(taken: Mapping[tuple[tuple[int, ...], Hops], Sequence[int]], generation: int) -> tuple[Route, ...]:
     return tuple(
         Route(hops=hops, microbatches=tuple(microbatches), born=generation, counted=layers)
-        for (layers, hops), microbatches in ways.items()
+        for (layers, hops), microbatches in taken.items()
     )
 
 
@@ -163,12 +163,12 @@ class _Counting(StageCosts):
         return compute[end] - compute[first]
 
 
-_Legs = Mapping[int, Sequence[tuple[WorkerId, Sequence[tuple[Stage, float, float]]]]]
-"""From each place where a holder's run begins or ends: who can go on from there, with the hops that are his to choose
+_Onward = Mapping[int, Sequence[tuple[WorkerId, Sequence[tuple[Stage, float, float]]]]]
+"""From each place where a holder's run begins or ends: who can go on from there, with the hops that are its to choose
 from, seconds of compute, and of messages to and fro at their ends."""
 
 
-def _legs(runs: Sequence[Stage], costs: StageCosts, num_layers: int) -> _Legs:
+def _onward(runs: Sequence[Stage], costs: StageCosts, num_layers: int) -> _Onward:
     cuts = sorted({run.first_layer for run in runs} | {run.end_layer for run in runs} | {0, num_layers})
     return {
         start: [
@@ -187,19 +187,19 @@ def _legs(runs: Sequence[Stage], costs: StageCosts, num_layers: int) -> _Legs:
     }
 
 
-def _way(legs: _Legs, loads: Mapping[WorkerId, float], num_layers: int) -> tuple[Stage, ...]:
+def _hops_over(onward: _Onward, loads: Mapping[WorkerId, float], num_layers: int) -> tuple[Stage, ...]:
     """Hops over all layers, by dynamic programming over the places where some holder's run begins or ends.
 
-    Least first: the load of the busiest worker on the way plus the messages' time; then the fewest hops; then the
+    Least first: the load of the busiest worker on the route plus the messages' time; then the fewest hops; then the
     workers' numbers.
     """
     best: dict[int, tuple[float, float, float, tuple[Stage, ...]]] = {0: (0.0, 0.0, 0.0, ())}
-    for start, onward in legs.items():
+    for start, choices in onward.items():
         if start not in best:
             continue
         _, busiest, messages, hops = best[start]
         before, number = hops[-1].worker if hops else None, len(hops) + 1
-        for worker, own in onward:
+        for worker, own in choices:
             if worker == before:
                 continue
             loaded = loads[worker]

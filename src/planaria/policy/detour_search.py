@@ -1,4 +1,4 @@
-"""Which detours are fastest: deals of microbatches, and orders of work, judged by simulated steps.
+"""Which detours are fastest: assignments of microbatches, and orders of work, judged by simulated steps.
 
 Deterministic, and bounded by the number of units of work that are simulated, not by a clock: a small plan is tried in
 many ways, a large one in few.
@@ -14,7 +14,7 @@ from planaria.estimate.memory import fullest_device_bytes
 from planaria.estimate.reroute_bound import least_rerouted_s
 from planaria.estimate.step_time import step_time_s
 from planaria.plan.costs import StageCosts
-from planaria.plan.detours import Deal, Detours, Freedom
+from planaria.plan.detours import Detours, Freedom, MicrobatchAssignment
 from planaria.plan.plan import NodeId, Pipeline, Plan, ScheduleKind
 from planaria.plan.profile import ModelProfile
 from planaria.plan.reroute import rerouted
@@ -31,7 +31,7 @@ SPARE = (4, 2, 1, 0, 8, 16, 32)
 """Spare microbatches in flight, in the order in which they are tried: with 4 most steps are as short as can be."""
 
 BUDGET = 15_000
-"""Units of work (a phase of a leg for one microbatch) that are simulated: a tenth of a second at most, but for plans
+"""Units of work (a phase of a hop for one microbatch) that are simulated: a tenth of a second at most, but for plans
 of which two take longer."""
 
 
@@ -115,27 +115,27 @@ class _Search:
         hops = max(len(pipeline.stages) for pipeline in pipelines)
         self._left = max(2, budget // (3 * hops * settings.num_microbatches))
         """Simulations."""
-        self._best: tuple[float, Deal, _Order, Plan] | None = None
+        self._best: tuple[float, MicrobatchAssignment, _Order, Plan] | None = None
 
     def run(self) -> Pieces[Rerouted | None]:
-        deals = self._deals()
-        first = next(deals)
+        assignments = self._assignments()
+        first = next(assignments)
         order = next((order for order in self._orders() if self._fits(self._plan(first, order))), None)
         if order is None:
             return None
         yield
         self._try(first, order)
-        for deal in deals:
+        for assignment in assignments:
             if self._is_close() or self._left <= 1:
                 break
             yield
-            self._try(deal, order)
+            self._try(assignment, order)
         yield from self._other_orders()
         assert self._best is not None
         seconds, _, _, plan = self._best
         return Rerouted(plan=plan, step_time_s=seconds, lower_bound_s=self._bound_s)
 
-    def _deals(self) -> Iterator[Deal]:
+    def _assignments(self) -> Iterator[MicrobatchAssignment]:
         """Each once, in the order in which they are worth a simulation."""
         seen = set()
         freedoms = [Freedom.HOME] if self._all_whole else list(Freedom)
@@ -145,10 +145,10 @@ class _Search:
         ]
         for head in HEADS:
             for detours in ways:
-                deal = detours.deal(self._settings.num_microbatches, head)
-                if deal.ways not in seen:
-                    seen.add(deal.ways)
-                    yield deal
+                assignment = detours.deal(self._settings.num_microbatches, head)
+                if assignment.hops not in seen:
+                    seen.add(assignment.hops)
+                    yield assignment
 
     def _orders(self) -> Iterable[_Order]:
         """In the order of preference; the last keeps the fewest activations."""
@@ -159,49 +159,49 @@ class _Search:
         return [(kind, spare) for kind in kinds for spare in SPARE if spare <= SPARE[0]]
 
     def _other_orders(self) -> Pieces[None]:
-        """For the best deal: less memory where it costs no time, more where it gains some, the job's own schedule."""
+        """For the best assignment: less memory where it is free, more where it gains time, the job's schedule."""
         assert self._best is not None
-        _, deal, (kind, spare), _ = self._best
+        _, assignment, (kind, spare), _ = self._best
         if self._is_full:
             return
         for less in sorted((other for other in SPARE if other < spare), reverse=True):
             yield
-            if self._left <= 0 or not self._try(deal, (kind, less), instead=True):
+            if self._left <= 0 or not self._try(assignment, (kind, less), instead=True):
                 break
         if spare < SPARE[0]:
             return  # memory is short
         for more in sorted(other for other in SPARE if other > spare):
             yield
-            if self._is_close() or self._left <= 0 or not self._try(deal, (kind, more)):
+            if self._is_close() or self._left <= 0 or not self._try(assignment, (kind, more)):
                 break
         if kind is not self._settings.schedule and self._left > 0 and not self._is_close():
             yield
-            self._try(deal, (self._settings.schedule, 0))
+            self._try(assignment, (self._settings.schedule, 0))
 
     def _is_close(self) -> bool:
         """Nothing much shorter can be found."""
         return self._best is not None and self._best[0] <= (1 + CLOSE) * self._bound_s
 
-    def _plan(self, deal: Deal, order: _Order) -> Plan:
+    def _plan(self, assignment: MicrobatchAssignment, order: _Order) -> Plan:
         return rerouted(
             self._profile,
             self._pipelines,
-            deal,
+            assignment,
             devices_per_node=self._settings.devices_per_node,
             generation=self._generation,
             schedule=order[0],
             spare_in_flight=order[1],
         )
 
-    def _try(self, deal: Deal, order: _Order, *, instead: bool = False) -> bool:
+    def _try(self, assignment: MicrobatchAssignment, order: _Order, *, instead: bool = False) -> bool:
         """Take it if it fits and is clearly faster than the best, or `instead` of it as fast; returns whether."""
-        plan = self._plan(deal, order)
+        plan = self._plan(assignment, order)
         most_s = float("inf") if self._best is None else self._best[0] * (1 + CLOSE if instead else 1 - CLOSE)
         self._left -= 1
         seconds = step_time_s(plan, self._profile, self._conditions)
         if seconds > most_s or not self._fits(plan):
             return False
-        self._best = seconds, deal, order, plan
+        self._best = seconds, assignment, order, plan
         return True
 
     def _fits(self, plan: Plan) -> bool:

@@ -27,7 +27,7 @@ class Cut(msgspec.Struct, frozen=True, array_like=True):
     num_devices: int
 
 
-class Way(msgspec.Struct, frozen=True, array_like=True):
+class RouteUpdate(msgspec.Struct, frozen=True, array_like=True):
     """A route.
 
     Attributes:
@@ -52,7 +52,7 @@ class PlanUpdate(Message, frozen=True, kw_only=True, tag="plan_update"):
         base: generation of that other one's plan.
         generation: of this one's.
         pipelines: each a number of a pipeline there, or its stages.
-        routes: each a number of a route there, or the way.
+        routes: each a number of a route there, or what it is.
         shadows: all of them.
         layer_units: the plan's; None: as there.
         dropped: microbatches that the plan leaves out.
@@ -63,7 +63,7 @@ class PlanUpdate(Message, frozen=True, kw_only=True, tag="plan_update"):
     generation: int
     step: int
     pipelines: tuple[int | tuple[Cut, ...], ...]
-    routes: tuple[int | Way, ...]
+    routes: tuple[int | RouteUpdate, ...]
     sync_epochs: tuple[int, ...]
     shadows: tuple[Cut, ...]
     transfers: tuple[Transfer, ...]
@@ -99,7 +99,7 @@ def difference(before: PlanMessage, after: PlanMessage) -> PlanUpdate | None:
         routes=tuple(
             route_at[route]
             if route in route_at
-            else Way(
+            else RouteUpdate(
                 stages_at[route.hops] if route.hops in stages_at else _cuts(route.hops),
                 tuple(_ranges(route.microbatches)),
                 route.born,
