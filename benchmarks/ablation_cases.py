@@ -19,11 +19,11 @@ from functools import cached_property
 import msgspec
 
 from planaria.plan.costs import PipelineCost
+from planaria.plan.pipeline_time import Template, TemplateStage
 from planaria.plan.placement import assign
 from planaria.plan.plan import Group, NodeId, Pipeline, Plan, Stage, Transfer, WorkerId
 from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
 from planaria.plan.sync_rounds import colour
-from planaria.plan.templates import Template, TemplateStage
 from planaria.plan.transfers import transfers
 
 NUM_DEVICES = 8

@@ -30,14 +30,14 @@ from figures import note, report
 from planner_instantiation import measure_instantiation
 from planner_transfers import measure_transfers
 
-from planaria.plan.chain import times_s
 from planaria.plan.compiled import Work
 from planaria.plan.oobleck import OobleckSearch
+from planaria.plan.pipeline_time import times_s
 from planaria.plan.plan import Group, PlanError, ScheduleKind
 from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
 from planaria.plan.settings import Objective, PlannerSettings
 from planaria.plan.split_search import StepTimeSearch
-from planaria.plan.split_space import make_space
+from planaria.plan.splits import make_space
 from planaria.plan.templates import make_templates
 from planaria.profile.presets import MODELS, preset
 

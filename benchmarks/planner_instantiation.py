@@ -11,10 +11,10 @@ from figures import report
 from planaria.plan.batch import distribute
 from planaria.plan.costs import PipelineCost
 from planaria.plan.instantiate import instances, instantiate
+from planaria.plan.pipeline_time import Template, TemplateStage
 from planaria.plan.plan import Group, NodeId
 from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
 from planaria.plan.settings import PlannerSettings
-from planaria.plan.templates import Template, TemplateStage
 
 CASES = (
     # nodes, microbatches, smallest and largest template, fault tolerance

@@ -19,11 +19,11 @@ from figures import note, report
 
 from planaria.estimate.transition import transfer_time
 from planaria.plan.costs import PipelineCost
+from planaria.plan.pipeline_time import Template, TemplateStage
 from planaria.plan.placement import assign
 from planaria.plan.plan import Group, NodeId, Pipeline, Plan, Stage, Transfer, WorkerId
 from planaria.plan.profile import LinkCost, Links
 from planaria.plan.sources import Holders
-from planaria.plan.templates import Template, TemplateStage
 from planaria.plan.transfers import transfers
 
 NUM_NODES = 512

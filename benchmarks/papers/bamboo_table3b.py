@@ -8,9 +8,9 @@ from bamboo_data import DEPTH_H, MODELS, SPOT_PER_HOUR, TABLE_3B
 from bamboo_models import MEAN_BULK, Spot, bamboo, to_completion
 from section import Comparison, Row, Section, run
 
+from planaria.plan.pipeline_time import step_times
 from planaria.plan.profile import ModelProfile
 from planaria.plan.settings import PlannerSettings
-from planaria.plan.speeds import step_times
 from planaria.plan.templates import make_templates
 from planaria.profile.presets import LINK_SHARE, preset
 

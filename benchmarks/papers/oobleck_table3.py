@@ -17,7 +17,7 @@ from planaria.plan.plan import Group
 from planaria.plan.profile import ModelProfile
 from planaria.plan.settings import Objective, PlannerSettings
 from planaria.plan.split_search import StepTimeSearch
-from planaria.plan.split_space import make_space
+from planaria.plan.splits import make_space
 from planaria.profile.presets import preset
 
 

@@ -33,8 +33,8 @@ from planaria.protocol.records import AnyRecord
 if TYPE_CHECKING:
     from planaria.estimate.memory import MemoryUse
     from planaria.estimate.step_time import Timeline
+    from planaria.plan.pipeline_time import Template
     from planaria.plan.settings import PlannerSettings
-    from planaria.plan.templates import Template
     from planaria.policy.interface import Candidate, Policy
 
 __all__ = [

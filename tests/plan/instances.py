@@ -10,7 +10,7 @@ from planaria.plan.costs import StageCosts
 from planaria.plan.plan import Group, ScheduleKind
 from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
 from planaria.plan.settings import PlannerSettings
-from planaria.plan.split_space import Split
+from planaria.plan.splits import Split
 
 WHOLE_BACKWARDS = [kind for kind in ScheduleKind if not kind.splits_backward]
 

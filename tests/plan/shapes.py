@@ -10,8 +10,8 @@ from fractions import Fraction
 from itertools import combinations, pairwise
 
 from planaria.plan.costs import PipelineCost
+from planaria.plan.pipeline_time import Template, TemplateStage
 from planaria.plan.plan import Group, NodeId, Pipeline, Plan, WorkerId
-from planaria.plan.templates import Template, TemplateStage
 
 
 def template(nodes: Sequence[Sequence[tuple[int, int]]]) -> Template:

@@ -10,7 +10,6 @@ import pytest
 
 from planaria.plan.batch import (
     Distribution,
-    Times,
     Undistributable,
     batches_told_by,
     check_batch,
@@ -18,6 +17,7 @@ from planaria.plan.batch import (
     least_variance,
     microbatches_of,
 )
+from planaria.plan.pipeline_time import Times
 
 
 def compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:

@@ -10,9 +10,9 @@ import pytest
 
 from planaria.plan.batch import distribute
 from planaria.plan.grid import grids, is_grid, shape
+from planaria.plan.pipeline_time import step_times
 from planaria.plan.plan import NodeId, Pipeline, PlanError
 from planaria.plan.settings import PlannerSettings
-from planaria.plan.speeds import step_times
 from planaria.plan.templates import make_templates
 from planaria.plan.validate import validate
 from tests.plan.profiles import uniform_profile

@@ -11,15 +11,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from planaria.plan.batch import Times, distribute
+from planaria.plan.batch import distribute
 from planaria.plan.grouping import Group, group_nodes
 from planaria.plan.instantiate import initial_plan
 from planaria.plan.knapsack import usable_nodes
+from planaria.plan.pipeline_time import Template, TemplateSlowdown, Times, slowed, step_times
 from planaria.plan.plan import NodeId
 from planaria.plan.profile import LinkCost, ModelProfile
 from planaria.plan.settings import PlannerSettings
-from planaria.plan.speeds import Pace, slowed, step_times
-from planaria.plan.templates import Template, make_templates
+from planaria.plan.templates import make_templates
 from planaria.plan.validate import validate
 from tests.plan.profiles import layer_cost, uniform_profile
 
@@ -115,7 +115,7 @@ class Job:
         return float(best)
 
     def times(self, template: Template, group: Sequence[NodeId], any_place: bool) -> Times:
-        pace, times = Pace(template, self.profile), step_times(template, self.planner.num_microbatches)
+        pace, times = TemplateSlowdown(template, self.profile), step_times(template, self.planner.num_microbatches)
         if any_place:
             ways = [slowed(times, pace.on_parts([self.speeds[node] for node in way])) for way in permutations(group)]
             return np.minimum.reduce(ways)

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planaria.plan.batch import Distribution, Times, Undistributable
+from planaria.plan.batch import Distribution, Undistributable
 from planaria.plan.costs import PipelineCost
 from planaria.plan.instantiate import fewest_seconds, initial_plan, instantiate, place
+from planaria.plan.pipeline_time import Template, TemplateStage, Times, step_times
 from planaria.plan.plan import NodeId, PlanError
 from planaria.plan.profile import ModelProfile
 from planaria.plan.settings import PlannerSettings
-from planaria.plan.speeds import step_times
-from planaria.plan.templates import Template, TemplateStage, make_templates
+from planaria.plan.templates import make_templates
 from planaria.plan.validate import validate
 from tests.plan.profiles import random_jobs, uniform_profile
 

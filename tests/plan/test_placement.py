@@ -12,10 +12,11 @@ import pytest
 
 from planaria.plan import device_order
 from planaria.plan.device_order import DeviceOrders
+from planaria.plan.pipeline_time import TemplateStage
 from planaria.plan.placement import assign
 from planaria.plan.plan import NodeId, Pipeline, PlanError, WorkerId
 from planaria.plan.settings import PlannerSettings
-from planaria.plan.templates import TemplateStage, make_templates
+from planaria.plan.templates import make_templates
 from tests.plan.profiles import uniform_profile
 from tests.plan.shapes import Scene, least_sent, needed, random_scene, template
 

@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from planaria.plan.errors import NoReplica, TooFewNodes
 from planaria.plan.instantiate import initial_plan, place
 from planaria.plan.ledger import Ledger
+from planaria.plan.pipeline_time import Template
 from planaria.plan.plan import NodeId, Plan, PlanError, Route, WorkerId
 from planaria.plan.profile import LayerTimes, ModelProfile
 from planaria.plan.reconfigure import Change, Reconfiguration, borrow, full, merge, reconfigure, simple
 from planaria.plan.reinstantiate import How, Situation, reinstantiate, simple_sizes
 from planaria.plan.salvage import finish_step, to_halt
 from planaria.plan.settings import PlannerSettings
-from planaria.plan.templates import Template, make_templates
+from planaria.plan.templates import make_templates
 from planaria.plan.validate import validate
 from tests.plan.machine import Machine
 from tests.plan.profiles import random_jobs, uniform_profile

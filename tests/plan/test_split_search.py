@@ -12,10 +12,10 @@ from planaria.plan.costs import StageCosts
 from planaria.plan.oobleck import OobleckSearch, objective_s
 from planaria.plan.profile import LayerTimes, LinkCost, Links
 from planaria.plan.settings import PlannerSettings
-from planaria.plan.split_planes import expected_s
+from planaria.plan.split_dp import expected_s
 from planaria.plan.split_search import StepTimeSearch
 from planaria.plan.split_shared import Shared
-from planaria.plan.split_space import make_space
+from planaria.plan.splits import make_space
 from tests.plan.instances import Instance, all_splits, instances
 from tests.plan.paper_planner import divide_and_conquer
 from tests.plan.profiles import uniform_profile

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from planaria.plan.costs import StageCosts, pipeline_cost
 from planaria.plan.oobleck import objective_s
+from planaria.plan.pipeline_time import TemplateStage
 from planaria.plan.plan import PlanError
 from planaria.plan.profile import LinkCost, Links, ModelProfile
 from planaria.plan.settings import Objective, PlannerSettings
-from planaria.plan.split_space import Split
-from planaria.plan.templates import TemplateStage, make_templates, stage_chain
+from planaria.plan.splits import Split
+from planaria.plan.templates import make_templates, stage_chain
 from tests.plan.instances import all_splits, instances
 from tests.plan.profiles import random_jobs, random_profiles, uniform_profile
 

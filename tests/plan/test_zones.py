@@ -12,11 +12,12 @@ from dataclasses import dataclass
 import pytest
 
 from planaria.plan.instantiate import initial_plan
+from planaria.plan.pipeline_time import Template
 from planaria.plan.placement import assign
 from planaria.plan.plan import NodeId, Plan, WorkerId
 from planaria.plan.reconfigure import reconfigure
 from planaria.plan.settings import PlannerSettings
-from planaria.plan.templates import Template, make_templates
+from planaria.plan.templates import make_templates
 from planaria.plan.validate import validate
 from planaria.plan.zones import Role, replicas_by_zone, zones_of_roles
 from tests.plan.profiles import uniform_profile

@@ -24,10 +24,10 @@ from planaria.plan.reroute import shares
 if TYPE_CHECKING:
     from planaria.api import PlanReport
     from planaria.job.settings import Job
+    from planaria.plan.pipeline_time import Template
     from planaria.plan.plan import Plan, Stage
     from planaria.plan.profile import ModelProfile
     from planaria.plan.settings import PlannerSettings
-    from planaria.plan.templates import Template
     from planaria.policy.candidate_record import CandidateRecord
 
 _WIDTH_WITHOUT_TERMINAL = 100

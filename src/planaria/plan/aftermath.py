@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 
-from planaria.plan.batch import Distribution, Times, Undistributable, distribute
+from planaria.plan.batch import Distribution, Undistributable, distribute
 from planaria.plan.errors import TooFewNodes
 from planaria.plan.instantiate import contiguous_routes, instances, instantiate, instantiate_beside, place
+from planaria.plan.pipeline_time import Speeds, Template, TemplateSlowdown, Times, check_speeds, slowed, step_times
 from planaria.plan.placement import assign
 from planaria.plan.plan import Form, NodeId, Pipeline, Plan, WorkerId
 from planaria.plan.profile import ModelProfile
@@ -21,8 +22,6 @@ from planaria.plan.recut import pipeline_times
 from planaria.plan.reinstantiate import How, Situation
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.sources import Holders, Sources
-from planaria.plan.speeds import Pace, Speeds, check_speeds, slowed, step_times
-from planaria.plan.templates import Template
 from planaria.plan.transfers import moved
 from planaria.plan.zones import Zones
 
@@ -115,7 +114,7 @@ class Aftermath:
             num_replicas=replicas,
             most=change.settings.num_microbatches,
         )
-        self._paces: dict[int, Pace] = {}
+        self._paces: dict[int, TemplateSlowdown] = {}
         self._step_times: dict[int, Times] = {}
 
     @cached_property
@@ -289,7 +288,7 @@ class Aftermath:
         if set(speeds) == {1.0}:
             return times
         if template.num_nodes not in self._paces:
-            self._paces[template.num_nodes] = Pace(template, self._change.profile)
+            self._paces[template.num_nodes] = TemplateSlowdown(template, self._change.profile)
         return slowed(times, self._paces[template.num_nodes].on_parts(speeds))
 
     def _speed(self, node: NodeId) -> float:

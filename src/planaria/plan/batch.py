@@ -13,10 +13,8 @@ from contextlib import contextmanager
 import numpy as np
 import numpy.typing as npt
 
+from planaria.plan.pipeline_time import Times
 from planaria.plan.plan import PlanError
-
-Times = npt.NDArray[np.float64]
-"""Seconds of a pipeline's step with 1, 2, ... microbatches; not falling."""
 
 
 class Distribution(enum.StrEnum):

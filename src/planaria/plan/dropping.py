@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from planaria.plan.batch import Times, distribute
+from planaria.plan.batch import distribute
 from planaria.plan.costs import StageCosts
 from planaria.plan.ledger import Ledger, mask_of
+from planaria.plan.pipeline_time import Times
 from planaria.plan.plan import Pipeline, Plan, Route, Stage, WorkerId, runs_of
 from planaria.plan.profile import ModelProfile
 from planaria.plan.salvage import LayerHolders, finish_step

@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from planaria.plan.batch import Times, distribute
+from planaria.plan.batch import distribute
 from planaria.plan.instantiate import contiguous_routes, place
+from planaria.plan.pipeline_time import Speeds, Template, TemplateSlowdown, Times, check_speeds, slowed, step_times
 from planaria.plan.placement import Holders, assign
 from planaria.plan.plan import NodeId, Pipeline, Plan
 from planaria.plan.profile import ModelProfile
 from planaria.plan.settings import PlannerSettings
-from planaria.plan.speeds import Pace, Speeds, check_speeds, slowed, step_times
-from planaria.plan.templates import Template
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +97,7 @@ def _by_speed(
     speeds: Speeds,
 ) -> list[Pipeline]:
     """Each pipeline on nodes of like speed; the busiest part of the template on the fastest of them."""
-    depth, parts = template.num_nodes, Pace(template, profile).parts
+    depth, parts = template.num_nodes, TemplateSlowdown(template, profile).parts
     pipelines = []
     for row in range(width):
         placed = dict(zip(parts, ordered[row * depth : (row + 1) * depth], strict=True))
@@ -140,4 +139,4 @@ def _times(
         for part, stage in zip(template.stages, pipeline.stages, strict=True)
     }
     own = [speeds.get(node_of[part], 1.0) for part in range(template.num_nodes)]
-    return times if set(own) == {1.0} else slowed(times, Pace(template, profile).on_parts(own))
+    return times if set(own) == {1.0} else slowed(times, TemplateSlowdown(template, profile).on_parts(own))

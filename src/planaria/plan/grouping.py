@@ -1,9 +1,9 @@
 """Grouping: which nodes of different speed make a pipeline together, so that the step is shortest.
 
-Which nodes go together, in which template, is chosen with the time model of `planaria.plan.speeds`: exactly where the
-nodes have few different speeds; else exactly among groups of neighbours in the order of speed. These are then best of
-all in about four cases of five; on 12 to 64 nodes they were 0.3% slower on average and 4% at worst, on clusters of up
-to 6 nodes whose speeds differ by up to a factor of 5, 2% and 50%.
+Which nodes go together, in which template, is chosen with the time model of `planaria.plan.pipeline_time`: exactly
+where the nodes have few different speeds; else exactly among groups of neighbours in the order of speed. These are best
+of all in about four cases of five; on 12 to 64 nodes they were 0.3% slower on average and 4% at worst, on clusters of
+up to 6 nodes whose speeds differ by up to a factor of 5, 2% and 50%.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
-from planaria.plan.batch import Times, check_batch, distribute
+from planaria.plan.batch import check_batch, distribute
 from planaria.plan.knapsack import fewer_nodes
+from planaria.plan.pipeline_time import Floats, Speeds, Template, TemplateSlowdown, Times, slowed, step_times
 from planaria.plan.plan import NodeId
 from planaria.plan.profile import ModelProfile
 from planaria.plan.settings import PlannerSettings
-from planaria.plan.speeds import Floats, Pace, Speeds, slowed, step_times
-from planaria.plan.templates import Template, check_replicas
+from planaria.plan.templates import check_replicas
 
 _Ints = npt.NDArray[np.int64]
 _NONE = -np.inf
@@ -81,7 +81,7 @@ class _Moves:
     def __init__(self, profile: ModelProfile, templates: Sequence[Template], num_microbatches: int) -> None:
         self.templates = templates
         self.num_microbatches = num_microbatches
-        self.paces = [Pace(template, profile) for template in templates]
+        self.paces = [TemplateSlowdown(template, profile) for template in templates]
         self.times = np.stack([step_times(template, num_microbatches) for template in templates])
         self._floor = -np.diff(self.times, axis=1).min(axis=1, initial=np.inf)
 

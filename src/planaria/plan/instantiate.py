@@ -14,14 +14,14 @@ from operator import attrgetter
 
 import numpy as np
 
-from planaria.plan.batch import Distribution, Times, check_batch, distribute
+from planaria.plan.batch import Distribution, check_batch, distribute
 from planaria.plan.grouping import group_nodes
 from planaria.plan.knapsack import Knapsack, fewer_nodes
+from planaria.plan.pipeline_time import Speeds, Template, TemplateSlowdown, Times, check_speeds, slowed, step_times
 from planaria.plan.plan import NodeId, Pipeline, Plan, Route, Stage, WorkerId
 from planaria.plan.profile import ModelProfile
 from planaria.plan.settings import PlannerSettings
-from planaria.plan.speeds import Pace, Speeds, check_speeds, slowed, step_times
-from planaria.plan.templates import Template, check_replicas
+from planaria.plan.templates import check_replicas
 from planaria.plan.zones import Role, Zones, differ, zone_of, zones_of_roles
 
 
@@ -298,7 +298,10 @@ def _instances(
     times = [step_times(template, settings.num_microbatches) for template in templates]
     if different != {1.0}:
         even = [[*different] * template.num_nodes for template in templates]
-        times = [slowed(time, Pace(t, profile).on_parts(s)) for time, t, s in zip(times, templates, even, strict=True)]
+        times = [
+            slowed(time, TemplateSlowdown(t, profile).on_parts(s))
+            for time, t, s in zip(times, templates, even, strict=True)
+        ]
     sizes = [template.num_nodes for template in templates]
     least = settings.fault_tolerance + 1 if number is None else number
     counts = fewest_seconds(sizes, times, len(ordered), least, settings.num_microbatches, most=number)

@@ -22,10 +22,10 @@ from itertools import count
 
 import numpy as np
 
-from planaria.plan.chain import Floats, Ints
 from planaria.plan.compiled import Work
-from planaria.plan.split_levels import MAX_COUNTS, RELAX, STAGES_PER_S
-from planaria.plan.split_space import Space, Split
+from planaria.plan.pipeline_time import Floats, Ints
+from planaria.plan.split_dp import MAX_COUNTS, RELAX, STAGES_PER_S
+from planaria.plan.splits import Space, Split
 
 TIE = 1e-9
 

@@ -13,10 +13,10 @@ import numpy as np
 
 from planaria.plan.device_order import DeviceOrders
 from planaria.plan.matching import Bools, Ints, Matching, cheapest, fill
+from planaria.plan.pipeline_time import Template, TemplateStage
 from planaria.plan.plan import Group, NodeId, Pipeline, PlanError, Stage, WorkerId
 from planaria.plan.sources import Busiest, Sources
 from planaria.plan.sources import Holders as Holders
-from planaria.plan.templates import Template, TemplateStage
 from planaria.plan.zones import Role, Zones, differ, replicas_by_zone, zone_of, zones_of_roles
 
 _ATTEMPTS = 4

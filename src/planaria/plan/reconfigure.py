@@ -14,14 +14,13 @@ from planaria.plan.aftermath import Change as Change
 from planaria.plan.aftermath import Reconfiguration as Reconfiguration
 from planaria.plan.errors import NoReplica as NoReplica
 from planaria.plan.errors import TooFewNodes as TooFewNodes
+from planaria.plan.pipeline_time import Speeds, Template
 from planaria.plan.plan import NodeId, Plan
 from planaria.plan.profile import ModelProfile
 from planaria.plan.reinstantiate import How as How
 from planaria.plan.reinstantiate import Situation, borrow_sizes, merge_sizes, reinstantiate, simple_sizes
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.sources import Holders
-from planaria.plan.speeds import Speeds
-from planaria.plan.templates import Template
 from planaria.plan.zones import Zones
 
 STEPS_AHEAD = 500

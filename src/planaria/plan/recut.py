@@ -12,10 +12,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from planaria.plan.batch import Times
+from planaria.plan.pipeline_time import Floats, Speeds, Times
 from planaria.plan.plan import NodeId, Pipeline, Stage
 from planaria.plan.profile import ModelProfile
-from planaria.plan.speeds import Floats, Speeds
 
 
 def recut(pipeline: Pipeline, profile: ModelProfile, speeds: Speeds, devices_per_node: int) -> Pipeline:

@@ -12,9 +12,9 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from planaria.plan.instantiate import place
+from planaria.plan.pipeline_time import Template
 from planaria.plan.plan import NodeId, Pipeline, Plan, Stage, WorkerId
 from planaria.plan.sources import Holders
-from planaria.plan.templates import Template
 from planaria.plan.zones import Zones
 
 Ring = tuple[NodeId | None, ...]

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from planaria.plan.chain import INTERPRETED_EVENTS_PER_S, Floats, Ints
 from planaria.plan.compiled import Kernel, Numbers, Work
-from planaria.plan.split_levels import longest_range
-from planaria.plan.split_paths import path_weights
-from planaria.plan.split_space import Space, Split, Walls
+from planaria.plan.pipeline_time import INTERPRETED_EVENTS_PER_S, Floats, Ints
+from planaria.plan.split_dp import longest_range, path_weights
+from planaria.plan.splits import PrefixCosts, Space, Split
 
 _SHARE_OF_BEAM = 0.1
 """Of the events, for what is done once they are spent: only to find good splits, at all numbers of stages together,"""
@@ -133,8 +132,8 @@ class BranchLook:
 
     def _width(self, target_s: float) -> int:
         """Stages that a branch may be continued by, at most."""
-        walls, most = self._space.ahead, target_s / self._num
-        return sum(longest_range(f + b, most) for f, b in zip(walls.forward_s, walls.backward_s, strict=True))
+        costs, most = self._space.ahead, target_s / self._num
+        return sum(longest_range(f + b, most) for f, b in zip(costs.forward_s, costs.backward_s, strict=True))
 
     def _grow(
         self, branches: _Branches, before: Floats, weights: Floats, after: int, budget_s: float
@@ -153,22 +152,22 @@ class BranchLook:
         self, branches: _Branches, place: int, devices: int, before: Floats, weights: Floats, after: int,
         budget_s: float,
     ) -> tuple[_Branches, Floats]:  # fmt: skip
-        space, walls = self._space, self._space.ahead
-        most = longest_range(walls.forward_s[place] + walls.backward_s[place], budget_s / weights[0, 2])
+        space, costs = self._space, self._space.ahead
+        most = longest_range(costs.forward_s[place] + costs.backward_s[place], budget_s / weights[0, 2])
         rows = np.flatnonzero((branches.used - 1) % space.per_node + 1 >= devices)
         start = branches.start[rows][:, None] - np.arange(1, most + 1)
         inside = start >= 0
         rows, start = rows[np.nonzero(inside)[0]], start[inside]
         used, end = branches.used[rows] - devices, branches.start[rows]
         way = before[used, start]
-        keep = (way < np.inf) & (walls.limit[place, start, end] >= after)
+        keep = (way < np.inf) & (costs.limit[place, start, end] >= after)
         rows, start, used, end, way = rows[keep], start[keep], used[keep], end[keep], way[keep]
-        forward = walls.forward_s[place, end] - walls.forward_s[place, start]
-        backward = walls.backward_s[place, end] - walls.backward_s[place, start]
-        link = walls.link_s[(branches.used[rows] % space.per_node != 0).astype(np.int64), end]
+        forward = costs.forward_s[place, end] - costs.forward_s[place, start]
+        backward = costs.backward_s[place, end] - costs.backward_s[place, start]
+        link = costs.link_s[(branches.used[rows] % space.per_node != 0).astype(np.int64), end]
         if not space.overlap:
             forward = forward + link
-            backward = backward + walls.link_s[(used % space.per_node != 0).astype(np.int64), start]
+            backward = backward + costs.link_s[(used % space.per_node != 0).astype(np.int64), start]
             link = np.zeros_like(link)
         there = branches.way_s[rows] + 2.0 * link
         passes = np.ones(len(rows), dtype=bool)
@@ -207,7 +206,7 @@ class BranchLook:
 
 def _slowest(times_s: Floats, space: Space, devices: int) -> Floats:
     """For each state: on any way there some stage or, with overlap, some message takes at least as long."""
-    walls: Walls = space.ahead
+    costs: PrefixCosts = space.ahead
     size = space.num_layers + 1
     plane = np.full((devices + 1, size), np.inf)
     plane[0, 0] = 0.0
@@ -218,7 +217,7 @@ def _slowest(times_s: Floats, space: Space, devices: int) -> Floats:
                 ways = np.maximum(plane[then - count][:, None], stages[place]).min(axis=0)
                 plane[then] = np.minimum(plane[then], ways)
         if space.overlap:
-            plane[then] = np.maximum(plane[then], walls.link_s[int(then % space.per_node != 0)])
+            plane[then] = np.maximum(plane[then], costs.link_s[int(then % space.per_node != 0)])
     return plane
 
 
@@ -227,7 +226,7 @@ def _bounds(
     drain_s: Numbers, loop_s: Numbers, lead: int, bounds_s: Numbers, clocks: Numbers, arrived: Numbers,
     left: Numbers,
 ) -> None:  # fmt: skip
-    """Writes `bounds_s`: as `planaria.plan.chain`, with what comes before the first stage."""
+    """Writes `bounds_s`: as `planaria.plan.pipeline_time`, with what comes before the first stage."""
     clock, down, up, stages = clocks[0], clocks[1], clocks[2], len(ahead)
     for c in range(len(bounds_s)):
         forwards, backwards, links = forward_s[c], backward_s[c], link_s[c]

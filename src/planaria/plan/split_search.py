@@ -1,6 +1,6 @@
 """The split with the shortest simulated step, and how sure that is: an exact search of a close model, then scoring.
 
-The close model of a split's step time is the longest of the paths of `planaria.plan.split_paths`: a lower bound of it,
+The close model of a split's step time is the longest of the paths of `planaria.plan.split_dp`: a lower bound of it,
 and most often equal to it. Whether some split has a model time of at most T is decided exactly but for one thing: the
 stages before and the stages after a stage are each taken at their shortest for the number of stages to come, although
 one split need not have both. So where no split passes, none has a step time of T or less: a certified lower bound. What
@@ -17,15 +17,14 @@ from itertools import islice
 
 import numpy as np
 
-from planaria.plan.chain import Floats, charged, times_s
 from planaria.plan.compiled import Work
+from planaria.plan.pipeline_time import Floats, charged, times_s
 from planaria.plan.plan import ScheduleKind
 from planaria.plan.split_branches import BranchLook
-from planaria.plan.split_paths import bounds_s
-from planaria.plan.split_planes import Planes, expected_s
+from planaria.plan.split_dp import DpTables, bounds_s, expected_s
 from planaria.plan.split_shared import Climb, Fit, Shared, limits_digest
-from planaria.plan.split_space import Space, Split
 from planaria.plan.split_stretches import StretchLook
+from planaria.plan.splits import Space, Split
 
 ENUMERATE = 2_000
 """Splits up to which all are scored."""
@@ -149,7 +148,7 @@ class StepTimeSearch:
         self._only_best = only_best
         self._seen: set[Split] = set()
         """What was scored, and neighbours that were left unscored."""
-        self._planes = Planes(space, nodes, num_microbatches, self._work)
+        self._tables = DpTables(space, nodes, num_microbatches, self._work)
 
     @property
     def scored(self) -> tuple[Split, ...]:
@@ -204,7 +203,7 @@ class StepTimeSearch:
             split = known[at]
             if split is None or self._space.allows(split):
                 return split
-        split = self._planes.shortest(cap_s, hidden)
+        split = self._tables.shortest(cap_s, hidden)
         if self._space is self._shared.widest:
             known[at] = split
         return split
@@ -323,7 +322,7 @@ class StepTimeSearch:
             split = self._shortest(high * wider, hidden)
             if split is not None:
                 self._keep(split)
-        if self._space.limited and (split := self._planes.fewest_stages()) is not None:
+        if self._space.limited and (split := self._tables.fewest_stages()) is not None:
             is_new = split not in self._times
             self._ask([split])
             if self._is_shared and is_new and split not in (best for _, best in self._top):
@@ -362,8 +361,8 @@ class StepTimeSearch:
 
     def _least_period(self) -> float:
         """No split's largest stage takes less: neither its slowest layer, nor an even share of the devices' time."""
-        walls, counts = self._space.ahead, self._space.counts
-        layers = np.diff(walls.forward_s + walls.backward_s, axis=1)
+        costs, counts = self._space.ahead, self._space.counts
+        layers = np.diff(costs.forward_s + costs.backward_s, axis=1)
         even = float((layers * counts[:, None]).min(axis=0).sum()) / (self._nodes * self._space.per_node)
         return max(float(layers.min(axis=0).max()), even)
 
@@ -372,8 +371,8 @@ class StepTimeSearch:
     def _descend(self) -> float:
         """Try step times below the best until no split has one; returns the largest that is known to have none."""
         cap = self._best() / self._num * (1 + _SLACK)
-        self._before = self._planes.ways(self._space.ahead, cap)
-        self._behind = self._planes.ways(self._space.back, cap)
+        self._before = self._tables.ways(self._space.ahead, cap)
+        self._behind = self._tables.ways(self._space.back, cap)
         low = max(float(self._before[-1, -1]), self._num * self._least_period()) * (1 - _SLACK)
         low = self._branch(self._planes_descend(low))
         return self._stretches(low) if self._stretched else low
@@ -423,8 +422,8 @@ class StepTimeSearch:
         """The shortest ways to each state of splits that may have a step time of at most `target_s`, if some may."""
         budget = target_s * (1 + _SLACK)
         whole = self._before + self._behind[::-1, ::-1] <= budget
-        behind = self._planes.behind(budget, [np.where(whole, self._before, np.inf)])
-        before, split = self._planes.before(budget, behind)
+        behind = self._tables.behind(budget, [np.where(whole, self._before, np.inf)])
+        before, split = self._tables.before(budget, behind)
         return None if split is None else before
 
     def _planes_descend(self, low: float) -> float:
@@ -459,8 +458,8 @@ class StepTimeSearch:
         before = [np.where(whole, self._before, np.inf)]
         split: Split | None = None
         for _ in range(rounds):
-            behind = self._planes.behind(budget, before)
-            before, split = self._planes.before(budget, behind)
+            behind = self._tables.behind(budget, before)
+            before, split = self._tables.before(budget, behind)
             if split is None:
                 return False
         assert split is not None

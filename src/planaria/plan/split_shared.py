@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from planaria.plan.chain import Ints
-from planaria.plan.split_space import Space, Split, Stages
+from planaria.plan.pipeline_time import Ints
+from planaria.plan.splits import Space, Split, Stages
 
 Times = dict[tuple[int, Split], float]
 """Of a number of microbatches and a split, simulated step times."""
@@ -65,9 +65,9 @@ class Shared:
 
 def limits_digest(space: Space, most_stages: int, longest_s: float) -> bytes:
     """The same for spaces whose stages of up to so many seconds may be followed by equally many others."""
-    walls = space.ahead
-    prefix = walls.forward_s + walls.backward_s
+    costs = space.ahead
+    prefix = costs.forward_s + costs.backward_s
     compute = prefix[:, None, :] - prefix[:, :, None]
     matters = (compute <= longest_s * (1 + 1e-6)) & np.triu(np.ones(compute.shape[1:], dtype=bool), k=1)
-    limits: Ints = np.where(matters, np.minimum(walls.limit, most_stages), 0)
+    limits: Ints = np.where(matters, np.minimum(costs.limit, most_stages), 0)
     return hashlib.sha256(limits.astype(np.int32).tobytes()).digest()

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from planaria.plan.chain import Floats, Ints
+from planaria.plan.pipeline_time import Floats, Ints
 from planaria.plan.plan import ScheduleKind
-from planaria.plan.split_levels import longest_range
-from planaria.plan.split_paths import path_weights
-from planaria.plan.split_space import Space, Split
+from planaria.plan.split_dp import longest_range, path_weights
+from planaria.plan.splits import Space, Split
 
 _GRAIN = 1e-7
 """Lengths of stretches are rounded down to this part of the budget, so that equal ones are equal."""
@@ -130,9 +129,9 @@ class StretchLook:
         budget_s: float,
     ) -> tuple[Ints, Ints, Floats, Ints, Floats]:
         """The stages on so many devices that follow the states and pass."""
-        space, walls = self._space, self._space.ahead
+        space, costs = self._space, self._space.ahead
         fits = (states.used % space.per_node + devices <= space.per_node) & (states.used + devices <= self._devices)
-        most = longest_range(walls.forward_s[place] + walls.backward_s[place], budget_s / self._num)
+        most = longest_range(costs.forward_s[place] + costs.backward_s[place], budget_s / self._num)
         before = np.flatnonzero(fits)
         end = states.start[before][:, None] + np.arange(1, most + 1)
         inside = end <= space.num_layers
@@ -140,14 +139,14 @@ class StretchLook:
         then = states.used[rows] + devices
         there = behind[self._devices - then, space.num_layers - end]
         start = states.start[rows]
-        keep = (there < np.inf) & (walls.limit[place, start, end] >= after)
+        keep = (there < np.inf) & (costs.limit[place, start, end] >= after)
         rows, end, then, start, there = rows[keep], end[keep], then[keep], start[keep], there[keep]
-        forward = walls.forward_s[place, end] - walls.forward_s[place, start]
-        backward = walls.backward_s[place, end] - walls.backward_s[place, start]
-        link = walls.link_s[(then % space.per_node != 0).astype(np.int64), end]
+        forward = costs.forward_s[place, end] - costs.forward_s[place, start]
+        backward = costs.backward_s[place, end] - costs.backward_s[place, start]
+        link = costs.link_s[(then % space.per_node != 0).astype(np.int64), end]
         if not space.overlap:
             forward = forward + link
-            backward = backward + walls.link_s[(states.used[rows] % space.per_node != 0).astype(np.int64), start]
+            backward = backward + costs.link_s[(states.used[rows] % space.per_node != 0).astype(np.int64), start]
             link = np.zeros_like(link)
         here, stretch = states.way_s[rows], states.stretch_s[rows]
         passes = self._stretches_pass(here, there, forward + backward, stretch, after, budget_s)

@@ -15,65 +15,17 @@ from itertools import pairwise
 
 import numpy as np
 
-from planaria.plan.chain import Chain, Floats
 from planaria.plan.compiled import Work
-from planaria.plan.costs import PipelineCost, StageCosts, pipeline_cost
+from planaria.plan.costs import StageCosts, pipeline_cost
 from planaria.plan.oobleck import OobleckSearch
+from planaria.plan.pipeline_time import Chain, Floats, Template, TemplateStage
 from planaria.plan.plan import PlanError
 from planaria.plan.profile import ModelProfile
 from planaria.plan.settings import Objective, PlannerSettings
-from planaria.plan.split_planes import expected_s, fewest_stages
+from planaria.plan.split_dp import expected_s, fewest_stages
 from planaria.plan.split_search import BUDGET, Found, StepTimeSearch
 from planaria.plan.split_shared import Shared
-from planaria.plan.split_space import Space, Split, spaces
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TemplateStage:
-    """A stage of a template; `node` counts from 0 within the template."""
-
-    first_layer: int
-    end_layer: int
-    node: int
-    num_devices: int = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Template:
-    """A pipeline shape for `num_nodes` nodes.
-
-    Attributes:
-        num_nodes: nodes that it takes.
-        stages: in layer order; the stages of a node are neighbours and use all its devices.
-        step_time_s: simulated, for the share of microbatches that templates are shaped for
-            (`PlannerSettings.microbatches_per_pipeline`; of a range its most). With whole backwards: where they are
-            split, a step is shorter.
-        cost: its time for any number of microbatches, as a line.
-        chain: its stages' times, for the simulated step time of any number of microbatches; None: not known.
-        objective_s: what was minimised: the step time (of a range, at the number of microbatches where it is furthest
-            from its bound), or Oobleck's T1 + T2 + T3.
-        lower_bound_s: no mapping onto as many nodes has a smaller objective; 0: not known.
-    """
-
-    num_nodes: int
-    stages: tuple[TemplateStage, ...]
-    step_time_s: float
-    cost: PipelineCost
-    chain: Chain | None = None
-    objective_s: float = 0.0
-    lower_bound_s: float = 0.0
-
-    @property
-    def gap(self) -> float:
-        """How far the template can be from the best, as a part of the bound: 0 where it is the best for certain."""
-        return self.objective_s / self.lower_bound_s - 1 if self.lower_bound_s else float("inf")
-
-    def time_s(self, num_microbatches: int) -> float:
-        return self.cost.time_s(num_microbatches)
-
-    def stages_of(self, node: int) -> tuple[TemplateStage, ...]:
-        """The stages on the template's node `node`."""
-        return tuple(stage for stage in self.stages if stage.node == node)
+from planaria.plan.splits import Space, Split, spaces
 
 
 def make_templates(

@@ -16,12 +16,12 @@ from planaria.estimate.rest import Stretch
 from planaria.estimate.restore import RestoreTime
 from planaria.plan.aftermath import Change
 from planaria.plan.ledger import Ledger
+from planaria.plan.pipeline_time import Template
 from planaria.plan.placement import Holders
 from planaria.plan.plan import NodeId, Plan, WorkerId
 from planaria.plan.replicas import lacking
 from planaria.plan.salvage import LayerHolders, left_undone
 from planaria.plan.takeover import resume
-from planaria.plan.templates import Template
 from planaria.plan.warm_up import warm_up
 from planaria.policy.candidate_record import CandidateRecord
 from planaria.policy.finishing import quickest

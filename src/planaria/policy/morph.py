@@ -22,12 +22,11 @@ from planaria.estimate.transition import transfer_time
 from planaria.plan.aftermath import Aftermath
 from planaria.plan.errors import TooFewNodes
 from planaria.plan.grid import Grid, grids, is_grid, shape
+from planaria.plan.pipeline_time import Template, step_times
 from planaria.plan.placement import Holders
 from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError
 from planaria.plan.replicas import lacking
 from planaria.plan.settings import PlannerSettings
-from planaria.plan.speeds import step_times
-from planaria.plan.templates import Template
 from planaria.policy.candidate_record import CandidateRecord
 from planaria.policy.forecast import FailureForecast
 from planaria.policy.interface import Candidate, Policy, ReplanRequest

@@ -18,12 +18,12 @@ from planaria.estimate.transition import wait_s
 from planaria.plan.aftermath import Aftermath, Change
 from planaria.plan.compiled import numba_is_loaded
 from planaria.plan.instantiate import initial_plan
+from planaria.plan.pipeline_time import Speeds, Template
 from planaria.plan.plan import NodeId, Plan, PlanError, ScheduleKind, WorkerId
 from planaria.plan.profile import ModelProfile
 from planaria.plan.reconfigure import searched
 from planaria.plan.settings import PlannerSettings
-from planaria.plan.speeds import Speeds
-from planaria.plan.templates import Template, fewest_nodes, make_templates
+from planaria.plan.templates import fewest_nodes, make_templates
 from planaria.plan.zones import Zones
 from planaria.policy.sentences import size
 

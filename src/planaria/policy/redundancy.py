@@ -18,18 +18,17 @@ from typing import Self
 import msgspec
 import numpy as np
 
-from planaria.plan.batch import Times, distribute
+from planaria.plan.batch import distribute
 from planaria.plan.costs import StageCosts
 from planaria.plan.errors import TooFewNodes
 from planaria.plan.instantiate import contiguous_routes, place
+from planaria.plan.pipeline_time import Template, Times, step_times
 from planaria.plan.placement import Holders
 from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError, Stage, WorkerId, runs_of
 from planaria.plan.replicas import lacking
 from planaria.plan.ring import Lacks, left_in_place, refilled, ring_shadows, spread
 from planaria.plan.salvage import LayerHolders
-from planaria.plan.speeds import step_times
 from planaria.plan.takeover import in_the_ring, taken_over, without_owned
-from planaria.plan.templates import Template
 from planaria.plan.transfers import transfers
 from planaria.policy.interface import Candidate, Policy, ReplanRequest
 from planaria.policy.planner import Planner

@@ -13,12 +13,11 @@ from operator import attrgetter
 from typing import Self, TypeVar
 
 from planaria.plan.batch import Undistributable
+from planaria.plan.pipeline_time import Speeds, Template, step_times
 from planaria.plan.plan import NodeId, Plan, PlanError
 from planaria.plan.reconfigure import STEPS_AHEAD, How, Reconfiguration, reconfigure
 from planaria.plan.respeed import candidates
 from planaria.plan.settings import PlannerSettings
-from planaria.plan.speeds import Speeds, step_times
-from planaria.plan.templates import Template
 from planaria.policy.interface import Candidate, Policy, ReplanRequest
 from planaria.policy.planner import Planner
 from planaria.policy.sentences import begun, why, why_at_speeds

@@ -14,14 +14,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from planaria.plan.aftermath import Aftermath, Reconfiguration
-from planaria.plan.batch import Times, distribute
+from planaria.plan.batch import distribute
 from planaria.plan.instantiate import fewest_seconds, instantiate
+from planaria.plan.pipeline_time import Template, Times, step_times
 from planaria.plan.plan import Plan, PlanError
 from planaria.plan.reinstantiate import How
 from planaria.plan.respeed import PROMISING
 from planaria.plan.settings import PlannerSettings
-from planaria.plan.speeds import step_times
-from planaria.plan.templates import Template
 from planaria.policy.interface import Candidate, ReplanRequest
 from planaria.policy.planner import LEAN, Planner
 from planaria.policy.sentences import count, shape

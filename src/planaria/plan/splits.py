@@ -17,9 +17,9 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from planaria.plan.chain import Floats, Ints
 from planaria.plan.compiled import Numbers
 from planaria.plan.costs import StageCosts
+from planaria.plan.pipeline_time import Floats, Ints
 from planaria.plan.plan import ScheduleKind
 from planaria.plan.profile import ModelProfile
 from planaria.plan.settings import PlannerSettings
@@ -35,7 +35,7 @@ Stages = tuple[Ints, Ints, Ints, Ints]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Walls:
+class PrefixCosts:
     """The arrays of one direction; see `Space`.
 
     Attributes:
@@ -67,13 +67,13 @@ class Walls:
         forward_s, backward_s, link_s, limit, limit_to = (array.tolist() for array in self._arrays)
         return forward_s, backward_s, link_s, limit, limit_to
 
-    def reversed(self) -> Walls:
+    def reversed(self) -> PrefixCosts:
         """The same seen from the last layer and the last device."""
 
         def sums(values: Floats) -> Floats:
             return np.ascontiguousarray(values[:, -1:] - values[:, ::-1])
 
-        return Walls(
+        return PrefixCosts(
             forward_s=sums(self.forward_s),
             backward_s=sums(self.backward_s),
             link_s=np.ascontiguousarray(self.link_s[:, ::-1]),
@@ -100,8 +100,8 @@ class Space:
     counts: Ints
     schedule: ScheduleKind
     overlap: bool
-    ahead: Walls
-    back: Walls = field(init=False)
+    ahead: PrefixCosts
+    back: PrefixCosts = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "back", self.ahead.reversed())
@@ -115,11 +115,11 @@ class Space:
         """Forward, backward and link times of the chains of splits with equally many stages, one a row."""
         place, start, end, devices = self.stages(splits)
         within = (np.cumsum(devices, axis=1) % self.per_node != 0).astype(np.int64)
-        walls = self.ahead
+        costs = self.ahead
         return (
-            walls.forward_s[place, end] - walls.forward_s[place, start],
-            walls.backward_s[place, end] - walls.backward_s[place, start],
-            walls.link_s[within, end][:, :-1],
+            costs.forward_s[place, end] - costs.forward_s[place, start],
+            costs.backward_s[place, end] - costs.backward_s[place, start],
+            costs.link_s[within, end][:, :-1],
         )
 
     def fits(self, split: Split) -> bool:
@@ -154,7 +154,7 @@ class Space:
 
     @cached_property
     def _follow(self) -> dict[int, list[list[int]]]:
-        """The limits of stages of each number of devices, see `Walls`."""
+        """The limits of stages of each number of devices, see `PrefixCosts`."""
         return dict(zip(self.counts.tolist(), self.ahead.limit.tolist(), strict=True))
 
     def splits(self, nodes: int, most: int) -> list[Split] | None:
@@ -274,7 +274,7 @@ def make_space(
         counts=np.array(usable, dtype=np.int64),
         schedule=settings.schedule,
         overlap=settings.overlap,
-        ahead=Walls(
+        ahead=PrefixCosts(
             forward_s=_prefix([[t.forward_s for t in row] for row in times], profile.num_layers),
             backward_s=_prefix([[t.backward_s for t in row] for row in times], profile.num_layers),
             link_s=np.array([[costs.link_s(at, same_node=same) for at in boundaries] for same in (False, True)]),

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planaria.estimate.step_time import simulate
-from planaria.plan.chain import Chain, Floats, charged, times_s
 from planaria.plan.compiled import Work
 from planaria.plan.instantiate import initial_plan
+from planaria.plan.pipeline_time import Chain, Floats, charged, times_s
 from planaria.plan.plan import NodeId, ScheduleKind
 from planaria.plan.profile import ModelProfile
 from planaria.plan.settings import PlannerSettings
-from planaria.plan.split_paths import bounds_s, path_weights
+from planaria.plan.split_dp import bounds_s, path_weights
 from planaria.plan.templates import make_templates
 from tests.plan.profiles import random_profiles
 
