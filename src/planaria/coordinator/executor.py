@@ -10,24 +10,20 @@ from planaria.coordinator.agents import Agents
 from planaria.coordinator.connection import Connection
 from planaria.coordinator.journal import Journal
 from planaria.coordinator.manifests import ManifestWriter
-from planaria.coordinator.nodes import Nodes
 from planaria.coordinator.switchboard import Switchboard
-from planaria.plan.plan import NodeId, WorkerId
+from planaria.plan.plan import WorkerId
 from planaria.protocol.admission import Admission
 from planaria.protocol.enrolment import Farewell
 from planaria.protocol.events import (
     Command,
     Discard,
-    Evict,
     Finish,
     Publish,
-    Release,
     Send,
     SetTimer,
     WriteManifest,
 )
 from planaria.protocol.journal import JournalEntry
-from planaria.protocol.judge import Judge
 from planaria.protocol.messages import Message, PlanMessage, encode
 from planaria.protocol.plan_update import difference
 from planaria.protocol.records import AnyRecord, Note, RunStatus
@@ -41,8 +37,6 @@ class Executor:
     Args:
         switchboard: the way to connections.
         admission: whose connection is whose.
-        judge: told of whom nobody needs to judge any more.
-        nodes: the launcher's side.
         agents: of nodes on other hosts, if nodes are there.
         journal: open.
         manifests: makes checkpoints whole.
@@ -58,8 +52,6 @@ class Executor:
         self,
         switchboard: Switchboard,
         admission: Admission[Connection],
-        judge: Judge,
-        nodes: Nodes,
         agents: Agents | None,
         journal: Journal,
         manifests: ManifestWriter,
@@ -70,8 +62,6 @@ class Executor:
         self.timer_s: float | None = None
         self._switchboard = switchboard
         self._admission = admission
-        self._judge = judge
-        self._nodes = nodes
         self._agents = agents
         self._journal = journal
         self._manifests = manifests
@@ -89,10 +79,6 @@ class Executor:
                 self._tell_again(record, time.time())
             case Publish(record):
                 self._publish(record)
-            case Evict(node):
-                self.evict(node)
-            case Release(node):
-                self._admission.release(node)
             case WriteManifest() | Discard():
                 self._manifests.order(command)
             case SetTimer(seconds):
@@ -115,17 +101,6 @@ class Executor:
             update = difference(before, message) if before and isinstance(message, PlanMessage) else None
             self._encoded = (message, before, encode(update or message))
         self._switchboard.say(connection, self._encoded[2])
-
-    def evict(self, node: NodeId) -> None:
-        """Kill what can be killed of it, and hear no more of it."""
-        connections = self._admission.fence(node)
-        self._nodes.kill(node)
-        if self._agents is not None:
-            self._agents.kill(node)
-        for connection in connections:
-            self._switchboard.hang_up(connection)
-        for worker in self._admission.workers_of(node):
-            self._judge.liveness.forget(worker, time.monotonic())
 
     def warn(self, text: str) -> None:
         self._publish(Note(level="warning", text=text))

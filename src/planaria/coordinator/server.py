@@ -148,8 +148,6 @@ class Server(Reception[Connection]):
         self._executor = Executor(
             self._switchboard,
             self._admission,
-            self._judge,
-            nodes,
             agents,
             journal,
             self._manifests,
@@ -327,8 +325,16 @@ class Server(Reception[Connection]):
         self._requests.answer_saved()
 
     def _carry_out(self, command: Command) -> None:
-        self._executor.carry_out(command)
+        super()._carry_out(command)
         self._pass(command)
+
+    def _execute(self, command: Command) -> None:
+        self._executor.carry_out(command)
+
+    def _kill(self, node: NodeId) -> None:
+        self._nodes.kill(node)
+        if self._agents is not None:
+            self._agents.kill(node)
 
     def _pass(self, thing: Event | Command) -> None:
         """A point at which the user may want this process to die."""
@@ -366,7 +372,7 @@ class Server(Reception[Connection]):
         if self._executor.finished is not None or self._admission.is_fenced(node):
             return
         if self._admission.is_empty(node):
-            self._executor.evict(node)
+            self.evict(node)
             self._executor.warn(f"node {node} ended before it had joined ({cause}). Look into the logs of its workers.")
 
     def say(self, connection: Connection, body: bytes) -> None:

@@ -17,9 +17,11 @@ from planaria.protocol.events import (
     Command,
     DecisionTook,
     Event,
+    Evict,
     NodeGone,
     RanOut,
     Received,
+    Release,
     Restarted,
     Send,
     WorkerJoined,
@@ -87,7 +89,15 @@ class Reception(ABC, Generic[Connection]):
         """Whether a node's processes are known to be there, and not stopped."""
 
     @abstractmethod
-    def _carry_out(self, command: Command) -> None: ...
+    def _execute(self, command: Command) -> None:
+        """What the machine commands, but for what is done with nodes."""
+
+    @abstractmethod
+    def _kill(self, node: NodeId) -> None:
+        """Kill what can be killed of it."""
+
+    @abstractmethod
+    def hang_up(self, connection: Connection) -> None: ...
 
     def _why(self, cause: str) -> tuple[str, RanOut | None]:
         """Why a node is lost, if more is known of it than its end."""
@@ -195,6 +205,15 @@ class Reception(ABC, Generic[Connection]):
         for node, cause in self._judge.verdicts(now, self._is_runnable, lambda: self._machine.timing.expectation):
             self.lose(node, cause)
 
+    def evict(self, node: NodeId) -> None:
+        """Kill what can be killed of it, and hear no more of it."""
+        connections = self._admission.fence(node)
+        self._kill(node)
+        for connection in connections:
+            self.hang_up(connection)
+        for worker in self._admission.workers_of(node):
+            self._judge.liveness.forget(worker, self._now())
+
     # The machine
 
     def handle(self, event: Event) -> None:
@@ -204,6 +223,15 @@ class Reception(ABC, Generic[Connection]):
         if any(isinstance(command, Send) and isinstance(command.message, PlanMessage) for command in commands):
             for command in self._machine.handle(DecisionTook(took_s), self._now()):
                 self._carry_out(command)
+
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case Evict(node):
+                self.evict(node)
+            case Release(node):
+                self._admission.release(node)
+            case _:
+                self._execute(command)
 
     def _decided(self, event: Event) -> tuple[tuple[Command, ...], float]:
         """What follows from an event, and the seconds that it took to decide."""

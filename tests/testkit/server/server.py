@@ -16,14 +16,12 @@ from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.events import (
     Command,
     Event,
-    Evict,
     Finish,
     Idle,
     ManifestFailed,
     ManifestWritten,
     Publish,
     Received,
-    Release,
     Send,
     SetTimer,
     TimerDue,
@@ -228,8 +226,10 @@ class Server(Reception[Connection]):
             pieces -= 1
 
     def _carry_out(self, command: Command) -> None:
-        if self._is_dead:
-            return
+        if self._lives:
+            super()._carry_out(command)
+
+    def _execute(self, command: Command) -> None:
         cluster = self._cluster
         match command:
             case Send(worker, message):
@@ -238,10 +238,6 @@ class Server(Reception[Connection]):
                 cluster.write_journal(command)
             case Publish(record, again):
                 cluster.publish(record, again=again)
-            case Evict(node):
-                self._evict(node)
-            case Release(node):
-                self.admission.release(node)
             case WriteManifest():
                 if cluster.weather.writes_later:
                     self._clock.after(self._clock.vary(cluster.weather.compute_s), partial(self._manifest, command))
@@ -278,11 +274,9 @@ class Server(Reception[Connection]):
         connection.send(message)
         self._cluster.happened(f"Send {type(message).__name__}")
 
-    def _evict(self, node: NodeId) -> None:
+    def _kill(self, node: NodeId) -> None:
         self._cluster.witness.evicted(node)
-        connections = self.admission.fence(node)
         self._cluster.kill_where_possible(node)
-        for connection in connections:
-            connection.close()
-        for worker in self.admission.workers_of(node):
-            self._judge.liveness.forget(worker, self._clock.now)
+
+    def hang_up(self, connection: Connection) -> None:
+        connection.close()
