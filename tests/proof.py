@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Any
 
 import pytest
 from _pytest.mark import ParameterSet
 
-T = TypeVar("T")
 
-
-def rest_in_proof(values: Iterable[T], kept: int = 1) -> list[ParameterSet]:
+def rest_in_proof(values: Iterable[Any], kept: int = 1) -> list[ParameterSet]:
     """Returns a test's parameters, of which all but the first are left to `make proof`."""
-    return [pytest.param(value, marks=[pytest.mark.proof] * (at >= kept)) for at, value in enumerate(values)]
+    return [
+        pytest.param(*value.values if isinstance(value, ParameterSet) else (value,), marks=[pytest.mark.proof] * rest)
+        for rest, value in ((at >= kept, value) for at, value in enumerate(values))
+    ]

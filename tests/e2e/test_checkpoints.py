@@ -11,6 +11,7 @@ from planaria.job.settings import Job
 from planaria.protocol.records import AnyRecord, StepCommitted
 from tests.e2e.conftest import Run
 from tests.e2e.jobs import Outcome, make_job
+from tests.proof import rest_in_proof
 
 Reference = Callable[[Job], Outcome]
 
@@ -39,14 +40,14 @@ class BrokenDisk:
 def test_a_disk_that_cannot_be_written_stops_nothing_and_is_said(
     tmp_path: Path, text: Path, run: Run, reference: Reference
 ) -> None:
-    job = make_job(text, train__steps=30, run__checkpoint_every=1)
-    outcome = run(job, observers=[BrokenDisk(tmp_path / "run-0" / "checkpoints", 5, 15)])
+    job = make_job(text, train__steps=20, run__checkpoint_every=1)
+    outcome = run(job, observers=[BrokenDisk(tmp_path / "run-0" / "checkpoints", 4, 10)])
     outcome.assert_same_bits(reference(job))
     assert any("is given up: " in note["text"] for note in outcome.events("note"))
-    assert outcome.events("checkpoint_saved")[-1]["step"] == 30
+    assert outcome.events("checkpoint_saved")[-1]["step"] == 20
 
 
-@pytest.mark.parametrize("at", ["apply", "forward", "vote"])
+@pytest.mark.parametrize("at", rest_in_proof(["apply", "forward", "vote"]))
 def test_kills_while_every_step_is_saved(at: str, text: Path, run: Run, reference: Reference) -> None:
     """What is given up is never used, and what is saved is what the reference has."""
     job = make_job(text, run__checkpoint_every=1)
@@ -55,11 +56,11 @@ def test_kills_while_every_step_is_saved(at: str, text: Path, run: Run, referenc
 
 
 def test_every_replica_of_a_layer_is_lost_soon_after_a_save(text: Path, run: Run, reference: Reference) -> None:
-    job = make_job(text, train__steps=40, run__checkpoint_every=2)
+    job = make_job(text, train__steps=16, run__checkpoint_every=2)
     first = run(make_job(text)).events("plan_taken")[0]["pipelines"]
-    faults = [f"kill:node={stages[0][0]},step=21,at=backward" for stages in first]
+    faults = [f"kill:node={stages[0][0]},step=11,at=backward" for stages in first]
     outcome = run(job, *faults)
     restored = outcome.events("restored")
-    assert [event["from_step"] for event in restored] == [20]
-    assert 0 < restored[0]["to_step"] <= 20
+    assert [event["from_step"] for event in restored] == [10]
+    assert 0 < restored[0]["to_step"] <= 10
     outcome.assert_same_bits(reference(job))

@@ -12,9 +12,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
+from click.testing import CliRunner
 
+from planaria.cli.main import cli
 from tests.e2e.jobs import MODELS
+from tests.e2e.test_emulated import profile
+from tests.proof import rest_in_proof
 
 DEADLINE_S = 60.0
 
@@ -39,6 +44,23 @@ microbatch = 1
 sequence_length = 16
 [cluster]
 nodes = 4
+"""
+        )
+
+    def write_emulated_job(self, steps: int) -> None:
+        """Four workers that compute nothing: it starts quickly, and a step takes a tenth of a second."""
+        (self.folder / "profile.json").write_bytes(msgspec.json.encode(profile()))
+        (self.folder / "job.toml").write_text(
+            f"""
+[train]
+steps = {steps}
+global_batch = 8
+microbatch = 1
+sequence_length = 16
+[cluster]
+nodes = 4
+device = "emulated"
+profile = "profile.json"
 """
         )
 
@@ -137,7 +159,7 @@ def test_interrupt_saves_and_resume_ends_with_the_references_bits(command: Comma
     assert summary(command)["weights_sha256"] == alone["weights_sha256"]
 
 
-@pytest.mark.parametrize("begun", ["runs/job/job.json", "measuring"])
+@pytest.mark.parametrize("begun", rest_in_proof(["runs/job/job.json", "measuring"]))
 def test_an_interrupt_before_anything_was_recorded_leaves_the_name_free(
     command: Command, text: Path, begun: str
 ) -> None:
@@ -199,10 +221,14 @@ def test_workers_do_not_outlive_the_command(command: Command, text: Path) -> Non
         (["train.stepz=3"], ["train.stepz", "steps"]),
     ],
 )
-def test_bad_input_is_one_line(settings: list[str], words: list[str], command: Command, text: Path) -> None:
+def test_bad_input_is_one_line(
+    settings: list[str], words: list[str], command: Command, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     command.write_job(text)
-    status, said = command.run("train", "job.toml", *(f"--set={setting}" for setting in settings))
-    assert status == 2, said
+    monkeypatch.chdir(command.folder)
+    result = CliRunner().invoke(cli, ["train", "job.toml", *(f"--set={setting}" for setting in settings)])
+    said = result.output
+    assert result.exit_code == 2, said
     assert said.count("\n") == 1, said
     assert "Traceback" not in said
     assert all(word in said for word in words), said

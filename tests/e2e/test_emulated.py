@@ -19,6 +19,7 @@ from planaria.plan.plan import Group
 from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile, StepCosts
 from tests.e2e.conftest import Run
 from tests.e2e.jobs import Outcome
+from tests.proof import rest_in_proof
 
 Reference = Callable[[Job], Outcome]
 
@@ -77,7 +78,7 @@ min_nodes_per_pipeline = 2
     return parse_job(lines, overrides=overrides, origin="test")
 
 
-@pytest.mark.parametrize("at", ["forward", "backward", "recv", "sync", "vote"])
+@pytest.mark.parametrize("at", rest_in_proof(["backward", "recv", "forward", "sync", "vote"], kept=2))
 def test_a_kill_during_a_wait(at: str, profile_file: Path, run: Run, reference: Reference) -> None:
     job = make_job(profile_file)
     outcome = run(job, f"kill:node=3,step=2,at={at}")

@@ -18,6 +18,7 @@ import pytest
 from planaria.checkpoint.manifest import read_manifest
 from tests.e2e.agents import NUM_NODES, Hosts, end_all, family
 from tests.e2e.test_command import DEADLINE_S, Command, command, descendants, summary, wait_until
+from tests.proof import rest_in_proof
 
 __all__ = ["command"]
 
@@ -38,9 +39,9 @@ def assert_saved(command: Command, status: str = "interrupted") -> None:
     assert wait_until(lambda: not descendants(command.folder))
 
 
-@pytest.mark.parametrize("number", [Signals.SIGTERM, Signals.SIGHUP])
-def test_a_signal_saves_however_often_it_comes(command: Command, text: Path, number: Signals) -> None:
-    command.write_job(text, steps=ENDLESS)
+@pytest.mark.parametrize("number", rest_in_proof([Signals.SIGTERM, Signals.SIGHUP]))
+def test_a_signal_saves_however_often_it_comes(command: Command, number: Signals) -> None:
+    command.write_emulated_job(ENDLESS)
     process = command.start("train", "job.toml")
     command.wait_for_step(2)
     for _ in range(3):
@@ -52,7 +53,7 @@ def test_a_signal_saves_however_often_it_comes(command: Command, text: Path, num
     assert_saved(command)
 
 
-@pytest.mark.parametrize("number", [Signals.SIGTERM, Signals.SIGHUP])
+@pytest.mark.parametrize("number", rest_in_proof([Signals.SIGTERM, Signals.SIGHUP]))
 def test_a_signal_before_anything_was_recorded_leaves_the_name_free(
     command: Command, text: Path, number: Signals
 ) -> None:
@@ -74,9 +75,9 @@ def test_a_signal_before_anything_was_recorded_leaves_the_name_free(
     assert not (command.folder / "runs" / "job").exists()
 
 
-def test_a_terminal_that_closes(command: Command, text: Path) -> None:
+def test_a_terminal_that_closes(command: Command) -> None:
     """Its processes get SIGHUP, and what they write there is refused."""
-    command.write_job(text, steps=ENDLESS)
+    command.write_emulated_job(ENDLESS)
     master, slave = os.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "planaria.cli.main", "train", "job.toml"],
@@ -102,8 +103,8 @@ def test_a_terminal_that_closes(command: Command, text: Path) -> None:
     assert_saved(command)
 
 
-def test_a_pipe_that_closes(command: Command, text: Path) -> None:
-    command.write_job(text, steps=ENDLESS)
+def test_a_pipe_that_closes(command: Command) -> None:
+    command.write_emulated_job(ENDLESS)
     process = command.start("train", "job.toml")
     command.wait_for_step(2)
     assert process.stderr is not None
@@ -114,9 +115,9 @@ def test_a_pipe_that_closes(command: Command, text: Path) -> None:
     assert_saved(command)
 
 
-def test_a_run_that_was_told_to_ignore_hangups(command: Command, text: Path) -> None:
+def test_a_run_that_was_told_to_ignore_hangups(command: Command) -> None:
     """As nohup does."""
-    command.write_job(text, steps=ENDLESS)
+    command.write_emulated_job(ENDLESS)
     process = subprocess.Popen(
         [sys.executable, "-m", "planaria.cli.main", "train", "job.toml"],
         cwd=command.folder,
@@ -127,14 +128,14 @@ def test_a_run_that_was_told_to_ignore_hangups(command: Command, text: Path) -> 
     command.wait_for_step(2)
     process.send_signal(signal.SIGHUP)
     steps = (command.folder / "runs" / "job" / "metrics.jsonl").read_text().count("\n")
-    command.wait_for_step(steps + 20)
+    command.wait_for_step(steps + 5)
     process.send_signal(signal.SIGTERM)
     assert process.wait(DEADLINE_S) == 128 + signal.SIGTERM
     assert_saved(command)
 
 
-def test_a_run_that_is_stopped_ends_well(command: Command, text: Path) -> None:
-    command.write_job(text, steps=ENDLESS)
+def test_a_run_that_is_stopped_ends_well(command: Command) -> None:
+    command.write_emulated_job(ENDLESS)
     process = command.start("train", "job.toml")
     command.wait_for_step(2)
     assert command.start("stop", "runs/job").wait(DEADLINE_S) == 0
@@ -144,7 +145,7 @@ def test_a_run_that_is_stopped_ends_well(command: Command, text: Path) -> None:
     assert_saved(command, "stopped")
 
 
-@pytest.mark.parametrize("arguments", [["plan", "--help"], ["train", "--help"], ["--help"]])
+@pytest.mark.parametrize("arguments", rest_in_proof([["plan", "--help"], ["train", "--help"], ["--help"]]))
 def test_a_command_whose_output_nobody_reads(command: Command, arguments: list[str]) -> None:
     """As with `planaria plan ... | head -1`."""
     reader, writer = os.pipe()
@@ -165,10 +166,10 @@ def test_a_command_whose_output_nobody_reads(command: Command, arguments: list[s
 # A signal to every process
 
 
-@pytest.mark.parametrize("number", [Signals.SIGTERM, Signals.SIGHUP, Signals.SIGINT])
-def test_a_signal_to_every_process_of_a_run(command: Command, text: Path, number: Signals) -> None:
+@pytest.mark.parametrize("number", rest_in_proof([Signals.SIGTERM, Signals.SIGHUP, Signals.SIGINT]))
+def test_a_signal_to_every_process_of_a_run(command: Command, number: Signals) -> None:
     """As systemd sends it to a service, SLURM to a job, a terminal to whoever is in the foreground."""
-    command.write_job(text, steps=ENDLESS)
+    command.write_emulated_job(ENDLESS)
     process = command.start("train", "job.toml")
     command.wait_for_step(2)
     for pid in family(process.pid)[1:]:
@@ -182,9 +183,9 @@ def test_a_signal_to_every_process_of_a_run(command: Command, text: Path, number
     assert "the coordinator is gone" not in events
 
 
-def test_a_signal_to_every_process_while_they_are_started(command: Command, text: Path) -> None:
+def test_a_signal_to_every_process_while_they_are_started(command: Command) -> None:
     """The process that starts others is itself one that starts."""
-    command.write_job(text, steps=ENDLESS)
+    command.write_emulated_job(ENDLESS)
     process = command.start("train", "job.toml")
     assert wait_until(lambda: len(family(process.pid)) > 1)
     for pid in family(process.pid)[1:]:

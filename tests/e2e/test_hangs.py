@@ -10,11 +10,12 @@ import pytest
 from planaria.job.settings import Job
 from tests.e2e.conftest import Run
 from tests.e2e.jobs import Outcome, make_job
+from tests.proof import rest_in_proof
 
 Reference = Callable[[Job], Outcome]
 
 
-@pytest.mark.parametrize("at", ["forward", "recv", "sync", "vote"])
+@pytest.mark.parametrize("at", rest_in_proof(["forward", "sync", "recv", "vote"], kept=2))
 def test_a_node_that_is_stopped_is_lost(at: str, text: Path, run: Run, reference: Reference) -> None:
     job = make_job(text)
     outcome = run(job, f"hang:node=2,step=3,at={at}")
@@ -24,7 +25,7 @@ def test_a_node_that_is_stopped_is_lost(at: str, text: Path, run: Run, reference
     assert lost["cause"].startswith("silent for")
 
 
-@pytest.mark.parametrize("at", ["forward", "backward", "apply"])
+@pytest.mark.parametrize("at", rest_in_proof(["backward", "forward", "apply"]))
 def test_a_main_thread_that_hangs_is_found_though_its_process_answers(
     at: str, text: Path, run: Run, reference: Reference
 ) -> None:

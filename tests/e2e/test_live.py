@@ -73,7 +73,7 @@ def test_a_job_waits_for_nodes_and_goes_on_with_the_one_that_is_added(
 
 
 def test_a_node_is_drained(folder: Path, text: Path, run: Run, reference: Reference) -> None:
-    job = make_job(text, cluster__nodes=5, train__steps=60)
+    job = make_job(text, cluster__nodes=5, train__steps=25)
     user = User(folder, StepCommitted, lambda run_folder: live.drain(run_folder, 1, 0.0))
     outcome = run(job, observers=[user])
     assert user.answer == "node 1 hands over its work and ends after the next steps"
@@ -92,12 +92,12 @@ def test_a_run_is_stopped(folder: Path, text: Path, run: Run) -> None:
 
 def test_what_cannot_be_done_is_said(folder: Path, text: Path, run: Run) -> None:
     user = User(folder, StepCommitted, lambda run_folder: live.drain(run_folder, 77, 0.0))
-    run(make_job(text, train__steps=60), observers=[user])
+    run(make_job(text, train__steps=20), observers=[user])
     assert isinstance(user.answer, UserError)
     assert "node 77 is not there. The nodes are 0, 1, 2, 3, 4, 5, 6" in str(user.answer)
     with pytest.raises(UserError, match="does not run now"):
         live.drain(folder, 1, 0.0)
-    assert live.status(folder, as_json=False).startswith(f"{folder}: completed: 60 of 60 steps, loss ")
+    assert live.status(folder, as_json=False).startswith(f"{folder}: completed: 20 of 20 steps, loss ")
     assert msgspec.json.decode(live.status(folder, as_json=True))["phase"] == "ended"
 
 

@@ -250,6 +250,7 @@ def test_two_workers_that_do_not_reach_each_other(cluster: Callable[..., Cluster
     assert {event["node"] for event in job.events("node_lost")} <= {first, second, *range(6, 100)}
 
 
+@pytest.mark.proof
 def test_what_is_sent_to_one_worker_vanishes(cluster: Callable[..., Cluster], reference: Reference) -> None:
     """The coordinator hears the worker, and the worker does not hear the coordinator."""
     job = cluster()
@@ -278,6 +279,7 @@ def test_the_coordinator_is_cut_off_from_everybody(cluster: Callable[..., Cluste
     assert job.nodes_in_plan() <= set(range(6))
 
 
+@pytest.mark.proof
 def test_a_real_model_on_hosts(cluster: Callable[..., Cluster], reference: Reference) -> None:
     """State and sums go through the network; one host goes for a while, and one for good after a notice."""
     job = cluster(REAL)
@@ -298,6 +300,7 @@ def test_a_real_model_on_hosts(cluster: Callable[..., Cluster], reference: Refer
     assert len(lost) == 1, lost
 
 
+@pytest.mark.proof
 def test_two_devices_a_node_and_a_drain(cluster: Callable[..., Cluster], reference: Reference) -> None:
     job = cluster(EMULATED + "devices_per_node = 2\n", 5)
     assert "5 nodes: 0, 1, 2, 3, 4" in job.ask("status", "runs/job")

@@ -41,7 +41,7 @@ def assert_one_node_left(outcome: Outcome, reference: Outcome, cause: str) -> No
 def test_a_function_gives_notice(tmp_path: Path, text: Path, run: Run, reference: Reference) -> None:
     """The first node that asks is the one to go."""
     (tmp_path / "one_of_them.py").write_text(ONE_OF_THEM.format(claim=str(tmp_path / "claim")))
-    job = make_job(text, train__steps=40, resilience__preemption="one_of_them:seconds_left")
+    job = make_job(text, train__steps=25, resilience__preemption="one_of_them:seconds_left")
     outcome = run(job, import_path=tmp_path)
     assert_one_node_left(outcome, reference(job), "notice of one_of_them:seconds_left")
 
@@ -71,7 +71,7 @@ def metadata_url() -> Iterator[str]:
 
 
 def test_a_cloud_gives_notice(metadata_url: str, text: Path, run: Run, reference: Reference) -> None:
-    job = make_job(text, train__steps=40, resilience__preemption="google")
+    job = make_job(text, train__steps=25, resilience__preemption="google")
     outcome = run(job, metadata_url=metadata_url)
     assert_one_node_left(outcome, reference(job), "Google preemption notice")
 

@@ -16,6 +16,7 @@ from planaria.observe.run_folder import RunFolder
 from planaria.protocol.records import AnyRecord, PlanTaken, StepCommitted
 from tests.e2e.conftest import Run
 from tests.e2e.jobs import Outcome, make_job
+from tests.proof import rest_in_proof
 
 Reference = Callable[[Job], Outcome]
 
@@ -36,7 +37,7 @@ RECOVERY_FIELDS = {
 }
 
 
-@pytest.mark.parametrize("at", ["forward", "backward", "sync", "vote"])
+@pytest.mark.parametrize("at", rest_in_proof(["backward", "forward", "sync", "vote"]))
 def test_only_the_broken_pipelines_microbatches_run_again(at: str, text: Path, run: Run) -> None:
     outcome = run(make_job(text), f"kill:node=0,step=2,at={at}")
     start = outcome.events("plan_taken")[0]

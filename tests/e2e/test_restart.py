@@ -27,6 +27,7 @@ from planaria.protocol.failures import Watched
 from planaria.protocol.records import AnyRecord, Note, StepCommitted, Waiting
 from tests.e2e.conftest import Run
 from tests.e2e.jobs import Outcome, make_job
+from tests.proof import rest_in_proof
 
 Reference = Callable[[Job], Outcome]
 ON_ITS_OWN = [point for point in COORDINATOR_POINTS if point not in ("join", "plan", "send", "loss", "report")]
@@ -52,7 +53,7 @@ def test_a_death_at_every_point(at: str, text: Path, run: Run, reference: Refere
     assert not outcome.events("node_lost")
 
 
-@pytest.mark.parametrize("at", ["join", "plan", "send", "tell", "commit", "end"])
+@pytest.mark.parametrize("at", rest_in_proof(["join", "send", "plan", "tell", "commit", "end"], kept=2))
 def test_a_death_at_the_first_moment(at: str, text: Path, run: Run, reference: Reference) -> None:
     job = make_job(text)
     outcome = run(job, f"coordinator:step=1,at={at}")
@@ -60,7 +61,7 @@ def test_a_death_at_the_first_moment(at: str, text: Path, run: Run, reference: R
     assert not outcome.events("node_lost")
 
 
-@pytest.mark.parametrize("at", ["loss", "report", "plan", "send", "vote", "commit", "tell"])
+@pytest.mark.parametrize("at", rest_in_proof(["loss", "report", "plan", "send", "vote", "commit", "tell"], kept=2))
 def test_a_death_during_the_recovery_from_another(at: str, text: Path, run: Run, reference: Reference) -> None:
     job = make_job(text)
     outcome = run(job, "kill:node=2,step=3,at=backward", f"coordinator:step=3,at={at}")
@@ -70,7 +71,7 @@ def test_a_death_during_the_recovery_from_another(at: str, text: Path, run: Run,
     assert recovery.detect_ms is not None, "the account begins with the loss, not with the next coordinator"
 
 
-@pytest.mark.parametrize("at", ["vote", "commit", "tell"])
+@pytest.mark.parametrize("at", rest_in_proof(["commit", "vote", "tell"]))
 def test_a_node_dies_with_the_coordinator(at: str, text: Path, run: Run, reference: Reference) -> None:
     """Its successor hears of it from the launcher."""
     job = make_job(text)
@@ -139,7 +140,7 @@ class Assassin:
         self._thread.join()
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", rest_in_proof([1, 0]))
 def test_deaths_at_random_moments(seed: int, tmp_path: Path, text: Path, run: Run, reference: Reference) -> None:
     job = make_job(text, train__steps=40, run__checkpoint_every=5)
     assassin = Assassin(tmp_path / "run-0", seed, 6, 0.15)
@@ -150,16 +151,9 @@ def test_deaths_at_random_moments(seed: int, tmp_path: Path, text: Path, run: Ru
     assert assassin.killed
 
 
-def test_nothing_is_left_behind(text: Path, run: Run, nodes: LocalNodes) -> None:
-    outcome = run(make_job(text), "coordinator:step=3,at=vote")
-    assert coordinator_of(outcome.result.folder) is None
-    assert not nodes.pids()
-    assert not outcome.result.folder.joinpath("coordinator.json").exists()
-
-
 def test_requests_go_on_over_a_restart(tmp_path: Path, text: Path, run: Run, reference: Reference) -> None:
     """The same address, the same token; a request that comes in between is answered by the next coordinator."""
-    job = make_job(text, train__steps=60)
+    job = make_job(text, train__steps=40)
     answers: list[str] = []
 
     def ask(record: AnyRecord, time_s: float) -> None:
@@ -238,8 +232,8 @@ def cut_back(entries: int) -> Callable[[Path], None]:
     return damage
 
 
-@pytest.mark.parametrize("at", ["vote", "tell"])
-@pytest.mark.parametrize("entries", [1, 3])
+@pytest.mark.parametrize("at", rest_in_proof(["vote", "tell"]))
+@pytest.mark.parametrize("entries", rest_in_proof([3, 1]))
 def test_a_journal_that_lags_behind_its_workers(
     entries: int, at: str, tmp_path: Path, text: Path, run: Run, reference: Reference
 ) -> None:
@@ -293,12 +287,17 @@ def test_a_coordinator_that_always_dies_ends_the_run(tmp_path: Path, text: Path,
     assert coordinator_of(tmp_path / "run-0") is None
 
 
-def test_a_restart_is_told(text: Path, run: Run, reference: Reference) -> None:
+def test_a_restart_is_told_and_leaves_nothing_behind(
+    text: Path, run: Run, reference: Reference, nodes: LocalNodes
+) -> None:
     job = make_job(text)
     outcome = run(job, "coordinator:step=3,at=vote")
     assert_complete(outcome, reference(job), 1)
     (restarted,) = outcome.events("coordinator_restarted")
     assert (restarted["step"], restarted["returned"], restarted["lag"]) == (3, 7, 0)
+    assert coordinator_of(outcome.result.folder) is None
+    assert not nodes.pids()
+    assert not outcome.result.folder.joinpath("coordinator.json").exists()
 
 
 def test_a_run_that_goes_on_knows_of_the_losses_before(

@@ -52,11 +52,11 @@ def test_a_launcher_that_is_killed_loses_little_by_default(command: Command, tex
 
 
 def test_a_layer_that_raises_leaves_the_last_step_saved(mine: Path, text: Path, run: Run) -> None:  # noqa: F811
-    job = job_of(mine, text, train__steps=40, run__checkpoint_every=0)
-    outcome = run(job, observers=[arm(mine, "forward.all", after=10)], import_path=mine)
+    job = job_of(mine, text, train__steps=20, run__checkpoint_every=0)
+    outcome = run(job, observers=[arm(mine, "forward.all", after=5)], import_path=mine)
     assert outcome.result.status is RunStatus.FAILED
     last = outcome.events("step_committed")[-1]["step"]
-    assert last >= 10
+    assert last >= 5
     assert saved_steps(outcome.result.folder) == [last]
     assert not outcome.events("node_lost")
     (mine / "forward.all").unlink()
@@ -123,7 +123,7 @@ def test_the_user_may_end_a_run_without_its_state(tmp_path: Path, text: Path, ru
 def test_a_save_on_the_way_goes_elsewhere_and_is_found_again(
     tmp_path: Path, text: Path, run: Run, reference: Reference
 ) -> None:
-    job = make_job(text, train__steps=40, run__checkpoint_every=0)
+    job = make_job(text, train__steps=20, run__checkpoint_every=0)
     folder, elsewhere = tmp_path / "run-0", tmp_path / "elsewhere"
     answers: list[str] = []
     asking = threading.Thread(target=lambda: answers.append(live.save(folder, elsewhere)))

@@ -101,6 +101,7 @@ def test_a_slow_node_is_not_thought_to_hang(tmp_path: Path, run: Run) -> None:
     assert outcome.summary["status"] == "completed"
 
 
+@pytest.mark.proof
 def test_a_slow_node_among_others_that_really_compute(text: Path, run: Run, reference: Reference) -> None:
     job = make_job(text, **COMPUTE, train__steps=60)
     outcome = run(job, "slow:node=4,step=4,factor=3")
@@ -114,7 +115,7 @@ def test_a_slow_node_among_others_that_really_compute(text: Path, run: Run, refe
 
 def test_an_oversubscribed_machine_makes_nobody_slow(text: Path, run: Run, reference: Reference) -> None:
     """Seven workers share its cores."""
-    job = make_job(text, **COMPUTE, train__steps=16)
+    job = make_job(text, **COMPUTE, train__steps=8)
     outcome = run(job)
     outcome.assert_same_bits(reference(job))
     assert not told(outcome)

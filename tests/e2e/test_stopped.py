@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-import pytest
 
 from planaria.coordinator.nodes import process_state
 from planaria.job.settings import Job
@@ -60,18 +59,15 @@ def told(outcome: Outcome) -> list[str]:
     return [event["text"] for event in outcome.events("note") if "the coordinator is gone" in event["text"]]
 
 
-@pytest.mark.parametrize("kill", [None, "kill:node=2,step=9,at=backward"])
-def test_a_coordinator_that_is_stopped_is_replaced(
-    kill: str | None, tmp_path: Path, text: Path, run: Run, reference: Reference
-) -> None:
-    """Twice; and together with a node, whose loss the next one hears of."""
+def test_a_coordinator_that_is_stopped_is_replaced(tmp_path: Path, text: Path, run: Run, reference: Reference) -> None:
+    """Together with a node, whose loss the next one hears of; and once more."""
     job = make_job(text, train__steps=20, run__checkpoint_every=5)
     stop = [("coordinator", signal.SIGSTOP)]
     stopper = Stopper(tmp_path / "run-0", {8: [*stop], 14: [*stop]})
-    outcome = run(job, *([kill] if kill else []), observers=[stopper])
+    outcome = run(job, "kill:node=2,step=9,at=backward", observers=[stopper])
     assert_complete(outcome, reference(job), 2)
     assert all("stopped for" in text for text in told(outcome))
-    assert [event["node"] for event in outcome.events("node_lost")] == ([2] if kill else [])
+    assert [event["node"] for event in outcome.events("node_lost")] == [2]
     assert not named(outcome.result.folder, "coordinator")
 
 
@@ -113,23 +109,10 @@ def test_a_standby_that_is_stopped_is_replaced_before_it_is_needed(
 
 # Whoever stops the command, or everything
 
-JOB = """
-[train]
-steps = 60
-global_batch = 8
-microbatch = 1
-sequence_length = 16
-[cluster]
-nodes = 4
-device = "emulated"
-profile = "profile.json"
-"""
-
 
 def suspended(command: Command, suspend: Callable[[subprocess.Popen[str]], None]) -> None:  # noqa: F811
     """A run that is suspended in between ends as if it had not been. Its steps take a tenth of a second."""
-    (command.folder / "profile.json").write_bytes(msgspec.json.encode(profile()))
-    (command.folder / "job.toml").write_text(JOB)
+    command.write_emulated_job(steps=60)
     # In this session, and a process group of its own: what a shell makes of a job.
     process = subprocess.Popen(
         [sys.executable, "-m", "planaria.cli.main", "train", "job.toml"],

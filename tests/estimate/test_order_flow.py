@@ -24,7 +24,7 @@ from tests.estimate.test_pipeline_flow import rings
 Case = tuple[Plan, ModelProfile, Conditions]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(case=cases(exact=False) | rings(), data=st.data())
 def test_orders_are_what_the_programs_come_to(case: Case, data: st.DataObject) -> None:
     """Whole plans, and what is left of them when shadows go on in the places of the lost."""
@@ -47,7 +47,7 @@ def test_orders_are_what_the_programs_come_to(case: Case, data: st.DataObject) -
         assert told.longest_s == max(seconds, default=0.0)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(case=cases(exact=False, irregular=True), data=st.data())
 def test_what_is_known_of_routes_that_cross_holds_for_other_shadows(case: Case, data: st.DataObject) -> None:
     plan, profile, conditions = case

@@ -14,7 +14,7 @@ from planaria.plan.profile import ModelProfile
 from tests.estimate.plans import cases
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(case=cases(exact=False, irregular=False))
 def test_kinds_of_pipelines_tell_what_the_programs_come_to(case: tuple[Plan, ModelProfile, Conditions]) -> None:
     plan, profile, drawn = case

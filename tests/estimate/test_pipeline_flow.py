@@ -19,7 +19,7 @@ from tests.estimate.plans import cases, profiles
 from tests.plan.shadowed import ring_plan
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=37, deadline=None)
 @given(case=cases(exact=False, irregular=False))
 def test_a_pipeline_is_what_its_workers_programs_come_to(case: tuple[Plan, ModelProfile, Conditions]) -> None:
     """Ends, compute, when gradients are whole, and the longest instruction; equal, not nearly so."""
@@ -72,7 +72,7 @@ def rings(draw: st.DrawFn) -> tuple[Plan, ModelProfile, Conditions]:
     return plan, profile, Conditions(overlap=draw(st.booleans()), node_speeds=speeds, late_s=late)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(case=rings())
 def test_shadows_and_split_backwards_are_what_the_programs_come_to(case: tuple[Plan, ModelProfile, Conditions]) -> None:
     plan, profile, conditions = case

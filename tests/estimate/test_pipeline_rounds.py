@@ -24,7 +24,7 @@ from tests.plan.profiles import uniform_profile
 from tests.plan.shadowed import ring_plan
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(case=cases(exact=False, irregular=False) | rings())
 def test_both_forms_answer_the_same(case: tuple[Plan, ModelProfile, Conditions]) -> None:
     pytest.importorskip("numba")
@@ -38,7 +38,7 @@ def test_both_forms_answer_the_same(case: tuple[Plan, ModelProfile, Conditions])
             assert rounds.run(overlap=conditions.overlap, compiled=True) == plain
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data(), overlap=st.booleans(), kind=st.sampled_from(ScheduleKind))
 def test_what_was_run_before_changes_nothing(data: st.DataObject, overlap: bool, kind: ScheduleKind) -> None:
     """Steps of any numbers of microbatches, old ones and new ones that count less, one after the other."""

@@ -117,7 +117,7 @@ def test_a_device_count_that_was_not_profiled_is_named() -> None:
         step_time_s(plan, profile)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(job=random_jobs())
 def test_the_closed_form_is_a_near_upper_bound(job: tuple[ModelProfile, PlannerSettings]) -> None:
     """Of a step without syncs and with one ratio of backward to forward: never too low, exact for one stage."""

@@ -46,7 +46,7 @@ def most_kept(units: tuple[Unit, ...]) -> int:
     return most
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(loss=losses(), kind=st.sampled_from(ScheduleKind), seed=st.integers(0, 9))
 def test_peers_carry_the_work_of_the_dead_in_the_memory_of_their_own_place(
     loss: tuple[int, int, int, frozenset[tuple[int, int]]], kind: ScheduleKind, seed: int

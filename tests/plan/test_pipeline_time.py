@@ -22,7 +22,7 @@ from tests.plan.profiles import random_profiles
 KINDS = [kind for kind in ScheduleKind if not kind.splits_backward]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(profile=random_profiles(), kind=st.sampled_from(KINDS), num=st.integers(1, 9), data=st.data())
 def test_it_is_the_event_simulation(profile: ModelProfile, kind: ScheduleKind, num: int, data: st.DataObject) -> None:
     nodes = data.draw(st.integers(1, profile.num_layers))
@@ -50,7 +50,7 @@ def chains(draw: st.DrawFn) -> Chain:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(chain=chains(), num=st.integers(1, 12))
 def test_many_chains_interpreted_or_compiled_have_the_bits_of_one(chain: Chain, num: int) -> None:
     one = [np.array([row]) for row in (chain.forward_s, chain.backward_s, chain.link_s)]
@@ -60,7 +60,7 @@ def test_many_chains_interpreted_or_compiled_have_the_bits_of_one(chain: Chain, 
         assert times.tolist() == [chain.time_s(num)] * 20
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=37, deadline=None)
 @given(chain=chains(), num=st.integers(1, 25))
 def test_no_path_is_longer_than_the_step(chain: Chain, num: int) -> None:
     forward, backward, link = (

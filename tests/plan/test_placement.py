@@ -20,7 +20,7 @@ from planaria.plan.templates import make_templates
 from tests.plan.profiles import uniform_profile
 from tests.plan.shapes import Scene, least_sent, needed, random_scene, template
 
-SEEDS = range(1200)
+SEEDS = range(300)
 
 
 @dataclass(frozen=True, order=True)

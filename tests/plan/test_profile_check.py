@@ -89,7 +89,7 @@ def refusal(raw: Any) -> str:
     return message
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(profile=profiles())
 def test_a_whole_profile_comes_through_unchanged(profile: ModelProfile) -> None:
     assume(profile.groups)
@@ -98,7 +98,7 @@ def test_a_whole_profile_comes_through_unchanged(profile: ModelProfile) -> None:
     assert decode_profile(msgspec.json.format(msgspec.json.encode(profile), indent=2)) == profile
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(profile=profiles())
 def test_without_groups_each_layer_with_parameters_is_one(profile: ModelProfile) -> None:
     raw = as_json(profile)
@@ -187,7 +187,7 @@ def damaged_layers(draw: st.DrawFn) -> tuple[dict[str, Any], int, str]:
     return raw, at, field
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=62, deadline=None)
 @given(damaged=damaged_layers())
 def test_every_damage_of_a_layer_is_refused_with_its_name_and_the_field(
     damaged: tuple[dict[str, Any], int, str],

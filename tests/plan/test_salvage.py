@@ -76,7 +76,7 @@ class Step:
         self.machine.check_sums()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=37, deadline=None)
 @given(job=random_jobs(), seed=st.integers(0, 1000), data=st.data())
 def test_every_loss_ends_with_every_microbatch_counted_once(
     job: tuple[ModelProfile, PlannerSettings], seed: int, data: st.DataObject

@@ -270,7 +270,7 @@ def _plan(job: tuple[ModelProfile, PlannerSettings], schedule: ScheduleKind) -> 
     return msgspec.structs.replace(plan, schedule=schedule)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(job=random_jobs(), schedule=st.sampled_from(ScheduleKind), seed=st.integers(0, 9))
 def test_regular_programs_run_to_their_end(
     job: tuple[ModelProfile, PlannerSettings], schedule: ScheduleKind, seed: int
@@ -321,7 +321,7 @@ def _ways(draw: st.DrawFn, bounds: list[tuple[int, int]], num_layers: int) -> tu
     return tuple(hops)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(plan=irregular_plans(), seed=st.integers(0, 9))
 def test_irregular_programs_run_to_their_end(plan: Plan, seed: int) -> None:
     validate(plan)

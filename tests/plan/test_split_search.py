@@ -164,6 +164,7 @@ def test_many_microbatches_make_numba_pay() -> None:
     assert expected_s(space, 16, 32) < WORTH_S / 10 < WORTH_S < expected_s(space, 16, 8192)
 
 
+@pytest.mark.proof
 def test_what_need_not_be_scored_changes_nothing() -> None:
     """Neighbours whose bounds say that they are none of the best, and splits that another search has scored."""
     spared = 0
@@ -187,6 +188,7 @@ def test_what_need_not_be_scored_changes_nothing() -> None:
     assert spared > 100
 
 
+@pytest.mark.proof
 def test_what_searches_share_changes_nothing() -> None:
     """Searches whose stages have other memory find the same, with or without each other, and spare some of the way."""
     num_searches = num_climbs = num_descents = num_tight = 0

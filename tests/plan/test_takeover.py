@@ -35,7 +35,7 @@ def struck(machine: Machine, *lost: int, generation: int = 2) -> Plan | None:
     return plan
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(
     mode=st.sampled_from(Redundancy),
     schedule=st.sampled_from(ScheduleKind),

@@ -76,6 +76,7 @@ def changes(policy: TemplatesPolicy, draw: random.Random) -> list[ReplanRequest]
     return found
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("devices", [1, 2])
 def test_nothing_that_would_be_taken_is_left_out(devices: int) -> None:
     dealt_anew = other_sets_won = Watched.num_left_out = 0

@@ -62,6 +62,7 @@ def run(which: Schedule, monkeypatch: pytest.MonkeyPatch, *, shares_cores: bool)
     return compared
 
 
+@pytest.mark.proof
 def test_a_successor_knows_what_was_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """After every commit and plan of 60 schedules, half under the policy that weighs its plans, a third on shared
     cores."""

@@ -51,14 +51,17 @@ def test_state_that_is_damaged_is_sent_again_and_costs_no_node(laboratory: Labor
     assert others >= 2, (others, same)
 
 
-def test_messages_that_are_not_kept_are_computed_again_with_their_step(laboratory: Laboratory) -> None:  # noqa: F811
+@pytest.mark.parametrize("kind", rest_in_proof([Kind.ACTIVATION, Kind.GRADIENT, Kind.SUM]))
+def test_messages_that_are_not_kept_are_computed_again_with_their_step(
+    kind: Kind,
+    laboratory: Laboratory,  # noqa: F811
+) -> None:
     job = job_of(nodes=7, depth=4, steps=6, smallest=2, source=str(laboratory.source))
-    for kind in (Kind.ACTIVATION, Kind.GRADIENT, Kind.SUM):
-        begun_anew = 0
-        for seed in range(3):
-            weather = Weather(damage=0.01, damaged=kind)
-            outcome = laboratory.run(Schedule(seed=seed, job=job, kills=(), weather=weather, stop_at_s=None))
-            assert outcome.finish.status is RunStatus.COMPLETED
-            begun_anew += sum("is begun anew" in note.text for note in outcome.of(Note))
-            assert all(lost.cause.endswith("again and again") for lost in outcome.of(NodeLost))
-        assert begun_anew, kind
+    begun_anew = 0
+    for seed in range(3):
+        weather = Weather(damage=0.01, damaged=kind)
+        outcome = laboratory.run(Schedule(seed=seed, job=job, kills=(), weather=weather, stop_at_s=None))
+        assert outcome.finish.status is RunStatus.COMPLETED
+        begun_anew += sum("is begun anew" in note.text for note in outcome.of(Note))
+        assert all(lost.cause.endswith("again and again") for lost in outcome.of(NodeLost))
+    assert begun_anew

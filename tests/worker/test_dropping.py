@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from tests.proof import rest_in_proof
 from tests.worker.cluster import Crash, Kill, Visit, Weather
 from tests.worker.dst import laboratory as new_laboratory
 from tests.worker.schedules import INSTRUCTIONS, Schedule, comings_and_goings, job_of, restarts, schedule
@@ -30,7 +31,7 @@ def dropping(which: Schedule) -> Schedule:
     return replace(which, job=msgspec.structs.replace(which.job, resilience=resilience))
 
 
-@pytest.mark.parametrize("make", [schedule, comings_and_goings, restarts])
+@pytest.mark.parametrize("make", rest_in_proof([schedule, comings_and_goings, restarts]))
 def test_random_schedules(make: object, laboratory: Laboratory) -> None:
     num_dropping = 0
     for seed in SEEDS[:: 1 if make is schedule else 2]:

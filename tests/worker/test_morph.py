@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
+from tests.proof import rest_in_proof
 from tests.worker.cluster import Crash, Kill, Visit, Weather
 from tests.worker.dst import laboratory as new_laboratory
 from tests.worker.schedules import (
@@ -45,7 +46,7 @@ def laboratory() -> Iterator[Laboratory]:
         yield place
 
 
-@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("make", rest_in_proof(MAKERS))
 def test_random_schedules(make: Callable[[int, str], Schedule], laboratory: Laboratory) -> None:
     """The laboratory holds every run against one process training alone, to the bit."""
     for seed in SEEDS:

@@ -9,6 +9,7 @@ from planaria.simulate import tally
 from planaria.simulate.macro.experiment import Experiment
 from planaria.simulate.macro.timings import Timings
 from planaria.simulate.trace import Change, Trace, TraceEvent
+from tests.proof import rest_in_proof
 from tests.simulate.test_exact import MB, MICROBATCHES, NODES, VOTE_S, Listening, setup_of
 from tests.testkit.schedules.faults import Fault, FaultKind
 from tests.testkit.schedules.schedule import Schedule
@@ -60,7 +61,7 @@ def macro(policy: PolicyName, nodes: tuple[int, ...], at_s: float, every: int = 
     )
 
 
-@pytest.mark.parametrize("at_s", [0.1, 0.25, 0.35])
+@pytest.mark.parametrize("at_s", rest_in_proof([0.25, 0.1, 0.35]))
 @pytest.mark.parametrize("nodes", [(2,), (2, 3)])
 @pytest.mark.parametrize(
     "policy",

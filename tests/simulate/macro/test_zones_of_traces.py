@@ -17,6 +17,7 @@ from planaria.simulate.macro.following import Following
 from planaria.simulate.macro.state import State, canonical
 from planaria.simulate.trace import HOUR_S, Change, Trace, TraceEvent
 from planaria.simulate.trace_generators import ConstantRate, Population, generate
+from tests.proof import rest_in_proof
 from tests.simulate.macro.test_engine import NUM_NODES, experiment, profile
 
 STAYS = [policy for policy in PolicyName if policy not in (PolicyName.MORPH, PolicyName.DROP)]
@@ -119,7 +120,7 @@ def test_what_zones_are_called_does_not_matter() -> None:
     assert len(one.zones) == NUM_NODES
 
 
-@pytest.mark.parametrize("policy", ["templates", "redundancy", "adaptive"])
+@pytest.mark.parametrize("policy", rest_in_proof(["redundancy", "templates", "adaptive"]))
 def test_what_is_remembered_of_zones_changes_no_result(policy: str) -> None:
     about = experiment()
     made = make_policy(PolicyName(policy), Planner(about.profile, about.settings))
