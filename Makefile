@@ -69,7 +69,7 @@ chaos: $(VENV)/.installed ## random faults for SECONDS (300), or in many short r
 
 dst: $(VENV)/.installed-dev ## random schedules in virtual time: SEEDS (1000) of the simulator from FIRST (0) on, then with shipped workers
 	$(BIN)/python -m tests.testkit.dst --seeds $(SEEDS) --first-seed $(FIRST)
-	$(BIN)/python -m tests.worker.dst --seeds $$((($(SEEDS) + 99) / 100)) --first-seed $(FIRST)
+	$(BIN)/python -m tests.runtime.worker.dst --seeds $$((($(SEEDS) + 99) / 100)) --first-seed $(FIRST)
 
 clean: ## remove .venv, caches and build products; run folders stay
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache docs/_build

@@ -18,13 +18,13 @@ from functools import cached_property
 
 import msgspec
 
-from planaria.plan.costs import PipelineCost
-from planaria.plan.pipeline_time import Template, TemplateStage
-from planaria.plan.placement import assign
+from planaria.plan.costs.model_profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
+from planaria.plan.costs.pipeline_time import Template, TemplateStage
+from planaria.plan.costs.stage_costs import PipelineCost
 from planaria.plan.plan import Group, NodeId, Pipeline, Plan, Stage, Transfer, WorkerId
-from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
 from planaria.plan.sync_rounds import colour
-from planaria.plan.transfers import transfers
+from planaria.planner.placement.placement import assign
+from planaria.planner.placement.transfers import transfers
 
 NUM_DEVICES = 8
 STAGES_BEFORE = 2

@@ -37,17 +37,17 @@ from torch import nn
 from planaria.job.settings import Numerics, TrainSection
 from planaria.model.model import GroupSpec, ParameterSpec
 from planaria.plan.plan import Plan, WorkerId
-from planaria.protocol.messages import PlanMessage, StateSource
-from planaria.protocol.worker import WorkerMachine
-from planaria.worker.emulated_time import EmulatedMailbox, EmulatedPace, EmulatedTransport
-from planaria.worker.faults import FaultInjector
-from planaria.worker.heartbeat import Heartbeat
-from planaria.worker.holdings import Holdings
-from planaria.worker.mailbox import Mailbox
-from planaria.worker.movement import Movement
-from planaria.worker.pace import OwnPace, Pace
-from planaria.worker.sync import Sync
-from planaria.worker.transport import Transport
+from planaria.protocol.messages.worker import PlanMessage, StateSource
+from planaria.protocol.worker.machine import WorkerMachine
+from planaria.runtime.worker.compute.device_clock import OwnPace, Pace
+from planaria.runtime.worker.compute.holdings import Holdings
+from planaria.runtime.worker.emulated.time import EmulatedMailbox, EmulatedPace, EmulatedTransport
+from planaria.runtime.worker.faults import FaultInjector
+from planaria.runtime.worker.heartbeat import Heartbeat
+from planaria.runtime.worker.transport.mailbox import Mailbox
+from planaria.runtime.worker.transport.state_transfer import Movement
+from planaria.runtime.worker.transport.sync import Sync
+from planaria.runtime.worker.transport.transport import Transport
 
 SCALE = 64
 """By which real bytes are fewer than the paper's."""
@@ -95,7 +95,7 @@ class FlatModel:
 
 
 class NoLayers:
-    """What holds no modules; see `planaria.worker.compute.LayerCompute`."""
+    """What holds no modules; see `planaria.runtime.worker.compute.layers.LayerCompute`."""
 
     layers: tuple[int, ...] = ()
 

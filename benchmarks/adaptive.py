@@ -36,16 +36,16 @@ from tests.testkit.schedules.setup import Setup
 from tests.testkit.schedules.weather import Weather
 
 from planaria.api import plan_for
-from planaria.coordinator.client import ask
 from planaria.job.errors import UserError
 from planaria.job.settings import PolicyName
-from planaria.observe.recorder import read_events
-from planaria.observe.run_folder import RunFolder
+from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import Plan, ScheduleKind
-from planaria.plan.profile import ModelProfile
 from planaria.plan.settings import PlannerSettings
-from planaria.protocol.records import AnyRecord, PlanMeasured, PlanTaken, StepCommitted
-from planaria.protocol.requests import Wish
+from planaria.protocol.messages.records import AnyRecord, PlanMeasured, PlanTaken, StepCommitted
+from planaria.protocol.messages.user import Wish
+from planaria.runtime.coordinator.client import ask
+from planaria.runtime.run_folder.recorder import read_events
+from planaria.runtime.run_folder.run_folder import RunFolder
 
 NODES, STAGES, MICROBATCHES = 16, 4, 16
 LINK_MS = 1.0

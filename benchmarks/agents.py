@@ -37,21 +37,18 @@ from figures import Figures, note
 from made_up import uniform_profile
 from sides import make_job
 
-from planaria.coordinator.journal import Journal
-from planaria.coordinator.server import Server
-from planaria.coordinator.switchboard import listen
 from planaria.job.settings import Job
-from planaria.launch.settings import planner_settings
-from planaria.observe.recorder import Recorder
-from planaria.observe.run_folder import RunFolder
 from planaria.plan.ledger import Ledger, combine
 from planaria.plan.plan import NodeId, Plan, WorkerId
 from planaria.policy.planner import Planner
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.coordinator import Coordinator, RunSettings
-from planaria.protocol.events import Event, NodeGone, Received
-from planaria.protocol.liveness import Limits
-from planaria.protocol.messages import (
+from planaria.protocol.membership.liveness import Limits
+from planaria.protocol.messages.events import Event, NodeGone, Received
+from planaria.protocol.messages.plan_delta import UpdateError, decode_order
+from planaria.protocol.messages.pulse import Activity, Pulse
+from planaria.protocol.messages.records import AnyRecord, NodeLost, StepCommitted
+from planaria.protocol.messages.worker import (
     PROTOCOL_VERSION,
     Alive,
     Commit,
@@ -66,11 +63,14 @@ from planaria.protocol.messages import (
     Vote,
     encode,
 )
-from planaria.protocol.plan_update import UpdateError, decode_order
-from planaria.protocol.pulse import Activity, Pulse
-from planaria.protocol.records import AnyRecord, NodeLost, StepCommitted
-from planaria.worker.control_frames import control_frame
-from planaria.worker.heartbeat import INTERVAL_S
+from planaria.runtime.component_settings import planner_settings
+from planaria.runtime.coordinator.journal import Journal
+from planaria.runtime.coordinator.server import Server
+from planaria.runtime.run_folder.recorder import Recorder
+from planaria.runtime.run_folder.run_folder import RunFolder
+from planaria.runtime.wire.control_frames import control_frame
+from planaria.runtime.wire.socket_server import listen
+from planaria.runtime.worker.heartbeat import INTERVAL_S
 
 JOB = """
 [model]

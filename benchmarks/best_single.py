@@ -24,14 +24,14 @@ from planaria.estimate import pipeline_rounds
 from planaria.job.settings import PolicyName
 from planaria.plan.plan import PlanError, ScheduleKind
 from planaria.plan.settings import PlannerSettings
-from planaria.profile.presets import preset
-from planaria.simulate.macro.account import RunResult
-from planaria.simulate.macro.engine import Simulation
-from planaria.simulate.macro.experiment import Experiment
-from planaria.simulate.macro.moments import Memory
-from planaria.simulate.trace import HOUR_S, Trace
-from planaria.simulate.trace_formats import read_trace
-from planaria.simulate.trace_generators import ConstantRate, Population, generate
+from planaria.profile.presets.presets import preset
+from planaria.simulate.episode.episode_cache import Memory
+from planaria.simulate.experiment import Experiment
+from planaria.simulate.results import RunResult
+from planaria.simulate.simulation import Simulation
+from planaria.simulate.traces.formats import read_trace
+from planaria.simulate.traces.generators import ConstantRate, Population, generate
+from planaria.simulate.traces.trace import HOUR_S, Trace
 
 MODELS = {
     # preset, device, samples in a step

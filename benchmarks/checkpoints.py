@@ -15,7 +15,7 @@ from sides import make_job
 
 import planaria
 from planaria.job.settings import Job
-from planaria.protocol.records import AnyRecord, CheckpointSaved, StepCommitted
+from planaria.protocol.messages.records import AnyRecord, CheckpointSaved, StepCommitted
 
 JOB = """
 [model]

@@ -15,8 +15,8 @@ import time
 
 import torch
 
-from planaria.worker import frames
-from planaria.worker.mailbox import Key, Kind
+from planaria.runtime.worker.transport import frames
+from planaria.runtime.worker.transport.mailbox import Key, Kind
 
 SIZES = {"64kB": 1 << 16, "1MB": 1 << 20, "16MB": 1 << 24}
 

@@ -21,9 +21,7 @@ from planaria.estimate.conditions import AS_PROFILED
 from planaria.estimate.durations import Durations
 from planaria.estimate.lower_bound import lower_bound_s
 from planaria.estimate.step_time import step_time_s
-from planaria.plan.costs import pipeline_cost
-from planaria.plan.plan import Group, Pipeline, Plan, Route, ScheduleKind, Stage, WorkerId
-from planaria.plan.profile import (
+from planaria.plan.costs.model_profile import (
     DeviceKind,
     LayerCost,
     LayerTimes,
@@ -32,6 +30,8 @@ from planaria.plan.profile import (
     ModelProfile,
     StepCosts,
 )
+from planaria.plan.costs.stage_costs import pipeline_cost
+from planaria.plan.plan import Group, Pipeline, Plan, Route, ScheduleKind, Stage, WorkerId
 from planaria.plan.program.programs import programs
 
 Times = Sequence[tuple[float, float]]

@@ -19,21 +19,21 @@ from collections.abc import Sequence
 from made_up import uniform_profile
 from sides import make_job
 
-from planaria.coordinator.journal import Journal
-from planaria.coordinator.server import Server
-from planaria.coordinator.switchboard import listen
 from planaria.job.settings import Job
-from planaria.launch.settings import planner_settings
-from planaria.observe.recorder import Recorder
-from planaria.observe.run_folder import RunFolder
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, Plan, WorkerId
 from planaria.policy.planner import Planner
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.coordinator import Coordinator, RunSettings
-from planaria.protocol.messages import PROTOCOL_VERSION, Commit, Hello, PlanMessage, Returned, Vote, WorkerPhase
-from planaria.worker.control import Control
-from planaria.worker.mailbox import Mailbox
+from planaria.protocol.messages.worker import PROTOCOL_VERSION, Commit, Hello, PlanMessage, Returned, Vote, WorkerPhase
+from planaria.runtime.component_settings import planner_settings
+from planaria.runtime.coordinator.journal import Journal
+from planaria.runtime.coordinator.server import Server
+from planaria.runtime.run_folder.recorder import Recorder
+from planaria.runtime.run_folder.run_folder import RunFolder
+from planaria.runtime.wire.socket_server import listen
+from planaria.runtime.worker.session import Control
+from planaria.runtime.worker.transport.mailbox import Mailbox
 
 JOB = """
 [model]

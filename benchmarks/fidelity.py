@@ -32,10 +32,18 @@ from interleave import _machine_s as machine_s
 from sides import make_job, planaria_side
 
 from planaria.job.settings import Job, PipelineSchedule
-from planaria.observe.recorder import read_events
+from planaria.plan.costs.model_profile import (
+    DeviceKind,
+    LayerCost,
+    LayerTimes,
+    LinkCost,
+    Links,
+    ModelProfile,
+    StepCosts,
+)
 from planaria.plan.plan import Group
-from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile, StepCosts
-from planaria.protocol.records import PlanMeasured, PlanTaken
+from planaria.protocol.messages.records import PlanMeasured, PlanTaken
+from planaria.runtime.run_folder.recorder import read_events
 
 MEAN, WORST = 0.05, 0.08
 STEPS_BETWEEN = 6

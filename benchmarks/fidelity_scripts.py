@@ -22,20 +22,20 @@ from sides import make_job
 
 from planaria.job.parse import EMULATED_MODEL
 from planaria.job.settings import Job, PolicyName
-from planaria.launch.local import LocalNodes
-from planaria.launch.rehearsal import rehearse, rehearsed_job, script_for
-from planaria.launch.settings import planner_settings
-from planaria.observe.recorder import read_events
-from planaria.observe.run_folder import RunFolder
-from planaria.plan.profile import ModelProfile
-from planaria.protocol.records import NodeJoined, NodeLost, RunStatus
-from planaria.simulate.macro.calibration import calibrated
-from planaria.simulate.macro.experiment import Experiment
-from planaria.simulate.macro.timings import Timings
-from planaria.simulate.script_format import write_script
-from planaria.simulate.scripts import Script, ScriptName
-from planaria.simulate.tally import WARM_UP_STEPS, begin_of
-from planaria.simulate.trace import Change
+from planaria.plan.costs.model_profile import ModelProfile
+from planaria.protocol.messages.records import NodeJoined, NodeLost, RunStatus
+from planaria.runtime.component_settings import planner_settings
+from planaria.runtime.launch.rehearsal.rehearsal import rehearse, rehearsed_job, script_for
+from planaria.runtime.nodes.local_nodes import LocalNodes
+from planaria.runtime.run_folder.recorder import read_events
+from planaria.runtime.run_folder.run_folder import RunFolder
+from planaria.simulate.calibration import calibrated
+from planaria.simulate.experiment import Experiment
+from planaria.simulate.timings import Timings
+from planaria.simulate.traces.script_format import write_script
+from planaria.simulate.traces.scripts import Script, ScriptName
+from planaria.simulate.traces.tally import WARM_UP_STEPS, begin_of
+from planaria.simulate.traces.trace import Change
 
 NODES, STAGES, MICROBATCHES = 16, 4, 16
 CHECKPOINT_EVERY = WARM_UP_STEPS

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from planaria.plan.costs.model_profile import (
+    DeviceKind,
+    LayerCost,
+    LayerTimes,
+    LinkCost,
+    Links,
+    ModelProfile,
+    StepCosts,
+)
 from planaria.plan.plan import Group
-from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile, StepCosts
 
 
 def uniform_profile(num_layers: int, layer_s: float, *, parameter_bytes: int, output_bytes: int) -> ModelProfile:

@@ -29,10 +29,10 @@ from sides import make_job, planaria_side
 
 from planaria.estimate.memory import memory_use
 from planaria.job.settings import Job
-from planaria.launch.settings import job_profile
+from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import Plan, WorkerId
-from planaria.plan.profile import ModelProfile
-from planaria.profile.memory import own_bytes
+from planaria.runtime.component_settings import job_profile
+from planaria.runtime.measure.memory import own_bytes
 
 MB = 1e6
 GROWTH = (("threads", "count", "<= 0"), ("descriptors", "count", "<= 0"), ("anonymous", "MB", "<= 2"))

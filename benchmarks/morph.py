@@ -24,10 +24,10 @@ from figures import SCRATCH, note, report
 from sides import make_job, planaria_side
 
 from planaria.job.settings import Device, Job
-from planaria.observe.recorder import read_events
 from planaria.policy.forecast import CHANGE_S
-from planaria.protocol.records import AnyRecord, NodeLost, PlanTaken, Recovered, Restored, StepCommitted
-from planaria.protocol.spent import Spent, Split
+from planaria.protocol.messages.records import AnyRecord, NodeLost, PlanTaken, Recovered, Restored, StepCommitted
+from planaria.protocol.step.time_accounting import Spent, Split
+from planaria.runtime.run_folder.recorder import read_events
 
 MOST_S = 300.0
 

@@ -9,9 +9,9 @@ from itertools import pairwise
 
 from watched import STILL_STEPS
 
-from planaria.observe.run_folder import RunFolder
-from planaria.protocol.records import PlanTaken
-from planaria.worker.trace import Entry, read_trace
+from planaria.protocol.messages.records import PlanTaken
+from planaria.runtime.run_folder.run_folder import RunFolder
+from planaria.runtime.worker.instruction_trace import Entry, read_trace
 
 COMPUTE = ("forward", "backward", "backward_input", "backward_weight")
 AROUND_S = 0.15

@@ -31,15 +31,15 @@ from planner_instantiation import measure_instantiation
 from planner_transfers import measure_transfers
 
 from planaria.plan.compiled import Work
-from planaria.plan.oobleck import OobleckSearch
-from planaria.plan.pipeline_time import times_s
+from planaria.plan.costs.model_profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
+from planaria.plan.costs.pipeline_time import times_s
 from planaria.plan.plan import Group, PlanError, ScheduleKind
-from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
 from planaria.plan.settings import Objective, PlannerSettings
-from planaria.plan.split_search import StepTimeSearch
-from planaria.plan.splits import make_space
-from planaria.plan.templates import make_templates
-from planaria.profile.presets import MODELS, preset
+from planaria.planner.templates.oobleck import OobleckSearch
+from planaria.planner.templates.split_search import StepTimeSearch
+from planaria.planner.templates.splits import make_space
+from planaria.planner.templates.templates import make_templates
+from planaria.profile.presets.presets import MODELS, preset
 
 COMPILED = Work(compiled=True)
 PARTS = ("start", "instantiation", "transfers", "estimate", "presets", "templates")
@@ -182,7 +182,7 @@ def start_part() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "profile.json"
         path.write_bytes(msgspec.json.encode(transformer(24, 1)))
-        command = [sys.executable, "-m", "planaria.cli.main", "plan", "--profile", str(path)]
+        command = [sys.executable, "-m", "planaria.ui.cli.main", "plan", "--profile", str(path)]
         command += ["--nodes", "8", "--global-batch", "64", "--json"]
         walls = []
         for _ in range(5):

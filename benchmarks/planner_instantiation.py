@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 from figures import report
 
-from planaria.plan.batch import distribute
-from planaria.plan.costs import PipelineCost
-from planaria.plan.instantiate import instances, instantiate
-from planaria.plan.pipeline_time import Template, TemplateStage
+from planaria.plan.costs.model_profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
+from planaria.plan.costs.pipeline_time import Template, TemplateStage
+from planaria.plan.costs.stage_costs import PipelineCost
 from planaria.plan.plan import Group, NodeId
-from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
 from planaria.plan.settings import PlannerSettings
+from planaria.planner.instantiation.instantiate import instances, instantiate
+from planaria.planner.instantiation.microbatch_shares import distribute
 
 CASES = (
     # nodes, microbatches, smallest and largest template, fault tolerance

@@ -17,14 +17,14 @@ from functools import cached_property
 import msgspec
 from figures import note, report
 
-from planaria.estimate.transition import transfer_time
-from planaria.plan.costs import PipelineCost
-from planaria.plan.pipeline_time import Template, TemplateStage
-from planaria.plan.placement import assign
+from planaria.estimate.transfer_time import transfer_time
+from planaria.plan.costs.model_profile import LinkCost, Links
+from planaria.plan.costs.pipeline_time import Template, TemplateStage
+from planaria.plan.costs.stage_costs import PipelineCost
 from planaria.plan.plan import Group, NodeId, Pipeline, Plan, Stage, Transfer, WorkerId
-from planaria.plan.profile import LinkCost, Links
-from planaria.plan.sources import Holders
-from planaria.plan.transfers import transfers
+from planaria.planner.placement.placement import assign
+from planaria.planner.placement.senders import Holders
+from planaria.planner.placement.transfers import transfers
 
 NUM_NODES = 512
 NUM_LAYERS = 96

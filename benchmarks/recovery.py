@@ -41,10 +41,10 @@ from watched import STILL_STEPS, Run
 
 from planaria.job.parse import load_job, parse_job
 from planaria.job.settings import Job, WhenExhausted
-from planaria.observe.run_folder import RunFolder
-from planaria.plan.costs import pipeline_cost
-from planaria.plan.profile import ModelProfile
-from planaria.protocol.records import NodeJoined, NodeLost, NodeReleased, PlanTaken, StepCommitted
+from planaria.plan.costs.model_profile import ModelProfile
+from planaria.plan.costs.stage_costs import pipeline_cost
+from planaria.protocol.messages.records import NodeJoined, NodeLost, NodeReleased, PlanTaken, StepCommitted
+from planaria.runtime.run_folder.run_folder import RunFolder
 
 DEMO = Path(__file__).parents[1] / "examples" / "demo.toml"
 

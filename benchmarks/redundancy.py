@@ -28,13 +28,21 @@ from sides import make_job, planaria_side
 
 from planaria.estimate.step_time import step_time_s
 from planaria.job.settings import PolicyName
-from planaria.observe.recorder import read_events
+from planaria.plan.costs.model_profile import (
+    DeviceKind,
+    LayerCost,
+    LayerTimes,
+    LinkCost,
+    Links,
+    ModelProfile,
+    StepCosts,
+)
 from planaria.plan.plan import Group, NodeId, Plan, Redundancy
-from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile, StepCosts
 from planaria.plan.settings import PlannerSettings
 from planaria.policy.planner import Planner
 from planaria.policy.registry import make_policy
-from planaria.protocol.records import NodeLost, PlanTaken, StepCommitted
+from planaria.protocol.messages.records import NodeLost, PlanTaken, StepCommitted
+from planaria.runtime.run_folder.recorder import read_events
 
 PIPELINES, DEPTH = 4, 8
 NODES = PIPELINES * DEPTH

@@ -31,18 +31,18 @@ from sides import make_job, planaria_side
 from planaria.api import plan_for
 from planaria.estimate.closed_forms import failures_s
 from planaria.estimate.step_time import step_time_s
-from planaria.estimate.transition import transfer_time
+from planaria.estimate.transfer_time import transfer_time
 from planaria.job.settings import PolicyName
-from planaria.observe.recorder import read_events
-from planaria.plan.costs import StageCosts
-from planaria.plan.detours import Detours, Freedom, Hops, MicrobatchAssignment
+from planaria.plan.costs.model_profile import ModelProfile
+from planaria.plan.costs.stage_costs import StageCosts
 from planaria.plan.plan import Pipeline, Plan, PlanError, ScheduleKind, Stage, WorkerId
-from planaria.plan.profile import ModelProfile
-from planaria.plan.reroute import rerouted
 from planaria.plan.settings import PlannerSettings
+from planaria.planner.reroute.plans import rerouted
+from planaria.planner.reroute.routes import Detours, Freedom, Hops, MicrobatchAssignment
 from planaria.policy.detour_search import fastest_detours
 from planaria.policy.interface import Candidate
-from planaria.protocol.records import PlanMeasured, PlanTaken
+from planaria.protocol.messages.records import PlanMeasured, PlanTaken
+from planaria.runtime.run_folder.recorder import read_events
 
 NODES, STAGES, PIPELINES = 16, 4, 4
 STEPS_BETWEEN = 6

@@ -19,8 +19,8 @@ from figures import SCRATCH, note, report
 from sides import planaria_side
 
 from planaria.job.parse import load_job
-from planaria.observe.recorder import read_events
-from planaria.protocol.records import CoordinatorRestarted, NodeLost, Note, StepCommitted
+from planaria.protocol.messages.records import CoordinatorRestarted, NodeLost, Note, StepCommitted
+from planaria.runtime.run_folder.recorder import read_events
 
 DEMO = Path(__file__).parents[1] / "examples" / "demo.toml"
 POINTS = ("vote", "commit", "tell", "return")

@@ -14,9 +14,9 @@ from interleave import Side
 from planaria.data.tokens import prepare_tokens
 from planaria.job.parse import job_json, parse_job
 from planaria.job.settings import Job
-from planaria.observe.recorder import read_events
-from planaria.observe.run_folder import RunFolder
-from planaria.protocol.records import PlanTaken
+from planaria.protocol.messages.records import PlanTaken
+from planaria.runtime.run_folder.recorder import read_events
+from planaria.runtime.run_folder.run_folder import RunFolder
 
 BASELINES = Path(__file__).parent / "baselines"
 

@@ -26,18 +26,18 @@ from best_single import MODELS, SINGLES, Task, Wanted, compare, made_up, simulat
 from figures import note, report
 
 from planaria.job.parse import load_job
-from planaria.launch.settings import job_profile, named_profile, planner_settings
-from planaria.launch.simulations import seldom_collected
 from planaria.plan.plan import ScheduleKind
 from planaria.plan.settings import PlannerSettings
-from planaria.profile.presets import preset
-from planaria.simulate.macro.account import RunResult
-from planaria.simulate.macro.calibration import calibrated
-from planaria.simulate.macro.experiment import Experiment
-from planaria.simulate.macro.timings import Timings
-from planaria.simulate.trace import HOUR_S, Trace
-from planaria.simulate.trace_formats import read_trace
-from planaria.simulate.trace_generators import ConstantRate, Population, generate
+from planaria.profile.presets.presets import preset
+from planaria.runtime.component_settings import job_profile, named_profile, planner_settings
+from planaria.runtime.launch.rehearsal.simulations import seldom_collected
+from planaria.simulate.calibration import calibrated
+from planaria.simulate.experiment import Experiment
+from planaria.simulate.results import RunResult
+from planaria.simulate.timings import Timings
+from planaria.simulate.traces.formats import read_trace
+from planaria.simulate.traces.generators import ConstantRate, Population, generate
+from planaria.simulate.traces.trace import HOUR_S, Trace
 
 PARTS = ("speed", "determinism", "adaptive", "fidelity")
 

@@ -21,9 +21,9 @@ from figures import SCRATCH, note, report
 from sides import planaria_side
 
 from planaria.job.parse import load_job
-from planaria.observe.recorder import read_events
-from planaria.profile.presets import preset
-from planaria.protocol.records import NodeSpeed, PlanTaken, StepCommitted
+from planaria.profile.presets.presets import preset
+from planaria.protocol.messages.records import NodeSpeed, PlanTaken, StepCommitted
+from planaria.runtime.run_folder.recorder import read_events
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "emulated.toml"
 NODES = 12

@@ -19,8 +19,8 @@ from tests.testkit.schedules.schedule import Schedule
 from tests.testkit.schedules.weather import Weather
 
 from planaria.job.settings import PolicyName
+from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import ScheduleKind
-from planaria.plan.profile import ModelProfile
 
 POLICIES = (PolicyName.TEMPLATES, PolicyName.REROUTE, PolicyName.REDUNDANCY, PolicyName.ADAPTIVE)
 STEPS, STRUCK = 8, 6

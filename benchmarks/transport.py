@@ -21,10 +21,10 @@ import torch.distributed as dist
 from figures import report
 
 from planaria.plan.plan import WorkerId
-from planaria.worker.accumulator import total_gradient
-from planaria.worker.mailbox import Key, Kind, Mailbox
-from planaria.worker.shared_memory import SharedReader, SharedVector
-from planaria.worker.transport import Transport
+from planaria.runtime.worker.compute.accumulator import total_gradient
+from planaria.runtime.worker.compute.shared_memory import SharedReader, SharedVector
+from planaria.runtime.worker.transport.mailbox import Key, Kind, Mailbox
+from planaria.runtime.worker.transport.transport import Transport
 
 SIZES = {"4KB": 4 << 10, "64KB": 64 << 10, "1MB": 1 << 20, "4MB": 4 << 20, "16MB": 16 << 20}
 NUM_GROUPS = 8

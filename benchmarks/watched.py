@@ -16,13 +16,13 @@ from pathlib import Path
 
 from figures import SCRATCH
 
-from planaria.cli import live
 from planaria.job.parse import job_json
 from planaria.job.settings import Job
-from planaria.launch.session import train_job
-from planaria.launch.training.request import TrainRequest
-from planaria.observe.run_folder import RunFolder
-from planaria.protocol.records import AnyRecord, PlanTaken, RunEnded, RunStatus, StepCommitted
+from planaria.protocol.messages.records import AnyRecord, PlanTaken, RunEnded, RunStatus, StepCommitted
+from planaria.runtime.launch.session import train_job
+from planaria.runtime.launch.training.request import TrainRequest
+from planaria.runtime.run_folder.run_folder import RunFolder
+from planaria.ui.cli import live
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 

@@ -33,18 +33,11 @@ from rich.console import Console
 from rich.table import Table
 
 import planaria
-from planaria.cli import live
 from planaria.job.errors import UserError
 from planaria.job.faults import FAULT_POINTS, Fault, parse_fault
 from planaria.job.parse import job_json
 from planaria.job.settings import PolicyName, RedundancyMode, WhenExhausted
-from planaria.launch.local import LocalNodes
-from planaria.launch.reference import train_reference
-from planaria.launch.session import train_job
-from planaria.launch.training.request import TrainRequest
-from planaria.observe.recorder import read_drops
-from planaria.observe.run_folder import RunFolder
-from planaria.protocol.records import (
+from planaria.protocol.messages.records import (
     AnyRecord,
     CheckpointSaved,
     NodeJoined,
@@ -58,6 +51,13 @@ from planaria.protocol.records import (
     StepCommitted,
     Waiting,
 )
+from planaria.runtime.launch.reference import train_reference
+from planaria.runtime.launch.session import train_job
+from planaria.runtime.launch.training.request import TrainRequest
+from planaria.runtime.nodes.local_nodes import LocalNodes
+from planaria.runtime.run_folder.recorder import read_drops
+from planaria.runtime.run_folder.run_folder import RunFolder
+from planaria.ui.cli import live
 
 ROOT = Path(__file__).parents[1]
 PATIENCE_S = 120.0

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import click
 from generated import ROOT, wrapped, write
 
-from planaria.cli.main import cli
+from planaria.ui.cli.main import cli
 
 SCRIPT = "scripts/cli_reference.py"
 

@@ -25,21 +25,21 @@ import msgspec
 from msgspec.structs import replace
 
 from planaria.api import PlanReport, load_job, plan_for
-from planaria.estimate.rest import Stretch
+from planaria.estimate.step_remainder import Stretch
 from planaria.job.settings import Device, PolicyName
-from planaria.launch.settings import job_profile, planner_settings
+from planaria.plan.costs.model_profile import LayerCost, ModelProfile
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, Plan, PlanError, ScheduleKind, WorkerId
-from planaria.plan.profile import LayerCost, ModelProfile
-from planaria.plan.salvage import to_halt
 from planaria.plan.settings import PlannerSettings
+from planaria.planner.finish_step.salvage import to_halt
 from planaria.policy.interface import Candidate, FailureForecast, FinishRequest, Policy, ReplanRequest
 from planaria.policy.planner import Planner
 from planaria.policy.registry import make_policy
 from planaria.profile.of_job import profile_of_job
 from planaria.profile.of_scenario import load_scenario, profile_of, traces_of
-from planaria.profile.presets import MODELS, preset
-from planaria.simulate.macro.scenario import experiment
+from planaria.profile.presets.presets import MODELS, preset
+from planaria.runtime.component_settings import job_profile, planner_settings
+from planaria.simulate.scenario import experiment
 
 SEED, NUM_JOBS = 20261123, 50
 ROOT = Path(__file__).resolve().parent.parent

@@ -14,7 +14,7 @@ from importlib import import_module
 
 from generated import ROOT, wrapped, write
 
-from planaria.protocol import course, transitions
+from planaria.protocol import handlers, transitions
 from planaria.protocol.phases import Phase
 from planaria.protocol.transitions import TRANSITIONS
 
@@ -24,7 +24,7 @@ _MODULES = {
     module.__name__: module
     for module in (
         transitions,
-        *(import_module(f"{course.__name__}.{found.name}") for found in pkgutil.iter_modules(course.__path__)),
+        *(import_module(f"{handlers.__name__}.{found.name}") for found in pkgutil.iter_modules(handlers.__path__)),
     )
 }
 _FUNCTIONS = {

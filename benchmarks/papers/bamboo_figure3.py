@@ -17,8 +17,8 @@ from traces import described, recorded_p3, with_interval
 
 from planaria.plan.plan import ScheduleKind
 from planaria.plan.settings import PlannerSettings
-from planaria.profile.presets import LINK_SHARE, preset
-from planaria.simulate.trace import Trace
+from planaria.profile.presets.presets import LINK_SHARE, preset
+from planaria.simulate.traces.trace import Trace
 
 HOURS = 24.0
 INTERVAL_S = HOURS * 3600 / 127

@@ -14,12 +14,12 @@ from ours import scaled
 from replay import Checkpoints, Outcome, System, replay
 from systems import Varuna
 
+from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import ScheduleKind
-from planaria.plan.profile import ModelProfile
 from planaria.plan.settings import PlannerSettings
-from planaria.profile.presets import LINK_SHARE, preset
-from planaria.simulate.trace import HOUR_S, Trace
-from planaria.simulate.trace_generators import ConstantRate, Population, generate
+from planaria.profile.presets.presets import LINK_SHARE, preset
+from planaria.simulate.traces.generators import ConstantRate, Population, generate
+from planaria.simulate.traces.trace import HOUR_S, Trace
 
 ZONES = ("a", "b", "c")
 MEAN_BULK = 2.4

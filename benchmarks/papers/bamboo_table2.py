@@ -23,7 +23,7 @@ from ours import Ours
 from pictures import bars
 from section import Comparison, Plot, Row, Section, run
 
-from planaria.simulate.trace import HOUR_S
+from planaria.simulate.traces.trace import HOUR_S
 
 SEEDS = range(10)
 

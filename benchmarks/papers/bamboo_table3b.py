@@ -8,11 +8,11 @@ from bamboo_data import DEPTH_H, MODELS, SPOT_PER_HOUR, TABLE_3B
 from bamboo_models import MEAN_BULK, Spot, bamboo, to_completion
 from section import Comparison, Row, Section, run
 
-from planaria.plan.pipeline_time import step_times
-from planaria.plan.profile import ModelProfile
+from planaria.plan.costs.model_profile import ModelProfile
+from planaria.plan.costs.pipeline_time import step_times
 from planaria.plan.settings import PlannerSettings
-from planaria.plan.templates import make_templates
-from planaria.profile.presets import LINK_SHARE, preset
+from planaria.planner.templates.templates import make_templates
+from planaria.profile.presets.presets import LINK_SHARE, preset
 
 SEEDS = range(20)
 MICROBATCH = 8

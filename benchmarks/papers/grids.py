@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from planaria.plan.batch import Distribution, distribute, least_variance
-from planaria.plan.instantiate import fewest_seconds
-from planaria.plan.pipeline_time import Template, Times, step_times
+from planaria.plan.costs.model_profile import ModelProfile
+from planaria.plan.costs.pipeline_time import Template, Times, step_times
 from planaria.plan.plan import PlanError
-from planaria.plan.profile import ModelProfile
 from planaria.plan.settings import PlannerSettings
-from planaria.plan.templates import make_templates
+from planaria.planner.instantiation.instantiate import fewest_seconds
+from planaria.planner.instantiation.microbatch_shares import Distribution, distribute, least_variance
+from planaria.planner.templates.templates import make_templates
 
 
 @dataclass(frozen=True)

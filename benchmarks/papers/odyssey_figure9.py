@@ -18,7 +18,7 @@ from systems import Odyssey, Oobleck, ReCycle
 from planaria.estimate.closed_forms import busiest_s
 from planaria.plan.plan import ScheduleKind
 from planaria.plan.settings import Objective
-from planaria.simulate.trace import HOUR_S
+from planaria.simulate.traces.trace import HOUR_S
 
 SEEDS = range(3)
 OURS = ("templates", "reroute", "adaptive")

@@ -7,11 +7,11 @@ from functools import cache
 from grids import Grids
 from odyssey_data import GLOBAL_BATCH, HOURLY, HOURS, LAYERS_OF_RECOVERY, NUM_DEVICES, RECOVERY_S, TRANSFER_CUT
 
-from planaria.plan.profile import ModelProfile
+from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.settings import Objective, PlannerSettings
-from planaria.profile.presets import preset
-from planaria.simulate.trace import HOUR_S, Trace
-from planaria.simulate.trace_generators import ConstantRate, Population, generate
+from planaria.profile.presets.presets import preset
+from planaria.simulate.traces.generators import ConstantRate, Population, generate
+from planaria.simulate.traces.trace import HOUR_S, Trace
 
 FAULT_TOLERANCE = 1
 NUM_BLOCKS = 32

@@ -15,7 +15,7 @@ from systems import Oobleck, ReCycle, Varuna
 
 from planaria.plan.plan import PlanError
 from planaria.plan.settings import Objective
-from planaria.plan.templates import make_templates
+from planaria.planner.templates.templates import make_templates
 
 REDUNDANCY = {"Bamboo": 0.1977}
 """Bamboo's Table 4: eager FRC and lazy BRC, BERT."""

@@ -12,7 +12,7 @@ from replay import Outcome, replay
 from section import Comparison, Plot, Row, Section, run
 from traces import at_most, described, recorded_p3, with_interval
 
-from planaria.simulate.trace import HOUR_S, Trace
+from planaria.simulate.traces.trace import HOUR_S, Trace
 
 LARGEST_GAIN = 9.1
 """Section 7.3: Oobleck outperforms the rest "by up to 9.1x on average"."""

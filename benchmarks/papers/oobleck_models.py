@@ -23,12 +23,12 @@ from ours import Ours, scaled
 from replay import Checkpoints, Outcome, replay
 from systems import Oobleck, Varuna
 
+from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import ScheduleKind
-from planaria.plan.profile import ModelProfile
 from planaria.plan.settings import Objective, PlannerSettings
-from planaria.profile.presets import LINK_SHARE, preset
-from planaria.simulate.trace import Trace
-from planaria.simulate.trace_generators import Monotonic, Population, generate
+from planaria.profile.presets.presets import LINK_SHARE, preset
+from planaria.simulate.traces.generators import Monotonic, Population, generate
+from planaria.simulate.traces.trace import Trace
 
 FAULT_TOLERANCE = 2
 """The paper does not say which f it ran with; with 2 the largest model still has its replicas on 15 nodes."""

@@ -21,7 +21,7 @@ from pictures import bars
 from replay import Outcome, replay
 from section import Comparison, Plot, Row, Section, run
 
-from planaria.simulate.trace import Trace
+from planaria.simulate.traces.trace import Trace
 
 SYSTEMS: tuple[tuple[str, str, Callable[[str, Trace], Outcome]], ...] = (
     ("Oobleck", "Oobleck", lambda model, trace: replay(oobleck(model), trace)),

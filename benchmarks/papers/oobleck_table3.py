@@ -12,13 +12,13 @@ from pictures import bars
 from section import Comparison, Plot, Row, Section, run
 
 from planaria.plan.compiled import Work
-from planaria.plan.oobleck import OobleckSearch
+from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import Group
-from planaria.plan.profile import ModelProfile
 from planaria.plan.settings import Objective, PlannerSettings
-from planaria.plan.split_search import StepTimeSearch
-from planaria.plan.splits import make_space
-from planaria.profile.presets import preset
+from planaria.planner.templates.oobleck import OobleckSearch
+from planaria.planner.templates.split_search import StepTimeSearch
+from planaria.planner.templates.splits import make_space
+from planaria.profile.presets.presets import preset
 
 
 @cache

@@ -9,13 +9,13 @@ from statistics import fmean
 import msgspec
 
 from planaria.job.settings import PolicyName
-from planaria.plan.profile import LayerCost, ModelProfile
+from planaria.plan.costs.model_profile import LayerCost, ModelProfile
 from planaria.plan.settings import PlannerSettings
-from planaria.simulate.macro.account import RunResult
-from planaria.simulate.macro.experiment import Experiment
-from planaria.simulate.macro.references import IDEAL
-from planaria.simulate.macro.timings import Timings
-from planaria.simulate.trace import Trace
+from planaria.simulate.baselines import IDEAL
+from planaria.simulate.experiment import Experiment
+from planaria.simulate.results import RunResult
+from planaria.simulate.timings import Timings
+from planaria.simulate.traces.trace import Trace
 
 KEEP_SAMPLES = (PolicyName.TEMPLATES, PolicyName.REROUTE, PolicyName.ADAPTIVE)
 """Policies that are run here."""

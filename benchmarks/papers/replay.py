@@ -14,7 +14,7 @@ from itertools import groupby
 from math import floor, inf
 from typing import Protocol
 
-from planaria.simulate.trace import Change, Trace
+from planaria.simulate.traces.trace import Change, Trace
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from replay import Answer, Changes, Checkpoints, Mode, Node
 
 from planaria.estimate.closed_forms import busiest_s, failures_s
 from planaria.plan.plan import PlanError
-from planaria.plan.reinstantiate import Situation, reinstantiate
+from planaria.planner.reconfigure.pipeline_sizes import Situation, reinstantiate
 
 
 @dataclass(slots=True, kw_only=True)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from planaria.simulate.trace import HOUR_S, Change, Trace, TraceEvent, summarise
-from planaria.simulate.trace_formats import read_trace
-from planaria.simulate.trace_generators import ConstantRate, Population, generate
+from planaria.simulate.traces.formats import read_trace
+from planaria.simulate.traces.generators import ConstantRate, Population, generate
+from planaria.simulate.traces.trace import HOUR_S, Change, Trace, TraceEvent, summarise
 
 P3_FILE = "p3-trace.csv"
 ZONES = ("a", "b", "c")

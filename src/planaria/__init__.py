@@ -8,7 +8,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from planaria._version import __version__ as __version__
+from planaria.job.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from planaria.api import Job as Job

@@ -14,26 +14,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planaria.estimate.restore import Storage
+from planaria.estimate.restore_time import Storage
 from planaria.job.errors import UserError as UserError
 from planaria.job.faults import Fault, check_faults, parse_fault
 from planaria.job.parse import load_job, validated
 from planaria.job.settings import Job as Job
 from planaria.job.settings import PolicyName
-from planaria.launch.training.folder import JobFolder, job_folder
-from planaria.launch.training.result import TrainResult
-from planaria.observe.progress import Progress
-from planaria.observe.run_folder import RunFolder, free_name
+from planaria.plan.costs.model_profile import ModelProfile
+from planaria.plan.costs.profile_check import decode_profile
 from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
-from planaria.plan.profile import ModelProfile
-from planaria.plan.profile_check import decode_profile
 from planaria.policy.forecast import DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S, FailureForecast
-from planaria.protocol.records import AnyRecord
+from planaria.protocol.messages.records import AnyRecord
+from planaria.runtime.launch.training.folder import JobFolder, job_folder
+from planaria.runtime.launch.training.result import TrainResult
+from planaria.runtime.progress.progress import Progress
+from planaria.runtime.run_folder.run_folder import RunFolder, free_name
 
 if TYPE_CHECKING:
     from planaria.estimate.memory import MemoryUse
     from planaria.estimate.step_time import Timeline
-    from planaria.plan.pipeline_time import Template
+    from planaria.plan.costs.pipeline_time import Template
     from planaria.plan.settings import PlannerSettings
     from planaria.policy.interface import Candidate, Policy
 
@@ -120,9 +120,9 @@ def train(
     Raises:
         UserError: the job, the name or a fault cannot be used; no run folder is left behind.
     """
-    from planaria.launch.interrupts import interrupts, raise_interrupted
-    from planaria.launch.session import train_job
-    from planaria.launch.training.request import TrainRequest
+    from planaria.runtime.interrupts import interrupts, raise_interrupted
+    from planaria.runtime.launch.session import train_job
+    from planaria.runtime.launch.training.request import TrainRequest
 
     job = validated(job)
     parsed = tuple(parse_fault(fault) if isinstance(fault, str) else fault for fault in faults)
@@ -170,9 +170,9 @@ def reference(
     Raises:
         UserError: the job, the name or the folder cannot be used; no run folder is left behind.
     """
-    from planaria.launch.reference import train_reference
-    from planaria.launch.training.resumption import schedule_of
-    from planaria.observe.recorder import read_drops
+    from planaria.runtime.launch.reference import train_reference
+    from planaria.runtime.launch.training.resumption import schedule_of
+    from planaria.runtime.run_folder.recorder import read_drops
 
     job = validated(job)
     run = None if replay is None else RunFolder.open(replay)
@@ -206,16 +206,16 @@ def plan(
     Raises:
         ValueError: the job cannot be planned on its nodes; the message says why and what to do.
     """
-    from planaria.launch.losses import expected_losses
-    from planaria.launch.oversubscription import shared_cores
-    from planaria.launch.settings import check_size, checkpoint_interval_s, job_profile, planner_settings
-    from planaria.plan.batch import batches_told_by
+    from planaria.planner.instantiation.microbatch_shares import batches_told_by
+    from planaria.runtime.component_settings import check_size, checkpoint_interval_s, job_profile, planner_settings
+    from planaria.runtime.launch.expected_losses import expected_losses
+    from planaria.runtime.oversubscription import shared_cores
 
     job = validated(job)
     check_size(job)
     expected = expected_losses(job)
     if profile is None:
-        from planaria.launch.training.profiling import profile_job
+        from planaria.runtime.launch.training.profiling import profile_job
 
         profile = profile_job(job, import_path=import_path)
     if profile.microbatch_size != job.train.microbatch:

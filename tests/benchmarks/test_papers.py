@@ -18,7 +18,7 @@ from bamboo_system import Bamboo
 from replay import Answer, Changes, Checkpoints, Mode, Node, Outcome, Replay, System, replay
 from section import Comparison, Plot, Row, Section
 
-from planaria.simulate.trace import Change
+from planaria.simulate.traces.trace import Change
 
 NODES = [Node(f"n{at}", "abc"[at % 3]) for at in range(12)]
 

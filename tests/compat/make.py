@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 
 from planaria import load_job, train
-from planaria.coordinator.journal import Journal
 from planaria.job.settings import PolicyName
-from planaria.protocol.journal import JournalEnd, JournalPolicy, JournalStop
+from planaria.protocol.messages.journal import JournalEnd, JournalPolicy, JournalStop
+from planaria.runtime.coordinator.journal import Journal
 
 JOB = """
 [model]

@@ -13,14 +13,14 @@ import pytest
 from planaria.api import read_profile, reference, train
 from planaria.checkpoint.manifest import MANIFEST, newest, read_manifest, weights_sha256
 from planaria.checkpoint.state import read_parameters
-from planaria.coordinator.journal import Journal
 from planaria.job.errors import UserError
 from planaria.job.parse import job_from_json, load_job
 from planaria.job.settings import WhenExhausted
-from planaria.observe.recorder import read_events
-from planaria.protocol import journal as entries
-from planaria.protocol.past import Past
-from planaria.protocol.records import RunEnded
+from planaria.protocol.messages import journal as entries
+from planaria.protocol.messages.records import RunEnded
+from planaria.protocol.run.replay import Past
+from planaria.runtime.coordinator.journal import Journal
+from planaria.runtime.run_folder.recorder import read_events
 
 VERSIONS = sorted(path.parent for path in Path(__file__).parent.glob("*/job.toml"))
 

@@ -71,7 +71,7 @@ def test_the_command_says_so_in_one_line(tmp_path: Path) -> None:
         '[model]\ntype = "gpt2"\n[data]\nsource = "noise.parquet"\n[train]\nsteps = 1\nglobal_batch = 2\n'
         "microbatch = 1\nsequence_length = 8\n[cluster]\nnodes = 2\n"
     )
-    command = [sys.executable, "-m", "planaria.cli.main", "train", "job.toml"]
+    command = [sys.executable, "-m", "planaria.ui.cli.main", "train", "job.toml"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("planaria: error: data.source = 'noise.parquet': ")

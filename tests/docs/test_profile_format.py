@@ -9,8 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from planaria.plan.plan import Group
-from planaria.plan.profile import (
+from planaria.plan.costs.model_profile import (
     DeviceKind,
     LayerCost,
     LayerTimes,
@@ -19,7 +18,8 @@ from planaria.plan.profile import (
     ModelProfile,
     StepCosts,
 )
-from planaria.plan.profile_check import decode_profile
+from planaria.plan.costs.profile_check import decode_profile
+from planaria.plan.plan import Group
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "profile-format.md").read_text()
 

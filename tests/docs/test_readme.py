@@ -17,9 +17,9 @@ from click.testing import CliRunner
 
 import planaria
 from planaria.api import read_profile
-from planaria.cli.main import cli
 from planaria.job.faults import check_faults, parse_fault
 from planaria.job.parse import load_job, parse_job
+from planaria.ui.cli.main import cli
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -199,7 +199,7 @@ def test_the_tutorials_commands_end_with_equal_bits(tmp_path: Path) -> None:
     for command in shown:
         short = [argument.replace("step=15", "step=4") for argument in command[1:]]
         done = subprocess.run(
-            [sys.executable, "-m", "planaria.cli.main", *short, "--set", "train.steps=8"],
+            [sys.executable, "-m", "planaria.ui.cli.main", *short, "--set", "train.steps=8"],
             cwd=tmp_path,
             capture_output=True,
             text=True,

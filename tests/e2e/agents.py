@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from planaria.observe.run_folder import RunFolder
+from planaria.runtime.run_folder.run_folder import RunFolder
 from tests.e2e.test_command import DEADLINE_S, descendants, wait_until
 from tests.e2e.test_emulated import profile
 
@@ -131,7 +131,7 @@ class Agent:
         return self.process.wait(DEADLINE_S)
 
 
-PLANARIA = [sys.executable, "-m", "planaria.cli.main"]
+PLANARIA = [sys.executable, "-m", "planaria.ui.cli.main"]
 
 
 def family(ancestor: int) -> list[int]:

@@ -15,11 +15,11 @@ from planaria.api import Observer
 from planaria.job.faults import parse_fault
 from planaria.job.parse import job_json
 from planaria.job.settings import Job
-from planaria.launch.local import LocalNodes
-from planaria.launch.reference import train_reference
-from planaria.launch.session import train_job
-from planaria.launch.training.request import TrainRequest
-from planaria.observe.run_folder import RunFolder
+from planaria.runtime.launch.reference import train_reference
+from planaria.runtime.launch.session import train_job
+from planaria.runtime.launch.training.request import TrainRequest
+from planaria.runtime.nodes.local_nodes import LocalNodes
+from planaria.runtime.run_folder.run_folder import RunFolder
 from tests.e2e.jobs import Outcome
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

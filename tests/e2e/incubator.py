@@ -15,10 +15,10 @@ import socket
 import sys
 import traceback
 
-from planaria.cli.main import cli
-from planaria.launch import forkserver
-from planaria.launch.local import LocalNodes
 from planaria.model.load import load_family
+from planaria.runtime.nodes import forkserver
+from planaria.runtime.nodes.local_nodes import LocalNodes
+from planaria.ui.cli.main import cli
 
 CLONE_NEWNET = 0x40000000
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from planaria.job.parse import parse_job
 from planaria.job.settings import Job
-from planaria.launch.training.result import TrainResult
+from planaria.runtime.launch.training.result import TrainResult
 
 MODELS = {
     "gpt2": 'type = "gpt2"\nconfig = { n_layer = 4, n_embd = 16, n_head = 2, n_positions = 16 }',

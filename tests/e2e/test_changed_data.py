@@ -15,11 +15,11 @@ from planaria.checkpoint.manifest import newest
 from planaria.data.tokens import prepare_tokens
 from planaria.job.errors import UserError
 from planaria.job.settings import DataSection, Job
-from planaria.launch.settings import node_settings
-from planaria.launch.training import run as run_stage
-from planaria.observe.run_folder import RunFolder
 from planaria.plan.plan import NodeId
-from planaria.worker.settings import WorkerSettings
+from planaria.runtime.component_settings import node_settings
+from planaria.runtime.launch.training import run as run_stage
+from planaria.runtime.run_folder.run_folder import RunFolder
+from planaria.runtime.worker.settings import WorkerSettings
 from tests.e2e.conftest import Run
 from tests.e2e.jobs import Outcome, make_job
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from planaria.job.settings import Job
-from planaria.protocol.records import AnyRecord, StepCommitted
+from planaria.protocol.messages.records import AnyRecord, StepCommitted
 from tests.e2e.conftest import Run
 from tests.e2e.jobs import Outcome, make_job
 from tests.proof import rest_in_proof

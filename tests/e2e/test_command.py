@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from planaria.cli.main import cli
+from planaria.ui.cli.main import cli
 from tests.e2e.jobs import MODELS
 from tests.e2e.test_emulated import profile
 from tests.proof import rest_in_proof
@@ -66,7 +66,7 @@ profile = "profile.json"
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "planaria.cli.main", *arguments],
+            [sys.executable, "-m", "planaria.ui.cli.main", *arguments],
             cwd=self.folder,
             stderr=subprocess.PIPE,
             stdout=subprocess.PIPE,

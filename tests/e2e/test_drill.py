@@ -15,21 +15,28 @@ import pytest
 from click.testing import CliRunner
 
 from planaria.api import read_profile
-from planaria.cli.main import cli
 from planaria.job.errors import UserError
 from planaria.job.parse import load_job
 from planaria.job.settings import Device, Job, PolicyName
-from planaria.launch.comparison import ComparisonFolder, run_policy
-from planaria.launch.local import LauncherError, LocalNodes
-from planaria.launch.rehearsal import Rehearsed, differences, fitted, rehearse, rehearsed_job, script_for
-from planaria.observe.recorder import read_events
-from planaria.observe.run_folder import RunFolder
-from planaria.protocol.records import NodeJoined, Restored, RunStatus
-from planaria.simulate.script_format import read_script, write_script
-from planaria.simulate.scripts import Clock, Script, ScriptName, announced, busiest
-from planaria.simulate.trace import HOUR_S, Change, Trace, TraceEvent
-from planaria.simulate.trace_formats import read_trace
-from planaria.simulate.trace_generators import ConstantRate, Population, generate
+from planaria.protocol.messages.records import NodeJoined, Restored, RunStatus
+from planaria.runtime.launch.rehearsal.comparison import ComparisonFolder, run_policy
+from planaria.runtime.launch.rehearsal.rehearsal import (
+    Rehearsed,
+    differences,
+    fitted,
+    rehearse,
+    rehearsed_job,
+    script_for,
+)
+from planaria.runtime.nodes.local_nodes import LauncherError, LocalNodes
+from planaria.runtime.run_folder.recorder import read_events
+from planaria.runtime.run_folder.run_folder import RunFolder
+from planaria.simulate.traces.formats import read_trace
+from planaria.simulate.traces.generators import ConstantRate, Population, generate
+from planaria.simulate.traces.script_format import read_script, write_script
+from planaria.simulate.traces.scripts import Clock, Script, ScriptName, announced, busiest
+from planaria.simulate.traces.trace import HOUR_S, Change, Trace, TraceEvent
+from planaria.ui.cli.main import cli
 from tests.e2e.test_command import DEADLINE_S, Command, descendants, wait_until
 from tests.e2e.test_emulated import profile
 
@@ -221,7 +228,7 @@ def test_a_device_that_is_not_here_needs_a_profile(
     def fails(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("planaria.launch.training.profiling.profile_job", fails)
+    monkeypatch.setattr("planaria.runtime.launch.training.profiling.profile_job", fails)
     monkeypatch.setenv("XDG_CACHE_HOME", str(job_file.parent / "cache"))
     changes = ("--set", "cluster.device=cuda", "--set", "model.type=gpt2")
     text = job_file.read_text()

@@ -14,9 +14,17 @@ from planaria.api import plan
 from planaria.job.errors import UserError
 from planaria.job.parse import parse_job
 from planaria.job.settings import Job
-from planaria.launch.export import export_run
+from planaria.plan.costs.model_profile import (
+    DeviceKind,
+    LayerCost,
+    LayerTimes,
+    LinkCost,
+    Links,
+    ModelProfile,
+    StepCosts,
+)
 from planaria.plan.plan import Group
-from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile, StepCosts
+from planaria.runtime.launch.export import export_run
 from tests.e2e.conftest import Run
 from tests.e2e.jobs import Outcome
 from tests.proof import rest_in_proof

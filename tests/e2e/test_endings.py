@@ -80,7 +80,7 @@ def test_a_terminal_that_closes(command: Command) -> None:
     command.write_emulated_job(ENDLESS)
     master, slave = os.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "planaria.cli.main", "train", "job.toml"],
+        [sys.executable, "-m", "planaria.ui.cli.main", "train", "job.toml"],
         cwd=command.folder,
         stdin=slave,
         stdout=slave,
@@ -119,7 +119,7 @@ def test_a_run_that_was_told_to_ignore_hangups(command: Command) -> None:
     """As nohup does."""
     command.write_emulated_job(ENDLESS)
     process = subprocess.Popen(
-        [sys.executable, "-m", "planaria.cli.main", "train", "job.toml"],
+        [sys.executable, "-m", "planaria.ui.cli.main", "train", "job.toml"],
         cwd=command.folder,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
@@ -151,7 +151,7 @@ def test_a_command_whose_output_nobody_reads(command: Command, arguments: list[s
     reader, writer = os.pipe()
     os.close(reader)
     process = subprocess.Popen(
-        [sys.executable, "-m", "planaria.cli.main", *arguments],
+        [sys.executable, "-m", "planaria.ui.cli.main", *arguments],
         cwd=command.folder,
         stdout=writer,
         stderr=subprocess.PIPE,

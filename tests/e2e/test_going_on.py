@@ -10,10 +10,10 @@ import pytest
 
 from planaria.job.errors import UserError
 from planaria.job.settings import Job
-from planaria.launch.reference import train_reference
-from planaria.launch.training.resumption import schedule_of
-from planaria.observe.run_folder import RunFolder
-from planaria.protocol.commit import learning_rate
+from planaria.protocol.step.commit import learning_rate
+from planaria.runtime.launch.reference import train_reference
+from planaria.runtime.launch.training.resumption import schedule_of
+from planaria.runtime.run_folder.run_folder import RunFolder
 from tests.e2e.conftest import Run
 from tests.e2e.jobs import Outcome, make_job
 

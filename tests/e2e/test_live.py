@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from planaria.cli import live
 from planaria.job.errors import UserError
 from planaria.job.settings import Job
-from planaria.launch.training.result import RunStatus
-from planaria.protocol.records import AnyRecord, StepCommitted, Waiting
+from planaria.protocol.messages.records import AnyRecord, StepCommitted, Waiting
+from planaria.runtime.launch.training.result import RunStatus
+from planaria.ui.cli import live
 from tests.e2e.conftest import Run
 from tests.e2e.jobs import Outcome, make_job
 

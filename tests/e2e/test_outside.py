@@ -19,18 +19,18 @@ import torch
 
 from planaria.checkpoint.manifest import MANIFEST
 from planaria.job.settings import Job
-from planaria.launch.local import LauncherError, LocalNodes
-from planaria.launch.session import train_job
-from planaria.launch.training.request import TrainRequest
-from planaria.observe.run_folder import RunFolder
 from planaria.plan.plan import WorkerId
-from planaria.protocol.messages import PROTOCOL_VERSION, Hello, encode
-from planaria.protocol.records import AnyRecord, CheckpointSaved, NodeLost, PlanTaken, StepCommitted
-from planaria.worker.control_frames import control_frame
-from planaria.worker.frames import data_frame
-from planaria.worker.mailbox import Key, Kind
-from planaria.worker.settings import WorkerSettings
-from planaria.worker.strangers import MAX_STRANGERS
+from planaria.protocol.messages.records import AnyRecord, CheckpointSaved, NodeLost, PlanTaken, StepCommitted
+from planaria.protocol.messages.worker import PROTOCOL_VERSION, Hello, encode
+from planaria.runtime.launch.session import train_job
+from planaria.runtime.launch.training.request import TrainRequest
+from planaria.runtime.nodes.local_nodes import LauncherError, LocalNodes
+from planaria.runtime.run_folder.run_folder import RunFolder
+from planaria.runtime.wire.control_frames import control_frame
+from planaria.runtime.wire.unauthenticated import MAX_STRANGERS
+from planaria.runtime.worker.settings import WorkerSettings
+from planaria.runtime.worker.transport.frames import data_frame
+from planaria.runtime.worker.transport.mailbox import Key, Kind
 from tests.e2e.conftest import Run
 from tests.e2e.jobs import Outcome, make_job
 from tests.proof import rest_in_proof

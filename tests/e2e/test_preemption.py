@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from planaria.job.settings import Job
-from planaria.launch.training.result import RunStatus
+from planaria.runtime.launch.training.result import RunStatus
 from tests.e2e.conftest import Run
 from tests.e2e.jobs import Outcome, make_job
 

@@ -1,6 +1,6 @@
 """Random jobs, plans and kill points on real processes: the reference's bits, or an end that the job's rules allow.
 
-`tests/worker/test_cluster.py` tries hundreds of schedules of the same code in virtual time; here the processes,
+`tests/runtime/worker/test_cluster.py` tries hundreds of schedules of the same code in virtual time; here the processes,
 sockets and signals are real.
 """
 

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from planaria.job.settings import Job
-from planaria.launch.reference import train_reference
-from planaria.observe.run_folder import RunFolder
-from planaria.protocol.records import AnyRecord, PlanTaken, StepCommitted
+from planaria.protocol.messages.records import AnyRecord, PlanTaken, StepCommitted
+from planaria.runtime.launch.reference import train_reference
+from planaria.runtime.run_folder.run_folder import RunFolder
 from tests.e2e.conftest import Run
 from tests.e2e.jobs import Outcome, make_job
 from tests.proof import rest_in_proof

@@ -14,17 +14,17 @@ from typing import Any
 
 import pytest
 
-from planaria.cli import live
-from planaria.coordinator.settings import CoordinatorSettings
 from planaria.job.faults import COORDINATOR_POINTS
 from planaria.job.settings import Job
-from planaria.launch.local import LocalNodes
-from planaria.launch.session import train_job
-from planaria.launch.supervisor import MAX_RESTARTS, CoordinatorFailed, Supervisor
-from planaria.launch.training.request import TrainRequest
-from planaria.observe.run_folder import RunFolder
-from planaria.protocol.failures import Watched
-from planaria.protocol.records import AnyRecord, Note, StepCommitted, Waiting
+from planaria.protocol.messages.records import AnyRecord, Note, StepCommitted, Waiting
+from planaria.protocol.planning.failure_rate import Watched
+from planaria.runtime.coordinator.settings import CoordinatorSettings
+from planaria.runtime.launch.session import train_job
+from planaria.runtime.launch.supervisor import MAX_RESTARTS, CoordinatorFailed, Supervisor
+from planaria.runtime.launch.training.request import TrainRequest
+from planaria.runtime.nodes.local_nodes import LocalNodes
+from planaria.runtime.run_folder.run_folder import RunFolder
+from planaria.ui.cli import live
 from tests.e2e.conftest import Run
 from tests.e2e.jobs import Outcome, make_job
 from tests.proof import rest_in_proof
@@ -311,7 +311,7 @@ def test_a_run_that_goes_on_knows_of_the_losses_before(
             watched.append(settings.watched)
             super().__init__(launcher, settings, *others)
 
-    monkeypatch.setattr("planaria.launch.training.run.Supervisor", Supervised)
+    monkeypatch.setattr("planaria.runtime.launch.training.run.Supervisor", Supervised)
     job = make_job(text, cluster__nodes=4)
     first = run(job, "kill:node=0,step=2,at=backward")
     second = run(job, "kill:node=1,step=3,at=backward", resume=first.result.folder)

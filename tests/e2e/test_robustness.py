@@ -17,10 +17,10 @@ import pytest
 
 from planaria.checkpoint.manifest import MANIFEST
 from planaria.job.settings import Job
-from planaria.launch.local import LocalNodes
-from planaria.protocol.journal import JournalCommit, decode_entry
-from planaria.protocol.records import AnyRecord, CheckpointSaved, StepCommitted
-from planaria.worker.settings import WorkerSettings
+from planaria.protocol.messages.journal import JournalCommit, decode_entry
+from planaria.protocol.messages.records import AnyRecord, CheckpointSaved, StepCommitted
+from planaria.runtime.nodes.local_nodes import LocalNodes
+from planaria.runtime.worker.settings import WorkerSettings
 from tests.e2e.conftest import Run
 from tests.e2e.jobs import Outcome, make_job
 from tests.e2e.test_outside import wait_until
@@ -309,7 +309,7 @@ def test_a_disk_that_is_full_for_a_while_stops_nothing_and_is_said(
     assert any("No space left on device" in note["text"] for note in outcome.events("note"))
     assert [event["step"] for event in outcome.events("step_committed")] == list(range(1, 31))
     assert outcome.events("checkpoint_saved")[-1]["step"] == 30
-    assert "planaria.observe.lines" in {record.name for record in caplog.records}
+    assert "planaria.runtime.run_folder.lines" in {record.name for record in caplog.records}
     assert not list(small_disk.rglob("*.part"))
     with sqlite3.connect(small_disk / "journal.sqlite") as journal:
         entries = [decode_entry(body) for (body,) in journal.execute("SELECT entry FROM entries ORDER BY number")]

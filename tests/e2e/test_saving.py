@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from planaria.cli import live
 from planaria.job.settings import Job
-from planaria.launch.training.result import RunStatus
-from planaria.protocol.records import AnyRecord, CheckpointSaved, Note, StepCommitted
+from planaria.protocol.messages.records import AnyRecord, CheckpointSaved, Note, StepCommitted
+from planaria.runtime.launch.training.result import RunStatus
+from planaria.ui.cli import live
 from tests.e2e.conftest import Run
 from tests.e2e.jobs import Outcome, make_job
 from tests.e2e.test_checkpoints import BrokenDisk

@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from planaria.cli import live
 from planaria.job.settings import Job
-from planaria.plan.profile import LayerTimes
-from planaria.protocol.records import NodeSpeed
-from planaria.protocol.speeds import STEPS
+from planaria.plan.costs.model_profile import LayerTimes
+from planaria.protocol.messages.records import NodeSpeed
+from planaria.protocol.planning.straggler_detection import STEPS
+from planaria.ui.cli import live
 from tests.e2e.conftest import Run
 from tests.e2e.jobs import Outcome, make_job
 from tests.e2e.test_emulated import make_job as make_emulated_job

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import msgspec
 
-from planaria.coordinator.nodes import process_state
 from planaria.job.settings import Job
-from planaria.protocol.records import AnyRecord, StepCommitted
+from planaria.protocol.messages.records import AnyRecord, StepCommitted
+from planaria.runtime.coordinator.nodes import process_state
 from tests.e2e.conftest import Run
 from tests.e2e.jobs import Outcome, make_job
 from tests.e2e.test_command import DEADLINE_S, Command, command, descendants, summary, wait_until  # noqa: F401 (fixture)
@@ -115,7 +115,7 @@ def suspended(command: Command, suspend: Callable[[subprocess.Popen[str]], None]
     command.write_emulated_job(steps=60)
     # In this session, and a process group of its own: what a shell makes of a job.
     process = subprocess.Popen(
-        [sys.executable, "-m", "planaria.cli.main", "train", "job.toml"],
+        [sys.executable, "-m", "planaria.ui.cli.main", "train", "job.toml"],
         cwd=command.folder,
         stderr=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from planaria.launch.local import LocalNodes
-from planaria.launch.session import train_job
-from planaria.launch.training.request import TrainRequest
-from planaria.observe.run_folder import RunFolder
-from planaria.worker.trace import read_trace as read_entries
+from planaria.runtime.launch.session import train_job
+from planaria.runtime.launch.training.request import TrainRequest
+from planaria.runtime.nodes.local_nodes import LocalNodes
+from planaria.runtime.run_folder.run_folder import RunFolder
+from planaria.runtime.worker.instruction_trace import read_trace as read_entries
 from tests.e2e.jobs import make_job
 
 

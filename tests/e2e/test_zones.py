@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from planaria.cli import live
 from planaria.job.settings import Job
-from planaria.protocol.records import AnyRecord, StepCommitted
+from planaria.protocol.messages.records import AnyRecord, StepCommitted
+from planaria.ui.cli import live
 from tests.e2e.conftest import Run
 from tests.e2e.jobs import Outcome, make_job
 

@@ -12,8 +12,8 @@ from collections.abc import Generator
 from itertools import count, pairwise
 
 from planaria.estimate.conditions import Conditions
+from planaria.plan.costs.model_profile import LayerTimes, LinkCost, ModelProfile
 from planaria.plan.plan import Plan, WorkerId
-from planaria.plan.profile import LayerTimes, LinkCost, ModelProfile
 from planaria.plan.program.instructions import Instruction, Op
 from planaria.plan.program.programs import program
 

@@ -12,8 +12,7 @@ import msgspec
 from hypothesis import strategies as st
 
 from planaria.estimate.conditions import Conditions
-from planaria.plan.plan import Group, NodeId, Pipeline, Plan, Route, ScheduleKind, Stage, WorkerId
-from planaria.plan.profile import (
+from planaria.plan.costs.model_profile import (
     DeviceKind,
     LayerCost,
     LayerTimes,
@@ -22,6 +21,7 @@ from planaria.plan.profile import (
     ModelProfile,
     StepCosts,
 )
+from planaria.plan.plan import Group, NodeId, Pipeline, Plan, Route, ScheduleKind, Stage, WorkerId
 
 _TICK_S = 2.0**-10
 _DEVICES = (1, 2, 4)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from planaria.estimate import closed_forms as forms
 from planaria.estimate.step_time import step_time_s
+from planaria.plan.costs.model_profile import LayerTimes, LinkCost, ModelProfile
 from planaria.plan.plan import Pipeline, Plan, PlanError, Route, ScheduleKind, Stage, WorkerId
-from planaria.plan.profile import LayerTimes, LinkCost, ModelProfile
 from tests.plan.profiles import uniform_profile
 from tests.plan.reroutes import ideal, rerouted
 

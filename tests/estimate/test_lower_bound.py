@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from planaria.estimate.conditions import Conditions
 from planaria.estimate.lower_bound import lower_bound_s
 from planaria.estimate.step_time import step_time_s
+from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import Plan
-from planaria.plan.profile import ModelProfile
 from tests.estimate.plans import cases
 
 Case = tuple[Plan, ModelProfile, Conditions]

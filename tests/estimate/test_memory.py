@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from planaria.estimate.conditions import Conditions
 from planaria.estimate.memory import MemoryUse, fullest_device_bytes, memory_use, worker_memory_bytes
 from planaria.estimate.memory_walk import fullest_moment
-from planaria.plan.instantiate import initial_plan
+from planaria.plan.costs.model_profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
 from planaria.plan.plan import Group, NodeId, Pipeline, Plan, Route, ScheduleKind, Stage, WorkerId
-from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
 from planaria.plan.program.instructions import Instruction, Op
 from planaria.plan.program.programs import program
 from planaria.plan.settings import PlannerSettings
-from planaria.plan.templates import make_templates
+from planaria.planner.instantiation.instantiate import initial_plan
+from planaria.planner.templates.templates import make_templates
 from tests.estimate.plans import cases
 from tests.estimate.test_pipeline_flow import rings
 from tests.plan.profiles import random_jobs

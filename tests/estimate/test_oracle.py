@@ -10,8 +10,8 @@ from hypothesis import given, settings
 
 from planaria.estimate.conditions import Conditions
 from planaria.estimate.step_time import Known, outline, simulate, step_time_s
+from planaria.plan.costs.model_profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
 from planaria.plan.plan import Group, NodeId, Pipeline, Plan, Route, Stage, WorkerId
-from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
 from planaria.plan.validate import validate
 from tests.estimate.oracle import Oracle
 from tests.estimate.plans import cases

@@ -12,12 +12,12 @@ from planaria.estimate.flow import run
 from planaria.estimate.order_flow import run_orders
 from planaria.estimate.outline import Known
 from planaria.estimate.step_time import outline, simulate
+from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import Plan, Stage, WorkerId
-from planaria.plan.profile import ModelProfile
 from planaria.plan.program.instructions import COMPUTING
 from planaria.plan.program.programs import programs
-from planaria.plan.takeover import resume
+from planaria.planner.finish_step.shadow_takeover import resume
 from tests.estimate.plans import cases
 from tests.estimate.test_pipeline_flow import rings
 

@@ -9,8 +9,8 @@ from planaria.estimate.conditions import Conditions
 from planaria.estimate.durations import Durations
 from planaria.estimate.outline import Known, outline_of_pipelines
 from planaria.estimate.step_time import simulate
+from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import Plan
-from planaria.plan.profile import ModelProfile
 from tests.estimate.plans import cases
 
 

@@ -10,8 +10,8 @@ from planaria.estimate.conditions import Conditions
 from planaria.estimate.durations import Durations
 from planaria.estimate.flow import run
 from planaria.estimate.pipeline_flow import is_plain, run_pipeline
+from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import Plan, Redundancy, Route, ScheduleKind
-from planaria.plan.profile import ModelProfile
 from planaria.plan.program.instructions import COMPUTING
 from planaria.plan.program.programs import programs
 from planaria.plan.program.routes import sorted_routes

@@ -15,8 +15,8 @@ from planaria.estimate.durations import Durations
 from planaria.estimate.pipeline_flow import is_plain, rounds_of
 from planaria.estimate.pipeline_rounds import MOST_AT_FRONT
 from planaria.estimate.pipeline_stages import Stages
+from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import Plan, Route, ScheduleKind
-from planaria.plan.profile import ModelProfile
 from planaria.plan.program.routes import sorted_routes
 from tests.estimate.plans import cases, profiles
 from tests.estimate.test_pipeline_flow import rings

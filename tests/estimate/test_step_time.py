@@ -8,13 +8,13 @@ from hypothesis import given, settings
 
 from planaria.estimate.conditions import Conditions
 from planaria.estimate.step_time import simulate, step_time_s
-from planaria.plan.costs import pipeline_cost
-from planaria.plan.instantiate import initial_plan
+from planaria.plan.costs.model_profile import LayerTimes, LinkCost, ModelProfile, StepCosts
+from planaria.plan.costs.stage_costs import pipeline_cost
 from planaria.plan.plan import NodeId, Plan, PlanError, ScheduleKind, WorkerId
-from planaria.plan.profile import LayerTimes, LinkCost, ModelProfile, StepCosts
 from planaria.plan.program.instructions import Op
 from planaria.plan.settings import PlannerSettings
-from planaria.plan.templates import make_templates
+from planaria.planner.instantiation.instantiate import initial_plan
+from planaria.planner.templates.templates import make_templates
 from tests.plan.profiles import random_jobs, uniform_profile
 
 FREE = LinkCost(latency_s=0.0, bandwidth_bytes_per_s=1e30)

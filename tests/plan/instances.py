@@ -6,11 +6,11 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from planaria.plan.costs import StageCosts
+from planaria.plan.costs.model_profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
+from planaria.plan.costs.stage_costs import StageCosts
 from planaria.plan.plan import Group, ScheduleKind
-from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
 from planaria.plan.settings import PlannerSettings
-from planaria.plan.splits import Split
+from planaria.planner.templates.splits import Split
 
 WHOLE_BACKWARDS = [kind for kind in ScheduleKind if not kind.splits_backward]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 from planaria.job.settings import PolicyName
+from planaria.plan.costs.model_profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
 from planaria.plan.plan import Group, ScheduleKind
-from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
 from planaria.plan.settings import PlannerSettings
 
 MOST_LAYERS, MOST_NODES, MOST_PER_NODE = 128, 64, 8

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from planaria.plan.profile import ModelProfile
+from planaria.plan.costs.model_profile import ModelProfile
 
 
 @dataclass(frozen=True)

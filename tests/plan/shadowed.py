@@ -9,8 +9,8 @@ from planaria.plan.ledger import Ledger
 from planaria.plan.plan import Group, Pipeline, Plan, Redundancy, Route, ScheduleKind, Stage, WorkerId
 from planaria.plan.program.instructions import Instruction, Op
 from planaria.plan.program.programs import programs
-from planaria.plan.ring import ring_shadows
-from planaria.protocol.progress import Progress
+from planaria.planner.rings import ring_shadows
+from planaria.protocol.worker.progress import Progress
 
 Stop = Callable[[WorkerId, Instruction], bool]
 

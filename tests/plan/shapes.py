@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import combinations, pairwise
 
-from planaria.plan.costs import PipelineCost
-from planaria.plan.pipeline_time import Template, TemplateStage
+from planaria.plan.costs.pipeline_time import Template, TemplateStage
+from planaria.plan.costs.stage_costs import PipelineCost
 from planaria.plan.plan import Group, NodeId, Pipeline, Plan, WorkerId
 
 

@@ -14,7 +14,7 @@ from planaria.plan.compiled import WORTH_S, Kernel, Numbers, Work
 PLAN = """
 import sys
 from planaria.plan.settings import PlannerSettings
-from planaria.plan.templates import make_templates
+from planaria.planner.templates.templates import make_templates
 from tests.plan.profiles import uniform_profile
 settings = PlannerSettings(num_microbatches=16, fault_tolerance=1, num_nodes=8, devices_per_node=1)
 assert make_templates(uniform_profile(24), settings)

@@ -14,7 +14,7 @@ from planaria import api
 from planaria.job.settings import PolicyName
 from planaria.plan.plan import PlanError
 from planaria.plan.settings import PlannerSettings
-from planaria.plan.splits import Space, make_space
+from planaria.planner.templates.splits import Space, make_space
 from tests.plan.large_jobs import large_job
 from tests.plan.profiles import uniform_profile
 

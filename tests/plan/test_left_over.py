@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planaria.plan.instantiate import initial_plan
 from planaria.plan.plan import NodeId, WorkerId
-from planaria.plan.reconfigure import reconfigure
 from planaria.plan.settings import PlannerSettings
-from planaria.plan.templates import make_templates
 from planaria.plan.validate import validate
+from planaria.planner.instantiation.instantiate import initial_plan
+from planaria.planner.reconfigure.reconfigure import reconfigure
+from planaria.planner.templates.templates import make_templates
 from planaria.policy.interface import ReplanRequest
 from planaria.policy.planner import Planner
 from planaria.policy.templates import TemplatesPolicy

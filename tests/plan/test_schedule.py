@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planaria.plan.instantiate import initial_plan
+from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import Group, NodeId, Pipeline, Plan, Route, ScheduleKind, Stage, WorkerId
-from planaria.plan.profile import ModelProfile
 from planaria.plan.program.instructions import Instruction, Op
 from planaria.plan.program.programs import program
 from planaria.plan.settings import PlannerSettings
-from planaria.plan.templates import make_templates
 from planaria.plan.validate import validate
+from planaria.planner.instantiation.instantiate import initial_plan
+from planaria.planner.templates.templates import make_templates
 from tests.plan.machine import Machine
 from tests.plan.profiles import random_jobs
 

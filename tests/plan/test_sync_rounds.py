@@ -10,12 +10,12 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from planaria.plan.instantiate import initial_plan
+from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import Group, NodeId, Pipeline, Plan, Stage, WorkerId
-from planaria.plan.profile import ModelProfile
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.sync_rounds import colour
-from planaria.plan.templates import make_templates
+from planaria.planner.instantiation.instantiate import initial_plan
+from planaria.planner.templates.templates import make_templates
 from tests.plan.profiles import random_jobs
 
 SEEDS = range(2000)

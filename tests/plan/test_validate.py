@@ -7,12 +7,12 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from planaria.plan.instantiate import initial_plan
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError, Stage, Transfer, WorkerId
 from planaria.plan.settings import PlannerSettings
-from planaria.plan.templates import make_templates
 from planaria.plan.validate import validate
+from planaria.planner.instantiation.instantiate import initial_plan
+from planaria.planner.templates.templates import make_templates
 from tests.plan.profiles import uniform_profile
 
 PROFILE = uniform_profile(4)

@@ -7,16 +7,16 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from planaria.plan.dropping import combined, shares
+from planaria.plan.costs.model_profile import LinkCost
 from planaria.plan.errors import TooFewNodes
 from planaria.plan.ledger import Ledger
-from planaria.plan.placement import Holders
 from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError, Stage, WorkerId
-from planaria.plan.profile import LinkCost
-from planaria.plan.recut import pipeline_times
-from planaria.plan.salvage import to_halt
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.validate import validate
+from planaria.planner.dropped_samples import combined, shares
+from planaria.planner.finish_step.salvage import to_halt
+from planaria.planner.placement.placement import Holders
+from planaria.planner.reconfigure.rebalance_layers import pipeline_times
 from planaria.policy.drop import DropPolicy
 from planaria.policy.interface import Candidate, FinishRequest, ReplanRequest
 from planaria.policy.planner import Planner

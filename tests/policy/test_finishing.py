@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from planaria.estimate.conditions import AS_PROFILED
-from planaria.estimate.rest import Progress, Stretch
+from planaria.estimate.step_remainder import Progress, Stretch
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, Plan, WorkerId
-from planaria.plan.salvage import finish_step, to_halt
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.validate import validate
+from planaria.planner.finish_step.salvage import finish_step, to_halt
 from planaria.policy import finishing
 from planaria.policy.adaptive.adaptive import AdaptivePolicy
 from planaria.policy.interface import Candidate, FinishRequest, Policy

@@ -7,13 +7,13 @@ import random
 import pytest
 
 from planaria.estimate.step_time import step_time_s
-from planaria.plan.aftermath import Aftermath
-from planaria.plan.instantiate import instantiate, instantiate_beside
-from planaria.plan.pipeline_time import step_times
+from planaria.plan.costs.model_profile import LinkCost
+from planaria.plan.costs.pipeline_time import step_times
 from planaria.plan.plan import NodeId, PlanError, WorkerId
-from planaria.plan.profile import LinkCost
-from planaria.plan.reconfigure import Change, How, searched
 from planaria.plan.settings import PlannerSettings
+from planaria.planner.instantiation.instantiate import instantiate, instantiate_beside
+from planaria.planner.reconfigure.reconfigure import Change, How, searched
+from planaria.planner.reconfigure.surviving_plan import Aftermath
 from planaria.policy.interface import ReplanRequest
 from planaria.policy.planner import Planner
 from planaria.policy.templates import TemplatesPolicy, other_sets

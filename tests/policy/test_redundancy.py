@@ -7,14 +7,14 @@ import pytest
 
 from planaria.estimate.memory import memory_use
 from planaria.estimate.step_time import step_time_s
+from planaria.plan.costs.model_profile import LinkCost, StepCosts
 from planaria.plan.errors import NoReplica, TooFewNodes
-from planaria.plan.placement import Holders
 from planaria.plan.plan import NodeId, Plan, PlanError, Redundancy, WorkerId
-from planaria.plan.profile import LinkCost, StepCosts
 from planaria.plan.replicas import lacking
-from planaria.plan.ring import conflicts
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.validate import validate
+from planaria.planner.placement.placement import Holders
+from planaria.planner.rings import conflicts
 from planaria.policy.adaptive.adaptive import AdaptivePolicy
 from planaria.policy.interface import Candidate, ReplanRequest
 from planaria.policy.planner import Planner

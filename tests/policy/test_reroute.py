@@ -11,14 +11,14 @@ from planaria.estimate.closed_forms import one_failure_s
 from planaria.estimate.conditions import Conditions
 from planaria.estimate.memory import worker_memory_bytes
 from planaria.estimate.step_time import step_time_s
+from planaria.plan.costs.model_profile import LinkCost, ModelProfile
 from planaria.plan.errors import NoReplica, TooFewNodes
-from planaria.plan.placement import Holders
 from planaria.plan.plan import NodeId, Plan, PlanError, ScheduleKind, WorkerId
-from planaria.plan.profile import LinkCost, ModelProfile
 from planaria.plan.replicas import lacking, num_replicas
-from planaria.plan.reroute import carriers, left_over, shares
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.validate import validate
+from planaria.planner.placement.placement import Holders
+from planaria.planner.reroute.plans import carriers, left_over, shares
 from planaria.policy.detour_search import fastest_detours
 from planaria.policy.interface import Candidate, ReplanRequest
 from planaria.policy.pieces import finished

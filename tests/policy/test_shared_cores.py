@@ -9,8 +9,8 @@ import pytest
 
 from planaria.estimate.conditions import Conditions
 from planaria.estimate.step_time import outline
+from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import NodeId
-from planaria.plan.profile import ModelProfile
 from planaria.plan.settings import PlannerSettings
 from planaria.policy.adaptive.adaptive import AdaptivePolicy
 from planaria.policy.interface import Candidate, ReplanRequest

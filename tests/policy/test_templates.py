@@ -10,9 +10,9 @@ from planaria.estimate.memory import worker_memory_bytes
 from planaria.estimate.step_time import step_time_s
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, PlanError, WorkerId
-from planaria.plan.reconfigure import reconfigure
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.validate import validate
+from planaria.planner.reconfigure.reconfigure import reconfigure
 from planaria.policy.interface import FinishRequest, Policy, ReplanRequest
 from planaria.policy.planner import Planner
 from planaria.policy.templates import CLEARLY, TemplatesPolicy, even_sets

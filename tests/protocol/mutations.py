@@ -10,28 +10,29 @@ from typing import Any
 import msgspec
 import pytest
 
-from planaria.plan import aftermath, salvage
-from planaria.plan import transfers as moving
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import Plan, Route, Transfer, WorkerId
-from planaria.plan.sources import Holders
+from planaria.planner.finish_step import salvage
+from planaria.planner.placement import transfers as moving
+from planaria.planner.placement.senders import Holders
+from planaria.planner.reconfigure import surviving_plan
 from planaria.policy import planner
 from planaria.policy.interface import Candidate
-from planaria.protocol import placing
-from planaria.protocol.ballot import Ballot
-from planaria.protocol.checkpoint_ref import CheckpointRef
-from planaria.protocol.commit import FIRST_EXPONENT
-from planaria.protocol.course import boundary, step, take
-from planaria.protocol.course import salvage as course_salvage
-from planaria.protocol.course.run import Run
-from planaria.protocol.events import Command, Received
-from planaria.protocol.messages import Commit, Vote
+from planaria.protocol.handlers import adopt_plan, boundary, step
+from planaria.protocol.handlers import salvage as course_salvage
+from planaria.protocol.messages.checkpoint_ref import CheckpointRef
+from planaria.protocol.messages.events import Command, Received
+from planaria.protocol.messages.worker import Commit, Vote
 from planaria.protocol.phases import Phase
-from planaria.protocol.placing import Placing, Situation
-from planaria.protocol.returning import Returning
-from planaria.protocol.salvage import Salvage
+from planaria.protocol.planning import plan_selection
+from planaria.protocol.planning.plan_selection import Placing, Situation
+from planaria.protocol.run.returning import Returning
+from planaria.protocol.run.run import Run
+from planaria.protocol.step.ballot import Ballot
+from planaria.protocol.step.commit import FIRST_EXPONENT
+from planaria.protocol.step.halt_reports import Salvage
 from planaria.protocol.transitions import TRANSITIONS
-from planaria.protocol.worker import Adopt, WorkerMachine
+from planaria.protocol.worker.machine import Adopt, WorkerMachine
 
 Patch = pytest.MonkeyPatch
 
@@ -121,12 +122,12 @@ def fault_tolerance_is_quietly_lowered(patch: Patch) -> None:
     def lowered(self: Placing, situation: Situation, **others: Any) -> Candidate:
         try:
             return before(self, situation, **others)
-        except aftermath.TooFewNodes:
+        except surviving_plan.TooFewNodes:
             left = {situation.plan.node_of(worker) for worker in situation.holders}
             return self.first(sorted(left))
 
     patch.setattr(Placing, "placement", lowered)
-    patch.setattr(placing, "validate", lambda *arguments, **others: None)
+    patch.setattr(plan_selection, "validate", lambda *arguments, **others: None)
     patch.setattr(planner, "initial_plan", _without_tolerance(planner.initial_plan))
 
 
@@ -148,8 +149,8 @@ def nodes_that_gave_notice_are_released_at_once(patch: Patch) -> None:
         finally:
             run.current = plan
 
-    _release = take.release
-    for module in (take, boundary, step):
+    _release = adopt_plan.release
+    for module in (adopt_plan, boundary, step):
         patch.setattr(module, "release", release)
 
 

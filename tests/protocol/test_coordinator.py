@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.plan.profiles import uniform_profile
 
 from planaria.job.settings import PolicyName, TrainSection, WhenNotFinite
 from planaria.plan.ledger import Ledger
@@ -18,9 +17,8 @@ from planaria.plan.settings import PlannerSettings
 from planaria.policy.planner import Planner
 from planaria.policy.registry import make_policy
 from planaria.policy.templates import TemplatesPolicy
-from planaria.protocol.commit import NOT_APPLIED
 from planaria.protocol.coordinator import Coordinator
-from planaria.protocol.events import (
+from planaria.protocol.messages.events import (
     Command,
     DecisionTook,
     Finish,
@@ -33,13 +31,15 @@ from planaria.protocol.events import (
     StopRequested,
     WorkerJoined,
 )
-from planaria.protocol.journal import JournalCommit, JournalNode, JournalStop
-from planaria.protocol.messages import Commit, Notice, PlanMessage, Ready, Report, Save, Stop, Vote
-from planaria.protocol.past import Past
+from planaria.protocol.messages.journal import JournalCommit, JournalNode, JournalStop
+from planaria.protocol.messages.records import PlanTaken, Recovered, RunStatus, StepCommitted, StepSkipped, Waiting
+from planaria.protocol.messages.worker import Commit, Notice, PlanMessage, Ready, Report, Save, Stop, Vote
 from planaria.protocol.phases import Phase, ProtocolError
-from planaria.protocol.records import PlanTaken, Recovered, RunStatus, StepCommitted, StepSkipped, Waiting
-from planaria.protocol.settings import RunSettings
+from planaria.protocol.run.replay import Past
+from planaria.protocol.run.settings import RunSettings
+from planaria.protocol.step.commit import NOT_APPLIED
 from planaria.protocol.transitions import TRANSITIONS
+from tests.plan.profiles import uniform_profile
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planaria.protocol.records import StepCommitted
+from planaria.protocol.messages.records import StepCommitted
 
 
 def committed(step: int, duration_s: float = 1.0) -> StepCommitted:

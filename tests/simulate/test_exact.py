@@ -5,10 +5,18 @@ from __future__ import annotations
 import pytest
 
 from planaria.job.settings import PolicyName
+from planaria.plan.costs.model_profile import (
+    DeviceKind,
+    LayerCost,
+    LayerTimes,
+    LinkCost,
+    Links,
+    ModelProfile,
+    StepCosts,
+)
 from planaria.plan.plan import Group, Plan, ScheduleKind
-from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile, StepCosts
-from planaria.protocol.journal import JournalEntry, JournalPlan
-from planaria.protocol.records import AnyRecord, PlanMeasured, PlanTaken, StepCommitted
+from planaria.protocol.messages.journal import JournalEntry, JournalPlan
+from planaria.protocol.messages.records import AnyRecord, PlanMeasured, PlanTaken, StepCommitted
 from tests.testkit.cluster.cluster import Cluster
 from tests.testkit.schedules.faults import Fault, FaultKind
 from tests.testkit.schedules.schedule import Schedule

@@ -13,14 +13,14 @@ from planaria.job.settings import PolicyName
 from planaria.policy.interface import Policy
 from planaria.policy.planner import Planner
 from planaria.policy.registry import make_policy
-from planaria.protocol import timing
 from planaria.protocol.coordinator import Coordinator
-from planaria.protocol.events import Command, Event
-from planaria.protocol.journal import JournalCommit, JournalEntry, JournalPlan, decode_entry, encode_entry
-from planaria.protocol.learnt import Learnt
-from planaria.protocol.past import Past
-from planaria.protocol.settings import RunSettings
-from planaria.protocol.shortage import Shortages
+from planaria.protocol.messages.events import Command, Event
+from planaria.protocol.messages.journal import JournalCommit, JournalEntry, JournalPlan, decode_entry, encode_entry
+from planaria.protocol.messages.run_measurements import Learnt
+from planaria.protocol.planning import step_times
+from planaria.protocol.planning.memory_limits import Shortages
+from planaria.protocol.run.replay import Past
+from planaria.protocol.run.settings import RunSettings
 from tests.testkit.cluster.cluster import Cluster
 from tests.testkit.schedules.schedule import Schedule, schedule
 
@@ -41,7 +41,7 @@ def run(which: Schedule, monkeypatch: pytest.MonkeyPatch, *, shares_cores: bool)
     """One schedule; returns how often each kind of news was compared."""
     if shares_cores:
         monkeypatch.setattr("tests.testkit.cluster.cluster.RunSettings", partial(RunSettings, shares_cores=True))
-        monkeypatch.setattr(timing, "CALIBRATED_AFTER", 2)
+        monkeypatch.setattr(step_times, "CALIBRATED_AFTER", 2)
     cluster = Cluster(which)
     compared: Counter[str] = Counter()
     original = Coordinator.handle

@@ -14,26 +14,27 @@ from typing import Any
 import msgspec
 import pytest
 
-from planaria.plan import takeover
 from planaria.plan.plan import NodeId, Plan, WorkerId
+from planaria.planner.finish_step import shadow_takeover
 from planaria.policy import drop
 from planaria.policy.planner import Planner
 from planaria.policy.reroute import ReroutePolicy
-from planaria.protocol import placing, plan_update
-from planaria.protocol.course.run import Run
-from planaria.protocol.events import Command, Evict
-from planaria.protocol.journal import AnyEntry, JournalCommit
-from planaria.protocol.kept import Kept
-from planaria.protocol.liveness import Liveness
-from planaria.protocol.mail import Key, Mail
-from planaria.protocol.membership import Membership
-from planaria.protocol.messages import Commit, PlanMessage, Returned
-from planaria.protocol.past import Past
-from planaria.protocol.returning import Returning
-from planaria.protocol.saving import Checkpoints, Saving
-from planaria.protocol.shadowing import Fate, Shadows
-from planaria.protocol.speeds import Speeds
-from planaria.protocol.worker import Apply, WorkerMachine
+from planaria.protocol.membership.liveness import Liveness
+from planaria.protocol.membership.members import Membership
+from planaria.protocol.messages import plan_delta
+from planaria.protocol.messages.events import Command, Evict
+from planaria.protocol.messages.journal import AnyEntry, JournalCommit
+from planaria.protocol.messages.worker import Commit, PlanMessage, Returned
+from planaria.protocol.planning import plan_selection
+from planaria.protocol.planning.straggler_detection import Speeds
+from planaria.protocol.run.replay import Past
+from planaria.protocol.run.returning import Returning
+from planaria.protocol.run.run import Run
+from planaria.protocol.step.checkpoint import Checkpoints, Saving
+from planaria.protocol.step.retained_replicas import Kept
+from planaria.protocol.worker.machine import Apply, WorkerMachine
+from planaria.protocol.worker.mail import Key, Mail
+from planaria.protocol.worker.shadow_counts import Fate, Shadows
 from tests.protocol.mutations import (
     a_commit_without_all_votes,
     a_vote_of_an_older_generation_counts,
@@ -188,7 +189,7 @@ def what_was_held_before_the_job_went_back_counts(patch: Patch) -> None:
 def degraded_plans_do_not_say_so(patch: Patch) -> None:
     candidate = ReroutePolicy._candidate
     patch.setattr(ReroutePolicy, "_candidate", lambda *args: replace(candidate(*args), is_degraded=False))
-    patch.setattr(placing, "validate", lambda *arguments, **others: None)
+    patch.setattr(plan_selection, "validate", lambda *arguments, **others: None)
 
 
 def degraded_plans_are_refused(patch: Patch) -> None:
@@ -210,14 +211,14 @@ def copies_count_whoever_lives(patch: Patch) -> None:
 
 
 def a_takeover_leaves_out_what_nobody_has(patch: Patch) -> None:
-    plain = takeover._resumed
-    patch.setattr(takeover, "_resumed", lambda *given: tuple(plain(*given) or ())[1:])
-    patch.setattr(takeover, "_is_complete", lambda *given: True)
+    plain = shadow_takeover._resumed
+    patch.setattr(shadow_takeover, "_resumed", lambda *given: tuple(plain(*given) or ())[1:])
+    patch.setattr(shadow_takeover, "_is_complete", lambda *given: True)
 
 
 def an_update_forgets_how_rerouted_work_is_ordered(patch: Patch) -> None:
     def forgetful(before: PlanMessage, after: PlanMessage) -> Any:
-        update = plan_update.difference(before, after)
+        update = plan_delta.difference(before, after)
         return None if update is None else msgspec.structs.replace(update, layer_units=None)
 
     patch.setattr(wire, "difference", forgetful)

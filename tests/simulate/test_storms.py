@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import pytest
 
 from planaria.job.settings import PolicyName
+from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import ScheduleKind
-from planaria.plan.profile import ModelProfile
 from planaria.policy.interface import Candidate, FinishRequest, Policy
-from planaria.protocol.records import AnyRecord, Note, PlanTaken, StepCommitted
+from planaria.protocol.messages.records import AnyRecord, Note, PlanTaken, StepCommitted
 from tests.plan.profiles import uniform_profile
 from tests.testkit.cluster.cluster import Cluster
 from tests.testkit.schedules.faults import Fault, FaultKind

@@ -6,7 +6,7 @@ import pytest
 
 from planaria.job.settings import PolicyName
 from planaria.plan.plan import ScheduleKind
-from planaria.protocol.records import NodeLost, Restored, RunEnded, RunStatus
+from planaria.protocol.messages.records import NodeLost, Restored, RunEnded, RunStatus
 from tests.proof import rest_in_proof
 from tests.testkit.cluster.cluster import Cluster
 from tests.testkit.schedules.faults import Fault, FaultKind

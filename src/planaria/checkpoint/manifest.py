@@ -15,7 +15,7 @@ import msgspec
 from planaria.checkpoint.numerics import NUMERICS_VERSION
 from planaria.job.errors import UserError
 from planaria.job.history import History
-from planaria.protocol.messages import SavedGroup
+from planaria.protocol.messages.worker import SavedGroup
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 2

@@ -17,7 +17,7 @@ from planaria.checkpoint.manifest import (
     Manifest,
     read_verified,
 )
-from planaria.protocol.messages import SavedGroup
+from planaria.protocol.messages.worker import SavedGroup
 
 PREFIXES = (PARAMETER_PREFIX, MOMENT_PREFIX, MOMENT_SQUARED_PREFIX)
 

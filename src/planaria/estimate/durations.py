@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from functools import cached_property, lru_cache
 
 from planaria.estimate.conditions import Conditions
+from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError, WorkerId
-from planaria.plan.profile import ModelProfile
 from planaria.plan.program.instructions import Instruction, Op
 
 MOST_COMPUTED = 1 << 16

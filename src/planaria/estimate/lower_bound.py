@@ -12,8 +12,8 @@ from itertools import accumulate
 from planaria.estimate.conditions import AS_PROFILED, Conditions
 from planaria.estimate.cores import least_step_s
 from planaria.estimate.durations import Durations
+from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import Plan, ScheduleKind, WorkerId
-from planaria.plan.profile import ModelProfile
 from planaria.plan.program.hops import RouteHop, route_hops
 from planaria.plan.program.instructions import Instruction, Op
 from planaria.plan.program.routes import sorted_routes

@@ -8,8 +8,8 @@ from functools import partial
 
 from planaria.estimate.memory_alone import moments_alone
 from planaria.estimate.memory_walk import Moment, Stretch, Walk, add_messages, stretch_of, with_holes
+from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import Plan, Route, WorkerId
-from planaria.plan.profile import ModelProfile
 from planaria.plan.program.instructions import Op, cut_tail, instructions_of
 from planaria.plan.program.programs import cut_orders
 from planaria.plan.program.routes import sorted_routes

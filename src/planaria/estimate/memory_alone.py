@@ -9,8 +9,8 @@ from functools import lru_cache
 import msgspec
 
 from planaria.estimate.memory_walk import Moment, Stretch, Walk, add_messages, stretch_of, with_holes
+from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import Route, ScheduleKind, WorkerId
-from planaria.plan.profile import ModelProfile
 from planaria.plan.program.hops import RouteHop, route_hops
 from planaria.plan.program.instructions import Op, Program, instructions_of
 from planaria.plan.program.units import Phase, Unit

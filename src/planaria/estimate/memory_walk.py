@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from planaria.plan.costs.model_profile import LayerCost, ModelProfile
 from planaria.plan.plan import ScheduleKind, WorkerId
-from planaria.plan.profile import LayerCost, ModelProfile
 from planaria.plan.program.instructions import Instruction, Op, Program
 
 Stretch = tuple[int, int, int]

@@ -16,10 +16,10 @@ import msgspec
 
 from planaria.estimate.conditions import Conditions
 from planaria.estimate.durations import Durations
+from planaria.estimate.gradient_sums import summed
 from planaria.estimate.order_flow import run_orders
 from planaria.estimate.pipeline_flow import PipelineFlow, is_plain, order_of, run_pipeline
 from planaria.estimate.pipeline_stages import Stages
-from planaria.estimate.sums import summed
 from planaria.plan.plan import Form, Pipeline, Plan, Route, ScheduleKind, WorkerId
 from planaria.plan.program.routes import PipelineRoutes
 from planaria.plan.sync_rounds import colour

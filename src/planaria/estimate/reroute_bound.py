@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
+from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import Pipeline, Stage
-from planaria.plan.profile import ModelProfile
 
 
 def least_rerouted_s(

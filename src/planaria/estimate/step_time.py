@@ -3,11 +3,11 @@
 A worker computes one thing at a time. Messages of one sender to one receiver go one after another; beside its compute,
 unless the conditions say that nothing overlaps.
 
-Sums are as `planaria.worker.sync` makes them. Once every owner's gradients of a group are whole, each owner reads the
-others', one group after another (of those that are whole, the lowest round first), beside its compute. It adds what it
-has read after its last compute: where the gradients of its last microbatch are cut into layers, nothing is waited for
-any more. When all sums of all workers are done, the votes are in; the commit comes `vote_s` later, and each worker
-applies the optimizer to what it owns.
+Sums are as `planaria.runtime.worker.transport.sync` makes them. Once every owner's gradients of a group are whole, each
+owner reads the others', one group after another (of those that are whole, the lowest round first), beside its compute.
+It adds what it has read after its last compute: where the gradients of its last microbatch are cut into layers, nothing
+is waited for any more. When all sums of all workers are done, the votes are in; the commit comes `vote_s` later, and
+each worker applies the optimizer to what it owns.
 
 What the simulation does not know: switches shared by several links, and compute slowed by communication.
 """
@@ -22,15 +22,15 @@ from planaria.estimate.conditions import AS_PROFILED, Conditions
 from planaria.estimate.cores import least_step_s, on_shared_cores
 from planaria.estimate.durations import Durations
 from planaria.estimate.flow import Flow, run
+from planaria.estimate.gradient_sums import summed
 from planaria.estimate.order_flow import run_orders
 from planaria.estimate.outline import Known as Known
 from planaria.estimate.outline import Outline as Outline
 from planaria.estimate.outline import Shape as Shape
 from planaria.estimate.outline import outline_of_pipelines, remember
 from planaria.estimate.pipeline_flow import is_plain, run_pipeline
-from planaria.estimate.sums import summed
+from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import Plan, Route, WorkerId
-from planaria.plan.profile import ModelProfile
 from planaria.plan.program.instructions import COMPUTING, Instruction, Op, Program
 from planaria.plan.program.programs import programs
 from planaria.plan.program.routes import PipelineRoutes, sorted_routes

@@ -13,12 +13,12 @@ from planaria.estimate.conditions import AS_PROFILED, Conditions
 from planaria.estimate.memory import fullest_device_bytes
 from planaria.estimate.reroute_bound import least_rerouted_s
 from planaria.estimate.step_time import step_time_s
-from planaria.plan.costs import StageCosts
-from planaria.plan.detours import Detours, Freedom, MicrobatchAssignment
+from planaria.plan.costs.model_profile import ModelProfile
+from planaria.plan.costs.stage_costs import StageCosts
 from planaria.plan.plan import NodeId, Pipeline, Plan, ScheduleKind
-from planaria.plan.profile import ModelProfile
-from planaria.plan.reroute import rerouted
 from planaria.plan.settings import PlannerSettings
+from planaria.planner.reroute.plans import rerouted
+from planaria.planner.reroute.routes import Detours, Freedom, MicrobatchAssignment
 from planaria.policy.pieces import Pieces, finished
 
 CLOSE = 0.002

@@ -16,14 +16,23 @@ from typing import Self
 
 import msgspec
 
-from planaria.plan.dropping import Parts, Pool, combined, finish_without, kept_shares, left_out, shares, suspended
 from planaria.plan.errors import NoReplica
 from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError
-from planaria.plan.recut import pipeline_times
-from planaria.plan.refill import Place, places, with_place
 from planaria.plan.replicas import lacking
-from planaria.plan.reroute import as_placed, left_over
-from planaria.plan.transfers import transfers
+from planaria.planner.dropped_samples import (
+    Parts,
+    Pool,
+    combined,
+    finish_without,
+    kept_shares,
+    left_out,
+    shares,
+    suspended,
+)
+from planaria.planner.placement.transfers import transfers
+from planaria.planner.reconfigure.rebalance_layers import pipeline_times
+from planaria.planner.reroute.plans import as_placed, left_over
+from planaria.planner.reroute.refill import Place, places, with_place
 from planaria.policy.interface import Candidate, FinishRequest, Policy, ReplanRequest
 from planaria.policy.planner import Planner
 from planaria.policy.reroute import has_room, lacking_bytes, nodes_without_place

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 import msgspec
 
-from planaria.estimate.rest import Progress, Stretch, num_units
-from planaria.plan.costs import stage_costs
-from planaria.plan.detours import Freedom
+from planaria.estimate.step_remainder import Progress, Stretch, num_units
+from planaria.plan.costs.stage_costs import stage_costs
 from planaria.plan.plan import Plan, Route, WorkerId
-from planaria.plan.reroute import layer_units
-from planaria.plan.rerun import along_owners
-from planaria.plan.salvage import Undone
+from planaria.planner.finish_step.rerun_routes import along_owners
+from planaria.planner.finish_step.salvage import Undone
+from planaria.planner.reroute.plans import layer_units
+from planaria.planner.reroute.routes import Freedom
 from planaria.policy.planner import Planner
 
 BUDGET = 10_000
@@ -40,7 +40,7 @@ SPARE = 4
 """Microbatches in flight that a worker whose ways cross may have more, where the memory allows for it."""
 
 HEADS = (1.0, 0.0)
-"""See `planaria.plan.detours.Detours.deal`."""
+"""See `planaria.planner.reroute.routes.Detours.deal`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from planaria.estimate.restore import Storage
+from planaria.estimate.restore_time import Storage
 from planaria.plan.plan import NodeId
 
 DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S = 3 * 3600.0

@@ -12,17 +12,17 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from planaria.estimate.rest import Stretch
-from planaria.estimate.restore import RestoreTime
-from planaria.plan.aftermath import Change
+from planaria.estimate.restore_time import RestoreTime
+from planaria.estimate.step_remainder import Stretch
+from planaria.plan.costs.pipeline_time import Template
 from planaria.plan.ledger import Ledger
-from planaria.plan.pipeline_time import Template
-from planaria.plan.placement import Holders
 from planaria.plan.plan import NodeId, Plan, WorkerId
 from planaria.plan.replicas import lacking
-from planaria.plan.salvage import LayerHolders, left_undone
-from planaria.plan.takeover import resume
-from planaria.plan.warm_up import warm_up
+from planaria.planner.finish_step.salvage import LayerHolders, left_undone
+from planaria.planner.finish_step.shadow_takeover import resume
+from planaria.planner.placement.placement import Holders
+from planaria.planner.placement.warm_up import warm_up
+from planaria.planner.reconfigure.surviving_plan import Change
 from planaria.policy.candidate_record import CandidateRecord
 from planaria.policy.finishing import quickest
 from planaria.policy.forecast import NOBODY, Exposure, FailureForecast
@@ -263,8 +263,8 @@ class Policy(ABC):
     def finish_step(self, request: FinishRequest) -> Candidate:
         """Returns a plan for the rest of the step in progress.
 
-        Shadows go on in the places of the lost (`planaria.plan.takeover`) where they can; else what is missing runs
-        again where it is done soonest (`planaria.policy.finishing`).
+        Shadows go on in the places of the lost (`planaria.planner.finish_step.shadow_takeover`) where they can; else
+        what is missing runs again where it is done soonest (`planaria.policy.finishing`).
 
         Raises:
             NoReplica: a layer has no live holder.
@@ -286,7 +286,8 @@ class Policy(ABC):
 
     def warm_up(self, plan: Plan, target: Candidate, generation: int) -> Candidate | None:
         """Returns one more step of `plan`, beside which the workers of `target` get their state (see
-        `planaria.plan.warm_up`); None where that would not fit into the devices' memory: it is taken at once.
+        `planaria.planner.placement.warm_up`); None where that would not fit into the devices' memory: it is taken at
+        once.
         """
         new = warm_up(plan, target.plan, generation)
         if not self.planner.fits(new):

@@ -17,16 +17,16 @@ from typing import Self
 import msgspec
 
 from planaria.estimate.memory import fullest_device_bytes
-from planaria.estimate.restore import morph_time
-from planaria.estimate.transition import transfer_time
-from planaria.plan.aftermath import Aftermath
+from planaria.estimate.restore_time import morph_time
+from planaria.estimate.transfer_time import transfer_time
+from planaria.plan.costs.pipeline_time import Template, step_times
 from planaria.plan.errors import TooFewNodes
-from planaria.plan.grid import Grid, grids, is_grid, shape
-from planaria.plan.pipeline_time import Template, step_times
-from planaria.plan.placement import Holders
 from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError
 from planaria.plan.replicas import lacking
 from planaria.plan.settings import PlannerSettings
+from planaria.planner.instantiation.grids import Grid, grids, is_grid, shape
+from planaria.planner.placement.placement import Holders
+from planaria.planner.reconfigure.surviving_plan import Aftermath
 from planaria.policy.candidate_record import CandidateRecord
 from planaria.policy.forecast import FailureForecast
 from planaria.policy.interface import Candidate, Policy, ReplanRequest

@@ -14,17 +14,17 @@ from planaria.estimate import pipeline_rounds
 from planaria.estimate.conditions import Conditions
 from planaria.estimate.memory import fullest_device_bytes
 from planaria.estimate.step_time import Known, Outline, outline
-from planaria.estimate.transition import wait_s
-from planaria.plan.aftermath import Aftermath, Change
+from planaria.estimate.transfer_time import wait_s
 from planaria.plan.compiled import numba_is_loaded
-from planaria.plan.instantiate import initial_plan
-from planaria.plan.pipeline_time import Speeds, Template
+from planaria.plan.costs.model_profile import ModelProfile
+from planaria.plan.costs.pipeline_time import Speeds, Template
 from planaria.plan.plan import NodeId, Plan, PlanError, ScheduleKind, WorkerId
-from planaria.plan.profile import ModelProfile
-from planaria.plan.reconfigure import searched
 from planaria.plan.settings import PlannerSettings
-from planaria.plan.templates import fewest_nodes, make_templates
-from planaria.plan.zones import Zones
+from planaria.planner.instantiation.instantiate import initial_plan
+from planaria.planner.placement.zones import Zones
+from planaria.planner.reconfigure.reconfigure import searched
+from planaria.planner.reconfigure.surviving_plan import Aftermath, Change
+from planaria.planner.templates.templates import fewest_nodes, make_templates
 from planaria.policy.sentences import size
 
 LEAN = ScheduleKind.ONE_F_ONE_B

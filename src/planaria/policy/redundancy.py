@@ -18,18 +18,18 @@ from typing import Self
 import msgspec
 import numpy as np
 
-from planaria.plan.batch import distribute
-from planaria.plan.costs import StageCosts
+from planaria.plan.costs.pipeline_time import Template, Times, step_times
+from planaria.plan.costs.stage_costs import StageCosts
 from planaria.plan.errors import TooFewNodes
-from planaria.plan.instantiate import contiguous_routes, place
-from planaria.plan.pipeline_time import Template, Times, step_times
-from planaria.plan.placement import Holders
 from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError, Stage, WorkerId, runs_of
 from planaria.plan.replicas import lacking
-from planaria.plan.ring import Lacks, left_in_place, refilled, ring_shadows, spread
-from planaria.plan.salvage import LayerHolders
-from planaria.plan.takeover import in_the_ring, taken_over, without_owned
-from planaria.plan.transfers import transfers
+from planaria.planner.finish_step.salvage import LayerHolders
+from planaria.planner.finish_step.shadow_takeover import in_the_ring, taken_over, without_owned
+from planaria.planner.instantiation.instantiate import contiguous_routes, place
+from planaria.planner.instantiation.microbatch_shares import distribute
+from planaria.planner.placement.placement import Holders
+from planaria.planner.placement.transfers import transfers
+from planaria.planner.rings import Lacks, left_in_place, refilled, ring_shadows, spread
 from planaria.policy.interface import Candidate, Policy, ReplanRequest
 from planaria.policy.planner import Planner
 from planaria.policy.sentences import capital, count, join, nodes_are, size

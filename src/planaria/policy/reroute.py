@@ -12,13 +12,13 @@ import dataclasses
 from collections.abc import Collection, Sequence
 from typing import Self
 
-from planaria.plan.costs import StageCosts
-from planaria.plan.detours import Detours, unowned
+from planaria.plan.costs.stage_costs import StageCosts
 from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError, WorkerId
-from planaria.plan.refill import Place, places, with_place
 from planaria.plan.replicas import lacking
-from planaria.plan.reroute import as_placed, carriers, left_over
-from planaria.plan.transfers import moved
+from planaria.planner.placement.transfers import moved
+from planaria.planner.reroute.plans import as_placed, carriers, left_over
+from planaria.planner.reroute.refill import Place, places, with_place
+from planaria.planner.reroute.routes import Detours, unowned
 from planaria.policy.detour_search import Rerouted, detours_in_pieces
 from planaria.policy.interface import Candidate, Policy, ReplanRequest
 from planaria.policy.pieces import Pieces, finished

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 
-from planaria.plan.pipeline_time import Speeds
+from planaria.plan.costs.pipeline_time import Speeds
 from planaria.plan.plan import NodeId, Pipeline, Plan, WorkerId
-from planaria.plan.reconfigure import How, Reconfiguration
+from planaria.planner.reconfigure.reconfigure import How, Reconfiguration
 
 
 def size(size_bytes: int) -> str:

@@ -12,12 +12,12 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from operator import attrgetter
 from typing import Self, TypeVar
 
-from planaria.plan.batch import Undistributable
-from planaria.plan.pipeline_time import Speeds, Template, step_times
+from planaria.plan.costs.pipeline_time import Speeds, Template, step_times
 from planaria.plan.plan import NodeId, Plan, PlanError
-from planaria.plan.reconfigure import STEPS_AHEAD, How, Reconfiguration, reconfigure
-from planaria.plan.respeed import candidates
 from planaria.plan.settings import PlannerSettings
+from planaria.planner.instantiation.microbatch_shares import Undistributable
+from planaria.planner.reconfigure.reconfigure import STEPS_AHEAD, How, Reconfiguration, reconfigure
+from planaria.planner.reconfigure.straggler_plans import candidates
 from planaria.policy.interface import Candidate, Policy, ReplanRequest
 from planaria.policy.planner import Planner
 from planaria.policy.sentences import begun, why, why_at_speeds
@@ -56,7 +56,7 @@ class TemplatesPolicy(Policy):
         return Candidate.of(self.planner, plan, "initial", reason)
 
     def reconfigure(self, request: ReplanRequest) -> Candidate:
-        """Returns a plan for the next steps, after nodes were lost or came. See `planaria.plan.reconfigure`.
+        """Returns a plan for the next steps, after nodes were lost or came (`planner.reconfigure`).
 
         Raises:
             TooFewNodes: fewer than (f + 1) n0 nodes are left.

@@ -1,3 +1,7 @@
-"""Measured profiles. `ERROR_SUFFIX`: what a measuring process appends to its output's name to report a mistake."""
+"""Profiles that were not measured, and what a job or scenario needs of one.
 
-ERROR_SUFFIX = ".error"
+    presets/   published models on published devices · of_job, of_scenario: without measuring
+    calibrate  a profile corrected by one measured number
+
+Measured profiles are made by `planaria.runtime.measure`.
+"""

@@ -7,7 +7,7 @@ import math
 import msgspec
 
 from planaria.job.errors import UserError
-from planaria.plan.profile import LayerTimes, ModelProfile
+from planaria.plan.costs.model_profile import LayerTimes, ModelProfile
 
 
 def microbatch_s(profile: ModelProfile) -> float:

@@ -12,10 +12,10 @@ from typing import Any
 from planaria.job.checks import is_function
 from planaria.job.errors import UserError
 from planaria.job.settings import Device, Job
-from planaria.plan.profile import ModelProfile
-from planaria.profile.presets import computed
-from planaria.profile.shapes import ModelShape
-from planaria.profile.transformers import Transformer
+from planaria.plan.costs.model_profile import ModelProfile
+from planaria.profile.presets.presets import computed
+from planaria.profile.presets.shapes import ModelShape
+from planaria.profile.presets.transformers import Transformer
 
 ASSUMED_DEVICE = "a100"
 """Where nobody says which."""

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from planaria.job.errors import UserError
+from planaria.plan.costs.model_profile import ModelProfile
+from planaria.plan.costs.profile_check import decode_profile
 from planaria.plan.plan import PlanError
-from planaria.plan.profile import ModelProfile
-from planaria.plan.profile_check import decode_profile
-from planaria.profile.presets import DEFAULT_NETWORK_GBIT_S, preset
-from planaria.simulate.macro.scenario import Scenario, check_zones_of, made_up, parse_scenario, part_of
-from planaria.simulate.trace import Trace
-from planaria.simulate.trace_formats import ReadTrace, read_trace
+from planaria.profile.presets.presets import DEFAULT_NETWORK_GBIT_S, preset
+from planaria.simulate.scenario import Scenario, check_zones_of, made_up, parse_scenario, part_of
+from planaria.simulate.traces.formats import ReadTrace, read_trace
+from planaria.simulate.traces.trace import Trace
 
 
 def load_scenario(path: Path, overrides: Sequence[str] = ()) -> Scenario:

@@ -1,7 +1,7 @@
 """The coordinator's state machine: `handle(event, now) -> commands` is the only thing that changes its state.
 
 It knows no socket, no clock, no file and no policy of its own: plans come from the policy that it is given. What it
-knows is a `Run`; what an event leads to is a function of `planaria.protocol.course`, which the table of transitions
+knows is a `Run`; what an event leads to is a function of `planaria.protocol.handlers`, which the table of transitions
 names. Here the table is obeyed, and what others may know of the run is shown.
 """
 
@@ -11,20 +11,20 @@ from collections import deque
 
 from planaria.plan.plan import Plan, WorkerId
 from planaria.policy.interface import Policy
-from planaria.protocol.course import ahead
-from planaria.protocol.course.run import Run
-from planaria.protocol.course.switch import refusal
-from planaria.protocol.events import Command, Event, Received
-from planaria.protocol.learnt import Learnt
-from planaria.protocol.past import Past
+from planaria.protocol.handlers import precompute
+from planaria.protocol.handlers.policy import refusal
+from planaria.protocol.messages.events import Command, Event, Received
+from planaria.protocol.messages.run_measurements import Learnt
+from planaria.protocol.messages.user import RunState
 from planaria.protocol.phases import Phase, ProtocolError
-from planaria.protocol.requests import RunState
-from planaria.protocol.saving import Checkpoints
-from planaria.protocol.settings import RunSettings
-from planaria.protocol.shortage import Shortages
-from planaria.protocol.switching import MakePolicy
-from planaria.protocol.telling import shapes
-from planaria.protocol.timing import Timing
+from planaria.protocol.planning.memory_limits import Shortages
+from planaria.protocol.planning.policy_switch import MakePolicy
+from planaria.protocol.planning.step_times import Timing
+from planaria.protocol.run.announcements import shapes
+from planaria.protocol.run.replay import Past
+from planaria.protocol.run.run import Run
+from planaria.protocol.run.settings import RunSettings
+from planaria.protocol.step.checkpoint import Checkpoints
 from planaria.protocol.transitions import TRANSITIONS
 
 
@@ -69,7 +69,7 @@ class Coordinator:
 
     def thinks(self, now: float) -> bool:
         """Whether `Idle` leads to anything at this moment."""
-        return ahead.thinks(self._run, now)
+        return precompute.thinks(self._run, now)
 
     @property
     def hurries(self) -> bool:

@@ -1,7 +1,7 @@
 """How a coordinator receives what comes on its connections: who is taken for whom, what counts, who is lost with them.
 
-It asks `planaria.protocol.admission`, `doubts` and `judge`, and tells the machine. Sockets, or a simulation of them,
-are a subclass's.
+It asks `planaria.protocol.membership.admission`, `doubts` and `judge`, and tells the machine. Sockets, or a simulation
+of them, are a subclass's.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from abc import ABC, abstractmethod
 from typing import Generic, Protocol, TypeVar
 
 from planaria.plan.plan import NodeId, WorkerId
-from planaria.protocol.admission import Admission
 from planaria.protocol.coordinator import Coordinator
-from planaria.protocol.doubts import Doubts, Unproven
-from planaria.protocol.events import (
+from planaria.protocol.membership.admission import Admission
+from planaria.protocol.membership.challenge import Doubts, Unproven
+from planaria.protocol.membership.failure_detector import Judge
+from planaria.protocol.messages.events import (
     Command,
     DecisionTook,
     Event,
@@ -26,9 +27,8 @@ from planaria.protocol.events import (
     Send,
     WorkerJoined,
 )
-from planaria.protocol.judge import Judge
-from planaria.protocol.messages import Alive, Challenge, CutOff, FromWorker, Hello, PlanMessage, Proof, Stop
-from planaria.protocol.past import Past
+from planaria.protocol.messages.worker import Alive, Challenge, CutOff, FromWorker, Hello, PlanMessage, Proof, Stop
+from planaria.protocol.run.replay import Past
 
 
 class Nonsense(ValueError):

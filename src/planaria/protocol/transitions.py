@@ -10,25 +10,25 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from planaria.protocol.course import (
-    ahead,
-    arrival,
+from planaria.protocol.handlers import (
     boundary,
-    departure,
     end,
-    loss,
+    fencing,
+    joins,
+    losses,
+    policy,
+    precompute,
     restart,
     salvage,
     saved,
     step,
-    switch,
 )
-from planaria.protocol.course.run import Run
-from planaria.protocol.damage import what
-from planaria.protocol.events import Command, Event, NodeGone, Publish, RanOut, Received, Send
-from planaria.protocol.messages import Damaged, Failed, OutOfMemory, Returned
+from planaria.protocol.messages.events import Command, Event, NodeGone, Publish, RanOut, Received, Send
+from planaria.protocol.messages.records import Note, RunStatus
+from planaria.protocol.messages.worker import Damaged, Failed, OutOfMemory, Returned
 from planaria.protocol.phases import ALIVE, AT_WORK, Phase
-from planaria.protocol.records import Note, RunStatus
+from planaria.protocol.run.run import Run
+from planaria.protocol.step.damage import what
 
 Handler = Callable[[Run, Any], list[Command]]
 
@@ -137,13 +137,13 @@ TRANSITIONS: Mapping[tuple[Phase, str], Handler] = {
         (phase, "Returned"): returned_late
         for phase in (Phase.GATHERING, Phase.TRAINING, Phase.SALVAGING, Phase.SAVING, Phase.WAITING)
     },
-    (Phase.GATHERING, "WorkerJoined"): arrival.joined,
-    (Phase.GATHERING, "NodeGone"): departure.lost_while_gathering,
-    **{(phase, "WorkerJoined"): arrival.joined_running for phase in (*AT_WORK, Phase.WAITING)},
-    (Phase.WAITING, "NodeGone"): departure.lost_while_waiting,
-    (Phase.TRAINING, "NodeGone"): departure.lost_in_step,
-    (Phase.SALVAGING, "NodeGone"): departure.lost_in_step,
-    (Phase.SAVING, "NodeGone"): departure.lost_while_saving,
+    (Phase.GATHERING, "WorkerJoined"): joins.joined,
+    (Phase.GATHERING, "NodeGone"): losses.lost_while_gathering,
+    **{(phase, "WorkerJoined"): joins.joined_running for phase in (*AT_WORK, Phase.WAITING)},
+    (Phase.WAITING, "NodeGone"): losses.lost_while_waiting,
+    (Phase.TRAINING, "NodeGone"): losses.lost_in_step,
+    (Phase.SALVAGING, "NodeGone"): losses.lost_in_step,
+    (Phase.SAVING, "NodeGone"): losses.lost_while_saving,
     (Phase.TRAINING, "Ready"): step.ready,
     (Phase.SALVAGING, "Ready"): step.ready,
     (Phase.SAVING, "Ready"): step.ready,
@@ -163,22 +163,22 @@ TRANSITIONS: Mapping[tuple[Phase, str], Handler] = {
     (Phase.TRAINING, "Report"): ignore,
     (Phase.SAVING, "Report"): ignore,
     **{(Phase.WAITING, name): ignore for name in ("Ready", "Vote", "Report")},
-    **{(phase, "Notice"): arrival.notice for phase in ALIVE},
-    **{(phase, "NodeNotice"): arrival.node_notice for phase in ALIVE},
+    **{(phase, "Notice"): joins.notice for phase in ALIVE},
+    **{(phase, "NodeNotice"): joins.node_notice for phase in ALIVE},
     **{(phase, "StopRequested"): end.stop_requested for phase in ALIVE},
-    **{(phase, "PolicyRequested"): switch.policy_requested for phase in ALIVE},
-    **{(phase, "FaultInjected"): loss.fault_injected for phase in ALIVE},
+    **{(phase, "PolicyRequested"): policy.policy_requested for phase in ALIVE},
+    **{(phase, "FaultInjected"): fencing.fault_injected for phase in ALIVE},
     **{(phase, "OutOfMemory"): out_of_memory for phase in ALIVE},
     **{(phase, "DecisionTook"): end.decision_took for phase in ALIVE},
-    (Phase.TRAINING, "Idle"): ahead.think,
+    (Phase.TRAINING, "Idle"): precompute.think,
     **{(phase, "Idle"): ignore for phase in Phase if phase is not Phase.TRAINING},
-    **{(phase, "PieceTook"): ahead.took for phase in Phase},
+    **{(phase, "PieceTook"): precompute.took for phase in Phase},
     **{(phase, "Failed"): failed for phase in ALIVE if phase is not Phase.RETURNING},
     **{(phase, "SaveRequested"): boundary.save_requested for phase in ALIVE},
     **{(phase, "TimerDue"): ignore for phase in Phase if phase is not Phase.SAVING},
     (Phase.SAVING, "TimerDue"): boundary.save_again,
     (Phase.ENDED, "Restarted"): restart.restarted,
-    (Phase.ENDED, "WorkerJoined"): arrival.joined_too_late,
+    (Phase.ENDED, "WorkerJoined"): joins.joined_too_late,
     **{
         (Phase.ENDED, name): ignore
         for name in (

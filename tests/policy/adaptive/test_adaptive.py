@@ -11,14 +11,14 @@ import pytest
 
 from planaria.estimate.memory import worker_memory_bytes
 from planaria.estimate.step_time import step_time_s
-from planaria.estimate.transition import transfer_time
+from planaria.estimate.transfer_time import transfer_time
+from planaria.plan.costs.model_profile import LinkCost, ModelProfile
 from planaria.plan.errors import NoReplica, TooFewNodes
-from planaria.plan.placement import Holders
 from planaria.plan.plan import NodeId, Plan, WorkerId
-from planaria.plan.profile import LinkCost, ModelProfile
 from planaria.plan.replicas import lacking
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.validate import validate
+from planaria.planner.placement.placement import Holders
 from planaria.policy.adaptive.adaptive import AdaptivePolicy
 from planaria.policy.adaptive.canonical import canonical
 from planaria.policy.adaptive.objective import Course, next_loss_s, transition_s, worth
@@ -28,7 +28,7 @@ from planaria.policy.interface import Candidate, ReplanRequest
 from planaria.policy.planner import Planner
 from planaria.policy.reroute import ReroutePolicy
 from planaria.policy.templates import TemplatesPolicy
-from planaria.profile.presets import preset
+from planaria.profile.presets.presets import preset
 from tests.plan.profiles import uniform_profile
 
 SMALL = uniform_profile(8)

@@ -7,20 +7,20 @@ from dataclasses import replace
 
 import pytest
 
-from planaria.plan.instantiate import initial_plan
+from planaria.plan.costs.model_profile import LinkCost
 from planaria.plan.plan import NodeId
-from planaria.plan.profile import LinkCost
 from planaria.plan.replicas import lacking
 from planaria.plan.settings import PlannerSettings
-from planaria.plan.templates import make_templates
 from planaria.plan.validate import validate
+from planaria.planner.instantiation.instantiate import initial_plan
+from planaria.planner.templates.templates import make_templates
 from planaria.policy.adaptive.adaptive import AdaptivePolicy
 from planaria.policy.forecast import FailureForecast
 from planaria.policy.interface import ReplanRequest
 from planaria.policy.morph import MorphPolicy
 from planaria.policy.planner import Planner
 from planaria.policy.templates import TemplatesPolicy, even_sets
-from planaria.profile.presets import preset
+from planaria.profile.presets.presets import preset
 from tests.plan.profiles import uniform_profile
 
 ROUTED = 1.01

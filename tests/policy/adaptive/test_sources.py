@@ -8,16 +8,16 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from planaria.estimate.restore import Storage, morph_time
+from planaria.estimate.restore_time import Storage, morph_time
+from planaria.plan.costs.model_profile import LinkCost, ModelProfile
 from planaria.plan.errors import NoReplica, TooFewNodes
 from planaria.plan.ledger import Ledger
-from planaria.plan.placement import Holders
 from planaria.plan.plan import NodeId, Plan, PlanError, ScheduleKind, WorkerId
-from planaria.plan.profile import LinkCost, ModelProfile
 from planaria.plan.replicas import lacking, num_replicas
-from planaria.plan.salvage import to_halt
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.validate import validate
+from planaria.planner.finish_step.salvage import to_halt
+from planaria.planner.placement.placement import Holders
 from planaria.policy.adaptive.adaptive import AdaptivePolicy
 from planaria.policy.adaptive.canonical import canonical
 from planaria.policy.candidate_record import CandidateRecord
@@ -25,7 +25,7 @@ from planaria.policy.forecast import CHANGE_S, FailureForecast
 from planaria.policy.interface import Candidate, FinishRequest, ReplanRequest
 from planaria.policy.planner import Planner
 from planaria.policy.redundancy import RedundancyPolicy
-from planaria.protocol.pacing import same_work
+from planaria.protocol.planning.straggler_policy import same_work
 from tests.plan.profiles import uniform_profile
 
 QUICK = uniform_profile(8)

@@ -15,16 +15,16 @@ from planaria.plan.plan import NodeId, WorkerId
 from planaria.policy.interface import Policy
 from planaria.policy.planner import Planner
 from planaria.policy.registry import make_policy
-from planaria.protocol.checkpoint_ref import CheckpointRef
 from planaria.protocol.coordinator import Coordinator
-from planaria.protocol.events import Finish, Restarted, WriteManifest
-from planaria.protocol.journal import JournalCommit, JournalEntry, JournalPlan, decode_entry, encode_entry
-from planaria.protocol.messages import PROTOCOL_VERSION, Alive, FromWorker, Hello
-from planaria.protocol.past import Past
+from planaria.protocol.messages.checkpoint_ref import CheckpointRef
+from planaria.protocol.messages.events import Finish, Restarted, WriteManifest
+from planaria.protocol.messages.journal import JournalCommit, JournalEntry, JournalPlan, decode_entry, encode_entry
+from planaria.protocol.messages.records import AnyRecord
+from planaria.protocol.messages.worker import PROTOCOL_VERSION, Alive, FromWorker, Hello
 from planaria.protocol.phases import Phase
-from planaria.protocol.records import AnyRecord
-from planaria.protocol.settings import RunSettings
-from planaria.protocol.shortage import Shortages
+from planaria.protocol.planning.memory_limits import Shortages
+from planaria.protocol.run.replay import Past
+from planaria.protocol.run.settings import RunSettings
 from tests.testkit.cluster.clock import Clock
 from tests.testkit.cluster.disk import Disk, SavedState
 from tests.testkit.cluster.injector import Injector

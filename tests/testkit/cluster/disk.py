@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planaria.protocol.events import WriteManifest
-from planaria.protocol.messages import SavedGroup
+from planaria.protocol.messages.events import WriteManifest
+from planaria.protocol.messages.worker import SavedGroup
 from tests.testkit.promises.symbols import Symbol
 
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from planaria.job.settings import PolicyName
 from planaria.plan.plan import NodeId, WorkerId
-from planaria.protocol.events import NodeNotice, PolicyRequested, SaveRequested, StopRequested
-from planaria.protocol.journal import LASTING, AnyEntry, decode_entry
-from planaria.protocol.messages import Notice
+from planaria.protocol.messages.events import NodeNotice, PolicyRequested, SaveRequested, StopRequested
+from planaria.protocol.messages.journal import LASTING, AnyEntry, decode_entry
+from planaria.protocol.messages.worker import Notice
 from tests.testkit.schedules.faults import DISCARD, Fault, FaultKind
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from planaria.job.settings import PolicyName
 from planaria.plan.plan import Plan
 from planaria.plan.replicas import lacking
 from planaria.protocol.coordinator import Coordinator
-from planaria.protocol.journal import JournalPlan
-from planaria.protocol.records import Note, PlanTaken
+from planaria.protocol.messages.journal import JournalPlan
+from planaria.protocol.messages.records import Note, PlanTaken
 from tests.testkit.schedules.setup import Setup
 
 MAY_BE_DEGRADED = (PolicyName.REROUTE, PolicyName.MORPH, PolicyName.DROP, PolicyName.ADAPTIVE)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from planaria.job.settings import TrainSection
 from planaria.plan.plan import Group
-from planaria.protocol.commit import (
+from planaria.protocol.step.commit import (
     FIRST_EXPONENT,
     NOT_APPLIED,
     clip_factor,

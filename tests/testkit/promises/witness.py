@@ -13,11 +13,9 @@ from planaria.estimate.step_time import outline
 from planaria.job.settings import PolicyName
 from planaria.plan.plan import NodeId, Plan
 from planaria.protocol.coordinator import Coordinator
-from planaria.protocol.events import Finish, WriteManifest
-from planaria.protocol.journal import JournalCommit, JournalPlan
-from planaria.protocol.messages import Commit, StateSource, ToWorker
-from planaria.protocol.phases import Phase
-from planaria.protocol.records import (
+from planaria.protocol.messages.events import Finish, WriteManifest
+from planaria.protocol.messages.journal import JournalCommit, JournalPlan
+from planaria.protocol.messages.records import (
     AnyRecord,
     NodeJoined,
     NodeLost,
@@ -31,6 +29,8 @@ from planaria.protocol.records import (
     StepSkipped,
     Waiting,
 )
+from planaria.protocol.messages.worker import Commit, StateSource, ToWorker
+from planaria.protocol.phases import Phase
 from tests.testkit.cluster.disk import Disk
 from tests.testkit.promises.strength import Strength
 from tests.testkit.promises.symbols import Reference
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from planaria.plan.plan import WorkerId
-    from planaria.protocol.journal import JournalEntry
-    from planaria.protocol.past import Past
+    from planaria.protocol.messages.journal import JournalEntry
+    from planaria.protocol.run.replay import Past
 
 
 class BrokenPromise(AssertionError):

@@ -7,8 +7,8 @@ from random import Random
 import msgspec
 
 from planaria.job.settings import PolicyName, TrainSection, WhenNotFinite
+from planaria.plan.costs.model_profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
 from planaria.plan.plan import Group, Redundancy, ScheduleKind
-from planaria.plan.profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
 from planaria.plan.settings import PlannerSettings
 
 

@@ -11,9 +11,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from planaria.plan.plan import NodeId, WorkerId
-from planaria.protocol.admission import Admission
 from planaria.protocol.coordinator import Coordinator
-from planaria.protocol.events import (
+from planaria.protocol.membership.admission import Admission
+from planaria.protocol.membership.failure_detector import TICK_S, Judge
+from planaria.protocol.membership.liveness import Limits
+from planaria.protocol.messages.events import (
     Command,
     Event,
     Finish,
@@ -27,12 +29,10 @@ from planaria.protocol.events import (
     TimerDue,
     WriteManifest,
 )
-from planaria.protocol.journal import JournalEntry
-from planaria.protocol.judge import TICK_S, Judge
-from planaria.protocol.liveness import Limits
-from planaria.protocol.messages import Challenge, FromWorker, Hello, Stop, ToWorker
-from planaria.protocol.past import Past
+from planaria.protocol.messages.journal import JournalEntry
+from planaria.protocol.messages.worker import Challenge, FromWorker, Hello, Stop, ToWorker
 from planaria.protocol.reception import Nonsense, Reception, Unwanted
+from planaria.protocol.run.replay import Past
 from tests.testkit.cluster.disk import DiskFull
 from tests.testkit.cluster.network import COORDINATOR, Network, Way
 from tests.testkit.server.wire import Wire

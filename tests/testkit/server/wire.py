@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from planaria.protocol.messages import Challenge, FromWorker, PlanMessage, ToWorker, decode_from_worker, encode
-from planaria.protocol.plan_update import Orders, difference
+from planaria.protocol.messages.plan_delta import Orders, difference
+from planaria.protocol.messages.worker import Challenge, FromWorker, PlanMessage, ToWorker, decode_from_worker, encode
 
 
 class ChangedOnTheWire(AssertionError):

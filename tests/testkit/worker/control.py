@@ -1,16 +1,16 @@
 """A simulated worker's way to the coordinator: a connection, made anew when it is lost, and the heartbeat on it.
 
-What may be said on which connection, `planaria.protocol.worker_session` says, as to a real worker.
+What may be said on which connection, `planaria.protocol.worker.session` says, as to a real worker.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from planaria.protocol.messages import Alive, Challenge, FromWorker, Notice, Proof, Returned
-from planaria.protocol.pulse import Pulse
-from planaria.protocol.worker import CoordinatorBack, CoordinatorGone
-from planaria.protocol.worker_session import WorkerSession
+from planaria.protocol.messages.pulse import Pulse
+from planaria.protocol.messages.worker import Alive, Challenge, FromWorker, Notice, Proof, Returned
+from planaria.protocol.worker.machine import CoordinatorBack, CoordinatorGone
+from planaria.protocol.worker.session import WorkerSession
 
 if TYPE_CHECKING:
     from tests.testkit.cluster.cluster import Cluster

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from planaria.estimate.memory import worker_memory_bytes
+from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import WorkerId
-from planaria.plan.profile import ModelProfile
 from planaria.plan.program.instructions import Instruction, Op
-from planaria.protocol.messages import OutOfMemory
+from planaria.protocol.messages.worker import OutOfMemory
 from tests.testkit.cluster.clock import Clock
 from tests.testkit.schedules.weather import Weather
 from tests.testkit.worker.interpreter import Interpreter

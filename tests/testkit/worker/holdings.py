@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from planaria.plan.plan import Group
-from planaria.protocol.holdings import HeldState
-from planaria.protocol.progress import Work
+from planaria.protocol.worker.holdings import HeldState
+from planaria.protocol.worker.progress import Work
 from tests.testkit.promises.symbols import Algebra, Symbol
 
 

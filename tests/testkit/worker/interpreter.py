@@ -10,10 +10,10 @@ from typing import Any
 
 from planaria.plan.plan import WorkerId
 from planaria.plan.program.instructions import Instruction, Op
-from planaria.protocol.mail import Key, Kind, Mail, MailStore, Ways
-from planaria.protocol.messages import Commit
-from planaria.protocol.step_work import StepWork
-from planaria.protocol.sums import Sums
+from planaria.protocol.messages.worker import Commit
+from planaria.protocol.worker.mail import Key, Kind, Mail, MailStore, Ways
+from planaria.protocol.worker.step_work import StepWork
+from planaria.protocol.worker.sums import Sums
 from tests.testkit.cluster.clock import Clock
 from tests.testkit.promises.symbols import Algebra, Symbol
 from tests.testkit.worker.holdings import Accumulator, Holdings

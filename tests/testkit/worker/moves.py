@@ -9,9 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from planaria.plan.plan import Transfer
-from planaria.protocol.mail import Key
-from planaria.protocol.messages import PlanMessage, StateSource
-from planaria.protocol.state_transfers import StateTransfers
+from planaria.protocol.messages.worker import PlanMessage, StateSource
+from planaria.protocol.worker.mail import Key
+from planaria.protocol.worker.state_transfers import StateTransfers
 from tests.testkit.promises.symbols import Symbol
 from tests.testkit.worker.holdings import Replica
 

@@ -1,6 +1,7 @@
 """A simulated worker's ways to its peers: ordered, cut by a death, and now and then damaging what passes.
 
-As in `planaria.worker.transport`, who is not in the plan gets nothing, and a way that is lost is complained of.
+As in `planaria.runtime.worker.transport.transport`, who is not in the plan gets nothing, and a way that is lost is
+complained of.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from planaria.plan.costs.model_profile import LinkCost
 from planaria.plan.plan import WorkerId
-from planaria.plan.profile import LinkCost
-from planaria.protocol.mail import Key, Kind
-from planaria.protocol.messages import CutOff
+from planaria.protocol.messages.worker import CutOff
+from planaria.protocol.worker.mail import Key, Kind
 from tests.testkit.cluster.network import Way
 from tests.testkit.worker.interpreter import Read
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from tests.testkit.worker.worker import Worker
 
 CUT_OFF_S = 1.0
-"""As in `planaria.worker.transport`."""
+"""As in `planaria.runtime.worker.transport.transport`."""
 
 _SUMS = (Kind.SUM, Kind.SHARED_SUM)
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.plan.program.instructions import COMPUTING, Instruction, Op
-from planaria.protocol.mail import Key
-from planaria.protocol.messages import (
+from planaria.protocol.messages.pulse import Activity
+from planaria.protocol.messages.worker import (
     Challenge,
     Commit,
     Failed,
@@ -23,8 +23,8 @@ from planaria.protocol.messages import (
     ToWorker,
     WorkerPhase,
 )
-from planaria.protocol.pulse import Activity
-from planaria.protocol.worker import (
+from planaria.protocol.worker.executor import WorkerExecutor
+from planaria.protocol.worker.machine import (
     Adopt,
     Apply,
     CoordinatorBack,
@@ -34,7 +34,7 @@ from planaria.protocol.worker import (
     WorkerCommand,
     WorkerMachine,
 )
-from planaria.protocol.worker_executor import WorkerExecutor
+from planaria.protocol.worker.mail import Key
 from tests.testkit.worker.control import Control
 from tests.testkit.worker.device import Device
 from tests.testkit.worker.holdings import Holdings

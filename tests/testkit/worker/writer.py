@@ -6,7 +6,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
-from planaria.protocol.messages import NotSaved, Save, Saved
+from planaria.protocol.messages.worker import NotSaved, Save, Saved
 from tests.testkit.cluster.disk import DiskFull, SavedState
 
 if TYPE_CHECKING:

@@ -17,11 +17,11 @@ from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from planaria.plan.pipeline_time import Template
+from planaria.plan.costs.pipeline_time import Template
 from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
 from planaria.plan.replicas import lacking
-from planaria.plan.salvage import LayerHolders
-from planaria.plan.zones import zone_of
+from planaria.planner.finish_step.salvage import LayerHolders
+from planaria.planner.placement.zones import zone_of
 from planaria.policy.adaptive.candidates import found_in_pieces
 from planaria.policy.adaptive.canonical import Canonical, canonical
 from planaria.policy.adaptive.first_plan import best_first

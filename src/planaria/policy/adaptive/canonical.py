@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from planaria.plan.placement import Holders
 from planaria.plan.plan import NodeId, Pipeline, Plan, Route, Stage, WorkerId
-from planaria.plan.takeover import filled
+from planaria.planner.finish_step.shadow_takeover import filled
+from planaria.planner.placement.placement import Holders
 from planaria.policy.interface import Candidate, ReplanRequest
 
 

@@ -16,11 +16,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter
 
-from planaria.plan.batch import Undistributable
-from planaria.plan.grid import grids
-from planaria.plan.grid import shape as grid_shape
-from planaria.plan.pipeline_time import Template, Times, step_times
+from planaria.plan.costs.pipeline_time import Template, Times, step_times
 from planaria.plan.plan import NodeId, Plan, PlanError
+from planaria.planner.instantiation.grids import grids
+from planaria.planner.instantiation.grids import shape as grid_shape
+from planaria.planner.instantiation.microbatch_shares import Undistributable
 from planaria.policy.adaptive.candidates import completed, told_apart, with_split_backwards
 from planaria.policy.adaptive.objective import Course, judged
 from planaria.policy.adaptive.rings import first_ring

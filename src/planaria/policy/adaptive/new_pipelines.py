@@ -13,14 +13,14 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from planaria.plan.aftermath import Aftermath, Reconfiguration
-from planaria.plan.batch import distribute
-from planaria.plan.instantiate import fewest_seconds, instantiate
-from planaria.plan.pipeline_time import Template, Times, step_times
+from planaria.plan.costs.pipeline_time import Template, Times, step_times
 from planaria.plan.plan import Plan, PlanError
-from planaria.plan.reinstantiate import How
-from planaria.plan.respeed import PROMISING
 from planaria.plan.settings import PlannerSettings
+from planaria.planner.instantiation.instantiate import fewest_seconds, instantiate
+from planaria.planner.instantiation.microbatch_shares import distribute
+from planaria.planner.reconfigure.pipeline_sizes import How
+from planaria.planner.reconfigure.straggler_plans import PROMISING
+from planaria.planner.reconfigure.surviving_plan import Aftermath, Reconfiguration
 from planaria.policy.interface import Candidate, ReplanRequest
 from planaria.policy.planner import LEAN, Planner
 from planaria.policy.sentences import count, shape

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from planaria.plan.costs import PipelineCost, pipeline_cost
+from planaria.plan.costs.model_profile import ModelProfile
+from planaria.plan.costs.stage_costs import PipelineCost, pipeline_cost
 from planaria.plan.plan import Plan, Redundancy
-from planaria.plan.profile import ModelProfile
 from planaria.plan.program.routes import redundant_ring, redundant_workers
 from planaria.policy.candidate_record import CandidateRecord
 from planaria.policy.forecast import DEGRADED_SAVES_S, FailureForecast
@@ -134,8 +134,8 @@ def transition_s(candidate: Candidate, forecast: FailureForecast, before_s: floa
     return forecast.change_s + waits_s
 
 
-# What the next loss costs. In closed forms (`planaria.plan.costs.PipelineCost`): it is one term among several, of every
-# candidate.
+# What the next loss costs. In closed forms (`planaria.plan.costs.stage_costs.PipelineCost`): it is one term among
+# several, of every candidate.
 
 
 def next_loss_s(plan: Plan, profile: ModelProfile, step_s: float) -> float:
@@ -194,7 +194,7 @@ def bare_share(plan: Plan) -> float:
 
 
 def _dealt(costs: Sequence[PipelineCost], loads: Sequence[int], number: int) -> list[int]:
-    """Each microbatch to the pipeline that would end first with it, as `planaria.plan.salvage` does."""
+    """Each microbatch to the pipeline that would end first with it, as `planaria.planner.finish_step.salvage` does."""
     more = [0] * len(costs)
     for _ in range(number):
         place = min(range(len(costs)), key=lambda i: (costs[i].time_s(loads[i] + more[i] + 1), i))

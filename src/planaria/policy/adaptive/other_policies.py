@@ -18,12 +18,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from planaria.plan.batch import distribute
-from planaria.plan.dropping import Pool
-from planaria.plan.grid import grids
-from planaria.plan.grid import shape as grid_shape
 from planaria.plan.plan import Pipeline, Plan
-from planaria.plan.recut import pipeline_times
+from planaria.planner.dropped_samples import Pool
+from planaria.planner.instantiation.grids import grids
+from planaria.planner.instantiation.grids import shape as grid_shape
+from planaria.planner.instantiation.microbatch_shares import distribute
+from planaria.planner.reconfigure.rebalance_layers import pipeline_times
 from planaria.policy.drop import DROP, on_whole_pipelines, reason_for
 from planaria.policy.interface import Candidate, ReplanRequest
 from planaria.policy.morph import CLOSE, MORPH, quickest_depths

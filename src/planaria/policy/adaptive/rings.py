@@ -12,12 +12,12 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
 
-from planaria.plan.pipeline_time import Template, step_times
+from planaria.plan.costs.pipeline_time import Template, step_times
 from planaria.plan.plan import NodeId, Plan, WorkerId, runs_of
 from planaria.plan.replicas import lacking
-from planaria.plan.reroute import left_over
-from planaria.plan.ring import left_in_place
-from planaria.plan.takeover import filled
+from planaria.planner.finish_step.shadow_takeover import filled
+from planaria.planner.reroute.plans import left_over
+from planaria.planner.rings import left_in_place
 from planaria.policy.interface import Candidate, ReplanRequest
 from planaria.policy.planner import Planner
 from planaria.policy.redundancy import (

@@ -1,0 +1,228 @@
+"""Reruns: routes for the microbatches that a loss within a step took out of live accumulators.
+
+Over whole pipelines; over whoever holds the layers, where no pipeline is whole; or over all owners, survivors of broken
+pipelines too, who take part of them along (`planaria.planner.reroute.routes`). Which of these is quickest is for the
+policy to find out.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import accumulate
+
+from planaria.plan.costs.model_profile import ModelProfile
+from planaria.plan.costs.stage_costs import PipelineCost, StageCosts, pipeline_cost, stage_costs
+from planaria.plan.plan import Form, Pipeline, Route, Stage, WorkerId, runs_of
+from planaria.planner.reroute.routes import Detours, Freedom, Hops
+
+Missing = Mapping[tuple[int, ...], Sequence[int]]
+"""For each set of layers, the microbatches that are missing from exactly those."""
+
+LayersOf = Mapping[WorkerId, Sequence[int]]
+
+
+def along_pipelines(
+    intact: Sequence[Pipeline], kept: Sequence[Route], missing: Missing, generation: int, profile: ModelProfile
+) -> tuple[Route, ...]:
+    """New routes over whole pipelines: each microbatch goes to the pipeline that would end first with it."""
+    costs = [_cost_of(profile, pipeline.form(1)) for pipeline in intact]
+    loads = [0] * len(intact)
+    at_of_stages = {id(pipeline.stages): at for at, pipeline in enumerate(intact)}
+    at_of: dict[WorkerId, int] = {}
+    for route in kept:
+        along = at_of_stages.get(id(route.hops))
+        if along is not None:
+            loads[along] += len(route.microbatches)
+            continue
+        at_of = at_of or {worker: at for at, pipeline in enumerate(intact) for worker in pipeline.workers}
+        passed = {at_of.get(hop.worker, -1) for hop in route.hops}
+        at = passed.pop()
+        if not passed and at >= 0:
+            loads[at] += len(route.microbatches)
+    ends = [(cost.time_s(load + 1), at) for at, (cost, load) in enumerate(zip(costs, loads, strict=True))]
+    heapq.heapify(ends)
+    routes: list[Route] = []
+    for layers, microbatches in missing.items():
+        dealt: list[list[int]] = [[] for _ in intact]
+        for microbatch in microbatches:
+            _, at = ends[0]
+            loads[at] += 1
+            heapq.heapreplace(ends, (costs[at].time_s(loads[at] + 1), at))
+            dealt[at].append(microbatch)
+        routes.extend(
+            Route(hops=pipeline.stages, microbatches=tuple(given), born=generation, counted=layers)
+            for pipeline, given in zip(intact, dealt, strict=True)
+            if given
+        )
+    return tuple(routes)
+
+
+@lru_cache(maxsize=1 << 12)
+def _cost_of(profile: ModelProfile, form: Form) -> PipelineCost:
+    """Of a pipeline, each stage taken to be one device on a node of its own."""
+    return pipeline_cost(profile, [(first, end) for first, end, *_ in form.stages])
+
+
+def along_holders(
+    holders: LayersOf,
+    devices: Mapping[WorkerId, int],
+    kept: Sequence[Route],
+    missing: Missing,
+    generation: int,
+    profile: ModelProfile,
+) -> tuple[Route, ...]:
+    """New routes over whoever holds the layers, where no pipeline is whole."""
+    costs = stage_costs(profile)
+    runs = [run for worker, layers in holders.items() for run in runs_of(worker, layers, devices.get(worker, 1))]
+    loads = dict.fromkeys(holders, 0.0)
+    for route in kept:
+        for hop in route.hops:
+            loads[hop.worker] += len(route.microbatches) * costs.compute_s(hop.first_layer, hop.end_layer)
+    taken: dict[tuple[tuple[int, ...], tuple[Stage, ...]], list[int]] = {}
+    onward = _onward(runs, costs, profile.num_layers)
+    for layers, microbatches in missing.items():
+        for microbatch in microbatches:
+            hops = _hops_over(onward, loads, profile.num_layers)
+            for hop in hops:
+                loads[hop.worker] += costs.compute_s(hop.first_layer, hop.end_layer)
+            taken.setdefault((layers, hops), []).append(microbatch)
+    return _routes(taken, generation)
+
+
+def along_owners(
+    pipelines: Sequence[Pipeline],
+    busy_s: Mapping[WorkerId, float],
+    missing: Missing,
+    generation: int,
+    profile: ModelProfile,
+    *,
+    freedom: Freedom,
+    head: float,
+    speeds: Mapping[WorkerId, float],
+) -> tuple[tuple[Route, ...], float]:
+    """New routes over all who own layers in these pipelines, whole or with gaps; and the busiest worker's seconds.
+
+    Args:
+        pipelines: which own every layer together.
+        busy_s: seconds for which workers have other work.
+        missing: what runs again.
+        generation: of the new plan.
+        profile: costs.
+        freedom: which routes are taken.
+        head: see `Detours.deal`.
+        speeds: of workers that compute slower or faster than the profile says.
+
+    Raises:
+        PlanError: some layer has no owner.
+    """
+    taken: dict[tuple[tuple[int, ...], Hops], list[int]] = {}
+    loads = dict(busy_s)
+    for layers, microbatches in missing.items():
+        detours = Detours(pipelines, _Counting(profile, layers), profile.num_layers, freedom, speeds)
+        deal = detours.deal(len(microbatches), head, loads)
+        loads |= deal.loads_s
+        dealt = iter(microbatches)
+        for hops in (hops for of_pipeline in deal.hops for hops in of_pipeline):
+            taken.setdefault((layers, hops), []).append(next(dealt))
+    return _routes(taken, generation), max(loads.values(), default=0.0)
+
+
+def _routes(taken: Mapping[tuple[tuple[int, ...], Hops], Sequence[int]], generation: int) -> tuple[Route, ...]:
+    return tuple(
+        Route(hops=hops, microbatches=tuple(microbatches), born=generation, counted=layers)
+        for (layers, hops), microbatches in taken.items()
+    )
+
+
+class _Counting(StageCosts):
+    """Costs of a microbatch of which only some layers count: it runs forward everywhere, and backward to the lowest."""
+
+    def __init__(self, profile: ModelProfile, counted: Sequence[int]) -> None:
+        super().__init__(profile)
+        low, count = counted[0], set(counted)
+        self._counting = {
+            devices: tuple(
+                accumulate(
+                    (
+                        times.forward_s
+                        + (times.backward_input_s if layer >= low else 0.0)
+                        + (times.backward_weight_s if layer in count else 0.0)
+                        for layer, times in enumerate(cost.on(devices) for cost in profile.layers)
+                    ),
+                    initial=0.0,
+                )
+            )
+            for devices in profile.device_counts
+        }
+
+    def compute_s(self, first: int, end: int, num_devices: int = 1) -> float:
+        """Forward, and what of the backward is needed, of one microbatch through layers [first, end)."""
+        compute = self._counting[num_devices]
+        return compute[end] - compute[first]
+
+
+_Onward = Mapping[int, Sequence[tuple[WorkerId, Sequence[tuple[Stage, float, float]]]]]
+"""From each place where a holder's run begins or ends: who can go on from there, with the hops that are its to choose
+from, seconds of compute, and of messages to and fro at their ends."""
+
+
+def _onward(runs: Sequence[Stage], costs: StageCosts, num_layers: int) -> _Onward:
+    cuts = sorted({run.first_layer for run in runs} | {run.end_layer for run in runs} | {0, num_layers})
+    return {
+        start: [
+            (
+                run.worker,
+                [
+                    (_hop(run, start, end), costs.compute_s(start, end), 2 * costs.link_s(end))
+                    for end in cuts
+                    if start < end <= run.end_layer
+                ],
+            )
+            for run in runs
+            if run.first_layer <= start < run.end_layer
+        ]
+        for start in cuts[:-1]
+    }
+
+
+def _hops_over(onward: _Onward, loads: Mapping[WorkerId, float], num_layers: int) -> tuple[Stage, ...]:
+    """Hops over all layers, by dynamic programming over the places where some holder's run begins or ends.
+
+    Least first: the load of the busiest worker on the route plus the messages' time; then the fewest hops; then the
+    workers' numbers.
+    """
+    best: dict[int, tuple[float, float, float, tuple[Stage, ...]]] = {0: (0.0, 0.0, 0.0, ())}
+    for start, choices in onward.items():
+        if start not in best:
+            continue
+        _, busiest, messages, hops = best[start]
+        before, number = hops[-1].worker if hops else None, len(hops) + 1
+        for worker, own in choices:
+            if worker == before:
+                continue
+            loaded = loads[worker]
+            for hop, compute_s, message_s in own:
+                load = max(busiest, loaded + compute_s)
+                rank = load + (messages + message_s)
+                known = best.get(hop.end_layer)
+                if known is not None:
+                    if rank > known[0]:
+                        continue
+                    if rank == known[0]:
+                        others = known[3]
+                        if number > len(others) or (
+                            number == len(others) and _workers((*hops, hop)) >= _workers(others)
+                        ):
+                            continue
+                best[hop.end_layer] = rank, load, messages + message_s, (*hops, hop)
+    return best[num_layers][3]
+
+
+def _workers(hops: Sequence[Stage]) -> list[WorkerId]:
+    return [hop.worker for hop in hops]
+
+
+def _hop(run: Stage, first: int, end: int) -> Stage:
+    return Stage(worker=run.worker, first_layer=first, end_layer=end, num_devices=run.num_devices)

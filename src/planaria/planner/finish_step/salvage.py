@@ -1,0 +1,276 @@
+"""Salvage: the plan that finishes a step after a loss within it, so that only what was lost runs again.
+
+What an intact route has done or will do is not touched. The ledgers of halted workers say what else is in
+live accumulators; the rest, and only the rest, gets new routes.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from planaria.plan.costs.model_profile import ModelProfile
+from planaria.plan.errors import NoReplica
+from planaria.plan.ledger import Ledger, mask_of, members_of
+from planaria.plan.plan import Pipeline, Plan, PlanError, Route, Stage, WorkerId, counted_together, runs_of
+from planaria.planner.finish_step.rerun_routes import Missing, along_holders, along_pipelines
+from planaria.planner.placement.senders import unheld
+
+LayerHolders = Mapping[WorkerId, Collection[int]]
+"""For each live worker, the layers whose parameters it holds up to date."""
+
+
+def to_halt(plan: Plan, live: Collection[WorkerId], unready: Collection[WorkerId] = ()) -> frozenset[WorkerId]:
+    """The live workers that must stop and report their ledgers; everybody else goes on undisturbed.
+
+    They are the survivors of pipelines that are not whole, and all that share a pipeline or a route, at any remove,
+    with a worker that is lost or `unready` (has no state yet). A worker never has one route kept and another
+    dropped, so what it accumulates is either reported or known from its routes.
+    """
+    circles: list[Sequence[WorkerId]] = [pipeline.workers for pipeline in plan.pipelines]
+    circles += [
+        [hop.worker for hop in route.hops]
+        for route, at in zip(plan.routes, plan.pipeline_of_route, strict=True)
+        if at < 0
+    ]
+    stopped = {worker for p in plan.pipelines if not p.is_whole(plan.num_layers) for worker in p.workers}
+    workers = set(plan.workers)
+    stopped |= workers.difference(live) | workers.intersection(unready)
+    while True:
+        touched = {worker for circle in circles if not stopped.isdisjoint(circle) for worker in circle}
+        if touched <= stopped:
+            return frozenset([worker for worker in stopped if worker in live])
+        stopped |= touched
+
+
+def finish_step(
+    plan: Plan,
+    live: Collection[WorkerId],
+    halted: Collection[WorkerId],
+    counted: Ledger,
+    holders: LayerHolders,
+    generation: int,
+    profile: ModelProfile,
+) -> Plan:
+    """The plan under which the live workers finish the step that `plan` began, in the usual way.
+
+    For others see `left_undone`; all have the same placement, and count the same.
+
+    Args:
+        plan: in force when the loss happened.
+        live: workers that live.
+        halted: live workers that stopped; at least `to_halt(plan, live)`.
+        counted: what is in live accumulators and is no kept route's work: the union over live workers of the
+            last ledger that each reported in this step, now or at an earlier loss.
+        holders: the layers that each live worker holds.
+        generation: of the new plan.
+        profile: costs.
+
+    Raises:
+        NoReplica: a layer has no live holder.
+        PlanError: a live worker shares a route with a lost or halted one, and is not halted itself.
+    """
+    undone = left_undone(plan, live, halted, counted, holders, generation)
+    return undone.finished_by(undone.usual(profile))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Undone:
+    """What a loss left of the step in progress, and who is left to do it.
+
+    Attributes:
+        plan: in force when the loss happened.
+        generation: of the plan that finishes the step.
+        kept: routes that go on.
+        missing: what has to run again.
+        intact: whole pipelines of which all workers go on.
+        pipelines: what is left of all, the intact ones as they are.
+        shadows: those that live and have all of their state.
+        live: workers that live.
+        holders: the layers that each of them holds.
+    """
+
+    plan: Plan
+    generation: int
+    kept: tuple[Route, ...]
+    missing: Missing
+    intact: tuple[Pipeline, ...]
+    pipelines: tuple[Pipeline, ...]
+    shadows: tuple[Stage, ...]
+    live: Collection[WorkerId]
+    holders: LayerHolders
+
+    def usual(self, profile: ModelProfile) -> tuple[Route, ...]:
+        """Ways for what is missing: over whole pipelines, or where none is, over whoever holds the layers."""
+        if self.intact:
+            return along_pipelines(self.intact, self.kept, self.missing, self.generation, profile)
+        holders = {worker: sorted(self.holders[worker]) for worker in sorted(self.live) if worker in self.holders}
+        return along_holders(holders, self.plan.devices_of, self.kept, self.missing, self.generation, profile)
+
+    def finished_by(self, new: tuple[Route, ...]) -> Plan:
+        """The plan that finishes the step, with these ways for what is missing."""
+        plan, generation = self.plan, self.generation
+        recounted = {layer for route in new for layer in route.counted}
+        result = msgspec.structs.replace(
+            plan,
+            generation=generation,
+            pipelines=self.pipelines,
+            routes=self.kept + new,
+            shadows=self.shadows,
+            transfers=(),
+        ).following(plan)
+        changed = with_other_owners(plan, result)
+        epochs = tuple(
+            epoch if number not in changed and recounted.isdisjoint(group.layers) else generation
+            for number, (group, epoch) in enumerate(zip(plan.groups, plan.sync_epochs, strict=True))
+        )
+        return result.renewed(sync_epochs=epochs)
+
+
+def left_undone(
+    plan: Plan,
+    live: Collection[WorkerId],
+    halted: Collection[WorkerId],
+    counted: Ledger,
+    holders: LayerHolders,
+    generation: int,
+) -> Undone:
+    """What is left to be done of a step. Arguments and errors as `finish_step`."""
+    going = set(live) - set(halted)
+    goes_on = [going.issuperset(workers) for workers in _workers_of_routes(plan)]
+    kept = tuple(route for route, goes in zip(plan.routes, goes_on, strict=True) if goes)
+    _check_halted([route for route, goes in zip(plan.routes, goes_on, strict=True) if not goes], going)
+    _check_holders(plan, live, holders)
+    intact = _intact(plan, going, holders)
+    shadows = _shadows(plan, live, holders, intact) if intact else ()
+    return Undone(
+        plan=plan,
+        generation=generation,
+        kept=kept,
+        missing=_missing(plan, kept, counted),
+        intact=intact,
+        pipelines=_survivors(plan, live, holders, intact, shadows),
+        shadows=shadows,
+        live=live,
+        holders=holders,
+    )
+
+
+def with_other_owners(before: Plan, after: Plan) -> frozenset[int]:
+    """The groups that other workers hold under the one plan than under the other."""
+    if before.shadows or after.shadows or not (before.is_apart and after.is_apart):
+        pairs = enumerate(zip(before.owners_of, after.owners_of, strict=True))
+        return frozenset(group for group, (old, new) in pairs if old != new)
+    # Who is in a pipeline that both plans have, holds the same.
+    old, new = set(before.pipelines), set(after.pipelines)
+    held = {(group, w) for pipeline in old - new for w in pipeline.owned for group in before.groups_of[w]}
+    holds = {(group, w) for pipeline in new - old for w in pipeline.owned for group in after.groups_of[w]}
+    return frozenset(group for group, _ in held ^ holds)
+
+
+def _workers_of_routes(plan: Plan) -> Iterator[Sequence[WorkerId]]:
+    """Yields the workers of each route."""
+    for route, at in zip(plan.routes, plan.pipeline_of_route, strict=True):
+        yield plan.pipelines[at].workers if at >= 0 else [hop.worker for hop in route.hops]
+
+
+def _check_halted(dropped: Sequence[Route], going: Collection[WorkerId]) -> None:
+    loose = sorted({hop.worker for route in dropped for hop in route.hops}.intersection(going))
+    if loose:
+        raise PlanError(
+            f"Workers {loose} share a route with a lost or halted worker and have not been halted: what they "
+            "accumulate is unknown. Halt what to_halt(plan, live) names, and plan again."
+        )
+
+
+def _check_holders(plan: Plan, live: Collection[WorkerId], holders: LayerHolders) -> None:
+    for layer in unheld(range(plan.num_layers), (holders[worker] for worker in live if worker in holders)):
+        group = next((g for g, group in enumerate(plan.groups) if layer in group.layers), -1)
+        raise NoReplica(group, (layer,))
+
+
+def _missing(plan: Plan, kept: Sequence[Route], counted: Ledger) -> dict[tuple[int, ...], list[int]]:
+    """For each set of layers, the microbatches that are missing from exactly those; what is left out stays so."""
+    present = list(counted.bits())
+    for own, mask in counted_together(kept).items():
+        for layer in own:
+            present[layer] |= mask
+    everywhere = mask_of(plan.dropped)  # what is left out is looked for nowhere
+    everywhere |= functools.reduce(operator.and_, present)
+    classes: dict[tuple[int, ...], int] = {(): ((1 << plan.num_microbatches) - 1) & ~everywhere}
+    for layer, mask in enumerate(present):
+        split = {layers: own & mask for layers, own in classes.items()}
+        split |= {(*layers, layer): own & ~mask for layers, own in classes.items()}
+        classes = {layers: own for layers, own in split.items() if own}
+    return {layers: members_of(own) for layers, own in sorted(classes.items())}
+
+
+def _intact(plan: Plan, going: set[WorkerId], holders: LayerHolders) -> tuple[Pipeline, ...]:
+    return tuple(
+        pipeline
+        for pipeline in plan.pipelines
+        if pipeline.is_whole(plan.num_layers)
+        and going.issuperset(pipeline.workers)
+        and (
+            pipeline.owned.items() <= holders.items()
+            or all(_holds(holders.get(worker, ()), layers) for worker, layers in pipeline.owned.items())
+        )
+    )
+
+
+def _holds(held: Collection[int], layers: tuple[int, ...]) -> bool:
+    return held == layers or set(layers).issubset(held)
+
+
+def _shadows(
+    plan: Plan, live: Collection[WorkerId], holders: LayerHolders, intact: Sequence[Pipeline]
+) -> tuple[Stage, ...]:
+    """The shadows that live and have all of their state; survivors of a broken pipeline own what they hold instead."""
+    if not plan.shadows:
+        return ()
+    whole = {worker for pipeline in intact for worker in pipeline.workers}
+    broken = {stage.worker for stage in plan.stages()} - whole
+    return tuple(
+        shadow
+        for shadow in plan.shadows
+        if shadow.worker in live
+        and shadow.worker not in broken
+        and set(shadow.layers) <= set(holders.get(shadow.worker, ()))
+    )
+
+
+def _survivors(
+    plan: Plan,
+    live: Collection[WorkerId],
+    holders: LayerHolders,
+    intact: Sequence[Pipeline],
+    shadows: Sequence[Stage],
+) -> tuple[Pipeline, ...]:
+    """The live stages: intact pipelines as they are; of the others, runs of the layers that are held.
+
+    Without a shadow's own place in the plan, what it holds counts as any other worker's.
+    """
+    devices = plan.devices_of
+    placed: set[WorkerId] = set().union(*(pipeline.workers for pipeline in intact))
+    placed |= {shadow.worker for shadow in shadows} - plan.layers_of.keys()
+    pipelines: list[Pipeline] = []
+    stay = set(intact)
+    for pipeline in plan.pipelines:
+        if pipeline in stay:
+            pipelines.append(pipeline)
+            continue
+        left = sorted(set(pipeline.workers).intersection(live) - placed)
+        placed |= set(left)
+        stages = [run for worker in left for run in runs_of(worker, holders.get(worker, ()), devices.get(worker, 1))]
+        if stages:
+            stages.sort(key=lambda stage: (stage.first_layer, stage.worker))
+            pipelines.append(Pipeline(stages=tuple(stages)))
+    for worker in sorted(set(live) - placed):
+        stages = runs_of(worker, holders.get(worker, ()), devices.get(worker, 1))
+        if stages:
+            pipelines.append(Pipeline(stages=tuple(stages)))
+    return tuple(pipelines)

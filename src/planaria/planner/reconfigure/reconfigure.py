@@ -1,0 +1,202 @@
+"""Reconfiguration: the plan for the steps after nodes were lost or came, with as little moved as can be.
+
+Source: Oobleck, section 5. Takes effect between two steps; within a step, see `planaria.planner.finish_step.salvage`.
+    Each way to do
+it (`simple`, `borrow`, `merge`, `full`) is a pure function from a `Change` to a plan; `reconfigure` takes the first
+that applies, as the paper does, or searches them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+from planaria.plan.costs.model_profile import ModelProfile
+from planaria.plan.costs.pipeline_time import Speeds, Template
+from planaria.plan.errors import NoReplica as NoReplica
+from planaria.plan.errors import TooFewNodes as TooFewNodes
+from planaria.plan.plan import NodeId, Plan
+from planaria.plan.settings import PlannerSettings
+from planaria.planner.placement.senders import Holders
+from planaria.planner.placement.zones import Zones
+from planaria.planner.reconfigure.pipeline_sizes import How as How
+from planaria.planner.reconfigure.pipeline_sizes import (
+    Situation,
+    borrow_sizes,
+    merge_sizes,
+    reinstantiate,
+    simple_sizes,
+)
+from planaria.planner.reconfigure.surviving_plan import Aftermath
+from planaria.planner.reconfigure.surviving_plan import Change as Change
+from planaria.planner.reconfigure.surviving_plan import Reconfiguration as Reconfiguration
+
+STEPS_AHEAD = 500
+"""Steps that a full search takes a plan to last: so much more than its transfers its step time counts."""
+
+
+def reconfigure(
+    profile: ModelProfile,
+    templates: Sequence[Template],
+    settings: PlannerSettings,
+    plan: Plan,
+    lost: Collection[NodeId],
+    holders: Holders,
+    generation: int,
+    leaving: Collection[NodeId] = (),
+    *,
+    joined: Collection[NodeId] = (),
+    speeds: Speeds | None = None,
+    zones: Zones | None = None,
+    search: bool = False,
+    steps_ahead: int = STEPS_AHEAD,
+) -> Reconfiguration:
+    """A plan for the live nodes: whole pipelines, at least f + 1, every microbatch once, every node used.
+
+    The first of simple, borrow and merge that gives each pipeline a template; the full search where none does, where
+    more nodes came than fill the gaps, or where `search` is set. For the arguments see `Change`.
+
+    Raises:
+        TooFewNodes: fewer than (f + 1) n0 nodes are left.
+        NoReplica: a group has no live holder.
+        PlanError: fewer microbatches than pipelines needed; a speed that is none.
+    """
+    change = Change(
+        profile=profile,
+        templates=templates,
+        settings=settings,
+        plan=plan,
+        lost=lost,
+        holders=holders,
+        generation=generation,
+        leaving=leaving,
+        joined=joined,
+        speeds=speeds or {},
+        zones=zones or {},
+    )
+    left = Aftermath(change)
+    found = None if search else reinstantiate(left.situation)
+    if found is None:
+        return _search(left, steps_ahead)
+    sizes, how = found
+    return left.build(sizes, how)
+
+
+def simple(change: Change) -> Reconfiguration | None:
+    """Each pipeline takes the template of its remaining nodes. None where one has no template, or replicas lack.
+
+    Nodes that came fill gaps, make new pipelines, then make the smallest larger; intact pipelines stay otherwise.
+
+    Raises:
+        TooFewNodes, NoReplica, PlanError: as `reconfigure`.
+    """
+    return _by_sizes(change, simple_sizes, How.SIMPLE)
+
+
+def borrow(change: Change) -> Reconfiguration | None:
+    """As `simple`, and pipelines with too few nodes take some from the largest. None where those have too few.
+
+    Raises:
+        TooFewNodes, NoReplica, PlanError: as `reconfigure`.
+    """
+    return _by_sizes(change, borrow_sizes, How.BORROW)
+
+
+def merge(change: Change) -> Reconfiguration | None:
+    """As `simple`, and pipelines with too few nodes are merged into the smallest others. None where replicas lack then.
+
+    Raises:
+        TooFewNodes, NoReplica, PlanError: as `reconfigure`.
+    """
+    return _by_sizes(change, merge_sizes, How.MERGE)
+
+
+def full(change: Change, steps_ahead: int = STEPS_AHEAD) -> Reconfiguration:
+    """The plan for which `steps_ahead` steps and the transfers before them take least, by prediction.
+
+    Of: the three ways above; the best instantiation of the nodes that no intact pipeline has, and of those and the
+    nodes of 1, 2, 4, ... and all of the largest intact ones; where speeds differ, the best grouping by speed. So it is
+    never worse than the paper's ways, nor, for long enough, than the best step time.
+
+    Args:
+        change: what to plan from.
+        steps_ahead: until the next change.
+
+    Raises:
+        TooFewNodes, NoReplica, PlanError: as `reconfigure`.
+    """
+    return _search(Aftermath(change), steps_ahead)
+
+
+def searched(left: Aftermath) -> list[tuple[int, ...]]:
+    """Sizes of pipelines (0: none) of which a full search takes one, where nodes are equally fast.
+
+    Raises:
+        PlanError: there are none.
+    """
+    found = dict.fromkeys(tuple(sizes) for sizes, _ in _candidates(left))
+    most = max(map(sum, found))
+    return [sizes for sizes in found if sum(sizes) == most]
+
+
+def _by_sizes(change: Change, strategy: Callable[[Situation], list[int] | None], how: How) -> Reconfiguration | None:
+    left = Aftermath(change)
+    sizes = strategy(left.situation)
+    if sizes is None:
+        return None
+    return left.build(sizes, How.SIMPLE if sizes == simple_sizes(left.situation) else how)
+
+
+def _search(left: Aftermath, steps_ahead: int) -> Reconfiguration:
+    found: dict[tuple[int, ...], How] = {}
+    for sizes, how in _candidates(left):
+        found.setdefault(tuple(sizes), how)
+    if left.speeds_differ:
+        results = [left.build(sizes, how) for sizes, how in found.items()]
+        results.append(left.build_by_speed())
+    else:
+        results = _worth_building(left, found, steps_ahead)
+    most = max(len(result.plan.nodes) for result in results)
+    return min(
+        (result for result in results if len(result.plan.nodes) == most), key=lambda result: _cost(result, steps_ahead)
+    )
+
+
+def _cost(result: Reconfiguration, steps_ahead: int) -> tuple[float, int]:
+    return steps_ahead * result.step_time_s + result.transfer_s, result.transfer_bytes
+
+
+def _worth_building(left: Aftermath, found: Mapping[tuple[int, ...], How], steps_ahead: int) -> list[Reconfiguration]:
+    """In the order in which they were found, without those whose steps alone take longer than all of another one."""
+    most = max(map(sum, found))
+    order = {sizes: at for at, sizes in enumerate(found)}
+    bounds = sorted((left.step_s(sizes), at, sizes) for sizes, at in order.items() if sum(sizes) == most)
+    results: list[tuple[int, Reconfiguration]] = []
+    least_s = float("inf")
+    for step_s, at, sizes in bounds:
+        if steps_ahead * step_s > least_s:
+            break
+        result = left.build(sizes, found[sizes])
+        least_s = min(least_s, _cost(result, steps_ahead)[0])
+        results.append((at, result))
+    return [result for _, result in sorted(results, key=lambda one: one[0])]
+
+
+def _candidates(left: Aftermath) -> Iterator[tuple[list[int], How]]:
+    """Sizes worth a try. The last is the best instantiation of all nodes."""
+    paper = reinstantiate(left.situation)
+    if paper is not None:
+        yield paper
+    for strategy, how in ((simple_sizes, How.SIMPLE), (borrow_sizes, How.BORROW), (merge_sizes, How.MERGE)):
+        sizes = strategy(left.situation)
+        if sizes is not None:
+            yield sizes, how
+    intact = sorted((at for at, is_intact in enumerate(left.intact) if is_intact), key=lambda at: -left.alive[at])
+    num_freed = 0
+    while num_freed < len(intact):
+        sizes = left.instantiated(intact[num_freed:])
+        if sizes is not None:
+            yield sizes, How.INSTANTIATE
+        num_freed = max(1, 2 * num_freed)
+    last = left.instantiated(())
+    assert last is not None
+    yield last, How.INSTANTIATE

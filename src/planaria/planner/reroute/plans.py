@@ -1,0 +1,156 @@
+"""Rerouting: the plan that runs every microbatch on what is left of a plan, without moving any state (ReCycle).
+
+This module says what is left, and makes plans of assignments. Which of them is fastest is the policy's to find out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from planaria.plan.costs.model_profile import ModelProfile
+from planaria.plan.plan import NodeId, Pipeline, Plan, Route, ScheduleKind, Stage, WorkerId, runs_of
+from planaria.planner.placement.senders import Holders
+from planaria.planner.reroute.routes import Hops, MicrobatchAssignment
+
+
+def left_over(plan: Plan, holders: Holders, absent: Collection[NodeId]) -> tuple[Pipeline, ...]:
+    """What is left of each pipeline: the stages whose workers live, as far as they hold their state, in layer order.
+
+    Args:
+        plan: in force.
+        holders: the groups that each live worker holds up to date.
+        absent: nodes that are lost, or that the next plan must do without.
+    """
+    gone = set(absent)
+    result: list[Pipeline] = []
+    for pipeline in plan.pipelines:
+        stages: list[Stage] = []
+        for stage in pipeline.stages:
+            if plan.node_of(stage.worker) in gone or stage.worker not in holders:
+                continue
+            held = set(plan.layers_held(holders[stage.worker])) if _lacks(plan, stage, holders) else stage.layers
+            stages += runs_of(stage.worker, [layer for layer in stage.layers if layer in held], stage.num_devices)
+        if stages:
+            result.append(Pipeline(stages=tuple(sorted(stages, key=lambda s: (s.first_layer, s.worker)))))
+    return tuple(result)
+
+
+def as_placed(plan: Plan, holders: Holders, absent: Collection[NodeId]) -> tuple[Pipeline, ...]:
+    """What is left of each pipeline, whether or not its state is in place yet; and, of layers that none of it has,
+    whoever holds most of them as an owner.
+
+    Arguments as `left_over`. Where every group has a holder, every layer has an owner; else there is nothing.
+    """
+    gone = set(absent)
+    live = {worker: set(groups) for worker, groups in sorted(holders.items()) if plan.node_of(worker) not in gone}
+    held = {group for groups in live.values() for group in groups}
+    kept = [[stage for stage in pipeline.stages if stage.worker in live] for pipeline in plan.pipelines]
+    owned = {layer for stages in kept for stage in stages for layer in stage.layers}
+    extra: dict[WorkerId, list[int]] = {}
+    for layer in sorted(set(range(plan.num_layers)) - owned):
+        groups = {number for number, group in enumerate(plan.groups) if layer in group.layers}
+        if not groups.issubset(held):
+            return ()
+        owner = max(live, key=lambda worker: (len(groups & live[worker]), -worker))
+        extra.setdefault(owner, []).append(layer)
+    pipeline_of = {stage.worker: stages for stages in kept for stage in stages}
+    for worker, layers in extra.items():
+        if worker not in pipeline_of:
+            kept.append([])
+        stages = pipeline_of.get(worker, kept[-1])
+        stages += runs_of(worker, layers, plan.devices_of.get(worker, 1))
+    return tuple(
+        Pipeline(stages=tuple(sorted(stages, key=lambda stage: (stage.first_layer, stage.worker))))
+        for stages in kept
+        if stages
+    )
+
+
+def _lacks(plan: Plan, stage: Stage, holders: Holders) -> bool:
+    return not set(plan.groups_of.get(stage.worker, ())) <= set(holders[stage.worker])
+
+
+def rerouted(
+    profile: ModelProfile,
+    pipelines: Sequence[Pipeline],
+    assignment: MicrobatchAssignment,
+    *,
+    devices_per_node: int,
+    generation: int,
+    schedule: ScheduleKind,
+    spare_in_flight: int = 0,
+) -> Plan:
+    """The plan in which each pipeline's microbatches take the hops that they are assigned to."""
+    taken: dict[Hops, list[int]] = {}
+    number = 0
+    for of_pipeline in assignment.hops:
+        for hops in of_pipeline:
+            taken.setdefault(hops, []).append(number)
+            number += 1
+    every_layer = tuple(range(profile.num_layers))
+    return Plan(
+        generation=generation,
+        num_layers=profile.num_layers,
+        num_microbatches=number,
+        devices_per_node=devices_per_node,
+        groups=profile.groups,
+        pipelines=tuple(pipelines),
+        routes=tuple(
+            Route(hops=hops, microbatches=tuple(microbatches), born=generation, counted=every_layer)
+            for hops, microbatches in taken.items()
+        ),
+        sync_epochs=(generation,) * len(profile.groups),
+        schedule=schedule,
+        spare_in_flight=spare_in_flight,
+        layer_units=layer_units(profile),
+    )
+
+
+def layer_units(profile: ModelProfile) -> tuple[tuple[int, int, int], ...]:
+    """The profile's times on its fewest devices, in thousandths of the longest."""
+    times = [layer.times[0] for layer in profile.layers]
+    longest = max(max(t.forward_s, t.backward_input_s, t.backward_weight_s) for t in times)
+    if longest <= 0:
+        return ()
+    scale = 1000 / longest
+    return tuple(
+        (round(scale * t.forward_s), round(scale * t.backward_input_s), round(scale * t.backward_weight_s))
+        for t in times
+    )
+
+
+def homes(plan: Plan) -> tuple[int, ...]:
+    """Of each route, the pipeline that it is counted with: the one that has most of its layers."""
+    pipeline_of: dict[WorkerId, int] = {}
+    result = []
+    for route, at in zip(plan.routes, plan.pipeline_of_route, strict=True):
+        if at >= 0 and plan.is_apart:
+            result.append(at)
+            continue
+        pipeline_of = pipeline_of or {
+            stage.worker: at for at, pipeline in enumerate(plan.pipelines) for stage in pipeline.stages
+        }
+        length: dict[int, int] = {}
+        for hop in route.hops:
+            at = pipeline_of[hop.worker]
+            length[at] = length.get(at, 0) + len(hop.layers)
+        result.append(min(length, key=lambda at: (-length[at], at)))
+    return tuple(result)
+
+
+def shares(plan: Plan) -> tuple[int, ...]:
+    """How many microbatches are counted with each pipeline."""
+    counts = [0] * len(plan.pipelines)
+    for route, home in zip(plan.routes, homes(plan), strict=True):
+        counts[home] += len(route.microbatches)
+    return tuple(counts)
+
+
+def carriers(plan: Plan) -> dict[WorkerId, int]:
+    """The workers that run microbatches of another pipeline than their own, and how many."""
+    pipeline_of = {stage.worker: at for at, pipeline in enumerate(plan.pipelines) for stage in pipeline.stages}
+    carried: dict[WorkerId, int] = {}
+    for route, home in zip(plan.routes, homes(plan), strict=True):
+        for worker in {hop.worker for hop in route.hops if pipeline_of[hop.worker] != home}:
+            carried[worker] = carried.get(worker, 0) + len(route.microbatches)
+    return dict(sorted(carried.items()))

@@ -1,0 +1,183 @@
+"""Taking a plan: it is put in force for the step in progress, written down, and sent to its workers.
+
+Whoever takes one has decided on it before: nothing here chooses.
+"""
+
+from __future__ import annotations
+
+from planaria.policy.interface import Candidate
+from planaria.protocol.handlers import end
+from planaria.protocol.messages.events import Command, Publish, Release, Send
+from planaria.protocol.messages.journal import Fate, JournalNode, JournalPlan
+from planaria.protocol.messages.records import AnyRecord, NodeReleased
+from planaria.protocol.messages.worker import PlanMessage, StateSource, Stop
+from planaria.protocol.phases import PLACING, Phase, Purpose
+from planaria.protocol.run.announcements import plan_taken, replicas_note
+from planaria.protocol.run.replay import decision_of
+from planaria.protocol.run.run import Run
+from planaria.protocol.step.ballot import Ballot
+from planaria.protocol.step.halt_reports import Salvage
+
+
+def take(
+    run: Run,
+    proposal: Candidate,
+    purpose: Purpose,
+    source: StateSource,
+    folder: str = "",
+    told: tuple[AnyRecord, ...] = (),
+) -> list[Command]:
+    """Put a plan in force for the step in progress.
+
+    Args:
+        run: whose it is.
+        proposal: the plan.
+        purpose: why it is taken.
+        source: where its workers get state from that they lack.
+        folder: of the checkpoint, if that is the source.
+        told: records about what led to it.
+    """
+    measured = put_in_force(run, proposal, purpose, source)
+    plan = proposal.plan
+    message = PlanMessage(
+        plan=plan,
+        step=run.step,
+        addresses=dict(zip(plan.workers, map(run.members.addresses.__getitem__, plan.workers), strict=True)),
+        exponents=run.exponents,
+        source=source,
+        folder=folder,
+        afresh=run.attempt.is_void,
+        begun=run.attempt.begun_in,
+        lineage=run.lineage,
+    )
+    run.attempt.is_void = False
+    told += _told(run, proposal, purpose)
+    entry = JournalPlan(
+        message=message,
+        stand=run.standing.stand,
+        step_time_s=run.timing.step_s,
+        longest_s=run.timing.instruction_s,
+        records=told,
+        learnt=run.to_write(),
+    )
+    sends: list[Command] = [Send(worker, message) for worker in plan.workers]
+    return [*measured, entry, *sends, *map(Publish, told)]
+
+
+def put_in_force(run: Run, proposal: Candidate, purpose: Purpose, source: StateSource) -> list[Command]:
+    """The plan is the run's from now on, though nobody has heard of it; what is told of the one before."""
+    if source is StateSource.LIVE:
+        run.kept.note(run.step, run.plan.groups_of, run.attempt.salvage.held, proposal.plan.transfers)
+    else:
+        run.kept.forget()
+        run.lineage = proposal.plan.generation
+    if source is StateSource.CHECKPOINT:
+        run.loading.begin(proposal.plan, run.now)
+    else:
+        run.loading.give_up()
+    measured = end.close_timing(run) if purpose is not Purpose.GO_ON else []
+    if purpose is Purpose.FINISH_STEP:
+        run.attempt.leave(run.plan, run.now)
+    else:
+        run.attempt.begin(run.now)
+    plan = run.current = proposal.plan
+    run.failures.begin(run.now)
+    run.checkpoints.cadence.begin(run.now)
+    run.phase = Phase.TRAINING
+    _begin_attempt(run, purpose, moves_state=source is not StateSource.LIVE or bool(plan.transfers))
+    if purpose in (Purpose.RECONFIGURE, Purpose.RESTORE):
+        is_restore = purpose is Purpose.RESTORE
+        run.moving.begin(plan, run.now, proposal.transfer_s, _wait_s(run, proposal), is_restore=is_restore)
+    else:
+        run.moving.stop()
+    if purpose is not Purpose.GO_ON:
+        _expect(run, proposal, purpose)
+    if purpose is not Purpose.FINISH_STEP:
+        run.attempt.usual_s = run.timing.step_s
+    return measured
+
+
+def _wait_s(run: Run, proposal: Candidate) -> float | None:
+    """By how much the first step under the proposal should be longer because state moves; None: nobody knows."""
+    if not proposal.plan.transfers:
+        return 0.0
+    return None if proposal.transition_s is None else max(0.0, proposal.transition_s - run.moving.change_s)
+
+
+def _begin_attempt(run: Run, purpose: Purpose, *, moves_state: bool) -> None:
+    plan, attempt = run.plan, run.attempt
+    attempt.ballot = Ballot(plan)
+    attempt.salvage = attempt.salvage.again(plan.dropped) if purpose is Purpose.FINISH_STEP else Salvage()
+    attempt.unready = set(plan.workers) if moves_state else set()
+    if purpose is not Purpose.FINISH_STEP:
+        attempt.begun_in = plan.generation
+        run.standing.warm(is_warming=purpose is Purpose.WARM_UP)
+    if purpose in PLACING:
+        # Other placements are made of all nodes; whether those that leave can be done without is found out after
+        # a step.
+        is_tried = purpose is Purpose.RECONFIGURE
+        run.standing.place(plan.nodes, run.members.leaving.keys() if is_tried else frozenset())
+
+
+def _expect(run: Run, proposal: Candidate, purpose: Purpose) -> None:
+    """What the plan should take."""
+    run.timing.expect(
+        proposal.step_time_s,
+        proposal.longest_s,
+        is_weighed=bool(proposal.candidates),
+        transition_s=proposal.transition_s,
+        is_beside=purpose is Purpose.WARM_UP,
+    )
+    if proposal.candidates:
+        run.second_look.chosen(run.failures.time_to_next_s(run.now))
+    elif purpose in PLACING:
+        run.second_look.forget()
+    run.placing.speeds.expect(proposal.plan, proposal.compute_s)
+
+
+def _told(run: Run, proposal: Candidate, purpose: Purpose) -> tuple[AnyRecord, ...]:
+    """Of the plan."""
+    told: tuple[AnyRecord, ...] = ()
+    if purpose is not Purpose.GO_ON:
+        plan_hash = proposal.plan.content_hash if run.settings.hashes_plans else ""
+        told += (plan_taken(proposal, run.step, purpose.value, run.placing.switching.name, plan_hash),)
+        run.decision = decision_of(told) or run.decision
+    becomes_degraded = proposal.is_degraded and not run.is_degraded
+    if purpose in PLACING or (purpose is Purpose.WARM_UP and becomes_degraded):
+        told += _replicas_told(run, proposal)
+    return told
+
+
+def _replicas_told(run: Run, proposal: Candidate) -> tuple[AnyRecord, ...]:
+    """When a policy goes on with fewer than f + 1 replicas, and when there are enough again."""
+    before, run.is_degraded = run.is_degraded, proposal.is_degraded
+    settings = run.settings
+    note = replicas_note(
+        proposal, settings.fault_tolerance, was_degraded=before, writes_checkpoints=run.checkpoints.cadence.is_on
+    )
+    return () if note is None else (note,)
+
+
+def same_again(run: Run) -> list[Command]:
+    """Everybody was held, and goes on under the plan in force."""
+    proposal = run.placing.unchanged(run.plan)
+    return [*take(run, proposal, Purpose.GO_ON, StateSource.LIVE), *release(run)]
+
+
+def release(run: Run) -> list[Command]:
+    """Let go of the nodes that gave notice and that the plan does without."""
+    commands: list[Command] = []
+    for node in sorted(run.members.leaving.keys() - set(run.plan.nodes)):
+        noticed_at = run.members.leaving[node]
+        workers = run.members.lose(node)
+        run.placing.forget(node, run.step)
+        released = NodeReleased(
+            node=node,
+            step=run.step,
+            live_nodes=len(run.members.nodes),
+            seconds=run.now - noticed_at,
+        )
+        commands.append(JournalNode(node=node, fate=Fate.RELEASED, records=(released,)))
+        commands += [Send(worker, Stop(reason="its work is handed over")) for worker in workers]
+        commands += [Release(node), Publish(released)]
+    return commands

@@ -1,0 +1,223 @@
+"""A step boundary: everybody holds after a commit, and the run goes on, gets another plan, is saved, waits or ends.
+
+What is decided here is which of these; the plans themselves are chosen by `planaria.protocol.planning.plan_selection`.
+"""
+
+from __future__ import annotations
+
+from planaria.plan.plan import PlanError
+from planaria.protocol.handlers import checkpoints, end
+from planaria.protocol.handlers.adopt_plan import release, same_again, take
+from planaria.protocol.handlers.restore import go_back, restore, wait
+from planaria.protocol.messages.events import Command, Discard, Publish, SaveRequested, SetTimer, TimerDue
+from planaria.protocol.messages.records import Note, RunStatus
+from planaria.protocol.messages.worker import StateSource
+from planaria.protocol.phases import Phase, Purpose
+from planaria.protocol.planning.memory_limits import WouldRunOut
+from planaria.protocol.planning.plan_selection import Choice
+from planaria.protocol.run.run import Run
+from planaria.protocol.step.checkpoint import NobodyHolds
+from planaria.protocol.step.retained_replicas import Holders
+
+
+def after_commit(run: Run, committed: int) -> list[Command]:
+    """Everybody holds after the commit: end or go on."""
+    if committed == run.settings.train.steps:
+        return save_then_end(run, RunStatus.COMPLETED, "")
+    if run.fatal is not None:
+        return end_early(run)
+    if run.intent.is_stopping:
+        return save_then_end(run, RunStatus.STOPPED, end.STOPPED_BY_USER)
+    return go_on(run)
+
+
+def go_on(run: Run) -> list[Command]:
+    """Begin the step with the same plan if it still stands, else with a new one.
+
+    A recovery is over with that, and told when it is known how long the decision took (`end.decision_took`).
+    """
+    if run.goes_on(run.step):
+        return same_again(run)
+    holders = run.holders()
+    if without := run.without_replica(holders):
+        return restore(run, without)
+    if run.standing.has_lost_nobody(frozenset(run.members.nodes)):
+        return _hand_over(run, holders)
+    return reconfigure(run, holders)
+
+
+def try_again(run: Run) -> list[Command]:
+    """A node joined while the job waited for one."""
+    holders = run.holders()
+    if without := run.without_replica(holders):
+        return restore(run, without)
+    return reconfigure(run, holders)
+
+
+# Another plan
+
+
+def reconfigure(run: Run, holders: Holders) -> list[Command]:
+    """A new placement for a step that nobody has begun, or the end when too few nodes are left for one."""
+    if run.fatal is not None:
+        return end_early(run)
+    try:
+        proposal = run.placing.placement(run.situation(holders), at_once=True)
+    except WouldRunOut as error:
+        return _exhausted(run, str(error), RunStatus.FAILED)
+    except PlanError as error:
+        return _exhausted(run, str(error))
+    if proposal.restores:
+        lost = sorted(set(run.plan.nodes) & run.members.gone if run.recovery is None else run.recovery.lost)
+        return go_back(run, proposal, f"node{'s' if len(lost) > 1 else ''} {', '.join(map(str, lost))} lost")
+    if run.recovery is not None:
+        run.recovery.add_reconfiguration(proposal)
+        if run.attempt.is_void:
+            run.recovery.add_rerun(proposal.plan)
+    beside = run.placing.step_beside(proposal)
+    if beside is not None:
+        return [*take(run, beside, Purpose.WARM_UP, StateSource.LIVE), *release(run)]
+    return [*take(run, proposal, Purpose.RECONFIGURE, StateSource.LIVE), *release(run)]
+
+
+def _hand_over(run: Run, holders: Holders) -> list[Command]:
+    """Nobody is lost; nodes came, will go or have other speeds."""
+    steps_left = run.settings.train.steps - run.step + 1
+    stands = run.stands and not run.is_degraded
+    choice = run.placing.beside(run.situation(holders), stands=stands, steps_left=steps_left)
+    news: list[Command] = [Publish(Note(level="info", text=choice.told))] if choice.told else []
+    return news + _change_over(run, holders, choice)
+
+
+def _change_over(run: Run, holders: Holders, choice: Choice) -> list[Command]:
+    """Do as was chosen."""
+    if choice.purpose is Purpose.GO_ON:
+        run.standing.keep(run.members.leaving.keys())
+        measured = end.close_timing(run) if choice.is_second_look else []
+        if choice.is_second_look:
+            estimated = run.placing.policy.estimated(run.plan)
+            run.timing.expect(estimated.step_time_s, estimated.longest_s)
+        return [*measured, *same_again(run)]
+    run.standing.newcomers.clear()
+    if choice.proposal is None:
+        return reconfigure(run, holders)
+    return take(run, choice.proposal, choice.purpose, StateSource.LIVE)
+
+
+# Too few nodes, or too little memory
+
+
+def _exhausted(run: Run, reason: str, status: RunStatus = RunStatus.EXHAUSTED) -> list[Command]:
+    if not run.settings.waits:
+        return save_then_end(run, status, reason)
+    run.intent.waiting = reason
+    return [*end.close_recovery(run), *_save(run)]
+
+
+def end_early(run: Run) -> list[Command]:
+    """Nobody computes: the state before the step in progress is saved."""
+    assert run.fatal is not None
+    if run.step == 1:
+        return end.end(run, RunStatus.FAILED, run.fatal)  # there is nothing to save
+    return save_then_end(run, RunStatus.FAILED, run.fatal)
+
+
+# Saving while everybody waits
+
+
+def save_then_end(run: Run, status: RunStatus, message: str) -> list[Command]:
+    """The run ends with the state after the last committed step on disk, if that can be."""
+    run.intent.ending = (status, message)
+    if run.intent.discards and not _is_saved(run):
+        return [*end.close_recovery(run), *end.unsaved(run)]
+    return [*end.close_recovery(run), *_save(run)]
+
+
+def _save(run: Run) -> list[Command]:
+    """Ask for the state after the last committed step, every group from one of its holders, and wait for it."""
+    under_way = run.checkpoints.under_way
+    if _is_saved(run) and not run.checkpoints.is_wished:
+        return after_saving(run)
+    run.phase = Phase.SAVING
+    if under_way is None or under_way.step != run.step - 1:
+        return _order(run)
+    return ask_to_save(run)
+
+
+def _is_saved(run: Run) -> bool:
+    """The state after the last committed step is on disk."""
+    last = run.checkpoints.last
+    return last is not None and last.step == run.step - 1
+
+
+def _order(run: Run) -> list[Command]:
+    """A checkpoint that everybody waits for, anew."""
+    if run.checkpoints.under_way is not None:
+        run.checkpoints.give_up("it is written anew")
+    run.checkpoints.begin(run.step - 1, len(run.plan.groups), run.exponents, run.now, run.counts.dropped)
+    return ask_to_save(run)
+
+
+def ask_to_save(run: Run) -> list[Command]:
+    """For what nobody writes of the checkpoint that everybody waits for."""
+    if run.checkpoints.under_way is None:  # it is to be tried again; now is as good
+        return _order(run)
+    try:
+        return checkpoints.order_rest(run)
+    except NobodyHolds as lost:
+        return could_not_save(run, f"no replica of parameter group {lost.group} is left")
+
+
+AGAIN_S = 5.0
+"""Until a run that is to end tries again to save its state."""
+
+
+def could_not_save(run: Run, why: str) -> list[Command]:
+    """Everybody waited for nothing. What was to follow does, and the reason says so; but a run that ends with all of
+    its state in memory keeps it and tries again, until it is saved or the user does without it."""
+    lost = f"step {run.step - 1} could not be saved: {why}"
+    folder = run.checkpoints.give_up(why).folder
+    without = run.without_replica(run.holders())
+    if run.intent.ending is None and without:
+        return restore(run, without)
+    may_go_on = run.intent.is_exhausted and bool(run.standing.newcomers)
+    if run.intent.ending is None or may_go_on:
+        return [Publish(Note(level="warning", text=lost)), *after_saving(run)]
+    is_told, run.intent.unsaved = run.intent.unsaved == lost, lost
+    if not without:
+        text = (
+            f"{lost}. The workers keep it, and it is tried again every {AGAIN_S:.0f} s: make room, or name another "
+            "folder (planaria save RUN --to FOLDER), or end without it (planaria stop RUN --discard)"
+        )
+        told: list[Command] = [] if is_told else [Publish(Note(level="warning", text=text))]
+        return [Discard(folder), *told, SetTimer(AGAIN_S)]
+    return end.unsaved(run)
+
+
+def save_again(run: Run, event: TimerDue) -> list[Command]:
+    """What could not be saved before is tried once more; nothing where it is being tried."""
+    return [] if run.checkpoints.under_way is not None else _order(run)
+
+
+def save_requested(run: Run, event: SaveRequested) -> list[Command]:
+    """By the user: at once where everybody waits; else beside training, of the next step that is committed."""
+    run.checkpoints.wish_for(event.folder)
+    if run.phase is Phase.SAVING:
+        return [] if run.checkpoints.joins_wish() else _order(run)
+    if run.phase is Phase.WAITING and not run.without_replica(run.holders()):
+        run.intent.waiting = "the state is saved"
+        return _save(run)
+    return []
+
+
+def after_saving(run: Run) -> list[Command]:
+    """What the state was saved for: the end, waiting for nodes, or just to go on."""
+    if run.intent.is_exhausted and run.standing.newcomers:
+        run.standing.newcomers.clear()  # who joined while the state was saved may be enough
+        run.intent.ending = run.intent.waiting = None
+        return try_again(run)
+    if run.intent.ending is not None:
+        return end.end(run, *run.intent.ending)
+    if run.intent.waiting is not None:
+        return wait(run)
+    return go_on(run)

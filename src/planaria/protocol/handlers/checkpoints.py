@@ -1,0 +1,63 @@
+"""Checkpoints that are ordered: who writes what, beside training or while everybody waits, and what is given up.
+
+Nothing here decides what follows a checkpoint; see `boundary` and `saved`.
+"""
+
+from __future__ import annotations
+
+from planaria.plan.plan import NodeId, WorkerId
+from planaria.protocol.messages.events import Command, Discard, Publish, Send
+from planaria.protocol.messages.records import Note
+from planaria.protocol.messages.worker import Save
+from planaria.protocol.phases import Phase
+from planaria.protocol.run.run import Run
+from planaria.protocol.step.checkpoint import NobodyHolds
+
+
+def order_beside(run: Run, committed: int) -> dict[WorkerId, Save]:
+    """What each voter writes of the committed step while training goes on; nothing while an earlier is written.
+
+    A degraded plan that lasts is one for which the user need not have asked for checkpoints. One step beside which the
+    state for a full plan moves does not last.
+    """
+    lasts_degraded = run.is_degraded and not run.standing.is_warming
+    time_to_failure_s = run.failures.time_to_next_s(run.now)
+    cadence = run.checkpoints.cadence
+    is_due = run.checkpoints.is_wished or cadence.is_due(
+        committed, run.now, time_to_failure_s, is_degraded=lasts_degraded
+    )
+    if not is_due or run.checkpoints.under_way is not None:
+        return {}
+    saving = run.checkpoints.begin(committed, len(run.plan.groups), run.exponents, run.now, run.counts.dropped)
+    cadence.ordered(run.now)
+    try:
+        return saving.assign({worker: run.plan.groups_of[worker] for worker in run.attempt.votes.voters})
+    except NobodyHolds:
+        run.checkpoints.give_up("a node was lost that holds a part of it")
+        return {}
+
+
+def order_rest(run: Run) -> list[Command]:
+    """Ask for what nobody writes of the one under way, every group from one of its holders. Raises NobodyHolds."""
+    assert run.checkpoints.under_way is not None
+    parts = run.checkpoints.under_way.assign(run.holders())
+    return [Send(worker, save) for worker, save in parts.items()]
+
+
+def lose_writers(run: Run, node: NodeId) -> list[Command]:
+    """The node's processes are gone: what they were to write beside training, nobody else has any more."""
+    saving = run.checkpoints.under_way
+    if saving is None:
+        return []
+    saving.forget(run.members.workers_of(node))
+    return give_up(run, "a node was lost that wrote it") if saving.has_orphans else []
+
+
+def give_up(run: Run, why: str) -> list[Command]:
+    """Training goes on, and the last whole checkpoint stays the last. Not while everybody waits for it."""
+    saving = run.checkpoints.under_way
+    if saving is None or run.phase is Phase.SAVING:
+        return []
+    run.checkpoints.give_up(why)
+    note = Note(level="warning", text=f"the checkpoint of step {saving.step} is given up: {why}")
+    return [Discard(saving.folder), Publish(note)]

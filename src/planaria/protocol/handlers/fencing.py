@@ -1,0 +1,56 @@
+"""The loss of a node: it is fenced, and its workers are forgotten. What that means for the step, is `departure`'s."""
+
+from __future__ import annotations
+
+from planaria.protocol.handlers import checkpoints
+from planaria.protocol.messages.events import Command, Evict, NodeGone, Publish, Received
+from planaria.protocol.messages.journal import Fate, JournalNode
+from planaria.protocol.messages.records import NodeLost
+from planaria.protocol.messages.worker import FaultInjected
+from planaria.protocol.run.run import Run
+from planaria.protocol.step.recovery import OpenRecovery
+
+
+def lose(run: Run, event: NodeGone) -> list[Command]:
+    """Fence a node and forget its workers."""
+    if event.ran_out is not None:
+        event = run.shortages.note(event, run.current, run.step)
+    run.failures.lost(run.step, run.now)
+    run.moving.stop()
+    run.standing.lost(event.node)
+    run.placing.forget(event.node, run.step)
+    for worker in run.members.lose(event.node):
+        run.attempt.forget(worker)
+    run.returning.forget(run.members.workers_of(event.node))
+    given_up = checkpoints.lose_writers(run, event.node)
+    fault_at = run.members.fault_of(event.node)
+    detect_ms = None if fault_at is None else max(0.0, (run.now - fault_at) * 1e3)
+    strikes = run.needs(event.node)
+    if run.recovery is None and strikes:
+        began = run.now if fault_at is None else fault_at
+        run.recovery = OpenRecovery(step=run.step, policy=run.placing.switching.name, began=began)
+    if run.recovery is not None:
+        run.recovery.add_loss(event.node, event.cause, detect_ms)
+    lost = NodeLost(
+        node=event.node,
+        step=run.step,
+        cause=event.cause,
+        live_nodes=run.num_live,
+        detect_ms=detect_ms,
+    )
+    entry = JournalNode(
+        node=event.node,
+        fate=Fate.LOST,
+        cause=event.cause,
+        strikes=strikes,
+        records=(lost,),
+        learnt=run.to_write(),
+    )
+    return [entry, Evict(event.node), Publish(lost), *given_up]
+
+
+def fault_injected(run: Run, event: Received) -> list[Command]:
+    """A measurement: when the loss really began."""
+    assert isinstance(event.message, FaultInjected)
+    run.members.note_fault(event.worker, event.message.at_s)
+    return []

@@ -1,0 +1,198 @@
+"""After a coordinator that died: its last decisions are carried out again, its workers come back, and the run goes on.
+
+Who is awaited and where the job is, is `planaria.protocol.run.returning`'s to say; here it is acted upon.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from planaria.protocol.handlers import boundary, end, joins, salvage, step
+from planaria.protocol.handlers.fencing import lose
+from planaria.protocol.messages.events import (
+    Command,
+    Evict,
+    Finish,
+    NodeGone,
+    Publish,
+    Received,
+    Release,
+    Restarted,
+    Send,
+    WorkerJoined,
+)
+from planaria.protocol.messages.journal import JournalRestart
+from planaria.protocol.messages.records import CoordinatorRestarted, NodeLost, RunEnded, RunStatus
+from planaria.protocol.messages.worker import Ready, Recall, Returned, Vote
+from planaria.protocol.phases import Phase
+from planaria.protocol.planning.step_times import UNMEASURED_S
+from planaria.protocol.run.returning import Position
+from planaria.protocol.run.run import Run
+from planaria.protocol.step.ballot import Ballot
+from planaria.protocol.step.commit import NOT_APPLIED
+from planaria.protocol.step.halt_reports import Salvage
+from planaria.protocol.step.recovery import OpenRecovery
+
+
+def restarted(run: Run, event: Restarted) -> list[Command]:
+    """Its last decisions are carried out again as far as they may not have been."""
+    past = run.past
+    run.returning.began = run.now
+    run.attempt.begin(run.now if event.step_began is None else event.step_began)
+    run.members.leaving = dict.fromkeys(past.leaving, run.now)
+    for node, at_s in event.gone_at.items():
+        if node not in past.lost:
+            run.members.note_end(node, at_s)
+    if past.losses:
+        began = min((event.gone_at.get(loss.node, run.now) for loss in past.losses), default=run.now)
+        run.recovery = OpenRecovery(step=run.step, policy=run.placing.switching.name, began=began)
+        for loss in past.losses:
+            detect_ms = next((record.detect_ms for record in loss.records if isinstance(record, NodeLost)), None)
+            run.recovery.add_loss(loss.node, loss.cause, detect_ms)
+        run.recovery.resumed = run.now if past.has_resumed else None
+        run.recovery.steps_redone = past.steps_redone
+    commands: list[Command] = [JournalRestart()]
+    commands += [Evict(node) for node in sorted(past.lost)]
+    commands += [Release(node) for node in sorted(past.released)]
+    commands += [Publish(record, again=True) for record in past.records]
+    if past.end is not None:
+        (ended,) = past.end.records
+        assert isinstance(ended, RunEnded)
+        run.step = ended.steps + 1
+        return [*commands, Finish(ended.status, ended.message)]
+    return commands + _go_on_when_returned(run)
+
+
+# Who comes back
+
+
+def came_back(run: Run, event: WorkerJoined) -> list[Command]:
+    """It says hello; what it has, it says next."""
+    return joins.join(run, event) + _go_on_when_returned(run)
+
+
+def returned(run: Run, event: Received) -> list[Command]:
+    """Where a worker is, and what it has."""
+    assert isinstance(event.message, Returned)
+    if event.worker not in run.members.addresses:
+        return []
+    run.returning.report(event.worker, event.message)
+    return _go_on_when_returned(run)
+
+
+def lost_while_returning(run: Run, event: NodeGone) -> list[Command]:
+    """It is not awaited any more."""
+    if event.node in run.members.gone:
+        return []
+    return lose(run, event) + _go_on_when_returned(run)
+
+
+def voted_while_returning(run: Run, event: Received) -> list[Command]:
+    """It got so far after it came back."""
+    assert isinstance(event.message, Vote)
+    run.returning.vote(event.worker, event.message)
+    return []
+
+
+def ready_while_returning(run: Run, event: Received) -> list[Command]:
+    """Likewise."""
+    assert isinstance(event.message, Ready)
+    run.returning.ready(event.worker, event.message)
+    return []
+
+
+# How it goes on
+
+
+def _go_on_when_returned(run: Run) -> list[Command]:
+    if run.awaited:
+        return []
+    ask = run.returning.to_ask()
+    if ask is not None:
+        run.returning.ask(ask)
+        return [Send(ask, Recall())]
+    run.placing.generation = max(0, run.returning.generation)
+    run.checkpoints.number_from(run.returning.serial)
+    position = run.returning.position()
+    if position is not None:
+        return go_on_from(run, position)
+    run.phase = Phase.GATHERING
+    if run.intent.is_stopping:
+        return end.end(run, RunStatus.STOPPED, f"{end.STOPPED_BY_USER} before the first step")
+    return joins.start_when_gathered(run)
+
+
+def go_on_from(run: Run, position: Position) -> list[Command]:
+    """Everybody who lives is told what he was not told; whoever has nothing to hear goes on undisturbed."""
+    returning = run.returning
+    run.current = position.message.plan
+    run.phase = Phase.TRAINING
+    run.timing.patience_s = UNMEASURED_S
+    run.step = position.step
+    run.exponents = position.exponents
+    run.lineage = position.message.lineage
+    commands: list[Command] = []
+    for entry in returning.unwritten(position, run.settings.train, len(run.members.nodes), run.now):
+        commands += [entry, *(Publish(record, again=True) for record in entry.records)]
+    if position.commit is not None:
+        run.counts.dropped = position.commit.num_dropped
+    if position.commit is not None and position.commit.clip_factor == NOT_APPLIED:
+        run.skipped_steps.add(position.commit.step)
+    stale = {run.members.node_of(worker) for worker in returning.stale(position)}
+    for node in sorted(stale):
+        commands += lose(run, NodeGone(node, "what it holds is older than the job"))
+    _take_up(run, position)
+    commands += _untold(run, position)
+    record = CoordinatorRestarted(
+        step=run.step,
+        returned=len(run.members.addresses),
+        lag=returning.lag(position),
+        seconds=run.now - returning.began,
+    )
+    return [*commands, Publish(record), *_go_on_within(run, position)]
+
+
+def _take_up(run: Run, position: Position) -> None:
+    """The attempt at the step in progress, and the placement, as those who came back have them."""
+    returning, plan = run.returning, run.plan
+    ballot = run.attempt.ballot = Ballot(plan)
+    for worker, vote in returning.votes(position).items():
+        ballot.cast(worker, vote)
+    run.attempt.salvage = Salvage(returning.earlier(position))
+    run.attempt.unready = returning.unready(position)
+    run.kept.note(run.step, returning.held(position))
+    run.attempt.begun_in = position.message.begun
+    run.standing = returning.standing(position, frozenset(run.members.nodes), run.members.leaving.keys())
+    run.placing.speeds.expect(plan, run.placing.policy.estimated(plan).compute_s)
+    if not set(run.members.nodes) - run.placing.pacing.resting <= set(plan.nodes):
+        run.placing.pacing.look_again(run.step + 1)  # one may rest, which nobody knows any more
+
+
+def _untold(run: Run, position: Position) -> list[Command]:
+    """The last commit and the plan in force, for those who did not hear of them."""
+    returning = run.returning
+    commands: list[Command] = []
+    for worker in returning.lacks_commit(position):
+        assert position.commit is not None
+        commands.append(Send(worker, position.commit))
+    # Whoever is lost stays in the addresses: his peers learn of it with the next plan.
+    addresses = {**position.message.addresses, **run.members.addresses}
+    message = msgspec.structs.replace(
+        position.message, addresses={worker: addresses[worker] for worker in run.plan.workers}
+    )
+    return commands + [Send(worker, message) for worker in returning.lacks_plan(position)]
+
+
+def _go_on_within(run: Run, position: Position) -> list[Command]:
+    """At the boundary after the last commit, or inside the step in progress."""
+    if position.is_boundary:
+        run.attempt.unready = set()
+        return boundary.after_commit(run, position.step - 1)
+    if run.attempt.votes.is_enough(run.members.addresses):
+        return step.commit(run)
+    is_whole = all(worker in run.members.addresses for worker in run.plan.workers)
+    if is_whole and not run.returning.halted(position):
+        return []
+    if is_whole:
+        run.attempt.is_void = True  # they were not halted for a loss: something came damaged
+    return salvage.begin(run)

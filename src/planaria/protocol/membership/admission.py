@@ -1,0 +1,132 @@
+"""Who belongs to the job: the workers that are connected, the nodes that are fenced, and the nodes' numbers. Pure.
+
+A node is lost once. From then on nothing counts that bears its number: no hello, no message, no second loss. A machine
+that comes back is a new node, under a number that nobody had before.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Generic, TypeVar
+
+from planaria.plan.plan import NodeId, WorkerId
+from planaria.protocol.messages.worker import PROTOCOL_VERSION, Hello
+
+MAX_NODES: Final = 1 << 20
+"""Node numbers go up to this; a node that joins later takes the next one."""
+
+Connection = TypeVar("Connection")
+"""A worker's connection, as the server has it."""
+
+
+class Admission(Generic[Connection]):
+    """Of one run, as one coordinator knows them.
+
+    Args:
+        devices_per_node: workers on each node.
+        data: hash of the tokens that every worker must have; "": there are none.
+        mark: of the run; the same for every coordinator that it has.
+    """
+
+    def __init__(self, devices_per_node: int, *, data: str = "", mark: str = "") -> None:
+        self._data = data
+        self._mark = mark
+        self._devices_per_node = devices_per_node
+        self._connections: dict[WorkerId, Connection] = {}
+        self._fenced: set[NodeId] = set()
+        self._released: set[NodeId] = set()
+        self._next_node = 0
+
+    def node_of(self, worker: WorkerId) -> NodeId:
+        return NodeId(worker // self._devices_per_node)
+
+    def workers_of(self, node: NodeId) -> list[WorkerId]:
+        first = node * self._devices_per_node
+        return [WorkerId(first + device) for device in range(self._devices_per_node)]
+
+    # Numbers
+
+    def new_number(self) -> NodeId:
+        """One that no node had before."""
+        self._next_node += 1
+        return NodeId(self._next_node - 1)
+
+    def took_number(self, node: NodeId) -> None:
+        """It is, or was, some node's: nobody else gets it."""
+        self._next_node = max(self._next_node, node + 1)
+
+    # Who may come in
+
+    def refusal(self, hello: Hello) -> str | None:
+        """Why whoever says this may not take part, for its log; None: it may."""
+        node = self.node_of(hello.worker)
+        if hello.version != PROTOCOL_VERSION:
+            return f"protocol version {hello.version}; this coordinator speaks {PROTOCOL_VERSION}"
+        if self.is_of_another_run(hello):
+            return "it was started for another run"
+        if not 0 <= node < MAX_NODES:
+            return f"the job has no worker {hello.worker}"
+        if node in self._fenced or hello.worker in self._connections:
+            return f"node {node} was lost and is fenced"
+        return None
+
+    def other_data(self, hello: Hello) -> str | None:
+        """Why the node of whoever says this would train on other samples, for people; None: it has the run's tokens."""
+        if hello.data == self._data or not self._data:
+            return None
+        node = self.node_of(hello.worker)
+        if not hello.data:
+            return f"node {node} is refused: it cannot read the run's tokens, see its log"
+        return (
+            f"node {node} is refused: its tokens are not the run's, though data.source is the same. "
+            "Put the same files on every node"
+        )
+
+    def is_of_another_run(self, hello: Hello) -> bool:
+        """With the same token: an earlier run of the job, most likely, that was resumed."""
+        return hello.mark != self._mark
+
+    def admit(self, worker: WorkerId, connection: Connection) -> None:
+        """A worker that nothing speaks against."""
+        self._connections[worker] = connection
+        self.took_number(self.node_of(worker))
+
+    def connection_of(self, worker: WorkerId) -> Connection | None:
+        """None: it is not here, or not any more."""
+        return self._connections.get(worker)
+
+    # Who goes
+
+    def left(self, worker: WorkerId, connection: Connection) -> bool:
+        """A connection ended; returns whether it was that worker's."""
+        if self._connections.get(worker) is not connection:
+            return False
+        del self._connections[worker]
+        return True
+
+    def fence(self, node: NodeId) -> list[Connection]:
+        """Give the node up; returns the connections of its workers, which are theirs no more."""
+        self._fenced.add(node)
+        return [self._connections.pop(worker) for worker in self.workers_of(node) if worker in self._connections]
+
+    def release(self, node: NodeId) -> None:
+        """It has handed over its work. What its workers still say is heard; nobody comes in its name."""
+        self._fenced.add(node)
+        self._released.add(node)
+
+    def is_fenced(self, node: NodeId) -> bool:
+        return node in self._fenced
+
+    def was_released(self, node: NodeId) -> bool:
+        return node in self._released
+
+    def is_empty(self, node: NodeId) -> bool:
+        """Whether none of its workers is connected."""
+        return self._connections.keys().isdisjoint(self.workers_of(node))
+
+    def is_missed(self, peer: WorkerId) -> bool:
+        """Whether it is news that somebody cannot reach this worker.
+
+        A lost one is no news; and one that is not here yet, or not yet back, is waited for: if anybody is out of
+        reach, it is.
+        """
+        return peer in self._connections and self.node_of(peer) not in self._fenced

@@ -1,0 +1,96 @@
+"""Which nodes are lost though nobody saw them end: those that are silent, that hang, that never came, that are cut off.
+
+It owns what is known of everybody's signs of life, and of itself: a judge that was away, or that hears of nobody at
+all, judges nobody. Pure: time comes as an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from planaria.plan.plan import NodeId, WorkerId
+from planaria.protocol.membership.accusations import Accusations
+from planaria.protocol.membership.admission import Admission
+from planaria.protocol.membership.isolation import Isolation
+from planaria.protocol.membership.liveness import Limits, Liveness
+from planaria.protocol.planning.step_times import Expectation
+
+TICK_S: Final = 0.1
+"""How often workers are judged."""
+
+AWAY_S: Final = 0.5
+"""A judge who comes so late was away itself."""
+
+
+class Judge:
+    """Of one coordinator.
+
+    Args:
+        admission: who is there to be judged.
+        limits: after which a worker counts as hung.
+        patience_s: how long it waits where all are silent; 0: no longer than for one of them.
+        now: monotonic seconds.
+
+    Attributes:
+        liveness: what is known of every worker's signs of life.
+    """
+
+    def __init__(self, admission: Admission[Any], limits: Limits, patience_s: float, now: float) -> None:
+        self.liveness = Liveness(limits)
+        self._admission = admission
+        self._isolation = Isolation(patience_s, limits.silence_s)
+        self._accusations = Accusations()
+        self._judged = now
+
+    def expect(self, node: NodeId, now: float) -> None:
+        """The node was started; workers that have joined already are not waited for."""
+        for worker in self._admission.workers_of(node):
+            if not self.liveness.knows(worker) and not self._admission.is_fenced(node):
+                self.liveness.started(worker, now)
+
+    def expect_back(self, node: NodeId, now: float) -> None:
+        """It was there before: if it is there now, it comes within the time for which anybody may be silent."""
+        for worker in self._admission.workers_of(node):
+            self.liveness.joined(worker, now)
+
+    def is_due(self, now: float) -> bool:
+        return now - self._judged >= TICK_S
+
+    def verdicts(
+        self, now: float, is_runnable: Callable[[NodeId], bool], expectation: Callable[[], Expectation]
+    ) -> Iterator[tuple[NodeId, str]]:
+        """Nodes to lose, each with the cause. A loss excuses others, so each is lost before the next is asked for.
+
+        Args:
+            now: monotonic seconds.
+            is_runnable: whether a node's processes are known to be there, and not stopped.
+            expectation: of the plan in force, how long things take.
+        """
+        if now - self._judged > AWAY_S:
+            self.liveness.excuse(now)
+        self._judged = now
+        if self._isolation.holds(self.liveness.quiet_s(now)):
+            return
+        if lasted_s := self._isolation.ended():
+            self.liveness.excuse(now + lasted_s)
+        node_of = self._admission.node_of
+        for worker, silence_s in list(self.liveness.silent(now)):
+            if self.liveness.is_gone(silence_s, runnable=is_runnable(node_of(worker))):
+                yield node_of(worker), f"silent for {silence_s:.1f} s"
+        for worker, waited_s in list(self.liveness.late(now)):
+            yield node_of(worker), f"did not join within {waited_s:.0f} s"
+        expected = expectation()
+        for worker, cause in list(self.liveness.hung(now, expected.instruction_s, expected.step_s)):
+            yield node_of(worker), cause
+
+    def cut_off(self, worker: WorkerId, peer: WorkerId) -> tuple[NodeId, str] | None:
+        """`worker` tells that the way to `peer` is lost: which node goes, and the cause. None: it is no news.
+
+        Of two that live, one has to go.
+        """
+        if not self._admission.is_missed(peer):
+            return None
+        node, other = self._admission.node_of(worker), self._admission.node_of(peer)
+        is_other = self._accusations.judge(node, other) == other
+        return (other, f"cut off from worker {worker}") if is_other else (node, f"cut off from worker {peer}")

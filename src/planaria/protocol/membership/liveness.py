@@ -1,0 +1,169 @@
+"""Who is alive but does nothing: judged from heartbeats, by comparing progress with what the estimate expects.
+
+A process that is gone is learnt from its socket, at once. This is for the others: stopped processes, hosts that went
+without a closing packet, main threads that hang while their process still answers. Pure: time comes as an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from planaria.plan.plan import WorkerId
+from planaria.protocol.messages.pulse import Activity, Pulse
+
+OVERDUE_S = 0.5
+"""After which a heartbeat is missed; there is one every 0.2 s."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Seconds after which a worker counts as hung.
+
+    Attributes:
+        silence_s: without any message, of a process that is stopped or on another host.
+        oversubscribed_silence_s: the same, of a process that is known to be there and runnable.
+        least_s: in one instruction, at least.
+        factor: and so many times the instruction's expected duration.
+        working_factor: the same, of one whose heartbeats tell that it works: a node of a fifth of the speed is slow,
+            and does not hang.
+        busy_s: in something that no estimate is made of.
+        join_s: between its start and its first message.
+    """
+
+    silence_s: float = 1.0
+    oversubscribed_silence_s: float = 10.0
+    least_s: float = 1.0
+    factor: float = 3.0
+    working_factor: float = 10.0
+    busy_s: float = 120.0
+    join_s: float = 120.0
+
+
+WORKED_S = 1e-3
+"""So much more work from one heartbeat to the next is work; waiting takes next to none."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    heard: float
+    pulse: Pulse
+    since: float
+    """When the pulse last changed."""
+    worked_s: float = 0.0
+    worked_at: float = float("-inf")
+    """When more work was last told of."""
+
+
+class Liveness:
+    """What is known of every connected worker, as of its last message."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._seen: dict[WorkerId, _Seen] = {}
+        self._awaited: dict[WorkerId, float] = {}
+
+    def started(self, worker: WorkerId, now: float) -> None:
+        """Its process was started, and should join soon."""
+        self._awaited[worker] = now
+
+    def late(self, now: float) -> Iterator[tuple[WorkerId, float]]:
+        """Workers that were started longer than `join_s` ago and have not joined, and how long ago."""
+        for worker, since in sorted(self._awaited.items()):
+            if now - since > self._limits.join_s:
+                yield worker, now - since
+
+    def knows(self, worker: WorkerId) -> bool:
+        """Whether it has joined, and is not forgotten."""
+        return worker in self._seen
+
+    def joined(self, worker: WorkerId, now: float) -> None:
+        self._awaited.pop(worker, None)
+        self._seen[worker] = _Seen(now, Pulse(activity=Activity.BUSY, progress=0), now)
+
+    def forget(self, worker: WorkerId, now: float) -> None:
+        """The worker is lost. Who waited for it is not to blame: the others' time begins anew."""
+        self._seen.pop(worker, None)
+        self._awaited.pop(worker, None)
+        for seen in self._seen.values():
+            seen.since = now
+
+    def felt(self, worker: WorkerId, pulse: Pulse, now: float, worked_s: float = 0.0) -> None:
+        """A heartbeat came; `worked_s` is for how long the worker has worked in all."""
+        seen = self._seen.get(worker)
+        if seen is None:
+            return
+        seen.heard = now
+        if worked_s >= seen.worked_s + WORKED_S:
+            seen.worked_s, seen.worked_at = worked_s, now
+        if seen.pulse != pulse:
+            seen.pulse, seen.since = pulse, now
+
+    def excuse(self, now: float) -> None:
+        """The judge itself was away (its process stopped, its host overloaded): everybody starts anew."""
+        for seen in self._seen.values():
+            seen.heard = seen.since = now
+
+    def quiet_s(self, now: float) -> float:
+        """Seconds since the last sign of anybody; 0 where nobody is there."""
+        return min((now - seen.heard for seen in self._seen.values()), default=0.0)
+
+    def silent(self, now: float) -> Iterator[tuple[WorkerId, float]]:
+        """Workers from whom nothing came for longer than `silence_s`, and for how long."""
+        for worker, seen in sorted(self._seen.items()):
+            if now - seen.heard > self._limits.silence_s:
+                yield worker, now - seen.heard
+
+    def is_gone(self, silence_s: float, *, runnable: bool) -> bool:
+        """Whether a silence means that the worker is gone, given whether its process is known to be runnable."""
+        return silence_s > (self._limits.oversubscribed_silence_s if runnable else self._limits.silence_s)
+
+    def hung(self, now: float, instruction_s: float, step_s: float) -> Iterator[tuple[WorkerId, str]]:
+        """Workers that answer and get nowhere, each with the cause.
+
+        Args:
+            now: monotonic seconds.
+            instruction_s: how long the longest instruction of the plan is expected to take.
+            step_s: how long a step is.
+        """
+        limits = self._limits
+        quiet = self._quiet()
+        for worker, seen in sorted(self._seen.items()):
+            if worker in quiet:
+                continue
+            stuck_s = now - seen.since
+            works = now - seen.worked_at <= limits.silence_s
+            computing_s = max(limits.least_s, (limits.working_factor if works else limits.factor) * instruction_s)
+            if seen.pulse.activity is Activity.COMPUTING and stuck_s > computing_s:
+                yield worker, f"hung: one instruction for {stuck_s:.1f} s, where {instruction_s:.3f} s is expected"
+            elif seen.pulse.activity is Activity.BUSY and stuck_s > self._limits.busy_s:
+                yield worker, f"hung: no progress for {stuck_s:.0f} s"
+        blocked = self._blocked(now, max(self._limits.least_s, self._limits.factor * step_s))
+        if blocked is not None and not quiet:
+            yield blocked
+
+    def _quiet(self) -> set[WorkerId]:
+        """Whose heartbeats are overdue while others' come: what they do is not known, and their silence is judged."""
+        newest = max((seen.heard for seen in self._seen.values()), default=0.0)
+        return {worker for worker, seen in self._seen.items() if newest - seen.heard > OVERDUE_S}
+
+    def _blocked(self, now: float, limit_s: float) -> tuple[WorkerId, str] | None:
+        """Where everybody waits and nobody works, a message is stuck: whoever should have it is cut off.
+
+        From waiter to waiter, the way ends with one whose peer waits for nothing: that peer has sent.
+        """
+        waiting = {w: seen for w, seen in sorted(self._seen.items()) if seen.pulse.activity is Activity.WAITING}
+        works = any(s.pulse.activity in (Activity.COMPUTING, Activity.BUSY) for s in self._seen.values())
+        if not waiting or works or any(now - seen.since <= limit_s for seen in self._seen.values()):
+            return None
+        worker = next((w for w, seen in waiting.items() if seen.pulse.waits_for >= 0), None)
+        passed: set[WorkerId] = set()
+        while worker is not None and worker not in passed:
+            passed.add(worker)
+            peer = WorkerId(waiting[worker].pulse.waits_for)
+            if peer not in waiting:
+                return worker, f"hung: what worker {peer} sent to worker {worker} has not arrived"
+            worker = peer
+        if worker is None:
+            return None
+        return min(passed), "hung: it waits for workers that wait for it"

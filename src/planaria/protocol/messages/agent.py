@@ -1,0 +1,136 @@
+"""What a node's agent and the coordinator say to each other: who offers a node, and which number it gets.
+
+An agent's connection is there for the node as a whole. Its workers have connections of their own, and they alone say
+whether the node lives: that an agent is out of reach is no loss.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from planaria.job.faults import Fault
+from planaria.job.settings import Job
+from planaria.protocol.messages.worker import Message, Seconds, decoded
+
+# Agent to coordinator
+
+
+class Enrol(Message, frozen=True, kw_only=True, tag="enrol"):
+    """First message of an agent.
+
+    Attributes:
+        version: of the protocol.
+        token: of the job.
+        identity: of the agent, so that it is known again when its connection was lost.
+        host: address at which peers reach this node's workers.
+        boot: of the kernel: agents of one machine have the same.
+        node: whose workers run here still, after a connection was lost; -1: none do.
+        mark: of the run to which that node belongs.
+    """
+
+    version: int
+    token: str
+    identity: str
+    host: str
+    boot: str
+    node: int = -1
+    mark: str = ""
+
+
+class Available(Message, frozen=True, kw_only=True, tag="available"):
+    """Nothing runs here, and a node may. `after`: the node that ran here last; -1: none."""
+
+    after: int = -1
+
+
+class NodeEnded(Message, frozen=True, kw_only=True, tag="node_ended"):
+    """The node's processes have all ended."""
+
+    node: int
+    cause: str
+
+
+class Ping(Message, frozen=True, kw_only=True, tag="ping"):
+    """Answered by a `Pong`."""
+
+
+FromAgent = Enrol | Available | NodeEnded | Ping
+
+
+# Coordinator to agent
+
+
+class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
+    """Answer to Enrol.
+
+    Attributes:
+        job: the whole job.
+        run_folder: absolute path; the node must see the same folder there.
+        mark: of this run; the folder's identity file says it, if it is the same folder.
+        patience_s: without a word from the coordinator, after which the node's processes end.
+    """
+
+    job: Job
+    run_folder: str
+    mark: str
+    patience_s: Seconds
+
+
+class StartNode(Message, frozen=True, kw_only=True, tag="start_node"):
+    """Start the workers of this node. `faults` are its own, on order."""
+
+    node: int
+    faults: tuple[Fault, ...] = ()
+
+
+class KillNode(Message, frozen=True, kw_only=True, tag="kill_node"):
+    """The node is fenced: what is left of it must end."""
+
+    node: int
+
+
+class Farewell(enum.StrEnum):
+    """Why an agent is not needed any more, or for now."""
+
+    OVER = "over"
+    """The run has come to its end."""
+    DRAINED = "drained"
+    """Its node has handed over its work, and is not wanted back."""
+    SUSPENDED = "suspended"
+    """The run may be resumed, and needs nodes then."""
+
+
+class Dismissed(Message, frozen=True, kw_only=True, tag="dismissed"):
+    """The agent has nothing more to do."""
+
+    farewell: Farewell
+
+
+class Refused(Message, frozen=True, kw_only=True, tag="refused"):
+    """This node cannot take part. It would be refused again."""
+
+    reason: str
+
+
+class Pong(Message, frozen=True, kw_only=True, tag="pong"):
+    """Answer to Ping."""
+
+
+ToAgent = Welcome | StartNode | KillNode | Dismissed | Refused | Pong
+
+_from_agent = msgspec.msgpack.Decoder(FromAgent)
+_to_agent = msgspec.msgpack.Decoder(ToAgent)
+
+
+def decode_from_agent(data: bytes) -> FromAgent:
+    """Raises msgspec.DecodeError (a ValueError) for anything that is not a message of an agent."""
+    message: FromAgent = decoded(_from_agent, data)
+    return message
+
+
+def decode_to_agent(data: bytes) -> ToAgent:
+    """Raises msgspec.DecodeError (a ValueError) for anything that is not a message to an agent."""
+    message: ToAgent = decoded(_to_agent, data)
+    return message

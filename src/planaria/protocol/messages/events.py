@@ -1,0 +1,216 @@
+"""Events that the coordinator's machine takes, and commands that it gives. All frozen; none does anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from planaria.job.settings import PolicyName
+from planaria.plan.plan import NodeId, WorkerId
+from planaria.protocol.messages.journal import JournalEntry
+from planaria.protocol.messages.records import AnyRecord, RunStatus
+from planaria.protocol.messages.worker import FromWorker, SavedGroup, ToWorker
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerJoined:
+    """A worker said hello with the right version and token."""
+
+    worker: WorkerId
+    data_address: str
+    zone: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanOut:
+    """A worker ran out of memory. What the kernel killed tells nothing: then no worker is named, and sizes are 0."""
+
+    worker: WorkerId | None = None
+    where: str = ""
+    held_bytes: int = 0
+    wanted_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGone:
+    """A worker of this node is dead or out of reach, so the node is."""
+
+    node: NodeId
+    cause: str
+    ran_out: RanOut | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeNotice:
+    """The node will go away in `grace_s` seconds: it may hand over its state until then."""
+
+    node: NodeId
+    grace_s: float
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    worker: WorkerId
+    message: FromWorker
+
+
+@dataclass(frozen=True, slots=True)
+class Restarted:
+    """First event of a machine that was built with a past.
+
+    `step_began`: monotonic seconds, when the driver heard of the last commit; None: it has heard of none.
+    `gone_at`: monotonic seconds, when a node's process ended or its loss was told, as far as the driver heard of it.
+    Only measurements use it.
+    """
+
+    step_began: float | None = None
+    gone_at: Mapping[NodeId, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """The user wants the run to end at the next step boundary, saved; `discards`: without that."""
+
+    discards: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SaveRequested:
+    """The user wants the state on disk as soon as can be, under this folder; "": where all checkpoints are."""
+
+    folder: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TimerDue:
+    """What `SetTimer` asked for: its time has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyRequested:
+    """The user wants another policy to make the plans from now on."""
+
+    name: PolicyName
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionTook:
+    """How long the last decision's computation took, as the driver measured it."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Nothing waits to be handled: there may be time to prepare decisions."""
+
+
+@dataclass(frozen=True, slots=True)
+class PieceTook:
+    """How long the last piece of such a preparation took, as the driver measured it."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestWritten:
+    """The checkpoint of this step is whole on disk."""
+
+    step: int
+    folder: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestFailed:
+    """The checkpoint of this step could not be made whole."""
+
+    step: int
+    folder: str
+    text: str
+
+
+Event = (
+    Restarted
+    | WorkerJoined
+    | NodeGone
+    | NodeNotice
+    | Received
+    | StopRequested
+    | SaveRequested
+    | TimerDue
+    | PolicyRequested
+    | DecisionTook
+    | Idle
+    | PieceTook
+    | ManifestWritten
+    | ManifestFailed
+)
+
+
+class Send(msgspec.Struct, frozen=True, gc=False):
+    """Thousands of these are made at once, so it is no dataclass."""
+
+    worker: WorkerId
+    message: ToWorker
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """Kill what is left of the node where possible, and refuse it from now on."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The node is no longer needed and ends itself; refuse it from now on."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class WriteManifest:
+    """All parts of the checkpoint are on disk: make it whole."""
+
+    step: int
+    folder: str
+    groups: tuple[SavedGroup, ...]
+    exponents: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """The checkpoint that was begun in this folder is given up: remove what is there of it."""
+
+    folder: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetTimer:
+    """Tell `TimerDue` in so many seconds. One that is set earlier is forgotten."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """`again`: of an earlier coordinator's journal. Whoever has this record already drops it; and any step that is
+    there, since a power loss may take a commit that nobody was told of."""
+
+    record: AnyRecord
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The run is over."""
+
+    status: RunStatus
+    message: str
+
+
+Command = Send | JournalEntry | Evict | Release | WriteManifest | Discard | SetTimer | Publish | Finish

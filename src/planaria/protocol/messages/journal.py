@@ -1,0 +1,156 @@
+"""Journal entries: what the coordinator decided, in the form in which it is written down before anybody acts on it.
+
+A journal is a sequence of them. `planaria.protocol.run.replay` says what a sequence means. An entry bears the records
+that it makes public: a coordinator that is started again publishes those of its last entries once more, because the one
+before may have died between the two.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from planaria.job.settings import PolicyName
+from planaria.plan.plan import NodeId
+from planaria.protocol.messages.checkpoint_ref import CheckpointRef
+from planaria.protocol.messages.records import AnyRecord
+from planaria.protocol.messages.run_measurements import Learnt
+from planaria.protocol.messages.worker import Commit, PlanMessage, decoded
+
+
+class Stand(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a placement, to be written down.
+
+    Attributes:
+        placed: nodes that it was made of.
+        needed: of those that gave notice, the ones that it cannot do without.
+        newcomers: nodes that came since.
+        is_warming: the next one gets its state beside the step.
+    """
+
+    placed: tuple[NodeId, ...]
+    needed: tuple[NodeId, ...]
+    newcomers: tuple[NodeId, ...]
+    is_warming: bool
+
+
+class JournalEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
+    """Must be durable before any later command of the same batch is carried out.
+
+    Attributes:
+        records: that are published because of it.
+        learnt: all that is known of the running job by then, if it is more than an entry before said.
+    """
+
+    records: tuple[AnyRecord, ...] = ()
+    learnt: Learnt | None = None
+
+
+class JournalCommit(JournalEntry, frozen=True, kw_only=True, tag="commit"):
+    """The step is done, and this is what every worker that voted for it is told; parts to save are left out."""
+
+    commit: Commit
+
+    @property
+    def step(self) -> int:
+        return self.commit.step
+
+
+class JournalPlan(JournalEntry, frozen=True, kw_only=True, tag="plan"):
+    """The plan that is about to be sent, and what is known of the placement behind it.
+
+    Attributes:
+        message: as it is sent; addresses may change later.
+        stand: of the placement.
+        step_time_s: estimated, of a step.
+        longest_s: estimated, of the longest instruction.
+    """
+
+    message: PlanMessage
+    stand: Stand
+    step_time_s: float
+    longest_s: float
+
+
+class Fate(enum.StrEnum):
+    """What may happen to a node."""
+
+    JOINED = "joined"
+    LEAVING = "leaving"
+    LOST = "lost"
+    RELEASED = "released"
+
+
+class JournalNode(JournalEntry, frozen=True, kw_only=True, tag="node"):
+    """What happened to a node.
+
+    Attributes:
+        cause: of a loss.
+        strikes: it was lost while the plan in force needed it, so that there is something to recover from.
+        zone: of a node that joined.
+    """
+
+    node: NodeId
+    fate: Fate
+    cause: str = ""
+    strikes: bool = False
+    zone: str = ""
+
+
+class JournalRecovery(JournalEntry, frozen=True, kw_only=True, tag="recovery"):
+    """What was lost up to here is recovered from."""
+
+
+class JournalCheckpoint(JournalEntry, frozen=True, kw_only=True, tag="checkpoint"):
+    """A checkpoint is whole on disk."""
+
+    checkpoint: CheckpointRef
+
+
+class JournalPolicy(JournalEntry, frozen=True, kw_only=True, tag="policy"):
+    """Another policy makes the plans from now on, and the user was told so."""
+
+    policy: PolicyName
+
+
+class JournalStop(JournalEntry, frozen=True, kw_only=True, tag="stop"):
+    """The user wants the run to end, and was told that it will."""
+
+
+class JournalRestart(JournalEntry, frozen=True, kw_only=True, tag="restart"):
+    """A coordinator begins on this journal."""
+
+
+class JournalEnd(JournalEntry, frozen=True, kw_only=True, tag="end"):
+    """The run is over; its only record is the `RunEnded`."""
+
+
+LASTING = (JournalPolicy, JournalStop, JournalEnd)
+"""A user was told of them, and no worker knows them: they are written so that they, and with them all that was written
+before, outlast a power cut too."""
+
+AnyEntry = (
+    JournalCommit
+    | JournalPlan
+    | JournalNode
+    | JournalRecovery
+    | JournalCheckpoint
+    | JournalPolicy
+    | JournalStop
+    | JournalRestart
+    | JournalEnd
+)
+
+_entry = msgspec.msgpack.Decoder(AnyEntry)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode_entry(entry: JournalEntry) -> bytes:
+    return _encoder.encode(entry)
+
+
+def decode_entry(data: bytes) -> AnyEntry:
+    """Raises msgspec.DecodeError (a ValueError) for anything that is not an entry."""
+    entry: AnyEntry = decoded(_entry, data)
+    return entry

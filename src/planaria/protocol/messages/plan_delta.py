@@ -1,0 +1,252 @@
+"""A plan on the wire, as what differs from the plan before it on the same connection.
+
+After a loss most pipelines and routes are as before. Thousands of workers then get some kilobytes each in place of the
+whole plan. This module owns the two directions of that, `difference` and `updated`, which give back the very message;
+it knows no socket, and the protocol's machines never see an update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from planaria.plan.plan import Pipeline, Plan, Route, Stage, Transfer, WorkerId
+from planaria.protocol.messages.worker import Challenge, Message, PlanMessage, StateSource, ToWorker, decoded
+
+Item = TypeVar("Item")
+
+
+class Cut(msgspec.Struct, frozen=True, array_like=True):
+    """A stage."""
+
+    worker: WorkerId
+    first_layer: int
+    end_layer: int
+    num_devices: int
+
+
+class RouteUpdate(msgspec.Struct, frozen=True, array_like=True):
+    """A route.
+
+    Attributes:
+        hops: number of the new plan's pipeline of which they are the stages, or the hops themselves.
+        microbatches: ranges of them.
+        born: as the route's.
+        counted: as the route's; None: every layer.
+        reached: as the route's.
+    """
+
+    hops: int | tuple[Cut, ...]
+    microbatches: tuple[tuple[int, int], ...]
+    born: int
+    counted: tuple[int, ...] | None
+    reached: int | None
+
+
+class PlanUpdate(Message, frozen=True, kw_only=True, tag="plan_update"):
+    """A `PlanMessage` that follows another one.
+
+    Attributes:
+        base: generation of that other one's plan.
+        generation: of this one's.
+        pipelines: each a number of a pipeline there, or its stages.
+        routes: each a number of a route there, or what it is.
+        shadows: all of them.
+        layer_units: the plan's; None: as there.
+        dropped: microbatches that the plan leaves out.
+        addresses: of workers that have none, or another one, there.
+    """
+
+    base: int
+    generation: int
+    step: int
+    pipelines: tuple[int | tuple[Cut, ...], ...]
+    routes: tuple[int | RouteUpdate, ...]
+    sync_epochs: tuple[int, ...]
+    shadows: tuple[Cut, ...]
+    transfers: tuple[Transfer, ...]
+    spare_in_flight: int
+    layer_units: tuple[tuple[int, int, int], ...] | None
+    dropped: tuple[int, ...]
+    addresses: dict[WorkerId, str]
+    exponents: tuple[int, ...]
+    source: StateSource
+    folder: str
+    afresh: bool
+    begun: int
+    lineage: int
+
+
+class UpdateError(ValueError):
+    """An update that does not fit what came before it."""
+
+
+def difference(before: PlanMessage, after: PlanMessage) -> PlanUpdate | None:
+    """What makes `after` of `before`; None where they are of different jobs, so to say, and it has to be sent whole."""
+    old, new = before.plan, after.plan
+    if _frame(old) != _frame(new) or set(after.addresses) != set(new.workers):
+        return None
+    pipeline_at = {pipeline: at for at, pipeline in enumerate(old.pipelines)}
+    route_at = {route: at for at, route in enumerate(old.routes)}
+    stages_at = {pipeline.stages: at for at, pipeline in enumerate(new.pipelines)}
+    return PlanUpdate(
+        base=old.generation,
+        generation=new.generation,
+        step=after.step,
+        pipelines=tuple(pipeline_at[p] if p in pipeline_at else _cuts(p.stages) for p in new.pipelines),
+        routes=tuple(
+            route_at[route]
+            if route in route_at
+            else RouteUpdate(
+                stages_at[route.hops] if route.hops in stages_at else _cuts(route.hops),
+                tuple(_ranges(route.microbatches)),
+                route.born,
+                None if route.counted == tuple(range(new.num_layers)) else route.counted,
+                route.reached,
+            )
+            for route in new.routes
+        ),
+        sync_epochs=new.sync_epochs,
+        shadows=_cuts(new.shadows),
+        transfers=new.transfers,
+        spare_in_flight=new.spare_in_flight,
+        layer_units=None if new.layer_units == old.layer_units else new.layer_units,
+        dropped=new.dropped,
+        addresses={w: a for w, a in after.addresses.items() if before.addresses.get(w) != a},
+        exponents=after.exponents,
+        source=after.source,
+        folder=after.folder,
+        afresh=after.afresh,
+        begun=after.begun,
+        lineage=after.lineage,
+    )
+
+
+def updated(before: PlanMessage, update: PlanUpdate) -> PlanMessage:
+    """The message that the update stands for.
+
+    Raises:
+        UpdateError: it is about another plan, or names what that does not have.
+    """
+    old = before.plan
+    if update.base != old.generation:
+        raise UpdateError(f"an update of plan {update.base} came after plan {old.generation}")
+    pipelines = tuple(
+        _at(old.pipelines, given) if isinstance(given, int) else Pipeline(stages=_stages(given))
+        for given in update.pipelines
+    )
+    every_layer = tuple(range(old.num_layers))
+    routes = tuple(
+        _at(old.routes, given)
+        if isinstance(given, int)
+        else Route(
+            hops=_at(pipelines, given.hops).stages if isinstance(given.hops, int) else _stages(given.hops),
+            microbatches=_numbers(given.microbatches, old.num_microbatches),
+            born=given.born,
+            counted=every_layer if given.counted is None else given.counted,
+            reached=given.reached,
+        )
+        for given in update.routes
+    )
+    plan = msgspec.structs.replace(
+        old,
+        generation=update.generation,
+        pipelines=pipelines,
+        routes=routes,
+        sync_epochs=update.sync_epochs,
+        shadows=_stages(update.shadows),
+        transfers=update.transfers,
+        spare_in_flight=update.spare_in_flight,
+        layer_units=old.layer_units if update.layer_units is None else update.layer_units,
+        dropped=update.dropped,
+    )
+    known = before.addresses | update.addresses
+    missing = [worker for worker in plan.workers if worker not in known]
+    if missing:
+        raise UpdateError(f"an update brings no address of worker {missing[0]}")
+    return PlanMessage(
+        plan=plan,
+        step=update.step,
+        addresses={worker: known[worker] for worker in plan.workers},
+        exponents=update.exponents,
+        source=update.source,
+        folder=update.folder,
+        afresh=update.afresh,
+        begun=update.begun,
+        lineage=update.lineage,
+    )
+
+
+_decoder = msgspec.msgpack.Decoder(ToWorker | Challenge | PlanUpdate)
+
+
+def decode_order(data: bytes, last: PlanMessage | None) -> ToWorker | Challenge:
+    """A message of the coordinator, where `last` is the plan that came before it.
+
+    Raises:
+        UpdateError: it is an update of another plan.
+        msgspec.DecodeError: it is not a message of the coordinator.
+    """
+    message: ToWorker | Challenge | PlanUpdate = decoded(_decoder, data)
+    if not isinstance(message, PlanUpdate):
+        return message
+    if last is None:
+        raise UpdateError(f"an update of plan {message.base} came before any plan")
+    return updated(last, message)
+
+
+class Orders:
+    """What one connection brings, with plans made whole."""
+
+    def __init__(self) -> None:
+        self._last: PlanMessage | None = None
+
+    def decode(self, data: bytes) -> ToWorker | Challenge:
+        """Raises ValueError for anything that is not a message of the coordinator, or an update without its base."""
+        message = decode_order(data, self._last)
+        if isinstance(message, PlanMessage):
+            self._last = message
+        return message
+
+
+def _frame(plan: Plan) -> tuple[object, ...]:
+    """What plans have in common of which one can be told as a change of the other."""
+    return plan.num_layers, plan.num_microbatches, plan.devices_per_node, plan.groups, plan.schedule, plan.redundancy
+
+
+def _cuts(stages: Sequence[Stage]) -> tuple[Cut, ...]:
+    return tuple(Cut(s.worker, s.first_layer, s.end_layer, s.num_devices) for s in stages)
+
+
+def _stages(cuts: Sequence[Cut]) -> tuple[Stage, ...]:
+    return tuple(
+        Stage(worker=c.worker, first_layer=c.first_layer, end_layer=c.end_layer, num_devices=c.num_devices)
+        for c in cuts
+    )
+
+
+def _ranges(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Ascending numbers as [first, end)."""
+    first = end = -1
+    for number in numbers:
+        if number != end:
+            if end > first:
+                yield first, end
+            first = number
+        end = number + 1
+    if end > first:
+        yield first, end
+
+
+def _numbers(ranges: Sequence[tuple[int, int]], limit: int) -> tuple[int, ...]:
+    if any(not 0 <= first < end <= limit for first, end in ranges):
+        raise UpdateError(f"an update has microbatches {ranges!r:.100} of {limit}")
+    return tuple(number for first, end in ranges for number in range(first, end))
+
+
+def _at(items: Sequence[Item], at: int) -> Item:
+    if not 0 <= at < len(items):
+        raise UpdateError(f"an update names number {at} of {len(items)}")
+    return items[at]

@@ -1,0 +1,144 @@
+"""What a coordinator learns of the running job, as it is written down for the next one. Values only.
+
+All of it is advice: a coordinator that finds none, or old news, decides by what the job file and the profile say, and
+learns anew. It changes no bit of training. Moments are monotonic seconds of the coordinator's host, which outlives
+whoever reads them: a journal is of one run of the command.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from planaria.plan.plan import NodeId
+
+
+class SeenLosses(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How often nodes were lost, see `planaria.protocol.planning.failure_rate`.
+
+    Attributes:
+        began: when there were nodes that could be lost; None: never.
+        count: of losses.
+        last_step: in which one was.
+        nodes: that losses took.
+        recent: when the last few were.
+    """
+
+    began: float | None = None
+    count: int = 0
+    last_step: int | None = None
+    nodes: int = 0
+    recent: tuple[float, ...] = ()
+
+
+class MeasuredMoves(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The last measurements of each kind, see `planaria.protocol.planning.transition_times`."""
+
+    changes_s: tuple[float, ...] = ()
+    unmoved_s: tuple[float, ...] = ()
+    stretches: tuple[float, ...] = ()
+    restores_s: tuple[float, ...] = ()
+
+
+class MeasuredSaves(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Of checkpoints, see `planaria.protocol.step.cadence`.
+
+    Attributes:
+        costs_s: by which the last ones made training longer.
+        count: that were written.
+        began: when the last was ordered; before the first, when training began.
+        took_s: from then until it was whole on disk.
+    """
+
+    costs_s: tuple[float, ...] = ()
+    count: int = 0
+    began: float | None = None
+    took_s: float = 0.0
+
+
+class KnownSpeeds(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Of nodes, see `planaria.protocol.planning.straggler_detection`.
+
+    Attributes:
+        slow: nodes that are slower than the others, each with its speed.
+        changed: steps after which a node's speed was another one.
+    """
+
+    slow: dict[NodeId, float] = {}
+    changed: dict[NodeId, tuple[int, ...]] = {}
+
+
+class Rest(msgspec.Struct, frozen=True, kw_only=True):
+    """A node is left out for so many steps, until this one."""
+
+    until: int
+    num_steps: int
+
+
+class Rests(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Of slow nodes, see `planaria.protocol.planning.straggler_policy`.
+
+    Attributes:
+        resting: nodes that the placement does without.
+        rests: of each node that ever rested, the last.
+        look_at: the step before which the plan in force is to be looked at again.
+        quiet_until: monotonic seconds, before which it is not.
+    """
+
+    resting: tuple[NodeId, ...] = ()
+    rests: dict[NodeId, Rest] = {}
+    look_at: int | None = None
+    quiet_until: float | None = None
+
+
+class Shortage(msgspec.Struct, frozen=True, kw_only=True):
+    """A node ran out of memory.
+
+    Attributes:
+        node: which.
+        step: in progress then.
+        text: what happened there, for people.
+    """
+
+    node: NodeId
+    step: int
+    text: str
+
+
+class KnownShortages(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Of memory, see `planaria.protocol.planning.memory_limits`.
+
+    Attributes:
+        bound_bytes: the most that a plan may put on a device by estimate; None: nothing is known.
+        nodes: that ran out, in the order in which they did.
+    """
+
+    bound_bytes: int | None = None
+    nodes: tuple[Shortage, ...] = ()
+
+
+class Learnt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """All of it, at one moment.
+
+    Attributes:
+        losses: that were seen.
+        moves: of plans and state, as they were measured.
+        read_bytes_per_s: at which nodes read checkpoints.
+        decision_s: that the last weighed decision took.
+        chosen_for_s: for how far a next loss the plan in force was chosen; None: it was not weighed.
+        speeds: of nodes.
+        rests: of those that are slow.
+        shortages: of memory.
+        saves: of checkpoints.
+        stretch: how many times longer steps take than the profile says, where that was measured for estimates to come.
+    """
+
+    losses: SeenLosses = SeenLosses()
+    moves: MeasuredMoves = MeasuredMoves()
+    read_bytes_per_s: tuple[float, ...] = ()
+    decision_s: float | None = None
+    chosen_for_s: float | None = None
+    speeds: KnownSpeeds = KnownSpeeds()
+    rests: Rests = Rests()
+    shortages: KnownShortages = KnownShortages()
+    saves: MeasuredSaves = MeasuredSaves()
+    stretch: float | None = None

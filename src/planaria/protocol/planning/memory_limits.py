@@ -1,0 +1,174 @@
+"""Shortage: workers that ran out of memory, what that says of the next plan, and when a job must not go on.
+
+A plan that puts as much on another device as was too much for the first one loses that device too, then the next, in
+the end every replica. So a shortage sets a bound for the plans that follow, and a job for which none is left within it
+is saved and ends. The bound is an estimate (`planaria.estimate.memory`): it compares what plans put on devices, and is
+no measure of what a device has. Devices are taken to be alike. Pure; it never asks how much memory there is.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from planaria.estimate.memory import worker_memory_bytes
+from planaria.plan.costs.model_profile import ModelProfile
+from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
+from planaria.policy.interface import Policy
+from planaria.protocol.messages.events import NodeGone
+from planaria.protocol.messages.run_measurements import KnownShortages, Shortage
+
+SOON_STEPS = 10
+"""A second node that runs out of memory within so many steps of the first shows that the job is too large for them."""
+
+CARRIED = 8
+"""Plans under which steps were committed, the last ones: their devices hold what was put on them."""
+
+REMEDY = (
+    "Add nodes and go on by --resume; or, in a new run, set train.activation_checkpointing = true or a smaller "
+    "train.microbatch. cluster.memory_gb keeps plans within what a device has"
+)
+
+
+class WouldRunOut(PlanError):
+    """Whatever plan is left puts more on some device than was too much for another."""
+
+
+class Shortages:
+    """Those of one run.
+
+    Args:
+        profile: costs as the job runs; None: nothing is known of what a plan needs, and no plan is refused.
+        within: a policy whose plans keep to so many bytes on a device; may raise PlanError. None: there is none.
+
+    Attributes:
+        bound_bytes: the most that a plan may put on a device by estimate; None while nobody ran out.
+        fatal: why the job must end, once it must.
+    """
+
+    def __init__(self, profile: ModelProfile | None = None, within: Callable[[int], Policy] | None = None) -> None:
+        self._profile = profile
+        self._within = within
+        self._carried: deque[Plan] = deque(maxlen=CARRIED)
+        self._short: dict[NodeId, Shortage] = {}
+        self.bound_bytes: int | None = None
+        self.fatal: str | None = None
+
+    @property
+    def learnt(self) -> KnownShortages:
+        """For the next coordinator."""
+        return KnownShortages(bound_bytes=self.bound_bytes, nodes=tuple(self._short.values()))
+
+    def recall(self, learnt: KnownShortages, carried: Iterable[Plan]) -> None:
+        """What the coordinator before knew, and plans under which steps were committed, in order."""
+        self.bound_bytes = learnt.bound_bytes
+        for shortage in learnt.nodes:
+            self._see_a_pattern(shortage)
+            self._short[shortage.node] = shortage
+        for plan in carried:
+            self.committed(plan)
+
+    def plan_by(self, within: Callable[[int], Policy]) -> None:
+        """Another policy is in force."""
+        self._within = within
+
+    def committed(self, plan: Plan) -> None:
+        """A step was committed under this plan: its devices can hold what it puts on them."""
+        if not self._carried or self._carried[-1] is not plan:
+            self._carried.append(plan)
+
+    def note(self, event: NodeGone, plan: Plan | None, step: int) -> NodeGone:
+        """A node ran out of memory in this step under this plan (None: before there was one).
+
+        Returns the event as of an ordinary loss, its cause in full.
+        """
+        assert event.ran_out is not None
+        told = event.ran_out
+        planned = self._planned(plan, event.node, told.worker)
+        needed = told.held_bytes + told.wanted_bytes
+        text = _text(event.cause, told.where, planned, told.held_bytes, told.wanted_bytes)
+        if plan is None or event.node in plan.nodes:
+            shortage = Shortage(node=event.node, step=step, text=text)
+            self._see_a_pattern(shortage)
+            self._short[event.node] = shortage
+        if planned:
+            self._learn(planned, needed)
+        return replace(event, cause=text, ran_out=None)
+
+    def _see_a_pattern(self, latest: Shortage) -> None:
+        for earlier in self._short.values():
+            if abs(latest.step - earlier.step) <= SOON_STEPS and self.fatal is None:
+                self.fatal = (
+                    f"nodes {earlier.node} and {latest.node} ran out of memory within {SOON_STEPS} steps, so the "
+                    f"others would too. Node {earlier.node}, step {earlier.step}: {earlier.text}. "
+                    f"Node {latest.node}, step {latest.step}: {latest.text}. {REMEDY}"
+                )
+
+    def _learn(self, planned: int, needed: int) -> None:
+        """What the next plans may put on a device: less than what failed, or as much as another one carried.
+
+        Where another one carried as much, the load alone was not the reason: then what failed is what the worker
+        really needed, if that is more.
+        """
+        loads = [self.loads(plan) for plan in self._carried]
+        carried = max((size for load in loads for size in load.values()), default=0)
+        failed = max(planned, needed) if carried >= planned else planned
+        bound = max(carried, failed - 1)
+        self.bound_bytes = bound if self.bound_bytes is None else min(self.bound_bytes, bound)
+
+    def _planned(self, plan: Plan | None, node: NodeId, worker: WorkerId | None) -> int:
+        """What the plan puts on the worker, or on the fullest of its node if nobody knows which it was; 0: unknown."""
+        if plan is None or self._profile is None:
+            return 0
+        workers = [w for w in plan.workers if plan.node_of(w) == node and worker in (None, w)]
+        return max((worker_memory_bytes(plan, self._profile, w) for w in workers), default=0)
+
+    def loads(self, plan: Plan) -> Mapping[WorkerId, int]:
+        """Bytes by estimate on the device of each worker on a node that has not run out."""
+        if self._profile is None:
+            return {}
+        others = [worker for worker in plan.workers if plan.node_of(worker) not in self._short]
+        return {worker: worker_memory_bytes(plan, self._profile, worker) for worker in others}
+
+    # What may follow
+
+    def allows(self, plan: Plan) -> bool:
+        """Whether the plan keeps within the bound."""
+        return self.bound_bytes is None or self._most(plan) <= self.bound_bytes
+
+    def policy(self) -> Policy:
+        """One that keeps within the bound. Raises PlanError: there is none."""
+        assert self.bound_bytes is not None
+        if self._within is None:
+            raise PlanError("no policy keeps to a bound of memory")
+        return self._within(self.bound_bytes)
+
+    def refuse(self, plan: Plan) -> WouldRunOut:
+        """The error that says why no plan is left: this one would be the next, and another device could not hold it."""
+        assert self.bound_bytes is not None
+        latest = list(self._short.values())[-1]
+        return WouldRunOut(
+            f"node {latest.node} ran out of memory in step {latest.step}: {latest.text}. The next plan would put "
+            f"{size(self._most(plan))} on a device, and no more than {size(self.bound_bytes)} is known to fit, so the "
+            f"others would run out too. {REMEDY}"
+        )
+
+    def _most(self, plan: Plan) -> int:
+        return max(self.loads(plan).values(), default=0)
+
+
+def _text(cause: str, where: str, planned: int, held: int, wanted: int) -> str:
+    parts = [f"{size(held)} held"] if held else []
+    parts += [f"{size(wanted)} more asked for"] if wanted else []
+    parts += [f"{size(planned)} planned"] if planned else []
+    place = f" {where}" if where else ""
+    return f"{cause}{place}" + (f" ({', '.join(parts)})" if parts else "")
+
+
+def size(num_bytes: int) -> str:
+    """For people."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if num_bytes >= scale:
+            return f"{num_bytes / scale:.1f} {unit}"
+    return f"{num_bytes} bytes"

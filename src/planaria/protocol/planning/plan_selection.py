@@ -1,0 +1,379 @@
+"""Placing: which plan is the next one. It is asked, and answers with a proposal; it puts no plan in force.
+
+It owns what the answer depends on beside the situation of the job: the policy, the shortages of memory, the nodes'
+speeds and who rests because of his. Every proposal that it gives is checked: each layer is covered, there are f + 1
+replicas unless the policy means to go on with fewer, and no device gets more than is known to fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from planaria.estimate.step_remainder import Stretch
+from planaria.job.settings import PolicyName
+from planaria.plan.ledger import Ledger
+from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
+from planaria.plan.validate import validate
+from planaria.planner.placement.senders import distinct
+from planaria.planner.placement.zones import Zones
+from planaria.policy.forecast import FailureForecast
+from planaria.policy.interface import Candidate, FinishRequest, Policy, ReplanRequest
+from planaria.protocol.messages.records import NodeSpeed
+from planaria.protocol.messages.run_measurements import Learnt
+from planaria.protocol.phases import Purpose
+from planaria.protocol.planning.memory_limits import Shortages
+from planaria.protocol.planning.policy_switch import Switching, why_change
+from planaria.protocol.planning.straggler_detection import SpeedEvidence, Speeds
+from planaria.protocol.planning.straggler_policy import Pacing, same_work
+from planaria.protocol.step.retained_replicas import Holders
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """What a placement is made for.
+
+    Attributes:
+        plan: in force.
+        step: about to begin.
+        holders: of each group.
+        gone: nodes that were lost or released.
+        leaving: live nodes that gave notice.
+        forecast: what is known of the time to come.
+        now: monotonic seconds.
+    """
+
+    plan: Plan
+    step: int
+    holders: Holders
+    gone: frozenset[NodeId]
+    leaving: frozenset[NodeId]
+    forecast: FailureForecast = field(default_factory=FailureForecast)
+    now: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What to do while nobody is lost.
+
+    Attributes:
+        purpose: `GO_ON` with the plan in force, `WARM_UP` for another one, or `RECONFIGURE` at once.
+        proposal: of a warm-up; the others are made when they are taken.
+        told: what a new policy thinks of the plan in force; "": it was not asked.
+        is_second_look: the plan was looked at because of the nodes' speeds.
+    """
+
+    purpose: Purpose
+    is_second_look: bool
+    proposal: Candidate | None = None
+    told: str = ""
+
+
+class Placing:
+    """Of one run.
+
+    Args:
+        policy: makes the plans.
+        shortages: of memory.
+        fault_tolerance: f.
+        switching: which policy that is, and which others there are.
+        evidence: of nodes' speeds, how much is needed.
+
+    Attributes:
+        policy: for the nodes' speeds and zones as they are known by now.
+        speeds: of the nodes.
+        pacing: who rests, and whether the plan in force is to be looked at again.
+        generation: of the last plan that was asked for.
+        stretch: how many times longer than the profile says steps are measured to take; None: they were not yet.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        shortages: Shortages,
+        fault_tolerance: int,
+        switching: Switching | None = None,
+        evidence: SpeedEvidence | None = None,
+    ) -> None:
+        self.policy = policy
+        self.switching = switching or Switching(PolicyName.TEMPLATES, None, may_drop=False)
+        self.shortages = shortages
+        self.speeds = Speeds(evidence)
+        self.pacing = Pacing(evidence)
+        self.generation = 0
+        self.stretch: float | None = None
+        self._zones: Zones = {}
+        self._fault_tolerance = fault_tolerance
+
+    def is_due(self, step: int, now: float) -> bool:
+        """Whether the plan is to be looked at before this step, though nobody came or went."""
+        return self.switching.is_new or self.pacing.is_due(step, now)
+
+    def recall(self, learnt: Learnt, live: Collection[NodeId]) -> None:
+        """What the coordinator before knew of the nodes that live."""
+        self.speeds.recall(learnt.speeds, live)
+        self.pacing.recall(learnt.rests, live)
+        self.stretch = learnt.stretch
+        self.policy = self._for_now(self.policy)
+
+    def next_generation(self) -> int:
+        """A plan that is proposed uses one up, whether it is taken or not."""
+        self.generation += 1
+        return self.generation
+
+    def locate(self, zones: Zones) -> None:
+        """It is known where nodes are."""
+        self._zones = dict(zones)
+        self.policy = self.policy.with_planner(self.policy.planner.with_zones(self._zones))
+
+    # Plans that need no other
+
+    def first(self, nodes: Sequence[NodeId], forecast: FailureForecast) -> Candidate:
+        """A placement onto these nodes. Raises PlanError."""
+        return self.policy.with_forecast(forecast).initial(nodes, self.next_generation())
+
+    def again(self, nodes: Sequence[NodeId], forecast: FailureForecast) -> Candidate:
+        """A placement onto these nodes, some of whose kind may have run out of memory. Raises PlanError."""
+        proposal = self.first(nodes, forecast)
+        if not self.shortages.allows(proposal.plan):
+            raise self.shortages.refuse(proposal.plan)
+        return proposal
+
+    def unchanged(self, plan: Plan) -> Candidate:
+        """The plan in force under a generation of its own: everybody was held, and goes on."""
+        again = msgspec.structs.replace(plan, generation=self.next_generation(), transfers=())
+        return Candidate(
+            plan=again, reason="The plan stays.", step_time_s=0.0, transfer_bytes=0, how="unchanged", longest_s=0.0
+        )
+
+    # The rest of a step
+
+    def finishes(self, situation: Situation) -> bool:
+        """Whether it is done, or the step begun anew under another placement."""
+        policy = self.policy.with_forecast(situation.forecast)
+        lost = (*sorted(situation.gone), *sorted(situation.leaving | self.pacing.resting))
+        return policy.finishes(ReplanRequest(plan=situation.plan, lost=lost, holders=situation.holders))
+
+    def finish_step(
+        self,
+        plan: Plan,
+        *,
+        live: Collection[WorkerId],
+        halted: Collection[WorkerId],
+        counted: Ledger,
+        holders: Holders,
+        forecast: FailureForecast,
+        so_far: Sequence[Stretch],
+    ) -> Candidate | None:
+        """For what a loss left undone of the step in progress; None where it cannot be finished.
+
+        Some device has no room for it; or of a layer with two groups each is with another worker, because state was on
+        its way.
+        """
+        layers = {id(groups): plan.layers_held(groups) for groups in distinct(holders.values())}
+        if len(set().union(*layers.values())) < plan.num_layers:
+            return None
+        proposal = self.policy.with_forecast(forecast).finish_step(
+            FinishRequest(
+                plan=plan,
+                live=live,
+                halted=tuple(sorted(halted)),
+                counted=counted,
+                holders={worker: layers[id(groups)] for worker, groups in holders.items()},
+                generation=self.next_generation(),
+                so_far=so_far,
+            )
+        )
+        validate(proposal.plan, already=counted, dropped=proposal.dropped)
+        return proposal if self.shortages.allows(proposal.plan) else None
+
+    # Another placement
+
+    def placement(self, situation: Situation, *, at_once: bool, at_rest: frozenset[NodeId] | None = None) -> Candidate:
+        """Within the memory that devices are known to have, see `_any_placement`. Raises PlanError."""
+        if at_once:
+            self.switching.is_new = False  # whoever asks takes what there is
+        proposal = self._any_placement(situation, at_once=at_once, at_rest=at_rest)
+        if self.shortages.allows(proposal.plan):
+            return proposal
+        refused = proposal.plan
+        try:
+            self.policy = self._for_now(self.shortages.policy())
+            proposal = self._any_placement(situation, at_once=at_once, at_rest=at_rest)
+        except PlanError as error:
+            raise self.shortages.refuse(refused) from error
+        if not self.shortages.allows(proposal.plan):
+            raise self.shortages.refuse(proposal.plan)
+        return proposal
+
+    def _any_placement(self, situation: Situation, *, at_once: bool, at_rest: frozenset[NodeId] | None) -> Candidate:
+        """Without the nodes that gave notice or rest where that is possible, else with them for as long as they live.
+
+        No node rests so that replicas lack: speed is not worth f.
+
+        Args:
+            situation: of the job.
+            at_once: the plan is for the next step, so a node that it does without can send nothing any more.
+            at_rest: the nodes that are to rest; None: those that do, unless they are needed.
+        """
+        gone, leaving = tuple(sorted(situation.gone)), situation.leaving
+        resting = self.pacing.resting if at_rest is None else at_rest
+        attempts = [leaving | resting, leaving, frozenset()] if at_rest is None else [leaving | resting, resting]
+        policy = self.policy.with_forecast(replace(situation.forecast, at_once=at_once))
+        for number, without in enumerate(dict.fromkeys(attempts), start=1):
+            absent = tuple(sorted(without))
+            try:
+                proposal = policy.reconfigure(
+                    ReplanRequest(
+                        plan=situation.plan,
+                        lost=(*gone, *absent) if at_once else gone,
+                        holders=situation.holders,
+                        generation=self.next_generation(),
+                        leaving=() if at_once else absent,
+                    )
+                )
+                if proposal.is_degraded and not resting.isdisjoint(without):
+                    raise PlanError("Without the slow nodes some layer has too few replicas: they are needed.")
+            except PlanError:
+                if number == len(set(attempts)):
+                    raise
+            else:
+                break
+        if not resting <= without:
+            self.wake_all(situation.step)
+        # A ring's shadows count as new owners do, whose state is under way as well.
+        self._check(proposal, arrived=proposal.plan.redundancy is not None)
+        return proposal
+
+    def step_beside(self, proposal: Candidate) -> Candidate | None:
+        """To go on with while the state for the proposal moves; None where it moves first."""
+        beside = proposal.beside
+        if beside is None or not self.shortages.allows(beside.plan):
+            return None
+        self._check(beside)
+        return beside
+
+    def _check(self, proposal: Candidate, *, arrived: bool = False) -> None:
+        """Too few replicas of a layer, or microbatches left out, are refused unless the policy means it and says so."""
+        needed = None if proposal.is_degraded else self._fault_tolerance
+        validate(proposal.plan, fault_tolerance=needed, dropped=proposal.dropped, arrived=arrived)
+
+    def beside(self, situation: Situation, *, stands: bool, steps_left: int) -> Choice:
+        """Nobody is lost; nodes came, will go or have other speeds. The next placement gets its state beside a step.
+
+        Args:
+            situation: of the job.
+            stands: the placement in force could go on.
+            steps_left: of the job.
+        """
+        was_switched, self.switching.is_new = self.switching.is_new, False
+        is_due = self.pacing.is_due(situation.step, situation.now) and not was_switched
+        told = ""
+        try:
+            if is_due:
+                target = self._paced(situation, stands=stands, steps_left=steps_left)
+            else:
+                target = self.placement(situation, at_once=False)
+        except PlanError:
+            target = None  # more nodes than the job can use
+        if was_switched and stands:
+            target, told = self._worth_changing(situation, target, steps_left)
+        if target is None or same_work(target.plan, situation.plan):
+            return Choice(purpose=Purpose.GO_ON, is_second_look=is_due, told=told)
+        moves_state = bool(target.plan.transfers)
+        warming = self.policy.warm_up(situation.plan, target, self.next_generation()) if moves_state else None
+        if warming is None or not self.shortages.allows(warming.plan):
+            return Choice(purpose=Purpose.RECONFIGURE, is_second_look=is_due, told=told)
+        self._check(warming)
+        return Choice(purpose=Purpose.WARM_UP, is_second_look=is_due, proposal=warming, told=told)
+
+    # Another policy
+
+    def first_of(self, name: str, num_nodes: int) -> None:
+        """Whether that policy has a plan for a job that has not begun. Raises PlanError: it has none."""
+        policy = self.switching.candidate(PolicyName(name), self.shortages.bound_bytes)
+        policy.initial([NodeId(node) for node in range(num_nodes)], self.generation + 1)
+
+    def next_of(self, name: str, situation: Situation) -> None:
+        """Whether that policy has a plan for the nodes of now. Raises PlanError: it has none."""
+        policy = self._for_now(self.switching.candidate(PolicyName(name), self.shortages.bound_bytes))
+        gone = tuple(sorted(situation.gone))
+        policy.with_forecast(situation.forecast).reconfigure(
+            ReplanRequest(plan=situation.plan, lost=gone, holders=situation.holders, generation=self.generation + 1)
+        )
+
+    def switch(self, name: PolicyName) -> None:
+        """Another policy makes the plans from now on. Raises PlanError: it has none for this job."""
+        policy = self._for_now(self.switching.candidate(name, self.shortages.bound_bytes))
+        self.switching.switch(name, self.policy)
+        self.policy = policy
+        self.shortages.plan_by(lambda most_bytes: self.switching.made(name, most_bytes))
+
+    def _for_now(self, policy: Policy) -> Policy:
+        """For the nodes' zones and speeds."""
+        planner = policy.planner
+        if self._zones:
+            planner = planner.with_zones(self._zones)
+        if self.stretch is not None:
+            planner = planner.with_stretch(self.stretch)
+        if self.speeds.known:
+            planner = planner.with_speeds(self.speeds.known)
+        return policy.with_planner(planner)
+
+    def _worth_changing(
+        self, situation: Situation, target: Candidate | None, steps_left: int
+    ) -> tuple[Candidate | None, str]:
+        """What the new policy would do, if that is better than to go on; and what is told of it."""
+        name, why = self.switching.name, None
+        if target is not None and not same_work(target.plan, situation.plan):
+            why = why_change(self.policy.estimated(situation.plan), target, self._fault_tolerance, steps_left)
+        if why is None:
+            return None, f"policy {name}: the plan in force goes on, nothing that it has for now is better"
+        return target, f"policy {name}: another plan is taken, since {why}"
+
+    # Speeds
+
+    def _paced(self, situation: Situation, *, stands: bool, steps_left: int) -> Candidate | None:
+        """The placement for the speeds that are known by now; None where the plan of now is as good."""
+        return self.pacing.choose(
+            situation.step,
+            self.speeds.known,
+            lambda resting: self.placement(situation, at_once=False, at_rest=resting),
+            self.policy.estimated(situation.plan) if stands else None,
+            steps_left,
+            now=situation.now,
+            lasts_steps=self.speeds.lasts_steps(situation.step),
+            change_s=situation.forecast.change_s,
+        )
+
+    def calibrate(self, stretch: float) -> None:
+        """Steps take so many times longer than estimated: so will those of every plan."""
+        self.stretch = stretch
+        self.policy = self.policy.with_planner(self.policy.planner.with_stretch(stretch))
+
+    def _know_speeds(self) -> None:
+        self.policy = self.policy.with_planner(self.policy.planner.with_speeds(self.speeds.known))
+
+    def judge(self, step: int, compute_s: Mapping[WorkerId, float]) -> list[NodeSpeed]:
+        """What a step in which no node was lost tells of the nodes' speeds; other speeds may be worth another plan."""
+        news = self.speeds.committed(step, compute_s)
+        if news:
+            self._know_speeds()
+            self.pacing.look_again(step + 1)
+        return news
+
+    def forget(self, node: NodeId, step: int) -> None:
+        """It is gone. What is made of the others is not what was chosen: that is looked at again after the step."""
+        self.pacing.forget(node)
+        if self.speeds.forget(node):
+            self._know_speeds()
+        if self.speeds.known:
+            self.pacing.look_again(step + 1)
+
+    def wake_all(self, step: int) -> None:
+        """Whoever rests is needed; whether he is, is looked at after the step."""
+        if self.pacing.resting:
+            self.pacing.wake_all()
+            self.pacing.look_again(step + 1)

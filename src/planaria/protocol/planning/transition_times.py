@@ -1,0 +1,126 @@
+"""How long changes of plans, transfers of state and restores take in this run.
+
+A change of plans takes what the first step under a plan was longer than its others, less what was to be waited for.
+Transfers and restores take until the last worker has his state, less what that takes where nothing moves: the
+optimizer's step and messages, which are parts of any step. What was measured replaces what the profile and this
+module's constants say. Pure: no clock.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Collection
+
+from planaria.plan.plan import Plan, WorkerId
+from planaria.policy.forecast import CHANGE_S, RESTORE_S
+from planaria.protocol.messages.run_measurements import MeasuredMoves
+
+REMEMBERED = 8
+"""Measurements of each kind; their median counts."""
+
+LEAST_MOVE_S = 0.002
+"""A transfer that should take less says nothing of the links."""
+
+MOST_STRETCH = 20.0
+
+UNMOVED_S = 0.01
+"""Until one was measured: from when a plan is sent until all are ready where nothing moves."""
+
+
+class Moving:
+    """Of one run."""
+
+    def __init__(self) -> None:
+        self._changes: deque[float] = deque(maxlen=REMEMBERED)
+        self._unmoved: deque[float] = deque(maxlen=REMEMBERED)
+        """Until all are ready where nothing moves."""
+        self._stretches: deque[float] = deque(maxlen=REMEMBERED)
+        self._restores: deque[float] = deque(maxlen=REMEMBERED)
+        self._awaited: set[WorkerId] = set()
+        self._generation: int | None = None
+        """Of the last plan for which all waited."""
+        self._wait_s: float | None = None
+        self._began = 0.0
+        self._ended = 0.0
+        """When the last of those had all of his state who said that they have it."""
+        self._decided_s = 0.0
+        self._moves_s = 0.0
+        self._is_restore = False
+
+    def begin(self, plan: Plan, now: float, moves_s: float, wait_s: float | None, *, is_restore: bool) -> None:
+        """A plan is sent to workers that all wait for it; its state should be under way for so long, and hold up the
+        first step by so much (None: nobody knows)."""
+        self._awaited = set(plan.workers)
+        self._generation = plan.generation
+        self._wait_s = None if is_restore else wait_s
+        self._began = self._ended = now
+        self._moves_s, self._is_restore = moves_s, is_restore
+        self._decided_s = 0.0
+
+    def decided(self, seconds: float) -> None:
+        """Of that time, the decision for the plan."""
+        self._decided_s = seconds
+
+    def stop(self) -> None:
+        """Somebody is lost, or has other things to do: nothing is measured."""
+        self._awaited.clear()
+
+    def ready(self, worker: WorkerId, now: float) -> None:
+        """He has all of his state since then."""
+        self.all_ready((worker,), now)
+
+    def all_ready(self, workers: Collection[WorkerId], now: float) -> None:
+        """They have all of their state since then."""
+        if self._awaited.isdisjoint(workers):
+            return
+        self._awaited.difference_update(workers)
+        self._ended = max(self._ended, now)
+        if self._awaited:
+            return
+        took_s = max(0.0, self._ended - self._began - self._decided_s)
+        if self._is_restore:
+            self._restores.append(took_s)
+        elif self._moves_s <= 0:
+            self._unmoved.append(took_s)
+        elif self._moves_s >= LEAST_MOVE_S:
+            unmoved_s = statistics.median(self._unmoved) if self._unmoved else UNMOVED_S
+            stretch = max(0.0, took_s - unmoved_s) / self._moves_s
+            self._stretches.append(min(max(stretch, 1 / MOST_STRETCH), MOST_STRETCH))
+
+    def changed(self, generation: int, seconds: float) -> None:
+        """A plan's first step was so much longer than its others."""
+        if generation == self._generation and self._wait_s is not None:
+            self._changes.append(max(0.0, seconds - self._wait_s))
+
+    @property
+    def measured(self) -> MeasuredMoves:
+        """For the next coordinator."""
+        return MeasuredMoves(
+            changes_s=tuple(self._changes),
+            unmoved_s=tuple(self._unmoved),
+            stretches=tuple(self._stretches),
+            restores_s=tuple(self._restores),
+        )
+
+    def recall(self, measured: MeasuredMoves) -> None:
+        """What the coordinator before measured."""
+        self._changes.extend(measured.changes_s)
+        self._unmoved.extend(measured.unmoved_s)
+        self._stretches.extend(measured.stretches)
+        self._restores.extend(measured.restores_s)
+
+    @property
+    def change_s(self) -> float:
+        """Of a change of plans for which nothing moves."""
+        return statistics.median(self._changes) if self._changes else CHANGE_S
+
+    @property
+    def transfer_stretch(self) -> float:
+        """How many times longer state is under way than the profile's links say."""
+        return statistics.median(self._stretches) if self._stretches else 1.0
+
+    @property
+    def restore_s(self) -> float:
+        """Of reading a checkpoint."""
+        return statistics.median(self._restores) if self._restores else RESTORE_S

@@ -1,0 +1,208 @@
+"""The past of a run: what a journal says, in the order in which it was written. A fold, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import assert_never
+
+from planaria.job.settings import PolicyName
+from planaria.plan.plan import NodeId, Plan
+from planaria.protocol.messages.checkpoint_ref import CheckpointRef
+from planaria.protocol.messages.journal import (
+    AnyEntry,
+    Fate,
+    JournalCheckpoint,
+    JournalCommit,
+    JournalEnd,
+    JournalNode,
+    JournalPlan,
+    JournalPolicy,
+    JournalRecovery,
+    JournalRestart,
+    JournalStop,
+)
+from planaria.protocol.messages.records import AnyRecord, PlanTaken, Restored, StepCommitted, StepSkipped
+from planaria.protocol.messages.run_measurements import Learnt
+from planaria.protocol.messages.worker import StateSource
+from planaria.protocol.phases import Purpose
+from planaria.protocol.planning.memory_limits import CARRIED
+from planaria.protocol.step.commit import NOT_APPLIED
+
+
+def decision_of(records: Iterable[AnyRecord]) -> PlanTaken | None:
+    """The plan among these records that a placement was decided by; one that finishes a step is none."""
+    plans = [r for r in records if isinstance(r, PlanTaken) and r.purpose != Purpose.FINISH_STEP]
+    return plans[-1] if plans else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """What a coordinator that is started again knows before anybody has come back.
+
+    Attributes:
+        plan: the last one.
+        commit: the last one; None after the job went back to a checkpoint.
+        joined: nodes that did, and are not gone.
+        lost: nodes that are fenced.
+        released: nodes that were let go.
+        leaving: live nodes that gave notice.
+        newcomers: nodes that came since the placement in force was made, or tried in vain.
+        zones: of the nodes that joined, where they said so.
+        checkpoint: the last whole one of this run; None: there is none.
+        skipped_steps: that were committed without being applied.
+        num_dropped: microbatches that were left out up to the last commit.
+        policy: in force, if the user changed it.
+        decision: the last one on a placement, as it was told.
+        learnt: of the running job.
+        carried: the last plans under which a step was committed.
+        is_stopping: the user wants it to end.
+        end: of the run.
+        losses: in the order in which they happened, those that no recovery has been told of.
+        steps_redone: by which the job went back because of them.
+        has_resumed: a step was committed after the first of them.
+        records: that the last entries made public: the last commit's and all since.
+        restarts: how often a coordinator began on this journal.
+    """
+
+    plan: JournalPlan | None = None
+    commit: JournalCommit | None = None
+    joined: frozenset[NodeId] = frozenset()
+    lost: frozenset[NodeId] = frozenset()
+    released: frozenset[NodeId] = frozenset()
+    leaving: frozenset[NodeId] = frozenset()
+    newcomers: frozenset[NodeId] = frozenset()
+    zones: Mapping[NodeId, str] = field(default_factory=dict)
+    checkpoint: CheckpointRef | None = None
+    skipped_steps: frozenset[int] = frozenset()
+    num_dropped: int = 0
+    policy: PolicyName | None = None
+    decision: PlanTaken | None = None
+    learnt: Learnt = field(default_factory=Learnt)
+    carried: tuple[Plan, ...] = ()
+    is_stopping: bool = False
+    end: JournalEnd | None = None
+    losses: tuple[JournalNode, ...] = ()
+    steps_redone: int = 0
+    has_resumed: bool = False
+    records: tuple[AnyRecord, ...] = ()
+    restarts: int = 0
+
+    @classmethod
+    def of(cls, entries: Iterable[AnyEntry]) -> Past:
+        """Of a journal, whole or cut off anywhere."""
+        past = cls()
+        for entry in entries:
+            past = past.after(entry)
+        return past
+
+    @property
+    def gone(self) -> frozenset[NodeId]:
+        """They never come back under the same number."""
+        return self.lost | self.released
+
+    @property
+    def last_step_s(self) -> float | None:
+        """How long the last committed step took; None when nobody knows."""
+        records = () if self.commit is None else self.commit.records
+        return next((record.duration_s for record in records if isinstance(record, StepCommitted | StepSkipped)), None)
+
+    @property
+    def step(self) -> int | None:
+        """In progress, as far as the journal knows; None before the first plan."""
+        if self.commit is not None and (self.plan is None or self.commit.step >= self.plan.message.step):
+            return self.commit.step + 1
+        return None if self.plan is None else self.plan.message.step
+
+    def after(self, entry: AnyEntry) -> Past:
+        """With one entry more."""
+        match entry:
+            case JournalCommit():
+                past = self._committed(entry)
+            case JournalPlan():
+                past = replace(self._planned(entry), decision=decision_of(entry.records) or self.decision)
+            case JournalNode():
+                past = self._with_node(entry)
+            case JournalRecovery():
+                past = replace(self, losses=(), steps_redone=0, has_resumed=False)
+            case JournalCheckpoint():
+                past = replace(self, checkpoint=entry.checkpoint)
+            case JournalPolicy():
+                past = replace(self, policy=entry.policy)
+            case JournalStop():
+                past = replace(self, is_stopping=True)
+            case JournalRestart():
+                past = replace(self, restarts=self.restarts + 1)
+            case JournalEnd():
+                past = replace(self, end=entry)
+            case _:
+                assert_never(entry)
+        if entry.learnt is not None:
+            past = replace(past, learnt=entry.learnt)
+        if isinstance(entry, JournalCommit):
+            return replace(past, records=entry.records)
+        records = self.records
+        if isinstance(entry, JournalPlan) and entry.message.source is not StateSource.LIVE:
+            # A commit that was undone is not told after what undid it.
+            records = tuple(record for record in records if not isinstance(record, StepCommitted | StepSkipped))
+        return replace(past, records=records + entry.records)
+
+    def _committed(self, entry: JournalCommit) -> Past:
+        skipped = self.skipped_steps | {entry.step} if entry.commit.clip_factor == NOT_APPLIED else self.skipped_steps
+        return replace(
+            self,
+            commit=entry,
+            skipped_steps=skipped,
+            num_dropped=entry.commit.num_dropped,
+            carried=self._with_carried(entry),
+            has_resumed=bool(self.losses),
+        )
+
+    def _with_carried(self, entry: JournalCommit) -> tuple[Plan, ...]:
+        plan = None if self.plan is None else self.plan.message.plan
+        if plan is None or plan.generation != entry.commit.generation or (self.carried and self.carried[-1] is plan):
+            return self.carried
+        return (*self.carried, plan)[-CARRIED:]
+
+    def _planned(self, entry: JournalPlan) -> Past:
+        newcomers = frozenset(entry.stand.newcomers)
+        if entry.message.source is StateSource.LIVE:
+            return replace(self, plan=entry, newcomers=newcomers)
+        skipped = frozenset(step for step in self.skipped_steps if step < entry.message.step)
+        back = sum(record.from_step - record.to_step for record in entry.records if isinstance(record, Restored))
+        redone = self.steps_redone + back if self.losses else 0
+        last = self.checkpoint
+        return replace(
+            self,
+            plan=entry,
+            newcomers=newcomers,
+            commit=None,
+            skipped_steps=skipped,
+            steps_redone=redone,
+            num_dropped=last.num_dropped if last is not None and last.step < entry.message.step else 0,
+            has_resumed=False,
+        )
+
+    def _with_node(self, entry: JournalNode) -> Past:
+        node = frozenset({entry.node})
+        match entry.fate:
+            case Fate.JOINED:
+                zones = {**self.zones, entry.node: entry.zone} if entry.zone else self.zones
+                return replace(self, joined=self.joined | node, newcomers=self.newcomers | node, zones=zones)
+            case Fate.LEAVING:
+                return replace(self, leaving=self.leaving | node, newcomers=self.newcomers - node)
+            case Fate.RELEASED:
+                return replace(self._without(node), released=self.released | node)
+            case Fate.LOST:
+                losses = (*self.losses, entry) if self.losses or entry.strikes else self.losses
+                return replace(self._without(node), lost=self.lost | node, losses=losses)
+
+    def _without(self, node: frozenset[NodeId]) -> Past:
+        zones = {other: zone for other, zone in self.zones.items() if other not in node}
+        return replace(
+            self,
+            joined=self.joined - node,
+            leaving=self.leaving - node,
+            newcomers=self.newcomers - node,
+            zones=zones,
+        )

@@ -1,0 +1,332 @@
+"""The return of workers to a coordinator that was started again: who is awaited, and what they and the journal say.
+
+Pure bookkeeping: the machine asks it, and acts. Two facts make it safe. A worker hears of a commit or a plan only after
+it was written down, so that whatever any worker reports was decided; and a position (generation, step) never goes
+back, so that the highest of the journal and all reports is where the job is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Set
+from dataclasses import dataclass
+
+import msgspec
+
+from planaria.job.settings import TrainSection
+from planaria.plan.ledger import Ledger, mask_of
+from planaria.plan.plan import NodeId, Plan, WorkerId
+from planaria.protocol.messages.events import Received
+from planaria.protocol.messages.journal import JournalCommit, JournalEntry, JournalPlan
+from planaria.protocol.messages.worker import Commit, PlanMessage, Ready, Returned, StateSource, Vote, WorkerPhase
+from planaria.protocol.planning.plan_validity import Standing
+from planaria.protocol.run.announcements import step_committed
+from planaria.protocol.run.replay import Past
+from planaria.protocol.step.retained_replicas import Holders
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """Where the job is.
+
+    Attributes:
+        message: the plan in force.
+        step: in progress.
+        commit: of the step before it, if that was not read from a checkpoint.
+        exponents: of the step in progress.
+    """
+
+    message: PlanMessage
+    step: int
+    commit: Commit | None
+    exponents: tuple[int, ...]
+
+    @property
+    def is_boundary(self) -> bool:
+        """Everybody holds after the last commit, and no plan was made for the next step."""
+        commit, plan = self.commit, self.message.plan
+        return commit is not None and commit.hold and commit.generation == plan.generation
+
+
+class Returning:
+    """What has been reported so far.
+
+    Args:
+        past: of the journal.
+        num_nodes: that the job was started with.
+        devices_per_node: workers on each.
+
+    Attributes:
+        began: monotonic seconds.
+        generation: the highest that anybody knows of.
+        serial: the highest of any order to save.
+        message: the plan in force, as far as it is known; None when nobody has told of one.
+        reports: of the live workers that came back.
+        complaints: of messages that came damaged, told meanwhile.
+    """
+
+    def __init__(self, past: Past, num_nodes: int, devices_per_node: int) -> None:
+        self.began = 0.0
+        self.message = None if past.plan is None else past.plan.message
+        self.generation = -1 if self.message is None else self.message.plan.generation
+        self.serial = 0
+        self.reports: dict[WorkerId, Returned] = {}
+        self.complaints: list[Received] = []
+        self._asked: set[WorkerId] = set()
+        self._past = past
+        self._num_nodes = num_nodes
+        self._devices_per_node = devices_per_node
+
+    def report(self, worker: WorkerId, report: Returned) -> None:
+        self.reports[worker] = report
+        self.generation = max(self.generation, report.generation)
+        self.serial = max(self.serial, report.serial)
+        told = report.message
+        if told is not None and told.plan.generation > self._known:
+            self.message = told
+
+    @property
+    def _known(self) -> int:
+        return -1 if self.message is None else self.message.plan.generation
+
+    def vote(self, worker: WorkerId, vote: Vote) -> None:
+        """It got so far after it came back. A vote that overtook the report is in the report too."""
+        report = self.reports.get(worker)
+        if report is not None and (report.generation, report.step) == (vote.generation, vote.step):
+            self.reports[worker] = msgspec.structs.replace(
+                report, phase=WorkerPhase.VOTED, is_settled=True, ledger=vote.ledger, vote=vote
+            )
+
+    def ready(self, worker: WorkerId, ready: Ready) -> None:
+        report = self.reports.get(worker)
+        if report is not None and report.generation == ready.generation:
+            self.reports[worker] = msgspec.structs.replace(report, is_settled=True)
+
+    def forget(self, workers: Collection[WorkerId]) -> None:
+        """They are lost."""
+        for worker in workers:
+            self.reports.pop(worker, None)
+
+    # Who is awaited
+
+    def to_ask(self) -> WorkerId | None:
+        """Whose plan is later than any that is known, and was not asked for yet."""
+        late = self._with_a_later_plan()
+        return min(late - self._asked, default=None)
+
+    def ask(self, worker: WorkerId) -> None:
+        self._asked.add(worker)
+
+    def _with_a_later_plan(self) -> set[WorkerId]:
+        latest = max((report.generation for report in self.reports.values()), default=-1)
+        return {w for w, report in self.reports.items() if report.generation == latest > self._known}
+
+    def awaited(self, joined: Collection[WorkerId], gone: Collection[NodeId]) -> frozenset[WorkerId]:
+        """Live workers that have not come back.
+
+        Those of the plan must have reported; of others that are known it is enough that they are there, as they may
+        be busy beginning. Without a plan the job waits for all that it was started with.
+        """
+        message, per_node = self.message, self._devices_per_node
+        if message is None:
+            must = {WorkerId(worker) for worker in range(self._num_nodes * per_node)}
+        else:
+            must = set(message.plan.workers)
+        known = {WorkerId(node * per_node + device) for node in self._past.joined for device in range(per_node)}
+        away = {worker for worker in must if worker not in self.reports} | {w for w in known if w not in joined}
+        away |= self._asked & self._with_a_later_plan()
+        return frozenset(worker for worker in away if worker // per_node not in gone)
+
+    # What they say together
+
+    def position(self) -> Position | None:
+        """Where the job is; None before its first plan."""
+        message = self.message
+        if message is None:
+            return None
+        generation = message.plan.generation
+        known = [report.commit for report in self.reports.values() if report.commit is not None]
+        if self._past.commit is not None:
+            known.append(self._past.commit.commit)
+        steps = [message.step]
+        steps += [commit.step + 1 for commit in known if commit.generation == generation]
+        step = max(steps)
+        commit = None
+        if step > message.step or message.source is StateSource.LIVE:
+            before = [commit for commit in known if commit.step == step - 1]
+            commit = max(before, key=lambda commit: commit.generation, default=None)
+        exponents = message.exponents if step == message.step or commit is None else commit.exponents
+        return Position(message=message, step=step, commit=commit, exponents=exponents)
+
+    def lacks_commit(self, position: Position) -> list[WorkerId]:
+        """Those that voted for the last commit and were not told of it."""
+        if position.commit is None:
+            return []
+        where = (position.commit.generation, position.commit.step)
+        return [
+            worker
+            for worker, report in sorted(self.reports.items())
+            if report.phase is WorkerPhase.VOTED and (report.generation, report.step) == where
+        ]
+
+    def lacks_plan(self, position: Position) -> list[WorkerId]:
+        """Those of the plan in force that have an older one, or none."""
+        plan = position.message.plan
+        return [
+            worker
+            for worker in plan.workers
+            if worker in self.reports and self.reports[worker].generation < plan.generation
+        ]
+
+    def stale(self, position: Position) -> list[WorkerId]:
+        """Those of the plan that neither the last commit nor the plan in force can bring to where the job is.
+
+        They had been given up, and the journal lost even that.
+        """
+        message, told = position.message, set(self.lacks_commit(position))
+        stale = []
+        for worker in message.plan.workers:
+            report = self.reports.get(worker)
+            if report is None:
+                continue
+            step = report.step + (worker in told)
+            if report.generation == message.plan.generation:
+                is_stale = step != position.step
+            elif message.source is not StateSource.LIVE:
+                is_stale = message.step != position.step
+            else:
+                needs = _needs(message.plan, worker)
+                held = set(report.held) if report.generation >= message.lineage else set()
+                has = needs <= held and step == position.step
+                is_stale = message.step != position.step or bool(needs and not has)
+            if is_stale:
+                stale.append(worker)
+        return stale
+
+    def unready(self, position: Position) -> set[WorkerId]:
+        """Those of the plan whose state is on its way, or who stopped inside the step."""
+        message, plan = position.message, position.message.plan
+        moves_state = message.source is not StateSource.LIVE or bool(plan.transfers)
+        is_first = position.step == message.step
+        unready = set()
+        for worker in plan.workers:
+            report = self.reports.get(worker)
+            if report is None:
+                continue
+            has_plan = report.generation == plan.generation
+            has_stopped = has_plan and report.phase is WorkerPhase.HALTED
+            if has_stopped or (moves_state and is_first and not (has_plan and report.is_settled)):
+                unready.add(worker)
+        return unready
+
+    def halted(self, position: Position) -> bool:
+        """Whether somebody stopped for a loss that no plan answered."""
+        generation = position.message.plan.generation
+        return any(r.generation == generation and r.phase is WorkerPhase.HALTED for r in self.reports.values())
+
+    def votes(self, position: Position) -> dict[WorkerId, Vote]:
+        """For the step in progress under the plan in force."""
+        where = (position.message.plan.generation, position.step)
+        return {
+            worker: report.vote
+            for worker, report in sorted(self.reports.items())
+            if report.vote is not None and (report.vote.generation, report.vote.step) == where
+        }
+
+    def earlier(self, position: Position) -> dict[WorkerId, Ledger]:
+        """What is in accumulators and is no work of the plan's routes: the rest of routes that a loss broke.
+
+        Nothing counts of those that the plan left behind, or that are yet to hear that it begins the step anew.
+        """
+        message, plan = position.message, position.message.plan
+        is_anew = message.afresh or message.source is not StateSource.LIVE
+        members = set(plan.workers)
+        return {
+            worker: without_routes(plan, worker, report.ledger)
+            for worker, report in sorted(self.reports.items())
+            if worker in members
+            and report.step == position.step
+            and report.phase is not WorkerPhase.IDLE
+            and report.generation >= message.begun
+            and not (is_anew and report.generation < plan.generation)
+        }
+
+    def held(self, position: Position) -> Holders:
+        """Groups of which workers hold a replica as of the last commit, be they those that the plan gives them or not:
+        nodes without work have what an earlier plan gave them."""
+        return {
+            worker: report.held
+            for worker, report in sorted(self.reports.items())
+            if report.step == position.step and report.generation >= position.message.lineage
+        }
+
+    def lag(self, position: Position) -> int:
+        """Committed steps that the journal lacks."""
+        is_known = position.message.source is StateSource.LIVE or self.written_plan(position) is not None
+        known = self._past.step if is_known else None
+        return max(0, position.step - (position.message.step if known is None else known))
+
+    def unwritten(self, position: Position, train: TrainSection, num_nodes: int, now: float) -> list[JournalEntry]:
+        """What only workers knew of, as the journal should have it.
+
+        Args:
+            position: where the job is.
+            train: for the record of a step.
+            num_nodes: that live.
+            now: monotonic seconds.
+        """
+        entries: list[JournalEntry] = []
+        commit = position.commit
+        if commit is not None and not self._is_written(commit):
+            record = step_committed(
+                train,
+                commit,
+                loss=commit.loss,
+                norm=commit.norm,
+                live_nodes=num_nodes,
+                duration_s=max(now - self.began, 1e-9),
+            )
+            entries.append(JournalCommit(commit=commit, records=(record,)))
+        if self.written_plan(position) is None:
+            stand = Standing.unknown().stand
+            plan = JournalPlan(message=position.message, stand=stand, step_time_s=0.0, longest_s=0.0)
+            is_after = commit is None or commit.generation < position.message.plan.generation
+            entries.insert(len(entries) if is_after else 0, plan)
+        return entries
+
+    def _is_written(self, commit: Commit) -> bool:
+        """A journal lacks nothing but its end."""
+        plan, last = self._past.plan, self._past.commit
+        if plan is not None and commit.generation < plan.message.plan.generation:
+            return True
+        return last is not None and (commit.generation, commit.step) == (last.commit.generation, last.commit.step)
+
+    def written_plan(self, position: Position) -> JournalPlan | None:
+        """The plan in force, if the journal has it."""
+        plan = self._past.plan
+        is_it = plan is not None and plan.message.plan.generation == position.message.plan.generation
+        return plan if is_it else None
+
+    def standing(self, position: Position, live: frozenset[NodeId], leaving: Set[NodeId]) -> Standing:
+        """Of the placement in force, as far as it was written down."""
+        written = self.written_plan(position)
+        if written is None:
+            return Standing.unknown()
+        came = (self._past.newcomers | (live - self._past.joined)) & live
+        return Standing.of(written.stand, came - leaving)
+
+
+def _needs(plan: Plan, worker: WorkerId) -> set[int]:
+    """Groups that the plan takes for granted that the worker holds."""
+    coming = {move.group for move in plan.transfers if move.target == worker}
+    return set(plan.groups_of.get(worker, ())) - coming
+
+
+def without_routes(plan: Plan, worker: WorkerId, ledger: Ledger) -> Ledger:
+    """The ledger without what the plan's routes have this worker count."""
+    bits = list(ledger.without(mask_of(plan.dropped)).bits())
+    for route in plan.routes:
+        mask = sum(1 << microbatch for microbatch in route.microbatches)
+        own = {layer for hop in route.hops if hop.worker == worker for layer in hop.layers}
+        for layer in own.intersection(route.counted):
+            bits[layer] &= ~mask
+    return Ledger.from_bits(bits)

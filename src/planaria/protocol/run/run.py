@@ -1,0 +1,364 @@
+"""The run as its coordinator knows it: where it is, who is in it, and what is under way.
+
+State and questions about it. Whatever changes it is in the other modules of the package; nothing here gives commands.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import repeat
+
+from planaria.estimate.step_remainder import Stretch
+from planaria.plan.plan import NodeId, Plan, WorkerId
+from planaria.plan.replicas import lacking
+from planaria.planner.placement.senders import unheld
+from planaria.policy.forecast import USUAL_DECISION_S, FailureForecast
+from planaria.policy.interface import Policy
+from planaria.protocol.membership.members import Membership
+from planaria.protocol.messages.checkpoint_ref import CheckpointRef
+from planaria.protocol.messages.records import PlanTaken, RunStatus
+from planaria.protocol.messages.run_measurements import Learnt
+from planaria.protocol.phases import AT_WORK, Phase
+from planaria.protocol.planning.failure_rate import Failures
+from planaria.protocol.planning.memory_limits import Shortages
+from planaria.protocol.planning.plan_selection import Placing, Situation
+from planaria.protocol.planning.plan_validity import Standing
+from planaria.protocol.planning.policy_switch import MakePolicy, Switching
+from planaria.protocol.planning.precompute import Foresight
+from planaria.protocol.planning.read_rates import Loading
+from planaria.protocol.planning.replan_trigger import SecondLook
+from planaria.protocol.planning.step_times import Timing
+from planaria.protocol.planning.transition_times import Moving
+from planaria.protocol.run.replay import Past
+from planaria.protocol.run.returning import Returning
+from planaria.protocol.run.settings import RunSettings
+from planaria.protocol.step.ballot import Ballot
+from planaria.protocol.step.cadence import Cadence
+from planaria.protocol.step.checkpoint import Checkpoints
+from planaria.protocol.step.commit import FIRST_EXPONENT
+from planaria.protocol.step.damage import Damages
+from planaria.protocol.step.halt_reports import Salvage
+from planaria.protocol.step.recovery import OpenRecovery
+from planaria.protocol.step.retained_replicas import Kept
+
+
+@dataclass(slots=True)
+class Counts:
+    """For the user. Of contributions: 0 both, or the machine stopped itself.
+
+    Attributes:
+        skipped: that a commit lacked.
+        duplicated: that a commit had twice.
+        dropped: microbatches that plans left out of the steps committed so far.
+    """
+
+    skipped: int = 0
+    duplicated: int = 0
+    dropped: int = 0
+
+
+@dataclass(slots=True)
+class Intent:
+    """What is wanted of the run beside going on.
+
+    Attributes:
+        is_stopping: the user wants it to end at the next boundary.
+        ending: it ends as soon as the state is saved: how, and why.
+        waiting: it waits for nodes as soon as the state is saved: why.
+        discards: it may end without its state on disk.
+        failure: the user's own code raised: where, and what; so the run ends.
+        unsaved: why the state with which it is to end could not be saved so far, for people.
+    """
+
+    is_stopping: bool = False
+    discards: bool = False
+    failure: str | None = None
+    unsaved: str | None = None
+    ending: tuple[RunStatus, str] | None = None
+    waiting: str | None = None
+
+    @property
+    def is_exhausted(self) -> bool:
+        """It ends or waits for want of nodes, so that others may change it."""
+        return self.waiting is not None or (self.ending is not None and self.ending[0] is RunStatus.EXHAUSTED)
+
+
+class Attempt:
+    """At the step in progress.
+
+    Attributes:
+        began: monotonic seconds.
+        usual_s: estimated seconds of a step under the plan with which it began.
+        ballot: of the votes under the plan in force; None before there is one.
+        unready: workers whose state is on its way, or who stopped inside the step.
+        salvage: of the losses.
+        begun_in: generation of the plan under which it began.
+        is_void: nobody can finish what others began of the step: it is begun anew.
+    """
+
+    def __init__(self) -> None:
+        self.began = 0.0
+        self.usual_s = 0.0
+        self.begun_in = -1
+        self.ballot: Ballot | None = None
+        self.unready: set[WorkerId] = set()
+        self.salvage = Salvage()
+        self.is_void = False
+        self._left: list[tuple[Plan, float]] = []
+        self._since = 0.0
+
+    def begin(self, now: float) -> None:
+        """Another step, or the same one anew."""
+        self.began = self._since = now
+        self._left = []
+
+    def leave(self, plan: Plan, now: float) -> None:
+        """The plan of now is left for one that finishes the step."""
+        self._left.append((plan, now - self._since))
+        self._since = now
+
+    def so_far(self, plan: Plan, now: float, stretch: float) -> list[Stretch]:
+        """The plans of the step, the one of now last, and how long each was in force, as the profile has it."""
+        lived = [*self._left, (plan, now - self._since)]
+        return [Stretch(plan=plan, seconds=seconds / stretch) for plan, seconds in lived]
+
+    @property
+    def votes(self) -> Ballot:
+        assert self.ballot is not None, "no ballot before there is a plan"
+        return self.ballot
+
+    def forget(self, worker: WorkerId) -> None:
+        """The worker is lost."""
+        self.unready.discard(worker)
+        self.salvage.forget(worker)
+        if self.ballot is not None:
+            self.ballot.withdraw(worker)
+
+
+class Run:
+    """One run.
+
+    Args:
+        settings: of the run.
+        policy: makes the plans.
+        past: what the journal of a coordinator that died says.
+        shortages: of memory.
+        make: makes other policies; None: the run keeps to the one that it begins with.
+
+    Attributes:
+        phase: of the machine.
+        now: monotonic seconds of the event that is handled.
+        step: in progress; every earlier one is committed.
+        exponents: grid exponents of the step in progress.
+        lineage: generation of the plan whose state was loaded or initial; see `PlanMessage`.
+        current: the plan in force; None until the workers have joined.
+        is_degraded: the plan in force has too few replicas of some layer.
+        decision: the last one on a placement, as it was told.
+        recovery: from the losses that are not recovered from.
+        history: of the machine's latest transitions.
+    """
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        policy: Policy,
+        past: Past | None,
+        shortages: Shortages | None,
+        make: MakePolicy | None = None,
+    ) -> None:
+        self.settings = settings
+        self.phase = Phase.GATHERING
+        self.now = 0.0
+        self.step = settings.first_step
+        self.exponents = self.exponents_of(settings.resume)
+        self.lineage = -1
+        self.current: Plan | None = None
+        self.is_degraded = False
+        self.decision: PlanTaken | None = None
+        switching = Switching(settings.policy_name, make, may_drop=settings.may_drop)
+        self.placing = Placing(policy, shortages or Shortages(), settings.fault_tolerance, switching, settings.evidence)
+        self.members = Membership(settings.num_nodes, settings.devices_per_node)
+        self.standing = Standing()
+        self.kept = Kept()
+        cadence = Cadence(settings.checkpoint_every, settings.checkpoint_every_s)
+        self.checkpoints = Checkpoints(settings.checkpoint_root, settings.resume, cadence)
+        self.timing = Timing()
+        self.loading = Loading(settings.storage)
+        self.moving = Moving()
+        self.foresight = Foresight()
+        self.second_look = SecondLook()
+        self.failures = Failures(settings.mean_time_between_failures_s, settings.watched)
+        self.damages = Damages()
+        self.attempt = Attempt()
+        self.recovery: OpenRecovery | None = None
+        self.intent = Intent()
+        self.counts = Counts()
+        self.skipped_steps: set[int] = set()
+        self.past = past or Past()
+        self.returning = Returning(self.past, settings.num_nodes, settings.devices_per_node)
+        self.history: deque[str] = deque(maxlen=64)
+        self._written = Learnt()
+        if past is not None:
+            self._begin_with(past)
+
+    def _begin_with(self, past: Past) -> None:
+        self.phase = Phase.RETURNING if past.end is None else Phase.ENDED
+        self.step = past.step or self.step
+        self.checkpoints.last = past.checkpoint or self.checkpoints.last
+        self.skipped_steps = set(past.skipped_steps)
+        self.counts.dropped = past.num_dropped
+        self.decision = past.decision
+        if past.policy is not None and past.policy is not self.placing.switching.name:
+            self.placing.switch(past.policy)  # before shortages are known: it may have no plan within what is left
+        self.shortages.recall(past.learnt.shortages, past.carried)
+        self.intent.is_stopping = past.is_stopping
+        self.members.gone = set(past.gone)
+        self.members.leaving = dict.fromkeys(past.leaving, 0.0)
+        self.members.zones = dict(past.zones)
+        self.placing.locate(self.members.zones)
+        self._recall(past)
+        if past.plan is not None:
+            self.timing.expect(past.plan.step_time_s, past.plan.longest_s)
+            self.is_degraded = bool(lacking(past.plan.message.plan, self.settings.fault_tolerance))
+            if past.last_step_s is not None:
+                self.timing.took_before(past.last_step_s)
+            self.timing.patience_s = float("inf")
+
+    def _recall(self, past: Past) -> None:
+        learnt = self._written = past.learnt
+        self.failures.recall(learnt.losses)
+        self.moving.recall(learnt.moves)
+        self.loading.recall(learnt.read_bytes_per_s)
+        self.timing.decision_s = learnt.decision_s
+        self.second_look.chosen_for_s = learnt.chosen_for_s
+        self.placing.recall(learnt, past.joined)
+        self.checkpoints.cadence.recall(learnt.saves)
+
+    @property
+    def plan(self) -> Plan:
+        assert self.current is not None, "no plan before the workers have joined"
+        return self.current
+
+    @property
+    def shortages(self) -> Shortages:
+        return self.placing.shortages
+
+    @property
+    def fatal(self) -> str | None:
+        """Why the run must end, though it may have nodes enough."""
+        return self.intent.failure or self.shortages.fatal
+
+    def exponents_of(self, checkpoint: CheckpointRef | None) -> tuple[int, ...]:
+        """That a run begins with at a checkpoint, or at its start."""
+        return checkpoint.exponents if checkpoint else (FIRST_EXPONENT,) * self.settings.num_groups
+
+    # Who holds what
+
+    def holders(self) -> dict[WorkerId, tuple[int, ...]]:
+        """The groups of which each live worker holds a replica as of the last commit."""
+        workers, nothing = self.members.workers, repeat(tuple[int, ...]())
+        holders = dict(zip(workers, map(self.plan.groups_of.get, workers, nothing), strict=True))
+        holders.update((w, held) for w, held in self.attempt.salvage.held.items() if w in holders)
+        return self.kept.added_to(holders, self.step) if self.without_replica(holders) else holders
+
+    def without_replica(self, holders: Mapping[WorkerId, tuple[int, ...]]) -> list[int]:
+        """Groups that nobody holds."""
+        return unheld(range(len(self.plan.groups)), holders.values())
+
+    def situation(self, holders: Mapping[WorkerId, tuple[int, ...]]) -> Situation:
+        """For which a placement may be made."""
+        return Situation(
+            plan=self.plan,
+            step=self.step,
+            holders=holders,
+            gone=frozenset(self.members.gone),
+            leaving=frozenset(self.members.leaving),
+            forecast=self.forecast,
+            now=self.now,
+        )
+
+    @property
+    def forecast(self) -> FailureForecast:
+        """What is known of the time to come."""
+        last, decision_s = self.checkpoints.last, self.timing.decision_s
+        time_to_failure_s = self.failures.time_to_next_s(self.now)
+        return FailureForecast(
+            time_to_failure_s=time_to_failure_s,
+            nodes_together=self.failures.nodes_together,
+            steps_left=self.settings.train.steps - self.step + 1,
+            steps_at_stake=self.step - 1 - (last.step if last is not None else 0),
+            checkpoint_every=self.settings.checkpoint_every or 0,
+            checkpoint_every_s=self.checkpoints.cadence.interval_s(time_to_failure_s),
+            storage=self.loading.storage,
+            decision_s=USUAL_DECISION_S if decision_s is None else decision_s,
+            is_prepared=self.standing.is_warming,
+            change_s=self.moving.change_s,
+            transfer_stretch=self.moving.transfer_stretch,
+            restore_s=self.moving.restore_s,
+            after_loss=self.recovery is not None,
+        )
+
+    # What is known of the running job
+
+    @property
+    def learnt(self) -> Learnt:
+        """For the next coordinator, should this one die."""
+        return Learnt(
+            losses=self.failures.seen,
+            moves=self.moving.measured,
+            read_bytes_per_s=self.loading.rates,
+            decision_s=self.timing.decision_s,
+            chosen_for_s=self.second_look.chosen_for_s,
+            speeds=self.placing.speeds.learnt,
+            rests=self.placing.pacing.learnt,
+            shortages=self.shortages.learnt,
+            saves=self.checkpoints.cadence.learnt,
+            stretch=self.placing.stretch,
+        )
+
+    def to_write(self) -> Learnt | None:
+        """What was learnt, if it is more than was written down; whoever asks writes it down."""
+        learnt = self.learnt
+        if learnt == self._written:
+            return None
+        self._written = learnt
+        return learnt
+
+    # Whether the plan in force goes on
+
+    @property
+    def stands(self) -> bool:
+        """The nodes of the placement are there and stay, and no others came."""
+        return self.standing.stands(frozenset(self.members.nodes), self.members.staying)
+
+    def goes_on(self, step: int) -> bool:
+        """Whether the plan in force is the one for this step too."""
+        return self.stands and not self.placing.is_due(step, self.now)
+
+    # Nodes
+
+    def is_known(self, node: NodeId) -> bool:
+        """It is in the job, though it may not have come back yet."""
+        return node not in self.members.gone and (node in self.past.joined or node < self.settings.num_nodes)
+
+    @property
+    def num_live(self) -> int:
+        """Live nodes, for people: those too that have not come back yet to a new coordinator."""
+        away = self.past.joined - self.members.gone if self.phase is Phase.RETURNING else frozenset[NodeId]()
+        return len(away | frozenset(self.members.nodes))
+
+    def needs(self, node: NodeId) -> bool:
+        """Whether the plan in force does, so that the node's loss strikes the job."""
+        if self.phase is Phase.RETURNING:
+            message = self.returning.message
+            return message is not None and node in message.plan.nodes
+        return self.phase in AT_WORK and node in self.plan.nodes
+
+    @property
+    def awaited(self) -> frozenset[WorkerId]:
+        """Workers of an earlier coordinator that have not come back; none unless the phase is `RETURNING`."""
+        if self.phase is not Phase.RETURNING:
+            return frozenset()
+        return self.returning.awaited(self.members.addresses, self.members.gone)

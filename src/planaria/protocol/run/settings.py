@@ -1,0 +1,68 @@
+"""What the coordinator's machine needs to know of the job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from planaria.estimate.restore_time import Storage
+from planaria.job.settings import TrainSection
+from planaria.policy.forecast import DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S
+from planaria.protocol.messages.checkpoint_ref import CheckpointRef
+from planaria.protocol.planning.failure_rate import Watched
+from planaria.protocol.planning.straggler_detection import SpeedEvidence
+from planaria.protocol.step.commit import Ends
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """One run.
+
+    Attributes:
+        train: steps, batch, clip, schedule.
+        policy_name: of the policy that the run begins with.
+        fault_tolerance: f.
+        num_nodes: nodes that are started.
+        devices_per_node: workers on each.
+        num_groups: parameter groups of the model.
+        checkpoint_root: folder under which checkpoints are written.
+        checkpoint_every: steps between checkpoints, see `Cadence`; None: not by steps.
+        checkpoint_every_s: seconds between them; None: not by time. With both None the run chooses.
+        keep_checkpoints: how many of the newest stay.
+        resume: checkpoint to start from.
+        mean_time_between_failures_s: as expected before any is seen.
+        watched: what earlier runs of this job saw of that.
+        storage: that checkpoints are read from, as expected before a restore was measured.
+        nodes_come: agents offer nodes, also in place of lost ones: a run that waits for its first ones goes on waiting.
+        waits: with too few nodes, save and wait for others to join; else save and end.
+        may_drop: samples may be left out, if a policy is chosen that does so.
+        shares_cores: workers have less than a core each: a step takes as long as all work in it, whoever does it.
+        evidence: of nodes' speeds, how much is needed for a plan that follows them.
+        ends: where the learning rate's schedule ends, since which step; empty: at train.steps.
+        hashes_plans: records of plans bear their hash, which takes milliseconds for thousands of nodes.
+    """
+
+    train: TrainSection
+    policy_name: str
+    fault_tolerance: int
+    num_nodes: int
+    devices_per_node: int
+    num_groups: int
+    checkpoint_root: str
+    checkpoint_every: int | None
+    resume: CheckpointRef | None
+    mean_time_between_failures_s: float = DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S
+    watched: Watched = field(default_factory=Watched)
+    storage: Storage = field(default_factory=Storage)
+    checkpoint_every_s: float | None = None
+    keep_checkpoints: int = 2
+    nodes_come: bool = False
+    waits: bool = False
+    may_drop: bool = False
+    shares_cores: bool = False
+    evidence: SpeedEvidence = field(default_factory=SpeedEvidence)
+    ends: Ends = ()
+    hashes_plans: bool = True
+
+    @property
+    def first_step(self) -> int:
+        return 1 + (self.resume.step if self.resume else 0)

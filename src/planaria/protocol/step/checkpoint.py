@@ -1,0 +1,221 @@
+"""Checkpoints: the last whole one, and the one under way: which worker writes which groups, and what is written."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from planaria.plan.plan import WorkerId
+from planaria.protocol.messages.checkpoint_ref import CheckpointRef
+from planaria.protocol.messages.worker import NotSaved, Save, Saved, SavedGroup
+from planaria.protocol.step.cadence import Cadence
+
+
+class NobodyHolds(Exception):
+    """No live worker holds this group, so it cannot be saved."""
+
+    def __init__(self, group: int) -> None:
+        super().__init__(group)
+        self.group = group
+
+
+@dataclass(slots=True)
+class SaveWish:
+    """The user wants the next state that can be had on disk, apart from when one is due.
+
+    Attributes:
+        folder: under which it is to be; "": where all are.
+        serial: of the order that is to fulfil it; None: none was given yet.
+    """
+
+    folder: str = ""
+    serial: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SaveAnswer:
+    """What came of the last wish."""
+
+    is_done: bool
+    text: str
+
+
+class Saving:
+    """One checkpoint.
+
+    Attributes:
+        step: the state after it is saved.
+        serial: number of the order, so that answers to an earlier one are told apart.
+        folder: where it is written.
+        exponents: grid exponents of the next step.
+        began: monotonic seconds.
+        num_dropped: microbatches that the run left out up to `step`.
+    """
+
+    def __init__(
+        self,
+        num_groups: int,
+        *,
+        step: int,
+        serial: int,
+        folder: str,
+        exponents: tuple[int, ...],
+        began: float,
+        num_dropped: int = 0,
+    ) -> None:
+        self.step = step
+        self.serial = serial
+        self.folder = folder
+        self.exponents = exponents
+        self.began = began
+        self.num_dropped = num_dropped
+        self._num_groups = num_groups
+        self._writer: dict[int, WorkerId] = {}
+        self._written: dict[int, SavedGroup] = {}
+
+    def assign(self, holders: Mapping[WorkerId, Collection[int]]) -> dict[WorkerId, Save]:
+        """Give every group that nobody writes to its least busy holder; returns what is newly given.
+
+        Raises:
+            NobodyHolds: a group has no holder.
+        """
+        load = dict.fromkeys(holders, 0)
+        for worker in self._writer.values():
+            if worker in load:  # else it was released, and finishes what it was given
+                load[worker] += 1
+        parts: dict[WorkerId, list[int]] = {}
+        for group in range(self._num_groups):
+            if group in self._written or group in self._writer:
+                continue
+            able = [worker for worker, held in holders.items() if group in held]
+            if not able:
+                raise NobodyHolds(group)
+            writer = min(able, key=lambda worker: (load[worker], worker))
+            load[writer] += 1
+            self._writer[group] = writer
+            parts.setdefault(writer, []).append(group)
+        return {
+            worker: Save(step=self.step, serial=self.serial, folder=self.folder, groups=tuple(groups))
+            for worker, groups in sorted(parts.items())
+        }
+
+    def is_answered_by(self, message: Saved | NotSaved) -> bool:
+        return (message.step, message.serial) == (self.step, self.serial)
+
+    @property
+    def has_orphans(self) -> bool:
+        """Some group is neither written nor being written."""
+        return len(self._written.keys() | self._writer.keys()) < self._num_groups
+
+    def forget(self, lost: Collection[WorkerId]) -> None:
+        """Take back what lost workers were to write."""
+        self._writer = {group: worker for group, worker in self._writer.items() if worker not in lost}
+
+    def written(self, groups: Collection[SavedGroup]) -> None:
+        for saved in groups:
+            self._written[saved.group] = saved
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self._written) == self._num_groups
+
+    @property
+    def groups(self) -> tuple[SavedGroup, ...]:
+        return tuple(self._written[group] for group in sorted(self._written))
+
+
+class Checkpoints:
+    """A run's.
+
+    Args:
+        root: folder under which they are written.
+        resume: the one that the run began with.
+        cadence: when one is due.
+
+    Attributes:
+        last: the newest whole one.
+        under_way: beside training, or while everybody waits for it.
+        wish: of the user, for one that is not there yet.
+        answered: what came of his last one; None while it is not known.
+    """
+
+    def __init__(self, root: str, resume: CheckpointRef | None, cadence: Cadence) -> None:
+        self._root = root
+        self._orders = 0
+        self.cadence = cadence
+        self.last = resume
+        self.under_way: Saving | None = None
+        self.wish: SaveWish | None = None
+        self.answered: SaveAnswer | None = None
+
+    def begin(self, step: int, num_groups: int, exponents: tuple[int, ...], now: float, num_dropped: int = 0) -> Saving:
+        """Order one of the state after `step`, where the user wants it. What was under way is given up."""
+        self._orders += 1
+        folder = f"{(self.wish and self.wish.folder) or self._root}/step-{step:08d}"
+        if self.wish is not None:
+            self.wish.serial = self._orders
+        self.under_way = Saving(
+            num_groups,
+            step=step,
+            serial=self._orders,
+            folder=folder,
+            exponents=exponents,
+            began=now,
+            num_dropped=num_dropped,
+        )
+        return self.under_way
+
+    def wish_for(self, folder: str) -> None:
+        """The user wants one under this folder; "": where all are."""
+        self.wish, self.answered = SaveWish(folder), None
+
+    def joins_wish(self) -> bool:
+        """Whether the one under way is what the user wishes for too."""
+        wish, saving = self.wish, self.under_way
+        if wish is None or wish.folder or saving is None:
+            return False
+        wish.serial = saving.serial
+        return True
+
+    @property
+    def is_wished(self) -> bool:
+        """The user wants one that nobody has begun to write."""
+        return self.wish is not None and self.wish.serial is None
+
+    def number_from(self, serial: int) -> None:
+        """Orders up to this one were given by an earlier coordinator, and may still be answered."""
+        self._orders = max(self._orders, serial)
+
+    def answered_by(self, message: Saved | NotSaved) -> Saving | None:
+        """The one under way, if the message is about it."""
+        saving = self.under_way
+        return saving if saving is not None and saving.is_answered_by(message) else None
+
+    def is_made_whole(self, step: int, folder: str) -> bool:
+        """Whether the one under way is of this step and folder; it may have been given up since its manifest was
+        ordered, or begun anew."""
+        saving = self.under_way
+        return saving is not None and (saving.step, saving.folder) == (step, folder) and saving.is_whole
+
+    def complete(self, now: float) -> Saving:
+        """The one under way is whole on disk."""
+        assert self.under_way is not None, "no checkpoint is under way"
+        self.cadence.written(now)
+        saving, self.under_way = self.under_way, None
+        self._answer_wish(saving, f"step {saving.step} is saved in {saving.folder}", is_done=True)
+        self.last = CheckpointRef(
+            step=saving.step, folder=saving.folder, exponents=saving.exponents, num_dropped=saving.num_dropped
+        )
+        return saving
+
+    def give_up(self, why: str) -> Saving:
+        """The one under way will not be whole."""
+        assert self.under_way is not None, "no checkpoint is under way"
+        self.cadence.given_up()
+        saving, self.under_way = self.under_way, None
+        self._answer_wish(saving, f"step {saving.step} could not be saved: {why}", is_done=False)
+        return saving
+
+    def _answer_wish(self, saving: Saving, text: str, *, is_done: bool) -> None:
+        if self.wish is not None and self.wish.serial == saving.serial:
+            self.answered, self.wish = SaveAnswer(is_done=is_done, text=text), None

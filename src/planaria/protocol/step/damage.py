@@ -1,0 +1,69 @@
+"""Damage: messages between workers that arrived other than they were sent, and what is done about each.
+
+State is sent again, by another holder where there is one. What else is damaged (activations, gradients, sums) is not
+kept by its sender, so the step is begun anew. A way on which that happens again and again is no way: its receiver
+counts as out of reach. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+
+from planaria.plan.plan import Plan, Transfer, WorkerId
+from planaria.protocol.messages.worker import Damaged, Resend
+
+MOST_ATTEMPTS = 4
+"""A piece of state is sent so often in all; the receiver is out of reach if none of them arrives whole."""
+
+MOST_BLOWS = 3
+"""Steps that are begun anew because of messages from one worker to another, within `SOON_STEPS`; one more is a loss."""
+
+SOON_STEPS = 10
+
+
+class Damages:
+    """Those of one run."""
+
+    def __init__(self) -> None:
+        self._blows: dict[tuple[WorkerId, WorkerId], list[int]] = {}
+        self._sent: Counter[WorkerId] = Counter()
+        self._tried: dict[tuple[int, WorkerId, int, tuple[int, int] | None], list[WorkerId]] = {}
+
+    def resend(self, plan: Plan, target: WorkerId, told: Damaged, live: Collection[WorkerId]) -> Resend | None:
+        """Who sends a piece of state again; None when it was tried often enough.
+
+        The holder that tried it least often, then the one that sent least again, then the lowest.
+        """
+        piece = (plan.generation, target, told.item, told.part)
+        tried = self._tried.setdefault(piece, [])
+        tried.append(told.source)
+        able = sorted(_holders(plan, told.item).intersection(live) - {target})
+        if len(tried) >= MOST_ATTEMPTS or not able:
+            return None
+        source = min(able, key=lambda worker: (tried.count(worker), self._sent[worker], worker))
+        self._sent[source] += 1
+        transfer = Transfer(group=told.item, source=source, target=target, part=told.part)
+        return Resend(generation=plan.generation, step=told.step, transfer=transfer, attempt=len(tried))
+
+    def is_too_often(self, target: WorkerId, told: Damaged) -> bool:
+        """Whether messages on this way were damaged too often, this one included."""
+        blows = self._blows.setdefault((told.source, target), [])
+        blows[:] = [step for step in blows if abs(told.step - step) <= SOON_STEPS] + [told.step]
+        return len(blows) > MOST_BLOWS
+
+
+def _holders(plan: Plan, group: int) -> set[WorkerId]:
+    """Who has the group's state as of the plan's beginning: its owners, unless they are to get it, and who sends it."""
+    moves = [move for move in plan.transfers if move.group == group]
+    return set(plan.owners_of[group]) - {move.target for move in moves} | {move.source for move in moves}
+
+
+def what(plan: Plan, told: Damaged) -> str:
+    """The message, for people."""
+    if told.kind == "state":
+        layers = plan.groups[told.item].layers
+        return f"the state of layer{'s' if len(layers) > 1 else ''} {', '.join(map(str, layers))}"
+    if told.kind == "sum":
+        return f"a part of the gradients' sum of group {told.item}"
+    return f"the {told.kind} of microbatch {told.item}"

@@ -1,0 +1,68 @@
+"""A loss inside a step: what the workers that were halted report, and what their ledgers say together."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from planaria.plan.ledger import Ledger, combine, mask_of
+from planaria.plan.plan import WorkerId
+from planaria.protocol.messages.worker import Report
+
+
+class Salvage:
+    """Reports of the workers that were halted.
+
+    Args:
+        earlier: the last ledger of every live worker that was halted before in the same step. Its accumulators keep
+            what no route of the plan accounts for, whether or not it is halted again.
+    """
+
+    def __init__(self, earlier: Mapping[WorkerId, Ledger] | None = None) -> None:
+        self.halted: set[WorkerId] = set()
+        self._reports: dict[WorkerId, Report] = {}
+        self._earlier = dict(earlier or {})
+
+    def again(self, dropped: Sequence[int] = ()) -> Salvage:
+        """For the next loss in the same step, under a plan that leaves these microbatches out."""
+        left_out = mask_of(dropped)
+        if not left_out:
+            return Salvage(self._ledgers)
+        return Salvage({worker: ledger.without(left_out) for worker, ledger in self._ledgers.items()})
+
+    def halt(self, workers: Collection[WorkerId]) -> tuple[WorkerId, ...]:
+        """Count these as halted; returns those that were not yet."""
+        new = sorted(set(workers) - self.halted)
+        self.halted.update(new)
+        return tuple(new)
+
+    def report(self, worker: WorkerId, report: Report) -> None:
+        if worker in self.halted:
+            self._reports[worker] = report
+
+    def forget(self, worker: WorkerId) -> None:
+        """The worker is lost, and what it held with it."""
+        self.halted.discard(worker)
+        self._reports.pop(worker, None)
+        self._earlier.pop(worker, None)
+
+    @property
+    def is_complete(self) -> bool:
+        return self.halted <= self._reports.keys()
+
+    @property
+    def _ledgers(self) -> dict[WorkerId, Ledger]:
+        return {**self._earlier, **{worker: report.ledger for worker, report in self._reports.items()}}
+
+    @property
+    def is_untouched(self) -> bool:
+        """Nothing is counted in the accumulators of any worker that was halted."""
+        return all(ledger.is_empty for ledger in self._ledgers.values())
+
+    def counted(self, num_layers: int) -> Ledger:
+        """What is in live accumulators beside the work of the routes that go on."""
+        return combine(self._ledgers.values(), num_layers)[0]
+
+    @property
+    def held(self) -> dict[WorkerId, tuple[int, ...]]:
+        """Groups that workers reported to hold, of those that were asked."""
+        return {worker: report.held for worker, report in self._reports.items()}

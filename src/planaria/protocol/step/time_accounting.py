@@ -1,0 +1,208 @@
+"""Where a run's time went: useful, redone, recovering, waiting. A fold over records and their times, and nothing else.
+
+The split of Bamboo's Figure 3 (training made progress; progress that was then wasted; restarting), for any policy.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Iterable
+
+import msgspec
+
+from planaria.protocol.messages.records import (
+    NodeLost,
+    PlanMeasured,
+    PlanTaken,
+    Record,
+    Recovered,
+    Recovery,
+    Restored,
+    RunEnded,
+    StepCommitted,
+    StepSkipped,
+    Waiting,
+)
+
+USUAL_STEPS = 9
+"""Undisturbed ones, whose median is what a disturbed step would have taken."""
+
+
+class Split(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds, by cause; together, the time from the first record to the last.
+
+    Attributes:
+        useful: of steps that count.
+        redone: of steps, whole or begun, that were trained again.
+        recovering: from faults to the work that goes on, and changes of plans.
+        waiting: for nodes, when too few were left.
+        other: the start, the end, and what lies between steps.
+    """
+
+    useful: float
+    redone: float
+    recovering: float
+    waiting: float
+    other: float
+
+    @property
+    def wasted_share(self) -> float:
+        """Of redone and recovering in the time that steps, redone ones and recoveries took."""
+        busy = self.useful + self.redone + self.recovering
+        return (self.redone + self.recovering) / busy if busy else 0.0
+
+
+class _Struck(msgspec.Struct):
+    """A step that a loss struck; once committed, it is known from when to when the recovery was."""
+
+    begun_s: float
+    fault_at: float
+    went_back: bool = False
+    step: int = 0
+    committed_at: float = 0.0
+    waited_s: float = 0.0
+    """From the first fault to `fault_at`, where something came in between: the job waited, or committed the step."""
+
+
+class Spent:
+    """Of one run. Give it every record with its time, in order."""
+
+    def __init__(self, records: Iterable[tuple[Record, float]] = ()) -> None:
+        self.steps_redone = 0
+        self._began: float | None = None
+        self._gaps_s = 0.0
+        self._mark = 0.0
+        self._last = 0.0
+        self._useful: dict[int, float] = {}
+        self._usual: deque[float] = deque(maxlen=USUAL_STEPS)
+        self._redone_s = self._recovering_s = self._waiting_s = 0.0
+        self._struck: _Struck | None = None
+        self._is_waiting = False
+        self._has_ended = False
+        for record, at in records:
+            self.note(record, at)
+
+    def note(self, record: Record, at: float) -> None:
+        """Take a record that was told at so many seconds."""
+        if self._began is None:
+            self._began = self._mark = at
+        elif self._has_ended:  # the run was resumed: what lies between is nobody's time
+            self._gaps_s += at - self._last
+            self._mark, self._has_ended = at, False
+        self._last = at
+        match record:
+            case StepCommitted(step=step, duration_s=duration_s) | StepSkipped(step=step, duration_s=duration_s):
+                self._committed(step, duration_s, at)
+            case NodeLost():
+                self._lost(at - (record.detect_ms or 0.0) / 1e3)
+            case Restored():
+                self._went_back(record.to_step)
+            case Recovered():
+                self._recovered(record.recovery)
+            case Waiting():
+                self._recovering_s += at - self._mark
+                self._mark, self._is_waiting = at, True
+            case PlanTaken():
+                self._planned(record, at)
+            case PlanMeasured(measured_transition_s=float(seconds)) if self._useful:
+                self._recovering_s += self._taken_from(max(self._useful), seconds)
+            case RunEnded():
+                self._end(at)
+            case _:
+                pass
+
+    @property
+    def split(self) -> Split:
+        """As of the last record."""
+        whole = 0.0 if self._began is None else self._last - self._began - self._gaps_s
+        useful = sum(self._useful.values())
+        known = useful + self._redone_s + self._recovering_s + self._waiting_s
+        return Split(
+            useful=useful,
+            redone=self._redone_s,
+            recovering=self._recovering_s,
+            waiting=self._waiting_s,
+            other=max(0.0, whole - known),
+        )
+
+    def _committed(self, step: int, duration_s: float, at: float) -> None:
+        self._settle()
+        if self._struck is not None:
+            self._struck.step, self._struck.committed_at = step, at
+        else:
+            self._useful[step] = min(duration_s, at - self._mark)
+            self._usual.append(self._useful[step])
+        self._mark = at
+
+    def _lost(self, fault_at: float) -> None:
+        """The first of some; or of a node that nobody missed, which is known when nothing tells of a recovery."""
+        self._settle()
+        if self._struck is None and not self._is_waiting:
+            fault_at = max(self._mark, fault_at)
+            self._struck = _Struck(begun_s=fault_at - self._mark, fault_at=fault_at)
+            self._mark = fault_at
+
+    def _went_back(self, to_step: int) -> None:
+        struck = self._struck
+        if struck is not None and struck.step:  # it was committed in spite of the loss, and is undone all the same
+            self._settle()
+            gone_s = struck.waited_s + struck.committed_at - struck.fault_at
+            self._struck = _Struck(begun_s=0.0, fault_at=struck.committed_at, went_back=True, waited_s=gone_s)
+        elif struck is not None and not struck.went_back:
+            self._redone_s += struck.begun_s
+            struck.went_back = True
+        self._undo(to_step)
+
+    def _undo(self, to_step: int) -> None:
+        for step in [step for step in self._useful if step > to_step]:
+            self._redone_s += self._useful.pop(step)
+            self.steps_redone += 1
+
+    def _recovered(self, recovery: Recovery) -> None:
+        struck, self._struck = self._struck, None
+        if struck is None or not struck.step:
+            return
+        after_s = struck.committed_at - struck.fault_at
+        if struck.went_back:
+            lost_s = min(after_s, max(0.0, (recovery.ready_ms or 0.0) / 1e3 - struck.waited_s))
+            self._useful[struck.step] = after_s - lost_s
+        else:
+            whole_s = struck.begun_s + after_s
+            usual_s = statistics.median(self._usual) if self._usual else whole_s
+            lost_s = max(0.0, whole_s - usual_s)
+            self._useful[struck.step] = whole_s - lost_s
+        self._recovering_s += lost_s
+
+    def _settle(self) -> None:
+        """A step was committed after a loss, and no recovery was told of: there was none."""
+        struck = self._struck
+        if struck is not None and struck.step:
+            self._useful[struck.step] = struck.begun_s + struck.committed_at - struck.fault_at
+            self._struck = None
+
+    def _planned(self, record: PlanTaken, at: float) -> None:
+        if self._is_waiting:
+            self._waiting_s += at - self._mark
+            self._mark, self._is_waiting = at, False
+            if self._struck is not None and not self._struck.step:
+                self._struck.waited_s += at - self._struck.fault_at
+                self._struck.fault_at = at
+        if record.purpose == "start":
+            self._mark = at
+            self._undo(record.step - 1)
+
+    def _taken_from(self, step: int, seconds: float) -> float:
+        taken = min(seconds, self._useful[step])
+        self._useful[step] -= taken
+        return taken
+
+    def _end(self, at: float) -> None:
+        """What a loss left of a step that was never committed is nobody's gain."""
+        self._settle()
+        if self._is_waiting:
+            self._waiting_s += at - self._mark
+        elif self._struck is not None:
+            self._redone_s += 0.0 if self._struck.went_back else self._struck.begun_s
+            self._recovering_s += at - self._mark
+        self._struck, self._is_waiting, self._has_ended, self._mark = None, False, True, at

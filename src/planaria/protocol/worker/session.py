@@ -1,0 +1,56 @@
+"""What a worker may tell a coordinator, on which of its connections.
+
+A coordinator may die at any moment, and another takes its place at the same address. What was sent and never read
+need not be sent again, as the worker tells each coordinator where it is; but what nobody else can know is: that the
+node will go away, that it ran out of memory, and that the user's code failed.
+"""
+
+from __future__ import annotations
+
+from planaria.protocol.messages.worker import (
+    Failed,
+    FaultInjected,
+    FromWorker,
+    Notice,
+    NotSaved,
+    OutOfMemory,
+    Ready,
+    Report,
+    Saved,
+    Vote,
+)
+
+_OF_A_STEP = (Vote, Ready, Report, Saved, NotSaved, FaultInjected)
+"""Of no use to a coordinator that does not know yet where this worker is; `Returned` says the same."""
+
+
+class WorkerSession:
+    """Of one worker."""
+
+    def __init__(self) -> None:
+        self._connection = 0
+        self._told = 0
+        self._lasting: dict[type[FromWorker], FromWorker] = {}
+
+    def connected(self) -> tuple[int, tuple[FromWorker, ...]]:
+        """There is a new connection: its number, and what is said on it at once after the hello."""
+        self._connection += 1
+        return self._connection, tuple(self._lasting.values())
+
+    def may_say(self, message: FromWorker) -> bool:
+        """Whether the coordinator that is there now can use it. What cannot be sent now is lost, unless every
+        coordinator has to hear of it: that is kept, the last of each kind."""
+        if isinstance(message, Notice | Failed | OutOfMemory):
+            self._lasting.pop(type(message), None)
+            self._lasting[type(message)] = message
+        return not isinstance(message, _OF_A_STEP) or self._told == self._connection
+
+    def may_return(self, connection: int) -> bool:
+        """Whether where the worker is may be told now, in answer to what came on that connection.
+
+        Who hears it takes it for what the worker is after all orders of the coordinators before.
+        """
+        if connection != self._connection:
+            return False
+        self._told = connection
+        return True

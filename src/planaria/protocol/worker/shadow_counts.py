@@ -1,0 +1,60 @@
+"""Shadowing: what one worker computed, in the step in progress, of what another one computes as well.
+
+Bookkeeping alone. As long as the other one lives, a second copy of what it counts is no part of any sum, and of no
+ledger: its own says who counts. Once it is lost, the plan that finishes the step says whether the copies count instead.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from planaria.plan.plan import Plan, WorkerId
+from planaria.protocol.worker.progress import Work
+
+
+class Fate(enum.Enum):
+    """Of the copies, under a new plan for the step in progress."""
+
+    KEPT = enum.auto()
+    """The other worker lives."""
+    PROMOTED = enum.auto()
+    """This worker goes on in its place, with all of them."""
+    DROPPED = enum.auto()
+    """This worker has its layers, but what it counted runs anew, here or elsewhere."""
+
+
+class Shadows:
+    """Of one worker.
+
+    Attributes:
+        counted: layer and work of each copy.
+        losses: of microbatches whose last layer ran here as a shadow's.
+    """
+
+    def __init__(self) -> None:
+        self.counted: set[tuple[int, Work]] = set()
+        self.losses: dict[int, float] = {}
+
+    def clear(self) -> None:
+        """A step begins."""
+        self.counted.clear()
+        self.losses.clear()
+
+    def fate(self, plan: Plan, worker: WorkerId) -> Fate:
+        """The plan lets a worker go on in another's place by giving it the very work that the other had; then, and only
+        then, all copies are to count here."""
+        if not self.counted:
+            return Fate.KEPT
+        layers = {layer for layer, _ in self.counted}
+        owned = layers.intersection(plan.layers_of.get(worker, ()))
+        given: set[tuple[int, Work]] = set()
+        for route in plan.routes:
+            here = {layer for hop in route.hops if hop.worker == worker for layer in hop.layers}
+            for layer in layers & here & set(route.counted):
+                given.update((layer, (microbatch, route.born)) for microbatch in route.microbatches)
+        if self.counted <= given:
+            return Fate.PROMOTED
+        lives = {(m, route.born) for route in plan.routes for m in route.microbatches}
+        if owned and not {work for _, work in self.counted} <= lives:
+            return Fate.DROPPED
+        return Fate.DROPPED if owned and given & self.counted else Fate.KEPT

@@ -1,0 +1,175 @@
+"""State on its way to and from a worker: which pieces are sent and awaited under a plan, in which order, under which
+names, and when all of it is in place.
+
+One piece is taken after the other, in the order of groups, so that the parts of one come together; a piece that came
+damaged is awaited again, from wherever the coordinator's order says. How bytes are read and moved is a subclass's.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Generic
+
+from planaria.plan.plan import Plan, Transfer, WorkerId
+from planaria.plan.program.instructions import COMPUTING, Instruction, Op
+from planaria.protocol.messages.worker import Damaged, FromWorker, PlanMessage, Ready, Resend, StateSource
+from planaria.protocol.worker.holdings import HeldState, Replica
+from planaria.protocol.worker.machine import WorkerMachine
+from planaria.protocol.worker.mail import Key, Kind, MailStore
+
+
+class StateTransfers(ABC, Generic[Replica]):
+    """Of one worker, under the plan that it has.
+
+    Args:
+        worker: whose.
+        machine: asked for the generation and step in progress.
+        holdings: where the state ends.
+        mail: what has come from peers.
+        tell: the coordinator.
+        now: seconds.
+
+    Attributes:
+        is_settled: all state that the plan gives this worker is in place, and the coordinator was told.
+    """
+
+    def __init__(
+        self,
+        worker: WorkerId,
+        machine: WorkerMachine,
+        holdings: HeldState[Replica, Any],
+        mail: MailStore[Any],
+        tell: Callable[[FromWorker], None],
+        now: Callable[[], float],
+    ) -> None:
+        self.is_settled = True
+        self._worker = worker
+        self._machine = machine
+        self._holdings = holdings
+        self._mail = mail
+        self._tell = tell
+        self._now = now
+        self._plan: Plan | None = None
+        self._incoming: list[Transfer] = []
+        self._attempts: dict[Transfer, int] = {}
+        self._arriving: Replica | None = None
+        self._came_s: float | None = None
+        """When the last came of what has come."""
+
+    @abstractmethod
+    def _load(self, replica: Replica, group: int, message: PlanMessage) -> None:
+        """The replica gets the state with which the job begins, or goes on from a checkpoint."""
+
+    @abstractmethod
+    def _send(self, transfer: Transfer, key: Key) -> None: ...
+
+    @abstractmethod
+    def _fill(self, replica: Replica, transfer: Transfer, piece: Any) -> None:
+        """The replica gets a piece that has come."""
+
+    @property
+    def plan(self) -> Plan:
+        assert self._plan is not None
+        return self._plan
+
+    def begin(self, message: PlanMessage, *, forgets: bool) -> None:
+        """Load or send what the plan says; what has to come from peers is brought in before what needs it.
+
+        Args:
+            message: the plan.
+            forgets: whatever is held is of before the job went back.
+        """
+        self._plan = plan = message.plan
+        if forgets:
+            self._mail.forget_older_plans(message.lineage)
+            self._holdings.forget_all()
+        if message.source is not StateSource.LIVE:
+            for group in plan.groups_of.get(self._worker, ()):
+                replica = self._holdings.new_replica(group)
+                self._load(replica, group, message)
+                self._holdings.put(group, replica)
+        elif message.afresh:
+            self._mail.forget_older_plans(plan.generation)
+        self._incoming = sorted((t for t in plan.transfers if t.target == self._worker), key=lambda t: t.group)
+        self._holdings.drop({transfer.group for transfer in self._incoming})
+        self._arriving = self._came_s = None
+        self._attempts.clear()
+        self._mail.tell_damage_again()
+        for transfer in plan.transfers:
+            if transfer.source == self._worker:
+                self._send(transfer, self._key(transfer))
+        self.is_settled = False
+
+    def again(self, order: Resend) -> None:
+        """Send a piece of state again, or await it from where the order says."""
+        transfer = order.transfer
+        self._attempts[transfer] = order.attempt
+        if transfer.source == self._worker:
+            self._send(transfer, self._key(transfer))
+        if transfer.target == self._worker:
+            awaited = [(move.group, move.part) for move in self._incoming]
+            if (transfer.group, transfer.part) in awaited:
+                self._incoming[awaited.index((transfer.group, transfer.part))] = transfer
+
+    def is_needed_by(self, instruction: Instruction | None) -> bool:
+        """Whether it waits for what is missing, beside which all others run; None: the program's end, which does.
+
+        A layer computes with its parameters, so that needs them. A vote needs all that the plan gives the worker: once
+        the step is committed, the source is free to change what it has sent. Sends, receipts and the worker's own part
+        of a sum, which is empty for what it does not hold, need nothing.
+        """
+        if instruction is None or instruction.op is Op.VOTE:
+            return True
+        layers = range(instruction.first_layer, instruction.end_layer) if instruction.op in COMPUTING else ()
+        groups = self.plan.groups
+        return any(layer in layers for transfer in self._incoming for layer in groups[transfer.group].layers)
+
+    def collect(self) -> Transfer | None:
+        """Take what has come, and bind the layers that it makes whole; returns the first that is still missing."""
+        missing: Transfer | None = None
+        while self._incoming and missing is None:
+            piece = self._mail.poll(self._key(self._incoming[0]))
+            if piece is None:
+                missing = self._incoming[0]
+            else:
+                self._take(self._incoming[0], piece)
+        held = self.plan.layers_held(self._holdings.replicas)
+        mine = self.plan.layers_run_by.get(self._worker, ())
+        self._holdings.own_layers([layer for layer in mine if layer in held])
+        return missing
+
+    def _take(self, transfer: Transfer, piece: Any) -> None:
+        """The first that is awaited has come."""
+        self._came_s = max(self._mail.came_s, self._came_s or 0.0)
+        if self._arriving is None:
+            self._arriving = self._holdings.new_replica(transfer.group)
+        self._fill(self._arriving, transfer, piece)
+        self._incoming.pop(0)
+        if not self._incoming or self._incoming[0].group != transfer.group:
+            self._arriving.step = self._machine.step - 1
+            self._holdings.put(transfer.group, self._arriving)
+            self._arriving = None
+
+    def settle(self) -> None:
+        """Nothing is missing."""
+        self.is_settled = True
+        since_s = 0.0 if self._came_s is None else max(0.0, self._now() - self._came_s)
+        self._tell(Ready(generation=self.plan.generation, since_s=since_s))
+
+    def tell_damage(self, key: Key) -> None:
+        """What is wanted came, and cannot be used. It is waited for until there is an order."""
+        self._tell(
+            Damaged(
+                generation=self._machine.generation,
+                step=self._machine.step,
+                source=WorkerId(key.sender),
+                kind=Kind.NAMES[key.kind],
+                item=key.item,
+                part=self._incoming[0].part if key.kind == Kind.STATE else None,
+            )
+        )
+
+    def _key(self, transfer: Transfer) -> Key:
+        attempt, step = self._attempts.get(transfer, 0), self._machine.step
+        return Key(Kind.STATE, transfer.source, step, self.plan.generation, transfer.group, attempt)

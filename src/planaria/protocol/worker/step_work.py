@@ -1,0 +1,375 @@
+"""A worker's part of a step: what each instruction of its program does, and what stays done when the plan changes.
+
+It owns what is under way inside a step: activations and gradients at the boundaries of layers, which instructions are
+done, the losses. It decides nothing and knows neither tensor nor thread: what values are, how they are sent and awaited
+and what computing costs is a subclass's, a real worker's or a simulated one's.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection
+from typing import Any, Generic, Protocol, TypeVar
+
+from planaria.plan.plan import Plan, WorkerId
+from planaria.plan.program.instructions import Instruction, Op, Program
+from planaria.plan.program.programs import program
+from planaria.protocol.messages.worker import Commit, PlanMessage, Vote
+from planaria.protocol.worker.holdings import HeldState, LayerModules
+from planaria.protocol.worker.mail import Key, Kind, MailStore
+from planaria.protocol.worker.progress import Progress, Work
+from planaria.protocol.worker.shadow_counts import Fate, Shadows
+from planaria.protocol.worker.sums import Sums
+
+Batch = TypeVar("Batch")
+GivenBatch = TypeVar("GivenBatch", contravariant=True)
+Value = TypeVar("Value")
+"""Activations or gradients at a boundary of layers."""
+
+
+class LayerRunner(LayerModules, Protocol[GivenBatch, Value]):
+    """Runs layers for microbatches."""
+
+    def forget(self, keep: Callable[[Work], bool]) -> None:
+        """Drop what is kept for microbatches that nobody will finish here."""
+        ...
+
+    def forward(
+        self,
+        step: int,
+        work: Work,
+        layer: int,
+        inputs: Value,
+        batch: GivenBatch | None,
+        *,
+        keep: bool,
+        on_host: bool = False,
+    ) -> tuple[Value, float | None]:
+        """One layer's forward; returns its outputs, detached, and the loss if it is the last layer.
+
+        Args:
+            keep: a backward will follow.
+            on_host: or it may, and hardly will: what it needs is kept in the host's memory until then.
+        """
+        ...
+
+    def backward(self, step: int, work: Work, layer: int, gradients: Value, *, counted: bool) -> Value:
+        """One layer's whole backward.
+
+        Args:
+            gradients: of the layer's floating-point outputs; empty for the last layer.
+            counted: whether its parameters' gradients are accumulated.
+
+        Returns:
+            Gradients of its floating-point inputs; empty for the first layer.
+        """
+        ...
+
+    def backward_input(self, step: int, work: Work, layer: int, gradients: Value) -> Value:
+        """The first half of one layer's backward: as `backward`, and nothing is counted yet."""
+        ...
+
+    def backward_weight(self, work: Work, layer: int, *, counted: bool) -> None:
+        """The second half: its parameters' gradients are accumulated if `counted`, and dropped otherwise."""
+        ...
+
+
+class StepWork(ABC, Generic[Batch, Value]):
+    """Of one worker.
+
+    Args:
+        worker: whose.
+        num_layers: of the model.
+        holdings: the worker's.
+        layers: runs them.
+        sums: of gradients, with other owners.
+        mail: what has come from peers.
+        nothing: the gradient of what comes out of the last layer.
+        before: told of each instruction that computes, and of which layers it is about to run `forwards`, or to give
+            gradients of `inputs` and `weights`.
+
+    Attributes:
+        progress: what is done of the program.
+        losses: of microbatches whose last layer ran here.
+        compute_s: seconds that the step's instructions computed.
+        step: in progress.
+    """
+
+    def __init__(
+        self,
+        worker: WorkerId,
+        num_layers: int,
+        holdings: HeldState[Any, Any],
+        layers: LayerRunner[Batch, Value],
+        sums: Sums[Any, Any, Any],
+        mail: MailStore[Any],
+        nothing: Value,
+        before: Callable[..., None] = lambda instruction, **layers: None,
+    ) -> None:
+        self.progress = Progress()
+        self.losses: dict[int, float] = {}
+        self.compute_s = 0.0
+        self.step = 0
+        self._worker = worker
+        self._num_layers = num_layers
+        self._holdings = holdings
+        self._layers = layers
+        self._sums = sums
+        self._mail = mail
+        self._nothing = nothing
+        self._before = before
+        self._plan: Plan | None = None
+        self._program: Program = ()
+        self._batches: dict[int, Batch] = {}
+        self._activations: dict[tuple[Work, int], Value] = {}
+        self._gradients: dict[tuple[Work, int], Value] = {}
+        self._shadows = Shadows()
+        self._run: dict[Op, Callable[[Instruction], None]] = {
+            Op.LOAD: self._load,
+            Op.FORWARD: self._forward,
+            Op.BACKWARD: self._backward,
+            Op.BACKWARD_INPUT: self._backward_input,
+            Op.BACKWARD_WEIGHT: self._backward_weight,
+            Op.SHADOW_FORWARD: self._shadow_forward,
+            Op.SHADOW_BACKWARD: self._shadow_backward,
+            Op.SEND_ACTIVATION: self._send_activation,
+            Op.RECV_ACTIVATION: self._receive_activation,
+            Op.SEND_GRADIENT: self._send_gradient,
+            Op.RECV_GRADIENT: self._receive_gradient,
+            Op.SYNC: self._start_sum,
+            Op.VOTE: self._finish_sums,
+        }
+
+    # What a worker does for it
+
+    @abstractmethod
+    def _batch(self, microbatch: int) -> Batch:
+        """The samples of one microbatch of the step in progress."""
+
+    @abstractmethod
+    def _inputs(self, batch: Batch) -> Value:
+        """What of the samples goes into the first layer."""
+
+    @abstractmethod
+    def _send(self, peer: WorkerId, key: Key, value: Value) -> None: ...
+
+    @abstractmethod
+    def _take(self, key: Key) -> Value:
+        """The message of this name, once it is here."""
+
+    @abstractmethod
+    def _finish_sums(self, instruction: Instruction) -> None:
+        """Returns when every sum that the plan gives this worker is whole."""
+
+    @abstractmethod
+    def _update(self, groups: Collection[int], commit: Commit) -> None:
+        """One optimizer step of these groups."""
+
+    # Plans and steps
+
+    @property
+    def plan(self) -> Plan:
+        assert self._plan is not None
+        return self._plan
+
+    def adopt(self, message: PlanMessage, *, continues: bool) -> None:
+        """Take a plan for the step in progress; what is done of it stays done if the step `continues`."""
+        self._plan = message.plan
+        self._program = program(self._plan, self._worker) if self._worker in self._plan.groups_of else ()
+        if not continues:
+            self._begin_step(message.step, message.exponents)
+            return
+        self._sums.adopt(message.plan)
+        self._holdings.leave_out(message.plan.dropped)
+        self.losses = {m: loss for m, loss in self.losses.items() if m not in message.plan.dropped}
+        born = {(microbatch, route.born) for route in message.plan.routes for microbatch in route.microbatches}
+        self._layers.forget(lambda work: work in born)
+        for store in (self._activations, self._gradients):
+            for entry in [entry for entry in store if entry[0] not in born]:
+                del store[entry]
+        self._take_over(message.plan)
+        self.progress.go_on(self._program)
+
+    def _take_over(self, plan: Plan) -> None:
+        """Copies of what a lost worker counted count from now on, if this worker goes on in its place."""
+        match self._shadows.fate(plan, self._worker):
+            case Fate.PROMOTED:
+                self._holdings.promote_shadows()
+                for layer, (microbatch, _) in self._shadows.counted:
+                    self._holdings.note_counted(layer, microbatch)
+                self._shadows.counted.clear()
+            case Fate.DROPPED:
+                self._holdings.drop_shadows()
+                self._shadows.counted.clear()
+            case Fate.KEPT:
+                pass
+
+    def begin_next_step(self, commit: Commit) -> None:
+        """The same plan, the step after the committed one."""
+        self._begin_step(commit.step + 1, commit.exponents)
+
+    def _begin_step(self, step: int, exponents: tuple[int, ...]) -> None:
+        self.step = step
+        self.compute_s = 0.0
+        self.losses = {}
+        self._shadows.clear()
+        self.give_up()
+        self._holdings.begin_step(exponents)
+        self._sums.begin_step(self.plan, step)
+        self._mail.forget_before(step, self.plan.generation)
+        self.progress.begin(self._program)
+
+    def give_up(self) -> None:
+        """Let go of what is kept for the step in progress: it will not be finished here."""
+        self._batches.clear()
+        self._activations.clear()
+        self._gradients.clear()
+        self._layers.forget(lambda work: False)
+
+    def apply(self, commit: Commit) -> None:
+        groups = self.plan.groups_of[self._worker]
+        self._update(groups, commit)
+        self._holdings.keep_only(groups)
+
+    def vote(self, generation: int, step: int) -> Vote:
+        """What this worker tells of the step that it has done."""
+        return Vote(
+            generation=generation,
+            step=step,
+            norms=self._sums.norms,
+            losses=dict(self.losses),
+            ledger=self._holdings.ledger,
+            compute_s=self.compute_s,
+        )
+
+    # Instructions
+
+    def perform(self, instruction: Instruction) -> None:
+        """What it says; it counts as done once `progress` is told so."""
+        self._run[instruction.op](instruction)
+
+    def _load(self, instruction: Instruction) -> None:
+        if instruction.microbatch not in self._batches:
+            self._batches[instruction.microbatch] = self._batch(instruction.microbatch)
+
+    def _forward(self, instruction: Instruction) -> None:
+        """Of the layers whose forward was not run before, by another instruction."""
+        loss = self._run_forwards(instruction, on_host=False)
+        if loss is None and instruction.end_layer == self._num_layers:
+            loss = self._shadows.losses.get(instruction.microbatch)
+        if loss is not None:
+            self.losses[instruction.microbatch] = loss
+
+    def _shadow_forward(self, instruction: Instruction) -> None:
+        """What has to be done already should its owner be lost later."""
+        loss = self._run_forwards(instruction, on_host=True)
+        if loss is not None:
+            self._shadows.losses[instruction.microbatch] = loss
+
+    def _run_forwards(self, instruction: Instruction, *, on_host: bool) -> float | None:
+        """Returns the loss, if the last layer of the model is run."""
+        work, left = _work(instruction), self.progress.forwards_left(instruction)
+        batch = self._batches.get(instruction.microbatch)
+        self._before(instruction, forwards=[layer for layers in left for layer in layers])
+        loss: float | None = None
+        for layers in left:
+            value = self._taken_in(work, layers.start, stays=on_host)
+            for layer in layers:
+                value, loss = self._layers.forward(
+                    self.step, work, layer, value, batch, keep=instruction.keeps, on_host=on_host
+                )
+                self.progress.note_forward(work, layer)
+            if loss is None:
+                self._activations[work, layers.stop] = value
+        return loss
+
+    def _taken_in(self, work: Work, layer: int, *, stays: bool) -> Value:
+        """A layer's input; it `stays` where it may have to be sent again."""
+        if layer == 0:
+            return self._inputs(self._batches[work[0]])
+        return self._activations[work, layer] if stays else self._activations.pop((work, layer))
+
+    def _backward(self, instruction: Instruction) -> None:
+        """Whole, except where the input's half was done under an earlier plan."""
+        work, layers = _work(instruction), self.progress.backwards_left(instruction)
+        inputs = [layer for layer in layers if not self.progress.has_input(work, layer)]
+        self._before(instruction, inputs=inputs, weights=_counted(instruction, layers))
+        for layer in layers:
+            counted = layer in instruction.counted
+            if self.progress.has_input(work, layer):
+                self._layers.backward_weight(work, layer, counted=counted)
+            else:
+                given = self._gradients.pop((work, layer + 1), self._nothing)
+                self._gradients[work, layer] = self._layers.backward(self.step, work, layer, given, counted=counted)
+            self._note_backward(work, layer, counted=counted)
+
+    def _backward_input(self, instruction: Instruction) -> None:
+        work, layers = _work(instruction), self.progress.inputs_left(instruction)
+        self._before(instruction, inputs=layers)
+        for layer in layers:
+            given = self._gradients.pop((work, layer + 1), self._nothing)
+            self._gradients[work, layer] = self._layers.backward_input(self.step, work, layer, given)
+            self.progress.note_input(work, layer)
+
+    def _backward_weight(self, instruction: Instruction) -> None:
+        work, layers = _work(instruction), self.progress.backwards_left(instruction)
+        self._before(instruction, weights=_counted(instruction, layers))
+        for layer in layers:
+            counted = layer in instruction.counted
+            self._layers.backward_weight(work, layer, counted=counted)
+            self._note_backward(work, layer, counted=counted)
+
+    def _shadow_backward(self, instruction: Instruction) -> None:
+        """A second copy of what another worker counts, apart from all that counts here."""
+        work, layers = _work(instruction), self.progress.backwards_left(instruction)
+        self._before(instruction, inputs=layers, weights=_counted(instruction, layers))
+        given = self._gradients.get((work, instruction.end_layer), self._nothing)
+        for layer in layers:
+            counted = layer in instruction.counted
+            with self._holdings.counting_apart():
+                given = self._layers.backward(self.step, work, layer, given, counted=counted)
+            self.progress.note_backward(work, layer)
+            if counted:
+                self._shadows.counted.add((layer, work))
+        if layers:
+            self._gradients[work, layers[-1]] = given
+
+    def _note_backward(self, work: Work, layer: int, *, counted: bool) -> None:
+        self.progress.note_backward(work, layer)
+        if counted:
+            self._holdings.note_counted(layer, work[0])
+
+    def _key(self, kind: str, sender: WorkerId | None, instruction: Instruction) -> Key:
+        assert sender is not None
+        return Key(kind, sender, self.step, instruction.born, instruction.microbatch, instruction.first_layer)
+
+    def _send_activation(self, instruction: Instruction) -> None:
+        self._send_value(Kind.ACTIVATION, instruction, self._activations)
+
+    def _send_gradient(self, instruction: Instruction) -> None:
+        self._send_value(Kind.GRADIENT, instruction, self._gradients)
+
+    def _send_value(self, kind: str, instruction: Instruction, store: dict[tuple[Work, int], Value]) -> None:
+        assert instruction.peer is not None
+        at = _work(instruction), instruction.first_layer
+        value = store[at] if instruction.keeps else store.pop(at)
+        self._send(instruction.peer, self._key(kind, self._worker, instruction), value)
+
+    def _receive_activation(self, instruction: Instruction) -> None:
+        value = self._take(self._key(Kind.ACTIVATION, instruction.peer, instruction))
+        self._activations[_work(instruction), instruction.first_layer] = value
+
+    def _receive_gradient(self, instruction: Instruction) -> None:
+        value = self._take(self._key(Kind.GRADIENT, instruction.peer, instruction))
+        self._gradients[_work(instruction), instruction.first_layer] = value
+
+    def _start_sum(self, instruction: Instruction) -> None:
+        self._sums.start(instruction.group, instruction.epoch, instruction.round)
+
+
+def _work(instruction: Instruction) -> Work:
+    return instruction.microbatch, instruction.born
+
+
+def _counted(instruction: Instruction, layers: tuple[int, ...]) -> list[int]:
+    return [layer for layer in layers if layer in instruction.counted]

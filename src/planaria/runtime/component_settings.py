@@ -1,0 +1,142 @@
+"""From the job file's sections to the settings of other components, and the profile that a job names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from planaria.job.errors import UserError
+from planaria.job.faults import Fault
+from planaria.job.settings import LOOPBACK, Device, Job, RunSection
+from planaria.plan.costs.model_profile import ModelProfile
+from planaria.plan.costs.profile_check import decode_profile
+from planaria.plan.plan import NodeId, PlanError, Redundancy, ScheduleKind, WorkerId
+from planaria.plan.settings import MOST_DEVICES, PlannerSettings
+from planaria.protocol.step.cadence import Cadence
+from planaria.runtime.run_folder.run_folder import RunFolder
+from planaria.runtime.worker.settings import WorkerSettings
+
+
+def check_size(job: Job) -> None:
+    """Refuse a job that nobody can have meant, before anything is measured or started for it.
+
+    Raises:
+        UserError: it has more devices than plans are made for.
+    """
+    cluster = job.cluster
+    if cluster.nodes * cluster.devices_per_node > MOST_DEVICES:
+        most = MOST_DEVICES // cluster.devices_per_node
+        raise UserError(
+            f"cluster.nodes = {cluster.nodes} with cluster.devices_per_node = {cluster.devices_per_node} is more than "
+            f"the {MOST_DEVICES} devices that plans are made for. "
+            + (f"Set it to {most} or less." if most else "Set fewer cluster.devices_per_node.")
+        )
+
+
+def planner_settings(job: Job, profile: ModelProfile) -> PlannerSettings:
+    """What the planner must respect. `cluster.memory_gb` counts GB of 10**9 bytes, for one device; where it is 0, the
+    profile says what a device has."""
+    return PlannerSettings(
+        num_microbatches=job.train.num_microbatches,
+        fault_tolerance=job.resilience.fault_tolerance,
+        num_nodes=job.cluster.nodes,
+        devices_per_node=job.cluster.devices_per_node,
+        memory_bytes=int(job.cluster.memory_gb * 1e9) if job.cluster.memory_gb else profile.device.memory_bytes,
+        min_nodes=job.resilience.min_nodes_per_pipeline,
+        schedule=ScheduleKind(job.cluster.schedule.value),
+        may_drop=job.resilience.may_drop,
+        may_restore=job.run.writes_checkpoints and job.run.keep_checkpoints > 1,
+        redundancy=Redundancy(job.resilience.redundancy.value),
+    )
+
+
+def checkpoint_interval_s(run: RunSection, time_to_failure_s: float) -> float:
+    """Returns the seconds between two checkpoints of a run that has not begun; 0: they are not by time."""
+    return Cadence(run.checkpoint_every, run.checkpoint_every_s).interval_s(time_to_failure_s)
+
+
+def job_profile(job: Job, profile: ModelProfile) -> ModelProfile:
+    """The profile's costs as the job runs: with or without recomputation."""
+    return profile.recomputed() if job.train.activation_checkpointing else profile
+
+
+def is_emulated(job: Job) -> bool:
+    return job.cluster.device is Device.EMULATED
+
+
+def named_profile(job: Job) -> ModelProfile:
+    """The profile of an emulated job.
+
+    Raises:
+        UserError: it cannot be read, or is for microbatches of another size.
+    """
+    path = Path(job.cluster.profile or "")
+    field = f"cluster.profile = {job.cluster.profile!r}"
+    try:
+        profile = decode_profile(path.read_bytes())
+    except OSError as error:
+        raise UserError(
+            f"{field} cannot be read: {error.strerror}. Give a profile's path, from the folder in which you start; "
+            "planaria profile JOB -o FILE measures one, --preset NAME --device NAME computes one."
+        ) from None
+    except PlanError as error:
+        raise UserError(f"{field}: {error}") from None
+    if profile.microbatch_size != job.train.microbatch:
+        raise UserError(
+            f"{field} has the times of microbatches of {profile.microbatch_size}, and train.microbatch is "
+            f"{job.train.microbatch}. Set train.microbatch = {profile.microbatch_size}, or give another profile."
+        )
+    return profile
+
+
+def node_settings(
+    job: Job,
+    folder: RunFolder,
+    node: NodeId,
+    *,
+    coordinator: str,
+    token: str,
+    faults: tuple[Fault, ...],
+    import_path: Path | None,
+    host: str = LOOPBACK,
+    zone: str = "",
+    mark: str = "",
+    metadata_url: str = "",
+    traces: bool = False,
+) -> list[WorkerSettings]:
+    """What the workers of a node are told, one for each device.
+
+    Args:
+        job: the whole job.
+        folder: of the run, as the node sees it.
+        node: its number.
+        coordinator: "host:port".
+        token: of the job.
+        faults: on order, of this node.
+        import_path: where a model given as "module:function" is looked for.
+        host: address on which peers reach the node.
+        zone: where it is; "": not known.
+        mark: of the run.
+        metadata_url: of the cloud's metadata server; "": where it always is.
+        traces: every worker writes what it did when into the logs, for benchmarks.
+    """
+    first = node * job.cluster.devices_per_node
+    return [
+        WorkerSettings(
+            worker=WorkerId(worker),
+            node=node,
+            coordinator=coordinator,
+            token=token,
+            job=job,
+            data_folder=str(folder.data),
+            profile=str(folder.profile),
+            faults=faults,
+            import_path=None if import_path is None else str(import_path),
+            metadata_url=metadata_url,
+            log=str(folder.logs / f"worker-{worker}.log"),
+            host=host,
+            zone=zone,
+            mark=mark,
+            trace=str(folder.logs / f"trace-{worker}.jsonl") if traces else None,
+        )
+        for worker in range(first, first + job.cluster.devices_per_node)
+    ]

@@ -1,0 +1,201 @@
+"""Nodes on other hosts: the agents that offer them, and what the coordinator asks of an agent.
+
+It hands out node numbers and passes on orders. It never judges whether a node lives: its workers' own connections say
+that, and an agent that is out of reach may come back.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from planaria.job.faults import Fault
+from planaria.plan.plan import NodeId
+from planaria.protocol.messages.agent import (
+    Available,
+    Dismissed,
+    Enrol,
+    Farewell,
+    KillNode,
+    NodeEnded,
+    Ping,
+    Pong,
+    Refused,
+    StartNode,
+    Welcome,
+    decode_from_agent,
+)
+from planaria.protocol.messages.worker import PROTOCOL_VERSION, Message, encode
+from planaria.runtime.wire.connection import Connection
+from planaria.runtime.wire.control_frames import FrameError
+
+log = logging.getLogger(__name__)
+
+
+class Desk(Protocol):
+    """The server's side: what it knows of nodes, and the way to a connection."""
+
+    def new_node(self) -> NodeId:
+        """A number that no node had before. Its workers are expected to join soon."""
+        ...
+
+    def may_run(self, node: NodeId) -> bool:
+        """An agent says that it runs there: whether it is not fenced. Nobody else gets its number."""
+        ...
+
+    def was_released(self, node: NodeId) -> bool:
+        """Whether it handed over its work and is not wanted back."""
+        ...
+
+    def lost(self, node: NodeId, cause: str) -> None: ...
+
+    def say(self, connection: Connection, body: bytes) -> None:
+        """Send without waiting."""
+        ...
+
+    def hang_up(self, connection: Connection) -> None: ...
+
+
+@dataclass(slots=True)
+class _Agent:
+    connection: Connection
+    identity: str
+    host: str
+    node: NodeId | None
+    """That runs there, as far as is known."""
+
+
+class Agents:
+    """Those of one job.
+
+    Args:
+        welcome: what an agent is told first.
+        token: of the job.
+        faults: on order.
+        only_boot: the one kernel on which nodes may run; "": on any.
+    """
+
+    def __init__(
+        self, welcome: Welcome, token: str, faults: Mapping[NodeId, tuple[Fault, ...]], only_boot: str
+    ) -> None:
+        self._welcome = welcome
+        self._token = token
+        self._faults = faults
+        self._only_boot = only_boot
+        self._agents: dict[Connection, _Agent] = {}
+        self._desk: Desk | None = None
+        self._over: Farewell | None = None
+
+    def open(self, desk: Desk) -> None:
+        self._desk = desk
+
+    @property
+    def desk(self) -> Desk:
+        assert self._desk is not None
+        return self._desk
+
+    # What arrives
+
+    def take(self, connection: Connection, frame: bytes) -> bool:
+        """Take a frame if it is an agent's.
+
+        Raises:
+            FrameError: it is none of an agent's, or an agent without the job's token.
+        """
+        agent = self._agents.get(connection)
+        if agent is None and connection.worker is not None:
+            return False
+        try:
+            message = decode_from_agent(frame)
+        except (ValueError, RecursionError) as error:
+            if agent is None:
+                return False
+            raise FrameError(str(error)) from error
+        match message:
+            case Enrol() if agent is None:
+                self._enrol(connection, message)
+            case Ping() if agent is not None:
+                self._tell(agent, Pong())
+            case Available() if agent is not None:
+                self._available(agent, message)
+            case NodeEnded() if agent is not None and agent.node == message.node:
+                agent.node = None
+                self.desk.lost(NodeId(message.node), message.cause)
+            case NodeEnded() if agent is not None:
+                pass  # it was told so, and ended what it was told to end
+            case _:
+                raise FrameError("an agent must enrol once, and first")
+        return True
+
+    def _enrol(self, connection: Connection, enrol: Enrol) -> None:
+        refusal = self._refusal(enrol)
+        if refusal is not None:
+            self.desk.say(connection, encode(Refused(reason=refusal)))
+            raise FrameError(refusal)
+        # What belongs to an earlier run ends when the agent hears of this one.
+        node = NodeId(enrol.node) if enrol.node >= 0 and enrol.mark == self._welcome.mark else None
+        for other in [other for other in self._agents.values() if other.identity == enrol.identity]:
+            self.dropped(other.connection)
+            self.desk.hang_up(other.connection)
+        taken = node is not None and any(other.node == node for other in self._agents.values())
+        agent = self._agents[connection] = _Agent(connection, enrol.identity, enrol.host, None if taken else node)
+        if self._over is not None:
+            self._tell(agent, Dismissed(farewell=self._over))
+            return
+        self._tell(agent, self._welcome)
+        if node is not None and (taken or not self.desk.may_run(node)):
+            self._tell(agent, KillNode(node=node))
+
+    def _refusal(self, enrol: Enrol) -> str | None:
+        if not hmac.compare_digest(enrol.token.encode(), self._token.encode()):
+            return "the token is not the job's"
+        if enrol.version != PROTOCOL_VERSION:
+            return f"the agent speaks protocol version {enrol.version}, the coordinator {PROTOCOL_VERSION}"
+        if self._only_boot not in ("", enrol.boot):
+            return "nodes with an emulated device share one clock, so all agents must run on the coordinator's machine"
+        return None
+
+    def _available(self, agent: _Agent, message: Available) -> None:
+        if message.after >= 0 and self.desk.was_released(NodeId(message.after)):
+            self._tell(agent, Dismissed(farewell=Farewell.DRAINED))
+            return
+        if self._over is not None:
+            self._tell(agent, Dismissed(farewell=self._over))
+            return
+        agent.node = self.desk.new_node()
+        log.info("node %d runs on %s", agent.node, agent.host)
+        self._tell(agent, StartNode(node=agent.node, faults=self._faults.get(agent.node, ())))
+
+    def dropped(self, connection: Connection) -> None:
+        """The connection is closed. If it was an agent's, its node's workers may live on."""
+        self._agents.pop(connection, None)
+
+    def dismiss(self, farewell: Farewell) -> None:
+        """The run has ended: send everybody home."""
+        self._over = farewell
+        for agent in list(self._agents.values()):
+            self._tell(agent, Dismissed(farewell=farewell))
+
+    def _tell(self, agent: _Agent, message: Message) -> None:
+        self.desk.say(agent.connection, encode(message))
+
+    # What becomes of nodes
+
+    def kill(self, node: NodeId) -> None:
+        """An agent that is out of reach is told when it comes back."""
+        for agent in list(self._agents.values()):
+            if agent.node == node:
+                self._tell(agent, KillNode(node=node))
+
+    def refuse(self, node: NodeId, reason: str) -> None:
+        """Send the agent of a node home for good."""
+        for agent in list(self._agents.values()):
+            if agent.node == node:
+                self._tell(agent, Refused(reason=reason))
+
+    def all_ended(self) -> bool:
+        """Of the nodes whose agents are within reach."""
+        return all(agent.node is None for agent in self._agents.values())

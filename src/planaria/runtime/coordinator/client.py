@@ -1,0 +1,80 @@
+"""Asks a running job's coordinator, at the address and with the token that its run folder keeps."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import msgspec
+
+from planaria.job.errors import UserError
+from planaria.protocol.messages.user import Answer, Request, Wish, decode_answer
+from planaria.protocol.messages.worker import PROTOCOL_VERSION
+from planaria.runtime.wire.control_frames import control_frame, read_control
+
+TIMEOUT_S = 10.0
+
+
+class NotReached(UserError):
+    """The run does not run, or does not answer."""
+
+
+class Contact(msgspec.Struct, frozen=True, kw_only=True):
+    """How a running job is reached. Only the user who runs it may read the file."""
+
+    address: str
+    token: str
+
+    def write(self, path: Path) -> None:
+        write_private(path, msgspec.json.encode(self))
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """A new file that the user alone can read."""
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+
+
+def ask(
+    path: Path,
+    wish: Wish,
+    *,
+    node: int = -1,
+    count: int = 1,
+    grace_s: float = 0.0,
+    policy: str = "",
+    folder: str = "",
+    discards: bool = False,
+    timeout_s: float | None = TIMEOUT_S,
+) -> Answer:
+    """Ask the job whose contact file this is. Arguments as `Request`; `timeout_s`: for the answer; None: no end.
+
+    Raises:
+        NotReached: it does not run, or does not answer.
+    """
+    run = path.parent
+    try:
+        contact = msgspec.json.decode(path.read_bytes(), type=Contact)
+        host, _, port = contact.address.rpartition(":")
+        request = Request(
+            version=PROTOCOL_VERSION,
+            token=contact.token,
+            wish=wish,
+            node=node,
+            count=count,
+            grace_s=grace_s,
+            policy=policy,
+            folder=folder,
+            discards=discards,
+        )
+        with socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as connection:
+            connection.sendall(control_frame(msgspec.msgpack.encode(request)))
+            connection.settimeout(timeout_s)
+            return decode_answer(read_control(connection))
+    except FileNotFoundError:
+        raise NotReached(f"run {run} does not run now. Name the folder of a run that does.") from None
+    except (OSError, EOFError, ValueError) as error:
+        raise NotReached(f"run {run} does not answer: {error}. Look whether its process still runs.") from None

@@ -1,0 +1,111 @@
+"""What the coordinator's machine commands is done here, in order: told, written down, published, killed. It decides
+nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from planaria.plan.plan import WorkerId
+from planaria.protocol.membership.admission import Admission
+from planaria.protocol.messages.agent import Farewell
+from planaria.protocol.messages.events import (
+    Command,
+    Discard,
+    Finish,
+    Publish,
+    Send,
+    SetTimer,
+    WriteManifest,
+)
+from planaria.protocol.messages.journal import JournalEntry
+from planaria.protocol.messages.plan_delta import difference
+from planaria.protocol.messages.records import AnyRecord, Note, RunStatus
+from planaria.protocol.messages.worker import Message, PlanMessage, encode
+from planaria.runtime.coordinator.agents import Agents
+from planaria.runtime.coordinator.journal import Journal
+from planaria.runtime.coordinator.manifests import ManifestWriter
+from planaria.runtime.wire.connection import Connection
+from planaria.runtime.wire.socket_server import Switchboard
+
+Observer = Callable[[AnyRecord, float], None]
+
+
+class Executor:
+    """Of one coordinator.
+
+    Args:
+        switchboard: the way to connections.
+        admission: whose connection is whose.
+        agents: of nodes on other hosts, if nodes are there.
+        journal: open.
+        manifests: makes checkpoints whole.
+        observers: get every record.
+        tell_again: gets records that an earlier coordinator may have published.
+
+    Attributes:
+        finished: how the run ended, once it has.
+        timer_s: monotonic seconds at which the machine's timer is due; None: it is not set.
+    """
+
+    def __init__(
+        self,
+        switchboard: Switchboard,
+        admission: Admission[Connection],
+        agents: Agents | None,
+        journal: Journal,
+        manifests: ManifestWriter,
+        observers: Sequence[Observer],
+        tell_again: Observer,
+    ) -> None:
+        self.finished: Finish | None = None
+        self.timer_s: float | None = None
+        self._switchboard = switchboard
+        self._admission = admission
+        self._agents = agents
+        self._journal = journal
+        self._manifests = manifests
+        self._observers = tuple(observers)
+        self._tell_again = tell_again
+        self._encoded: tuple[Message, PlanMessage | None, bytes] | None = None
+
+    def carry_out(self, command: Command) -> None:
+        match command:
+            case Send(worker, message):
+                self.send(worker, message)
+            case JournalEntry():
+                self._journal.write(command)
+            case Publish(record, again=True):
+                self._tell_again(record, time.time())
+            case Publish(record):
+                self._publish(record)
+            case WriteManifest() | Discard():
+                self._manifests.order(command)
+            case SetTimer(seconds):
+                self.timer_s = time.monotonic() + seconds
+            case Finish(status):
+                self.finished = command
+                if self._agents is not None:
+                    is_over = status in (RunStatus.COMPLETED, RunStatus.FAILED)
+                    self._agents.dismiss(Farewell.OVER if is_over else Farewell.SUSPENDED)
+
+    def send(self, worker: WorkerId, message: Message) -> None:
+        """A plan is told as what differs from the one before; it is encoded once for all who had the same."""
+        connection = self._admission.connection_of(worker)
+        if connection is None:
+            return
+        before = None
+        if isinstance(message, PlanMessage):
+            before, connection.plan = connection.plan, message
+        if self._encoded is None or self._encoded[0] is not message or self._encoded[1] is not before:
+            update = difference(before, message) if before and isinstance(message, PlanMessage) else None
+            self._encoded = (message, before, encode(update or message))
+        self._switchboard.say(connection, self._encoded[2])
+
+    def warn(self, text: str) -> None:
+        self._publish(Note(level="warning", text=text))
+
+    def _publish(self, record: AnyRecord) -> None:
+        now = time.time()
+        for observer in self._observers:
+            observer(record, now)

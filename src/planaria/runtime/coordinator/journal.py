@@ -1,0 +1,248 @@
+"""The journal: what the coordinator decided, durable before anybody acts on it. SQLite in WAL mode.
+
+An entry survives the death of the coordinator's process; `synchronous = NORMAL` leaves the last ones to the mercy of
+a power cut, which a worker's report of what it committed makes up for; what no worker knows is synchronised. Entries
+have checksums of their own and follow each other without gaps: of a damaged file, what comes before the damage is kept,
+and nothing after it is believed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sqlite3
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+import xxhash
+
+from planaria.job.errors import UserError
+from planaria.protocol.messages.journal import (
+    LASTING,
+    AnyEntry,
+    JournalCommit,
+    JournalEntry,
+    decode_entry,
+    encode_entry,
+)
+from planaria.protocol.step.commit import NOT_APPLIED
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS entries (
+    number INTEGER PRIMARY KEY, run TEXT NOT NULL, entry BLOB NOT NULL, checksum INTEGER NOT NULL
+);
+CREATE TABLE IF NOT EXISTS job (fingerprint TEXT NOT NULL, checksum INTEGER NOT NULL);
+"""
+
+_FORMAT = 2
+"""As SQLite's user_version. 0: the first format, in which the job's fingerprint was made otherwise."""
+
+_LATER = "A later version of Planaria wrote it: go on with that one, or start a new run by --name NAME."
+
+_Row = tuple[int, str, bytes, int]
+
+
+log = logging.getLogger(__name__)
+THINNED_EVERY = 4096
+"""Entries after which commits that later ones made old are removed, so that a long run's journal is read in no time."""
+
+COMMITS_KEPT = 64
+"""Of the newest, for people who look into it."""
+
+
+class Journal:
+    """What one run decided, in order.
+
+    Args:
+        path: of the file.
+        run: whose entries are read and written. Those of earlier runs in the same folder are removed: what they
+            decided is over, and none of their workers lives.
+        job: fingerprint of the job.
+
+    Attributes:
+        complaints: what was wrong with the file, and what was kept.
+    """
+
+    def __init__(self, path: Path, run: str = "", job: str = "") -> None:
+        self._path = path
+        self._run = run
+        self._job = job
+        self._kept: deque[tuple[bytes, bool]] = deque()
+        self._database: sqlite3.Connection | None = None
+        self._since_thinned = 0
+        self.complaints: list[str] = []
+
+    def start(self) -> None:
+        """Open the file, whatever is left of it.
+
+        Raises:
+            UserError: it is another job's, or a later version of Planaria wrote it.
+        """
+        try:
+            self._database = self._open()
+            self._begin_run()
+        except sqlite3.DatabaseError as error:
+            self._keep((), str(error))
+
+    def read(self) -> list[AnyEntry]:
+        """What this run wrote, in order. Of a damaged file, up to the damage; the file is whole again afterwards.
+
+        Raises:
+            UserError: a later version of Planaria wrote an entry.
+        """
+        rows: list[_Row] = []
+        entries: list[AnyEntry] = []
+        try:
+            for row in self._whole_rows():
+                entries.append(self._decoded(row[2]))
+                rows.append(row)
+            (answer,) = self._need().execute("PRAGMA quick_check(1)").fetchone()
+            damage = None if answer == "ok" else str(answer)
+        except (_Damaged, sqlite3.DatabaseError) as error:
+            damage = str(error)
+        if damage is not None:
+            self._keep(rows, damage)
+        self._since_thinned = len(entries)
+        return entries
+
+    def _decoded(self, body: bytes) -> AnyEntry:
+        """An entry whose checksum is right."""
+        try:
+            return decode_entry(body)
+        except ValueError as error:
+            raise UserError(f"journal {self._path} has an entry that is not known here: {error}. {_LATER}") from None
+
+    def write(self, entry: JournalEntry) -> None:
+        """Returns when the entry is durable (`protocol.journal.LASTING`: against power cuts too), or kept in memory
+        while the disk has no room: then training goes on, and a coordinator that dies meanwhile leaves its workers
+        ahead of the journal."""
+        was_full = bool(self._kept)
+        self._kept.append((encode_entry(entry), isinstance(entry, LASTING)))
+        try:
+            while self._kept:
+                self._insert(*self._kept[0])
+                self._kept.popleft()
+            if self._since_thinned >= THINNED_EVERY:
+                self._thin()
+        except sqlite3.OperationalError as error:
+            if not was_full:
+                log.warning(
+                    "%s: %s. Training goes on, and steps are written there once they can be.", self._path, error
+                )
+
+    def _insert(self, body: bytes, lasts: bool) -> None:
+        database = self._need()
+        if lasts:
+            database.execute("PRAGMA synchronous = FULL")
+        try:
+            database.execute(
+                "INSERT INTO entries (run, entry, checksum) VALUES (?, ?, ?)",
+                (self._run, body, _checksum(self._run, body)),
+            )
+        finally:
+            if lasts:
+                database.execute("PRAGMA synchronous = NORMAL")
+        self._since_thinned += 1
+
+    def close(self) -> None:
+        if self._database is not None:
+            self._database.close()
+            self._database = None
+
+    def _need(self) -> sqlite3.Connection:
+        assert self._database is not None, "the journal is not open"
+        return self._database
+
+    def _open(self) -> sqlite3.Connection:
+        database = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
+        try:
+            database.execute("PRAGMA journal_mode = WAL")
+            database.execute("PRAGMA synchronous = NORMAL")
+            (version,) = database.execute("PRAGMA user_version").fetchone()
+            if version > _FORMAT:
+                raise UserError(f"journal {self._path} has format {version}; {_FORMAT} is known here. {_LATER}")
+            database.executescript(_SCHEMA)
+            if version < _FORMAT:
+                database.execute("DELETE FROM job")
+                database.execute(f"PRAGMA user_version = {_FORMAT}")
+        except (sqlite3.DatabaseError, UserError):
+            database.close()
+            raise
+        return database
+
+    def _begin_run(self) -> None:
+        database = self._need()
+        found = database.execute("SELECT fingerprint, checksum FROM job").fetchone()
+        if found is None:
+            database.execute("INSERT INTO job VALUES (?, ?)", (self._job, _checksum(self._job)))
+        elif found[0] != self._job and _checksum(str(found[0])) == found[1]:
+            raise UserError(
+                f"journal {self._path} belongs to another job: [model] or [train] differ. "
+                "Go on with the same job, or start a new run by --name NAME."
+            )
+        database.execute("DELETE FROM entries WHERE run != ?", (self._run,))
+
+    def _whole_rows(self) -> Iterator[_Row]:
+        """In order, until one is missing or wrong. Raises _Damaged there."""
+        last = 0
+        rows = self._need().execute("SELECT number, run, entry, checksum FROM entries ORDER BY number")
+        for row in rows:
+            number, run, body, checksum = row
+            if number != last + 1:
+                raise _Damaged(f"entry {last + 1} is missing")
+            if not isinstance(body, bytes) or _checksum(run, body) != checksum:
+                raise _Damaged(f"the checksum of entry {number} is wrong")
+            last = number
+            yield row
+
+    def _thin(self) -> None:
+        """Of commits in a row, the last says all; but one that was not applied is counted, and what was learnt is known
+        from the last that says it."""
+        database = self._need()
+        database.execute("BEGIN IMMEDIATE")
+        rows = list(database.execute("SELECT run, entry, checksum FROM entries ORDER BY number"))
+        entries = [self._decoded(body) for _, body, _ in rows]
+        are_commits = [isinstance(entry, JournalCommit) for entry in entries]
+        learnt_at = max((at for at, entry in enumerate(entries) if entry.learnt is not None), default=None)
+        kept = [
+            row
+            for at, row in enumerate(rows)
+            if at >= len(rows) - COMMITS_KEPT or at == learnt_at or _is_of_use(entries[at]) or not are_commits[at + 1]
+        ]
+        database.execute("DELETE FROM entries")
+        database.executemany("INSERT INTO entries (run, entry, checksum) VALUES (?, ?, ?)", kept)
+        database.execute("COMMIT")
+        self._since_thinned = 0
+
+    def _keep(self, rows: tuple[_Row, ...] | list[_Row], damage: str) -> None:
+        """Move the damaged file aside, and go on with a new one that has these rows."""
+        self.close()
+        aside = self._path.with_name(f"{self._path.name}.damaged")
+        for suffix in ("", "-wal", "-shm"):
+            with contextlib.suppress(FileNotFoundError):
+                self._path.with_name(self._path.name + suffix).replace(aside.with_name(aside.name + suffix))
+        self._database = self._open()
+        self._begin_run()
+        self._database.execute("BEGIN")
+        self._database.executemany("INSERT INTO entries VALUES (?, ?, ?, ?)", rows)
+        self._database.execute("COMMIT")
+        self.complaints.append(
+            f"the journal {self._path} is damaged ({damage}): its first {len(rows)} entries are kept, "
+            f"the damaged file is {aside.name}"
+        )
+
+
+def _is_of_use(entry: AnyEntry) -> bool:
+    """Even when a commit follows."""
+    return not isinstance(entry, JournalCommit) or entry.commit.clip_factor == NOT_APPLIED
+
+
+class _Damaged(Exception):
+    """An entry is missing, or is not what was written."""
+
+
+def _checksum(run: str, body: bytes = b"") -> int:
+    """As a signed number, which is what SQLite holds."""
+    digest = xxhash.xxh3_64_intdigest(f"{run}/".encode() + body)
+    return digest - (1 << 64) if digest >= 1 << 63 else digest

@@ -1,0 +1,106 @@
+"""The nodes as the coordinator's process sees them: through its supervisor, whose children they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from planaria.plan.plan import NodeId
+from planaria.runtime.coordinator.supervisor_link import (
+    Begin,
+    KillNode,
+    Link,
+    NodesLost,
+    NodeStarted,
+    StartNode,
+    StopRun,
+)
+
+
+class Nodes(Protocol):
+    """Whoever starts the nodes: tells of dead ones, and kills."""
+
+    def fileno(self) -> int:
+        """Readable when `lost` has news."""
+        ...
+
+    def start(self, node: NodeId) -> None:
+        """Start one more, which joins when it is ready. Not asked of hosts that agents offer."""
+        ...
+
+    def lost(self) -> list[tuple[NodeId, str]]:
+        """Nodes of which a process ended since the last call, each with the cause. Never waits."""
+        ...
+
+    def kill(self, node: NodeId) -> None: ...
+
+    def is_runnable(self, node: NodeId) -> bool:
+        """Whether the node's processes are known to be there, and not stopped. False where nobody can know."""
+        ...
+
+    def all_ended(self) -> bool: ...
+
+
+class SupervisedNodes:
+    """The server's side of the launcher.
+
+    Args:
+        link: to the supervisor.
+        begin: what was there before.
+        stop: called when the supervisor wants the run to end.
+    """
+
+    def __init__(self, link: Link, begin: Begin, stop: Callable[[], None]) -> None:
+        self._link = link
+        self._stop = stop
+        self._pids: dict[NodeId, tuple[int, ...]] = dict(begin.nodes)
+        self._lost = list(begin.lost)
+        self._are_all_lost = begin.are_all_lost
+
+    @property
+    def started(self) -> list[NodeId]:
+        """Every node that was ever started."""
+        return sorted(self._pids)
+
+    def fileno(self) -> int:
+        return self._link.fileno()
+
+    def start(self, node: NodeId) -> None:
+        self._pids.setdefault(node, ())
+        self._are_all_lost = False
+        self._link.send(StartNode(node))
+
+    def lost(self) -> list[tuple[NodeId, str]]:
+        """Raises EOFError when the supervisor is gone."""
+        for order in self._link.orders():
+            match order:
+                case NodeStarted(node, pids):
+                    self._pids[node] = pids
+                case NodesLost(lost, are_all_lost):
+                    self._lost += lost
+                    self._are_all_lost = are_all_lost
+                case StopRun():
+                    self._stop()
+                case Begin():
+                    raise AssertionError("begun twice")
+        found, self._lost = self._lost, []
+        return found
+
+    def kill(self, node: NodeId) -> None:
+        self._link.send(KillNode(node))
+
+    def is_runnable(self, node: NodeId) -> bool:
+        pids = self._pids.get(node, ())
+        return bool(pids) and all(process_state(pid) in "RSD" for pid in pids)
+
+    def all_ended(self) -> bool:
+        return self._are_all_lost
+
+
+def process_state(pid: int) -> str:
+    """The kernel's letter for a process: R, S or D where it can run, T where it is stopped, Z when it has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            return stat.read().rpartition(b")")[2].split()[0].decode()
+    except (OSError, IndexError):
+        return "Z"

@@ -1,0 +1,256 @@
+"""The coordinator as a process of its own: policy, machine, journal and server put together. It may die at any moment.
+
+Its supervisor starts it, twice: one that serves, and one that has made its policy and waits in case the first dies.
+Whatever a successor needs is in the journal, or with the workers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import select
+import signal
+import socket
+import time
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from planaria.checkpoint.manifest import link_checkpoint, retain, write_manifest
+from planaria.estimate.restore_time import Storage
+from planaria.job.errors import UserError
+from planaria.job.history import schedule_ends
+from planaria.job.parse import job_fingerprint
+from planaria.job.settings import Device, Job, Launcher, PolicyName, WhenExhausted
+from planaria.plan.costs.model_profile import ModelProfile
+from planaria.plan.plan import NodeId, PlanError
+from planaria.planner.instantiation.microbatch_shares import batches_told_by
+from planaria.policy.interface import Policy
+from planaria.policy.planner import Planner
+from planaria.policy.registry import make_policy
+from planaria.protocol.coordinator import Coordinator
+from planaria.protocol.membership.liveness import Limits
+from planaria.protocol.messages.events import Finish, WriteManifest
+from planaria.protocol.messages.records import AnyRecord, Note
+from planaria.protocol.planning.memory_limits import Shortages
+from planaria.protocol.planning.straggler_detection import ON_REAL_HOSTS, SpeedEvidence
+from planaria.protocol.run.replay import Past
+from planaria.protocol.run.settings import RunSettings
+from planaria.runtime.component_settings import is_emulated, job_profile, planner_settings
+from planaria.runtime.coordinator.journal import Journal
+from planaria.runtime.coordinator.kernel_kills import KernelKills, counters
+from planaria.runtime.coordinator.nodes import SupervisedNodes
+from planaria.runtime.coordinator.remote_nodes import agents_of
+from planaria.runtime.coordinator.server import Server
+from planaria.runtime.coordinator.settings import CoordinatorSettings
+from planaria.runtime.coordinator.supervisor_link import Begin, Finished, Link, Prepared, Refused, Struck, Told
+from planaria.runtime.oversubscription import most_nodes, num_cores, shared_cores
+from planaria.runtime.run_folder.run_folder import RunFolder
+from planaria.runtime.run_folder.sentences import sentence
+
+log = logging.getLogger(__name__)
+
+OVERSUBSCRIBED = 10
+"""How many times longer a process of this machine may be silent that is runnable: it may be short of cores."""
+
+
+def run_coordinator(settings: CoordinatorSettings, listener: socket.socket, sock: socket.socket) -> int:
+    """The whole life of the process: prepare, wait for the word, serve. Returns the exit status.
+
+    Args:
+        settings: of the run.
+        listener: the coordinator's port, which the supervisor keeps open.
+        sock: to the supervisor.
+    """
+    link = Link(sock, waits=True)
+    _call_itself("standby")
+    log.info("a coordinator gets ready, for run folder %s", settings.folder)
+    job, folder = settings.job, RunFolder(Path(settings.folder))
+    given = msgspec.json.decode(folder.profile.read_bytes(), type=ModelProfile)
+    try:
+        # a job that cannot be planned is refused here
+        with batches_told_by("train.global_batch", job.train.microbatch):
+            planner = _planner(job, given)
+            make_policy(job.resilience.policy, planner).initial([NodeId(node) for node in range(job.cluster.nodes)], 1)
+    except PlanError as error:
+        log.warning("ends: the job cannot be planned: %s", error)
+        link.send(Refused(str(error)))
+        return 1
+    link.send(Prepared())
+    begin = _wait_for_begin(link)
+    if begin is None:
+        log.info("ends: it was not needed")
+        return 0
+    _call_itself("coordinator")
+    log.info("serves as number %d of this run", begin.incarnation)
+    try:
+        _Coordinating(settings, given, planner, link, begin).serve(listener)
+    except UserError as error:
+        log.warning("ends: %s", error)
+        link.send(Refused(str(error)))
+        return 1
+    log.info("ends")
+    return 0
+
+
+def _call_itself(name: str) -> None:
+    """For people who look at processes, and tests that kill them."""
+    Path("/proc/self/comm").write_text(name)
+
+
+def _wait_for_begin(link: Link) -> Begin | None:
+    """None when there is nothing to begin any more."""
+    try:
+        while True:
+            select.select([link], [], [])
+            for order in link.orders():
+                assert isinstance(order, Begin), order
+                return order
+    except EOFError:
+        return None
+
+
+class _Coordinating:
+    """One incarnation, from its beginning to the end of the run."""
+
+    def __init__(
+        self, settings: CoordinatorSettings, profile: ModelProfile, planner: Planner, link: Link, begin: Begin
+    ) -> None:
+        self._job = settings.job
+        self._folder = RunFolder(Path(settings.folder))
+        self._history = settings.history
+        self._link = link
+        self._begin = begin
+        self._layers = tuple(group.layers for group in profile.groups)
+        self._journal = Journal(self._folder.journal, settings.run_id, job_fingerprint(settings.job))
+        self._journal.start()
+        past = Past.of(self._journal.read()) if begin.incarnation > 1 else None
+        job = settings.job
+
+        def make(name: PolicyName, most_bytes: int) -> Policy:
+            return make_policy(name, _planner(job, profile, most_bytes) if most_bytes else planner)
+
+        policy = make(job.resilience.policy, 0)
+        shortages = Shortages(job_profile(job, profile), partial(make, job.resilience.policy))
+        self._machine = Coordinator(run_settings(settings, profile), policy, past, shortages, make)
+        nodes = SupervisedNodes(link, begin, lambda: self._server.request_stop())
+        agents = agents_of(self._job, self._folder, settings.token, settings.run_id, settings.faults)
+        self._server = Server(
+            self._machine,
+            settings.token,
+            self._journal,
+            nodes,
+            (self._observe,),
+            self._write_manifest,
+            limits=_limits(settings.job),
+            agents=agents,
+            patience_s=settings.job.resilience.coordinator_timeout_s,
+            most_nodes=most_nodes(settings.job),
+            data=settings.data_hash,
+            mark=settings.run_id,
+            past=past,
+            started=nodes.started,
+            step_began=begin.step_began,
+            gone_at=begin.gone_at,
+            tell_again=lambda record, time_s: link.send(Told(record, time_s, again=True)),
+            strike=self._strike,
+            # Of other hosts' kernels nothing is known here.
+            kernel_kills=KernelKills(counters() if agents is None else ()).recently,
+        )
+
+    def serve(self, listener: socket.socket) -> None:
+        for complaint in self._journal.complaints:
+            self._observe(Note(level="warning", text=complaint), time.time())
+        self._server.start(listener)
+        if self._begin.is_stopping:
+            self._server.request_stop()
+        self._server.run(self._tell_the_end)
+        self._server.close()
+        self._journal.close()
+
+    def _tell_the_end(self, finish: Finish) -> None:
+        log.info("the run is over: %s%s", finish.status.value, f", {finish.message}" if finish.message else "")
+        last = self._machine.checkpoints.last
+        self._link.send(Finished(status=finish.status, message=finish.message, checkpoint=last))
+
+    def _observe(self, record: AnyRecord, time_s: float) -> None:
+        if (said := sentence(record)) is not None:
+            log.info("%s", said)
+        self._link.send(Told(record, time_s))
+
+    def _strike(self, at: str, step: int) -> None:
+        """Kill this process where the user asked for it."""
+        for fault in self._begin.faults:
+            if fault.at == at and step >= fault.step:
+                self._link.send(Struck(fault))
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def _write_manifest(self, command: WriteManifest) -> None:
+        folder, root = Path(command.folder), self._folder.checkpoints
+        write_manifest(
+            folder,
+            step=command.step,
+            job_fingerprint=job_fingerprint(self._job),
+            exponents=command.exponents,
+            saved=command.groups,
+            layers=self._layers,
+            history=self._history,
+        )
+        if folder.parent != root:  # the user named another place for it
+            try:
+                link_checkpoint(root, folder)
+            except OSError as error:
+                log.warning("%s cannot lead to %s: %s", root / folder.name, folder, error)
+        retain(root, self._job.run.keep_checkpoints, root / folder.name)
+
+
+def _planner(job: Job, profile: ModelProfile, most_bytes: int = 0) -> Planner:
+    """What the job's policies plan with; `most_bytes`: what a device has, where less is known than the job says."""
+    settings = dataclasses.replace(planner_settings(job, profile), num_cores=shared_cores(job))
+    if most_bytes:
+        limit = min(most_bytes, settings.memory_bytes) if settings.memory_bytes else most_bytes
+        settings = dataclasses.replace(settings, memory_bytes=limit)
+    return Planner(job_profile(job, profile), settings)
+
+
+def run_settings(settings: CoordinatorSettings, profile: ModelProfile) -> RunSettings:
+    """What the machine needs to know of the job."""
+    job = settings.job
+    return RunSettings(
+        train=job.train,
+        policy_name=job.resilience.policy.value,
+        fault_tolerance=job.resilience.fault_tolerance,
+        mean_time_between_failures_s=job.resilience.mean_time_between_failures_s,
+        watched=settings.watched,
+        num_nodes=job.cluster.nodes,
+        devices_per_node=job.cluster.devices_per_node,
+        num_groups=len(profile.groups),
+        checkpoint_root=str(RunFolder(Path(settings.folder)).checkpoints),
+        checkpoint_every=job.run.checkpoint_every,
+        checkpoint_every_s=job.run.checkpoint_every_s,
+        keep_checkpoints=job.run.keep_checkpoints,
+        resume=settings.resume,
+        ends=schedule_ends(settings.history),
+        storage=Storage(node_bytes_per_s=job.cluster.storage_gb_per_s * 1e9),
+        nodes_come=job.cluster.launcher is Launcher.AGENTS,
+        waits=job.resilience.when_exhausted is WhenExhausted.WAIT,
+        may_drop=job.resilience.may_drop,
+        shares_cores=shared_cores(job) is not None,
+        evidence=SpeedEvidence() if is_emulated(job) else ON_REAL_HOSTS,
+    )
+
+
+def _workers_a_core(job: Job) -> float:
+    """How many workers of this machine share one of its cores; 1 where each has its own, or is on another host."""
+    if job.cluster.device is Device.CUDA or job.cluster.launcher is Launcher.AGENTS:
+        return 1.0
+    return max(1.0, job.cluster.nodes * job.cluster.devices_per_node / num_cores())
+
+
+def _limits(job: Job) -> Limits:
+    """After what time a worker counts as hung: longer where the workers of this machine share its cores."""
+    timeout_s, share = job.resilience.heartbeat_timeout_s, _workers_a_core(job)
+    plain = Limits(silence_s=timeout_s, oversubscribed_silence_s=OVERSUBSCRIBED * timeout_s)
+    return dataclasses.replace(plain, least_s=plain.least_s * share, factor=plain.factor * share)

@@ -1,0 +1,114 @@
+"""A job whose nodes are other hosts: its token, what agents are told, and the command to be run on each node."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from planaria.job.errors import UserError
+from planaria.job.faults import Fault
+from planaria.job.parse import EMULATED_MODEL
+from planaria.job.settings import LOOPBACK, Job, Launcher
+from planaria.plan.plan import NodeId
+from planaria.protocol.messages.agent import Welcome
+from planaria.protocol.messages.records import Note
+from planaria.runtime.component_settings import is_emulated
+from planaria.runtime.coordinator.agents import Agents
+from planaria.runtime.coordinator.client import write_private
+from planaria.runtime.run_folder.run_folder import RunFolder
+
+MIN_TOKEN_LENGTH: Final = 16
+ANY_ADDRESS: Final = "0.0.0.0"
+
+
+def read_token(path: Path) -> str:
+    """The job's token from a file that only its owner can read.
+
+    Raises:
+        UserError: there is none, others can read it, or it is no token.
+    """
+    try:
+        with path.open(encoding="utf-8") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            text = file.read(4096)
+    except OSError as error:
+        raise UserError(f"token file {path} cannot be read: {error.strerror}. Give the run's token file.") from None
+    except UnicodeDecodeError:
+        raise UserError(f"token file {path} is not text. Give the run's token file.") from None
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise UserError(f"token file {path} can be read by others (mode {mode & 0o777:o}). Run chmod 600 {path}.")
+    return check_token(text.strip(), f"token file {path}")
+
+
+def check_token(token: str, origin: str) -> str:
+    """Raises UserError for what is too short or cannot be sent."""
+    if len(token) < MIN_TOKEN_LENGTH or len(token) > 1024 or not (token.isascii() and token.isprintable()):
+        raise UserError(
+            f"{origin}: a token has {MIN_TOKEN_LENGTH} to 1024 printable ASCII characters. "
+            "Make one for instance with: openssl rand -hex 16."
+        )
+    return token
+
+
+def write_token(path: Path, token: str) -> None:
+    """Readable by the user alone."""
+    write_private(path, f"{token}\n".encode())
+
+
+def imported(job: Job) -> str:
+    """Of what model type workers need the library."""
+    return EMULATED_MODEL if is_emulated(job) else job.model.type
+
+
+def boot_id() -> str:
+    """Of the running kernel; "" where it has none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def agents_of(job: Job, folder: RunFolder, token: str, mark: str, faults: Sequence[Fault]) -> Agents | None:
+    """The agents' side of a job that waits for them; None where nodes are started here.
+
+    Args:
+        job: the whole job.
+        folder: of the run; its path is absolute.
+        token: of the job.
+        mark: of this run, the same for every coordinator that it has.
+        faults: on order.
+    """
+    if job.cluster.launcher is not Launcher.AGENTS:
+        return None
+    welcome = Welcome(job=job, run_folder=str(folder.path), mark=mark, patience_s=job.resilience.coordinator_timeout_s)
+    by_node: dict[NodeId, tuple[Fault, ...]] = {}
+    for fault in faults:
+        by_node[NodeId(fault.node)] = (*by_node.get(NodeId(fault.node), ()), fault)
+    only_boot = boot_id() if is_emulated(job) else ""
+    return Agents(welcome, token, by_node, only_boot)
+
+
+def share(folder: RunFolder, token: str, mark: str) -> None:
+    """What agents look for in the run folder; before they are told to come."""
+    folder.identity.write_text(mark)
+    write_token(folder.token, token)
+
+
+def reachable(address: str) -> str:
+    """Where a process of this machine finds a coordinator that listens at `address`."""
+    host, _, port = address.rpartition(":")
+    return f"{LOOPBACK if host == ANY_ADDRESS else host}:{port}"
+
+
+def announce(job: Job, folder: RunFolder, address: str) -> Note:
+    """What the user has to do now."""
+    host, _, port = address.rpartition(":")
+    named = socket.gethostname() if host == ANY_ADDRESS else host
+    command = ["planaria", "agent", "--coordinator", f"{named}:{port}", "--token-file", str(folder.token)]
+    nodes = f"{job.cluster.nodes} node{'s' if job.cluster.nodes > 1 else ''}"
+    return Note(level="info", text=f"waiting for {nodes}; run on each: {shlex.join(command)}")

@@ -1,0 +1,163 @@
+"""A user's requests to a running job, on connections of their own. They become events of the machine, or a refusal."""
+
+from __future__ import annotations
+
+import hmac
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+
+from planaria.job.settings import PolicyName
+from planaria.plan.plan import NodeId
+from planaria.protocol.coordinator import Coordinator
+from planaria.protocol.messages.events import Event, NodeNotice, PolicyRequested, SaveRequested, StopRequested
+from planaria.protocol.messages.user import Answer, Request, Wish, decode_request
+from planaria.protocol.messages.worker import PROTOCOL_VERSION
+from planaria.runtime.wire.connection import Connection
+from planaria.runtime.wire.control_frames import FrameError
+from planaria.runtime.wire.socket_server import Switchboard
+
+MAX_ADDED = 1024
+"""Nodes that one request may start."""
+
+
+class Requests:
+    """Those to one coordinator.
+
+    Args:
+        machine: asked for the state; its events go through `handle`.
+        token: of the job.
+        switchboard: the way to connections.
+        handle: has the machine handle an event.
+        start_node: starts one more; None: this is not done from here.
+        is_gone: whether a node was lost or released, be it before it had joined.
+        most_nodes: at a time; None: as many as are asked for.
+    """
+
+    def __init__(
+        self,
+        machine: Coordinator,
+        token: str,
+        switchboard: Switchboard,
+        handle: Callable[[Event], None],
+        start_node: Callable[[], NodeId] | None,
+        is_gone: Callable[[NodeId], bool],
+        most_nodes: int | None = None,
+    ) -> None:
+        self._machine = machine
+        self._token = token
+        self._switchboard = switchboard
+        self._handle = handle
+        self._start_node = start_node
+        self._is_gone = is_gone
+        self._most_nodes = most_nodes
+        self._coming: set[NodeId] = set()
+        """Started on a request, and neither there nor gone yet when the next one came."""
+        self._held_up: deque[tuple[Connection, Request]] = deque()
+        self._savers: list[Connection] = []
+        """Who asked for a checkpoint, and waits for it."""
+        self._started: tuple[NodeId, ...] = ()
+        """By the request that is being answered."""
+
+    def take(self, connection: Connection, frame: bytes) -> bool:
+        """Take a connection's first frame if it is a request.
+
+        Raises:
+            FrameError: a request without the job's token, or of another version.
+        """
+        try:
+            request = decode_request(frame)
+        except (ValueError, RecursionError):
+            return False
+        if not hmac.compare_digest(request.token.encode(), self._token.encode()):
+            raise FrameError("a request without the job's token")
+        if request.version != PROTOCOL_VERSION:
+            raise FrameError(f"a request of protocol version {request.version}")
+        self._answer(connection, request)
+        return True
+
+    def answer_held_up(self) -> None:
+        """As soon as it is known which workers came back to a coordinator that was started again."""
+        while self._held_up and not self._machine.awaited:
+            connection, request = self._held_up.popleft()
+            if not connection.is_closed:
+                self._answer(connection, request)
+
+    def answer_saved(self, *, is_over: bool = False) -> None:
+        """As soon as it is known what came of the checkpoint that was asked for, or that nothing will come of it."""
+        answered = self._machine.checkpoints.answered
+        if answered is None and not is_over:
+            return
+        done, text = (answered.is_done, answered.text) if answered else (False, "the run ended before it was saved")
+        for connection in self._savers:
+            if not connection.is_closed:
+                self._say(connection, done, text)
+        self._savers.clear()
+
+    def _answer(self, connection: Connection, request: Request) -> None:
+        """Do what is asked for, answer, and close."""
+        if self._machine.awaited and request.wish is not Wish.STATUS:
+            self._held_up.append((connection, request))
+            return
+        self._started = ()
+        if request.wish is Wish.SAVE and not self._savers:
+            self._savers.append(connection)
+            self._handle(SaveRequested(request.folder))
+            return
+        self._say(connection, *self._grant(request))
+
+    def _say(self, connection: Connection, accepted: bool, text: str) -> None:
+        answer = Answer(accepted=accepted, text=text, state=self._machine.state, nodes=self._started)
+        self._switchboard.say(connection, msgspec.msgpack.encode(answer))
+        self._switchboard.hang_up(connection)
+
+    def _grant(self, request: Request) -> tuple[bool, str]:
+        state = self._machine.state
+        match request.wish:
+            case Wish.STATUS:
+                return True, ""
+            case Wish.STOP:
+                self._handle(StopRequested(discards=request.discards))
+                if state.unsaved and not request.discards:
+                    return True, f"{state.unsaved}. It is tried until it can be; to end without it, add --discard"
+                saved = "" if request.discards else " and saved"
+                return True, f"step {state.step} is finished{saved}, then the run ends"
+            case Wish.SAVE:
+                return False, "another request to save is being answered. Ask again when it is"
+            case Wish.DRAIN:
+                if request.node not in state.nodes:
+                    live = ", ".join(map(str, state.nodes))
+                    return False, f"node {request.node} is not there. The nodes are {live}"
+                self._handle(NodeNotice(NodeId(request.node), request.grace_s, "drained by the user"))
+                return True, f"node {request.node} hands over its work and ends after the next steps"
+            case Wish.ADD:
+                return self._add(request.count)
+            case Wish.POLICY:
+                return self._switch(request.policy, state.policy, state.step)
+
+    def _switch(self, name: str, before: str, step: int) -> tuple[bool, str]:
+        refusal = self._machine.refusal(name)
+        if refusal is not None:
+            return False, refusal
+        if name == before:
+            return True, f"policy {name} is in force already"
+        self._handle(PolicyRequested(PolicyName(name)))
+        return True, f"policy {name} makes the plans from now on; the plan in force is looked at after step {step}"
+
+    def _add(self, count: int) -> tuple[bool, str]:
+        if self._start_node is None:
+            return False, "nodes are not started from here. Run planaria agent on one more"
+        if not 1 <= count <= MAX_ADDED:
+            return False, f"count = {count}: from 1 to {MAX_ADDED} nodes can be added at once"
+        live = self._machine.state.nodes
+        self._coming = {node for node in self._coming if node not in live and not self._is_gone(node)}
+        there = len(live) + len(self._coming)
+        if self._most_nodes is not None and there + count > self._most_nodes:
+            return False, (
+                f"there are {there} nodes, and this machine is for {self._most_nodes} at most "
+                "(cluster.most_workers in the job file)"
+            )
+        added = self._started = tuple(self._start_node() for _ in range(count))
+        self._coming.update(added)
+        return True, f"node{'s' if len(added) > 1 else ''} {', '.join(map(str, added))} started"

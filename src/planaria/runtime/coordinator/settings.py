@@ -1,0 +1,39 @@
+"""What a coordinator's process is told when it is started."""
+
+from __future__ import annotations
+
+import msgspec
+
+from planaria.job.faults import Fault
+from planaria.job.history import History
+from planaria.job.settings import Job
+from planaria.protocol.messages.checkpoint_ref import CheckpointRef
+from planaria.protocol.planning.failure_rate import Watched
+
+
+class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Arguments of a coordinator's process.
+
+    Attributes:
+        job: the whole job.
+        folder: of the run.
+        run_id: of this run of the job, for the journal.
+        token: that workers and users show.
+        resume: the checkpoint that the run begins with.
+        watched: what earlier runs of the job on these nodes saw of losses.
+        log: file for what it prints.
+        history: of the run's samples and rates, for its checkpoints.
+        data_hash: of the tokens, as every node must have them; "": there are none.
+        faults: on order, of nodes whose workers agents start.
+    """
+
+    job: Job
+    folder: str
+    run_id: str
+    token: str
+    resume: CheckpointRef | None
+    log: str
+    history: History = ()
+    data_hash: str = ""
+    faults: tuple[Fault, ...] = ()
+    watched: Watched = Watched()

@@ -1,0 +1,50 @@
+"""`planaria export`: a run's last checkpoint as a Hugging Face folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from planaria.checkpoint.manifest import newest
+from planaria.checkpoint.state import read_parameters
+from planaria.data.export import export_tokenizer
+from planaria.data.tokenizer import BYTES, Tokenizer, load_tokenizer
+from planaria.data.tokens import TOKENIZER
+from planaria.job.errors import UserError
+from planaria.job.parse import job_from_json
+from planaria.job.settings import Job
+from planaria.model.export import export
+from planaria.runtime.component_settings import is_emulated
+from planaria.runtime.run_folder.run_folder import RunFolder
+
+
+def _tokenizer(job: Job, folder: RunFolder) -> tuple[Path | None, Tokenizer]:
+    """The tokenizer that the run was trained with, and its file unless it is the one of bytes."""
+    if job.data.tokenizer == BYTES:
+        return None, load_tokenizer(BYTES)
+    kept = folder.data / TOKENIZER
+    path = kept if kept.is_file() else Path(job.data.tokenizer)  # an older run keeps none
+    tokenizer = load_tokenizer(str(path))
+    return path / TOKENIZER if path.is_dir() else path, tokenizer
+
+
+def export_run(run: Path, target: Path) -> None:
+    """Write the weights of the newest whole checkpoint of `run`, and its tokenizer, into the folder `target`.
+
+    Raises:
+        UserError: no such run, no checkpoint, a model that is not Hugging Face's, or a target that exists or cannot
+            be written.
+    """
+    folder = RunFolder.open(run)
+    job = job_from_json(folder.job.read_bytes())
+    if is_emulated(job):
+        raise UserError(f"run folder {run} is of an emulated device: its weights are made up. Export another run.")
+    checkpoint, manifest, _ = newest(folder.checkpoints)
+    parameters = read_parameters(checkpoint, manifest)
+    file, tokenizer = _tokenizer(job, folder)
+    try:
+        if target.exists() and any(target.iterdir()):
+            raise UserError(f"--to {target}: the folder is not empty. Choose another.")
+        export(job, parameters, target, eos_token_id=tokenizer.separator_id, pad_token_id=tokenizer.pad_token_id)
+        export_tokenizer(file, target, most_tokens=job.train.sequence_length)
+    except OSError as error:
+        raise UserError(f"--to {target}: it cannot be written: {error.strerror or error}. Choose another.") from None

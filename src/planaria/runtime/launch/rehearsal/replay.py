@@ -1,0 +1,179 @@
+"""Plays a script on a run's real processes: nodes are killed, given notice and started when the script says so.
+
+It judges nothing and measures nothing: what becomes of it is told by the run's records.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from planaria.job.errors import UserError
+from planaria.plan.plan import NodeId
+from planaria.protocol.messages.records import AnyRecord, NodeLost, NodeReleased, RunEnded
+from planaria.protocol.messages.user import Wish
+from planaria.runtime.coordinator.client import ask
+from planaria.runtime.nodes.local_nodes import LocalNodes
+from planaria.simulate.traces.script_clock import ScriptClock
+from planaria.simulate.traces.scripts import Script, numbered
+from planaria.simulate.traces.trace import Change, TraceEvent
+
+TICK_S = 0.05
+"""So often it looks whether a node that must go has gone."""
+
+END_S = 5.0
+"""So long a run that does not answer may take to tell of its end."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """Something to be done, on the script's clock."""
+
+    at: float
+    is_notice: bool
+    event: TraceEvent
+
+
+def moments(script: Script) -> list[Moment]:
+    """In their order. Who is there at the beginning is there already; a notice comes before the node goes."""
+    found = []
+    for event in script.trace.events:
+        if event.change is Change.ADD and event.at_s == 0:
+            continue
+        if event.change is Change.REMOVE and event.notice_s > 0:
+            found.append(Moment(at=max(0.0, event.at_s - event.notice_s), is_notice=True, event=event))
+        found.append(Moment(at=event.at_s, is_notice=False, event=event))
+    return sorted(found, key=lambda moment: moment.at)
+
+
+class Replay:
+    """One script on one run: an observer of the run with a thread of its own. Use it as a context manager.
+
+    Args:
+        script: to be played; its nodes at the beginning are the run's, in their order.
+        nodes: the processes of the run.
+        contact: the run's contact file.
+        say: takes lines for people, from the replay's thread.
+    """
+
+    def __init__(self, script: Script, nodes: LocalNodes, contact: Path, say: Say) -> None:
+        self._moments = moments(script)
+        self._length = script.trace.horizon_s
+        self._clock = ScriptClock(script.clock)
+        self._nodes = nodes
+        self._contact = contact
+        self._say = say
+        self._node_of = numbered(script.trace, [NodeId(node) for node in range(len(script.trace.initial))])
+        self._doomed: set[NodeId] = set()
+        self._gone: set[NodeId] = set()
+        self._news: queue.SimpleQueue[AnyRecord | None] = queue.SimpleQueue()
+        self._is_over = self._is_stopping = False
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="replay", daemon=True)
+
+    @property
+    def is_played(self) -> bool:
+        """Whether the script came to its end."""
+        return self._is_stopping
+
+    @property
+    def killed(self) -> frozenset[NodeId]:
+        """Nodes that the script took away, whether they lived or were released then."""
+        return frozenset(self._doomed)
+
+    def __call__(self, record: AnyRecord, time_s: float) -> None:
+        self._news.put(record)
+
+    def __enter__(self) -> Replay:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._news.put(None)
+        self._thread.join()
+        if self._error is not None and exception == (None, None, None):
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            while not self._is_over:
+                with contextlib.suppress(queue.Empty):
+                    self._note(self._news.get(timeout=self._wait_s()))
+                self._go_on()
+        except UserError as error:
+            if not self._ends():  # else nobody was there any more to be asked
+                self._give_up(error)
+        except Exception as error:
+            self._give_up(error)
+
+    def _ends(self) -> bool:
+        """Whether the run is over, or is within a moment."""
+        deadline = time.monotonic() + END_S
+        while not self._is_over:
+            try:
+                self._note(self._news.get(timeout=max(0.0, deadline - time.monotonic())))
+            except queue.Empty:
+                return False
+        return True
+
+    def _give_up(self, error: Exception) -> None:
+        self._error = error
+        with contextlib.suppress(UserError):
+            self._stop()
+
+    def _wait_s(self) -> float:
+        """Until something may have to be done: what is due within a moment is done when it is due."""
+        left_s = self._clock.left_s(self._moments[0].at if self._moments else self._length, time.monotonic())
+        return TICK_S if left_s is None else min(TICK_S, max(0.0, left_s))
+
+    def _note(self, record: AnyRecord | None) -> None:
+        match record:
+            case None | RunEnded():
+                self._is_over = True
+            case NodeLost(node=node) | NodeReleased(node=node):
+                self._gone.add(NodeId(node))
+            case _:
+                self._clock.note(record, time.monotonic())
+
+    def _go_on(self) -> None:
+        at = self._clock.at(time.monotonic())
+        if self._is_over or at is None:
+            return
+        while self._moments and self._moments[0].at <= at:
+            self._do(self._moments.pop(0))
+        for node in self._doomed - self._gone:
+            self._nodes.kill(node)  # again, where its processes were about to be started
+        if at >= self._length and not self._is_stopping:
+            self._is_stopping = True
+            self._stop()
+
+    def _do(self, moment: Moment) -> None:
+        event = moment.event
+        if event.change is Change.ADD:
+            self._node_of[event.node] = node = self._add()
+            self._say(f"node {node} ({event.node}) is started")
+            return
+        node = self._node_of[event.node]
+        if not moment.is_notice:
+            self._doomed.add(node)
+            self._nodes.kill(node)
+            gone = "had been released before" if node in self._gone else "is killed"
+            self._say(f"node {node} ({event.node}) {gone}")
+        elif ask(self._contact, Wish.DRAIN, node=node, grace_s=event.notice_s).accepted:
+            self._say(f"node {node} ({event.node}) is given notice")
+
+    def _add(self) -> NodeId:
+        answer = ask(self._contact, Wish.ADD, count=1)
+        if not answer.accepted:
+            raise UserError(f"{answer.text}.")
+        return NodeId(answer.nodes[0])
+
+    def _stop(self) -> None:
+        ask(self._contact, Wish.STOP)

@@ -1,0 +1,337 @@
+"""Keeps a coordinator serving until the run is over: starts it, starts it anew when it dies, and does what it asks for.
+
+One that is stopped is killed, and followed when it is dead. It owns what outlives a coordinator: the link to the
+launcher, the port, what was told so far, and the user's wishes. It never decides anything about the training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from planaria.job.errors import PlanariaError, UserError
+from planaria.job.faults import Fault
+from planaria.plan.plan import NodeId
+from planaria.protocol.messages.records import AnyRecord, NodeLost, Note, Restored, StepCommitted, StepSkipped
+from planaria.runtime.coordinator.server import GOODBYE_S
+from planaria.runtime.coordinator.settings import CoordinatorSettings
+from planaria.runtime.coordinator.supervisor_link import (
+    Begin,
+    Finished,
+    FromCoordinator,
+    KillNode,
+    Link,
+    NodesLost,
+    NodeStarted,
+    Prepared,
+    Refused,
+    StartNode,
+    StopRun,
+    Struck,
+    Told,
+)
+from planaria.runtime.nodes.local_nodes import LocalNodes, cause_of
+from planaria.runtime.nodes.stopped_processes import LOOK_S, Stopped
+
+MAX_RESTARTS = 5
+"""Of coordinators that die one after the other without a commit: then it is no accident."""
+
+RECENT = 4096
+"""Records among which one is looked for that is told again: more than there are between two steps."""
+
+TAIL_BYTES = 4000
+"""Of the coordinator's log, for whoever has to find out why."""
+
+
+class CoordinatorFailed(PlanariaError):
+    """Coordinators died one after the other. The message ends with the log's last lines."""
+
+
+class _Process:
+    """A coordinator: its process, and the way to it.
+
+    Attributes:
+        struck: why its supervisor has killed it; None: it has not.
+    """
+
+    def __init__(self, pid: int, link: Link) -> None:
+        self.pid = pid
+        self.link = link
+        self.struck: str | None = None
+
+
+class Supervisor:
+    """One run's.
+
+    Args:
+        launcher: starts, watches and kills processes.
+        settings: for the coordinators.
+        listener: the port, which stays open while coordinators come and go.
+        start_node: starts the processes of a node.
+        observe: gets every record once, with its time.
+        faults: of the coordinator, on the user's order.
+    """
+
+    def __init__(
+        self,
+        launcher: LocalNodes,
+        settings: CoordinatorSettings,
+        listener: socket.socket,
+        start_node: Callable[[NodeId], None],
+        observe: Callable[[AnyRecord, float], None],
+        faults: tuple[Fault, ...] = (),
+    ) -> None:
+        self._launcher = launcher
+        self._settings = settings
+        self._listener = listener
+        self._start_node = start_node
+        self._observe = observe
+        self._faults = faults
+        self._selector = selectors.DefaultSelector()
+        self._wake_receiver, self._wake_sender = socket.socketpair()
+        self._wake_receiver.setblocking(False)
+        self._wake_sender.setblocking(False)
+        self._serving: _Process | None = None
+        self._standby: _Process | None = None
+        self._incarnation = 0
+        self._deaths = 0
+        self._nodes: dict[NodeId, tuple[int, ...]] = {}
+        self._lost: list[tuple[NodeId, str]] = []
+        self._gone_at: dict[NodeId, float] = {}
+        self._last_step = 0
+        self._step_began: float | None = None
+        self._recent: deque[AnyRecord] = deque(maxlen=RECENT)
+        self._stopped = Stopped(settings.job.resilience.heartbeat_timeout_s, time.monotonic())
+        self._is_stopping = False
+        self._is_aborted = False
+        self._finished: Finished | None = None
+
+    def prepare(self) -> None:
+        """Start a coordinator and wait until it has made its policy.
+
+        Raises:
+            UserError: the job cannot be planned.
+        """
+        first = self._spawn()
+        try:
+            with selectors.DefaultSelector() as selector:
+                selector.register(first.link, selectors.EVENT_READ)
+                while True:
+                    if not selector.select(LOOK_S):
+                        self._strike_stopped(first)
+                        continue
+                    for news in first.link.news():
+                        if isinstance(news, Refused):
+                            raise UserError(news.text)
+                        assert isinstance(news, Prepared), news
+                        self._standby = first
+                        return
+        except EOFError:
+            first.link.close()
+            why = self._why(first)
+            raise CoordinatorFailed(f"the coordinator could not be started: {why}. {self._tail()}") from None
+        except BaseException:
+            self._end(first)
+            raise
+
+    def run(self, nodes: Iterable[NodeId]) -> Finished | None:
+        """Start the nodes, and supervise until the run is over; None when it was aborted.
+
+        Raises:
+            CoordinatorFailed: coordinators died one after the other.
+        """
+        self._selector.register(self._wake_receiver, selectors.EVENT_READ, self._woken)
+        self._selector.register(self._launcher, selectors.EVENT_READ, self._launcher_told)
+        self._begin()
+        for node in nodes:
+            self._start(node)
+        self._launcher_told()  # of whoever died while the others were started, and was heard of then
+        deadline: float | None = None
+        while self._serving is not None and not self._is_aborted:
+            for key, _ in self._selector.select(LOOK_S):
+                key.data()
+            self._look_for_stopped()
+            if self._finished is not None:
+                deadline = deadline or time.monotonic() + GOODBYE_S + 1.0
+                if time.monotonic() >= deadline:
+                    break
+        return self._finished
+
+    def request_stop(self) -> None:
+        """Finish the step, save, end. Safe from any thread and from a signal handler."""
+        self._is_stopping = True
+        self._wake()
+
+    def abort(self) -> None:
+        """End at once."""
+        self._is_aborted = True
+        self._wake()
+
+    def close(self) -> None:
+        """Kill the coordinators and wait until they are gone."""
+        for process in (self._serving, self._standby):
+            if process is not None:
+                self._end(process)
+        self._serving = self._standby = None
+        self._selector.close()
+        self._wake_receiver.close()
+        self._wake_sender.close()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # it is full, or the run is over and it is closed
+            self._wake_sender.send(b"x")
+
+    # Coordinators
+
+    def _spawn(self) -> _Process:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            pid = self._launcher.spawn_coordinator(self._settings, self._listener, theirs)
+        return _Process(pid, Link(ours, waits=False))
+
+    def _begin(self) -> None:
+        """Let one serve: the one that waits, or a new one."""
+        process = self._standby or self._spawn()
+        self._serving, self._standby = process, None
+        self._incarnation += 1
+        self._note_ended(self._launcher.lost())  # heard of while the end of the coordinator before was awaited
+        begin = Begin(
+            incarnation=self._incarnation,
+            nodes=self._nodes,
+            lost=tuple(self._lost),
+            are_all_lost=bool(self._nodes) and self._launcher.all_ended(),
+            step_began=self._step_began,
+            gone_at=self._gone_at,
+            is_stopping=self._is_stopping,
+            faults=self._faults,
+        )
+        process.link.send(begin)
+        self._selector.register(process.link, selectors.EVENT_READ, self._readable)
+
+    def _stand_by(self) -> None:
+        """Have the next one ready, now that the job is under way and nobody waits for this."""
+        if self._standby is None:
+            self._standby = self._spawn()
+            self._launcher_told()  # of whoever ended meanwhile, and was heard of then
+
+    def _readable(self) -> None:
+        assert self._serving is not None
+        try:
+            for news in self._serving.link.news():
+                self._take(news)
+        except EOFError:
+            self._died()
+
+    def _died(self) -> None:
+        """The serving one is gone: an accident, unless the run is over."""
+        assert self._serving is not None
+        process, self._serving = self._serving, None
+        self._selector.unregister(process.link)
+        process.link.close()
+        why = self._why(process)
+        if self._finished is not None:
+            return
+        self._deaths += 1
+        if self._deaths > MAX_RESTARTS:
+            raise CoordinatorFailed(
+                f"the coordinator died {self._deaths} times without a step in between; "
+                f"the last time: {why}. {self._tail()}"
+            )
+        self._observe(Note(level="warning", text=f"the coordinator is gone ({why}) and starts again"), time.time())
+        self._begin()
+
+    def _why(self, process: _Process) -> str:
+        """What became of it. Returns when it is gone: before that no other may begin."""
+        status = self._launcher.status_of(process.pid)
+        return process.struck or cause_of(status)
+
+    def _look_for_stopped(self) -> None:
+        """A coordinator that is stopped might go on at any time, so it is replaced only when it is dead."""
+        self._strike_stopped(self._serving, self._standby)
+        if self._standby is not None and self._standby.struck:
+            self._end(self._standby)
+            self._standby = None  # there is another one after the next step
+
+    def _strike_stopped(self, *processes: _Process | None) -> None:
+        found = {process.pid: process for process in processes if process is not None and process.struck is None}
+        for pid, seconds in self._stopped.look(found, time.monotonic()):
+            found[pid].struck = f"stopped for {seconds:.1f} s, and killed"
+            self._launcher.strike(pid)
+
+    def _end(self, process: _Process) -> None:
+        process.link.close()
+        self._launcher.end(process.pid)
+
+    def _tail(self) -> str:
+        log = Path(self._settings.log)
+        with contextlib.suppress(OSError):
+            return f"The end of {log}:\n{log.read_bytes()[-TAIL_BYTES:].decode(errors='replace')}"
+        return f"See {log}."
+
+    # What is heard
+
+    def _take(self, news: FromCoordinator) -> None:
+        match news:
+            case Told(record, time_s, again):
+                if not (again and record in self._recent):
+                    self._record(record, time_s)
+            case KillNode(node):
+                self._launcher.kill(node)
+            case StartNode(node):
+                self._start(node)
+                self._launcher_told()
+            case Struck(fault):
+                at = self._faults.index(fault)
+                self._faults = self._faults[:at] + self._faults[at + 1 :]
+            case Finished():
+                self._finished = news
+            case Prepared():
+                pass
+            case Refused(text):
+                raise UserError(text)
+
+    def _record(self, record: AnyRecord, time_s: float) -> None:
+        """A step that was told before its coordinator died is told again by the next one."""
+        match record:
+            case StepCommitted(step=step) | StepSkipped(step=step):
+                if step <= self._last_step:
+                    return
+                self._last_step = step
+                self._deaths = 0
+                self._step_began = time.monotonic()
+                self._stand_by()
+            case Restored(to_step=step):
+                self._last_step = step
+            case NodeLost(node=node, detect_ms=detect_ms):
+                self._gone_at.setdefault(NodeId(node), time.monotonic() - (detect_ms or 0.0) / 1e3)
+            case _:
+                pass
+        self._recent.append(record)
+        self._observe(record, time_s)
+
+    def _start(self, node: NodeId) -> None:
+        self._start_node(node)
+        self._nodes[node] = self._launcher.pids_of(node)
+        if self._serving is not None:
+            self._serving.link.send(NodeStarted(node, self._nodes[node]))
+
+    def _note_ended(self, lost: Sequence[tuple[NodeId, str]]) -> None:
+        self._lost += lost
+        for node, _ in lost:
+            self._gone_at.setdefault(node, time.monotonic())
+
+    def _launcher_told(self) -> None:
+        lost = self._launcher.lost()
+        self._note_ended(lost)
+        if lost and self._serving is not None:
+            self._serving.link.send(NodesLost(tuple(lost), self._launcher.all_ended()))
+
+    def _woken(self) -> None:
+        self._wake_receiver.recv(64)
+        if self._is_stopping and self._serving is not None:
+            self._serving.link.send(StopRun())

@@ -1,0 +1,68 @@
+"""The data of a run: its tokens, and the history of what its steps were and will be trained on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planaria.data.tokens import TokensAbout, prepare_tokens
+from planaria.job.history import History, Stretch, continued
+from planaria.protocol.messages.checkpoint_ref import CheckpointRef
+from planaria.protocol.messages.records import Note
+from planaria.runtime.component_settings import is_emulated
+from planaria.runtime.launch.training.request import TrainRequest
+from planaria.runtime.launch.training.resumption import Resumption, data_identity
+from planaria.runtime.run_folder.claim import say
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunData:
+    """What a run begins with.
+
+    Attributes:
+        checkpoint: that it goes on from; None: it is new.
+        history: of its samples and rates, with what is to come.
+        data_hash: of the tokens, as every node must have them; "": an emulated device, which has none.
+        notes: what people are to be told first.
+    """
+
+    checkpoint: CheckpointRef | None
+    history: History
+    data_hash: str
+    notes: tuple[Note, ...]
+
+
+def prepared(request: TrainRequest, resumption: Resumption | None) -> RunData:
+    """Makes the tokens, and looks whether they are those that the checkpoint was trained on.
+
+    Raises:
+        UserError: they cannot be made, or are others.
+    """
+    job, folder = request.job, request.folder
+    say(folder.claim, "starting: the data are read")
+
+    def check(about: TokensAbout) -> None:
+        if resumption is not None:
+            resumption.check_data(data_identity(job, about))
+
+    identity, data_hash = None, ""
+    if not is_emulated(job):
+        tokens = prepare_tokens(job.data, folder.data, check)
+        identity, data_hash = data_identity(job, tokens.about), tokens.quick_hash()
+    checkpoint = resumption.checkpoint if resumption is not None else None
+    now = Stretch(since=checkpoint.step if checkpoint else 0, steps=job.train.steps, data=identity)
+    history = continued(resumption.history if resumption is not None else (), now)
+    notes = () if resumption is None else tuple(_notes(resumption, now))
+    return RunData(checkpoint=checkpoint, history=history, data_hash=data_hash, notes=notes)
+
+
+def _notes(resumption: Resumption, now: Stretch) -> list[Note]:
+    """What is not as it was before."""
+    notes = [Note(level="warning", text=complaint) for complaint in resumption.complaints]
+    if now.data is not None and (changes := resumption.changes(now.data)):
+        text = f"from step {now.since + 1} on the data are others, as accepted: {', and '.join(changes)}"
+        notes.append(Note(level="warning", text=text))
+    before = resumption.history[-1].steps
+    if before != now.steps:
+        text = f"train.steps was {before}; from step {now.since + 1} on the schedule of the rates ends at {now.steps}"
+        notes.append(Note(level="info", text=text))
+    return notes

@@ -1,0 +1,62 @@
+"""The request: what a run was asked for, and what is checked of it before anything is started or recorded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from planaria.job.faults import Fault
+from planaria.job.settings import Job, Launcher
+from planaria.protocol.planning.failure_rate import Watched
+from planaria.runtime.component_settings import check_size
+from planaria.runtime.coordinator.executor import Observer
+from planaria.runtime.launch.expected_losses import losses_of_trace
+from planaria.runtime.oversubscription import check_oversubscription
+from planaria.runtime.run_folder.run_folder import RunFolder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainRequest:
+    """What a run was asked for.
+
+    Attributes:
+        job: what to train.
+        folder: of the run.
+        faults: nodes to kill on order.
+        resume: go on from the last checkpoint in the folder.
+        observers: called with each record.
+        import_path: where a model given as "module:function" is looked for.
+        metadata_url: of the metadata server that resilience.preemption asks; "": the cloud's own.
+        token: of the job; "": a new one.
+        traces: every worker writes what it did when into the logs, for benchmarks.
+        earlier: as what the folder's job was trained before; None: as this one.
+        accept_changed_data: go on even where the data are not those that the checkpoint was trained on.
+        watched: the losses that the job's trace tells of, once it is checked.
+    """
+
+    job: Job
+    folder: RunFolder
+    faults: tuple[Fault, ...] = ()
+    resume: bool = False
+    observers: tuple[Observer, ...] = ()
+    import_path: Path | None = None
+    metadata_url: str = ""
+    token: str = ""
+    traces: bool = False
+    earlier: Job | None = None
+    accept_changed_data: bool = False
+    watched: Watched = field(default_factory=Watched)
+
+
+def checked(request: TrainRequest) -> TrainRequest:
+    """Returns the request, of a job that this machine can be meant to run, with the losses that its trace tells of.
+
+    Raises:
+        UserError: the job is too large, or its trace cannot be used.
+    """
+    check_oversubscription(request.job)
+    check_size(request.job)
+    folder = request.folder
+    if request.job.cluster.launcher is Launcher.AGENTS:
+        folder = RunFolder(folder.path.resolve())  # nodes have another working folder
+    return replace(request, folder=folder, watched=losses_of_trace(request.job))

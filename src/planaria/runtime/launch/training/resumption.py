@@ -1,0 +1,149 @@
+"""What `--resume` goes on from, and whether it may: the checkpoint must be of this job, these numbers and this data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from planaria.checkpoint.manifest import newest
+from planaria.checkpoint.numerics import NUMERICS_VERSION
+from planaria.data.tokens import TokensAbout, read_about
+from planaria.job.errors import UserError
+from planaria.job.history import DataIdentity, History, Stretch, schedule_ends
+from planaria.job.parse import job_fingerprint
+from planaria.job.settings import Job
+from planaria.protocol.messages.checkpoint_ref import CheckpointRef
+from planaria.protocol.step.commit import Ends
+from planaria.runtime.component_settings import is_emulated
+from planaria.runtime.launch.training.request import TrainRequest
+from planaria.runtime.run_folder.run_folder import RunFolder
+
+
+def data_identity(job: Job, about: TokensAbout) -> DataIdentity:
+    """Returns what determines the samples of a job with these tokens."""
+    return DataIdentity(
+        content=about.fingerprint,
+        tokens=about.count,
+        tokenizer=about.tokenizer_identity,
+        vocab_size=about.vocab_size,
+        sequence_length=job.train.sequence_length,
+        mask_probability=job.data.mask_probability,
+        seed=job.train.seed,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumption:
+    """A checkpoint that a run goes on from.
+
+    Attributes:
+        folder: of the run.
+        checkpoint: the newest that is whole.
+        history: of the steps behind it.
+        complaints: a line for each newer checkpoint that cannot be used.
+        accepts_changed_data: whether the user said that other data are meant.
+    """
+
+    folder: RunFolder
+    checkpoint: CheckpointRef
+    history: History
+    complaints: tuple[str, ...]
+    accepts_changed_data: bool
+
+    def changes(self, now: DataIdentity) -> list[str]:
+        """What is different about the data, for people."""
+        before = self.history[-1].data
+        return before.changes(now) if before is not None else []
+
+    def check_data(self, now: DataIdentity) -> None:
+        """Refuses other data than the checkpoint was trained on.
+
+        Raises:
+            UserError: the user did not accept them, or the model does not fit them.
+        """
+        before = self.history[-1].data
+        if before is None or not (changes := before.changes(now)):
+            return
+        told = f"since run folder {self.folder.path} was trained, {', and '.join(changes)}"
+        if before.vocab_size != now.vocab_size:
+            raise UserError(
+                f"data.tokenizer: {told}: the weights do not fit. "
+                "Go on with the same tokenizer, or start a new run by --name NAME."
+            )
+        if not self.accepts_changed_data:
+            raise UserError(
+                f"data.source: {told}: every later sample would be another. Restore the data, go on with these by "
+                "--accept-changed-data, or start a new run by --name NAME."
+            )
+
+
+def resumed(request: TrainRequest) -> Resumption | None:
+    """Returns the newest whole checkpoint of the run folder; None: the run is a new one.
+
+    Raises:
+        UserError: there is none to go on from, it is of other numbers, or all steps are done.
+    """
+    if not request.resume:
+        return None
+    job, folder = request.job, request.folder
+    path, manifest, complaints = newest(folder.checkpoints, job_fingerprint(job))
+    if manifest.numerics_version != NUMERICS_VERSION:
+        raise UserError(
+            f"checkpoint {path} was trained with numerics version {manifest.numerics_version}, and this Planaria has "
+            f"version {NUMERICS_VERSION}: the numbers would be mixed. Go on with the version of Planaria that made it, "
+            "or start a new run by --name NAME."
+        )
+    if manifest.step >= job.train.steps:
+        raise UserError(
+            f"run folder {folder.path}: all {manifest.step} steps are done. Raise train.steps to go on "
+            f"(--set train.steps={2 * manifest.step})."
+        )
+    history = manifest.history or _first_history(folder, request.earlier or job)
+    if job.train.steps < history[-1].steps:
+        raise UserError(
+            f"train.steps = {job.train.steps} is less than the {history[-1].steps} for which run folder {folder.path} "
+            "was trained. It may be raised only; `planaria stop` ends a run early."
+        )
+    return Resumption(
+        folder=folder,
+        checkpoint=CheckpointRef(step=manifest.step, folder=str(path), exponents=manifest.exponents),
+        history=history,
+        complaints=tuple(complaints),
+        accepts_changed_data=request.accept_changed_data,
+    )
+
+
+def _first_history(folder: RunFolder, earlier: Job) -> History:
+    """Of a checkpoint of the first format: the tokens that lie in its run folder are those that it was trained on."""
+    about = None if is_emulated(earlier) else read_about(folder.data)
+    data = None if about is None else data_identity(earlier, about)
+    return (Stretch(since=0, steps=earlier.train.steps, data=data),)
+
+
+def schedule_of(folder: RunFolder, job: Job) -> Ends:
+    """Returns where the learning rate's schedule of a run ended, since which step, for whoever trains the same again.
+
+    Args:
+        folder: of the run.
+        job: as what it is trained again.
+
+    Raises:
+        UserError: the run's data changed on the way, or the job has more steps than it.
+    """
+    try:
+        _, manifest, _ = newest(folder.checkpoints, job_fingerprint(job))
+    except UserError:
+        return ()  # it saved nothing: nobody went on from it
+    for before, after in pairwise(manifest.history):
+        if before.data is not None and after.data is not None and before.data.changes(after.data):
+            raise UserError(
+                f"--replay {folder.path}: its data changed after step {after.since}, and those of before are not kept. "
+                "Replay a run whose data stayed the same."
+            )
+    ends = schedule_ends(manifest.history)
+    if ends and job.train.steps > ends[-1][1]:
+        raise UserError(
+            f"train.steps = {job.train.steps} is more than the {ends[-1][1]} of --replay {folder.path}. "
+            f"Set train.steps = {ends[-1][1]}."
+        )
+    return ends

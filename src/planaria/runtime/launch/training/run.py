@@ -1,0 +1,188 @@
+"""The run itself: starts the coordinator and the nodes, heeds signals, and cleans up when all is over."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from signal import Signals
+
+from planaria.job.faults import FaultKind
+from planaria.job.settings import Job, Launcher
+from planaria.plan.plan import NodeId
+from planaria.protocol.messages.records import AnyRecord, Note, Restored, RunEnded, StepCommitted, StepSkipped
+from planaria.protocol.planning.failure_rate import Watched
+from planaria.runtime.component_settings import node_settings
+from planaria.runtime.coordinator.client import Contact
+from planaria.runtime.coordinator.executor import Observer
+from planaria.runtime.coordinator.remote_nodes import announce, reachable, share
+from planaria.runtime.coordinator.settings import CoordinatorSettings
+from planaria.runtime.interrupts import interrupts
+from planaria.runtime.launch.supervisor import Supervisor
+from planaria.runtime.launch.training.data import RunData
+from planaria.runtime.launch.training.ending import RunOutcome
+from planaria.runtime.launch.training.request import TrainRequest
+from planaria.runtime.nodes.local_nodes import LocalNodes
+from planaria.runtime.progress.output import OutputClosed
+from planaria.runtime.run_folder.claim import say
+from planaria.runtime.run_folder.recorder import Recorder
+from planaria.runtime.wire.socket_server import listen
+
+
+@contextmanager
+def run(request: TrainRequest, data: RunData, nodes: LocalNodes) -> Iterator[RunOutcome]:
+    """Trains until the run is over, and gives what came of it. Signals are heeded until the block ends.
+
+    Raises:
+        UserError: the job cannot be planned.
+        CoordinatorFailed: coordinators died one after the other.
+    """
+    job, folder = request.job, request.folder
+    is_local = job.cluster.launcher is Launcher.LOCAL
+    say(folder.claim, "starting: the first plan is made")
+    token, mark = request.token or secrets.token_hex(16), secrets.token_hex(8)
+    recorder = Recorder(folder, job)
+    watched = _watched(request, recorder)
+    told = _Told((recorder, *request.observers), data.checkpoint.step if data.checkpoint else 0)
+    with recorder, ExitStack() as heeding, listen(job.cluster.host, job.cluster.port) as listener:
+        address = f"{job.cluster.host}:{listener.getsockname()[1]}"
+        contact = Contact(address=reachable(address), token=token)
+        supervisor = told.supervisor = Supervisor(
+            nodes,
+            _settings(request, data, token, mark, watched),
+            listener,
+            lambda node: _spawn(request, nodes, contact, mark, node),
+            told.record,
+            tuple(fault for fault in request.faults if fault.kind is FaultKind.COORDINATOR),
+        )
+        try:
+            supervisor.prepare()
+            for note in data.notes:
+                told.record(note, time.time())
+            if not job.run.writes_checkpoints:
+                text = "no checkpoints are written on the way (run.checkpoint_every = 0), only where the run ends"
+                told.record(Note(level="info", text=text), time.time())
+            contact.write(folder.contact)
+            if not is_local:
+                share(folder, token, mark)
+                told.record(announce(job, folder, address), time.time())
+            heeding.enter_context(interrupts(told.heed))
+            finished = supervisor.run(NodeId(node) for node in range(job.cluster.nodes if is_local else 0))
+        finally:
+            say(folder.claim, "ending")
+            folder.contact.unlink(missing_ok=True)
+            supervisor.close()
+            nodes.release()
+        yield RunOutcome(
+            folder=folder,
+            recorder=recorder,
+            observers=told.observers,
+            ended=told.ended,
+            last=told.last,
+            last_number=told.last_number,
+            num_skipped=len(told.skipped_steps),
+            checkpoint=finished.checkpoint if finished is not None else None,
+            signal=told.signal,
+        )
+
+
+class _Told:
+    """What records and signals come to, while the run goes on.
+
+    Attributes:
+        observers: each is told of every record.
+        supervisor: of the run, once there is one.
+        last: the last step that was applied.
+        last_number: of the last step, or of the checkpoint that the run goes on from.
+        skipped_steps: that were not applied.
+        ended: the last record. The observers get it once the weights' hash is known.
+        signal: the first one that asked for the end.
+    """
+
+    def __init__(self, observers: tuple[Observer, ...], last_number: int) -> None:
+        self.observers = observers
+        self.supervisor: Supervisor | None = None
+        self.last: StepCommitted | None = None
+        self.last_number = last_number
+        self.skipped_steps: set[int] = set()
+        self.ended: RunEnded | None = None
+        self.signal: Signals | None = None
+
+    def record(self, record: AnyRecord, time_s: float) -> None:
+        match record:
+            case StepCommitted(step=step):
+                self.last, self.last_number = record, step
+            case StepSkipped(step=step):
+                self.last_number = step
+                self.skipped_steps.add(step)
+            case Restored(to_step=step):
+                self.last_number = step
+            case RunEnded():
+                self.ended = record
+                return
+            case _:
+                pass
+        for observer in self.observers:
+            try:
+                observer(record, time_s)
+            except OutputClosed:
+                self.heed(Signals.SIGPIPE, insists=False)
+
+    def heed(self, number: Signals, insists: bool) -> None:
+        """Have the run finish its step, save and end; at once if somebody insists."""
+        self.signal = self.signal or number
+        if self.supervisor is None:
+            return
+        if insists:
+            self.supervisor.abort()
+        else:
+            self.supervisor.request_stop()
+
+
+def _settings(request: TrainRequest, data: RunData, token: str, mark: str, watched: Watched) -> CoordinatorSettings:
+    """What every coordinator of the run is told. Faults of nodes of this machine are told to their workers."""
+    is_local = request.job.cluster.launcher is Launcher.LOCAL
+    return CoordinatorSettings(
+        job=request.job,
+        folder=str(request.folder.path),
+        run_id=mark,
+        token=token,
+        resume=data.checkpoint,
+        history=data.history,
+        data_hash=data.data_hash,
+        watched=watched,
+        faults=() if is_local else tuple(f for f in request.faults if f.kind is not FaultKind.COORDINATOR),
+        log=str(request.folder.logs / "coordinator.log"),
+    )
+
+
+def _spawn(request: TrainRequest, nodes: LocalNodes, contact: Contact, mark: str, node: NodeId) -> None:
+    for settings in node_settings(
+        request.job,
+        request.folder,
+        node,
+        coordinator=contact.address,
+        token=contact.token,
+        faults=tuple(fault for fault in request.faults if fault.node == node),
+        import_path=request.import_path,
+        zone=request.job.cluster.zone_of(node),
+        mark=mark,
+        metadata_url=request.metadata_url,
+        traces=request.traces,
+    ):
+        nodes.spawn(settings)
+
+
+def _watched(request: TrainRequest, recorder: Recorder) -> Watched:
+    """What is known of losses: from the job's trace, and from the run before if it had the same nodes."""
+    earlier, job = request.earlier, request.job
+    if request.resume and (earlier is None or _nodes_of(earlier) == _nodes_of(job)):
+        return request.watched + recorder.watched
+    return request.watched
+
+
+def _nodes_of(job: Job) -> object:
+    """What must be the same for losses of before to say something of those to come."""
+    cluster = job.cluster
+    return cluster.launcher, cluster.nodes, cluster.devices_per_node, cluster.device, cluster.zones

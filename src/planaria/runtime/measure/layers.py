@@ -1,0 +1,283 @@
+"""Measures a model's layers: seconds and bytes of each, with the worker's own compute and accumulators.
+
+Layers of one kind (the same module on the same shapes) are measured once.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+import torch
+from torch import nn
+
+from planaria.job.settings import Numerics, TrainSection
+from planaria.model.model import Batch, Model, Tensors
+from planaria.plan.costs.model_profile import LayerCost, LayerTimes
+from planaria.runtime.measure.allocations import follow_allocations
+from planaria.runtime.measure.clock import compute_now
+from planaria.runtime.measure.memory import give_back, held_bytes
+from planaria.runtime.worker.compute.holdings import Holdings
+
+REPEATS = 5
+ENOUGH_S = 2.0
+"""A kind of layer that takes longer is repeated less often, but at least twice."""
+
+STAGE_LAYERS = 3
+IN_FLIGHT = (1, 3)
+ROUNDS = 5
+"""How the allocator's overhead is measured: layers of the stage, microbatches in flight, and how many follow them."""
+
+LEAST_SEEN_BYTES = 2 << 20
+"""Activations of less than this cannot be told from what else a process does."""
+
+MOST_OVERHEAD = 2.0
+"""A share above this is a disturbance, not a measurement."""
+
+LEAST_SHARE = 1e-3
+"""Of a backward, that each half takes at least: the difference of two noisy times may be nothing, or less."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Measured:
+    """Of one kind of layer.
+
+    Attributes:
+        layer: the first of the kind.
+        inputs: what it was measured on.
+        gradients: of its outputs.
+        times: see `split_backward`.
+        activation_bytes: kept between forward and backward, inputs included.
+        allocated_bytes: allocated by a forward and kept, outputs included.
+        workspace_bytes: beside what is kept, at the peak.
+    """
+
+    layer: int
+    inputs: Tensors
+    gradients: Tensors
+    times: LayerTimes
+    activation_bytes: int
+    allocated_bytes: int
+    workspace_bytes: int
+
+
+def measure_layers(
+    model: Model, train: TrainSection, device: torch.device, batch: Batch
+) -> tuple[tuple[LayerCost, ...], float]:
+    """Each layer on what the one before gave; and the allocator's overhead, see `DeviceKind`.
+
+    Raises:
+        LayerFailed: a layer of the user's raises.
+    """
+    plain = msgspec.structs.replace(train, activation_checkpointing=False)
+    return _Meter(model, plain, device, batch).costs()
+
+
+class _Meter:
+    def __init__(self, model: Model, train: TrainSection, device: torch.device, batch: Batch) -> None:
+        self._model = model
+        self._train = train
+        self._device = device
+        self._batch = batch
+        self._holdings = Holdings(model, train, device)
+        self._seen: dict[object, _Measured] = {}
+        self._kinds: list[_Measured] = []
+
+    def costs(self) -> tuple[tuple[LayerCost, ...], float]:
+        tensors = tuple(self._batch[name] for name in self._model.inputs)
+        costs = []
+        for layer, name in enumerate(self._model.layer_names):
+            module = self._hold(layer)
+            cost, tensors = self._cost(layer, name, module, tensors)
+            costs.append(cost)
+            self._holdings.forget_all()
+        overhead, factor = self._overhead()
+        held = tuple(
+            msgspec.structs.replace(cost, workspace_bytes=round(factor * cost.workspace_bytes)) for cost in costs
+        )
+        return held, overhead
+
+    def _overhead(self) -> tuple[float, float]:
+        """What the allocator holds beyond what it is asked for, because there are holes: the share of activations, and
+        a factor for workspaces.
+
+        The commonest kind of layer runs as a stage of such layers would, 1F1B with few and then with more microbatches
+        in flight, on a heap that was emptied before. What grows with the microbatches belongs to the activations.
+        """
+        common = max(self._kinds, key=lambda kind: (self._kinds.count(kind), kind.activation_bytes))
+        self._hold(common.layer)
+        self._run_stage(common, 1, rounds=0)  # accumulators are made at first use
+        few, many = (STAGE_LAYERS * in_flight * common.allocated_bytes for in_flight in IN_FLIGHT)
+        if few < LEAST_SEEN_BYTES or not give_back(self._device):
+            self._holdings.forget_all()
+            return 0.0, 1.0
+        before = held_bytes(self._device)
+        held = []
+        for in_flight in IN_FLIGHT:
+            self._run_stage(common, in_flight, rounds=ROUNDS)
+            held.append(held_bytes(self._device) - before)
+        self._holdings.forget_all()
+        share = min(max((held[1] - held[0]) / (many - few), 1.0), MOST_OVERHEAD)
+        return share - 1.0, max((held[0] - share * few) / max(common.workspace_bytes, 1), 1.0)
+
+    def _run_stage(self, kind: _Measured, in_flight: int, *, rounds: int) -> None:
+        compute = self._holdings.compute
+        deadline = time.perf_counter() + ENOUGH_S
+        for microbatch in range(in_flight + rounds):
+            for number in range(STAGE_LAYERS):
+                compute.forward(1, (microbatch, number), kind.layer, kind.inputs, self._batch, keep=True)
+            oldest = microbatch - in_flight + 1
+            for number in reversed(range(STAGE_LAYERS)) if oldest >= 0 else ():
+                compute.backward(1, (oldest, number), kind.layer, kind.gradients, counted=True)
+            if oldest > 0 and time.perf_counter() > deadline:
+                break
+        compute.forget(lambda work: False)
+
+    def _hold(self, layer: int) -> nn.Module:
+        """What the layer's owner holds: replicas of its groups, and the module bound to them."""
+        for group, spec in enumerate(self._model.groups):
+            if layer in spec.layers:
+                replica = self._holdings.new_replica(group)
+                replica.initialise(self._model.initial_state(group, self._train.seed))
+                self._holdings.put(group, replica)
+        self._holdings.begin_step((0,) * len(self._model.groups))
+        module = self._model.build_layer(layer)
+        self._holdings.compute.add_layer(layer, module, self._holdings.views(layer))
+        return module
+
+    def _cost(self, layer: int, name: str, module: nn.Module, inputs: Tensors) -> tuple[LayerCost, Tensors]:
+        outputs, _ = self._holdings.compute.forward(1, (0, 0), layer, inputs, self._batch, keep=False)
+        parameters = self._holdings.compute.parameters_of(layer)
+        is_last = layer == len(self._model.layer_names) - 1
+        # A module prints what it is made of, with its settings.
+        shapes = [tuple(tensor.shape) for tensor in (*parameters, *inputs, *outputs)]
+        kind = (repr(module), str(shapes), layer == 0, is_last)
+        if kind not in self._seen:
+            self._seen[kind] = self._measure(layer, module, inputs, () if is_last else _ones(outputs))
+        measured = self._seen[kind]
+        self._kinds.append(measured)
+        parameter_bytes = sum(parameter.nbytes for parameter in parameters)
+        accumulator = 2 if self._train.numerics is Numerics.EXACT else 1
+        cost = LayerCost(
+            name=name,
+            times=(measured.times,),
+            parameter_bytes=parameter_bytes,
+            # the accumulator (float64 in exact mode) and the sum
+            gradient_bytes=(accumulator + 1) * parameter_bytes,
+            optimizer_bytes=2 * parameter_bytes,
+            activation_bytes=measured.activation_bytes,
+            recompute_activation_bytes=sum(tensor.nbytes for tensor in inputs),
+            output_bytes=sum(tensor.nbytes for tensor in outputs),
+            workspace_bytes=measured.workspace_bytes,
+        )
+        return cost, outputs
+
+    def _measure(self, layer: int, module: nn.Module, inputs: Tensors, gradients: Tensors) -> _Measured:
+        compute = self._holdings.compute
+
+        def forward() -> None:
+            compute.forward(1, (0, 0), layer, inputs, self._batch, keep=True)
+
+        def backward(*, counted: bool) -> None:
+            compute.backward(1, (0, 0), layer, gradients, counted=counted)
+
+        def split() -> None:
+            compute.backward_input(1, (0, 0), layer, gradients)
+            compute.backward_weight((0, 0), layer, counted=True)
+
+        activation_bytes, allocated_bytes, workspace_bytes = self._bytes(module, inputs, gradients, forward, backward)
+        forwards, backwards, halves, splits = [], [], [], []
+        deadline = time.perf_counter() + ENOUGH_S
+        for repeat in range(REPEATS):
+            if repeat >= 2 and time.perf_counter() > deadline:
+                break
+            forwards.append(self._timed(forward))
+            backwards.append(self._timed(lambda: backward(counted=True)))
+            if layer > 0:
+                forward()
+                halves.append(self._timed(lambda: backward(counted=False)))
+            forward()
+            splits.append(self._timed(split))
+        times = split_backward(
+            statistics.median(forwards),
+            statistics.median(backwards),
+            statistics.median(halves) if halves else 0.0,
+            statistics.median(splits),
+            has_parameters=bool(compute.parameters_of(layer)),
+        )
+        return _Measured(
+            layer=layer,
+            inputs=inputs,
+            gradients=gradients,
+            times=times,
+            activation_bytes=activation_bytes,
+            allocated_bytes=allocated_bytes,
+            workspace_bytes=workspace_bytes,
+        )
+
+    def _bytes(
+        self,
+        module: nn.Module,
+        inputs: Tensors,
+        gradients: Tensors,
+        forward: Callable[[], None],
+        backward: Callable[..., None],
+    ) -> tuple[int, int, int]:
+        """What is kept between forward and backward; what a forward allocates of it; what is needed beside it."""
+        lasting = {t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers())}
+        kept = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in inputs}
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in lasting:
+                kept[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        # Once before: buffers that last (accumulators, a library's) are made at first use.
+        forward()
+        backward(counted=True)
+        with follow_allocations(self._device) as allocations:
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+                forward()
+            after_forward = allocations.live_bytes()
+            backward(counted=True)
+            peak = allocations.peak_bytes()
+        received = sum(tensor.nbytes for tensor in gradients)
+        return sum(kept.values()), after_forward, peak - after_forward + received
+
+    def _timed(self, work: Callable[[], None]) -> float:
+        began = compute_now(self._device)
+        work()
+        return compute_now(self._device) - began
+
+
+def split_backward(
+    forward_s: float, whole_s: float, input_s: float, halves_s: float, *, has_parameters: bool
+) -> LayerTimes:
+    """A layer's times from four measured ones.
+
+    Args:
+        forward_s: of the forward.
+        whole_s: of the backward that gives all gradients.
+        input_s: of the one that gives the input's alone; 0: nothing needs the input's gradient.
+        halves_s: of a backward that is split, both parts together.
+        has_parameters: if not, all of the backward is for the input.
+    """
+    if not has_parameters:
+        input_s = whole_s if input_s else 0.0
+    elif input_s:
+        input_s = min(max(input_s, LEAST_SHARE * whole_s), (1 - LEAST_SHARE) * whole_s)
+    weight_s = whole_s - input_s if has_parameters else 0.0
+    return LayerTimes(
+        forward_s=forward_s,
+        backward_input_s=input_s,
+        backward_weight_s=weight_s,
+        split_s=max(0.0, halves_s - whole_s) if has_parameters else 0.0,
+    )
+
+
+def _ones(outputs: Tensors) -> Tensors:
+    return tuple(torch.ones_like(tensor) for tensor in outputs if tensor.is_floating_point())

@@ -1,0 +1,110 @@
+"""Measures what a step costs beside its layers: messages, votes, sums and the optimizer."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from planaria.job.settings import Numerics, TrainSection
+from planaria.model.model import GroupSpec, ParameterSpec
+from planaria.plan.costs.model_profile import LinkCost, StepCosts
+from planaria.plan.plan import WorkerId
+from planaria.protocol.messages.journal import JournalCommit
+from planaria.protocol.messages.worker import Commit
+from planaria.runtime.coordinator.journal import Journal
+from planaria.runtime.measure.clock import compute_now
+from planaria.runtime.worker.compute.accumulator import total_gradient
+from planaria.runtime.worker.compute.replica import Replica, apply_adamw
+from planaria.runtime.worker.transport.mailbox import Key, Kind, Mailbox
+from planaria.runtime.worker.transport.transport import Transport
+
+_LENGTH = 1 << 20
+"""Parameters that sums and the optimizer are measured with: more than the caches of a core hold."""
+
+_LARGE_BYTES = 4 << 20
+_REPEATS = 5
+
+
+def measure_link() -> LinkCost:
+    """Loopback, with the workers' transport: latency of 64 bytes, bandwidth of 4 MB."""
+    mailboxes = [Mailbox(), Mailbox()]
+    ends = [Transport(WorkerId(number), "", mailbox) for number, mailbox in enumerate(mailboxes)]
+    addresses = [end.start() for end in ends]
+    for number, end in enumerate(ends):
+        end.set_peers({WorkerId(1 - number): addresses[1 - number]})
+    small, large = torch.zeros(64, dtype=torch.uint8), torch.zeros(_LARGE_BYTES, dtype=torch.uint8)
+    messages = [small] * 24 + [large] * 6
+
+    def send(number: int, turn: int, tensor: torch.Tensor) -> None:
+        ends[number].send(WorkerId(1 - number), Key(Kind.ACTIVATION, number, turn, 0, 0, 0), (tensor,))
+
+    def take(number: int, turn: int) -> None:
+        mailboxes[number].take(Key(Kind.ACTIVATION, 1 - number, turn, 0, 0, 0), lambda: False)
+
+    def answer() -> None:
+        for turn in range(len(messages)):
+            take(1, turn)
+            send(1, turn, small)
+
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    times: dict[int, list[float]] = {}
+    for turn, message in enumerate(messages):
+        began = time.perf_counter()
+        send(0, turn, message)
+        take(0, turn)
+        times.setdefault(message.nbytes, []).append(time.perf_counter() - began)
+    thread.join()
+    for end in ends:
+        end.close()
+    # The first connects. What other programs of the machine take must not count, so the lower quartile.
+    there_and_back = statistics.quantiles(times[small.nbytes][1:], n=4)[0]
+    took = statistics.quantiles(times[large.nbytes], n=4)[0]
+    bandwidth = large.nbytes / max(took - there_and_back, 1e-6)
+    return LinkCost(latency_s=there_and_back / 2, bandwidth_bytes_per_s=bandwidth)
+
+
+def measure_step(train: TrainSection, device: torch.device, link: LinkCost) -> StepCosts:
+    """With the worker's own sum and optimizer, and the coordinator's journal."""
+    spec = ParameterSpec(name="weight", shape=(_LENGTH,), decays=True, uses=((0, "weight"),))
+    replica = Replica(GroupSpec(layers=(0,), parameters=(spec,)), device)
+    dtype = torch.float64 if train.numerics is Numerics.EXACT else torch.float32
+    parts = [torch.zeros(_LENGTH, dtype=dtype, device=device) for _ in range(2)]
+    size_bytes = replica.parameters.nbytes
+    clock = partial(compute_now, device)
+    apply_s = _median_s(lambda: apply_adamw([replica], train, 1, 1.0, train.learning_rate), clock)
+    sum_s = _median_s(lambda: total_gradient(parts, replica.gradient, with_norm=True), clock)
+    return StepCosts(
+        # A vote goes in, the journal is written, the commit comes out.
+        vote_s=2 * link.time_s(256) + _journal_s(),
+        apply_s_per_byte=apply_s / size_bytes,
+        sum_s_per_byte=sum_s / size_bytes,
+    )
+
+
+def _journal_s() -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        journal = Journal(Path(folder) / "journal.sqlite")
+        journal.start()
+        commit = JournalCommit(
+            commit=Commit(generation=1, step=1, clip_factor=1.0, exponents=(0,) * 16, hold=False, loss=1.0, norm=1.0)
+        )
+        seconds = _median_s(lambda: journal.write(commit), time.perf_counter)
+        journal.close()
+    return seconds
+
+
+def _median_s(work: Callable[[], object], clock: Callable[[], float]) -> float:
+    times = []
+    for _ in range(_REPEATS + 1):
+        began = clock()
+        work()
+        times.append(clock() - began)
+    return statistics.median(times[1:])

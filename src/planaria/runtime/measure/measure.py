@@ -1,0 +1,126 @@
+"""Measures a job's profile on this machine: layers, links, steps and memory.
+
+What is measured is what runs: the worker's own compute, one thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import platform
+import sys
+import traceback
+from pathlib import Path
+
+import msgspec
+import torch
+
+from planaria.data.sampler import Sampler
+from planaria.data.tokens import open_tokens
+from planaria.job.errors import UserCodeError
+from planaria.job.settings import Device, Job
+from planaria.job.version import __version__
+from planaria.model.load import load_model
+from planaria.plan.costs.model_profile import DeviceKind, Links, ModelProfile
+from planaria.plan.costs.profile_check import check_profile, decode_profile
+from planaria.plan.plan import Group, PlanError
+from planaria.runtime.measure import ERROR_SUFFIX
+from planaria.runtime.measure.layers import measure_layers
+from planaria.runtime.measure.machine import measure_link, measure_step
+from planaria.runtime.measure.memory import device_bytes, process_bytes
+from planaria.runtime.worker.compute.device import open_device
+from planaria.runtime.worker.compute.layers import LayerFailed
+
+MEASURES = "split backwards"
+"""What is measured beside forwards, backwards and bytes: profiles without it are measured again."""
+
+
+def fingerprint(job: Job) -> str:
+    """What a profile depends on: machine, library, model and shapes."""
+    train = job.train
+    parts = [
+        platform.node(),
+        platform.machine(),
+        _device_name(job),
+        torch.__version__,
+        msgspec.json.encode(job.model, order="deterministic").decode(),
+        f"{train.microbatch}/{train.sequence_length}/{train.dtype.value}",
+        f"{job.data.tokenizer}/{train.numerics.value}",
+        MEASURES,
+    ]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def measure_into(job: Job, data_folder: Path, output: Path, import_path: str | None) -> int:
+    """Write the job's profile to `output`; returns an exit status.
+
+    A mistake of the user (a model that cannot be built or cut, a layer that raises, a device that is not there) is
+    written to `output` with ERROR_SUFFIX instead: a line, and below it the traceback where the user's code raised.
+    """
+    if import_path is not None and import_path not in sys.path:
+        sys.path.insert(0, import_path)
+    try:
+        if _fingerprint_in(output) == fingerprint(job):
+            load_model(job.model, job.train, vocab_size=open_tokens(data_folder).vocab_size)
+            return 0
+        profile = measure(job, data_folder)
+    except LayerFailed as error:
+        trace = "".join(traceback.format_exception(error.__cause__ or error))
+        output.with_name(output.name + ERROR_SUFFIX).write_text(f"{error}\n{trace}")
+        return 1
+    except ValueError as error:
+        trace = error.trace if isinstance(error, UserCodeError) else ""
+        line = " ".join(str(error).split())
+        output.with_name(output.name + ERROR_SUFFIX).write_text(f"{line}\n{trace}")
+        return 2
+    output.write_bytes(msgspec.json.format(msgspec.json.encode(profile), indent=1))
+    return 0
+
+
+def _fingerprint_in(output: Path) -> str:
+    """Of the profile that is there; empty when there is none that this version reads."""
+    try:
+        return decode_profile(output.read_bytes()).fingerprint
+    except (FileNotFoundError, PlanError):
+        return ""
+
+
+def measure(job: Job, data_folder: Path) -> ModelProfile:
+    """Measure now. Raises ValueError for a model that cannot be built, LayerFailed for one that does not run."""
+    tokens = open_tokens(data_folder)
+    model = load_model(job.model, job.train, vocab_size=tokens.vocab_size)
+    batch = Sampler(tokens, job.train, job.data.mask_probability, model.masked_lm).microbatch(1, 0)
+    device = open_device(job, 0)
+    batch = {name: tensor.to(device) for name, tensor in batch.items()}
+    layers, overhead = measure_layers(model, job.train, device, batch)
+    groups = tuple(
+        Group(layers=spec.layers, size_bytes=4 * sum(math.prod(p.shape) for p in spec.parameters))
+        for spec in model.groups
+    )
+    own_bytes = process_bytes(device)
+    link = measure_link()
+    profile = ModelProfile(
+        name=job.model.type,
+        microbatch_size=job.train.microbatch,
+        layers=layers,
+        groups=groups,
+        # All nodes are on this machine.
+        links=Links(within_node=link, between_nodes=link),
+        device=DeviceKind(
+            name=_device_name(job),
+            memory_bytes=device_bytes(device),
+            process_bytes=own_bytes,
+            allocator_overhead=overhead,
+            is_host=device.type == "cpu",
+        ),
+        step=measure_step(job.train, device, link),
+        provenance=f"measured by planaria {__version__} on {platform.node()}, one thread a worker",
+        fingerprint=fingerprint(job),
+    )
+    return check_profile(profile)
+
+
+def _device_name(job: Job) -> str:
+    if job.cluster.device is Device.CUDA:
+        return str(torch.cuda.get_device_name(open_device(job, 0)))
+    return platform.processor() or platform.machine()

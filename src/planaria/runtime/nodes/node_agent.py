@@ -1,0 +1,416 @@
+"""The agent of a node: offers it to a coordinator, starts its workers, and offers it again when they were fenced.
+
+One thread, one selector. It judges nothing that the coordinator can judge. When the coordinator has been out of reach
+for as long as it waits itself, the node's processes are killed; until then they keep their state, and since no step
+is committed without the coordinator, they can do no harm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from signal import Signals
+from typing import Final
+
+from planaria.job.checks import check_zone
+from planaria.job.errors import PlanariaError, UserError
+from planaria.plan.plan import NodeId
+from planaria.protocol.messages.agent import (
+    Available,
+    Dismissed,
+    Enrol,
+    Farewell,
+    KillNode,
+    NodeEnded,
+    Ping,
+    Pong,
+    Refused,
+    StartNode,
+    Welcome,
+    decode_to_agent,
+)
+from planaria.protocol.messages.worker import MAX_FRAME_BYTES, PROTOCOL_VERSION, Message, encode
+from planaria.runtime.component_settings import node_settings
+from planaria.runtime.coordinator.remote_nodes import boot_id, imported
+from planaria.runtime.interrupts import Interrupted, interrupts
+from planaria.runtime.nodes.local_nodes import LocalNodes
+from planaria.runtime.progress.output import OutputClosed
+from planaria.runtime.run_folder.run_folder import RunFolder
+from planaria.runtime.wire.connection import Connection
+from planaria.runtime.wire.control_frames import FrameError
+from planaria.runtime.wire.sockets import watch_over
+
+TICK_S: Final = 0.1
+PING_EVERY_S: Final = 0.5
+SILENCE_S: Final = 3.0
+"""A connection on which no ping was answered for so long is given up, and another is tried."""
+
+CONNECT_WITHIN_S: Final = 1.0
+AWAY_S: Final = CONNECT_WITHIN_S + 1.0
+"""Whoever looks at the clock so rarely cannot say that others were silent."""
+
+FIRST_PAUSE_S: Final = 0.25
+LONGEST_PAUSE_S: Final = 30.0
+LONGEST_RETRY_S: Final = 1.0
+SHORT_LIFE_S: Final = 60.0
+"""A node that lived longer is offered again at once; others after pauses that double."""
+
+NOTICE_EVERY_S: Final = 1.0
+"""How often workers are told that their node is to hand over its work."""
+
+GOODBYE_S: Final = 5.0
+"""How long workers may take to end after the run before they are killed."""
+
+
+SAID: Final = {
+    Farewell.OVER: "the run is over: this agent is not needed any more",
+    Farewell.DRAINED: "the node has handed over its work: this agent is not needed any more",
+    Farewell.SUSPENDED: "the run is suspended: this agent is not needed until it is resumed",
+}
+
+
+class CoordinatorLost(PlanariaError):
+    """The coordinator was out of reach for as long as the agent was told to wait."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSettings:
+    """What an agent needs to know.
+
+    Attributes:
+        coordinator: "host:port".
+        token: of the job.
+        host: address at which other nodes reach this one; "": the one from which it reaches the coordinator.
+        zone: where this node is: whatever fails as one; "": not known.
+        import_path: where a model given as "module:function" is looked for.
+        give_up_s: without a word from the coordinator, after which the agent ends.
+    """
+
+    coordinator: str
+    token: str
+    host: str = ""
+    zone: str = ""
+    import_path: Path | None = None
+    give_up_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        host, _, port = self.coordinator.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise UserError(f"--coordinator {self.coordinator!r} is not HOST:PORT. `planaria train` prints it.")
+        if self.zone:
+            check_zone("--zone", self.zone)
+
+
+class NodeAgent:
+    """One node's agent, for one run.
+
+    Args:
+        settings: whose coordinator, and as whom.
+        say: takes lines for people; may raise OutputClosed.
+    """
+
+    def __init__(self, settings: AgentSettings, say: Callable[[str], None]) -> None:
+        self._settings = settings
+        self._tell_people = say
+        self._selector = selectors.DefaultSelector()
+        self._connection: Connection | None = None
+        self._identity = secrets.token_hex(8)
+        self._address = ""
+        self._welcome: Welcome | None = None
+        self._nodes: LocalNodes | None = None
+        self._node: NodeId | None = None
+        self._last = -1
+        self._began = 0.0
+        self._heard = self._heard_on_connection = self._looked = time.monotonic()
+        self._pinged = 0.0
+        self._retry_at = 0.0
+        self._retry_pause_s = FIRST_PAUSE_S
+        self._offer_at: float | None = None
+        self._offer_pause_s = FIRST_PAUSE_S
+        self._over: Farewell | None = None
+        self._over_since = 0.0
+        self._is_noticed = False
+        self._leaving = False
+        self._noticed_at = 0.0
+        self._told_out_of_reach = False
+
+    def run(self) -> Farewell:
+        """Until the run has ended, or the node was drained, be it for a signal. Returns which of them.
+
+        Raises:
+            UserError: the node cannot take part.
+            CoordinatorLost: it was out of reach for too long.
+        """
+        try:
+            with interrupts(self._heed):
+                while not self._is_done():
+                    if self._connection is None and self._over is None:
+                        self._connect()
+                        self._looked = time.monotonic()
+                    for key, _ in self._selector.select(timeout=TICK_S):
+                        key.data()
+                    self._look_at_the_clock()
+            return self._over or Farewell.DRAINED
+        finally:
+            self._close()
+
+    def _is_done(self) -> bool:
+        if self._is_noticed and not self._leaving:
+            self._leave()
+        return self._node is None and (self._over is not None or self._leaving)
+
+    # The connection
+
+    def _connect(self) -> None:
+        now = time.monotonic()
+        if now < self._retry_at:
+            return
+        host, _, port = self._settings.coordinator.rpartition(":")
+        try:
+            sock = socket.create_connection((host, int(port)), timeout=CONNECT_WITHIN_S)
+        except OSError as error:
+            self._retry_later(str(error))
+            return
+        sock.setblocking(False)
+        watch_over(sock)
+        self._address = self._settings.host or sock.getsockname()[0]
+        self._connection = Connection(sock, MAX_FRAME_BYTES)
+        self._selector.register(sock, selectors.EVENT_READ, self._readable)
+        self._heard_on_connection = time.monotonic()
+        self._tell(
+            Enrol(
+                version=PROTOCOL_VERSION,
+                token=self._settings.token,
+                identity=self._identity,
+                host=self._address,
+                boot=boot_id(),
+                node=-1 if self._node is None else self._node,
+                mark="" if self._welcome is None else self._welcome.mark,
+            )
+        )
+
+    def _retry_later(self, reason: str) -> None:
+        if not self._told_out_of_reach:
+            self._say(f"the coordinator at {self._settings.coordinator} is out of reach ({reason}); trying again")
+            self._told_out_of_reach = True
+        self._retry_at = time.monotonic() + self._retry_pause_s
+        self._retry_pause_s = min(LONGEST_RETRY_S, 2 * self._retry_pause_s)
+
+    def _hang_up(self, reason: str) -> None:
+        if self._connection is not None:
+            self._selector.unregister(self._connection.socket)
+            self._connection.close()
+            self._connection = None
+        self._offer_at = None
+        if self._over is None:
+            self._retry_later(reason)
+
+    def _tell(self, message: Message) -> None:
+        """A connection that is gone is learnt from the reading side."""
+        if self._connection is not None:
+            self._connection.send(encode(message))
+            self._connection.flush()
+
+    def _readable(self) -> None:
+        connection = self._connection
+        if connection is None:
+            return
+        try:
+            for frame in connection.receive():
+                self._heard = self._heard_on_connection = time.monotonic()
+                self._take(frame)
+        except EOFError as error:
+            self._hang_up(str(error))
+        except FrameError as error:
+            raise UserError(
+                f"what answers at {self._settings.coordinator} is no coordinator: {error}. Correct --coordinator."
+            ) from None
+
+    def _take(self, frame: bytes) -> None:
+        try:
+            message = decode_to_agent(frame)
+        except (ValueError, RecursionError) as error:
+            raise FrameError(" ".join(str(error).split())) from error
+        match message:
+            case Welcome():
+                self._be_welcome(message)
+            case StartNode(node=node):
+                self._start(NodeId(node), message)
+            case KillNode(node=node):
+                self._fenced(NodeId(node))
+            case Dismissed(farewell=farewell):
+                if self._over is None:
+                    self._over, self._over_since = farewell, time.monotonic()
+                    self._say(SAID[farewell])
+            case Refused(reason=reason):
+                raise UserError(f"the coordinator at {self._settings.coordinator} refuses this node: {reason}.")
+            case Pong():
+                pass
+
+    def _be_welcome(self, welcome: Welcome) -> None:
+        if self._welcome is None or self._told_out_of_reach:
+            self._say(f"enrolled at {self._settings.coordinator} as {self._address}")
+        self._retry_pause_s, self._told_out_of_reach = FIRST_PAUSE_S, False
+        check_folder(welcome)
+        check_address(self._address)
+        is_another_run = self._welcome is not None and self._welcome.mark != welcome.mark
+        self._welcome = welcome
+        if is_another_run:
+            self._last = -1
+            if self._node is not None:
+                self._fenced(self._node)
+        if self._nodes is None:
+            log = RunFolder(Path(welcome.run_folder)).logs / f"agent-{socket.gethostname()}-{os.getpid()}.log"
+            self._nodes = LocalNodes(log, imported(welcome.job))
+            self._nodes.start()
+            self._selector.register(self._nodes.fileno(), selectors.EVENT_READ, self._nodes_told)
+        if self._node is None:
+            self._offer_at = time.monotonic()
+
+    # The node
+
+    def _start(self, node: NodeId, order: StartNode) -> None:
+        assert self._welcome is not None
+        assert self._nodes is not None
+        if self._leaving or self._node is not None:
+            return
+        self._node, self._began = node, time.monotonic()
+        self._say(f"node {node} starts")
+        folder, job = RunFolder(Path(self._welcome.run_folder)), self._welcome.job
+        for settings in node_settings(
+            job,
+            folder,
+            node,
+            coordinator=self._settings.coordinator,
+            token=self._settings.token,
+            faults=order.faults,
+            import_path=self._settings.import_path,
+            host=self._address,
+            zone=self._settings.zone,
+            mark=self._welcome.mark,
+        ):
+            self._nodes.spawn(settings)
+        self._nodes_told()
+
+    def _nodes_told(self) -> None:
+        assert self._nodes is not None
+        for node, cause in self._nodes.lost():
+            if node == self._node and self._nodes.all_ended():
+                self._ended(node, cause)
+
+    def _ended(self, node: NodeId, cause: str) -> None:
+        assert self._nodes is not None
+        self._nodes.release()
+        self._node, self._last = None, node
+        self._say(f"node {node} has ended: {cause}")
+        self._tell(NodeEnded(node=node, cause=cause))
+        now = time.monotonic()
+        if now - self._began > SHORT_LIFE_S:
+            self._offer_pause_s = FIRST_PAUSE_S
+        self._offer_at = now + self._offer_pause_s
+        self._offer_pause_s = min(LONGEST_PAUSE_S, 2 * self._offer_pause_s)
+
+    def _fenced(self, node: NodeId) -> None:
+        if node == self._node and self._nodes is not None:
+            self._say(f"node {node} is fenced: its processes are killed")
+            self._nodes.kill(node)
+
+    # Time, and the end
+
+    def _look_at_the_clock(self) -> None:
+        now = time.monotonic()
+        if now - self._looked > AWAY_S:  # it was this process that was away: importing, or stopped
+            self._heard = self._heard_on_connection = now
+        self._looked = now
+        silent_s = now - self._heard
+        if self._node is not None and self._welcome is not None and silent_s > self._welcome.patience_s:
+            self._say(f"nothing was heard from the coordinator for {silent_s:.0f} s")
+            self._fenced(self._node)
+            self._nodes_told()
+        if self._over is not None and self._node is not None and now - self._over_since > GOODBYE_S:
+            self._fenced(self._node)
+        if self._leaving and self._node is not None and now - self._noticed_at > NOTICE_EVERY_S:
+            self._give_notice()
+        if silent_s > self._settings.give_up_s and self._over is None:
+            raise CoordinatorLost(
+                f"nothing was heard from the coordinator at {self._settings.coordinator} for {silent_s:.0f} s. "
+                "Look whether it runs; --give-up sets how long an agent waits."
+            )
+        if self._connection is None:
+            return
+        if now - self._heard_on_connection > SILENCE_S:
+            self._hang_up("it does not answer")
+        elif now - self._pinged > PING_EVERY_S:
+            self._pinged = now
+            self._tell(Ping())
+        if self._offer_at is not None and now >= self._offer_at and not self._leaving:
+            self._offer_at = None
+            self._tell(Available(after=self._last))
+
+    def _leave(self) -> None:
+        """The first notice: hand over what runs here."""
+        self._leaving = True
+        if self._node is None or self._nodes is None:
+            return
+        self._say(f"node {self._node} hands over its work")
+        self._give_notice()
+
+    def _give_notice(self) -> None:
+        """Again and again: the coordinator hears of no notice before the whole node has joined."""
+        assert self._nodes is not None
+        self._noticed_at = time.monotonic()
+        for pid in self._nodes.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+
+    def _heed(self, number: Signals, insists: bool) -> None:
+        """A signal: hand over and end. A second Ctrl-C: end at once."""
+        self._is_noticed = True
+        if insists:
+            raise Interrupted(number)
+
+    def _say(self, line: str) -> None:
+        """To people; when nobody reads it, that is a notice too."""
+        try:
+            self._tell_people(line)
+        except OutputClosed:
+            self._is_noticed = True
+
+    def _close(self) -> None:
+        if self._nodes is not None:
+            self._nodes.close()
+        if self._connection is not None:
+            self._connection.close()
+        self._selector.close()
+
+
+def check_folder(welcome: Welcome) -> None:
+    """Raises UserError where this node sees another run folder than the coordinator, or none."""
+    folder = RunFolder(Path(welcome.run_folder))
+    try:
+        found = folder.identity.read_text()
+    except OSError:
+        found = ""
+    if found != welcome.mark:
+        raise UserError(
+            f"this node does not see the coordinator's run folder at {folder.path}, where tokens and checkpoints are. "
+            "Set run.folder to a folder that every node mounts at the same path."
+        )
+
+
+def check_address(host: str) -> None:
+    """Raises UserError where workers could not listen at this address."""
+    try:
+        socket.create_server((host, 0)).close()
+    except OSError as error:
+        raise UserError(
+            f"workers cannot listen at {host} ({error.strerror or error}). Give --host an address of this node."
+        ) from None

@@ -1,0 +1,382 @@
+"""The progress of a run on a terminal: a live panel where there is one, plain lines otherwise.
+
+What happens to the run (losses, plans, recoveries) is a line each that stays; on a terminal a panel below them shows
+where the run stands. It shows what records say and computes nothing of its own but the time left.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import textwrap
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import IO, TYPE_CHECKING, cast
+
+from planaria.job.settings import Job
+from planaria.protocol.messages.records import (
+    AnyRecord,
+    CheckpointSaved,
+    NodeJoined,
+    NodeLost,
+    NodeReleased,
+    NodeSpeed,
+    Note,
+    PlanTaken,
+    Recovered,
+    Recovery,
+    Restored,
+    RunEnded,
+    RunStatus,
+    StepCommitted,
+    StepSkipped,
+)
+from planaria.runtime.progress.output import Output
+from planaria.runtime.run_folder.run_folder import RunFolder
+from planaria.runtime.run_folder.sentences import (
+    counted,
+    duration,
+    layer_range,
+    oversubscription,
+    picture,
+    rate,
+    recovery_sentence,
+    sentence,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.live import Live
+
+Clock = Callable[[], float]
+
+_LINES_IN_A_RUN = 20
+_LEAST_GAP_S = 1.0
+_LONGEST_GAP_S = 20.0
+_STEPS_FOR_ETA = 20
+_PIPELINES_SHOWN = 6
+_RECOVERIES_SHOWN = 10
+
+
+class Progress:
+    """An observer that shows a run. Use it as a context manager, and call it with each record."""
+
+    def __init__(
+        self,
+        job: Job,
+        folder: RunFolder,
+        *,
+        stream: IO[str] | None = None,
+        live: bool | None = None,
+        clock: Clock = time.monotonic,
+        num_cores: int | None = None,
+    ) -> None:
+        """Makes a display that has not started.
+
+        Args:
+            job: for the number of steps and nodes.
+            folder: of the run, named at the end.
+            stream: to write to; standard error by default.
+            live: a live panel (True) or plain lines (False); by default, whether the stream is a terminal.
+            clock: seconds; paces the plain lines.
+            num_cores: that this process may use; by default, as the system says.
+        """
+        cores = len(os.sched_getaffinity(0)) if num_cores is None else num_cores
+        self._stream = Output(stream if stream is not None else sys.stderr)
+        self._view: _PlainLines | _LivePanel
+        if self._stream.isatty() if live is None else live:
+            self._view = _LivePanel(job, folder, self._stream, cores)
+        else:
+            self._view = _PlainLines(job, folder, self._stream, cores, clock)
+
+    def __enter__(self) -> Progress:
+        self._view.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._view.stop()
+
+    def __call__(self, record: AnyRecord, time_s: float) -> None:
+        """Shows a record.
+
+        Args:
+            record: what happened.
+            time_s: when, in seconds since 1970 (not shown).
+
+        Raises:
+            OutputClosed: nobody can see it. Others may be shown, to no effect.
+        """
+        self._view.show(record)
+        self._stream.check()
+
+
+class _PlainLines:
+    """One line for each thing that happens, and for some of the steps."""
+
+    def __init__(self, job: Job, folder: RunFolder, stream: Output, num_cores: int, clock: Clock) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._num_steps = job.train.steps
+        self._news = _News(job, num_cores)
+        self._ending = Ending(job, folder)
+        self._every = max(1, job.train.steps // _LINES_IN_A_RUN)
+        self._last_line: tuple[int, float] | None = None
+
+    def start(self) -> None:
+        """Nothing to prepare."""
+
+    def stop(self) -> None:
+        self._stream.flush()
+
+    def show(self, record: AnyRecord) -> None:
+        self._ending.note(record)
+        for line, _ in self._news.lines(record):
+            self._print(line)
+        if isinstance(record, StepCommitted) and self._is_due(record.step):
+            self._print(_step_line(record, self._num_steps))
+            self._last_line = record.step, self._clock()
+        elif isinstance(record, RunEnded):
+            for last in self._ending.lines(record):
+                self._print(last)
+
+    def _is_due(self, step: int) -> bool:
+        if self._last_line is None or step == self._num_steps:
+            return True
+        last_step, last_s = self._last_line
+        gap_s = self._clock() - last_s
+        return gap_s >= _LONGEST_GAP_S or (abs(step - last_step) >= self._every and gap_s >= _LEAST_GAP_S)
+
+    def _print(self, line: str) -> None:
+        print(line, file=self._stream, flush=True)
+
+
+class _News:
+    """What is told of a record, apart from steps and the end: lines, each with its style."""
+
+    def __init__(self, job: Job, num_cores: int) -> None:
+        self._oversubscription = oversubscription(job, num_cores)
+        self._has_plan = False
+
+    def lines(self, record: AnyRecord) -> list[tuple[str, str]]:
+        if isinstance(record, NodeJoined) and not self._has_plan:
+            return []  # The nodes that the job starts with are news to nobody.
+        line = sentence(record)
+        told = [] if line is None else [(line, _style(record))]
+        if isinstance(record, PlanTaken) and not self._has_plan:
+            self._has_plan = True
+            told += [] if self._oversubscription is None else [(self._oversubscription, "dim")]
+        return told
+
+
+def _style(record: AnyRecord) -> str:
+    match record:
+        case NodeLost():
+            return "red"
+        case Recovered() | NodeJoined() | NodeReleased():
+            return "green"
+        case NodeSpeed():
+            return "yellow" if record.speed < record.before else "green"
+        case Note(level="warning") | Restored() | StepSkipped():
+            return "yellow"
+        case _:
+            return "dim"
+
+
+class _LivePanel:
+    """A panel that is redrawn in place below the lines that stay; the end is printed below it."""
+
+    def __init__(self, job: Job, folder: RunFolder, stream: Output, num_cores: int) -> None:
+        self._job = job
+        self._folder = folder
+        self._stream = stream
+        self._news = _News(job, num_cores)
+        self._ending = Ending(job, folder)
+        self._plan: PlanTaken | None = None
+        self._step: StepCommitted | None = None
+        self._live_nodes: int | None = None
+        self._recent_s: deque[float] = deque(maxlen=_STEPS_FOR_ETA)
+        self._console: Console | None = None
+        self._live: Live | None = None
+
+    def start(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = Console(file=cast("IO[str]", self._stream), highlight=False)
+        self._live = Live(
+            get_renderable=self._render,
+            console=self._console,
+            refresh_per_second=8,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._live.start(refresh=True)
+
+    def stop(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def show(self, record: AnyRecord) -> None:
+        self._ending.note(record)
+        for line, style in self._news.lines(record):
+            self._print(line, style)
+        match record:
+            case StepCommitted():
+                self._step = record
+                self._live_nodes = record.live_nodes
+                self._recent_s.append(record.duration_s)
+            case PlanTaken():
+                self._plan = record
+            case NodeLost() | NodeJoined() | NodeReleased():
+                self._live_nodes = record.live_nodes
+            case RunEnded():
+                self.stop()
+                for line in self._ending.lines(record, with_recoveries=False):
+                    self._print(line, "bold" if line.startswith(record.status.value) else "")
+            case _:
+                pass
+
+    def _print(self, line: str, style: str) -> None:
+        if self._console is not None:
+            from rich.text import Text
+
+            width = max(40, self._console.width)
+            folded = textwrap.fill(
+                line, width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+            )
+            self._console.print(Text(folded, style=style), soft_wrap=True)
+
+    def _render(self) -> RenderableType:
+        from rich.console import Group
+        from rich.padding import Padding
+        from rich.text import Text
+
+        rows: list[RenderableType] = [self._bar_row(), Text.assemble(*self._figures(), overflow="ellipsis")]
+        if self._plan is not None:
+            rows.extend(Text.assemble(*row, no_wrap=True, overflow="ellipsis") for row in self._pipelines(self._plan))
+        return Padding(Group(*rows), (0, 1))
+
+    def _pipelines(self, plan: PlanTaken) -> list[list[tuple[str, str]]]:
+        """A row a pipeline; where they are many, their shapes in one row."""
+        if len(plan.pipelines) > _PIPELINES_SHOWN:
+            return [[("plan   ", "dim"), (picture(plan.pipelines), "")]]
+        per_node = self._job.cluster.devices_per_node
+        rows = []
+        for number, (stages, share) in enumerate(zip(plan.pipelines, plan.microbatches, strict=True)):
+            style = "" if share else "dim"
+            row = [(f"pipeline {number}   ", "dim")]
+            for place, (worker, first, end) in enumerate(stages):
+                device = f".{worker % per_node}" if per_node > 1 else ""
+                row.append((" → " if place else "", "dim"))
+                row.append((f"node {worker // per_node}{device}", style))
+                row.append((f" [{layer_range(first, end)}]", "cyan" if share else "dim"))
+            row.append((f"   {counted(share, 'microbatch')}", "dim"))
+            rows.append(row)
+        return rows
+
+    def _bar_row(self) -> RenderableType:
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        total = self._job.train.steps
+        done = self._step.step if self._step else 0
+        left = f"{duration(self._left_s(total - done))} left" if self._recent_s else "starting"
+        left = "done" if done >= total else left
+        row = Table.grid(padding=(0, 2), expand=True)
+        row.add_column(no_wrap=True)
+        row.add_column(ratio=1)
+        row.add_column(no_wrap=True, justify="right")
+        name = self._job.run.name or self._folder.path.name
+        row.add_row(
+            Text.assemble((name, "bold"), f"  step {done}/{total}"), ProgressBar(total=total, completed=done), left
+        )
+        return row
+
+    def _left_s(self, steps: int) -> float:
+        return steps * statistics.median(self._recent_s)
+
+    def _figures(self) -> list[tuple[str, str]]:
+        figures = [] if self._step is None else [
+            ("loss   ", "dim"), (f"{self._step.loss:.4f}", "bold"),
+            ("   ", ""), (rate(self._step.tokens_per_s), ""),
+            ("   ", ""), (f"{duration(self._step.duration_s)} a step   ", ""),
+        ]  # fmt: skip
+        if self._step is not None and self._step.num_dropped:
+            figures.append((f"{counted(self._step.num_dropped, 'microbatch')} dropped   ", "yellow"))
+        if self._plan is not None:
+            of = self._job.cluster.nodes
+            nodes = self._live_nodes if self._live_nodes is not None else of
+            figures.append((f"{nodes} of {of} nodes", "" if nodes >= of else "yellow"))
+            figures.append((f"   plan {self._plan.generation}", "dim"))
+        elif self._step is not None:
+            figures.append(("one process, no plan", "dim"))
+        return figures
+
+
+class Ending:
+    """What is said when a run is over."""
+
+    def __init__(self, job: Job, folder: RunFolder) -> None:
+        self._num_steps = job.train.steps
+        self._microbatch_size = job.train.microbatch
+        self._folder = folder
+        self._step: StepCommitted | None = None
+        self._live_nodes = 0
+        self._saved_step: int | None = None
+        self._recoveries: list[Recovery] = []
+        self._steps_redone = 0
+
+    def note(self, record: AnyRecord) -> None:
+        if isinstance(record, StepCommitted):
+            self._step = record
+        elif isinstance(record, NodeJoined | NodeLost | NodeReleased):
+            self._live_nodes = record.live_nodes
+        elif isinstance(record, CheckpointSaved):
+            self._saved_step = record.step
+        elif isinstance(record, Recovered):
+            self._recoveries.append(record.recovery)
+        elif isinstance(record, Restored):
+            self._steps_redone += record.from_step - record.to_step
+
+    def lines(self, ended: RunEnded, *, with_recoveries: bool = True) -> list[str]:
+        facts = [f"{ended.steps} of {self._num_steps} steps"]
+        if self._step is not None:
+            facts.append(f"loss {self._step.loss:.4f}")
+        if self._step is None or not _is_reference(self._step):
+            facts.append(f"{counted(self._live_nodes, 'node')} live")
+            facts.append(counted(len(self._recoveries), "recovery"))
+        facts.append(f"{counted(ended.skipped_microbatches, 'microbatch')} skipped")
+        facts.append(f"{ended.duplicated_microbatches} counted twice")
+        if self._steps_redone:
+            facts.append(f"{counted(self._steps_redone, 'step')} trained again")
+        if ended.dropped_microbatches:
+            samples = ended.dropped_microbatches * self._microbatch_size
+            facts.append(f"{counted(ended.dropped_microbatches, 'microbatch')} dropped ({counted(samples, 'sample')})")
+        if ended.skipped_steps:
+            facts.append(f"{counted(ended.skipped_steps, 'step')} not applied")
+        lines = [f"{ended.status.value}: {', '.join(facts)}"]
+        if ended.message and ended.status is not RunStatus.COMPLETED:
+            lines.append(f"  {ended.message}")
+            if self._saved_step is not None and ended.status is not RunStatus.FAILED:
+                lines.append(f"  the state after step {self._saved_step} is saved; --resume goes on from there")
+        last = self._recoveries[-_RECOVERIES_SHOWN:] if with_recoveries else []
+        if last and len(self._recoveries) > len(last):
+            lines.append(f"  the last {len(last)} recoveries (summary.json has all):")
+        lines.extend(f"  {recovery_sentence(recovery)}" for recovery in last)
+        lines.append(f"run folder: {self._folder.path}")
+        return lines
+
+
+def _step_line(step: StepCommitted, num_steps: int) -> str:
+    where = "" if _is_reference(step) else f"  {counted(step.live_nodes, 'node')}  plan {step.generation}"
+    dropped = f"  {counted(step.num_dropped, 'microbatch')} dropped" if step.num_dropped else ""
+    return f"step {step.step}/{num_steps}  loss {step.loss:.4f}  {rate(step.tokens_per_s)}{where}{dropped}"
+
+
+def _is_reference(step: StepCommitted) -> bool:
+    """Generations count from 1; what runs in one process has none."""
+    return step.generation == 0

@@ -1,0 +1,268 @@
+"""Writes the run folder's events.jsonl, metrics.jsonl and summary.json from records.
+
+The recorder never decides anything, and holds nothing that grows faster than one number a step.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import statistics
+from array import array
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from planaria.job.parse import job_fingerprint
+from planaria.job.settings import Job
+from planaria.protocol.messages.records import (
+    AnyRecord,
+    CheckpointSaved,
+    NodeJoined,
+    NodeLost,
+    PolicySwitched,
+    Record,
+    Recovered,
+    Recovery,
+    Restored,
+    RunEnded,
+    StepCommitted,
+    StepSkipped,
+)
+from planaria.protocol.planning.failure_rate import Watch, Watched
+from planaria.protocol.step.time_accounting import Spent
+from planaria.runtime.run_folder.lines import Lines
+from planaria.runtime.run_folder.run_folder import RunFolder
+
+log = logging.getLogger(__name__)
+
+
+class _Time(msgspec.Struct):
+    time: float
+
+
+class Recorder:
+    """An observer that writes files. Call it with each record, and `finish` once, before or after `RunEnded`.
+
+    In a folder that holds a run already, it appends, and the summary counts both parts of the run.
+    """
+
+    def __init__(self, folder: RunFolder, job: Job) -> None:
+        """Opens the files.
+
+        Args:
+            folder: of the run.
+            job: the job; its name and fingerprint go into the summary.
+        """
+        self._folder = folder
+        self._job = job
+        self._started_s: float | None = None
+        self._ended: tuple[RunEnded, float] | None = None
+        self._skipped = 0
+        self._duplicated = 0
+        self._skipped_steps: set[int] = set()
+        self._dropped: dict[int, int] = {}
+        self._last_step: StepCommitted | None = None
+        self._live_nodes: int | None = None
+        self._checkpoint: str | None = None
+        self._recoveries: list[Recovery] = []
+        self._spent = Spent()
+        self._watch = Watch()
+        self._step_s = array("d")
+        self._tokens_per_s = array("d")
+        self._weights_sha256: str | None = None
+        self._extra: dict[str, object] = {}
+        self._policy = job.resilience.policy.value
+        self._switches: list[PolicySwitched] = []
+        for record, time_s in read_events(folder.events):
+            self._note(record, time_s)
+        self._ended = None
+        self._events = Lines(folder.events)
+        self._metrics = Lines(folder.metrics)
+
+    @property
+    def recoveries(self) -> tuple[Recovery, ...]:
+        """Of the whole run, in order."""
+        return tuple(self._recoveries)
+
+    @property
+    def watched(self) -> Watched:
+        """What the whole run saw of losses of nodes by now."""
+        return self._watch.watched
+
+    def __call__(self, record: AnyRecord, time_s: float) -> None:
+        """Appends a record.
+
+        Args:
+            record: what happened.
+            time_s: when, in seconds since 1970 (UTC).
+        """
+        self._events.write(b'{"time":%.6f,%b\n' % (time_s, msgspec.json.encode(record)[1:]))
+        self._note(record, time_s)
+        if isinstance(record, StepCommitted | StepSkipped):
+            self._metrics.write(_metrics_line(record))
+        elif isinstance(record, RunEnded):
+            self._write_summary()
+
+    def finish(self, *, weights_sha256: str | None = None, extra: Mapping[str, object] | None = None) -> None:
+        """What only the end of a run knows.
+
+        Args:
+            weights_sha256: of the final weights.
+            extra: further entries of the summary; values that JSON can hold.
+        """
+        self._weights_sha256 = weights_sha256
+        self._extra.update(extra or {})
+        if self._ended is not None:
+            self._write_summary()
+
+    def close(self) -> None:
+        """Closes the files. A second call does nothing."""
+        self._events.close()
+        self._metrics.close()
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _note(self, record: Record, time_s: float) -> None:
+        """Keeps what the summary needs."""
+        self._spent.note(record, time_s)
+        self._watch.note(record, time_s)
+        if self._started_s is None:
+            self._started_s = time_s
+        match record:
+            case StepCommitted():
+                self._dropped[record.step] = len(record.dropped)
+                self._last_step = record
+                self._live_nodes = record.live_nodes
+                self._step_s.append(record.duration_s)
+                self._tokens_per_s.append(record.tokens_per_s)
+            case StepSkipped():
+                self._dropped[record.step] = len(record.dropped)
+                self._skipped_steps.add(record.step)
+            case Restored():
+                self._skipped_steps = {step for step in self._skipped_steps if step <= record.to_step}
+                self._dropped = {step: num for step, num in self._dropped.items() if step <= record.to_step}
+            case NodeLost() | NodeJoined():
+                self._live_nodes = record.live_nodes
+            case PolicySwitched():
+                self._policy = record.policy
+                self._switches.append(record)
+            case Recovered():
+                self._recoveries.append(record.recovery)
+            case CheckpointSaved():
+                self._checkpoint = record.folder
+            case RunEnded():
+                self._ended = record, time_s
+                self._skipped += record.skipped_microbatches
+                self._duplicated += record.duplicated_microbatches
+            case _:
+                pass
+
+    def _write_summary(self) -> None:
+        assert self._ended is not None
+        assert self._started_s is not None
+        ended, ended_s = self._ended
+        summary: dict[str, object] = {
+            "status": ended.status.value,
+            "name": self._job.run.name or self._folder.path.name,
+            "steps": ended.steps,
+            "final_loss": _finite(self._last_step.loss) if self._last_step else None,
+            "weights_sha256": self._weights_sha256,
+            "skipped_microbatches": self._skipped,
+            "duplicated_microbatches": self._duplicated,
+            "skipped_steps": len(self._skipped_steps),
+            "steps_redone": self._spent.steps_redone,
+            "time_s": {
+                cause: round(seconds, 6) for cause, seconds in msgspec.structs.asdict(self._spent.split).items()
+            },
+            "dropped_microbatches": sum(self._dropped.values()),
+            "dropped_samples": sum(self._dropped.values()) * self._job.train.microbatch,
+            "policy": self._policy,
+            "policy_switches": [{"step": s.step, "policy": s.policy, "before": s.before} for s in self._switches],
+            "recoveries": msgspec.to_builtins(self._recoveries),
+            "started": _timestamp(self._started_s),
+            "ended": _timestamp(ended_s),
+            "step_time_median_s": _median(self._step_s),
+            "tokens_per_s": _median(self._tokens_per_s),
+            "live_nodes": self._live_nodes,
+            "message": ended.message,
+            "checkpoint": self._checkpoint,
+            "job_fingerprint": job_fingerprint(self._job),
+            **self._extra,
+        }
+        try:
+            write_atomically(self._folder.summary, json.dumps(summary, indent=2).encode() + b"\n")
+        except OSError as error:  # what it tells is in the events, or on the screen; the run itself is whole
+            log.warning("%s could not be written: %s", self._folder.summary, error.strerror or error)
+
+
+def read_events(path: Path) -> Iterator[tuple[AnyRecord, float]]:
+    """The records of an events.jsonl with their times; a last line cut short by a crash is left out."""
+    if not path.exists():
+        return
+    decode = msgspec.json.Decoder(AnyRecord).decode
+    decode_time = msgspec.json.Decoder(_Time).decode
+    with path.open("rb") as lines:
+        for line in lines:
+            if line.endswith(b"\n"):
+                yield decode(line), decode_time(line).time
+
+
+def read_drops(path: Path) -> dict[int, tuple[int, ...]]:
+    """step -> the microbatches that a run left out of it, by its events.jsonl; of a step done again, the last time."""
+    drops: dict[int, tuple[int, ...]] = {}
+    for record, _ in read_events(path):
+        if isinstance(record, StepCommitted | StepSkipped):
+            drops[record.step] = record.dropped
+    return {step: dropped for step, dropped in drops.items() if dropped}
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Writes a file that is either whole or as it was before."""
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def _metrics_line(step: StepCommitted | StepSkipped) -> bytes:
+    line: dict[str, object] = {
+        "step": step.step,
+        "loss": _finite(step.loss),
+        "grad_norm": _finite(step.grad_norm),
+        "learning_rate": step.learning_rate,
+        "tokens_per_s": round(step.tokens_per_s, 3),
+        "step_s": round(step.duration_s, 6),
+        "live_nodes": step.live_nodes,
+        "generation": step.generation,
+    }
+    if step.dropped:
+        line["dropped"] = len(step.dropped)
+    if isinstance(step, StepCommitted) and step.dropped:
+        line["scale"] = step.scale
+    if isinstance(step, StepSkipped):
+        line["applied"] = False
+    return json.dumps(line).encode() + b"\n"
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON has no NaN and no infinity: both become null."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _median(values: array[float]) -> float | None:
+    return round(statistics.median(values), 6) if values else None
+
+
+def _timestamp(time_s: float) -> str:
+    return datetime.fromtimestamp(time_s, UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,85 @@
+"""One control connection, without blocking: bytes in become frames, frames out become bytes."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+from planaria.plan.plan import WorkerId
+from planaria.protocol.messages.worker import PlanMessage
+from planaria.runtime.wire.control_frames import FrameError, control_frame
+
+HELLO_LIMIT_BYTES = 4096
+"""Longest first frame: whoever has not shown the token gets no memory for more."""
+
+
+class Connection:
+    """Buffers of one socket.
+
+    Attributes:
+        worker: who is at the other end, once it has said hello.
+        limit_bytes: longest frame that is read: of a stranger, until somebody trusts it with more.
+        is_watched_for_room: whether the selector tells when the socket takes more.
+        is_closed: nothing may be read or sent any more.
+        plan: the last that was sent here; the next is told as what differs from it.
+    """
+
+    def __init__(self, sock: socket.socket, limit_bytes: int = HELLO_LIMIT_BYTES) -> None:
+        self.socket = sock
+        self.worker: WorkerId | None = None
+        self.limit_bytes = limit_bytes
+        self.is_watched_for_room = False
+        self.is_closed = False
+        self.plan: PlanMessage | None = None
+        self._incoming = bytearray()
+        self._outgoing = bytearray()
+
+    def receive(self) -> Iterator[bytes]:
+        """Whole frames that came. Raises EOFError at the end, FrameError for a frame that is too long.
+
+        The limit is asked for frame by frame: it rises once the first of them has shown the token. And once one of them
+        has closed the connection, nobody hears the others.
+        """
+        try:
+            data = self.socket.recv(1 << 18)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise EOFError(str(error)) from error
+        if not data:
+            raise EOFError("connection closed")
+        self._incoming += data
+        while len(self._incoming) >= 4 and not self.is_closed:
+            size = int.from_bytes(self._incoming[:4], "big")
+            if size > self.limit_bytes:
+                raise FrameError(f"a frame of {size} bytes is over the limit of {self.limit_bytes}")
+            if len(self._incoming) < 4 + size:
+                break
+            frame = bytes(self._incoming[4 : 4 + size])
+            del self._incoming[: 4 + size]
+            yield frame
+
+    def send(self, body: bytes) -> None:
+        self._outgoing += control_frame(body)
+
+    def flush(self) -> bool:
+        """Send what the kernel takes; returns whether something is left."""
+        while self._outgoing:
+            try:
+                sent = self.socket.send(self._outgoing)
+            except BlockingIOError:
+                return True
+            except OSError:
+                # The reading side learns of it and tells the machine.
+                self._outgoing.clear()
+                return False
+            del self._outgoing[:sent]
+        return False
+
+    @property
+    def wants_to_send(self) -> bool:
+        return bool(self._outgoing)
+
+    def close(self) -> None:
+        self.is_closed = True
+        self.socket.close()

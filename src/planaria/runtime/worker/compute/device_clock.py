@@ -1,0 +1,129 @@
+"""How long a worker's device takes: where a real device takes the time that it needs, an emulated one is made to.
+
+The interpreter tells its pace what the device is about to do; `planaria.runtime.worker.emulated.time` is the one that
+waits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from typing import Protocol
+
+from planaria.plan.plan import Plan
+from planaria.plan.program.instructions import Instruction
+from planaria.runtime.worker.compute.stopwatch import Stopwatch
+
+NAP_S = 1e-3
+"""A worker that is slow on order sleeps in naps: it takes some processor time, and so is not thought to hang."""
+
+
+class Pace(Protocol):
+    """Told of everything that takes a device's time, before it counts as done.
+
+    Attributes:
+        slowness: how many times longer than it could the device is to take, by a fault on order; 1: none.
+    """
+
+    slowness: float
+
+    def stopwatch(self) -> float:
+        """Seconds; its differences are how long the device computed."""
+        ...
+
+    def slow_down(self, took_s: float) -> None:
+        """An instruction's compute took so long: it takes `slowness` times as long."""
+        ...
+
+    def adopt(self, plan: Plan) -> None:
+        """A plan is in force, from now on."""
+        ...
+
+    def read(self, size_bytes: int) -> None:
+        """All workers of the node have begun to read so much of a checkpoint, together."""
+        ...
+
+    def finish_reading(self) -> None:
+        """Returns when what was begun last is read; raises Interrupted on an order, and may be asked again."""
+        ...
+
+    def begin_step(self) -> None:
+        """The commit of the step before has come, or the plan: nothing of the new step began earlier."""
+        ...
+
+    def compute(
+        self,
+        instruction: Instruction,
+        *,
+        forwards: Collection[int] = (),
+        inputs: Collection[int] = (),
+        weights: Collection[int] = (),
+    ) -> None:
+        """An instruction runs forwards of these layers, or gives gradients of these layers' inputs and weights.
+        Returns when it would be done; raises Interrupted on an order, and when asked again goes on where it was."""
+        ...
+
+    def add_up(self, group: int, num_parts: int) -> None:
+        """The sum of so many owners' gradients of a group is computed."""
+        ...
+
+    def drain(self) -> None:
+        """Returns when the device has done all that it was given; raises Interrupted on an order."""
+        ...
+
+    def apply(self, groups: Collection[int]) -> None:
+        """The optimizer updates these groups."""
+        ...
+
+
+class OwnPace:
+    """A real device's: things take as long as they take.
+
+    Args:
+        stopwatch: of the device.
+    """
+
+    def __init__(self, stopwatch: Stopwatch = time.monotonic) -> None:
+        self.slowness = 1.0
+        self._stopwatch = stopwatch
+
+    def stopwatch(self) -> float:
+        return self._stopwatch()
+
+    def slow_down(self, took_s: float) -> None:
+        """By the stopwatch: who shares cores waits for one after each nap, and is not the slower for that."""
+        naps = self._stopwatch is not time.thread_time  # which stands still meanwhile
+        end = self._stopwatch() + took_s * (self.slowness - 1.0)
+        while (left := end - self._stopwatch()) > 0:
+            time.sleep(min(left, NAP_S) if naps else 0.0)
+
+    def adopt(self, plan: Plan) -> None:
+        pass
+
+    def read(self, size_bytes: int) -> None:
+        pass
+
+    def finish_reading(self) -> None:
+        pass
+
+    def begin_step(self) -> None:
+        pass
+
+    def compute(
+        self,
+        instruction: Instruction,
+        *,
+        forwards: Collection[int] = (),
+        inputs: Collection[int] = (),
+        weights: Collection[int] = (),
+    ) -> None:
+        pass
+
+    def add_up(self, group: int, num_parts: int) -> None:
+        pass
+
+    def drain(self) -> None:
+        pass
+
+    def apply(self, groups: Collection[int]) -> None:
+        pass

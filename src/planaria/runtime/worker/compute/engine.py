@@ -1,0 +1,63 @@
+"""What a worker computes with: a model, its data, and a device, real or emulated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from planaria.data.sampler import Sampler
+from planaria.data.tokens import open_tokens
+from planaria.job.settings import Job
+from planaria.model.load import load_model
+from planaria.model.model import Batch, Model
+from planaria.runtime.worker.compute.device import open_device
+from planaria.runtime.worker.compute.device_clock import OwnPace, Pace
+from planaria.runtime.worker.compute.layers import Count, LayerCompute
+from planaria.runtime.worker.compute.stopwatch import stopwatch
+
+
+class Batches(Protocol):
+    """A pure function of (step, microbatch)."""
+
+    def microbatch(self, step: int, index: int) -> Batch: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """One worker's.
+
+    Attributes:
+        model: as a list of layers.
+        batches: what it is trained on.
+        device: where tensors are.
+        pace: how long things take.
+        make_compute: what runs the layers, given who counts the gradients; None: the device does.
+    """
+
+    model: Model
+    batches: Batches
+    device: torch.device
+    pace: Pace
+    make_compute: Callable[[Count], LayerCompute] | None = None
+
+
+def real_engine(job: Job, data_folder: Path, worker: int) -> Engine:
+    """On a CPU or GPU, with the data that was prepared into the folder.
+
+    Raises:
+        ModelError: the model cannot be built.
+        NoDevice: this machine lacks the device.
+    """
+    device = open_device(job, worker)
+    tokens = open_tokens(data_folder)
+    model = load_model(job.model, job.train, vocab_size=tokens.vocab_size)
+    return Engine(
+        model=model,
+        batches=Sampler(tokens, job.train, job.data.mask_probability, model.masked_lm),
+        device=device,
+        pace=OwnPace(stopwatch(device, job.cluster.nodes * job.cluster.devices_per_node)),
+    )

@@ -1,0 +1,88 @@
+"""What a worker holds, as tensors: replicas and accumulators of its groups, and modules bound to their memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+
+from planaria.job.settings import TrainSection
+from planaria.model.model import Model
+from planaria.protocol.step.commit import NOT_APPLIED
+from planaria.protocol.worker.holdings import HeldState
+from planaria.runtime.worker.compute.accumulator import Accumulator, Rounding
+from planaria.runtime.worker.compute.layers import Compute, Count, LayerCompute, LayerFailed
+from planaria.runtime.worker.compute.replica import Replica, apply_adamw
+
+
+class Holdings(HeldState[Replica, Accumulator]):
+    """Replicas, accumulators and the ledger of one worker, as tensors.
+
+    Args:
+        model: as a list of layers.
+        train: its numbers.
+        device: where tensors are.
+        make_compute: what runs the layers, given who counts the gradients; None: that device does.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        train: TrainSection,
+        device: torch.device,
+        make_compute: Callable[[Count], LayerCompute] | None = None,
+    ) -> None:
+        super().__init__([spec.layers for spec in model.groups], len(model.layer_names))
+        self._model = model
+        self._train = train
+        self._device = device
+        self._rounding = Rounding(device)
+        self.compute: LayerCompute = (
+            Compute(model, train, device, self.count) if make_compute is None else make_compute(self.count)
+        )
+        self._where: dict[tuple[int, str], tuple[int, str]] = {
+            use: (group, parameter.name)
+            for group, spec in enumerate(model.groups)
+            for parameter in spec.parameters
+            for use in parameter.uses
+        }
+
+    def new_replica(self, group: int) -> Replica:
+        return Replica(self._model.groups[group], self._device)
+
+    def _new_accumulator(self, group: int) -> Accumulator:
+        contributions = self._train.num_microbatches * len(self._model.groups[group].layers)
+        layout = self.replicas[group].layout
+        return Accumulator(layout, self._train.numerics, self._rounding, contributions, self._device)
+
+    def _bind(self, layer: int) -> None:
+        try:
+            module = self._model.build_layer(layer)
+        except Exception as error:  # a user's module may raise anything
+            raise LayerFailed(self._model.layer_names[layer], error) from error
+        self.compute.add_layer(layer, module, self.views(layer))
+
+    def views(self, layer: int) -> Mapping[str, torch.Tensor]:
+        views = {}
+        for (at, name), (group, parameter) in self._where.items():
+            if at == layer:
+                replica = self.replicas[group]
+                views[name] = replica.layout.views(replica.parameters)[parameter]
+        return views
+
+    def count(self, layer: int, gradients: Mapping[str, torch.Tensor]) -> None:
+        """Add one microbatch's gradients of a layer, by parameter name within the layer."""
+        by_group: dict[int, dict[str, torch.Tensor]] = {}
+        for name, gradient in gradients.items():
+            group, parameter = self._where[layer, name]
+            by_group.setdefault(group, {})[parameter] = gradient
+        for group, parts in by_group.items():
+            self._in_use(group).add(parts)
+
+    def apply(self, groups: Iterable[int], step: int, clip_factor: float, learning_rate: float) -> None:
+        """One optimizer step of these groups, or (`NOT_APPLIED`) none: then they are as of `step` all the same."""
+        replicas = [self.replicas[group] for group in groups]
+        if clip_factor != NOT_APPLIED:
+            apply_adamw(replicas, self._train, step, clip_factor, learning_rate)
+        for replica in replicas:
+            replica.step = step

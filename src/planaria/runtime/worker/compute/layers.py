@@ -1,0 +1,212 @@
+"""Forwards and backwards, one layer at a time: each layer is an autograd graph of its own.
+
+Knows nothing of plans or peers. What a forward keeps for its backward, and the input's half of a split backward for
+the weights' half, is named by (microbatch, born), as in the program's instructions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from planaria.job.settings import DType, TrainSection
+from planaria.model.model import Batch, Model, Tensors
+from planaria.protocol.worker.progress import Work
+from planaria.protocol.worker.step_work import LayerRunner
+from planaria.runtime.worker.compute.offload import kept_on_host
+from planaria.runtime.worker.compute.seeds import seed_layer
+from planaria.runtime.worker.compute.split_backward import Gradients, WeightPass, backward_in_two
+
+Count = Callable[[int, Mapping[str, torch.Tensor]], None]
+"""Called with (layer, gradients by parameter name in the layer) for each counted layer of a backward."""
+
+
+class LayerCompute(LayerRunner[Batch, Tensors], Protocol):
+    """Runs layers made of tensors: this module's `Compute`, or an emulated device's."""
+
+    def add_layer(self, layer: int, module: nn.Module, parameters: Mapping[str, torch.Tensor]) -> None:
+        """Be able to run a layer, whose parameters are these views of the replicas' memory."""
+        ...
+
+    def parameters_of(self, layer: int) -> tuple[torch.Tensor, ...]: ...
+
+
+class LayerFailed(Exception):
+    """The user's layer raised: name of the layer and the error."""
+
+    def __init__(self, layer: str, error: BaseException) -> None:
+        super().__init__(f"layer {layer!r}: {type(error).__name__}: {error}")
+        self.layer = layer
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What a layer's backward needs: its inputs, and (without recomputation) its outputs."""
+
+    inputs: Tensors
+    outputs: Tensors | None
+    batch: Batch | None
+
+
+def autocast(train: TrainSection, device: torch.device) -> AbstractContextManager[object]:
+    if train.dtype is DType.BFLOAT16:
+        return torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False)
+    return nullcontext()
+
+
+def bind(module: nn.Module, parameters: Mapping[str, torch.Tensor]) -> dict[str, nn.Parameter]:
+    """Make the module's parameters views of the replicas' memory; returns them by their name in the module."""
+    bound = {}
+    for name, _ in list(module.named_parameters(remove_duplicate=False)):
+        path, _, last = name.rpartition(".")
+        parameter = nn.Parameter(parameters[name])
+        module.get_submodule(path).register_parameter(last, parameter)
+        bound[name] = parameter
+    return bound
+
+
+class Compute:
+    """The real thing, on a CPU or GPU; see `LayerCompute`."""
+
+    def __init__(self, model: Model, train: TrainSection, device: torch.device, count: Count) -> None:
+        self._model = model
+        self._train = train
+        self._device = device
+        self._count = count
+        self._last = len(model.layer_names) - 1
+        self._modules: dict[int, nn.Module] = {}
+        self._parameters: dict[int, dict[str, nn.Parameter]] = {}
+        self._kept: dict[tuple[Work, int], _Kept] = {}
+        self._weight_passes: dict[tuple[Work, int], WeightPass] = {}
+        self._scale = 1.0 / train.num_microbatches
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return tuple(sorted(self._modules))
+
+    def add_layer(self, layer: int, module: nn.Module, parameters: Mapping[str, torch.Tensor]) -> None:
+        self._parameters[layer] = bind(module.to(self._device), parameters)
+        self._modules[layer] = module
+
+    def parameters_of(self, layer: int) -> tuple[torch.Tensor, ...]:
+        return tuple(self._parameters[layer].values())
+
+    def drop_layer(self, layer: int) -> None:
+        del self._modules[layer], self._parameters[layer]
+
+    def forget(self, keep: Callable[[Work], bool]) -> None:
+        for entry in [entry for entry in self._kept if not keep(entry[0])]:
+            del self._kept[entry]
+        for entry in [entry for entry in self._weight_passes if not keep(entry[0])]:
+            del self._weight_passes[entry]
+
+    def forward(
+        self,
+        step: int,
+        work: Work,
+        layer: int,
+        inputs: Tensors,
+        batch: Batch | None,
+        *,
+        keep: bool,
+        on_host: bool = False,
+    ) -> tuple[Tensors, float | None]:
+        recompute = self._train.activation_checkpointing
+        moves = keep and on_host and not recompute and self._device.type != "cpu"
+        leaves = tuple(
+            tensor.detach().requires_grad_(keep and tensor.is_floating_point() and layer > 0) for tensor in inputs
+        )
+        saving = kept_on_host(self._parameters[layer].values()) if moves else nullcontext()
+        with torch.set_grad_enabled(keep and not recompute), saving:
+            outputs = self._run(step, work[0], layer, leaves, batch)
+        if keep:
+            held = batch if layer == self._last else None
+            self._kept[work, layer] = _Kept(leaves, None if recompute else outputs, held)
+        loss = float(outputs[0].detach()) if layer == self._last else None
+        return tuple(tensor.detach() for tensor in outputs), loss
+
+    def _run(self, step: int, microbatch: int, layer: int, inputs: Tensors, batch: Batch | None) -> Tensors:
+        seed_layer(self._train.seed, step, microbatch, layer, self._device)
+        with self._naming(layer):
+            with autocast(self._train, self._device):
+                outputs = self._modules[layer](*inputs)
+            result: Tensors = outputs if isinstance(outputs, tuple) else (outputs,)
+            if layer == self._last:
+                assert batch is not None
+                return (self._model.loss(result, batch),)
+        return result
+
+    @contextmanager
+    def _naming(self, layer: int) -> Iterator[None]:
+        """What the user's code raises is told with the layer's name."""
+        try:
+            yield
+        except Exception as error:
+            raise LayerFailed(self._model.layer_names[layer], error) from error
+
+    def backward(self, step: int, work: Work, layer: int, gradients: Tensors, *, counted: bool) -> Tensors:
+        inputs, roots, given = self._graph(step, work, layer, gradients)
+        parameters: list[torch.Tensor] = list(self._parameters[layer].values()) if counted else []
+        if not roots or not (inputs or parameters):
+            return _filled(inputs, [None] * len(inputs))
+        with self._naming(layer):
+            found = torch.autograd.grad(roots, inputs + parameters, given, allow_unused=True)
+        if counted:
+            self._count_all(layer, found[len(inputs) :])
+        return _filled(inputs, found[: len(inputs)])
+
+    def backward_input(self, step: int, work: Work, layer: int, gradients: Tensors) -> Tensors:
+        inputs, roots, given = self._graph(step, work, layer, gradients)
+        parameters = list(self._parameters[layer].values())
+        if not roots:
+            return _filled(inputs, [None] * len(inputs))
+        with self._naming(layer):
+            found, self._weight_passes[work, layer] = backward_in_two(roots, given, inputs, parameters)
+        return _filled(inputs, found)
+
+    def backward_weight(self, work: Work, layer: int, *, counted: bool) -> None:
+        weight_pass = self._weight_passes.pop((work, layer), None)
+        if counted:
+            with self._naming(layer):
+                found = () if weight_pass is None else weight_pass.gradients()
+            self._count_all(layer, found or [None] * len(self._parameters[layer]))
+
+    def _graph(
+        self, step: int, work: Work, layer: int, gradients: Tensors
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor | None]]:
+        """The layer's graph, for the last time: inputs, and roots with their gradients."""
+        kept = self._kept.pop((work, layer))
+        outputs = kept.outputs
+        if outputs is None:
+            with torch.enable_grad():
+                outputs = self._run(step, work[0], layer, kept.inputs, kept.batch)
+        inputs = [tensor for tensor in kept.inputs if tensor.requires_grad]
+        if layer == self._last:
+            return inputs, [outputs[0] * self._scale], [None]
+        pairs = [
+            (output, gradient)
+            for output, gradient in zip(_floating(outputs), gradients, strict=True)
+            if output.requires_grad
+        ]
+        return inputs, [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+
+    def _count_all(self, layer: int, found: Gradients) -> None:
+        named = zip(self._parameters[layer], found, strict=True)
+        self._count(layer, {name: gradient for name, gradient in named if gradient is not None})
+
+
+def _filled(inputs: list[torch.Tensor], gradients: Gradients) -> Tensors:
+    """Inputs that nothing depends on have a gradient of 0."""
+    return tuple(
+        torch.zeros_like(tensor) if gradient is None else gradient
+        for tensor, gradient in zip(inputs, gradients, strict=True)
+    )
+
+
+def _floating(tensors: Tensors) -> list[torch.Tensor]:
+    return [tensor for tensor in tensors if tensor.is_floating_point()]

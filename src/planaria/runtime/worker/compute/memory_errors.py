@@ -1,0 +1,82 @@
+"""Memory that a worker asks for and does not get: how it is told from other errors, and what is told of it."""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from planaria.protocol.messages.worker import OutOfMemory
+from planaria.runtime.worker.compute.layers import LayerFailed
+
+_TEXTS = (
+    "can't allocate memory",
+    "not enough memory",
+    "Cannot allocate memory",
+    "std::bad_alloc",
+    "ALLOC_FAILED",
+    "can't start new thread",
+)
+"""Parts of what torch's allocators and the libraries under it say, in errors that have no type of their own."""
+
+_HOST_WANTED = re.compile(r"you tried to allocate (\d+) bytes")
+_DEVICE_WANTED = re.compile(r"Tried to allocate ([\d.]+) ([KMG]iB)")
+_UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_OWN = re.compile(r"^Private_Dirty:\s+(\d+) kB", re.MULTILINE)
+
+
+def shortage(error: BaseException, doing: str) -> OutOfMemory | None:
+    """What to tell the coordinator of an error that is a lack of memory, at whatever depth; None for any other.
+
+    Args:
+        error: with its causes.
+        doing: what the worker did, for people.
+    """
+    chain = list(_chain(error))
+    reason = next((link for link in chain if lacks_memory(link)), None)
+    if reason is None:
+        return None
+    layer = next((link.layer for link in chain if isinstance(link, LayerFailed)), None)
+    where = doing if layer is None else f"{doing}, layer {layer!r}"
+    return OutOfMemory(holds=False, where=where, held_bytes=held_bytes(), wanted_bytes=_wanted_bytes(str(reason)))
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    link: BaseException | None = error
+    while link is not None:
+        yield link
+        link = link.__cause__
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether this error says, by itself, that memory was asked for in vain."""
+    match error:
+        case MemoryError() | torch.OutOfMemoryError():
+            return True
+        case OSError():
+            return error.errno == errno.ENOMEM
+        case RuntimeError():
+            return any(text in str(error) for text in _TEXTS)
+    return False
+
+
+def _wanted_bytes(text: str) -> int:
+    if found := _HOST_WANTED.search(text):
+        return int(found[1])
+    if found := _DEVICE_WANTED.search(text):
+        return int(float(found[1]) * _UNITS[found[2]])
+    return 0
+
+
+def held_bytes() -> int:
+    """What this process alone holds: of its GPU if it uses one, else of the host. 0 where nobody tells."""
+    if torch.cuda.is_available() and torch.cuda.memory_reserved():
+        return int(torch.cuda.max_memory_reserved())
+    try:
+        found = _OWN.search(Path("/proc/self/smaps_rollup").read_text())
+    except OSError:
+        return 0
+    return int(found[1]) * 1024 if found else 0

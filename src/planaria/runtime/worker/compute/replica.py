@@ -1,0 +1,113 @@
+"""A replica: a worker's up-to-date copy of one group's parameters and AdamW state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from planaria.job.settings import TrainSection
+from planaria.model.model import GroupSpec
+from planaria.runtime.worker.compute.layout import Layout
+
+NamedState = tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]
+
+
+class Replica:
+    """Parameters and optimizer state of a group, as three flat float32 vectors.
+
+    Attributes:
+        step: the last step that it has been through; one that was not applied counts.
+        gradient: flat float32, the step's whole sum; valid between the sync and the apply.
+    """
+
+    def __init__(self, spec: GroupSpec, device: torch.device) -> None:
+        self.layout = Layout.of(spec)
+        self.parameters = torch.zeros(self.layout.size, device=device)
+        self.moment = torch.zeros(self.layout.size, device=device)
+        self.moment_squared = torch.zeros(self.layout.size, device=device)
+        self.gradient = torch.zeros(self.layout.size, device=device)
+        self.step = 0
+
+    def initialise(self, values: Mapping[str, torch.Tensor]) -> None:
+        self.layout.fill(self.parameters, values)
+        self.moment.zero_()
+        self.moment_squared.zero_()
+        self.step = 0
+
+    @property
+    def state(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """What is moved and saved."""
+        return self.parameters, self.moment, self.moment_squared
+
+    def load(self, state: Sequence[torch.Tensor], step: int) -> None:
+        for own, given in zip(self.state, state, strict=True):
+            own.copy_(given)
+        self.step = step
+
+    def part(self, first: int, end: int, whole: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The state from `first` to `end` of `whole` equal pieces, as views. Parts that meet leave nothing out."""
+        floats = slice(first * self.layout.size // whole, end * self.layout.size // whole)
+        return self.parameters[floats], self.moment[floats], self.moment_squared[floats]
+
+    def named_state(self) -> NamedState:
+        """The state by parameter name, as views."""
+        views = tuple(self.layout.views(flat) for flat in self.state)
+        return views[0], views[1], views[2]
+
+    def copy_of_state(self) -> NamedState:
+        """The state by parameter name, in memory of its own on the host."""
+        views = tuple(self.layout.views(flat.detach().to("cpu", copy=True)) for flat in self.state)
+        return views[0], views[1], views[2]
+
+    def load_named(self, state: NamedState, step: int) -> None:
+        for own, given in zip(self.state, state, strict=True):
+            self.layout.fill(own, given)
+        self.step = step
+
+
+@torch.no_grad()
+def apply_adamw(
+    replicas: Sequence[Replica], train: TrainSection, step: int, clip_factor: float, learning_rate: float
+) -> None:
+    """One AdamW step (Loshchilov and Hutter, 2019) on each replica, with its gradient times `clip_factor`.
+
+    Args:
+        replicas: those that the worker owns.
+        train: betas, decay.
+        step: the committed step; the first is 1. Bias correction goes by it, whether or not all before were applied.
+        clip_factor: from the commit.
+        learning_rate: from the commit.
+    """
+    device = replicas[0].parameters.device if replicas else torch.device("cpu")
+    scale = torch.tensor(1.0 / clip_factor, device=device) if clip_factor != 1.0 else None
+    for decayed in (True, False):
+        parts = [
+            tuple(
+                flat[: replica.layout.decay_end] if decayed else flat[replica.layout.decay_end :]
+                for flat in (replica.parameters, replica.gradient, replica.moment, replica.moment_squared)
+            )
+            for replica in replicas
+        ]
+        parts = [part for part in parts if part[0].numel()]
+        if not parts:
+            continue
+        parameters, gradients, moments, squares = (list(column) for column in zip(*parts, strict=True))
+        torch._fused_adamw_(
+            parameters,
+            gradients,
+            moments,
+            squares,
+            [],
+            [torch.tensor(float(step), device=device) for _ in parameters],
+            lr=learning_rate,
+            beta1=train.betas[0],
+            beta2=train.betas[1],
+            weight_decay=train.weight_decay if decayed else 0.0,
+            eps=train.eps,
+            amsgrad=False,
+            maximize=False,
+            grad_scale=scale,
+        )
+    for replica in replicas:
+        replica.step = step

@@ -1,0 +1,305 @@
+"""An emulated device's time: waits of the profile's durations, and links over which things take the profile's time.
+
+The device is one that works through what it is given while its host goes on, as a GPU does: `free_at` is when it will
+have done all of that, and what is launched next begins there or when its input has come, not when Python gets round to
+it. So the host's work between two instructions is hidden, as it is behind a GPU, up to AHEAD_S: a host that lags
+further behind holds its device up. Before an instruction counts as done, the worker waits until the device would have
+done it. Nothing else is emulated: processes, messages, votes, commits, detection and recovery are the real ones and
+take the time that they take.
+
+A link carries one message after another. A message is sent at once, a few bytes long, and bears the moment at which
+its last byte would arrive; the receiver's mailbox hides it until then. The parts of a sum are read by their receiver
+one after another, whoever has sent them, as the estimator has it. Moments are of the system's monotonic clock, so all
+workers of an emulated job must run on one machine.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection
+
+import torch
+
+from planaria.job.settings import LOOPBACK
+from planaria.plan.costs.model_profile import LayerTimes, LinkCost, ModelProfile
+from planaria.plan.plan import Plan, Stage, WorkerId
+from planaria.plan.program.instructions import Instruction, Op
+from planaria.runtime.worker.transport.mailbox import Interrupted, Key, Kind, Mailbox
+from planaria.runtime.worker.transport.transport import Transport
+
+_SUMS = (Kind.SUM, Kind.SHARED_SUM)
+AHEAD_S = 0.010
+"""How far a host may lag behind its device before the device has nothing to do: what a host enqueues in advance."""
+
+
+class EmulatedPace:
+    """One worker's device and the links that leave it; see `planaria.runtime.worker.compute.device_clock.Pace`.
+
+    Args:
+        worker: whose.
+        profile: the costs.
+        wait_until: returns at a moment of the clock; raises Interrupted on an order.
+        clock: seconds.
+        storage_bytes_per_s: that a node reads a checkpoint with.
+
+    Attributes:
+        free_at: when the device will have done what it was given.
+        slowness: how many times longer than the profile says it takes for everything.
+    """
+
+    def __init__(
+        self,
+        worker: WorkerId,
+        profile: ModelProfile,
+        wait_until: Callable[[float], None],
+        clock: Callable[[], float] = time.monotonic,
+        storage_bytes_per_s: float = math.inf,
+    ) -> None:
+        self.free_at = clock()
+        self._storage_bytes_per_s = storage_bytes_per_s
+        self._read_at = 0.0
+        self.slowness = 1.0
+        self._computed_s = 0.0
+        self._work: tuple[float, float | None] = (0.0, None)
+        self._worker = worker
+        self._profile = profile
+        self._wait_until = wait_until
+        self._clock = clock
+        self._plan: Plan | None = None
+        self._devices: dict[int, int] = {}
+        self._launched: dict[Instruction, float] = {}
+        self._link_free_at: dict[WorkerId, float] = {}
+        self._reader_free_at = 0.0
+
+    # The device
+
+    def stopwatch(self) -> float:
+        """What the forwards and backwards took on the device: nothing of its host is in it."""
+        return self._computed_s
+
+    def worked(self) -> float:
+        """For how long the device has computed, up to now; for other threads."""
+        worked_s, since = self._work
+        return worked_s + (0.0 if since is None else self._clock() - since)
+
+    def slow_down(self, took_s: float) -> None:
+        """It was launched as that long."""
+
+    def adopt(self, plan: Plan) -> None:
+        self._plan = plan
+        self._devices = {}
+        for stage in (*plan.stages(), *plan.shadows):
+            self._note_devices(stage)
+        for route in plan.routes:
+            for hop in route.hops:
+                self._note_devices(hop)
+        self.not_before(self._clock())
+
+    def _note_devices(self, stage: Stage) -> None:
+        if stage.worker == self._worker:
+            self._devices.update(dict.fromkeys(stage.layers, stage.num_devices))
+
+    def read(self, size_bytes: int) -> None:
+        self._read_at = self._clock() + size_bytes / self._storage_bytes_per_s
+
+    def finish_reading(self) -> None:
+        self._wait_until(self._read_at)
+        self.not_before(self._read_at)
+
+    def begin_step(self) -> None:
+        self._launched.clear()
+        self.not_before(self._clock())
+
+    def not_before(self, moment_s: float) -> None:
+        """What is launched from now on had to wait for something until this moment."""
+        self.free_at = max(self.free_at, moment_s)
+
+    def compute(
+        self,
+        instruction: Instruction,
+        *,
+        forwards: Collection[int] = (),
+        inputs: Collection[int] = (),
+        weights: Collection[int] = (),
+    ) -> None:
+        end = self._launched.get(instruction)
+        if end is None:
+            seconds = sum(self._times(layer).forward_s for layer in forwards)
+            seconds += sum(self._times(layer).backward_input_s for layer in inputs)
+            seconds += sum(self._times(layer).backward_weight_s for layer in weights)
+            if instruction.op is Op.BACKWARD_WEIGHT:
+                seconds += sum(self._times(layer).split_s for layer in weights)
+            self._computed_s += seconds * self.slowness
+            end = self._launched[instruction] = self._launch(seconds)
+        worked_s, _ = self._work
+        self._work = worked_s, (since := self._clock())
+        try:
+            self._wait_until(end)
+        finally:
+            self._work = worked_s + self._clock() - since, None
+        del self._launched[instruction]
+
+    def _times(self, layer: int) -> LayerTimes:
+        return self._profile.layers[layer].on(self._devices[layer])
+
+    def _launch(self, duration_s: float) -> float:
+        self.free_at = max(self.free_at, self._clock() - AHEAD_S) + duration_s * self.slowness
+        return self.free_at
+
+    def add_up(self, group: int, num_parts: int) -> None:
+        if num_parts > 1:
+            self._launch((num_parts - 1) * self._own_bytes(group) * self._profile.step.sum_s_per_byte)
+
+    def drain(self) -> None:
+        self._wait_until(self.free_at)
+
+    def apply(self, groups: Collection[int]) -> None:
+        self.not_before(self._clock())
+        self._launch(sum(self._own_bytes(group) for group in groups) * self._profile.step.apply_s_per_byte)
+
+    def _own_bytes(self, group: int) -> float:
+        """Bytes of the group's parameters on one device of this worker's stage."""
+        layers = self._profile.groups[group].layers
+        return self._profile.groups[group].size_bytes / max(self._devices.get(layer, 1) for layer in layers)
+
+    # The links
+
+    def sent(self, peer: WorkerId, key: Key) -> float:
+        """A message is sent now; returns the moment that it bears.
+
+        That is when its last byte arrives, one message to a peer after another, and of a sum's part when it can be
+        read.
+        """
+        if key.kind in _SUMS:
+            return self.free_at
+        # A replica's state is sent by the host; everything else when the device has computed it.
+        ready = self._clock() if key.kind == Kind.STATE else self.free_at
+        begin = max(ready, self._link_free_at.get(peer, 0.0))
+        end = self._link_free_at[peer] = begin + self._link(peer).time_s(self._size_bytes(peer, key))
+        return end
+
+    def _size_bytes(self, peer: WorkerId, key: Key) -> int:
+        if key.kind == Kind.STATE:
+            assert self._plan is not None
+            moves = (m for m in self._plan.transfers if (m.group, m.source, m.target) == (key.item, self._worker, peer))
+            return sum(move.moved_bytes(self._profile.groups[key.item]) for move in moves)
+        return self._profile.layers[key.layer - 1].output_bytes
+
+    def _link(self, peer: int) -> LinkCost:
+        assert self._plan is not None
+        same_node = self._plan.node_of(WorkerId(peer)) == self._plan.node_of(self._worker)
+        return self._profile.links.of(same_node=same_node)
+
+    def arrived(self, key: Key, moment_s: float, *, is_empty: bool) -> float:
+        """When a message that bears this moment is all here. Sums' parts are read one after another.
+
+        To be asked once for each message, at or after its moment.
+        """
+        if key.kind not in _SUMS:
+            return moment_s
+        begin = max(moment_s, self._reader_free_at)
+        link = self._link(key.sender)
+        size = 0.0 if is_empty else self._own_bytes(key.item)
+        self._reader_free_at = begin + link.latency_s + size / link.bandwidth_bytes_per_s
+        return self._reader_free_at
+
+
+class EmulatedMailbox(Mailbox):
+    """Hides a message until it would be here; its last tensor is the moment that it bears.
+
+    Attributes:
+        pace: knows what the moment means, and is told of every message that is taken. To be set before the first.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self.pace: EmulatedPace | None = None
+        self._clock = clock
+        self._arrivals_s: dict[Key, float] = {}
+        self._soonest_s = math.inf
+
+    def poll(self, key: Key) -> tuple[torch.Tensor, ...] | None:
+        assert self.pace is not None
+        with self.condition:
+            found = self._mail.look(key)
+        if found is None:
+            return None
+        now = self._clock()
+        moment = arrival = float(found[-1])
+        if moment <= now:
+            if key not in self._arrivals_s:
+                self._arrivals_s[key] = self.pace.arrived(key, moment, is_empty=len(found) == 1)
+            arrival = self._arrivals_s[key]
+        if arrival > now:
+            self._soonest_s = min(self._soonest_s, arrival)
+            return None
+        with self.condition:
+            self._mail.take(key)
+        if key.kind == Kind.STATE:
+            self.came_s = arrival
+        del self._arrivals_s[key]
+        self.pace.not_before(arrival)
+        return found[:-1]
+
+    def forget_before(self, step: int, generation: int) -> None:
+        super().forget_before(step, generation)
+        self._forget_arrivals()
+
+    def forget_older_plans(self, generation: int) -> None:
+        super().forget_older_plans(generation)
+        self._forget_arrivals()
+
+    def _forget_arrivals(self) -> None:
+        self._arrivals_s = {key: arrival_s for key, arrival_s in self._arrivals_s.items() if key in self._mail}
+
+    def wait_until(self, condition: Callable[[], bool], idle: Callable[[], bool]) -> None:
+        self._soonest_s = math.inf
+        super().wait_until(condition, idle)
+
+    def _wait_for_arrivals(self, seen: int) -> None:
+        """Also returns when the first of the messages that were looked for becomes visible."""
+        with self.condition:
+            while self._arrivals == seen and not self.has_orders:
+                left = self._soonest_s - self._clock()
+                if left <= 0:
+                    break
+                self.condition.wait(None if left == math.inf else left)
+        self._soonest_s = math.inf
+
+    def wait_until_moment(self, moment_s: float) -> None:
+        with self.condition:
+            while not self.has_orders:
+                left = moment_s - self._clock()
+                if left <= 0:
+                    return
+                self.condition.wait(left)
+        raise Interrupted
+
+
+class EmulatedTransport(Transport):
+    """Sends messages that bear the moment of their arrival; see the module.
+
+    Args:
+        pace: knows when that is.
+    """
+
+    def __init__(
+        self,
+        worker: WorkerId,
+        token: str,
+        mailbox: Mailbox,
+        pace: EmulatedPace,
+        host: str = LOOPBACK,
+        cut_off: Callable[[WorkerId], None] = lambda peer: None,
+    ) -> None:
+        super().__init__(worker, token, mailbox, host, cut_off)
+        self._pace = pace
+
+    def is_on_this_host(self, peer: WorkerId) -> bool:
+        """Emulated nodes have no memory in common."""
+        return False
+
+    def send(self, peer: WorkerId, key: Key, tensors: tuple[torch.Tensor, ...]) -> None:
+        moment = self._pace.sent(peer, key)
+        super().send(peer, key, (*tensors, torch.tensor([moment], dtype=torch.float64)))

@@ -1,0 +1,77 @@
+"""The worker's heartbeat: a thread that tells the coordinator what the main thread does, and how far it is."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from planaria.plan.plan import WorkerId
+from planaria.protocol.messages.pulse import Activity, Pulse
+from planaria.protocol.messages.worker import Alive, FromWorker, Notice
+
+INTERVAL_S = 0.2
+
+
+class Heartbeat:
+    """What the main thread says of itself, and the thread that passes it on.
+
+    The main thread writes single attributes and never waits; the heartbeat reads them.
+
+    Args:
+        send: to the coordinator.
+        worked: seconds that the main thread has worked in all; asked by the heartbeat's thread.
+    """
+
+    def __init__(self, send: Callable[[FromWorker], None], worked: Callable[[], float] = lambda: 0.0) -> None:
+        self._send = send
+        self._worked = worked
+        self._notice: Notice | None = None
+        self._activity = Activity.BUSY
+        self._progress = 0
+        self._waits_for = -1
+        self._ended = threading.Event()
+
+    def start(self) -> None:
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+
+    def close(self) -> None:
+        self._ended.set()
+
+    def give_notice(self, grace_s: float, cause: str) -> None:
+        """The node will go away; told with the next beat. Safe in a signal handler."""
+        self._notice = Notice(grace_s=grace_s, cause=cause)
+
+    def advance(self) -> None:
+        """Something is finished."""
+        self._progress += 1
+
+    @contextmanager
+    def during(self, activity: Activity, waits_for: WorkerId | None = None) -> Iterator[None]:
+        """The main thread does this until the block ends."""
+        before = self._activity, self._waits_for
+        self._waits_for = -1 if waits_for is None else waits_for
+        self._activity = activity
+        try:
+            yield
+        finally:
+            self._activity, self._waits_for = before
+            self._progress += 1
+
+    @property
+    def pulse(self) -> Pulse:
+        return Pulse(activity=self._activity, progress=self._progress, waits_for=self._waits_for)
+
+    def _beat(self) -> None:
+        while not self._ended.wait(INTERVAL_S):
+            if self._notice is not None:
+                self._send(self._notice)
+                self._notice = None
+            self._send(Alive(pulse=self.pulse, worked_s=self._worked()))
+
+
+def processor_time() -> Callable[[], float]:
+    """Seconds of processor time of the thread that calls this, to be read by any other."""
+    clock = time.pthread_getcpuclockid(threading.get_ident())
+    return lambda: time.clock_gettime(clock)

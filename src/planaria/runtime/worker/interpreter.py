@@ -1,0 +1,178 @@
+"""The interpreter: runs a worker's program on its device, instruction by instruction, for any plan of any policy.
+
+What an instruction does is said by `planaria.protocol.worker.step_work`. It decides nothing: orders come through the
+mailbox and raise `Interrupted` wherever it waits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+
+from planaria.model.model import Batch, Tensors
+from planaria.plan.plan import WorkerId
+from planaria.plan.program.instructions import COMPUTING, Instruction, Op
+from planaria.protocol.messages.pulse import Activity
+from planaria.protocol.messages.worker import Commit, PlanMessage
+from planaria.protocol.step.commit import NOT_APPLIED
+from planaria.protocol.worker.step_work import StepWork
+from planaria.runtime.worker.compute.engine import Engine
+from planaria.runtime.worker.compute.holdings import Holdings
+from planaria.runtime.worker.faults import FaultInjector
+from planaria.runtime.worker.heartbeat import Heartbeat
+from planaria.runtime.worker.instruction_trace import Trace
+from planaria.runtime.worker.transport.mailbox import Interrupted, Key, Mailbox
+from planaria.runtime.worker.transport.sync import Sync
+from planaria.runtime.worker.transport.transport import Transport
+
+FAULT_KINDS = {
+    Op.LOAD: "load",
+    Op.FORWARD: "forward",
+    Op.BACKWARD: "backward",
+    Op.BACKWARD_INPUT: "backward",
+    Op.BACKWARD_WEIGHT: "weight",
+    Op.SHADOW_FORWARD: "shadow",
+    Op.SHADOW_BACKWARD: "shadow",
+    Op.SEND_ACTIVATION: "send",
+    Op.SEND_GRADIENT: "send",
+    Op.RECV_ACTIVATION: "recv",
+    Op.RECV_GRADIENT: "recv",
+    Op.SYNC: "sync",
+    Op.VOTE: "vote",
+    Op.APPLY: "apply",
+}
+WORDS = {
+    Op.LOAD: "load",
+    Op.FORWARD: "forward",
+    Op.BACKWARD: "backward",
+    Op.BACKWARD_INPUT: "backward",
+    Op.BACKWARD_WEIGHT: "backward",
+    Op.SHADOW_FORWARD: "forward",
+    Op.SHADOW_BACKWARD: "backward",
+    Op.SEND_ACTIVATION: "sending",
+    Op.SEND_GRADIENT: "sending",
+    Op.RECV_ACTIVATION: "receipt",
+    Op.RECV_GRADIENT: "receipt",
+}
+
+
+BringIn = Callable[[Instruction | None, Callable[[], bool]], None]
+
+
+class Interpreter(StepWork[Batch, Tensors]):
+    """Runs the steps of one worker, with tensors."""
+
+    def __init__(
+        self,
+        worker: WorkerId,
+        engine: Engine,
+        holdings: Holdings,
+        transport: Transport,
+        mailbox: Mailbox,
+        faults: FaultInjector,
+        heartbeat: Heartbeat,
+        trace: Trace | None = None,
+    ) -> None:
+        self._sync = Sync(worker, holdings, transport, mailbox, engine.pace)
+        num_layers = len(engine.model.layer_names)
+        super().__init__(worker, num_layers, holdings, holdings.compute, self._sync, mailbox, (), engine.pace.compute)
+        self._model = engine.model
+        self._sampled = engine.batches
+        self._transport = transport
+        self._mailbox = mailbox
+        self._faults = faults
+        self._device = engine.device
+        self._pace = engine.pace
+        self._heartbeat = heartbeat
+        self._trace = trace
+
+    # Plans and steps
+
+    def adopt(self, message: PlanMessage, *, continues: bool) -> None:
+        self._pace.adopt(message.plan)
+        super().adopt(message, continues=continues)
+
+    def _begin_step(self, step: int, exponents: tuple[int, ...]) -> None:
+        if self._trace is not None:
+            self._trace.flush()
+        self._pace.begin_step()
+        self._pace.slowness = self._faults.slowness(step)
+        super()._begin_step(step, exponents)
+
+    def run(self, bring_in: BringIn = lambda instruction, idle: None) -> None:
+        """Run what is left of the program. Raises Interrupted when there is an order; then `run` may go on later.
+
+        Args:
+            bring_in: state that is under way, as far as the instruction that comes next (None: the end) needs it.
+        """
+        while (instruction := self.progress.next) is not None:
+            if self._mailbox.has_orders:
+                raise Interrupted
+            bring_in(instruction, self._idle)
+            began_s = time.monotonic() if self._trace is not None else 0.0
+            with self._heartbeat.during(Activity.COMPUTING):
+                self._faults.check(FAULT_KINDS[instruction.op], self.step)
+                if instruction.op in COMPUTING:
+                    self._compute(instruction)
+                else:
+                    self.perform(instruction)
+            if self._trace is not None:
+                self._trace.note(self.step, instruction, began_s, time.monotonic())
+            self.progress.finish()
+        bring_in(None, self._idle)
+
+    def _compute(self, instruction: Instruction) -> None:
+        """Timed. A device's stopwatch waits for the device, so it is read no oftener than it must be."""
+        began = self._pace.stopwatch()
+        self.perform(instruction)
+        ended = self._pace.stopwatch()
+        if self._pace.slowness != 1.0:
+            self._pace.slow_down(ended - began)
+            ended = self._pace.stopwatch()
+        self.compute_s += max(0.0, ended - began)
+
+    @property
+    def doing(self) -> str:
+        """The instruction under way, for people."""
+        instruction = self.progress.next
+        if instruction is None:
+            return "at a step's end"
+        if instruction.op in (Op.SYNC, Op.VOTE):
+            return "in the sums of gradients"
+        return f"in the {WORDS[instruction.op]} of microbatch {instruction.microbatch}"
+
+    def _update(self, groups: Collection[int], commit: Commit) -> None:
+        with self._heartbeat.during(Activity.COMPUTING):
+            self._faults.check(FAULT_KINDS[Op.APPLY], commit.step)
+            if commit.clip_factor != NOT_APPLIED:
+                self._pace.apply(groups)
+            self._holdings.apply(groups, commit.step, commit.clip_factor, commit.learning_rate)
+
+    # Instructions
+
+    def _batch(self, microbatch: int) -> Batch:
+        batch = self._sampled.microbatch(self.step, microbatch)
+        return {name: tensor.to(self._device) for name, tensor in batch.items()}
+
+    def _inputs(self, batch: Batch) -> Tensors:
+        return tuple(batch[name] for name in self._model.inputs)
+
+    def _send(self, peer: WorkerId, key: Key, value: Tensors) -> None:
+        self._transport.send(peer, key, value)
+
+    def _take(self, key: Key) -> Tensors:
+        with self._heartbeat.during(Activity.WAITING, WorkerId(key.sender)):
+            arrived = self._mailbox.take(key, self._idle)
+        return tuple(tensor.to(self._device) for tensor in arrived)
+
+    def _finish_sums(self, instruction: Instruction) -> None:
+        with self._heartbeat.during(Activity.WAITING, self._sync.awaited()):
+            self._mailbox.wait_until(self._sync.is_whole, self._idle)
+        self._pace.drain()
+
+    def _idle(self) -> bool:
+        """A piece of a sum, while there is nothing else to do."""
+        did = self._sync.progress()
+        if did:
+            self._heartbeat.advance()
+        return did

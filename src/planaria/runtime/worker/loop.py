@@ -1,0 +1,178 @@
+"""The worker's main thread: orders from the coordinator in, through the protocol's machine, to the interpreter.
+
+It never outlives its coordinator: it ends when it is told to, or when nobody is there to tell it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from planaria.plan.program.instructions import Instruction
+from planaria.protocol.messages.pulse import Activity
+from planaria.protocol.messages.worker import (
+    Commit,
+    FaultInjected,
+    NotSaved,
+    PlanMessage,
+    Save,
+    WorkerPhase,
+)
+from planaria.protocol.worker.executor import WorkerExecutor
+from planaria.protocol.worker.machine import CoordinatorBack, End, ProgramDone, WorkerCommand, WorkerMachine
+from planaria.runtime.worker.compute.engine import Engine
+from planaria.runtime.worker.compute.holdings import Holdings
+from planaria.runtime.worker.compute.memory_errors import lacks_memory
+from planaria.runtime.worker.faults import FaultInjector
+from planaria.runtime.worker.heartbeat import Heartbeat
+from planaria.runtime.worker.instruction_trace import Trace
+from planaria.runtime.worker.interpreter import Interpreter
+from planaria.runtime.worker.last_words import last_words
+from planaria.runtime.worker.session import Control
+from planaria.runtime.worker.settings import WorkerSettings
+from planaria.runtime.worker.transport.mailbox import Interrupted, Mailbox
+from planaria.runtime.worker.transport.state_transfer import Movement
+from planaria.runtime.worker.transport.transport import Transport
+from planaria.runtime.worker.writer import Writer, write
+
+log = logging.getLogger(__name__)
+
+EXIT_STALE = 17
+"""Exit status of a worker that ended itself because it must not go on."""
+
+
+class Agent(WorkerExecutor):
+    """Takes orders, and does what the program says where there are none."""
+
+    _interpreter: Interpreter
+    _transfers: Movement
+    _mailbox: Mailbox
+    _transport: Transport
+    _control: Control
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        mailbox: Mailbox,
+        control: Control,
+        transport: Transport,
+        heartbeat: Heartbeat,
+        writer: Writer,
+        engine: Engine,
+    ) -> None:
+        self._heartbeat = heartbeat
+        self._writer = writer
+        self._settings = settings
+        self._machine = WorkerMachine()
+        faults = FaultInjector(
+            settings.faults,
+            lambda at: control.send(FaultInjected(at_s=at)),
+            lambda grace_s: heartbeat.give_notice(grace_s, "preemption notice"),
+        )
+        holdings = Holdings(engine.model, settings.job.train, engine.device, engine.make_compute)
+        trace = None if settings.trace is None else Trace(Path(settings.trace))
+        transfers = Movement(
+            settings.worker,
+            settings.job.train.seed,
+            engine.model,
+            self._machine,
+            holdings,
+            transport,
+            mailbox,
+            heartbeat,
+            faults,
+            engine.pace,
+            control.send,
+        )
+        interpreter = Interpreter(settings.worker, engine, holdings, transport, mailbox, faults, heartbeat, trace)
+        super().__init__(settings.worker, holdings, transfers, interpreter, mailbox, transport, control)
+        self._status: int | None = None
+        self._act = ""
+        self._gave_up = False
+
+    @property
+    def doing(self) -> str:
+        """For people."""
+        return self._act or self._interpreter.doing
+
+    def run(self) -> int:
+        """The main loop: orders first, then the program."""
+        self._carry_out_all(self._machine.handle(CoordinatorBack()))
+        while self._status is None:
+            running = self._machine.phase is WorkerPhase.RUNNING and not self._gave_up
+            with self._heartbeat.during(Activity.IDLE):
+                order = self._mailbox.next_order(block=not running)
+            if order is not None:
+                self._carry_out_all(self._machine.handle(order))
+            elif running:
+                self._try_to_work()
+        self._writer.close()
+        self._heartbeat.close()
+        self._transport.close()
+        self._control.close()
+        return self._status
+
+    def _try_to_work(self) -> None:
+        """Whatever prevents a step, the state before it is whole, and can be saved."""
+        try:
+            self._work()
+        except Exception as error:
+            told = last_words(self._settings.worker, error, self.doing)
+            self._gave_up = True
+            self._interpreter.give_up()
+            self._control.send(msgspec.structs.replace(told, holds=True))
+
+    def _work(self) -> None:
+        self._act = ""
+        try:
+            self._interpreter.run(self._bring_in)
+        except Interrupted:
+            return
+        self._carry_out_all(self._machine.handle(ProgramDone(self._machine.generation, self._machine.step)))
+
+    def _bring_in(self, instruction: Instruction | None, idle: Callable[[], bool]) -> None:
+        if not self._transfers.is_settled:
+            self._act = "while its state arrives"
+            self._transfers.bring_in(instruction, idle)
+            self._act = ""
+
+    def _carry_out_all(self, commands: tuple[WorkerCommand, ...]) -> None:
+        for command in commands:
+            self._carry_out(command)
+
+    # Orders
+
+    def _adopt(self, message: PlanMessage, *, continues: bool, forgets: bool) -> None:
+        self._act = "while a plan is taken over"
+        log.info("plan %d from step %d", message.plan.generation, message.step)
+        super()._adopt(message, continues=continues, forgets=forgets)
+
+    def _apply(self, commit: Commit, *, proceed: bool) -> None:
+        self._act = "in the optimizer's step"
+        super()._apply(commit, proceed=proceed)
+
+    def _write(self, save: Save, *, beside: bool) -> None:
+        """Have a copy written. Where there is no memory for one, what is held is written while everything waits; but a
+        checkpoint beside training is worth no node, and is missing then."""
+        try:
+            copies = {group: self._holdings.replicas[group].copy_of_state() for group in save.groups}
+            self._writer.write(save, copies)
+        except (MemoryError, RuntimeError) as error:
+            if not lacks_memory(error):
+                raise
+            if beside:
+                text = f"worker {self._worker} has no memory for the copy that is written"
+                self._control.send(NotSaved(step=save.step, serial=save.serial, text=text))
+            else:
+                states = {group: self._holdings.replicas[group].named_state() for group in save.groups}
+                self._control.send(write(save, self._worker, states))
+
+    def _end(self, command: End) -> None:
+        if command.clean:
+            log.info("ends: %s", command.reason)
+        else:
+            log.warning("ends itself: %s", command.reason)
+        self._status = 0 if command.clean else EXIT_STALE

@@ -1,0 +1,122 @@
+"""A worker process: its parts put together, and its whole life, to the last words.
+
+`run_worker` returns the exit status. The process never outlives its coordinator for longer than it may.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from planaria.data.sources import DataError
+from planaria.data.tokens import open_tokens
+from planaria.job.settings import Device
+from planaria.protocol.messages.worker import PROTOCOL_VERSION, CutOff, Hello
+from planaria.runtime.worker.compute.engine import Engine, real_engine
+from planaria.runtime.worker.emulated.numbers import emulated_engine, read_costs
+from planaria.runtime.worker.emulated.time import EmulatedMailbox, EmulatedPace, EmulatedTransport
+from planaria.runtime.worker.heartbeat import Heartbeat, processor_time
+from planaria.runtime.worker.last_words import last_words
+from planaria.runtime.worker.loop import EXIT_STALE, Agent
+from planaria.runtime.worker.preemption import Watch, make_source
+from planaria.runtime.worker.session import Control
+from planaria.runtime.worker.settings import WorkerSettings
+from planaria.runtime.worker.transport.mailbox import Mailbox
+from planaria.runtime.worker.transport.transport import Transport
+from planaria.runtime.worker.writer import Writer
+
+log = logging.getLogger(__name__)
+
+SIGTERM_GRACE_S = 30.0
+"""What a SIGTERM announces, as Kubernetes and most clouds have it by default."""
+
+
+def run_worker(settings: WorkerSettings) -> int:
+    """Join the coordinator and work until told to stop."""
+    log.info("worker %d of node %d begins, for %s", settings.worker, settings.node, settings.coordinator)
+    if settings.import_path is not None and settings.import_path not in sys.path:
+        sys.path.insert(0, settings.import_path)
+    parts = _emulated_parts if settings.job.cluster.device is Device.EMULATED else _real_parts
+    mailbox, control, transport, worked, data, make_engine = parts(settings)
+    hello = Hello(
+        version=PROTOCOL_VERSION,
+        token=settings.token,
+        worker=settings.worker,
+        pid=os.getpid(),
+        data_address=transport.start(),
+        zone=settings.zone,
+        data=data,
+        mark=settings.mark,
+    )
+    try:
+        control.start(hello)
+    except OSError as error:
+        log.warning("ends: there is no coordinator (%s)", error)
+        return EXIT_STALE
+    log.info("joined, at %s for its peers; loads the model", hello.data_address)
+    heartbeat = Heartbeat(control.send, worked)
+    heartbeat.start()
+    signal.signal(signal.SIGTERM, lambda number, frame: heartbeat.give_notice(SIGTERM_GRACE_S, "SIGTERM"))
+    # Whoever started this process had it blocked, so that one which came before is heard now.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    agent: Agent | None = None
+    try:
+        _watch_for_preemption(settings, heartbeat)
+        writer = Writer(settings.worker, control.send)
+        agent = Agent(settings, mailbox, control, transport, heartbeat, writer, make_engine())
+        return agent.run()
+    except Exception as error:
+        doing = agent.doing if agent is not None else "while the model is loaded"
+        control.send_last(last_words(settings.worker, error, doing))
+    return 1
+
+
+def _watch_for_preemption(settings: WorkerSettings, heartbeat: Heartbeat) -> None:
+    """One worker asks for all of its node."""
+    if settings.worker % settings.job.cluster.devices_per_node != 0:
+        return
+    source = make_source(settings.job.resilience.preemption, settings.metadata_url)
+    if source is not None:
+        Watch(source, heartbeat.give_notice).start()
+
+
+Parts = tuple[Mailbox, Control, Transport, Callable[[], float], str, Callable[[], Engine]]
+
+
+def _real_parts(settings: WorkerSettings) -> Parts:
+    job, worker = settings.job, settings.worker
+    mailbox = Mailbox()
+    control = Control(settings.coordinator, mailbox, settings.job.resilience.coordinator_timeout_s)
+    transport = Transport(
+        worker, settings.peer_token, mailbox, settings.host, cut_off=lambda peer: control.send(CutOff(peer=peer))
+    )
+    worked = processor_time()
+    data = Path(settings.data_folder)
+    return mailbox, control, transport, worked, _hash_of(data), lambda: real_engine(job, data, worker)
+
+
+def _hash_of(folder: Path) -> str:
+    """Of the tokens in a folder; "" where they cannot be read."""
+    try:
+        return open_tokens(folder).quick_hash()
+    except DataError as error:
+        log.warning("the coordinator will refuse this node: %s", error)
+        return ""
+
+
+def _emulated_parts(settings: WorkerSettings) -> Parts:
+    job, worker = settings.job, settings.worker
+    profile = read_costs(Path(settings.profile), job)
+    mailbox = EmulatedMailbox()
+    pace = mailbox.pace = EmulatedPace(
+        worker, profile, mailbox.wait_until_moment, storage_bytes_per_s=job.cluster.storage_gb_per_s * 1e9
+    )
+    control = Control(settings.coordinator, mailbox, settings.job.resilience.coordinator_timeout_s)
+    transport = EmulatedTransport(
+        worker, settings.peer_token, mailbox, pace, settings.host, lambda peer: control.send(CutOff(peer=peer))
+    )
+    return mailbox, control, transport, pace.worked, "", lambda: emulated_engine(profile, job, pace)

@@ -1,0 +1,169 @@
+"""The worker's way to the coordinator: a connection, made anew when it is lost, and a thread that puts orders into the
+mailbox. What may be said on which connection, `planaria.protocol.worker.session` says."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+import time
+
+from planaria.protocol.messages.plan_delta import Orders
+from planaria.protocol.messages.worker import (
+    Challenge,
+    Failed,
+    FromWorker,
+    Hello,
+    Message,
+    OutOfMemory,
+    Proof,
+    Returned,
+    Stop,
+    encode,
+)
+from planaria.protocol.worker.machine import CoordinatorBack, CoordinatorGone
+from planaria.protocol.worker.session import WorkerSession
+from planaria.runtime.wire.control_frames import FrameError, control_frame, read_control
+from planaria.runtime.worker.transport.mailbox import Mailbox
+
+FIRST_PAUSE_S = 0.02
+LONGEST_PAUSE_S = 0.5
+"""Between two attempts to connect; each pause is twice the one before, less up to half of it at random."""
+
+CONNECT_TIMEOUT_S = 10.0
+
+
+class Control:
+    """Sends messages to the coordinator; what it says falls into the mailbox.
+
+    Args:
+        address: of the coordinator, "host:port".
+        mailbox: gets the orders; `CoordinatorBack` after each new connection; `CoordinatorGone` when none was made in
+            time.
+        timeout_s: for which another coordinator is looked for.
+    """
+
+    def __init__(self, address: str, mailbox: Mailbox, timeout_s: float = 60.0) -> None:
+        host, port = address.rsplit(":", 1)
+        self._address = (host, int(port))
+        self._mailbox = mailbox
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._hello: Hello | None = None
+        self._session = WorkerSession()
+        self._ended = threading.Event()
+
+    def start(self, hello: Hello) -> None:
+        """Connect, and say hello. Raises OSError when there is no coordinator."""
+        self._hello = hello
+        self._greet(self._connect(CONNECT_TIMEOUT_S))
+        threading.Thread(target=self._serve, name="control", daemon=True).start()
+
+    def send(self, message: FromWorker) -> None:
+        """What cannot be sent now is lost, unless every coordinator has to hear of it."""
+        with self._lock:
+            if self._session.may_say(message):
+                self._transmit(message)
+
+    def send_returned(self, returned: Returned, connection: int) -> None:
+        """Send it on the connection of this number, and on no other."""
+        with self._lock:
+            if self._session.may_return(connection):
+                self._transmit(returned)
+
+    def send_last(self, failure: Failed | OutOfMemory) -> None:
+        """Send it, and wait for the order to stop: the coordinator may have to be started again to hear of it."""
+        self.send(failure)
+        self._ended.wait(self._timeout_s)
+
+    def close(self) -> None:
+        self._ended.set()
+        with self._lock:
+            self._hang_up()
+
+    def _transmit(self, message: Message) -> None:
+        """A coordinator that is gone is learnt from the reading side."""
+        if self._socket is None:
+            return
+        try:
+            self._socket.sendall(control_frame(encode(message)))
+        except OSError:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        """Wakes the reading side."""
+        if self._socket is not None:
+            try:
+                self._socket.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                self._socket.close()
+
+    # The reading side
+
+    def _serve(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        try:
+            while not self._ended.is_set():
+                if self._read():
+                    pause_s = FIRST_PAUSE_S
+                pause_s = self._find_another(pause_s)
+        except (FrameError, ValueError) as error:
+            self._mailbox.put_error(error)
+
+    def _read(self) -> bool:
+        """Until the connection is lost; whether anything came."""
+        sock, heard, orders = self._socket, False, Orders()
+        assert sock is not None
+        try:
+            while True:
+                order = orders.decode(read_control(sock))
+                heard = True
+                if isinstance(order, Challenge):
+                    with self._lock:
+                        self._transmit(Proof(nonce=order.nonce))
+                    continue
+                self._mailbox.put_order(order)
+                if isinstance(order, Stop):
+                    self._ended.set()
+        except (EOFError, OSError):
+            with self._lock:
+                self._socket = None
+            sock.close()
+            return heard
+
+    def _find_another(self, pause_s: float) -> float:
+        """Connect anew; returns how long to pause if that fails soon. Gives up after the timeout."""
+        gives_up = time.monotonic() + self._timeout_s
+        while not self._ended.wait(pause_s * random.uniform(0.5, 1.0)):
+            left_s = gives_up - time.monotonic()
+            if left_s <= 0:
+                self._ended.set()
+                self._mailbox.put_order(CoordinatorGone())
+                break
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            try:
+                sock = self._connect(min(left_s, CONNECT_TIMEOUT_S))
+            except OSError:
+                continue
+            self._mailbox.put_order(CoordinatorBack(self._greet(sock)))
+            break
+        return pause_s
+
+    def _connect(self, timeout_s: float) -> socket.socket:
+        sock = socket.create_connection(self._address, timeout=timeout_s)
+        sock.settimeout(None)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # A coordinator's host that is gone without a word: what nobody acknowledges breaks the connection.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, int(self._timeout_s * 1e3)))
+        return sock
+
+    def _greet(self, sock: socket.socket) -> int:
+        """Returns the connection's number."""
+        with self._lock:
+            self._socket = sock
+            number, lasting = self._session.connected()
+            assert self._hello is not None
+            for message in (self._hello, *lasting):
+                self._transmit(message)
+            return number

@@ -1,0 +1,145 @@
+"""Where everything that reaches a worker is put down, and where its main thread waits for it.
+
+One lock and one condition for data and control alike, so that a wait for a tensor ends at once when the coordinator
+has something to say.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+import torch
+
+from planaria.protocol.messages.worker import ToWorker
+from planaria.protocol.worker.machine import CoordinatorBack, CoordinatorGone
+from planaria.protocol.worker.mail import Key, Kind, Mail
+
+__all__ = ["Interrupted", "Key", "Kind", "Mailbox"]
+
+
+class Interrupted(Exception):
+    """The coordinator has spoken: what is being done is put down."""
+
+
+ControlEvent = ToWorker | CoordinatorGone | CoordinatorBack
+
+
+class Mailbox:
+    """Thread-safe store of arrived data, and queue of arrived orders.
+
+    Attributes:
+        came_s: when the state came that was taken last, of the monotonic clock.
+    """
+
+    def __init__(self) -> None:
+        self.condition = threading.Condition(threading.Lock())
+        self._mail: Mail[tuple[torch.Tensor, ...]] = Mail()
+        self._orders: deque[ControlEvent] = deque()
+        self._arrivals = 0
+        self._error: BaseException | None = None
+        self._came_s: dict[Key, float] = {}
+        """When state came that was not asked for yet."""
+        self.came_s = 0.0
+        self.when_damaged: Callable[[Key], None] = lambda key: None
+        """Called by whoever wants a message that arrived damaged, and goes on waiting: for a new plan."""
+
+    def put(self, key: Key, tensors: tuple[torch.Tensor, ...]) -> None:
+        with self.condition:
+            if self._mail.put(key, tensors):
+                if key.kind == Kind.STATE:
+                    self._came_s[key] = time.monotonic()
+                self._arrivals += 1
+                self.condition.notify_all()
+
+    def put_damaged(self, key: Key) -> None:
+        """A message came, and not as it was sent."""
+        with self.condition:
+            self._mail.put_damaged(key)
+            self._arrivals += 1
+            self.condition.notify_all()
+
+    def put_order(self, order: ControlEvent) -> None:
+        with self.condition:
+            self._orders.append(order)
+            self.condition.notify_all()
+
+    def put_error(self, error: BaseException) -> None:
+        """A helper thread failed: the main thread raises it at its next look."""
+        with self.condition:
+            self._error = error
+            self.condition.notify_all()
+
+    def next_order(self, *, block: bool) -> ControlEvent | None:
+        with self.condition:
+            while block and not self._orders and self._error is None:
+                self.condition.wait()
+            if self._error is not None:
+                raise self._error
+            return self._orders.popleft() if self._orders else None
+
+    @property
+    def has_orders(self) -> bool:
+        return bool(self._orders) or self._error is not None
+
+    def take(self, key: Key, idle: Callable[[], bool]) -> tuple[torch.Tensor, ...]:
+        """Wait for a message. Raises Interrupted as soon as there is an order.
+
+        Args:
+            idle: does a piece of other work while there is nothing else to do; False when it has none.
+        """
+        found: list[tuple[torch.Tensor, ...]] = []
+
+        def arrived() -> bool:
+            tensors = self.poll(key)
+            if tensors is not None:
+                found.append(tensors)
+            return tensors is not None
+
+        self.wait_until(arrived, idle)
+        return found[0]
+
+    def wait_until(self, condition: Callable[[], bool], idle: Callable[[], bool]) -> None:
+        """Wait until `condition` holds, asked anew whenever something arrives. Raises Interrupted on an order."""
+        while True:
+            arrivals = self._arrivals
+            if self.has_orders:
+                raise Interrupted
+            if condition():
+                return
+            if not idle():
+                self._wait_for_arrivals(arrivals)
+
+    def _wait_for_arrivals(self, seen: int) -> None:
+        """Sleep until more than the messages that were `seen` has arrived, or an order."""
+        with self.condition:
+            while self._arrivals == seen and not self.has_orders:
+                self.condition.wait()
+
+    def poll(self, key: Key) -> tuple[torch.Tensor, ...] | None:
+        """Take a message if it is there."""
+        with self.condition:
+            is_damaged, found = self._mail.came_damaged(key), self._mail.take(key)
+            self.came_s = self._came_s.pop(key, self.came_s)
+        if is_damaged:
+            self.when_damaged(key)
+        return found
+
+    def tell_damage_again(self) -> None:
+        with self.condition:
+            self._mail.tell_damage_again()
+
+    def forget_before(self, step: int, generation: int) -> None:
+        with self.condition:
+            self._mail.forget_before(step, generation)
+            self._came_s = {key: came_s for key, came_s in self._came_s.items() if key in self._mail}
+
+    def forget_older_plans(self, generation: int) -> None:
+        with self.condition:
+            self._mail.forget_older_plans(generation)
+            self._came_s = {key: came_s for key, came_s in self._came_s.items() if key in self._mail}
+
+    def __len__(self) -> int:
+        return len(self._mail)

@@ -1,0 +1,128 @@
+"""State on its way, as tensors: what is read from a checkpoint, what a plan moves from worker to worker.
+
+It fills the holdings while a program runs, which waits only before what needs the state.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from planaria.checkpoint.manifest import Manifest, read_manifest
+from planaria.checkpoint.state import read_group
+from planaria.model.model import Model
+from planaria.plan.plan import Plan, Transfer, WorkerId
+from planaria.plan.program.instructions import Instruction
+from planaria.protocol.messages.pulse import Activity
+from planaria.protocol.messages.worker import FromWorker, PlanMessage, StateSource
+from planaria.protocol.worker.machine import WorkerMachine
+from planaria.protocol.worker.state_transfers import StateTransfers
+from planaria.runtime.worker.compute.device_clock import Pace
+from planaria.runtime.worker.compute.holdings import Holdings
+from planaria.runtime.worker.compute.replica import Replica
+from planaria.runtime.worker.faults import FaultInjector
+from planaria.runtime.worker.heartbeat import Heartbeat
+from planaria.runtime.worker.transport.mailbox import Key, Mailbox
+from planaria.runtime.worker.transport.transport import Transport
+
+
+class Movement(StateTransfers[Replica]):
+    """Of one worker.
+
+    Args:
+        worker: this one.
+        seed: of the job's initial state.
+        model: makes initial state.
+        machine: asked for the generation and step in progress.
+        holdings: where the state ends.
+        transport: to peers.
+        mailbox: of what comes from them.
+        heartbeat: told who is waited for.
+        faults: on the user's order.
+        pace: of what is read from a checkpoint.
+        send: to the coordinator.
+    """
+
+    def __init__(
+        self,
+        worker: WorkerId,
+        seed: int,
+        model: Model,
+        machine: WorkerMachine,
+        holdings: Holdings,
+        transport: Transport,
+        mailbox: Mailbox,
+        heartbeat: Heartbeat,
+        faults: FaultInjector,
+        pace: Pace,
+        send: Callable[[FromWorker], None],
+    ) -> None:
+        super().__init__(worker, machine, holdings, mailbox, send, time.monotonic)
+        self._seed = seed
+        self._model = model
+        self._transport = transport
+        self._mailbox = mailbox
+        self._heartbeat = heartbeat
+        self._faults = faults
+        self._pace = pace
+        self._manifest: Manifest | None = None
+        mailbox.when_damaged = self.tell_damage
+
+    def begin(self, message: PlanMessage, *, forgets: bool) -> None:
+        if any(self._worker in (transfer.source, transfer.target) for transfer in message.plan.transfers):
+            self._faults.check("transfer", message.step)
+        if message.source is StateSource.CHECKPOINT:
+            self._manifest = read_manifest(Path(message.folder), verify=False)
+            self._pace.read(_read_by_node(message.plan, self._worker))
+        super().begin(message, forgets=forgets)
+
+    def bring_in(self, instruction: Instruction | None, idle: Callable[[], bool]) -> None:
+        """What has come; and what is still missing, where the next instruction needs it. Raises Interrupted.
+
+        Args:
+            instruction: the next one; None: the program is over.
+            idle: see `Mailbox.take`.
+        """
+        if self.is_settled:
+            return
+        self._pace.finish_reading()
+        while (missing := self.collect()) is not None:
+            if not self.is_needed_by(instruction):
+                return
+            with self._heartbeat.during(Activity.WAITING, missing.source):
+                piece = self._mailbox.take(self._key(missing), idle)
+            self._take(missing, piece)
+        self.settle()
+
+    def _load(self, replica: Replica, group: int, message: PlanMessage) -> None:
+        if message.source is StateSource.INITIAL:
+            replica.initialise(self._model.initial_state(group, self._seed))
+        else:
+            assert self._manifest is not None
+            replica.load_named(read_group(Path(message.folder), self._manifest, group), message.step - 1)
+        self._heartbeat.advance()
+
+    def _send(self, transfer: Transfer, key: Key) -> None:
+        replica = self._holdings.replicas[transfer.group]
+        self._transport.send(transfer.target, key, _moving(self.plan, transfer, replica))
+
+    def _fill(self, replica: Replica, transfer: Transfer, piece: tuple[torch.Tensor, ...]) -> None:
+        for own, given in zip(_moving(self.plan, transfer, replica), piece, strict=True):
+            own.copy_(given)
+
+
+def _read_by_node(plan: Plan, worker: WorkerId) -> int:
+    """Bytes of a checkpoint that the worker's node reads."""
+    node = plan.node_of(worker)
+    held = [group for other, groups in plan.groups_of.items() if plan.node_of(other) == node for group in groups]
+    return sum(plan.groups[group].moved_bytes for group in held)
+
+
+def _moving(plan: Plan, transfer: Transfer, replica: Replica) -> tuple[torch.Tensor, ...]:
+    """What the transfer moves of a replica of its group, as views."""
+    if transfer.part is None:
+        return replica.state
+    return replica.part(*transfer.part, plan.groups[transfer.group].size_bytes)

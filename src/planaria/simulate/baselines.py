@@ -1,0 +1,90 @@
+"""What runs are held against: the physical limit, the job on nodes that nobody takes away, and who knows the trace.
+
+None of them is a policy: nobody could train so.
+"""
+
+from __future__ import annotations
+
+from planaria.plan.costs.model_profile import ModelProfile
+from planaria.simulate.results import RunResult
+from planaria.simulate.run_model import Terms
+from planaria.simulate.simulation import Simulation
+from planaria.simulate.traces.trace import HOUR_S, Change, Trace, TraceEvent
+
+ON_DEMAND = "on-demand"
+IDEAL = "ideal"
+ORACLE = "oracle"
+REFERENCES = (ON_DEMAND, IDEAL, ORACLE)
+
+
+def limit_samples_per_s(profile: ModelProfile) -> float:
+    """Of one device that always computes: no bubbles, no messages, no sums, no optimizer."""
+    seconds = sum(
+        min((times.forward_s + times.backward_s) * times.num_devices for times in layer.times)
+        for layer in profile.layers
+    )
+    return profile.microbatch_size / seconds
+
+
+def run_ideal(profile: ModelProfile, devices_per_node: int, terms: Terms, trace: Trace) -> RunResult:
+    """Every live device is useful all the time, and recovery takes none: the physical limit."""
+    rate = limit_samples_per_s(profile) * devices_per_node
+    now, samples, nodes = 0.0, 0.0, 0
+    node_s = cost = idle_s = 0.0
+    timeline: list[tuple[float, int, float]] = []
+    zones: dict[str, str] = {}
+    price = 0.0
+    losses = joins = 0
+    completed = False
+    events: list[TraceEvent | None] = [*trace.events, None]
+    for event in events:
+        at_s = trace.horizon_s if event is None else event.at_s
+        span = at_s - now
+        if terms.samples is not None and nodes and samples + rate * nodes * span >= terms.samples:
+            span = (terms.samples - samples) / (rate * nodes)
+            completed = True
+        samples += rate * nodes * span
+        node_s += nodes * span
+        cost += price * span / HOUR_S
+        idle_s += 0.0 if nodes else span
+        now += span
+        if completed or event is None:
+            break
+        if event.change is Change.ADD:
+            zones[event.node] = event.zone
+        zone = zones[event.node]
+        sign = 1 if event.change is Change.ADD else -1
+        nodes += sign
+        price += sign * terms.prices.zones.get(zone, terms.prices.spot)
+        losses += sign < 0
+        joins += sign > 0 and event.at_s > 0
+        if terms.wants_timeline:
+            if timeline and timeline[-1][0] == now:
+                timeline.pop()
+            timeline.append((now, nodes, rate * nodes))
+    return RunResult(
+        policy=IDEAL,
+        trace=trace.name,
+        seconds=now,
+        samples=samples,
+        steps=int(samples / (terms.settings.num_microbatches * profile.microbatch_size)),
+        seconds_by={"training": now - idle_s, "idle": idle_s},
+        node_hours=node_s / HOUR_S,
+        cost=cost,
+        losses=losses,
+        loss_times=0,
+        joins=joins,
+        survived={},
+        fatal=0,
+        waits=0,
+        moved_bytes=0,
+        completed=completed,
+        timeline=tuple(timeline),
+    )
+
+
+def run_on_demand(simulation: Simulation, horizon_s: float) -> RunResult:
+    """The nodes that the job begins with, all the time. The simulation's prices are those of on-demand nodes."""
+    nodes = simulation.terms.settings.num_nodes
+    events = tuple(TraceEvent(at_s=0.0, change=Change.ADD, node=f"node{at}") for at in range(nodes))
+    return simulation.run(Trace(name=ON_DEMAND, horizon_s=horizon_s, events=events))

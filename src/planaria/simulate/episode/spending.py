@@ -1,0 +1,32 @@
+"""What an episode's seconds were spent on: some are known to be a cause's as it acts, the rest follows at the end."""
+
+from __future__ import annotations
+
+from planaria.simulate.episode.subject import Cause, Tally
+
+
+class Spending:
+    """Since the time was last attributed."""
+
+    def __init__(self) -> None:
+        self._from = 0.0
+        self._parts: list[tuple[Cause, float]] = []
+
+    def add(self, cause: Cause, seconds: float) -> None:
+        """The cause takes so long, unless training goes on meanwhile."""
+        if seconds > 0:
+            self._parts.append((cause, seconds))
+
+    def attribute(self, now: float, nominal_s: float, tally: Tally) -> None:
+        """The time since it was last done: of it, what an undisturbed step takes (`nominal_s`) is training, at most."""
+        span = now - self._from
+        causes = tally.causes
+        surplus = max(0.0, span - nominal_s)
+        causes[Cause.TRAINING] += span - surplus
+        for cause, seconds in self._parts:
+            part = min(seconds, surplus)
+            causes[cause] += part
+            surplus -= part
+        causes[Cause.REDONE] += surplus
+        self._parts.clear()
+        self._from = now

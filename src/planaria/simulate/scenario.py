@@ -1,0 +1,443 @@
+"""The scenario file: what `planaria simulate` is asked. Every field is documented here and checked; nothing is read.
+
+Reading, and what errors look like, is as for job files (`planaria.job.parse`).
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from planaria.job.errors import UserError
+from planaria.job.parse import read_toml, sections
+from planaria.job.settings import PipelineSchedule, PolicyName, Section
+from planaria.plan.costs.model_profile import LinkCost, Links, ModelProfile
+from planaria.plan.plan import PlanError, ScheduleKind
+from planaria.plan.settings import PlannerSettings
+from planaria.planner.instantiation.microbatch_shares import microbatches_of
+from planaria.simulate.baselines import REFERENCES
+from planaria.simulate.experiment import Experiment
+from planaria.simulate.results import Prices
+from planaria.simulate.timings import Timings
+from planaria.simulate.traces.generators import (
+    ConstantRate,
+    Diurnal,
+    Failures,
+    Monotonic,
+    Population,
+    Weibull,
+    generate,
+)
+from planaria.simulate.traces.trace import HOUR_S, Trace
+
+
+class FailureKind(enum.StrEnum):
+    """How nodes go; see docs/howto/traces.md. `none`: they stay."""
+
+    NONE = "none"
+    CONSTANT = "constant"
+    POISSON = "poisson"
+    DIURNAL = "diurnal"
+    WEIBULL = "weibull"
+    MONOTONIC = "monotonic"
+
+
+class ModelPart(Section, frozen=True):
+    """[model]
+
+    Attributes:
+        preset: a published model, by an analytic model of its costs; `planaria profile --list` names them.
+        device: the preset's device, likewise.
+        profile: a profile's file instead of a preset: of `planaria profile`, or the profile.json of a run folder.
+        microbatch: samples in the preset's microbatch; 0: its default.
+        sequence_length: tokens in the preset's samples; 0: its default.
+        recompute: backwards recompute the forward (activation checkpointing).
+    """
+
+    preset: str = ""
+    device: str = ""
+    profile: str = ""
+    microbatch: int = 0
+    sequence_length: int = 0
+    recompute: bool = False
+
+
+class ClusterPart(Section, frozen=True):
+    """[cluster]
+
+    Attributes:
+        nodes: that the job begins with, and for which it is planned.
+        devices_per_node: workers on each.
+        memory_gb: of one device, in GB of 10**9 bytes; 0: the profile's.
+        schedule: order of forwards and backwards in a pipeline.
+        zones: names of the zones in which nodes are; they are dealt out in turn.
+        network_gbit: that messages between nodes reach, in Gbit/s (10**9 bits), one direction; 0: the profile's.
+        network_latency_s: of a message between nodes; below 0: the profile's.
+    """
+
+    nodes: int
+    devices_per_node: int = 1
+    memory_gb: float = 0.0
+    schedule: PipelineSchedule = PipelineSchedule.EAGER_ONE_F_ONE_B
+    zones: list[str] = msgspec.field(default_factory=list)
+    network_gbit: float = 0.0
+    network_latency_s: float = -1.0
+
+
+class JobPart(Section, frozen=True):
+    """[job]
+
+    Attributes:
+        global_batch: samples in one step.
+        policies: to be compared: the project's, and the references on-demand, ideal and oracle.
+        fault_tolerance: f; plans keep f + 1 replicas.
+        min_nodes_per_pipeline: n0; 0: the fewest that the memory allows.
+        samples: after which the job is complete; 0: it trains for as long as its failures are told of.
+        checkpoint_every: steps between checkpoints; 0: none but the state that it begins with.
+        mean_time_between_failures_s: between losses, over the whole job, as expected before any is seen.
+    """
+
+    global_batch: int
+    policies: list[str] = msgspec.field(default_factory=lambda: ["adaptive"])
+    fault_tolerance: int = 1
+    min_nodes_per_pipeline: int = 0
+    samples: float = 0.0
+    checkpoint_every: int = 100
+    mean_time_between_failures_s: float = 10_800.0
+
+
+class FailuresPart(Section, frozen=True):
+    """[failures]
+
+    Attributes:
+        trace: a file in any format that `planaria trace` reads; the other fields but `hours`, `from_hours` and `seed`
+            are then left out. A file of counts is drawn anew for each seed.
+        from_hours: where in the trace the job begins.
+        hours: how long it lasts; 0: all of the trace, or 24.
+        kind: how nodes go, where there is no trace.
+        hourly: constant, diurnal: the share of the nodes that goes in an hour.
+        mean_bulk: constant, diurnal: nodes that go together, of one zone, on average.
+        swing: diurnal: the rate goes from 1 - swing to 1 + swing.
+        peak_hour: diurnal: of the day, at which most go.
+        mean_life_hours: poisson, weibull: that a node lives on average.
+        shape: weibull: below 1 young nodes go soonest.
+        interval_s: monotonic: between two losses.
+        down_to: monotonic: nodes that stay.
+        arrival_s: mean time until a node comes for one that went; below 0: none comes.
+        notice_s: how long before it goes a node is announced to go.
+        seed: of the first run.
+        runs: with as many seeds, from `seed` on.
+    """
+
+    trace: str = ""
+    from_hours: float = 0.0
+    hours: float = 0.0
+    kind: FailureKind = FailureKind.CONSTANT
+    hourly: float = 0.1
+    mean_bulk: float = 1.0
+    swing: float = 0.8
+    peak_hour: float = 12.0
+    mean_life_hours: float = 10.0
+    shape: float = 1.5
+    interval_s: float = 600.0
+    down_to: int = 1
+    arrival_s: float = -1.0
+    notice_s: float = 0.0
+    seed: int = 0
+    runs: int = 1
+
+
+class PricesPart(Section, frozen=True):
+    """[prices], in dollars for a node and an hour; see `planaria.simulate.results.Prices`."""
+
+    spot: float = Prices().spot
+    on_demand: float = Prices().on_demand
+    zones: dict[str, float] = msgspec.field(default_factory=dict)
+
+
+class TimingsPart(Section, frozen=True):
+    """[timings], see `planaria.simulate.timings.Timings`, which says where the defaults come from."""
+
+    detection_s: float = Timings().detection_s
+    decision_s: float = Timings().decision_s
+    unprepared_s: float = Timings().unprepared_s
+    change_s: float = Timings().change_s
+    start_s: float = Timings().start_s
+    restart_s: float = Timings().restart_s
+    storage_bytes_per_s: float = Timings().storage_bytes_per_s
+    checkpoint_copy_bytes_per_s: float = Timings().checkpoint_copy_bytes_per_s
+
+
+class SweepPart(Section, frozen=True):
+    """[sweep]: every combination is simulated by `planaria simulate --sweep`. A field that is left out stays as it is.
+
+    Attributes:
+        policies: one after the other.
+        nodes: of the cluster.
+        fault_tolerance: f.
+        hourly: shares of the nodes that go in an hour.
+        mean_bulk: nodes that go together.
+    """
+
+    policies: list[str] = msgspec.field(default_factory=list)
+    nodes: list[int] = msgspec.field(default_factory=list)
+    fault_tolerance: list[int] = msgspec.field(default_factory=list)
+    hourly: list[float] = msgspec.field(default_factory=list)
+    mean_bulk: list[float] = msgspec.field(default_factory=list)
+
+
+class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A whole scenario file."""
+
+    model: ModelPart
+    cluster: ClusterPart
+    job: JobPart
+    failures: FailuresPart = FailuresPart()
+    prices: PricesPart = PricesPart()
+    timings: TimingsPart = TimingsPart()
+    sweep: SweepPart = SweepPart()
+
+
+def parse_scenario(text: str, *, overrides: Sequence[str] = (), origin: str) -> Scenario:
+    """Parses and checks a scenario.
+
+    Args:
+        text: TOML.
+        overrides: "section.key=value" each.
+        origin: what errors call the text, for instance its path.
+
+    Raises:
+        UserError: one line with field, value and remedy.
+    """
+    table = read_toml(text, overrides, origin)
+    try:
+        return scenario_from_table(table)
+    except UserError as error:
+        raise UserError(f"{origin}: {error}") from None
+
+
+def scenario_from_table(table: Mapping[str, Any]) -> Scenario:
+    """A checked scenario from plain dicts. Raises UserError."""
+    scenario = Scenario(**sections(table, Scenario))
+    _check(scenario)
+    return scenario
+
+
+def _require(field: str, value: object, holds: bool, wanted: str) -> None:
+    if not holds:
+        raise UserError(f"{field} = {value!r}: expected {wanted}.")
+
+
+def _check(scenario: Scenario) -> None:
+    model, cluster, job, failures = scenario.model, scenario.cluster, scenario.job, scenario.failures
+    if bool(model.preset) == bool(model.profile):
+        given = "both are" if model.preset else "neither is"
+        raise UserError(f"model.preset and model.profile: {given} given. Give one of them.")
+    if model.preset and not model.device:
+        raise UserError("model.device is missing. Name the preset's device; planaria profile --list has them.")
+    _require("model.microbatch", model.microbatch, model.microbatch >= 0, "0 or more samples")
+    _require("cluster.nodes", cluster.nodes, cluster.nodes >= 1, "at least 1")
+    _require("cluster.devices_per_node", cluster.devices_per_node, cluster.devices_per_node >= 1, "at least 1")
+    _require("cluster.memory_gb", cluster.memory_gb, cluster.memory_gb >= 0, "0 or more GB")
+    _require("cluster.zones", cluster.zones, "" not in cluster.zones, "names")
+    _require("cluster.zones", cluster.zones, len(set(cluster.zones)) == len(cluster.zones), "different names")
+    _require("cluster.network_gbit", cluster.network_gbit, cluster.network_gbit >= 0, "0 or more Gbit/s")
+    _require("model.sequence_length", model.sequence_length, model.sequence_length >= 0, "0 or more tokens")
+    _require("job.global_batch", job.global_batch, job.global_batch >= 1, "at least 1 sample")
+    _require("job.fault_tolerance", job.fault_tolerance, job.fault_tolerance >= 0, "0 or more")
+    _require("job.samples", job.samples, job.samples >= 0, "0 or more")
+    _require("job.checkpoint_every", job.checkpoint_every, job.checkpoint_every >= 0, "0 or more steps")
+    expected_s = job.mean_time_between_failures_s
+    _require("job.mean_time_between_failures_s", expected_s, expected_s > 0, "more than 0 s")
+    _require("job.min_nodes_per_pipeline", job.min_nodes_per_pipeline, job.min_nodes_per_pipeline >= 0, "0 or more")
+    check_policies("job.policies", job.policies)
+    _check_failures(failures)
+    if not failures.trace:
+        _check_priced(scenario, cluster.zones, "zones of cluster.zones")
+    for zone, price in scenario.prices.zones.items():
+        _require(f"prices.zones.{zone}", price, price >= 0, "0 or more dollars an hour")
+    for name, price in (("spot", scenario.prices.spot), ("on_demand", scenario.prices.on_demand)):
+        _require(f"prices.{name}", price, price >= 0, "0 or more dollars an hour")
+    for name in scenario.timings.__struct_fields__:
+        value = getattr(scenario.timings, name)
+        is_rate = name.endswith("_per_s")
+        _require(
+            f"timings.{name}",
+            value,
+            value > 0 if is_rate else value >= 0,
+            "a number above 0" if is_rate else "0 s or more",
+        )
+    _check_sweep(scenario.sweep, failures)
+
+
+def check_policies(field: str, names: Sequence[str]) -> None:
+    """Raises UserError: one is unknown or named twice, or there is none."""
+    known = [*(policy.value for policy in PolicyName), *REFERENCES]
+    _require(field, list(names), bool(names), "at least one policy")
+    for name in names:
+        _require(field, name, name in known, f"policies among {', '.join(known)}")
+    _require_different(field, names)
+
+
+def _require_different(field: str, values: Sequence[object]) -> None:
+    """Runs of what is named twice would be counted as other seeds'."""
+    for at, value in enumerate(values):
+        _require(field, value, value not in values[:at], "each only once")
+
+
+def check_zones_of(scenario: Scenario, trace: Trace) -> None:
+    """Raises UserError: a price is for a zone in which the trace has no node."""
+    zones = sorted({event.zone for event in trace.events if event.zone})
+    _check_priced(scenario, zones, f"zones of trace {trace.name}")
+
+
+def _check_priced(scenario: Scenario, zones: Sequence[str], whose: str) -> None:
+    for zone in scenario.prices.zones:
+        _require("prices.zones", zone, zone in zones, f"{whose} ({', '.join(zones) or 'it has none'})")
+
+
+_OF_RATES = (FailureKind.CONSTANT, FailureKind.DIURNAL)
+
+
+def _check_sweep(sweep: SweepPart, failures: FailuresPart) -> None:
+    if sweep.policies:
+        check_policies("sweep.policies", sweep.policies)
+    for field in ("nodes", "fault_tolerance", "hourly", "mean_bulk"):
+        _require_different(f"sweep.{field}", getattr(sweep, field))
+    for field in ("hourly", "mean_bulk"):
+        if getattr(sweep, field) and (failures.trace or failures.kind not in _OF_RATES):
+            what = f"trace = {failures.trace!r}" if failures.trace else f"kind = {failures.kind.value!r}"
+            raise UserError(
+                f"sweep.{field} = {getattr(sweep, field)!r}: failures.{what} does not depend on it. Leave it out, or "
+                'set failures.kind = "constant".'
+            )
+
+
+def _check_failures(failures: FailuresPart) -> None:
+    _require("failures.hours", failures.hours, failures.hours >= 0, "0 or more hours")
+    _require("failures.from_hours", failures.from_hours, failures.from_hours >= 0, "0 or more hours")
+    _require("failures.runs", failures.runs, failures.runs >= 1, "at least 1")
+    _require("failures.notice_s", failures.notice_s, failures.notice_s >= 0, "0 s or more")
+    if not failures.trace:
+        _require("failures.from_hours", failures.from_hours, failures.from_hours == 0, "0 where there is no trace")
+        process = _process(failures)
+        if isinstance(process, Monotonic):
+            _require(
+                "failures.arrival_s", failures.arrival_s, failures.arrival_s < 0, "below 0 where kind is monotonic"
+            )
+
+
+def _process(failures: FailuresPart) -> Failures | None:
+    """By which nodes go. Raises UserError."""
+    try:
+        match failures.kind:
+            case FailureKind.NONE:
+                return None
+            case FailureKind.CONSTANT:
+                return ConstantRate(hourly=failures.hourly, mean_bulk=failures.mean_bulk)
+            case FailureKind.POISSON:
+                _require("failures.mean_life_hours", failures.mean_life_hours, failures.mean_life_hours > 0, "above 0")
+                return ConstantRate(hourly=1 / failures.mean_life_hours)
+            case FailureKind.DIURNAL:
+                return Diurnal(
+                    hourly=failures.hourly,
+                    swing=failures.swing,
+                    peak_s=failures.peak_hour * HOUR_S,
+                    mean_bulk=failures.mean_bulk,
+                )
+            case FailureKind.WEIBULL:
+                return Weibull(mean_s=failures.mean_life_hours * HOUR_S, shape=failures.shape)
+            case FailureKind.MONOTONIC:
+                return Monotonic(interval_s=failures.interval_s, down_to=failures.down_to)
+    except UserError as error:
+        text = str(error)
+        raise UserError(text if text.startswith("failures.") else f"failures.{text}") from None
+
+
+DEFAULT_HOURS = 24.0
+
+
+def made_up(scenario: Scenario, seed: int) -> Trace:
+    """The trace of a seed, where the scenario names no file."""
+    failures, cluster = scenario.failures, scenario.cluster
+    assert not failures.trace
+    process = _process(failures)
+    return generate(
+        ConstantRate(hourly=0.0) if process is None else process,
+        Population(
+            nodes=cluster.nodes,
+            zones=tuple(cluster.zones) or ("",),
+            arrival_s=failures.arrival_s if failures.arrival_s >= 0 else None,
+            notice_s=failures.notice_s,
+        ),
+        (failures.hours or DEFAULT_HOURS) * HOUR_S,
+        seed=seed,
+        name=f"{failures.kind.value}, seed {seed}",
+    )
+
+
+def part_of(trace: Trace, failures: FailuresPart) -> Trace:
+    """The part of a trace file that the scenario asks for. Raises UserError."""
+    start_s = failures.from_hours * HOUR_S
+    if start_s >= trace.horizon_s:
+        raise UserError(
+            f"failures.from_hours = {failures.from_hours:g}: trace {trace.name} is {trace.horizon_s / HOUR_S:.2f} "
+            "hours long. Begin earlier."
+        )
+    length_s = failures.hours * HOUR_S if failures.hours else trace.horizon_s - start_s
+    if start_s + length_s > trace.horizon_s:
+        raise UserError(
+            f"failures.hours = {failures.hours:g}: trace {trace.name} has {(trace.horizon_s - start_s) / HOUR_S:.2f} "
+            "hours from there on. Give fewer, or 0 for all."
+        )
+    if not start_s and length_s == trace.horizon_s:
+        return trace
+    return trace.window(start_s, length_s)
+
+
+def experiment(scenario: Scenario, profile: ModelProfile, *, wants_timeline: bool = False) -> Experiment:
+    """What the scenario is about, with its model's costs.
+
+    Raises:
+        UserError: the batch is no whole number of microbatches.
+    """
+    cluster, job = scenario.cluster, scenario.job
+    profile = profile.recomputed() if scenario.model.recompute else profile
+    profile = msgspec.structs.replace(profile, links=_links(cluster, profile.links))
+    try:
+        num_microbatches = microbatches_of(job.global_batch, profile.microbatch_size, job.fault_tolerance + 1)
+    except PlanError as error:
+        raise UserError(f"job.global_batch = {job.global_batch}: {error}") from None
+    settings = PlannerSettings(
+        num_microbatches=num_microbatches,
+        fault_tolerance=job.fault_tolerance,
+        num_nodes=cluster.nodes,
+        devices_per_node=cluster.devices_per_node,
+        memory_bytes=int(cluster.memory_gb * 1e9) if cluster.memory_gb else profile.device.memory_bytes,
+        min_nodes=job.min_nodes_per_pipeline,
+        schedule=ScheduleKind(cluster.schedule.value),
+        may_restore=job.checkpoint_every > 0,
+    )
+    return Experiment(
+        profile=profile,
+        settings=settings,
+        samples=job.samples or None,
+        checkpoint_every=job.checkpoint_every,
+        mean_time_between_failures_s=job.mean_time_between_failures_s,
+        prices=msgspec.convert(msgspec.to_builtins(scenario.prices), Prices),
+        timings=msgspec.convert(msgspec.to_builtins(scenario.timings), Timings),
+        wants_timeline=wants_timeline,
+    )
+
+
+def _links(cluster: ClusterPart, links: Links) -> Links:
+    between = links.between_nodes
+    if cluster.network_gbit:
+        between = LinkCost(latency_s=between.latency_s, bandwidth_bytes_per_s=cluster.network_gbit * 1e9 / 8)
+    if cluster.network_latency_s >= 0 and math.isfinite(cluster.network_latency_s):
+        between = LinkCost(latency_s=cluster.network_latency_s, bandwidth_bytes_per_s=between.bandwidth_bytes_per_s)
+    return msgspec.structs.replace(links, between_nodes=between)

@@ -1,0 +1,25 @@
+"""The engine: runs of one policy on one kind of cluster."""
+
+from __future__ import annotations
+
+from planaria.simulate.results import RunResult
+from planaria.simulate.run_model import RunBasis
+from planaria.simulate.trace_events import Course
+from planaria.simulate.trace_run import Following
+from planaria.simulate.traces.trace import Trace
+
+
+class Simulation(RunBasis):
+    """Runs of one policy on one kind of cluster. One trace gives one result, whatever was run before."""
+
+    def run(self, trace: Trace) -> RunResult:
+        """Over a trace."""
+        return self.follow(Course.of(trace, self.subject.timings.start_s))
+
+    def follow(self, course: Course) -> RunResult:
+        """Over a trace, as a run meets it."""
+        run = Following(self, course)
+        run.begin()
+        while not run.is_over:
+            run.go_on()
+        return run.result()

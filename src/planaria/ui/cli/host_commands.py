@@ -1,0 +1,67 @@
+"""`planaria agent`: a node's side of a job whose nodes are other hosts. Reads arguments only."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from planaria.ui.cli.options import EXIT_DRAINED, TOKEN_VARIABLE, ZONE_VARIABLE, token_of, token_option
+
+
+@click.command()
+@click.option(
+    "--coordinator", required=True, metavar="HOST:PORT", help="Where `planaria train` listens; it prints this."
+)
+@token_option
+@click.option(
+    "--host", default="", metavar="ADDRESS",
+    help="Address of this node for other nodes.  [default: the one from which it reaches the coordinator]",
+)  # fmt: skip
+@click.option(
+    "--zone", default="", metavar="NAME", envvar=ZONE_VARIABLE,
+    help="Where this node is: whatever fails as one, a cloud's zone or a rack. The replicas of a layer are spread "
+    f"over zones. Or set {ZONE_VARIABLE}.",
+)  # fmt: skip
+@click.option(
+    "--import-path", type=click.Path(path_type=Path, file_okay=False), default=Path(), metavar="FOLDER",
+    help="Where a model given as module:function is looked for.  [default: the current folder]",
+)  # fmt: skip
+@click.option(
+    "--give-up", "give_up_s", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True,
+    metavar="SECONDS", help="End when nothing was heard from the coordinator for so long.",
+)  # fmt: skip
+def agent(coordinator: str, token_file: Path | None, host: str, zone: str, import_path: Path, give_up_s: float) -> int:
+    """Offer this node to a job whose cluster.launcher is "agents"; see docs/howto/hosts.md.
+
+    Starts the node's workers, and offers the node again under a new number when it was cut off. Ctrl-C, SIGTERM
+    and SIGHUP hand over the node's work and end; a second Ctrl-C ends at once.
+
+    \b
+    Example:
+      planaria agent --coordinator 10.0.0.1:29400 --token-file runs/job/token
+
+    \b
+    Exit code:
+      0 the run is over    4 the node has handed over its work    75 the run is suspended: come back when it is resumed
+      1 the coordinator is gone    2 this node cannot take part    130 a second Ctrl-C
+    """
+    from planaria.protocol.messages.agent import Farewell
+    from planaria.runtime.nodes.node_agent import AgentSettings, NodeAgent
+    from planaria.runtime.progress.output import Output
+
+    token = token_of(token_file)
+    if not token:
+        raise click.UsageError(f"An agent needs the job's token. Give --token-file FILE, or set {TOKEN_VARIABLE}.")
+    settings = AgentSettings(
+        coordinator=coordinator,
+        token=token,
+        host=host,
+        zone=zone,
+        import_path=import_path.resolve(),
+        give_up_s=give_up_s,
+    )
+    codes = {Farewell.OVER: 0, Farewell.DRAINED: EXIT_DRAINED, Farewell.SUSPENDED: os.EX_TEMPFAIL}
+    return codes[NodeAgent(settings, Output(sys.stderr).say).run()]

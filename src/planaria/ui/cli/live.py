@@ -1,0 +1,193 @@
+"""Commands to a run that is under way: what is asked, and how the answer is told."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from planaria.job.errors import UserError
+from planaria.job.parse import job_from_json
+from planaria.protocol.messages.records import Restored, RunEnded, StepCommitted, StepSkipped
+from planaria.protocol.messages.user import Answer, Wish
+from planaria.protocol.phases import Phase
+from planaria.runtime.coordinator.client import NotReached, ask
+from planaria.runtime.progress.progress import Ending
+from planaria.runtime.run_folder.claim import claimant
+from planaria.runtime.run_folder.recorder import read_events
+from planaria.runtime.run_folder.run_folder import RunFolder
+from planaria.runtime.run_folder.sentences import counted, duration, picture
+
+
+def status(run: Path, *, as_json: bool) -> str:
+    """How far the run is: in its beginning, under way, or over.
+
+    Raises:
+        UserError: it is none, or does not answer though it is under way.
+    """
+    folder = RunFolder.open(run)
+    try:
+        state = _ask(run, Wish.STATUS).state
+    except NotReached:
+        owner = claimant(folder.claim)
+        if owner is None:
+            return _over(folder, as_json=as_json)
+        if folder.contact.exists():
+            raise
+        return _unasked(folder, owner.doing, as_json=as_json)
+    if as_json:
+        return msgspec.json.encode(state).decode()
+    phase = "starting: nodes join" if state.phase == Phase.GATHERING else state.phase
+    leaving = f", of them leaving: {', '.join(map(str, state.leaving))}" if state.leaving else ""
+    lines = [
+        f"{run}: {phase}, step {state.step} of {state.steps}",
+        f"{counted(len(state.nodes), 'node')}: {', '.join(map(str, state.nodes))}{leaving}",
+    ]
+    if state.speeds:
+        lines.append(f"slow: {', '.join(_slow(node, speed, state.resting) for node, speed in state.speeds.items())}")
+    if state.zones:
+        lines.append(f"zones: {'; '.join(_zones(state.zones))}")
+    if state.policy:
+        lines.append(f"policy: {state.policy}")
+    if state.num_dropped:
+        lines.append(f"dropped: {counted(state.num_dropped, 'microbatch')}")
+    if state.unsaved:
+        lines.append(f"not saved yet: {state.unsaved}")
+    if state.pipelines:
+        lines.append(f"plan {state.generation}: {picture(state.pipelines)}")
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What a run's records say.
+
+    Attributes:
+        steps: that are trained.
+        num_steps: of the job.
+        ending: what is said when it is over.
+        ended: its last record, if that is of its end.
+    """
+
+    steps: int
+    num_steps: int
+    ending: Ending
+    ended: RunEnded | None
+
+
+def _told(folder: RunFolder) -> _Told:
+    job = job_from_json(folder.job.read_bytes())
+    ending = Ending(job, folder)
+    steps, last = 0, None
+    for last, _ in read_events(folder.events):
+        ending.note(last)
+        match last:
+            case StepCommitted(step=step) | StepSkipped(step=step) | Restored(to_step=step):
+                steps = step
+            case _:
+                pass
+    return _Told(steps, job.train.steps, ending, last if isinstance(last, RunEnded) else None)
+
+
+def _unasked(folder: RunFolder, doing: str, *, as_json: bool) -> str:
+    """Returns the status of a run that lives and has no coordinator to ask: in its beginning, its end, or alone."""
+    told = _told(folder)
+    if as_json:
+        state = {"phase": doing.partition(":")[0], "doing": doing, "step": told.steps, "steps": told.num_steps}
+        return msgspec.json.encode(state).decode()
+    return f"{folder.path}: {doing}" + (f", step {told.steps} of {told.num_steps}" if told.steps else "")
+
+
+def _over(folder: RunFolder, *, as_json: bool) -> str:
+    """Returns the status of a run that has ended, by itself or with its process."""
+    told = _told(folder)
+    if told.ended is not None and not as_json:
+        first, *rest, _ = told.ending.lines(told.ended)
+        return "\n".join([f"{folder.path}: {first}", *rest])
+    if told.ended is not None and folder.summary.exists():
+        return msgspec.json.encode({"phase": "ended", **msgspec.json.decode(folder.summary.read_bytes())}).decode()
+    if as_json:
+        return msgspec.json.encode({"phase": "gone", "step": told.steps, "steps": told.num_steps}).decode()
+    remedy = "It left no checkpoint: train again as another run by --name NAME, or remove the folder first."
+    if any(folder.checkpoints.iterdir()):
+        remedy = "planaria train JOB --resume goes on from its last checkpoint."
+    return f"{folder.path}: its process is gone, step {told.steps} of {told.num_steps} was the last. {remedy}"
+
+
+def _slow(node: int, speed: float, resting: tuple[int, ...]) -> str:
+    left_out = ", left out" if node in resting else ""
+    return f"node {node} ({speed:.0%} of the others' speed{left_out})"
+
+
+def _zones(zones: Mapping[int, str]) -> list[str]:
+    """Each with its nodes."""
+    return [
+        f"{name}: {', '.join(str(node) for node in sorted(zones) if zones[node] == name)}"
+        for name in sorted(set(zones.values()))
+    ]
+
+
+def add(run: Path, count: int) -> str:
+    """Raises UserError where it cannot be done."""
+    return _ask(run, Wish.ADD, count=count).text
+
+
+def drain(run: Path, node: int, grace_s: float) -> str:
+    """Raises UserError where it cannot be done."""
+    if not 0 <= grace_s < math.inf:
+        raise UserError(f"--grace {grace_s:g} is not a number of seconds from 0 on.")
+    return _ask(run, Wish.DRAIN, node=node, grace_s=grace_s).text
+
+
+def switch(run: Path, name: str) -> str:
+    """Raises UserError where it cannot be done."""
+    return _ask(run, Wish.POLICY, policy=name).text
+
+
+def policy(run: Path, *, as_json: bool) -> str:
+    """The policy in force, and its last decision with what it weighed. Raises UserError for a run that does not run."""
+    state = _ask(run, Wish.STATUS).state
+    decision = state.decision
+    if as_json:
+        return msgspec.json.encode({"policy": state.policy, "decision": decision}).decode()
+    lines = [f"policy: {state.policy}"]
+    if decision is None:
+        return "\n".join([*lines, "there is no plan yet"])
+    lines.append(f"step {decision.step}, plan {decision.generation} ({decision.purpose}): {decision.reason}")
+    for candidate in decision.candidates:
+        degraded = ", degraded" if candidate.is_degraded else ""
+        lines.append(
+            f"  {candidate.name}: {candidate.samples_per_s:.4g} samples/s, {duration(candidate.step_time_s)} a step, "
+            f"{duration(candidate.transition_s)} of transition{degraded}"
+        )
+    return "\n".join(lines)
+
+
+def save(run: Path, folder: Path | None) -> str:
+    """Raises UserError where it cannot be saved there."""
+    return _ask(run, Wish.SAVE, folder="" if folder is None else str(folder.resolve()), timeout_s=None).text
+
+
+def stop(run: Path, *, discard: bool = False) -> str:
+    """Raises UserError for a run that does not run."""
+    return _ask(run, Wish.STOP, discards=discard).text
+
+
+def _ask(run: Path, wish: Wish, **wanted: Any) -> Answer:
+    folder = RunFolder.open(run)
+    try:
+        answer = ask(folder.contact, wish, **wanted)
+    except NotReached:
+        owner = claimant(folder.claim)
+        if owner is None or folder.contact.exists():
+            raise
+        raise NotReached(
+            f"run {run} cannot be asked now ({owner.doing}). planaria status {run} says how far it is."
+        ) from None
+    if not answer.accepted:
+        raise UserError(f"run {run}: {answer.text}.")
+    return answer

@@ -1,0 +1,68 @@
+"""Options and arguments that several commands have, and the exit codes of all.
+
+Imported for every help page: nothing heavy.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+EXIT_FAILED = 1
+EXIT_USER_ERROR = 2
+EXIT_EXHAUSTED = 3
+EXIT_DRAINED = 4
+EXIT_SIGNALLED = 128
+"""And the number of the signal: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP, 141 where nobody reads the output."""
+
+TOKEN_VARIABLE = "PLANARIA_TOKEN"
+ZONE_VARIABLE = "PLANARIA_ZONE"
+JOB_FILE = click.Path(path_type=Path)
+FILE = click.Path(path_type=Path, dir_okay=False)
+RUN_FOLDER = click.Path(path_type=Path)
+
+
+class Finite(click.FloatRange):
+    """A range of numbers without infinity and nan, which float() takes."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
+
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def set_option(command: _Command) -> _Command:
+    return click.option(
+        "--set",
+        "overrides",
+        multiple=True,
+        metavar="SECTION.KEY=VALUE",
+        help="Change a field of the job file.",
+    )(command)
+
+
+def token_option(command: _Command) -> _Command:
+    return click.option(
+        "--token-file", type=FILE, metavar="FILE",
+        help=f"The job's token, readable by you alone; or set {TOKEN_VARIABLE}.  [default of train: a new one, "
+        "in the run folder]",
+    )(command)  # fmt: skip
+
+
+def token_of(file: Path | None) -> str:
+    """The job's token from the file, or the environment; "" where neither has one."""
+    from planaria.runtime.coordinator.remote_nodes import check_token, read_token
+
+    if file is not None:
+        return read_token(file)
+    given = os.environ.get(TOKEN_VARIABLE, "")
+    return check_token(given, TOKEN_VARIABLE) if given else ""

@@ -1,0 +1,137 @@
+"""What came of a rehearsal, for people: tables on standard output, and pictures in its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from planaria.job.errors import UserError
+from planaria.runtime.launch.rehearsal.comparison import Comparison, ComparisonFolder, Row
+from planaria.runtime.launch.rehearsal.rehearsal import Rehearsed
+from planaria.runtime.run_folder.run_folder import RunFolder
+from planaria.runtime.run_folder.sentences import counted, duration
+from planaria.simulate.traces.tally import Tally
+from planaria.ui.plots.rehearsal_plot import Line, Nodes, plot_rehearsal
+
+_SAID = 5
+"""Differences that are said one by one."""
+
+
+def show_drill(ended: Rehearsed, found: list[str] | None) -> None:
+    """Prints a drill's figures; `found`: differences from one process alone, None where nobody looked."""
+    rows = [("ended", "the script is over" if ended.is_played else f"{ended.status.value}: {ended.message}")]
+    if ended.tally is not None:
+        rows += _figures(ended, ended.tally)
+    if found is not None:
+        same = "; ".join(found[:_SAID]) if found else "the same losses and weights, bit for bit"
+        rows.append(("beside one process", same))
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        click.echo(f"{name:{width}}  {value}")
+
+
+def _figures(ended: Rehearsed, tally: Tally) -> list[tuple[str, str]]:
+    nodes = f"{tally.lost} lost, {tally.released} released after a notice, {tally.joined} joined"
+    if ended.unplanned_losses:
+        nodes += f"; {ended.unplanned_losses} lost though the script did not take them"
+    if tally.waits:
+        nodes += f"; {counted(tally.waits, 'time')} too few, and waited for others"
+    rows = [
+        ("samples a second", f"{tally.samples_per_s:.4g}, over {duration(tally.window_s)}"),
+        ("steps", f"{tally.steps:.1f}, {tally.committed} commits"),
+        ("nodes", nodes),
+        ("recoveries", _recoveries(tally) or "none"),
+        ("steps done again", f"{tally.restored_steps}; {counted(tally.rerun_microbatches, 'microbatch')} of others"),
+        (
+            "samples",
+            f"{tally.dropped_samples} dropped by the policy, {tally.skipped_samples} skipped, "
+            f"{tally.duplicated_samples} counted twice",
+        ),
+    ]
+    if tally.mean_pause_s is not None:
+        rows.insert(4, ("loss to next commit", f"{duration(tally.mean_pause_s)} on average"))
+    if tally.estimate.step_error is not None:
+        off = f"{tally.estimate.step_error:.1%} off on average, {counted(tally.estimate.plans, 'plan')}"
+        rows.append(("estimates of steps", off))
+    if tally.estimate.transitions_measured_s:
+        thought, took = tally.estimate.transitions_estimated_s, tally.estimate.transitions_measured_s
+        rows.append(("of transitions", f"{duration(thought)} together, {duration(took)} measured"))
+    return rows
+
+
+def _recoveries(tally: Tally) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in tally.recoveries.items())
+
+
+def show_comparison(comparison: Comparison) -> None:
+    """Prints a row for each policy, and below them what was wrong with any."""
+    console = Console(highlight=False)
+    console = console if console.is_terminal else Console(width=140, highlight=False)
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in ("policy", "samples/s", "of best", "recoveries", "pause", "steps redone", "rerun", "dropped"):
+        table.add_column(title, justify="left" if title in ("policy", "recoveries") else "right", overflow="fold")
+    for row in comparison.rows:
+        tally = row.rehearsed.tally if row.rehearsed is not None else None
+        if tally is None:
+            table.add_row(row.policy.value, *["-"] * 7)
+            continue
+        share = row.samples_per_s / comparison.best if comparison.best else 0.0
+        table.add_row(
+            row.policy.value,
+            f"{row.samples_per_s:.4g}",
+            f"{share:.1%}",
+            _recoveries(tally) or "none",
+            "-" if tally.mean_pause_s is None else duration(tally.mean_pause_s),
+            str(tally.restored_steps),
+            str(tally.rerun_microbatches),
+            str(tally.dropped_samples),
+        )
+    console.print(f"{comparison.job}, {counted(comparison.nodes, 'node')}, script {comparison.script}")
+    console.print(table)
+    for row in comparison.rows:
+        for remark in filter(None, (row.reason, _unplanned(row))):
+            click.echo(f"{row.policy.value}: {remark}")
+
+
+def _unplanned(row: Row) -> str:
+    lost = row.rehearsed.unplanned_losses if row.rehearsed is not None else 0
+    return f"{counted(lost, 'node')} lost though the script did not take them" if lost else ""
+
+
+def plot_drill(ended: Rehearsed, folder: RunFolder) -> None:
+    """Draws throughput and nodes, those of the trace beside them."""
+    if ended.tally is None or ended.throughput is None or ended.live_nodes is None:
+        return
+    line = Line(label=ended.policy.value, throughput=ended.throughput, mean=ended.tally.samples_per_s)
+    nodes = [Nodes(label="of the job", count=ended.live_nodes)]
+    if ended.script_nodes is not None:
+        nodes.append(Nodes(label="of the trace", count=ended.script_nodes, is_dashed=True))
+    _plotted(f"{folder.path.name}: {ended.script}", [line], nodes, folder.drill_plots)
+
+
+def plot_comparison(comparison: Comparison, folder: ComparisonFolder) -> None:
+    """Draws a line for each policy."""
+    ended = [row.rehearsed for row in comparison.rows if row.rehearsed is not None]
+    lines = [
+        Line(label=run.policy.value, throughput=run.throughput, mean=run.tally.samples_per_s)
+        for run in ended
+        if run.tally is not None and run.throughput is not None
+    ]
+    if not lines:
+        return
+    expected = next((run.script_nodes for run in ended if run.script_nodes is not None), None)
+    counts = expected or next(run.live_nodes for run in ended if run.live_nodes is not None)
+    nodes = [Nodes(label="of the script", count=counts)]
+    _plotted(f"{comparison.job}: {comparison.script}", lines, nodes, folder.plots)
+
+
+def _plotted(title: str, lines: Sequence[Line], nodes: Sequence[Nodes], targets: Sequence[Path]) -> None:
+    """A picture is a nicety: what was measured is kept without it."""
+    try:
+        plot_rehearsal(title, lines, nodes, targets)
+    except UserError as error:
+        click.echo(f"planaria: warning: no picture was drawn: {error}", err=True)

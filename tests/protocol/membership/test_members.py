@@ -1,0 +1,49 @@
+"""Who is in the job, kept up to date from one loss to the next."""
+
+from __future__ import annotations
+
+from planaria.plan.plan import NodeId, WorkerId
+from planaria.protocol.membership.members import Membership
+
+
+def joined(num_nodes: int) -> Membership:
+    members = Membership(num_nodes, 2)
+    for worker in range(2 * num_nodes):
+        members.join(WorkerId(worker), f"at {worker}")
+    return members
+
+
+def test_the_lost_are_left_out_and_the_others_stay_in_order() -> None:
+    members = joined(5)
+    for asked in (True, False):
+        if asked:
+            assert len(members.workers) == 10
+            assert len(members.nodes) == 5
+        assert members.lose(NodeId(3 if asked else 0)) == ((6, 7) if asked else (0, 1))
+    assert members.nodes == (1, 2, 4)
+    assert members.workers == (2, 3, 4, 5, 8, 9) == tuple(members.addresses)
+
+
+def test_to_lose_a_node_twice_or_one_that_has_not_all_come_changes_nothing_else() -> None:
+    members = joined(3)
+    members.join(WorkerId(6), "half of node 3")
+    assert members.nodes == (0, 1, 2)
+    assert members.workers[-1] == 6
+    assert members.lose(NodeId(1)) == (2, 3)
+    assert members.lose(NodeId(1)) == ()
+    assert members.lose(NodeId(3)) == (6,)
+    assert members.nodes == (0, 2)
+    assert members.workers == (0, 1, 4, 5)
+    members.join(WorkerId(3), "again")
+    assert members.workers == (0, 1, 3, 4, 5)
+    assert members.nodes == (0, 2)
+
+
+def test_nodes_come_in_any_order_and_count_once_all_of_their_workers_are_there() -> None:
+    members = Membership(3, 2)
+    seen = []
+    for worker in (5, 0, 4, 2, 1, 1, 3):
+        members.join(WorkerId(worker), "there")
+        seen.append(members.nodes)
+    assert seen == [(), (), (2,), (2,), (0, 2), (0, 2), (0, 1, 2)]
+    assert members.is_gathered

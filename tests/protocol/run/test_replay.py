@@ -1,0 +1,154 @@
+"""What a journal says: a fold over its entries, whole or cut off anywhere."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from planaria.plan.plan import NodeId, WorkerId
+from planaria.plan.settings import PlannerSettings
+from planaria.policy.planner import Planner
+from planaria.policy.templates import TemplatesPolicy
+from planaria.protocol.messages.checkpoint_ref import CheckpointRef
+from planaria.protocol.messages.journal import (
+    AnyEntry,
+    Fate,
+    JournalCheckpoint,
+    JournalCommit,
+    JournalEnd,
+    JournalNode,
+    JournalPlan,
+    JournalRecovery,
+    JournalRestart,
+    JournalStop,
+    Stand,
+    decode_entry,
+    encode_entry,
+)
+from planaria.protocol.messages.records import AnyRecord, Note
+from planaria.protocol.messages.worker import Commit, PlanMessage, StateSource
+from planaria.protocol.run.replay import Past
+from planaria.protocol.step.commit import NOT_APPLIED
+from tests.plan.profiles import uniform_profile
+from tests.protocol.told import committed
+
+
+def note(text: str) -> tuple[AnyRecord, ...]:
+    return (Note(level="info", text=text),)
+
+
+def plan(generation: int, step: int, source: StateSource = StateSource.LIVE, *newcomers: int) -> JournalPlan:
+    planner = PlannerSettings(num_microbatches=4, fault_tolerance=1, num_nodes=3, devices_per_node=1)
+    policy = TemplatesPolicy.of(Planner(uniform_profile(1, tied=False), planner))
+    message = PlanMessage(
+        plan=policy.initial([NodeId(n) for n in range(3)], generation).plan,
+        step=step,
+        addresses={WorkerId(0): "a:1"},
+        exponents=(1,),
+        source=source,
+    )
+    came = tuple(NodeId(node) for node in newcomers)
+    stand = Stand(placed=(NodeId(0),), needed=(), newcomers=came, is_warming=False)
+    return JournalPlan(message=message, stand=stand, step_time_s=1.0, longest_s=0.5, records=note(f"plan {generation}"))
+
+
+def commit(step: int, generation: int = 1, *, factor: float = 1.0) -> JournalCommit:
+    told = Commit(
+        generation=generation,
+        step=step,
+        clip_factor=factor,
+        exponents=(1,),
+        hold=False,
+        loss=2.0,
+        norm=3.0,
+        learning_rate=0.5,
+    )
+    return JournalCommit(commit=told, records=note(f"step {step}"))
+
+
+def node(number: int, fate: Fate, *, strikes: bool = False) -> JournalNode:
+    text = f"node {number} {fate.value}"
+    return JournalNode(node=NodeId(number), fate=fate, cause="x", strikes=strikes, records=note(text))
+
+
+ENTRIES: list[AnyEntry] = [
+    *(node(number, Fate.JOINED) for number in range(3)),
+    plan(1, 1, StateSource.INITIAL),
+    commit(1),
+    commit(2, factor=NOT_APPLIED),
+    JournalCheckpoint(checkpoint=CheckpointRef(step=2, folder="f", exponents=(1,))),
+    node(3, Fate.JOINED),
+    node(0, Fate.LEAVING),
+    node(1, Fate.LOST, strikes=True),
+    plan(2, 3, StateSource.LIVE, 3),
+    commit(3, 2),
+    JournalRecovery(),
+    node(0, Fate.RELEASED),
+    JournalStop(),
+    JournalRestart(),
+]
+
+
+def test_the_whole() -> None:
+    past = Past.of(ENTRIES)
+    assert (past.step, past.commit, past.plan) == (4, ENTRIES[11], ENTRIES[10])
+    assert (past.joined, past.lost, past.released, past.leaving) == ({2, 3}, {1}, {0}, frozenset())
+    assert past.gone == {0, 1}
+    assert past.newcomers == {3}
+    assert past.checkpoint == CheckpointRef(step=2, folder="f", exponents=(1,))
+    assert past.skipped_steps == {2}
+    assert (past.is_stopping, past.restarts, past.end, past.losses) == (True, 1, None, ())
+    assert past.records == note("step 3") + note("node 0 released")
+
+
+def test_nothing() -> None:
+    past = Past.of([])
+    assert (past.step, past.plan, past.commit, past.records) == (None, None, None, ())
+
+
+def test_a_loss_stays_open_until_it_is_recovered_from() -> None:
+    before = Past.of(ENTRIES[:10])
+    assert [loss.node for loss in before.losses] == [1]
+    assert not before.has_resumed
+    after = Past.of(ENTRIES[:12])
+    assert [loss.node for loss in after.losses] == [1]
+    assert after.has_resumed
+    idle = Past.of([*ENTRIES[:9], node(2, Fate.LOST)])
+    assert idle.losses == (), "the loss of a node that nothing needed is nothing to recover from"
+
+
+def test_zones_of_live_nodes_are_known() -> None:
+    entries = [
+        JournalNode(node=NodeId(number), fate=Fate.JOINED, zone=zone) for number, zone in enumerate(["a", "b", "", "a"])
+    ]
+    assert Past.of(entries).zones == {0: "a", 1: "b", 3: "a"}
+    assert Past.of([*entries, node(3, Fate.LOST), node(1, Fate.RELEASED)]).zones == {0: "a"}
+
+
+def test_back_to_a_checkpoint() -> None:
+    past = Past.of([*ENTRIES, plan(3, 2, StateSource.CHECKPOINT)])
+    assert (past.step, past.commit, past.skipped_steps) == (2, None, frozenset())
+    assert Past.of([*ENTRIES, plan(3, 2, StateSource.CHECKPOINT), commit(2, 3)]).step == 3
+
+
+def test_a_node_that_came_before_the_placement_is_none_of_the_newcomers() -> None:
+    assert Past.of(ENTRIES[:3]).newcomers == {0, 1, 2}
+    assert Past.of(ENTRIES[:4]).newcomers == frozenset()
+
+
+@pytest.mark.parametrize("entry", [*ENTRIES, JournalEnd(records=note("over"))], ids=lambda e: type(e).__name__)
+def test_what_is_written_is_what_is_read(entry: AnyEntry) -> None:
+    assert decode_entry(encode_entry(entry)) == entry
+
+
+def test_what_is_no_entry() -> None:
+    with pytest.raises(msgspec.DecodeError):
+        decode_entry(b"\x81\xa4type\xa4none")
+
+
+def test_how_long_the_last_step_took_is_known() -> None:
+    took = committed(3, duration_s=0.25)
+    commit = Commit(generation=1, step=3, clip_factor=1.0, exponents=(4,), hold=False)
+    assert Past.of(()).last_step_s is None
+    assert Past.of([JournalCommit(commit=commit)]).last_step_s is None
+    assert Past.of([JournalCommit(commit=commit, records=(took,))]).last_step_s == 0.25

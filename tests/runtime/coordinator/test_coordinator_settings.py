@@ -1,0 +1,52 @@
+"""What a coordinator's process makes of a job file."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from planaria import api
+from planaria.job.parse import parse_job
+from planaria.profile.presets.presets import preset
+from planaria.runtime.component_settings import planner_settings
+from planaria.runtime.coordinator.process import run_settings
+from planaria.runtime.coordinator.settings import CoordinatorSettings
+
+TEXT = (
+    '[model]\ntype = "gpt2"\n[train]\nsteps = 1\nglobal_batch = 6\nmicrobatch = 1\nsequence_length = 8\n'
+    "[cluster]\nnodes = 4\ndevices_per_node = 2\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("num_cores", "overrides", "shares_cores"),
+    [
+        (7, (), True),
+        (8, (), False),
+        (1, ('cluster.launcher="agents"',), False),
+        (1, ("cluster.device=cuda",), False),
+        (1, ("cluster.device=emulated", "cluster.profile=a.json"), False),
+    ],
+)
+def test_workers_share_cores_where_they_compute_on_fewer(
+    num_cores: int, overrides: tuple[str, ...], shares_cores: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(num_cores)))
+    job = parse_job(TEXT, overrides=overrides, origin="test")
+    settings = CoordinatorSettings(job=job, folder="runs/a", run_id="a", token="", resume=None, log="log")
+    profile = preset("gpt2-345m", "a100")
+    assert run_settings(settings, profile).shares_cores == shares_cores
+
+
+GPT3 = preset("gpt3-6.7b", "a100")
+
+
+@pytest.mark.parametrize(("memory_gb", "memory_bytes"), [(0, GPT3.device.memory_bytes), (75, 75_000_000_000)])
+def test_plans_keep_to_what_a_device_has_unless_the_job_says_otherwise(memory_gb: int, memory_bytes: int) -> None:
+    overrides = ("cluster.device=emulated", "cluster.profile=a.json", f"cluster.memory_gb={memory_gb}")
+    job = parse_job(TEXT.replace("_node = 2", "_node = 1"), overrides=overrides, origin="test")
+    assert planner_settings(job, GPT3).memory_bytes == memory_bytes
+    report = api.plan(job, GPT3)
+    assert report.templates[0].num_nodes == 2
+    assert all(use.total <= memory_bytes for use in report.memory.values())

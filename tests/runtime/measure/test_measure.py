@@ -1,0 +1,239 @@
+"""Measured profiles: bytes against sums made by hand, times that belong together, files that are taken or refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from planaria.data.tokens import prepare_tokens
+from planaria.job.parse import parse_job
+from planaria.job.settings import Device, Job, ModelSection
+from planaria.plan.costs.model_profile import LayerTimes
+from planaria.plan.costs.profile_check import check_profile, decode_profile
+from planaria.runtime.measure import ERROR_SUFFIX
+from planaria.runtime.measure.allocations import follow_allocations
+from planaria.runtime.measure.layers import LEAST_SHARE, split_backward
+from planaria.runtime.measure.measure import measure_into
+from planaria.runtime.measure.memory import own_bytes
+
+CPU = torch.device("cpu")
+MODEL = """
+import torch
+from torch import nn
+
+class Square(nn.Module):
+    def forward(self, x):
+        return x * x
+
+class Wide(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(64, 32))
+        self.register_buffer("scale", torch.ones(64))
+    def forward(self, x):
+        return (x @ self.weight.T) * self.scale
+
+def layers():
+    return [nn.Embedding(300, 32), Square(), Wide(), Square(), nn.Linear(64, 300)]
+"""
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """As a worker runs."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    tmp_path.joinpath("text.txt").write_text("to be or not to be, that is the question. " * 50)
+    tmp_path.joinpath("measured_model.py").write_text(MODEL)
+    job = parse_job(
+        f"""
+[model]
+type = "measured_model:layers"
+[data]
+source = {str(tmp_path / "text.txt")!r}
+[train]
+steps = 1
+global_batch = 4
+microbatch = 2
+sequence_length = 16
+[cluster]
+nodes = 2
+""",
+        overrides=(),
+        origin="job.toml",
+    )
+    tmp_path.joinpath("data").mkdir()
+    prepare_tokens(job.data, tmp_path / "data")
+    return job
+
+
+def said(output: Path) -> str:
+    """What the measurement found wrong."""
+    error = output.with_name(output.name + ERROR_SUFFIX)
+    return error.read_text() if error.exists() else ""
+
+
+def test_a_measured_profile_is_whole_and_its_bytes_are_right(job: Job, tmp_path: Path) -> None:
+    """32 positions. What a layer keeps: the input that autograd saved, counted once; never parameters or buffers."""
+    output = tmp_path / "profile.json"
+    assert measure_into(job, tmp_path / "data", output, str(tmp_path)) == 0, said(output)
+    profile = decode_profile(output.read_bytes())
+    assert check_profile(profile) is profile
+    embedding, square, wide, wide_square, head = profile.layers
+    assert [layer.name for layer in profile.layers] == [
+        "0.Embedding",
+        "1.Square",
+        "2.Wide",
+        "3.Square",
+        "4.Linear",
+    ]
+    assert [layer.parameter_bytes // 4 for layer in profile.layers] == [300 * 32, 0, 64 * 32, 0, 64 * 300 + 300]
+    assert [layer.output_bytes // 4 for layer in profile.layers] == [32 * 32, 32 * 32, 32 * 64, 32 * 64, 1]
+    for layer in profile.layers:
+        assert (layer.gradient_bytes, layer.optimizer_bytes) == (3 * layer.parameter_bytes, 2 * layer.parameter_bytes)
+    assert embedding.activation_bytes == embedding.recompute_activation_bytes == 8 * 32
+    assert square.activation_bytes == square.recompute_activation_bytes == 4 * 32 * 32
+    assert wide.activation_bytes == wide.recompute_activation_bytes == 4 * 32 * 32
+    assert wide_square.activation_bytes == 4 * 32 * 64
+    # Logarithms of the probabilities are kept for the loss.
+    assert head.activation_bytes >= 4 * 32 * (64 + 300)
+    # The gradients that are added, and the one that came from above.
+    assert wide.workspace_bytes >= wide.parameter_bytes + wide.output_bytes
+    assert embedding.workspace_bytes >= embedding.parameter_bytes
+    assert (embedding.times[0].backward_input_s, square.times[0].backward_weight_s) == (0.0, 0.0)
+    assert profile.device.memory_bytes == 0
+    assert profile.step.vote_s > 0
+    assert profile.step.sum_s_per_byte > 0
+    assert profile.step.apply_s_per_byte > 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.parametrize("is_measured_before", [False, True])
+def test_a_device_that_is_not_there_is_the_users_mistake(job: Job, tmp_path: Path, is_measured_before: bool) -> None:
+    output = tmp_path / "profile.json"
+    if is_measured_before:
+        assert measure_into(job, tmp_path / "data", output, str(tmp_path)) == 0, said(output)
+    elsewhere = msgspec.structs.replace(job, cluster=msgspec.structs.replace(job.cluster, device=Device.CUDA))
+    assert measure_into(elsewhere, tmp_path / "data", output, str(tmp_path)) == 2
+    assert "torch sees no CUDA device here" in said(output)
+
+
+def test_the_users_traceback_is_handed_on(job: Job, tmp_path: Path) -> None:
+    """One line, and below it where the user's code raised."""
+    output = tmp_path / "profile.json"
+    tmp_path.joinpath("raising.py").write_text("def make():\n    raise KeyError('two\\nlines')\n")
+    job = msgspec.structs.replace(job, model=ModelSection(type="raising:make"))
+    assert measure_into(job, tmp_path / "data", output, str(tmp_path)) == 2
+    line, first, second, *_ = said(output).splitlines()
+    assert line.startswith("model.type = 'raising:make' fails with KeyError")
+    assert first == "Traceback (most recent call last):"
+    assert second.endswith('raising.py", line 2, in make')
+
+
+def test_a_profile_that_still_fits_is_not_measured_again(job: Job, tmp_path: Path) -> None:
+    output = tmp_path / "profile.json"
+
+    def measured() -> bytes:
+        assert measure_into(job, tmp_path / "data", output, str(tmp_path)) == 0, said(output)
+        return output.read_bytes()
+
+    first = measured()
+    assert measured() == first
+    output.write_bytes(first.replace(b'"format": 1', b'"format": 0'))
+    assert decode_profile(measured()).fingerprint == decode_profile(first).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("whole_s", "input_s", "has_parameters", "expected"),
+    [
+        (4.0, 1.0, True, (1.0, 3.0)),
+        (4.0, 5.0, True, (4.0 - 4.0 * LEAST_SHARE, 4.0 * LEAST_SHARE)),
+        (4.0, 4.0, False, (4.0, 0.0)),
+        (4.0, 3.5, False, (4.0, 0.0)),
+        (4.0, 0.0, True, (0.0, 4.0)),
+        (4.0, 0.0, False, (0.0, 0.0)),
+    ],
+)
+def test_halves_of_a_backward(
+    whole_s: float, input_s: float, has_parameters: bool, expected: tuple[float, float]
+) -> None:
+    times = split_backward(1.0, whole_s, input_s, 4.5, has_parameters=has_parameters)
+    assert isinstance(times, LayerTimes)
+    assert (times.backward_input_s, times.backward_weight_s) == pytest.approx(expected)
+    assert times.forward_s == 1.0
+    assert times.split_s == (0.5 if has_parameters else 0.0)
+
+
+def test_allocations_are_followed_until_they_are_freed() -> None:
+    given = torch.ones(1000, requires_grad=True)
+    with follow_allocations(CPU) as allocations:
+        first = given * 2
+        second = first * first
+        assert allocations.live_bytes() == 8000
+        del first  # the graph still needs it
+        assert allocations.live_bytes() == 8000
+        (gradient,) = torch.autograd.grad(second, given, torch.ones_like(second))
+        assert allocations.live_bytes() == 8000
+        assert allocations.peak_bytes() >= 16000
+        peak = allocations.peak_bytes()
+        given.detach().add_(1.0)
+        assert given[5:].view(5, 199).shape == (5, 199)
+        assert (allocations.live_bytes(), allocations.peak_bytes()) == (8000, peak)
+        del second, gradient
+        assert allocations.live_bytes() == 0
+
+
+HOLDER = """
+import mmap, os, sys
+size = 64 << 20
+def step():
+    print(flush=True)
+    sys.stdin.readline()
+step()
+private = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+step()
+for page in range(0, size, 4096):
+    private[page] = 1
+step()
+descriptor = os.memfd_create("test")
+os.ftruncate(descriptor, size)
+shared = mmap.mmap(descriptor, size)
+for page in range(0, size, 4096):
+    shared[page] = 1
+step()
+file = open(sys.argv[1], "r+b")
+mapped = mmap.mmap(file.fileno(), 0)
+for page in range(0, size, 4096):
+    mapped[page] = 1
+step()
+"""
+
+
+def test_own_bytes_count_touched_pages_and_memory_files_but_not_files(tmp_path: Path) -> None:
+    """A process takes an address range, touches it, makes a memory file of the same size, and maps a file of it."""
+    size = 64 << 20
+    path = tmp_path / "file"
+    path.write_bytes(bytes(size))
+    found = []
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        while holder.stdout.readline():
+            found.append(own_bytes(holder.pid))
+            holder.stdin.write(b"\n")
+            holder.stdin.flush()
+    assert [now - found[0] for now in found] == pytest.approx([0, 0, size, 2 * size, 2 * size], abs=1 << 20)

@@ -1,0 +1,254 @@
+"""A backward in two passes gives the bits of a whole one, whatever the layer looks like inside."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from planaria.job.settings import DType, ModelSection, TrainSection
+from planaria.model.load import load_model
+from planaria.model.model import Batch, Model, Tensors
+from planaria.runtime.worker.compute.layers import Compute
+from planaria.runtime.worker.compute.split_backward import backward_in_two
+from tests.model.small_models import TRAIN, VARIANTS, VOCAB_SIZE, small_section, whole_state
+
+CPU = torch.device("cpu")
+MICROBATCHES = ((0, 1), (1, 1))
+MODES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "recomputed": {"activation_checkpointing": True},
+    "bfloat16": {"dtype": DType.BFLOAT16},
+    "fast": {"numerics": "fast"},
+}
+
+Counted = dict[tuple[int, int, str], torch.Tensor]
+"""Gradients by (call, layer, name)."""
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_and_examples(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[4] / "examples"))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    sys.modules.pop("layers", None)
+
+
+def sections() -> dict[str, ModelSection]:
+    named = {"-".join([kind, *changes]): small_section(kind, **changes) for kind, changes in VARIANTS}
+    named["function"] = ModelSection(type="layers:transformer", config={"width": 16, "depth": 2, "context": 16})
+    named["tied, tuples, dropout"] = ModelSection(type="tests.runtime.worker.tiny_model:layers", config={"depth": 2})
+    named["skipped blocks"] = ModelSection(
+        type="tests.runtime.worker.tiny_model:layers", config={"depth": 4, "skip": 0.5}
+    )
+    return named
+
+
+class Rig:
+    """A model's layers on one device; counts gradients."""
+
+    def __init__(self, model: Model, train: TrainSection) -> None:
+        self.model = model
+        self.counted: Counted = {}
+        self.calls: list[int] = []
+        self.compute = Compute(model, train, CPU, self._count)
+        state = whole_state(model, seed=train.seed)
+        for layer in range(len(model.layer_names)):
+            uses = {
+                local: state[spec.name].clone()
+                for group in model.groups
+                for spec in group.parameters
+                for at, local in spec.uses
+                if at == layer
+            }
+            self.compute.add_layer(layer, model.build_layer(layer), uses)
+
+    def _count(self, layer: int, gradients: Mapping[str, torch.Tensor]) -> None:
+        number = self.calls.count(layer)
+        self.calls.append(layer)
+        for name, gradient in gradients.items():
+            self.counted[number, layer, name] = gradient.clone()
+
+    def forward(self, batch: Batch) -> None:
+        for work in MICROBATCHES:
+            tensors: Tensors = tuple(batch[name] for name in self.model.inputs)
+            for layer in range(len(self.model.layer_names)):
+                tensors, _ = self.compute.forward(1, work, layer, tensors, batch, keep=True)
+
+    def backward(self, step: Callable[[tuple[int, int], int, Tensors], Tensors]) -> list[Tensors]:
+        """From the top layer down, microbatch after microbatch; the gradients at every boundary."""
+        found = []
+        for work in MICROBATCHES:
+            gradients: Tensors = ()
+            for layer in reversed(range(len(self.model.layer_names))):
+                gradients = step(work, layer, gradients)
+                found.append(gradients)
+        return found
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", sections())
+def test_two_passes_give_the_bits_of_one(name: str, mode: str) -> None:
+    train = msgspec.structs.replace(TRAIN, **MODES[mode])
+    model = load_model(sections()[name], train, vocab_size=VOCAB_SIZE)
+    tokens = torch.randint(VOCAB_SIZE, (2, 16), generator=torch.Generator().manual_seed(1))
+    batch = {"input_ids": tokens, "labels": tokens.roll(-1, 1)}
+    whole, split = Rig(model, train), Rig(model, train)
+    whole.forward(batch)
+    expected = whole.backward(lambda work, layer, given: whole.compute.backward(1, work, layer, given, counted=True))
+    split.forward(batch)
+    found = split.backward(lambda work, layer, given: split.compute.backward_input(1, work, layer, given))
+    assert not split.counted, "the first pass counts nothing"
+    for work in MICROBATCHES:
+        for layer in range(len(model.layer_names)):
+            split.compute.backward_weight(work, layer, counted=True)
+    assert len(found) == len(expected)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert len(ours) == len(theirs)
+        assert all(map(torch.equal, ours, theirs))
+    assert split.counted.keys() == whole.counted.keys()
+    assert all(torch.equal(split.counted[key], whole.counted[key]) for key in whole.counted)
+    assert whole.counted, "a test that compares nothing"
+
+
+def test_what_is_not_counted_or_nobody_wants_any_more_is_dropped() -> None:
+    model = load_model(sections()["gpt2"], TRAIN, vocab_size=VOCAB_SIZE)
+    tokens = torch.zeros(2, 16, dtype=torch.int64)
+    rig = Rig(model, TRAIN)
+    rig.forward({"input_ids": tokens, "labels": tokens})
+    rig.backward(lambda work, layer, given: rig.compute.backward_input(1, work, layer, given))
+    rig.compute.backward_weight((0, 1), 1, counted=False)
+    rig.compute.forget(lambda work: work == (0, 1))
+    assert {work for work, _ in rig.compute._weight_passes} == {(0, 1)}
+    assert ((0, 1), 1) not in rig.compute._weight_passes
+    rig.compute.forget(lambda work: False)
+    assert not rig.compute._weight_passes
+    assert not rig.counted
+
+
+# Graphs of other shapes
+
+
+class Scale(torch.autograd.Function):
+    """x * w, as a user's own function; it gives both gradients in each pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, w)
+        return x * w
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        x, w = ctx.saved_tensors
+        return gradient * w, gradient * x
+
+
+def linear_twice(x: torch.Tensor, w: torch.Tensor, _: torch.Tensor) -> list[torch.Tensor]:
+    return [torch.tanh(torch.tanh(x @ w) @ w)]
+
+
+def hooked(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
+    inner = torch.tanh(x @ w)
+    inner.register_hook(lambda gradient: 3 * gradient)
+    middle = inner @ v
+    middle.register_hook(lambda gradient: gradient + 1)
+    return [torch.tanh(middle) * v]
+
+
+def passed_on(x: torch.Tensor, w: torch.Tensor, _: torch.Tensor) -> list[torch.Tensor]:
+    return [x @ w, x]
+
+
+def apart(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
+    """The second output depends on no input."""
+    return [torch.tanh(x @ w), torch.tanh(v) @ v]
+
+
+def apart_and_shared(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
+    return [torch.tanh(x @ w) @ v, torch.tanh(v)]
+
+
+def several_in_one_place(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
+    """One node of the way, and behind it a small graph over both parameters."""
+    return [torch.tanh(x) @ (w @ v + w * v)]
+
+
+def residual(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
+    return [x + torch.tanh(x @ w) @ v + torch.softmax(x, -1)]
+
+
+def unused(x: torch.Tensor, w: torch.Tensor, _: torch.Tensor) -> list[torch.Tensor]:
+    return [torch.tanh(x * w.sum(0))]
+
+
+def nothing_from_inputs(_: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
+    return [w @ v]
+
+
+def many_outputs(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
+    first, second = (x @ w).chunk(2)
+    return [torch.tanh(first) @ v, second]
+
+
+def own_function(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
+    return [torch.tanh(Scale.apply(torch.tanh(x @ v), w))]  # type: ignore[no-untyped-call]
+
+
+SHAPES = [
+    linear_twice, hooked, passed_on, apart, apart_and_shared, several_in_one_place, residual, unused,
+    nothing_from_inputs, many_outputs, own_function,
+]  # fmt: skip
+Shape = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], list[torch.Tensor]]
+
+
+@pytest.mark.parametrize("needs_input", [True, False], ids=["inner", "first layer"])
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.__name__)
+def test_two_passes_over_any_graph(shape: Shape, needs_input: bool) -> None:
+    draw = torch.Generator().manual_seed(5)
+    x, w, v = (torch.randn(4, 4, generator=draw).requires_grad_() for _ in range(3))
+    inputs = [x] if needs_input else []
+    parameters = [nn.Parameter(w.detach()), nn.Parameter(v.detach())]
+    x = x if needs_input else x.detach()
+    outputs = [out for out in shape(x, *parameters) if out.requires_grad]
+    given = [torch.randn(out.shape, generator=draw) for out in outputs]
+    expected = torch.autograd.grad(outputs, [*inputs, *parameters], given, retain_graph=True, allow_unused=True)
+    of_inputs, weight_pass = backward_in_two(outputs, given, inputs, parameters)
+    found = [*of_inputs, *weight_pass.gradients()]
+    assert len(found) == len(expected)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert (ours is None) == (theirs is None)
+        if ours is not None and theirs is not None:
+            assert torch.equal(ours, theirs)
+
+
+class Products(TorchDispatchMode):
+    """Counts matrix products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.number += func is torch.ops.aten.mm.default
+        return func(*args, **(kwargs or {}))
+
+
+def test_no_product_is_computed_twice_or_in_the_wrong_pass() -> None:
+    leaf = torch.randn(4, 4).requires_grad_()
+    parameters = [nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(4, 4))]
+    with Products() as of_forward:
+        (output,) = residual(leaf, *parameters)
+    with Products() as of_inputs:
+        _, weight_pass = backward_in_two([output], [torch.ones(4, 4)], [leaf], parameters)
+    with Products() as of_weights:
+        weight_pass.gradients()
+    assert (of_forward.number, of_inputs.number, of_weights.number) == (2, 2, 2)
