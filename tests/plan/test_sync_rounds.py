@@ -18,7 +18,7 @@ from planaria.planner.instantiation.instantiate import initial_plan
 from planaria.planner.templates.templates import make_templates
 from tests.plan.profiles import random_jobs
 
-SEEDS = range(2000)
+SEEDS = range(1000)
 
 
 def _plan(job: tuple[ModelProfile, PlannerSettings]) -> Plan:
@@ -115,22 +115,20 @@ def test_rounds_of_own_groups_are_the_fewest(job: tuple[ModelProfile, PlannerSet
     assert check(plan) == max(len(groups) for groups in plan.groups_of.values())
 
 
-@pytest.mark.parametrize("num_tied", [0, 1])
-def test_no_colouring_has_fewer_rounds(num_tied: int) -> None:
-    above = 0
+def test_without_tied_groups_no_colouring_has_fewer_rounds() -> None:
+    for seed in SEEDS:
+        plan = random_plan(seed, 0)
+        assert check(plan) == fewest(plan), seed
+
+
+@pytest.mark.parametrize("num_tied", [1, 2, 3])
+def test_tied_groups_seldom_cost_a_round_and_never_two(num_tied: int) -> None:
+    over = []
     for seed in SEEDS:
         plan = random_plan(seed, num_tied)
-        count = check(plan)
-        assert count == fewest(plan), seed
-        above += count > max(len(groups) for groups in plan.groups_of.values())
-    assert bool(above) == bool(num_tied), "a tied group sometimes costs a round more than the fullest worker has groups"
-
-
-@pytest.mark.parametrize("num_tied", [2, 3])
-def test_further_tied_groups_cost_at_most_a_round_each(num_tied: int) -> None:
-    for seed in range(600):
-        plan = random_plan(seed, num_tied)
-        assert check(plan) <= fewest(plan) + num_tied - 1, seed
+        over.append(check(plan) - fewest(plan))
+    assert max(over) <= 1
+    assert sum(over) <= 0.005 * len(over)
 
 
 def layers(*sizes: int) -> list[Group]:

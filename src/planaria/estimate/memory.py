@@ -6,7 +6,6 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from planaria.estimate.memory_alone import moments_alone
 from planaria.estimate.memory_walk import Moment, Stretch, Walk, add_messages, stretch_of, with_holes
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import Plan, Route, WorkerId
@@ -131,14 +130,9 @@ def fullest_device_bytes(plan: Plan, profile: ModelProfile) -> int:
     own, for each kind of them, wherever they are; of others, for all ways together. State is added to it.
     """
     moments: dict[WorkerId, Moment] = {}
-    if plan.redundancy is None:
-        for route, kind in _kinds(plan):
-            known = _KINDS.find((profile, kind), partial(moments_alone, plan.schedule, profile, route))
-            moments |= zip((hop.worker for hop in route.hops), known, strict=True)
-    else:
-        for workers, kind in _kinds_of_rings(plan):
-            known = _KINDS.find((profile, kind), partial(_moments, plan, profile, workers))
-            moments |= zip(workers, known, strict=True)
+    for workers, kind in _kinds(plan) if plan.redundancy is None else _kinds_of_rings(plan):
+        known = _KINDS.find((profile, kind), partial(_moments, plan, profile, workers))
+        moments |= zip(workers, known, strict=True)
     others = sorted({hop.worker for route in plan.routes for hop in route.hops} - moments.keys())
     if others:
         ways = (profile, plan.schedule, plan.spare_in_flight, plan.layer_units, plan.redundancy, _ways(plan))
@@ -191,7 +185,8 @@ _Kind = tuple[Hashable, ...]
 
 
 def _kinds_of_rings(plan: Plan) -> list[tuple[tuple[WorkerId, ...], _Kind]]:
-    """Likewise of pipelines whose workers compute what they shadow; none where a step is gone on with."""
+    """Workers of pipelines that compute what they shadow, and all that their memory depends on beside the state; none
+    where a step is gone on with."""
     found: list[tuple[tuple[WorkerId, ...], _Kind]] = []
     for path in sorted_routes(plan).pipelines:
         routes = (*path.routes, *path.shadowed_routes)
@@ -208,9 +203,9 @@ def _kinds_of_rings(plan: Plan) -> list[tuple[tuple[WorkerId, ...], _Kind]]:
     return found
 
 
-def _kinds(plan: Plan) -> list[tuple[Route, _Kind]]:
-    """Of pipelines that run whole steps of their own microbatches alone, each worker one stage, by one route: that, and
-    all that their memory depends on, beside the state."""
+def _kinds(plan: Plan) -> list[tuple[tuple[WorkerId, ...], _Kind]]:
+    """Workers of pipelines that run whole steps of their own microbatches alone, each worker one stage, by one route;
+    and all that their memory depends on beside the state."""
     at_of: dict[WorkerId, int] = {}
     others: set[int] = set()
     for at, pipeline in enumerate(plan.pipelines):
@@ -229,7 +224,7 @@ def _kinds(plan: Plan) -> list[tuple[Route, _Kind]]:
             others |= passed
     return [
         (
-            route,
+            tuple(hop.worker for hop in route.hops),
             (
                 plan.schedule,
                 tuple((stage.first_layer, stage.end_layer) for stage in route.hops),
