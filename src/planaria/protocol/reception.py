@@ -7,6 +7,7 @@ of them, are a subclass's.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import Generic, Protocol, TypeVar
 
 from planaria.plan.plan import NodeId, WorkerId
@@ -103,12 +104,17 @@ class Reception(ABC, Generic[Connection]):
         """Why a node is lost, if more is known of it than its end."""
         return cause, None
 
-    def begin_again(self, restarted: Restarted) -> None:
-        """After a coordinator that ended: its workers are waited for."""
-        assert self._past is not None
-        self.handle(restarted)
-        for node in self._past.joined:
-            self._judge.expect_back(node, self._now())
+    def begin(self, started: Iterable[NodeId], restarted: Restarted) -> None:
+        """Nodes that were started are waited for, and those that came to the coordinators before, if there were any.
+
+        Without the former a node that died before it had joined would be awaited for ever.
+        """
+        if self._past is not None:
+            self.handle(restarted)
+            for node in self._past.joined:
+                self._judge.expect_back(node, self._now())
+        for node in started:
+            self._judge.expect(node, self._now())
 
     # What is said
 

@@ -315,7 +315,7 @@ class Cluster:
         if lost is not None:
             self.witness.forget_after(past, lost)
         self.server = self._serve(past)
-        self.server.begin_again(Restarted())
+        self.server.begin(sorted({worker.node for worker in self.workers.values()}), Restarted())
         for node in sorted({worker.node for worker in self.workers.values() if worker.is_over} - self.dark):
             if not self.server.admission.is_fenced(node):
                 self._tell_launcher(node)

@@ -217,10 +217,7 @@ class Server(Reception[Connection]):
         return 0.0
 
     def _begin(self) -> None:
-        if self._past is not None:
-            self.begin_again(Restarted(self._step_began, self._gone_at))
-        for node in self._started:
-            self._judge.expect(node, time.monotonic())
+        self.begin(self._started, Restarted(self._step_began, self._gone_at))
         self._nodes_told()  # of whoever died while the others were started, and was heard of then
 
     def _all_ended(self) -> bool:
