@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Self
 
 import msgspec
 
@@ -45,16 +44,6 @@ DROP = "drop"
 
 class DropPolicy(Policy):
     """Proposes to go on with whole pipelines. First plans are those of templates; gaps are filled as for rerouting."""
-
-    @classmethod
-    def of(cls, planner: Planner) -> Self:
-        """Makes the templates.
-
-        Raises:
-            PlanError: the model or f + 1 replicas of it do not fit.
-        """
-        assert planner.templates
-        return cls(planner)
 
     def initial(self, nodes: Sequence[NodeId], generation: int) -> Candidate:
         """Returns the first plan of templates."""

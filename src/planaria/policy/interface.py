@@ -220,6 +220,15 @@ class Policy(ABC):
 
     planner: Planner
 
+    @classmethod
+    def of(cls, planner: Planner) -> Self:
+        """Returns the policy for a job. All that decisions would wait for is made now: the templates.
+
+        Raises:
+            PlanError: the model or f + 1 replicas of it do not fit.
+        """
+        return cls(planner.prepared())
+
     @abstractmethod
     def initial(self, nodes: Sequence[NodeId], generation: int) -> Candidate:
         """Returns a first plan for these nodes.

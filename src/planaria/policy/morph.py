@@ -30,7 +30,6 @@ from planaria.planner.reconfigure.surviving_plan import Aftermath
 from planaria.policy.candidate_record import CandidateRecord
 from planaria.policy.forecast import FailureForecast
 from planaria.policy.interface import Candidate, Policy, ReplanRequest
-from planaria.policy.planner import Planner
 from planaria.policy.sentences import count, join, size, time
 
 MORPH = "morph"
@@ -49,16 +48,6 @@ class MorphPolicy(Policy):
     """
 
     forecast: FailureForecast = field(default_factory=FailureForecast)
-
-    @classmethod
-    def of(cls, planner: Planner) -> Self:
-        """Makes the templates.
-
-        Raises:
-            PlanError: the model or f + 1 replicas of it do not fit.
-        """
-        assert planner.templates
-        return cls(planner)
 
     def with_forecast(self, forecast: FailureForecast) -> Self:
         """Returns the same policy for decisions at such a time."""

@@ -97,8 +97,7 @@ class Planner:
 
     def with_settings(self, **changes: Any) -> Planner:
         """Returns a planner of other settings with the same templates."""
-        assert self.templates
-        return dataclasses.replace(self, settings=dataclasses.replace(self.settings, **changes))
+        return dataclasses.replace(self.prepared(), settings=dataclasses.replace(self.settings, **changes))
 
     def variant(self, **changes: Any) -> Planner:
         """Returns a planner of other settings with templates of its own, made once, for the same nodes."""
@@ -109,6 +108,15 @@ class Planner:
         return dataclasses.replace(made, speeds=self.speeds, zones=self.zones, stretch=self.stretch)
 
     # Templates
+
+    def prepared(self) -> Planner:
+        """Returns the planner itself, its templates made.
+
+        Raises:
+            PlanError: the model or f + 1 replicas of it do not fit.
+        """
+        self._once("templates", self._make_templates)
+        return self
 
     @property
     def templates(self) -> tuple[Template, ...]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Sequence
-from typing import Self
 
 from planaria.plan.costs.stage_costs import StageCosts
 from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError, WorkerId
@@ -38,16 +37,6 @@ _Rank = tuple[int, float, float, int]
 
 class ReroutePolicy(Policy):
     """Proposes plans on what is left. The first plan, and new pipelines after a loss, are those of templates."""
-
-    @classmethod
-    def of(cls, planner: Planner) -> Self:
-        """Makes the templates.
-
-        Raises:
-            PlanError: the model or f + 1 replicas of it do not fit.
-        """
-        assert planner.templates
-        return cls(planner)
 
     def initial(self, nodes: Sequence[NodeId], generation: int) -> Candidate:
         """Returns the first plan of templates."""

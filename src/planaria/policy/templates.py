@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Sequence
 from operator import attrgetter
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from planaria.plan.costs.pipeline_time import Speeds, Template, step_times
 from planaria.plan.plan import NodeId, Plan, PlanError
@@ -34,16 +34,6 @@ hundreds of nodes fewer, as estimates take longer there."""
 
 class TemplatesPolicy(Policy):
     """Proposes plans made of pipeline templates."""
-
-    @classmethod
-    def of(cls, planner: Planner) -> Self:
-        """Makes the templates.
-
-        Raises:
-            PlanError: the model or f + 1 replicas of it do not fit.
-        """
-        assert planner.templates
-        return cls(planner)
 
     def initial(self, nodes: Sequence[NodeId], generation: int) -> Candidate:
         """Returns a job's first plan, or the first after a restore.

@@ -71,19 +71,18 @@ class AdaptivePolicy(Policy):
 
     @classmethod
     def of(cls, planner: Planner) -> Self:
-        """Makes the templates, and what sources of candidates need beside them, as decisions are waited for.
+        """Returns the policy for a job. Templates are made, and what sources of candidates need beside them.
 
         Raises:
             PlanError: the model or f + 1 replicas of it do not fit.
         """
         try:
-            assert planner.templates
+            planner.prepared()
         except PlanError:
             if planner.settings.schedule is LEAN:
                 raise
-            planner = planner.variant(schedule=LEAN)
-        assert planner.sizes
-        _ = planner.lean
+            planner = planner.variant(schedule=LEAN).prepared()
+        _ = planner.sizes, planner.lean
         return cls(planner)
 
     def with_forecast(self, forecast: FailureForecast) -> Self:

@@ -78,7 +78,7 @@ class Recalling(Policy):
     answers: Answers
 
     @classmethod
-    def of(cls, policy: Policy, answers: Answers) -> Self:
+    def around(cls, policy: Policy, answers: Answers) -> Self:
         return cls(policy.planner, policy, answers)
 
     def with_planner(self, planner: Planner) -> Self:

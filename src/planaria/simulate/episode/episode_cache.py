@@ -125,7 +125,7 @@ class Memory:
         self._states: dict[State, State] = {}
         policy = subject.policy
         self._answers = Answers()
-        self._recalling = replace(subject, policy=Recalling.of(policy, self._answers)) if remembers else subject
+        self._recalling = replace(subject, policy=Recalling.around(policy, self._answers)) if remembers else subject
         """What episodes are of."""
         self.knows_forecast = policy.with_forecast(FailureForecast()) is not policy
 
