@@ -20,8 +20,7 @@ from planaria.plan.validate import validate
 from planaria.planner.placement.placement import Holders
 from planaria.planner.reroute.plans import carriers, left_over, shares
 from planaria.policy.detour_search import fastest_detours
-from planaria.policy.interface import Candidate, ReplanRequest
-from planaria.policy.pieces import finished
+from planaria.policy.interface import Candidate, ReplanRequest, result_of
 from planaria.policy.planner import Planner
 from planaria.policy.reroute import ReroutePolicy
 from tests.plan.profiles import uniform_profile
@@ -183,7 +182,7 @@ def test_more_nodes_than_were_lost_make_new_pipelines() -> None:
     validate(proposal.plan, fault_tolerance=1)
     assert len(proposal.plan.nodes) == 20
     assert len(proposal.plan.pipelines) == 5
-    filled = finished(policy.on_what_is_left(asked))
+    filled = result_of(policy.on_what_is_left(asked))
     assert filled is not None
     assert proposal.step_time_s < 0.99 * filled.step_time_s
     assert after(policy, broken, came=16).how == "reroute", "where each has a place, nobody else's state moves"

@@ -19,7 +19,7 @@ from planaria.plan.plan import NodeId, Pipeline, Plan, ScheduleKind
 from planaria.plan.settings import PlannerSettings
 from planaria.planner.reroute.plans import rerouted
 from planaria.planner.reroute.routes import Detours, Freedom, MicrobatchAssignment
-from planaria.policy.pieces import Pieces, finished
+from planaria.policy.interface import Pieces, result_of
 
 CLOSE = 0.002
 """A step that may be shorter by so little is not looked for; nor is one worth more memory."""
@@ -68,7 +68,7 @@ def fastest_detours(
 
     Backwards are split where the memory allows for it, but for a plan at full strength: that keeps the job's schedule.
     """
-    return finished(detours_in_pieces(profile, settings, pipelines, generation, conditions=conditions, budget=budget))
+    return result_of(detours_in_pieces(profile, settings, pipelines, generation, conditions=conditions, budget=budget))
 
 
 def detours_in_pieces(

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Self, TypeVar
 
 from planaria.estimate.restore_time import RestoreTime
 from planaria.estimate.step_remainder import Stretch
@@ -28,6 +28,21 @@ from planaria.policy.finishing import quickest
 from planaria.policy.forecast import NOBODY, Exposure, FailureForecast
 from planaria.policy.planner import Planner
 from planaria.policy.sentences import finished, taken_over, who_changes
+
+Found = TypeVar("Found")
+
+Pieces = Generator[None, None, Found]
+"""Work of which each piece is short: a generator that pauses wherever it may, and returns what it found out."""
+
+
+def result_of(work: Pieces[Found]) -> Found:
+    """Returns what the work finds out, done in one go."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            found: Found = end.value
+            return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,8 +19,7 @@ from planaria.planner.reroute.plans import as_placed, carriers, left_over
 from planaria.planner.reroute.refill import Place, places, with_place
 from planaria.planner.reroute.routes import Detours, unowned
 from planaria.policy.detour_search import Rerouted, detours_in_pieces
-from planaria.policy.interface import Candidate, Policy, ReplanRequest
-from planaria.policy.pieces import Pieces, finished
+from planaria.policy.interface import Candidate, Pieces, Policy, ReplanRequest, result_of
 from planaria.policy.planner import Planner
 from planaria.policy.sentences import capital, count, join, nodes_are, size
 from planaria.policy.templates import TemplatesPolicy
@@ -49,7 +48,7 @@ class ReroutePolicy(Policy):
             TooFewNodes: it cannot be rerouted, and fewer than (f + 1) n0 nodes are left.
             NoReplica: a group has no live holder.
         """
-        rerouted = finished(self.on_what_is_left(request))
+        rerouted = result_of(self.on_what_is_left(request))
         came = nodes_without_place(request, left_over(request.plan, request.holders, request.absent))
         # Who gave notice lives, and is named as lost when its time has come: it can still make the next plan full.
         lives = {request.plan.node_of(worker) for worker in request.holders}
@@ -79,10 +78,10 @@ class ReroutePolicy(Policy):
         plan, holders = request.plan, request.holders
         left = left_over(plan, holders, request.absent)
         came = nodes_without_place(request, left)
-        found = finished(self._rerouted(request, left, came)) if came else None
+        found = result_of(self._rerouted(request, left, came)) if came else None
         if found is not None:
             return found
-        return finished(self._rerouted(request, as_placed(plan, holders, request.absent), ()))
+        return result_of(self._rerouted(request, as_placed(plan, holders, request.absent), ()))
 
     def on_what_is_left(self, request: ReplanRequest) -> Pieces[Candidate | None]:
         """Finds detours around those who are gone, and places of the lost for nodes that came, with pauses.

@@ -30,8 +30,7 @@ from planaria.policy.adaptive.objective import Course, judged, transition_s
 from planaria.policy.candidate_record import CandidateRecord
 from planaria.policy.drop import DropPolicy
 from planaria.policy.forecast import FailureForecast, exposure
-from planaria.policy.interface import Candidate, FinishRequest, Policy, ReplanRequest
-from planaria.policy.pieces import Pieces, finished
+from planaria.policy.interface import Candidate, FinishRequest, Pieces, Policy, ReplanRequest, result_of
 from planaria.policy.planner import LEAN, Planner
 from planaria.policy.sentences import join, time
 from planaria.policy.templates import TemplatesPolicy
@@ -254,7 +253,7 @@ class AdaptivePolicy(Policy):
         Raises:
             PlanError: there is none.
         """
-        found = finished(self._found(asked))
+        found = result_of(self._found(asked))
         horizon = self.forecast.horizon_s(min(candidate.step_time_s for candidate in found))
         plan, absent = asked.asked.plan, asked.asked.absent
         live = [(plan.node_of(w), groups) for w, groups in asked.asked.holders.items() if plan.node_of(w) not in absent]

@@ -32,8 +32,7 @@ from planaria.policy.adaptive.other_policies import grids_of_checkpoint, reroute
 from planaria.policy.adaptive.rings import takeovers_and_rings
 from planaria.policy.detour_search import CLOSE
 from planaria.policy.forecast import exposure
-from planaria.policy.interface import Candidate, ReplanRequest
-from planaria.policy.pieces import Pieces
+from planaria.policy.interface import Candidate, Pieces, ReplanRequest
 from planaria.policy.planner import Planner
 from planaria.policy.redundancy import TAKEOVER
 from planaria.policy.reroute import REROUTE, ReroutePolicy
