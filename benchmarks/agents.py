@@ -46,16 +46,17 @@ from planaria.protocol.coordinator import Coordinator, RunSettings
 from planaria.protocol.membership.liveness import Limits
 from planaria.protocol.messages.events import Event, NodeGone, Received
 from planaria.protocol.messages.plan_delta import UpdateError, decode_order
-from planaria.protocol.messages.pulse import Activity, Pulse
 from planaria.protocol.messages.records import AnyRecord, NodeLost, StepCommitted
 from planaria.protocol.messages.worker import (
     PROTOCOL_VERSION,
+    Activity,
     Alive,
     Commit,
     Halt,
     Hello,
     NotSaved,
     PlanMessage,
+    Pulse,
     Ready,
     Report,
     Save,

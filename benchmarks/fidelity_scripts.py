@@ -29,9 +29,8 @@ from planaria.runtime.launch.rehearsal.rehearsal import rehearse, rehearsed_job,
 from planaria.runtime.nodes.local_nodes import LocalNodes
 from planaria.runtime.run_folder.recorder import read_events
 from planaria.runtime.run_folder.run_folder import RunFolder
-from planaria.simulate.calibration import calibrated
 from planaria.simulate.experiment import Experiment
-from planaria.simulate.timings import Timings
+from planaria.simulate.timings import Timings, calibrated
 from planaria.simulate.traces.script_format import write_script
 from planaria.simulate.traces.scripts import Script, ScriptName
 from planaria.simulate.traces.tally import WARM_UP_STEPS, begin_of

@@ -31,10 +31,9 @@ from planaria.plan.settings import PlannerSettings
 from planaria.profile.presets.presets import preset
 from planaria.runtime.component_settings import job_profile, named_profile, planner_settings
 from planaria.runtime.launch.rehearsal.simulations import seldom_collected
-from planaria.simulate.calibration import calibrated
 from planaria.simulate.experiment import Experiment
 from planaria.simulate.results import RunResult
-from planaria.simulate.timings import Timings
+from planaria.simulate.timings import Timings, calibrated
 from planaria.simulate.traces.formats import read_trace
 from planaria.simulate.traces.generators import ConstantRate, Population, generate
 from planaria.simulate.traces.trace import HOUR_S, Trace

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from planaria.plan.plan import Pipeline, Plan, Stage, Transfer, WorkerId
-from planaria.plan.replicas import lacking, num_replicas
+from planaria.plan.validate import lacking, num_replicas
 from tests.plan.profiles import uniform_profile
 
 GROUPS = uniform_profile(4).groups

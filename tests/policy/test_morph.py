@@ -13,9 +13,8 @@ from planaria.estimate.step_time import step_time_s
 from planaria.plan.costs.model_profile import LinkCost
 from planaria.plan.errors import NoReplica, TooFewNodes
 from planaria.plan.plan import NodeId, Plan, PlanError, ScheduleKind, WorkerId
-from planaria.plan.replicas import lacking
 from planaria.plan.settings import PlannerSettings
-from planaria.plan.validate import validate
+from planaria.plan.validate import lacking, validate
 from planaria.planner.instantiation.grids import grids, is_grid, shape
 from planaria.policy.forecast import CHANGE_S, FailureForecast
 from planaria.policy.interface import Candidate, ReplanRequest

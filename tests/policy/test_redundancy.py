@@ -10,9 +10,8 @@ from planaria.estimate.step_time import step_time_s
 from planaria.plan.costs.model_profile import LinkCost, StepCosts
 from planaria.plan.errors import NoReplica, TooFewNodes
 from planaria.plan.plan import NodeId, Plan, PlanError, Redundancy, WorkerId
-from planaria.plan.replicas import lacking
 from planaria.plan.settings import PlannerSettings
-from planaria.plan.validate import validate
+from planaria.plan.validate import lacking, validate
 from planaria.planner.placement.placement import Holders
 from planaria.planner.rings import conflicts
 from planaria.policy.adaptive.adaptive import AdaptivePolicy

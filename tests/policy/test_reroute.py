@@ -14,9 +14,8 @@ from planaria.estimate.step_time import step_time_s
 from planaria.plan.costs.model_profile import LinkCost, ModelProfile
 from planaria.plan.errors import NoReplica, TooFewNodes
 from planaria.plan.plan import NodeId, Plan, PlanError, ScheduleKind, WorkerId
-from planaria.plan.replicas import lacking, num_replicas
 from planaria.plan.settings import PlannerSettings
-from planaria.plan.validate import validate
+from planaria.plan.validate import lacking, num_replicas, validate
 from planaria.planner.placement.placement import Holders
 from planaria.planner.reroute.plans import carriers, left_over, shares
 from planaria.policy.detour_search import fastest_detours

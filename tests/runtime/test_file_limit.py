@@ -13,7 +13,7 @@ from planaria.job.errors import UserError
 from planaria.plan.plan import WorkerId
 from planaria.protocol.messages.worker import Failed
 from planaria.runtime import oversubscription
-from planaria.runtime.worker.last_words import last_words
+from planaria.runtime.worker.fatal_errors import last_words
 from tests.runtime.run_folder.happenings import JOB
 
 

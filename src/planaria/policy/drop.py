@@ -17,7 +17,7 @@ import msgspec
 
 from planaria.plan.errors import NoReplica
 from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError
-from planaria.plan.replicas import lacking
+from planaria.plan.validate import lacking
 from planaria.planner.dropped_samples import (
     Parts,
     Pool,
@@ -30,8 +30,7 @@ from planaria.planner.dropped_samples import (
 )
 from planaria.planner.placement.transfers import transfers
 from planaria.planner.reconfigure.rebalance_layers import pipeline_times
-from planaria.planner.reroute.plans import as_placed, left_over
-from planaria.planner.reroute.refill import Place, places, with_place
+from planaria.planner.reroute.plans import Place, as_placed, left_over, places, with_place
 from planaria.policy.interface import Candidate, FinishRequest, Policy, ReplanRequest
 from planaria.policy.planner import Planner
 from planaria.policy.reroute import has_room, lacking_bytes, nodes_without_place

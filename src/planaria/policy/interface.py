@@ -17,11 +17,11 @@ from planaria.estimate.step_remainder import Stretch
 from planaria.plan.costs.pipeline_time import Template
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, Plan, WorkerId
-from planaria.plan.replicas import lacking
+from planaria.plan.validate import lacking
 from planaria.planner.finish_step.salvage import LayerHolders, left_undone
 from planaria.planner.finish_step.shadow_takeover import resume
 from planaria.planner.placement.placement import Holders
-from planaria.planner.placement.warm_up import warm_up
+from planaria.planner.placement.transfers import warm_up
 from planaria.planner.reconfigure.surviving_plan import Change
 from planaria.policy.candidate_record import CandidateRecord
 from planaria.policy.finishing import quickest
@@ -310,7 +310,7 @@ class Policy(ABC):
 
     def warm_up(self, plan: Plan, target: Candidate, generation: int) -> Candidate | None:
         """Returns one more step of `plan`, beside which the workers of `target` get their state (see
-        `planaria.planner.placement.warm_up`); None where that would not fit into the devices' memory: it is taken at
+        `planaria.planner.placement.transfers`); None where that would not fit into the devices' memory: it is taken at
         once.
         """
         new = warm_up(plan, target.plan, generation)

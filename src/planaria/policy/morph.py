@@ -22,8 +22,8 @@ from planaria.estimate.transfer_time import transfer_time
 from planaria.plan.costs.pipeline_time import Template, step_times
 from planaria.plan.errors import TooFewNodes
 from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError
-from planaria.plan.replicas import lacking
 from planaria.plan.settings import PlannerSettings
+from planaria.plan.validate import lacking
 from planaria.planner.instantiation.grids import Grid, grids, is_grid, shape
 from planaria.planner.placement.placement import Holders
 from planaria.planner.reconfigure.surviving_plan import Aftermath

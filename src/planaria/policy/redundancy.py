@@ -22,7 +22,7 @@ from planaria.plan.costs.pipeline_time import Template, Times, step_times
 from planaria.plan.costs.stage_costs import StageCosts
 from planaria.plan.errors import TooFewNodes
 from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError, Stage, WorkerId, runs_of
-from planaria.plan.replicas import lacking
+from planaria.plan.validate import lacking
 from planaria.planner.finish_step.salvage import LayerHolders
 from planaria.planner.finish_step.shadow_takeover import in_the_ring, taken_over, without_owned
 from planaria.planner.instantiation.instantiate import contiguous_routes, place

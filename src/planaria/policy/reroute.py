@@ -13,10 +13,9 @@ from collections.abc import Collection, Sequence
 
 from planaria.plan.costs.stage_costs import StageCosts
 from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError, WorkerId
-from planaria.plan.replicas import lacking
+from planaria.plan.validate import lacking
 from planaria.planner.placement.transfers import moved
-from planaria.planner.reroute.plans import as_placed, carriers, left_over
-from planaria.planner.reroute.refill import Place, places, with_place
+from planaria.planner.reroute.plans import Place, as_placed, carriers, left_over, places, with_place
 from planaria.planner.reroute.routes import Detours, unowned
 from planaria.policy.detour_search import Rerouted, detours_in_pieces
 from planaria.policy.interface import Candidate, Pieces, Policy, ReplanRequest, result_of

@@ -14,10 +14,9 @@ from planaria.policy.forecast import DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S
 from planaria.policy.interface import Policy
 from planaria.policy.planner import Planner
 from planaria.policy.registry import make_policy
-from planaria.simulate.baselines import IDEAL, ON_DEMAND, ORACLE, run_ideal, run_on_demand
+from planaria.simulate.baselines import IDEAL, ON_DEMAND, ORACLE, Oracle, run_ideal, run_on_demand
 from planaria.simulate.episode.episode_cache import Memory
 from planaria.simulate.episode.subject import Subject
-from planaria.simulate.oracle import Oracle
 from planaria.simulate.results import Prices, RunResult
 from planaria.simulate.run_model import Terms
 from planaria.simulate.simulation import Simulation

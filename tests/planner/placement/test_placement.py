@@ -13,9 +13,8 @@ import pytest
 from planaria.plan.costs.pipeline_time import TemplateStage
 from planaria.plan.plan import NodeId, Pipeline, PlanError, WorkerId
 from planaria.plan.settings import PlannerSettings
-from planaria.planner.placement import device_order
-from planaria.planner.placement.device_order import DeviceOrders
-from planaria.planner.placement.placement import assign
+from planaria.planner.placement import placement
+from planaria.planner.placement.placement import DeviceOrders, assign
 from planaria.planner.templates.templates import make_templates
 from tests.plan.profiles import uniform_profile
 from tests.plan.shapes import Scene, least_sent, needed, random_scene, template
@@ -153,7 +152,7 @@ def test_many_stages_of_many_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A large table is made in pieces, with the same result."""
     overlap = np.random.default_rng(1).integers(0, 5, (6, 11, 10))
     whole = DeviceOrders(overlap, [2, *[1] * 9])
-    monkeypatch.setattr(device_order, "_TABLE_ENTRIES", 4 << 10)
+    monkeypatch.setattr(placement, "_TABLE_ENTRIES", 4 << 10)
     pieces = DeviceOrders(overlap, [2, *[1] * 9])
     assert pieces.kept.tolist() == whole.kept.tolist()
     for node in range(6):

@@ -15,9 +15,8 @@ from planaria.estimate.transfer_time import transfer_time
 from planaria.plan.costs.model_profile import LinkCost, ModelProfile
 from planaria.plan.errors import NoReplica, TooFewNodes
 from planaria.plan.plan import NodeId, Plan, WorkerId
-from planaria.plan.replicas import lacking
 from planaria.plan.settings import PlannerSettings
-from planaria.plan.validate import validate
+from planaria.plan.validate import lacking, validate
 from planaria.planner.placement.placement import Holders
 from planaria.policy.adaptive.adaptive import AdaptivePolicy
 from planaria.policy.adaptive.canonical import canonical

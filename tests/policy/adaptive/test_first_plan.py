@@ -9,9 +9,8 @@ import pytest
 
 from planaria.plan.costs.model_profile import LinkCost
 from planaria.plan.plan import NodeId
-from planaria.plan.replicas import lacking
 from planaria.plan.settings import PlannerSettings
-from planaria.plan.validate import validate
+from planaria.plan.validate import lacking, validate
 from planaria.planner.instantiation.instantiate import initial_plan
 from planaria.planner.templates.templates import make_templates
 from planaria.policy.adaptive.adaptive import AdaptivePolicy

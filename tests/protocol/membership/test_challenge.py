@@ -6,8 +6,7 @@ import pytest
 
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.membership.challenge import MOST_HELD, Doubts, Unproven
-from planaria.protocol.messages.pulse import Activity, Pulse
-from planaria.protocol.messages.worker import PROTOCOL_VERSION, Alive, Hello, Ready
+from planaria.protocol.messages.worker import PROTOCOL_VERSION, Activity, Alive, Hello, Pulse, Ready
 
 HELLO = Hello(version=PROTOCOL_VERSION, token="token", worker=WorkerId(3), pid=1, data_address="nowhere:3")
 

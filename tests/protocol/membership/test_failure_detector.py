@@ -8,7 +8,7 @@ from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.membership.admission import Admission
 from planaria.protocol.membership.failure_detector import AWAY_S, TICK_S, Judge
 from planaria.protocol.membership.liveness import Limits
-from planaria.protocol.messages.pulse import Activity, Pulse
+from planaria.protocol.messages.worker import Activity, Pulse
 from planaria.protocol.planning.step_times import Expectation
 
 LIMITS = Limits(silence_s=1.0, oversubscribed_silence_s=3.0, least_s=1.0, factor=3.0, busy_s=100.0, join_s=20.0)

@@ -17,10 +17,9 @@ from planaria.protocol.messages.events import NodeGone, RanOut, Restarted, Worke
 from planaria.protocol.messages.journal import Fate, JournalCommit, encode_entry
 from planaria.protocol.messages.run_measurements import KnownSpeeds, Learnt, MeasuredMoves, Rest, Rests, SeenLosses
 from planaria.protocol.planning.memory_limits import CARRIED, SOON_STEPS, Shortages
-from planaria.protocol.planning.read_rates import Loading
 from planaria.protocol.planning.straggler_detection import STEPS, Speeds
 from planaria.protocol.planning.straggler_policy import FIRST_REST_STEPS, Pacing
-from planaria.protocol.planning.transition_times import Moving
+from planaria.protocol.planning.transition_times import Loading, Moving
 from planaria.protocol.run.replay import Past
 from tests.plan.profiles import uniform_profile
 from tests.protocol.planning.test_transition_times import take

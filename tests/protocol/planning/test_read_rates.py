@@ -9,7 +9,7 @@ from planaria.plan.plan import NodeId
 from planaria.plan.settings import PlannerSettings
 from planaria.policy.morph import MorphPolicy
 from planaria.policy.planner import Planner
-from planaria.protocol.planning.read_rates import Loading
+from planaria.protocol.planning.transition_times import Loading
 from tests.plan.profiles import uniform_profile
 
 POLICY = MorphPolicy.of(

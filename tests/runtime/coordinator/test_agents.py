@@ -30,10 +30,9 @@ from planaria.protocol.messages.agent import (
     Welcome,
     decode_to_agent,
 )
-from planaria.protocol.messages.pulse import Activity, Pulse
 from planaria.protocol.messages.records import NodeLost, NodeReleased, Note, PlanTaken
 from planaria.protocol.messages.user import Request, Wish
-from planaria.protocol.messages.worker import PROTOCOL_VERSION, Alive, PlanMessage, Ready, encode
+from planaria.protocol.messages.worker import PROTOCOL_VERSION, Activity, Alive, PlanMessage, Pulse, Ready, encode
 from planaria.runtime.coordinator.agents import Agents
 from planaria.runtime.wire import socket_server as switchboard_module
 from planaria.runtime.wire.connection import HELLO_LIMIT_BYTES

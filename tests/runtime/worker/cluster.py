@@ -87,12 +87,12 @@ from planaria.protocol.run.replay import Past
 from planaria.protocol.run.settings import RunSettings
 from planaria.protocol.worker.machine import CoordinatorBack
 from planaria.runtime.component_settings import planner_settings
+from planaria.runtime.worker import fatal_errors
 from planaria.runtime.worker import loop as agent_module
-from planaria.runtime.worker.compute import memory_errors
 from planaria.runtime.worker.compute.device_clock import OwnPace
 from planaria.runtime.worker.compute.engine import real_engine
+from planaria.runtime.worker.fatal_errors import last_words
 from planaria.runtime.worker.heartbeat import Heartbeat
-from planaria.runtime.worker.last_words import last_words
 from planaria.runtime.worker.loop import Agent
 from planaria.runtime.worker.settings import WorkerSettings
 from planaria.runtime.worker.transport.mailbox import Interrupted, Key, Mailbox
@@ -386,7 +386,7 @@ class Cluster:
         """To the end. Raises AssertionError for a hang, and whatever a worker or the coordinator raised."""
         with (
             mock.patch.object(agent_module, "FaultInjector", _faults_of_the_worker_being_built),
-            mock.patch.object(memory_errors, "held_bytes", return_value=0),  # one seed, one history
+            mock.patch.object(fatal_errors, "held_bytes", return_value=0),  # one seed, one history
         ):
             try:
                 for _ in range(MAX_EVENTS):

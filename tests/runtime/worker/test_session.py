@@ -12,9 +12,9 @@ import pytest
 
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import WorkerId
-from planaria.protocol.messages.pulse import Activity, Pulse
 from planaria.protocol.messages.worker import (
     PROTOCOL_VERSION,
+    Activity,
     Alive,
     Challenge,
     Failed,
@@ -24,6 +24,7 @@ from planaria.protocol.messages.worker import (
     Notice,
     OutOfMemory,
     Proof,
+    Pulse,
     Ready,
     Returned,
     Stop,

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from planaria.plan.plan import Group, NodeId, Pipeline, Plan, Stage, WorkerId
 from planaria.simulate.traces.generators import ConstantRate, Population, generate
-from planaria.simulate.traces.script_clock import ScriptClock
 from planaria.simulate.traces.script_format import read_script, write_script
 from planaria.simulate.traces.scripts import (
     Clock,
     Script,
+    ScriptClock,
     ScriptName,
     announced,
     built_in,

@@ -11,7 +11,7 @@ from collections.abc import Collection
 
 from planaria.job.settings import PolicyName
 from planaria.plan.plan import Plan
-from planaria.plan.replicas import lacking
+from planaria.plan.validate import lacking
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.messages.journal import JournalPlan
 from planaria.protocol.messages.records import Note, PlanTaken

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from planaria.protocol.messages.pulse import Pulse
-from planaria.protocol.messages.worker import Alive, Challenge, FromWorker, Notice, Proof, Returned
+from planaria.protocol.messages.worker import Alive, Challenge, FromWorker, Notice, Proof, Pulse, Returned
 from planaria.protocol.worker.machine import CoordinatorBack, CoordinatorGone
 from planaria.protocol.worker.session import WorkerSession
 

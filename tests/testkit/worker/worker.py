@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.plan.program.instructions import COMPUTING, Instruction, Op
-from planaria.protocol.messages.pulse import Activity
 from planaria.protocol.messages.worker import (
+    Activity,
     Challenge,
     Commit,
     Failed,

@@ -19,7 +19,7 @@ from planaria import __version__
 from planaria.job.errors import UserError
 from planaria.protocol.messages.records import NodeLost
 from planaria.runtime.launch.rehearsal.simulations import SIMULATING
-from planaria.simulate.calibration import calibrated
+from planaria.simulate.timings import calibrated
 from planaria.ui.cli.main import cli
 
 TEXT = """

@@ -19,7 +19,7 @@ from typing import Self
 
 from planaria.plan.costs.pipeline_time import Template
 from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
-from planaria.plan.replicas import lacking
+from planaria.plan.validate import lacking
 from planaria.planner.finish_step.salvage import LayerHolders
 from planaria.planner.placement.zones import zone_of
 from planaria.policy.adaptive.candidates import found_in_pieces

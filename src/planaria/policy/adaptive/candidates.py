@@ -18,7 +18,7 @@ from planaria.estimate.memory import fullest_device_bytes
 from planaria.estimate.restore_time import Storage, restore_time
 from planaria.estimate.transfer_time import transfer_time
 from planaria.plan.plan import Plan, PlanError, ScheduleKind
-from planaria.plan.replicas import lacking
+from planaria.plan.validate import lacking
 from planaria.planner.reroute.plans import shares
 from planaria.policy.adaptive.new_pipelines import (
     leaner_pipelines,

@@ -14,7 +14,7 @@ from operator import itemgetter
 
 from planaria.plan.costs.pipeline_time import Template, step_times
 from planaria.plan.plan import NodeId, Plan, WorkerId, runs_of
-from planaria.plan.replicas import lacking
+from planaria.plan.validate import lacking
 from planaria.planner.finish_step.shadow_takeover import filled
 from planaria.planner.reroute.plans import left_over
 from planaria.planner.rings import left_in_place

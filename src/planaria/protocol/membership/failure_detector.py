@@ -6,14 +6,13 @@ all, judges nobody. Pure: time comes as an argument.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from planaria.plan.plan import NodeId, WorkerId
-from planaria.protocol.membership.accusations import Accusations
 from planaria.protocol.membership.admission import Admission
-from planaria.protocol.membership.isolation import Isolation
-from planaria.protocol.membership.liveness import Limits, Liveness
+from planaria.protocol.membership.liveness import OVERDUE_S, Limits, Liveness
 from planaria.protocol.planning.step_times import Expectation
 
 TICK_S: Final = 0.1
@@ -94,3 +93,50 @@ class Judge:
         node, other = self._admission.node_of(worker), self._admission.node_of(peer)
         is_other = self._accusations.judge(node, other) == other
         return (other, f"cut off from worker {worker}") if is_other else (node, f"cut off from worker {peer}")
+
+
+class Isolation:
+    """Of a coordinator from all of its workers.
+
+    Args:
+        patience_s: how long it waits; 0: it never does.
+        silence_s: after which one worker counts as lost. Half of it without a sign of anybody is suspicious, and so is
+            a heartbeat that everybody missed.
+    """
+
+    def __init__(self, patience_s: float, silence_s: float) -> None:
+        self._patience_s = patience_s
+        self._suspicious_s = min(silence_s / 2, OVERDUE_S)
+        self._quiet_s: float | None = None
+
+    def holds(self, quiet_s: float) -> bool:
+        """Whether nobody may be judged now.
+
+        Args:
+            quiet_s: seconds since the last sign of anybody.
+        """
+        if not self._suspicious_s < quiet_s <= self._patience_s:
+            return False
+        self._quiet_s = quiet_s
+        return True
+
+    def ended(self) -> float:
+        """Seconds that it lasted, told once after it is over; 0: it was not.
+
+        A sender tries again after pauses that double, so others may take as long again to be heard.
+        """
+        lasted, self._quiet_s = self._quiet_s or 0.0, None
+        return lasted
+
+
+class Accusations:
+    """Of one run."""
+
+    def __init__(self) -> None:
+        self._involved: Counter[NodeId] = Counter()
+
+    def judge(self, reporter: NodeId, peer: NodeId) -> NodeId:
+        """The node to lose."""
+        culprit = peer if self._involved[peer] > self._involved[reporter] else reporter
+        self._involved.update((reporter, peer))
+        return culprit

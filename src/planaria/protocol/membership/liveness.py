@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from planaria.plan.plan import WorkerId
-from planaria.protocol.messages.pulse import Activity, Pulse
+from planaria.protocol.messages.worker import Activity, Pulse
 
 OVERDUE_S = 0.5
 """After which a heartbeat is missed; there is one every 0.2 s."""

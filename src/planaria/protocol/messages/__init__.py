@@ -4,7 +4,7 @@
     events: what the machine takes, and the commands that it gives
     records: what a run tells the world · journal: what is written down before anybody acts
     plan_delta: a plan as what differs from the one before
-    pulse, checkpoint_ref, run_measurements: values that several of them bear
+    checkpoint_ref, run_measurements: values that several of them bear
 
 A new message is a struct here and a case where it is read; records appear in the reference of the docs by themselves.
 """

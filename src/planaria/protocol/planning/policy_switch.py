@@ -10,7 +10,7 @@ from collections.abc import Callable
 import msgspec
 
 from planaria.job.settings import PolicyName
-from planaria.plan.replicas import lacking, num_replicas
+from planaria.plan.validate import lacking, num_replicas
 from planaria.policy.interface import Candidate, Policy
 from planaria.protocol.planning.straggler_policy import pays
 

@@ -6,7 +6,7 @@ import math
 
 from planaria.job.settings import TrainSection
 from planaria.plan.plan import Plan
-from planaria.plan.replicas import lacking
+from planaria.plan.validate import lacking
 from planaria.planner.reroute.plans import shares
 from planaria.policy.interface import Candidate
 from planaria.protocol.messages.records import Note, PlanTaken, StepCommitted, StepSkipped

@@ -12,7 +12,7 @@ from itertools import repeat
 
 from planaria.estimate.step_remainder import Stretch
 from planaria.plan.plan import NodeId, Plan, WorkerId
-from planaria.plan.replicas import lacking
+from planaria.plan.validate import lacking
 from planaria.planner.placement.senders import unheld
 from planaria.policy.forecast import USUAL_DECISION_S, FailureForecast
 from planaria.policy.interface import Policy
@@ -27,10 +27,9 @@ from planaria.protocol.planning.plan_selection import Placing, Situation
 from planaria.protocol.planning.plan_validity import Standing
 from planaria.protocol.planning.policy_switch import MakePolicy, Switching
 from planaria.protocol.planning.precompute import Foresight
-from planaria.protocol.planning.read_rates import Loading
 from planaria.protocol.planning.replan_trigger import SecondLook
 from planaria.protocol.planning.step_times import Timing
-from planaria.protocol.planning.transition_times import Moving
+from planaria.protocol.planning.transition_times import Loading, Moving
 from planaria.protocol.run.replay import Past
 from planaria.protocol.run.returning import Returning
 from planaria.protocol.run.settings import RunSettings

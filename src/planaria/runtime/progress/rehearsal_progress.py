@@ -23,8 +23,7 @@ from planaria.protocol.messages.records import (
 )
 from planaria.runtime.progress.output import Output
 from planaria.runtime.run_folder.sentences import counted, duration, sentence
-from planaria.simulate.traces.script_clock import ScriptClock
-from planaria.simulate.traces.scripts import Clock, Script
+from planaria.simulate.traces.scripts import Clock, Script, ScriptClock
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from planaria.plan.plan import WorkerId
-from planaria.protocol.messages.pulse import Activity, Pulse
-from planaria.protocol.messages.worker import Alive, FromWorker, Notice
+from planaria.protocol.messages.worker import Activity, Alive, FromWorker, Notice, Pulse
 
 INTERVAL_S = 0.2
 

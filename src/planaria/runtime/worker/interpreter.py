@@ -12,8 +12,7 @@ from collections.abc import Callable, Collection
 from planaria.model.model import Batch, Tensors
 from planaria.plan.plan import WorkerId
 from planaria.plan.program.instructions import COMPUTING, Instruction, Op
-from planaria.protocol.messages.pulse import Activity
-from planaria.protocol.messages.worker import Commit, PlanMessage
+from planaria.protocol.messages.worker import Activity, Commit, PlanMessage
 from planaria.protocol.step.commit import NOT_APPLIED
 from planaria.protocol.worker.step_work import StepWork
 from planaria.runtime.worker.compute.engine import Engine

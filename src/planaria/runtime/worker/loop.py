@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 
 from planaria.plan.program.instructions import Instruction
-from planaria.protocol.messages.pulse import Activity
 from planaria.protocol.messages.worker import (
+    Activity,
     Commit,
     FaultInjected,
     NotSaved,
@@ -25,12 +25,11 @@ from planaria.protocol.worker.executor import WorkerExecutor
 from planaria.protocol.worker.machine import CoordinatorBack, End, ProgramDone, WorkerCommand, WorkerMachine
 from planaria.runtime.worker.compute.engine import Engine
 from planaria.runtime.worker.compute.holdings import Holdings
-from planaria.runtime.worker.compute.memory_errors import lacks_memory
+from planaria.runtime.worker.fatal_errors import lacks_memory, last_words
 from planaria.runtime.worker.faults import FaultInjector
 from planaria.runtime.worker.heartbeat import Heartbeat
 from planaria.runtime.worker.instruction_trace import Trace
 from planaria.runtime.worker.interpreter import Interpreter
-from planaria.runtime.worker.last_words import last_words
 from planaria.runtime.worker.session import Control
 from planaria.runtime.worker.settings import WorkerSettings
 from planaria.runtime.worker.transport.mailbox import Interrupted, Mailbox

@@ -19,8 +19,8 @@ from planaria.protocol.messages.worker import PROTOCOL_VERSION, CutOff, Hello
 from planaria.runtime.worker.compute.engine import Engine, real_engine
 from planaria.runtime.worker.emulated.numbers import emulated_engine, read_costs
 from planaria.runtime.worker.emulated.time import EmulatedMailbox, EmulatedPace, EmulatedTransport
+from planaria.runtime.worker.fatal_errors import last_words
 from planaria.runtime.worker.heartbeat import Heartbeat, processor_time
-from planaria.runtime.worker.last_words import last_words
 from planaria.runtime.worker.loop import EXIT_STALE, Agent
 from planaria.runtime.worker.preemption import Watch, make_source
 from planaria.runtime.worker.session import Control

@@ -17,7 +17,7 @@ from planaria.estimate.step_time import way_down_s
 from planaria.estimate.transfer_time import transfer_time
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
-from planaria.plan.replicas import lacking
+from planaria.plan.validate import lacking
 from planaria.policy.interface import Candidate
 from planaria.protocol.handlers.adopt_plan import put_in_force
 from planaria.protocol.messages.events import (

@@ -18,10 +18,10 @@ from planaria.plan.plan import PlanError
 from planaria.policy.sentences import join
 from planaria.profile.of_scenario import load_scenario, traces_of
 from planaria.runtime.launch.rehearsal.simulations import simulate_pieces
-from planaria.simulate.calibration import calibrated
 from planaria.simulate.results import Estimate, RunResult, Summary, summarise
 from planaria.simulate.scenario import Scenario, TimingsPart, check_policies
 from planaria.simulate.sweep import Piece, Point, pieces, points
+from planaria.simulate.timings import calibrated
 from planaria.ui.plots.picture_file import check_picture
 from planaria.ui.plots.simulation_plot import plot_runs
 from planaria.ui.plots.sweep_plot import plot_sweep, varied_most

@@ -21,7 +21,7 @@ from planaria.runtime.worker.compute.accumulator import (
     add_within_by_torch,
     total_gradient,
 )
-from planaria.runtime.worker.compute.layout import SMALL, Layout
+from planaria.runtime.worker.compute.replica import SMALL, Layout
 
 CPU = torch.device("cpu")
 SHAPES = {"a.weight": (5, 7), "b.bias": (3,), "c.weight": (SMALL + 9,), "d.scale": ()}

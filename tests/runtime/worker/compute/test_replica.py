@@ -10,8 +10,7 @@ import torch
 from planaria.job.settings import TrainSection
 from planaria.model.model import GroupSpec, ParameterSpec
 from planaria.protocol.step.commit import learning_rate
-from planaria.runtime.worker.compute.layout import ALIGNMENT, SMALL, Layout
-from planaria.runtime.worker.compute.replica import Replica, apply_adamw
+from planaria.runtime.worker.compute.replica import ALIGNMENT, SMALL, Layout, Replica, apply_adamw
 
 CPU = torch.device("cpu")
 TRAIN = TrainSection(

@@ -19,8 +19,7 @@ from planaria.protocol.messages.records import AnyRecord, NodeLost, NodeReleased
 from planaria.protocol.messages.user import Wish
 from planaria.runtime.coordinator.client import ask
 from planaria.runtime.nodes.local_nodes import LocalNodes
-from planaria.simulate.traces.script_clock import ScriptClock
-from planaria.simulate.traces.scripts import Script, numbered
+from planaria.simulate.traces.scripts import Script, ScriptClock, numbered
 from planaria.simulate.traces.trace import Change, TraceEvent
 
 TICK_S = 0.05

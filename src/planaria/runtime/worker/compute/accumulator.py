@@ -18,7 +18,7 @@ import torch
 
 from planaria.job.settings import Numerics
 from planaria.plan.compiled import Kernel
-from planaria.runtime.worker.compute.layout import SMALL, Layout, Slot
+from planaria.runtime.worker.compute.replica import SMALL, Layout, Slot
 from planaria.runtime.worker.compute.shared_memory import SharedVector
 
 HEADROOM = 12

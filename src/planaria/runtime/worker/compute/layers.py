@@ -6,19 +6,19 @@ the weights' half, is named by (microbatch, born), as in the program's instructi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from planaria.job.settings import DType, TrainSection
 from planaria.model.model import Batch, Model, Tensors
 from planaria.protocol.worker.progress import Work
 from planaria.protocol.worker.step_work import LayerRunner
-from planaria.runtime.worker.compute.offload import kept_on_host
 from planaria.runtime.worker.compute.seeds import seed_layer
 from planaria.runtime.worker.compute.split_backward import Gradients, WeightPass, backward_in_two
 
@@ -210,3 +210,29 @@ def _filled(inputs: list[torch.Tensor], gradients: Gradients) -> Tensors:
 
 def _floating(tensors: Tensors) -> list[torch.Tensor]:
     return [tensor for tensor in tensors if tensor.is_floating_point()]
+
+
+_Packed = tuple[torch.device, torch.Tensor]
+
+
+def kept_on_host(parameters: Iterable[torch.Tensor]) -> saved_tensors_hooks:
+    """A context: what autograd saves within it is kept in (pinned) host memory.
+
+    Copies are made on the device's current stream, so nothing waits for them that comes later on it.
+
+    Args:
+        parameters: tensors that stay where they are, with all that shares their memory.
+    """
+    staying = {parameter.untyped_storage().data_ptr() for parameter in parameters}
+
+    def pack(tensor: torch.Tensor) -> _Packed:
+        if tensor.untyped_storage().data_ptr() in staying:
+            return tensor.device, tensor.detach()
+        host = torch.empty(tensor.size(), dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        return tensor.device, host.copy_(tensor, non_blocking=True)
+
+    def unpack(packed: _Packed) -> torch.Tensor:
+        device, tensor = packed
+        return tensor.to(device, non_blocking=True)
+
+    return saved_tensors_hooks(pack, unpack)

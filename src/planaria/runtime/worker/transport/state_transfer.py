@@ -16,8 +16,7 @@ from planaria.checkpoint.state import read_group
 from planaria.model.model import Model
 from planaria.plan.plan import Plan, Transfer, WorkerId
 from planaria.plan.program.instructions import Instruction
-from planaria.protocol.messages.pulse import Activity
-from planaria.protocol.messages.worker import FromWorker, PlanMessage, StateSource
+from planaria.protocol.messages.worker import Activity, FromWorker, PlanMessage, StateSource
 from planaria.protocol.worker.machine import WorkerMachine
 from planaria.protocol.worker.state_transfers import StateTransfers
 from planaria.runtime.worker.compute.device_clock import Pace
