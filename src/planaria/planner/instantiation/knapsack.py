@@ -9,104 +9,25 @@ needed. The argument is the balancing one of Eisenbrand and Weismantel (SODA 201
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from planaria.planner.instantiation.microbatch_shares import Undistributable
 
-Values = npt.NDArray[np.floating]
-_Counts = npt.NDArray[np.int64]
-_Tables = list[tuple[npt.NDArray[np.floating], npt.NDArray[np.floating]]]
 _NONE = -np.inf
 _CHUNK = 1 << 20
 """Cells of a sum of two tables that are looked at at once, so that memory stays small."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Span:
-    """Sums of nodes from `low` to `high`, both included."""
+class _Table(NamedTuple):
+    """The best value for each sum of nodes from `low` on."""
 
     low: int
-    high: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Level:
-    """Tables of `num_items` items: of all of them, and without the odd one (the same where there is none)."""
-
-    num_items: int
-    whole: _Span
-    paired: _Span
-
-
-class _Chain:
-    """The best value of exactly `num_items` items for each sum in a span, by halving."""
-
-    def __init__(self, num_items: int, span: _Span, smallest: int, largest: int) -> None:
-        """Args: smallest: size of an item, 0 where an item may be left out."""
-        self._levels: list[_Level] = []
-        while True:
-            span = _Span(max(span.low, num_items * smallest), min(span.high, num_items * largest))
-            odd = num_items % 2
-            paired = _Span(max(0, span.low - odd * largest), span.high - odd * smallest)
-            self._levels.append(_Level(num_items, span, paired if num_items > 1 else span))
-            if num_items <= 1:
-                return
-            num_items //= 2
-            apart = largest - smallest
-            span = _Span(max(0, (paired.low - apart + 1) // 2), (paired.high + apart) // 2)
-
-    @property
-    def span(self) -> _Span:
-        return self._levels[0].whole
-
-    def tables(self, items: Values) -> _Tables:
-        """For each level, its whole and its paired table; items[s] is the value of an item of size s."""
-        last = self._levels[-1]
-        if last.num_items:
-            table = _slice(items, last.whole)
-        else:
-            table = np.zeros(1, dtype=items.dtype)
-        tables = [(table, table)]
-        for level, below in zip(self._levels[-2::-1], self._levels[:0:-1], strict=True):
-            paired = _sum(table, below.whole.low, table, below.whole.low, level.paired)
-            table = _sum(items, 0, paired, level.paired.low, level.whole) if level.num_items % 2 else paired
-            tables.append((table, paired))
-        return tables[::-1]
-
-    def count(self, tables: _Tables, items: Values, nodes: int) -> _Counts:
-        """How many items of each size reach the table's value at `nodes`."""
-        return self._count(0, nodes, tables, items, {})
-
-    def _count(
-        self,
-        at: int,
-        nodes: int,
-        tables: _Tables,
-        items: Values,
-        known: dict[tuple[int, int], _Counts],
-    ) -> _Counts:
-        if (at, nodes) in known:
-            return known[at, nodes]
-        level, key = self._levels[at], (at, nodes)
-        counts = np.zeros(len(items), dtype=np.int64)
-        if level.num_items <= 1:
-            counts[nodes] = level.num_items
-            return counts
-        paired = tables[at][1]
-        if level.num_items % 2:
-            item = _cut(items, 0, paired, level.paired.low, nodes)
-            counts[item] += 1
-            nodes -= item
-        half, low = tables[at + 1][0], self._levels[at + 1].whole.low
-        first = _cut(half, low, half, low, nodes)
-        for part in (first, nodes - first):
-            counts += self._count(at + 1, part, tables, items, known)
-        known[key] = counts
-        return counts
+    values: npt.NDArray[np.float64]
 
 
 class Knapsack:
@@ -119,57 +40,72 @@ class Knapsack:
         """Args: sizes: ascending, different. num_nodes: at least one. least, most: pipelines."""
         self._sizes = np.array(sizes)
         self._num_nodes = num_nodes
-        smallest, largest = int(sizes[0]), int(sizes[-1])
-        fewest = max(least, -(-num_nodes // largest))
-        self._possible = fewest <= min(most, num_nodes // smallest)
+        fewest, most_fit = -(-num_nodes // sizes[-1]), num_nodes // sizes[0]
+        self._is_possible = max(least, fewest) <= min(most, most_fit)
         # Where so many nodes make `least` pipelines anyway, no items need to be real ones.
-        self._least = least if fewest == least > 0 else 0
-        num_spare = min(most, num_nodes // smallest) - self._least
-        if not self._least and most >= num_nodes // smallest:
-            num_spare = 1 << max(0, num_spare - 1).bit_length()  # No odd level; the nodes are the bound.
-        if not self._possible:
-            return
-        rest = _Span(max(0, num_nodes - self._least * largest), num_nodes - self._least * smallest)
-        self._spare = _Chain(num_spare, rest, 0, largest)
-        rest = self._spare.span
-        self._real = _Chain(self._least, _Span(num_nodes - rest.high, num_nodes - rest.low), smallest, largest)
-        # Sums of whole numbers are exact in float32 up to 2^24.
-        self._exact_in_float32 = (1 << 24) // (max(1, num_spare) + self._least)
+        self._least = least if least >= fewest else 0
+        self._num_spare = min(most, most_fit) - self._least
+        if not self._least and most >= most_fit:
+            self._num_spare = 1 << max(0, self._num_spare - 1).bit_length()  # No odd level; the nodes are the bound.
 
     def most(self, values: Sequence[int]) -> float:
-        """The most that exactly the nodes can be worth; -inf where no multiset fills them."""
-        if not self._possible:
+        """Returns the most that exactly the nodes can be worth; -inf where no multiset fills them."""
+        if not self._is_possible:
             return _NONE
-        return float(self._whole(*self._tables(*self._items(values)))[0])
+        spare, real = self._chains(values)
+        return float(_sums(spare.whole, real.whole, self._num_nodes, self._num_nodes).values[0])
 
     def counts(self, values: Sequence[int]) -> tuple[int, ...] | None:
-        """How many of each size are worth `most(values)`; None where no multiset fills the nodes."""
-        if not self._possible:
+        """Returns how many of each size are worth `most(values)`; None where no multiset fills the nodes."""
+        if self.most(values) == _NONE:
             return None
-        spare_items, real_items = self._items(values)
-        spare, real = self._tables(spare_items, real_items)
-        if self._whole(spare, real)[0] == _NONE:
-            return None
-        first = _cut(spare[0][0], self._spare.span.low, real[0][0], self._real.span.low, self._num_nodes)
-        counts = self._spare.count(spare, spare_items, first)
-        counts += self._real.count(real, real_items, self._num_nodes - first)
-        return tuple(int(count) for count in counts[self._sizes])
+        spare, real = self._chains(values)
+        first = _cut(spare.whole, real.whole, self._num_nodes)
+        counts = spare.counts(first) + real.counts(self._num_nodes - first)
+        return tuple(counts[size] for size in self._sizes.tolist())
 
-    def _items(self, values: Sequence[int]) -> tuple[Values, Values]:
-        """By size: the value of an item that may be left out (size 0), and of one that may not."""
-        dtype = np.dtype(np.float32 if max(values) <= self._exact_in_float32 else np.float64)
-        real: Values = np.full(int(self._sizes[-1]) + 1, _NONE, dtype=dtype)
-        real[self._sizes] = [value if value > 0 else _NONE for value in values]
-        spare = real.copy()
-        spare[0] = 0
-        return spare, real
+    def _chains(self, values: Sequence[int]) -> tuple[_Chain, _Chain]:
+        """Returns the tables of the items that may be left out, which then have size 0, and of the `least` others."""
+        smallest, largest = int(self._sizes[0]), int(self._sizes[-1])
+        items = np.full(largest + 1, _NONE)
+        items[self._sizes] = [value if value > 0 else _NONE for value in values]
+        leavable = items.copy()
+        leavable[0] = 0
+        nodes, real = self._num_nodes, self._least
+        spare = _Chain(leavable, 0, self._num_spare, nodes - real * largest, nodes - real * smallest)
+        low, high = spare.whole.low, spare.whole.low + len(spare.whole.values) - 1
+        return spare, _Chain(items, smallest, real, nodes - high, nodes - low)
 
-    def _tables(self, spare: Values, real: Values) -> tuple[_Tables, _Tables]:
-        return self._spare.tables(spare), self._real.tables(real)
 
-    def _whole(self, spare: _Tables, real: _Tables) -> Values:
-        nodes = _Span(self._num_nodes, self._num_nodes)
-        return _sum(spare[0][0], self._spare.span.low, real[0][0], self._real.span.low, nodes)
+class _Chain:
+    """The best value of exactly `number` items, for each sum from `low` to `high` that so many can have."""
+
+    def __init__(self, items: npt.NDArray[np.float64], smallest: int, number: int, low: int, high: int) -> None:
+        """Args: items: value of an item of each size. smallest: size of an item."""
+        self._items, self._number = _Table(0, items), number
+        largest, odd = len(items) - 1, number % 2
+        low, high = max(low, number * smallest), min(high, number * largest)
+        if number <= 1:
+            self.whole = _Table(low, items[low : high + 1] if number else np.zeros(1))
+            return
+        low_paired, high_paired, apart = max(0, low - odd * largest), high - odd * smallest, largest - smallest
+        self._half = _Chain(items, smallest, number // 2, (low_paired - apart + 1) // 2, (high_paired + apart) // 2)
+        self._paired = _sums(self._half.whole, self._half.whole, low_paired, high_paired)
+        self.whole = _sums(self._items, self._paired, low, high) if odd else self._paired
+
+    def counts(self, nodes: int) -> Counter[int]:
+        """Returns how many items of each size reach the value for so many nodes."""
+        found, wanted, chain = Counter[int](), Counter({nodes: 1}), self
+        while chain._number > 1:
+            parts = Counter[int]()
+            for total, times in wanted.items():
+                item = _cut(self._items, chain._paired, total) if chain._number % 2 else 0
+                first = _cut(chain._half.whole, chain._half.whole, total - item)
+                found[item] += times
+                parts[first] += times
+                parts[total - item - first] += times
+            wanted, chain = parts, chain._half
+        return found + wanted
 
 
 def usable_nodes(sizes: Sequence[int], num_nodes: int, least: int, most: int) -> int:
@@ -215,28 +151,24 @@ def fewer_nodes(sizes: Sequence[int], num_nodes: int, least: int, most: int, num
     return usable
 
 
-def _slice(items: Values, span: _Span) -> Values:
-    return items[span.low : span.high + 1]
-
-
-def _sum(a: Values, low_a: int, b: Values, low_b: int, span: _Span) -> Values:
-    """The best of a[i] + b[s - i] for every sum s in the span (a max-plus convolution)."""
-    width = span.high - span.low + 1
+def _sums(a: _Table, b: _Table, low: int, high: int) -> _Table:
+    """Returns the best of a[i] + b[s - i] for every sum s from `low` to `high` (a max-plus convolution)."""
+    width = high - low + 1
     # Row s of a sliding window over b backwards holds b[s - i] for each i.
-    start = low_b + len(b) - 1 - (span.high - low_a)
-    backwards = np.full(width + len(a) - 1, _NONE, dtype=b.dtype)
-    source = b[::-1][max(0, start) : start + len(backwards)]
+    start = b.low + len(b.values) - 1 - (high - a.low)
+    backwards = np.full(width + len(a.values) - 1, _NONE)
+    source = b.values[::-1][max(0, start) : start + len(backwards)]
     backwards[max(0, -start) : max(0, -start) + len(source)] = source
-    rows = np.lib.stride_tricks.sliding_window_view(backwards, len(a))
-    step = max(1, _CHUNK // len(a))
-    best = [(rows[at : at + step] + a).max(axis=1) for at in range(0, width, step)]
-    return (np.concatenate(best) if len(best) > 1 else best[0])[::-1]
+    rows = np.lib.stride_tricks.sliding_window_view(backwards, len(a.values))
+    step = max(1, _CHUNK // len(a.values))
+    best = [(rows[at : at + step] + a.values).max(axis=1) for at in range(0, width, step)]
+    return _Table(low, np.concatenate(best)[::-1])
 
 
-def _cut(a: Values, low_a: int, b: Values, low_b: int, nodes: int) -> int:
-    """An i with the best a[i] + b[nodes - i]: the lowest."""
-    first = max(low_a, nodes - low_b - len(b) + 1)
-    last = min(low_a + len(a) - 1, nodes - low_b)
-    left = a[first - low_a : last - low_a + 1]
-    right = b[nodes - last - low_b : nodes - first - low_b + 1][::-1]
+def _cut(a: _Table, b: _Table, nodes: int) -> int:
+    """Returns an i with the best a[i] + b[nodes - i]: the lowest."""
+    first = max(a.low, nodes - b.low - len(b.values) + 1)
+    last = min(a.low + len(a.values) - 1, nodes - b.low)
+    left = a.values[first - a.low : last - a.low + 1]
+    right = b.values[nodes - last - b.low : nodes - first - b.low + 1][::-1]
     return first + int(np.argmax(left + right))
