@@ -100,7 +100,7 @@ class DropPolicy(Policy):
         return dataclasses.replace(Candidate.of(self.planner, new, "finish step", reason), dropped=dropped)
 
     def _shares(self, plan: Plan, pipelines: Sequence[Pipeline]) -> Mapping[int, Pool]:
-        """As they were, as far as these pipelines are whole."""
+        """Returns the shares that these pipelines had, as far as they are whole."""
         settings = self.planner.settings
         times = {
             at: pipeline_times(
@@ -128,7 +128,7 @@ def on_whole_pipelines(
     """Returns a plan that goes on with whole pipelines alone, nodes that came in the gaps of others.
 
     None where nothing is broken or left out (but for `anyway`), no pipeline would be whole, or nothing fits the
-    memory. With `arrives`, owners who have not got their state yet get it before the step.
+    memory. With `arrives`, owners that have not got their state yet get it before the step.
     """
     plan, holders = request.plan, request.holders
     left = (as_placed if arrives else left_over)(plan, holders, request.absent)
@@ -148,7 +148,7 @@ def on_whole_pipelines(
         except NoReplica:
             if not arrives:
                 raise
-            continue  # who has it has no place in the plan, and can send nothing
+            continue  # the worker that has it has no place in the plan, and can send nothing
         new = msgspec.structs.replace(new, schedule=planner.settings.schedule, transfers=moves)
         if planner.fits(new):
             moved = sum(move.moved_bytes(new.groups[move.group]) for move in moves)
@@ -160,7 +160,8 @@ def on_whole_pipelines(
 
 
 def _filled(planner: Planner, request: ReplanRequest, parts: Parts, came: Sequence[NodeId]) -> Parts:
-    """With the nodes that came in the gaps of broken pipelines: where one makes a pipeline whole, if it can."""
+    """Returns the parts with the nodes that came in the gaps of broken pipelines: where one makes a pipeline whole, if
+    it can."""
     pipelines, per_node = parts.pipelines, request.plan.devices_per_node
     for node in came:
         ranked: list[tuple[tuple[int, int, int, int], tuple[Pipeline, ...]]] = []
@@ -176,7 +177,8 @@ def _filled(planner: Planner, request: ReplanRequest, parts: Parts, came: Sequen
 def _gap_rank(
     request: ReplanRequest, then: Sequence[Pipeline], place: Place, node: NodeId, number: int
 ) -> tuple[int, int, int, int]:
-    """Broken pipelines, layers that the node's still lacks, bytes to move, and the order in which it was found."""
+    """Returns the rank of a gap: broken pipelines, layers that the node's still lacks, bytes to move, and the order
+    found."""
     num_layers = request.plan.num_layers
     broken = sum(not pipeline.is_whole(num_layers) for pipeline in then)
     has = sum(len(stage.layers) for stage in then[place.pipeline].stages)
@@ -197,7 +199,7 @@ def reason_for(planner: Planner, request: ReplanRequest, plan: Plan, moved_bytes
 
 
 def _left_out(plan: Plan, when: str) -> str:
-    """What a plan does with broken pipelines, for people."""
+    """Returns what a plan does with broken pipelines, as a part of a sentence."""
     broken = sum(not pipeline.is_whole(plan.num_layers) for pipeline in plan.pipelines)
     waits = f"{count(broken, 'pipeline')} that {'is' if broken == 1 else 'are'} not whole {_waits(broken)}, and "
     if not plan.dropped:

@@ -62,7 +62,7 @@ def quickest(undone: Undone, planner: Planner, so_far: Sequence[Stretch]) -> Fin
     """Returns the plan that finishes the step soonest, by estimate, as far as that is worth the search.
 
     Args:
-        undone: what is left of the step, and who.
+        undone: what is left of the step, and which workers.
         planner: costs and memory.
         so_far: the plans under which the step was done so far.
     """
@@ -77,7 +77,7 @@ def quickest(undone: Undone, planner: Planner, so_far: Sequence[Stretch]) -> Fin
     if not undone.missing or undone.pipelines == undone.intact:
         return best
     most = CLEARLY * best.rest_s if best.rest_s is not None else 0.0
-    tries = (budget - past) // own - 2  # one is the usual way, and one says how busy everybody is
+    tries = (budget - past) // own - 2  # one is the usual way, and one says how busy all are
     for routes, busiest_s in _others(undone, planner, progress):
         if tries <= 0:
             break
@@ -94,7 +94,7 @@ def quickest(undone: Undone, planner: Planner, so_far: Sequence[Stretch]) -> Fin
 
 
 def _budget(plan: Plan, planner: Planner) -> int:
-    """In units; a step is taken to last as long as its work does, spread evenly."""
+    """Returns the units that may be simulated. A step is taken to last as long as its work does, spread evenly."""
     profile = planner.profile
     microbatch_s = stage_costs(profile).compute_s(0, plan.num_layers, profile.device_counts[0])
     even_s = plan.num_microbatches * microbatch_s / max(1, len(plan.workers))
@@ -102,8 +102,8 @@ def _budget(plan: Plan, planner: Planner) -> int:
 
 
 def _recent(so_far: Sequence[Stretch], most: int) -> tuple[Sequence[Stretch], int]:
-    """As many of the last plans as have at most so many units, and how many they have. What was done under others, and
-    goes on, is thought not to be done."""
+    """Returns as many of the last plans as have at most so many units, and how many they have. What was done under
+    others, and goes on, is thought not to be done."""
     units = 0
     for number, stretch in enumerate(reversed(so_far)):
         more = num_units(stretch.plan)
@@ -114,7 +114,7 @@ def _recent(so_far: Sequence[Stretch], most: int) -> tuple[Sequence[Stretch], in
 
 
 def _others(undone: Undone, planner: Planner, progress: Progress) -> Iterator[tuple[tuple[Route, ...], float]]:
-    """Ways over all owners, each once, and how long the busiest worker computes."""
+    """Yields routes over all owners, each once, and how long the busiest worker computes."""
     plan = undone.plan
     kept = undone.finished_by(())
     busy_s = progress.busy_s(kept)
@@ -142,7 +142,7 @@ def _others(undone: Undone, planner: Planner, progress: Progress) -> Iterator[tu
 
 
 def _within(plan: Plan, planner: Planner) -> Plan | None:
-    """With room for microbatches that are held up, if there is; None where not even without."""
+    """Returns the plan with room for microbatches that are held up, if there is; None where not even without."""
     ordered = msgspec.structs.replace(plan, layer_units=layer_units(planner.profile))
     roomy = msgspec.structs.replace(ordered, spare_in_flight=max(SPARE, plan.spare_in_flight))
     return next((one for one in (roomy, ordered) if planner.fits(one)), None)

@@ -81,7 +81,7 @@ class FailureForecast:
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
-    """Of nodes that hold parameter groups.
+    """How far nodes that hold parameter groups are exposed to losses.
 
     Attributes:
         num_nodes: all that hold something, or could.
@@ -93,7 +93,7 @@ class Exposure:
     last: tuple[tuple[int, int, int], ...]
 
     def peril(self, together: float) -> float:
-        """Of the next losses, the share that takes a last replica; at most 1. The bulks' sizes are geometric.
+        """Returns the share of the next losses that takes a last replica; at most 1. The bulks' sizes are geometric.
 
         A bulk of M nodes takes all of m certain ones among n with a chance of M (M - 1) ... (M - m + 1) over
         n (n - 1) ... (n - m + 1), and the mean of the former is m! mean (mean - 1)^(m - 1). Chances are added up.
@@ -113,7 +113,7 @@ class Exposure:
 def exposure(
     holders: Iterable[tuple[NodeId, Collection[int]]], num_groups: int, zones: Mapping[NodeId, str] | None = None
 ) -> Exposure:
-    """Of nodes that hold these parameter groups.
+    """Returns the exposure of nodes that hold these parameter groups.
 
     Args:
         holders: each node, or worker of it, with what it holds.

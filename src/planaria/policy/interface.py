@@ -155,8 +155,8 @@ class Candidate:
     Attributes:
         name: of the candidate, for people.
         explain: makes the reason, of the request as it was made and the plan in its terms.
-        wait_s: by how much longer the first step is if state moves before it: who gets state late may have had nothing
-            to do before.
+        wait_s: by how much longer the first step is if state moves before it: a worker that gets state late may have
+            had nothing to do before.
         is_late: it has f + 1 replicas only when its shadows have the state that is under way to them.
         memory_bytes: of the fullest device.
         restored: what workers read, where they begin at the last checkpoint; None: their state is of now.
@@ -333,7 +333,8 @@ class Policy(ABC):
 
 
 def _rest_s(planner: Planner, finishing: Candidate, passed_s: float) -> float:
-    """At least what runs again alone, and what a whole step takes longer than what has passed of it."""
+    """Returns the seconds of the rest, from outside: at least what runs again alone, and what a whole step takes longer
+    than what has passed of it."""
     plan = finishing.plan
     again = tuple(route for route in plan.routes if route.born == plan.generation)
     alone_s = planner.estimate(plan.renewed(routes=again)).step_time_s if again else 0.0

@@ -81,8 +81,8 @@ class MorphPolicy(Policy):
         return self._back(request, sorted(dead)) if dead else self._moved(request)
 
     def finishes(self, request: ReplanRequest) -> bool:
-        """Returns False where an owner of layers was lost. Who was about to get its first state is no loss to the
-        step."""
+        """Returns False where an owner of layers was lost. A node that was about to get its first state is no loss to
+        the step."""
         return set(request.plan.layers_of) <= set(request.holders)
 
     # After a loss
@@ -137,7 +137,8 @@ class MorphPolicy(Policy):
         return self._chosen(best, told, f"Nobody is lost; the best grid has {_rows(best.plan)}{idle}; {state}.")
 
     def _moving_s(self, candidate: Candidate) -> float:
-        """Of a plan whose state moves from live workers: before its first step, or beside the step before that."""
+        """Returns the seconds without gain of a plan whose state moves from live workers: before its first step, or
+        beside the step before that."""
         plan, forecast = candidate.plan, self.forecast
         if not plan.transfers:
             return 0.0
@@ -150,7 +151,8 @@ class MorphPolicy(Policy):
     # Grids, and which is best
 
     def _grids(self, nodes: Sequence[NodeId], generation: int, holders: Holders | None = None) -> list[Grid]:
-        """Those that fit, fastest by their templates' times first: with f + 1 pipelines, or else all that there are.
+        """Returns the grids that fit, fastest by their templates' times first: those with f + 1 pipelines, or else all
+        that there are.
 
         Raises:
             TooFewNodes: not even one pipeline.
@@ -182,8 +184,8 @@ class MorphPolicy(Policy):
         build: Callable[[Grid], Plan | None] = lambda grid: grid.plan,
         kept: Plan | None = None,
     ) -> list[Candidate]:
-        """Each with its estimate. Where a grid's pipelines alone take much longer than the best step, sums of gradients
-        included, neither it nor those after it are built."""
+        """Returns each grid with its estimate. Where the pipelines alone take much longer than the best step, sums of
+        gradients included, neither that grid nor those after it are built."""
         found = [] if kept is None else [self._candidate(kept, how)]
         for grid in grids:
             is_short = len(grid.plan.pipelines) <= self.planner.settings.fault_tolerance
@@ -203,8 +205,9 @@ class MorphPolicy(Policy):
     def _best(
         self, found: Sequence[Candidate], transition_s: Callable[[Candidate], float]
     ) -> tuple[Candidate, tuple[CandidateRecord, ...]]:
-        """Those with f + 1 replicas first, then those that train most until the next loss or the end; of equals the
-        faster, then the one with the shorter transition, then the first. And what is told of all, in that order."""
+        """Returns the best candidate, and the records of all in their order. Those with f + 1 replicas come first, then
+        those that train most until the next loss or the end; of equals the faster, then the one with the shorter
+        transition."""
         if not found:
             raise PlanError("No grid of the live nodes fits the devices' memory. Add nodes.")
         horizon = self.forecast.horizon_s(min(candidate.step_time_s for candidate in found))
@@ -239,7 +242,7 @@ class MorphPolicy(Policy):
 
 
 def _dealt_as(before: Plan, plan: Plan) -> Plan:
-    """The same pipelines with the shares that they had, where these were whole."""
+    """Returns the same pipelines with the shares that they had, where these were whole."""
     if any(len(route.counted) < plan.num_layers for route in before.routes):
         return plan
     routes = tuple(msgspec.structs.replace(route, born=plan.generation) for route in before.routes)

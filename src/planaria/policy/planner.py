@@ -120,7 +120,7 @@ class Planner:
 
     @property
     def templates(self) -> tuple[Template, ...]:
-        """For every number of nodes that a pipeline may have. Made when they are first asked for.
+        """A template for every number of nodes that a pipeline may have. Made when they are first asked for.
 
         Raises:
             PlanError: the model or f + 1 replicas of it do not fit.

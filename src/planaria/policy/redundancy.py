@@ -57,7 +57,8 @@ class RedundancyPolicy(Policy):
 
     @classmethod
     def of(cls, planner: Planner) -> Self:
-        """Makes the templates, with room for shadows, and chooses P and D for the job's nodes.
+        """Returns the policy for a job: makes the templates, with room for shadows, and chooses P and D for the job's
+        nodes.
 
         Raises:
             PlanError: no pipelines of one depth keep f + 1 replicas within the memory.
@@ -101,7 +102,8 @@ class RedundancyPolicy(Policy):
             return self._without_shadows(refused, lambda policy: policy.reconfigure(request))
 
     def _shape_for(self, num_nodes: int) -> tuple[int, int]:
-        """Pipelines of depth P, as many as can be and not more than D; of another depth if those are too few.
+        """Returns depth P and the number of pipelines, as many as can be and not more than D; another depth if those
+        are too few.
 
         Raises:
             PlanError: there are none.
@@ -115,7 +117,7 @@ class RedundancyPolicy(Policy):
         return next(template for template in self.planner.templates if template.num_nodes == depth)
 
     def _without_shadows(self, refused: PlanError, propose: Callable[[TemplatesPolicy], Candidate]) -> Candidate:
-        """What templates make of as many replicas. Raises PlanError, as refused: nothing either."""
+        """Returns what templates make of as many replicas. Raises PlanError, as refused: nothing either."""
         try:
             found = propose(TemplatesPolicy(self.planner.variant(shadows=False)))
         except PlanError:
@@ -123,8 +125,8 @@ class RedundancyPolicy(Policy):
         return dataclasses.replace(found, reason=f"{found.reason} Workers shadow nobody until rings fit again.")
 
     def _standing(self, request: ReplanRequest, live: Collection[NodeId]) -> tuple[Pipeline, ...] | None:
-        """The pipelines with predecessors in the places of the lost; None where one cannot go on so, or the plan is of
-        another making."""
+        """Returns the pipelines with predecessors in the places of the lost; None where one cannot go on so, or the
+        plan is of another making."""
         plan = request.plan
         if plan.redundancy is not self.planner.settings.redundancy or plan.num_microbatches < len(plan.pipelines):
             return None
@@ -139,7 +141,8 @@ class RedundancyPolicy(Policy):
         return tuple(whole for whole in found if whole is not None) or None
 
     def _is_due(self, plan: Plan, standing: Sequence[Pipeline], live: Collection[NodeId]) -> bool:
-        """Whether the nodes that wait are enough to make all pipelines whole, or one more (appendix A, trigger a)."""
+        """Returns whether the nodes that wait are enough to make all pipelines whole, or one more (appendix A, trigger
+        a)."""
         placed = {plan.node_of(worker) for pipeline in standing for worker in pipeline.workers}
         if set(live) == placed:
             return False
@@ -156,8 +159,8 @@ class RedundancyPolicy(Policy):
     def _taken_over(
         self, request: ReplanRequest, standing: tuple[Pipeline, ...], live: Collection[NodeId]
     ) -> Candidate | None:
-        """The plan in which predecessors have the places of the lost, and no state moves. None where it has too few
-        replicas (trigger b), or does not fit the memory."""
+        """Returns the plan in which predecessors have the places of the lost, and no state moves. None where it has too
+        few replicas (trigger b), or does not fit the memory."""
         plan, planner = request.plan, self.planner
         workers = {worker for worker in plan.workers if plan.node_of(worker) in live}
         shadows = tuple(
@@ -171,7 +174,7 @@ class RedundancyPolicy(Policy):
         return Candidate.of(planner, new, TAKEOVER, happened(plan, new, live))
 
     def _rebuilt(self, request: ReplanRequest, live: Sequence[NodeId]) -> Candidate:
-        """Whole pipelines, with as many nodes as can be where they were."""
+        """Returns whole pipelines, with as many nodes as can be where they were."""
         depth, number = self._shape_for(len(live))
         new = rings(self.planner, request, self._template(depth), number)
         moved = sum(move.moved_bytes(request.plan.groups[move.group]) for move in new.transfers)
@@ -250,7 +253,7 @@ def on_pipelines(planner: Planner, pipelines: Sequence[Pipeline], shadows: tuple
 
 
 def _whole(planner: Planner, template: Template, nodes: Sequence[NodeId], generation: int) -> Plan:
-    """Whole pipelines of that template, on nodes in order."""
+    """Returns a plan on whole pipelines of that template, on nodes in order."""
     settings, depth = planner.settings, template.num_nodes
     per_node = settings.devices_per_node
     pipelines = [place(template, nodes[at : at + depth], per_node) for at in range(0, len(nodes), depth)]
@@ -283,7 +286,8 @@ def _plan(
 
 
 def _times(planner: Planner, pipeline: Pipeline) -> Times:
-    """Of a pipeline in which some workers have two places: its path, and a period for each further microbatch."""
+    """Returns the times of a pipeline in which some workers have two places: its path, and a period for each further
+    microbatch."""
     costs, settings = StageCosts(planner.profile), planner.settings
     busy: dict[WorkerId, float] = {}
     path = 0.0
@@ -300,8 +304,9 @@ def _times(planner: Planner, pipeline: Pipeline) -> Times:
 def _with_transfers(
     new: Plan, before: Plan, holders: Holders, live: Sequence[NodeId], leaving: Collection[NodeId]
 ) -> Plan:
-    """The plan, with the state that its workers lack. Who has no place in it never hears of it, and can send nothing,
-    except for nodes that leave; so the only live holders of a group that wait in the queue send as shadows."""
+    """Returns the plan with the transfers of the state that its workers lack. A worker without a place in it never
+    hears of it, and can send nothing, except for nodes that leave; so the only live holders of a group that wait in the
+    queue send as shadows."""
     there = {w: groups for w, groups in holders.items() if before.node_of(w) in live or before.node_of(w) in leaving}
     told = {w: g for w, g in there.items() if w in new.groups_of or new.node_of(w) in leaving}
     held = {group for groups in told.values() for group in groups}
@@ -354,7 +359,7 @@ def happened(before: Plan, after: Plan, live: Collection[NodeId]) -> str:
 
 
 def _bare(plan: Plan) -> int:
-    """Stages that nobody shadows."""
+    """Returns how many stages have no shadow."""
     return sum(
         not any(
             shadow.worker in pipeline.workers and set(stage.layers) <= set(shadow.layers) for shadow in plan.shadows

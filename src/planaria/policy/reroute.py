@@ -41,7 +41,7 @@ class ReroutePolicy(Policy):
         return TemplatesPolicy(self.planner).initial(nodes, generation)
 
     def reconfigure(self, request: ReplanRequest) -> Candidate:
-        """Returns detours around those who are gone; nodes that came take the places of the lost.
+        """Returns detours around nodes that are gone; nodes that came take the places of the lost.
 
         Raises:
             TooFewNodes: it cannot be rerouted, and fewer than (f + 1) n0 nodes are left.
@@ -49,7 +49,7 @@ class ReroutePolicy(Policy):
         """
         rerouted = result_of(self.on_what_is_left(request))
         came = nodes_without_place(request, left_over(request.plan, request.holders, request.absent))
-        # Who gave notice lives, and is named as lost when its time has come: it can still make the next plan full.
+        # A node that gave notice lives, and is named as lost when its time has come: it can still make a plan full.
         lives = {request.plan.node_of(worker) for worker in request.holders}
         can_be_full = bool(came) or not request.absent.isdisjoint(lives)
         is_wanting = rerouted is not None and rerouted.is_degraded and can_be_full
@@ -72,7 +72,7 @@ class ReroutePolicy(Policy):
         """Returns what is left going on, as nothing else is possible. None where that is not either.
 
         Though nodes came: they are too few for more pipelines. Or though of some layer no owner has the state in place:
-        it comes to him before the step; or who holds it beside the plan becomes an owner.
+        it comes before the step; or a worker that holds it beside the plan becomes an owner.
         """
         plan, holders = request.plan, request.holders
         left = left_over(plan, holders, request.absent)
@@ -83,7 +83,7 @@ class ReroutePolicy(Policy):
         return result_of(self._rerouted(request, as_placed(plan, holders, request.absent), ()))
 
     def on_what_is_left(self, request: ReplanRequest) -> Pieces[Candidate | None]:
-        """Finds detours around those who are gone, and places of the lost for nodes that came, with pauses.
+        """Finds detours around nodes that are gone, and places of the lost for nodes that came, with pauses.
 
         None where some layer would have no owner, nothing fits the memory, or nodes came and none has a place to take.
         """
@@ -99,7 +99,7 @@ class ReroutePolicy(Policy):
     def _rerouted(
         self, request: ReplanRequest, left: Sequence[Pipeline], came: Sequence[NodeId]
     ) -> Pieces[Candidate | None]:
-        """None where some layer would have no owner, or nothing fits the memory."""
+        """Finds detours on these pipelines. None where some layer would have no owner, or nothing fits the memory."""
         planner, plan, holders = self.planner, request.plan, request.holders
         filled = self._filled(request, left, came)
         for pipelines in (filled, left) if filled != left else (left,):
@@ -116,7 +116,8 @@ class ReroutePolicy(Policy):
         return None
 
     def _filled(self, request: ReplanRequest, left: Sequence[Pipeline], came: Sequence[NodeId]) -> tuple[Pipeline, ...]:
-        """The pipelines with the nodes that came, each in the place where it helps most, as long as one helps."""
+        """Returns the pipelines with the nodes that came, each in the place where it helps most, as long as
+        one helps."""
         planner, per_node = self.planner, request.plan.devices_per_node
         pipelines, num_gaps = tuple(left), len(left)
         for node in came:
@@ -154,7 +155,7 @@ class ReroutePolicy(Policy):
         return short, busiest, uneven, size_bytes
 
     def _candidate(self, request: ReplanRequest, found: Rerouted, plan: Plan) -> Candidate:
-        """With its reason."""
+        """Returns the candidate of a rerouted plan, with its reason."""
         moved = sum(move.moved_bytes(plan.groups[move.group]) for move in plan.transfers)
         candidate = Candidate.of(self.planner, plan, REROUTE, transfer_bytes=moved)
         short = lacking(plan, self.planner.settings.fault_tolerance)

@@ -14,7 +14,7 @@ from planaria.planner.reconfigure.reconfigure import How, Reconfiguration
 
 
 def size(size_bytes: int) -> str:
-    """In the largest unit that fits."""
+    """Returns bytes in the largest unit that fits."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size_bytes >= scale:
             return f"{size_bytes / scale:.1f} {unit}"
@@ -22,29 +22,29 @@ def size(size_bytes: int) -> str:
 
 
 def count(number: int, noun: str, plural: str | None = None) -> str:
-    """A number of things."""
+    """Returns a number with its noun."""
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
 def join(items: Sequence[object]) -> str:
-    """A list with an "and"."""
+    """Returns a list with an "and"."""
     words = [str(item) for item in items]
     return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1] if words else ""
 
 
 def nodes_are(nodes: Sequence[NodeId], what: str) -> str:
-    """What some nodes are, as a part of a sentence."""
+    """Returns what some nodes are, as a part of a sentence."""
     one = len(nodes) == 1
     return f"{'node' if one else 'nodes'} {join(nodes)} {'is' if one else 'are'} {what}"
 
 
 def capital(text: str) -> str:
-    """The text as a sentence begins."""
+    """Returns the text as a sentence begins."""
     return text[:1].upper() + text[1:]
 
 
 def time(seconds: float) -> str:
-    """In the largest unit of which there are two at least."""
+    """Returns seconds in the largest unit of which there are two at least."""
     for unit, scale in (("days", 86_400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0)):
         if seconds >= 2 * scale:
             return f"{seconds / scale:.3g} {unit}"
@@ -52,7 +52,7 @@ def time(seconds: float) -> str:
 
 
 def shape(plan: Plan) -> str:
-    """The pipelines' numbers of nodes."""
+    """Returns the pipelines' numbers of nodes."""
     return "+".join(str(len({plan.node_of(worker) for worker in pipeline.workers})) for pipeline in plan.pipelines)
 
 
@@ -60,7 +60,7 @@ def shape(plan: Plan) -> str:
 
 
 def begun(plan: Plan, num_nodes: int, num_replicas: int) -> str:
-    """The sentence for a first plan, of so many nodes."""
+    """Returns the sentence for a first plan, of so many nodes."""
     sizes = Counter(len(_nodes(plan, pipeline)) for pipeline in plan.pipelines)
     shapes = join([f"{number} of {count(nodes, 'node')}" for nodes, number in sorted(sizes.items())])
     verb = "make" if num_nodes != 1 else "makes"
@@ -71,7 +71,7 @@ def begun(plan: Plan, num_nodes: int, num_replicas: int) -> str:
 
 
 def who_changes(before: Plan, after: Plan) -> str:
-    """Who comes and goes, as the beginning of a sentence."""
+    """Returns which nodes come and go, as the beginning of a sentence."""
     parts = []
     come, go = set(after.nodes) - set(before.nodes), set(before.nodes) - set(after.nodes)
     for verb, nodes in (("join", come), ("leave", go)):
@@ -91,7 +91,7 @@ def _lost(plan: Plan, live: Collection[WorkerId]) -> list[NodeId]:
 
 
 def losses(plan: Plan, lost: Collection[NodeId]) -> str:
-    """Which pipeline lost which nodes, as the beginning of a sentence; empty when none did."""
+    """Returns which pipeline lost which nodes, as the beginning of a sentence; empty when none did."""
     parts: list[str] = []
     away = set(lost)
     for at, pipeline in enumerate(plan.pipelines):
@@ -106,7 +106,7 @@ def losses(plan: Plan, lost: Collection[NodeId]) -> str:
 
 
 def finished(plan: Plan, new: Plan, live: Collection[WorkerId], *, crosses: bool) -> str:
-    """The sentence for a plan that finishes a step: what runs again, and where."""
+    """Returns the sentence for a plan that finishes a step: what runs again, and where."""
     added = [route for route in new.routes if route.born == new.generation]
     again = {microbatch for route in added for microbatch in route.microbatches}
     carriers = {hop.worker for route in added for hop in route.hops}
@@ -124,7 +124,7 @@ def finished(plan: Plan, new: Plan, live: Collection[WorkerId], *, crosses: bool
 
 
 def taken_over(plan: Plan, resumed: Plan, live: Collection[WorkerId]) -> str:
-    """The sentence for a step in which shadows go on."""
+    """Returns the sentence for a step in which shadows go on."""
     lost = _lost(plan, live)
     left = {m for route in resumed.routes if route.reached is not None for m in route.microbatches}
     many = len(lost) > 1
@@ -137,12 +137,12 @@ def taken_over(plan: Plan, resumed: Plan, live: Collection[WorkerId]) -> str:
 
 
 def why(plan: Plan, lost: Collection[NodeId], result: Reconfiguration) -> str:
-    """The sentence for a reconfiguration."""
+    """Returns the sentence for a reconfiguration."""
     return f"{losses(plan, lost) or 'The nodes changed'}; {_remedy(result)}; {_moved(result)}."
 
 
 def why_at_speeds(plan: Plan, lost: Collection[NodeId], result: Reconfiguration, speeds: Speeds) -> str:
-    """The sentence for a plan that knows of speeds. Slow nodes that it does without live, and rest."""
+    """Returns the sentence for a plan that knows of speeds. Slow nodes that it does without live, and rest."""
     slow = {node: speed for node, speed in speeds.items() if speed != 1}
     told = [
         f"node{'s' if len(nodes) > 1 else ''} {join(nodes)} at {speed:g}"

@@ -75,7 +75,8 @@ class TemplatesPolicy(Policy):
     # First plans
 
     def _initial_plan(self, nodes: Sequence[NodeId], generation: int) -> Plan:
-        """Of more nodes than the job began with, as many as a step's microbatches are enough for."""
+        """Returns a first plan of all nodes; of more than the job began with, as many as a step's microbatches are
+        enough for."""
         while True:
             try:
                 return self._fastest(nodes, generation)
@@ -85,7 +86,7 @@ class TemplatesPolicy(Policy):
                 nodes = nodes[:-1]
 
     def _fastest(self, nodes: Sequence[NodeId], generation: int) -> Plan:
-        """The fastest, as simulated, of the best instantiations of all templates and of other sets."""
+        """Returns the fastest, as simulated, of the best instantiations of all templates and of other sets."""
         planner = self.planner
         return self._clearly_fastest(
             planner.instantiated(planner.templates, nodes, generation),
@@ -101,7 +102,7 @@ class TemplatesPolicy(Policy):
         plan_of: Callable[[_T], Plan],
         num_nodes: int,
     ) -> _T:
-        """The first, unless another set of templates makes one of as many nodes that is clearly faster.
+        """Returns the first, unless another set of templates makes one of as many nodes that is clearly faster.
 
         Args:
             first: by compute alone.
@@ -132,7 +133,8 @@ class TemplatesPolicy(Policy):
     # After a change
 
     def _reconfiguration(self, request: ReplanRequest) -> Reconfiguration:
-        """With every node, or as many as a step's microbatches are enough for. Those that came last are idle first."""
+        """Returns a reconfiguration with every node, or as many as a step's microbatches are enough for. Nodes that
+        came last are idle first."""
         try:
             return self._with_all(request)
         except Undistributable as error:
@@ -151,13 +153,13 @@ class TemplatesPolicy(Policy):
         raise too_many
 
     def _with_all(self, request: ReplanRequest) -> Reconfiguration:
-        """With every live node."""
+        """Returns a reconfiguration with every live node."""
         if self.planner.speeds is not None:
             return self._at_speeds(request, self.planner.speeds)
         return self._with_sums(self._made_of(self.planner.templates, request), request)
 
     def _with_sums(self, found: Reconfiguration, request: ReplanRequest) -> Reconfiguration:
-        """Where the nodes are dealt out anew, the fastest as simulated; see `_clearly_fastest`."""
+        """Returns the fastest as simulated where the nodes are dealt out anew; see `_clearly_fastest`."""
         if found.how is not How.INSTANTIATE:
             return found
 
@@ -169,7 +171,7 @@ class TemplatesPolicy(Policy):
         return self._clearly_fastest(found, made, attrgetter("plan"), len(found.plan.nodes))
 
     def _at_speeds(self, request: ReplanRequest, speeds: Speeds) -> Reconfiguration:
-        """Of the candidates that fit into memory, the one that takes least in the long run, as simulated."""
+        """Returns, of the candidates that fit into memory, the one that takes least in the long run, as simulated."""
         best: Reconfiguration | None = None
         least_s = float("inf")
         for found in candidates(request.change(self.planner)):
@@ -181,7 +183,7 @@ class TemplatesPolicy(Policy):
     def _made_of(
         self, templates: Sequence[Template], request: ReplanRequest, *, search: bool = False
     ) -> Reconfiguration:
-        """Whatever the speeds are."""
+        """Returns a reconfiguration of these templates, whatever the speeds are."""
         planner = self.planner
         return reconfigure(
             planner.profile,
@@ -228,7 +230,7 @@ def other_sets(
 
 
 def _without_smallest(templates: Sequence[Template]) -> Iterator[Sequence[Template]]:
-    """All but the first, all but the first two, four, and so on."""
+    """Yields all but the first, all but the first two, four, and so on."""
     smallest = 1
     while smallest < len(templates):
         yield templates[smallest:]

@@ -44,11 +44,11 @@ MOST_KEPT = 256
 
 @dataclass(eq=False)
 class _Answers:
-    """What was found out of canonical requests.
+    """Answers to canonical requests, found and being found.
 
     Attributes:
         known: answers.
-        under_way: an answer that is being prepared: whoever asks for it goes on where that stands.
+        under_way: an answer that is being prepared; the next request goes on where that stands.
     """
 
     known: dict[Hashable, Sequence[Candidate]] = field(default_factory=dict)
@@ -122,7 +122,7 @@ class AdaptivePolicy(Policy):
         generation: int,
         refused: PlanError,
     ) -> Candidate:
-        """A first plan of too few nodes for f + 1 pipelines. Raises PlanError, as refused: there is none."""
+        """Returns a first plan of too few nodes for f + 1 pipelines. Raises PlanError, as refused: there is none."""
         for _, fewer in fewer_replicas(planner, len(set(nodes))):
             try:
                 own = TemplatesPolicy(fewer).initial(nodes, generation)
@@ -173,7 +173,7 @@ class AdaptivePolicy(Policy):
         return best is not None and bool(best.dropped)
 
     def _first_choice(self, request: ReplanRequest) -> Candidate | None:
-        """What `reconfigure` would answer; None where it has no answer."""
+        """Returns what `reconfigure` would answer; None where it has no answer."""
         try:
             ranked, _, _ = self._ranked(self._form(request))
         except PlanError:
@@ -189,13 +189,13 @@ class AdaptivePolicy(Policy):
             return  # it is found out as quickly when it is asked
 
     def _form(self, asked: ReplanRequest) -> Canonical:
-        """Where a plan is not for the next step, it is compared with that of now, and nodes keep their numbers; so they
-        do where they differ, in speed or in zone."""
+        """Returns the canonical form of a request. Nodes keep their numbers where they differ in speed or zone, and
+        where the plan is not for the next step: then it is compared with that of now."""
         are_alike = not self.planner.speeds and not self.planner.zones
         return canonical(asked, may_rename=self.forecast.at_once and are_alike)
 
     def _found(self, asked: Canonical) -> Pieces[Sequence[Candidate]]:
-        """The candidates for the canonical request. Raises PlanError: there is none."""
+        """Finds the candidates for the canonical request. Raises PlanError: there is none."""
         settings, zones = self.planner.settings, self.planner.zones
         nodes = {NodeId(w // settings.devices_per_node) for w in asked.request.holders} if zones else ()
         key = asked.key, tuple((node, zone_of(zones, node)) for node in sorted(nodes))
@@ -209,7 +209,7 @@ class AdaptivePolicy(Policy):
             found: Sequence[Candidate] | None = yield from under_way[key]
         finally:
             under_way.pop(key, None)
-        if found is None:  # it was brought to its end by whoever could not wait
+        if found is None:  # a request that could not wait brought it to its end
             found = known.get(key)
         if found is None:
             raise PlanError("There is no plan for the nodes that are left.")
@@ -219,8 +219,8 @@ class AdaptivePolicy(Policy):
         return found
 
     def _allowed(self, asked: Canonical, found: Sequence[Candidate], horizon: float) -> Sequence[Candidate]:
-        """A degraded plan lasts only where no full one is possible: none at all, or none in time. What would move
-        beside a step moves so only where the plan is for the next step, and not twice in a row.
+        """Returns the candidates that may be taken now. A degraded one only where no full one is possible: none at all,
+        or none in time. State moves beside a step only where the plan is for the next step, and not twice in a row.
 
         Nothing is trained twice, and no more is left out, but after a loss. What does one of these is no reason not to
         go on degraded.
@@ -247,8 +247,8 @@ class AdaptivePolicy(Policy):
         return full if in_time else possible
 
     def _ranked(self, asked: Canonical) -> tuple[Sequence[Candidate], tuple[CandidateRecord, ...], float]:
-        """The candidates by what they are worth, what is told of them, and the seconds over which that is so. Of equals
-        the one with the shorter transition, of fewer bytes, the first.
+        """Returns the candidates by what they are worth, their records, and the seconds over which that is so. Of
+        equals the one with the shorter transition comes first, then the one of fewer bytes.
 
         Raises:
             PlanError: there is none.
@@ -281,7 +281,7 @@ class AdaptivePolicy(Policy):
     def _chosen(
         self, asked: Canonical, best: Candidate, told: tuple[CandidateRecord, ...], horizon: float
     ) -> Candidate:
-        """The best, for the request as it was made, with the reason."""
+        """Returns the best candidate for the request as it was made, with its reason."""
         chosen = asked.answered(best)
         why = _comparison(told, horizon, self.forecast)
         beside = chosen.beside
@@ -293,7 +293,7 @@ class AdaptivePolicy(Policy):
 
 
 def _comparison(ranked: Sequence[CandidateRecord], horizon: float, forecast: FailureForecast) -> str:
-    """Why the first was taken, as a sentence."""
+    """Returns the sentence that says why the first was taken."""
     first, *others = ranked
     if not others:
         return f"Nothing but {first.name} is possible."

@@ -117,7 +117,7 @@ def _collected(source: Source, planner: Planner, request: ReplanRequest) -> Iter
 
 
 def _last_resorts(planner: Planner, request: ReplanRequest, offered: Sequence[Candidate]) -> list[Candidate]:
-    """What is left as it is; and new pipelines of one replica."""
+    """Returns what is left as it is, and new pipelines of one replica."""
     found = list(rerouted_anyway(planner, request))
     for candidate in pipelines_of_one_replica(planner, request):
         if not any(_same(candidate, other) for other in (*offered, *found)):
@@ -184,7 +184,8 @@ def with_split_backwards(planner: Planner, candidate: Candidate) -> Candidate | 
 
 
 def _beside(planner: Planner, first: Candidate, target: Candidate) -> Iterator[Candidate]:
-    """A step rerouted or taken over, beside which the state moves for the target. None where that cannot be."""
+    """Yields the target with a step rerouted or taken over before it, beside which its state moves, where that
+    can be."""
     step = ReroutePolicy(planner).warm_up(first.plan, target, target.plan.generation)
     if step is None or not {move.source for move in target.plan.transfers} <= set(step.plan.workers):
         return
@@ -241,7 +242,7 @@ def told_apart(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _of_one_name(candidates: Sequence[Candidate]) -> list[list[int]]:
-    """Places of candidates that others are called like."""
+    """Returns the places of candidates that share a name with others."""
     times = Counter(candidate.name for candidate in candidates)
     return [
         [at for at, candidate in enumerate(candidates) if candidate.name == name]

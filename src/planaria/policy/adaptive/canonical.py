@@ -59,8 +59,8 @@ class Canonical:
         return WorkerId(self.node_of[NodeId(node)] * self.asked.plan.devices_per_node + device)
 
     def _real(self, plan: Plan) -> Plan:
-        """Workers by their real numbers, everything of the generation asked for, pipelines in the order that they
-        had."""
+        """Returns the plan with real numbers of workers, of the generation asked for, its pipelines in the order that
+        they had."""
         generation = self.asked.generation
         old = {stage.worker: at for at, p in enumerate(self.asked.plan.pipelines) for stage in p.stages}
         stages: dict[Stage, Stage] = {}
@@ -143,7 +143,7 @@ worker holds."""
 
 
 def live_shapes(pipelines: Collection[Pipeline], holders: Holders, devices_per_node: int) -> list[_Shape]:
-    """Pipelines of one shape differ in the numbers of their nodes alone."""
+    """Returns the shape of each pipeline. Those of one shape differ in the numbers of their nodes alone."""
     shapes = []
     for pipeline in pipelines:
         places: dict[int, int] = {}
@@ -158,7 +158,8 @@ def live_shapes(pipelines: Collection[Pipeline], holders: Holders, devices_per_n
 
 
 def _in_rank(pipelines: Collection[Pipeline], shapes: Collection[_Shape]) -> list[Pipeline]:
-    """Fewest layers first, so that those with gaps are dealt to first; of one shape as they were."""
+    """Returns the pipelines with fewest layers first, so that those with gaps are dealt to first; of one shape as they
+    were."""
     listed = list(pipelines)
     order = sorted(zip(map(_num_layers, listed), shapes, range(len(listed)), strict=True))
     return [listed[at] for _, _, at in order]
@@ -169,7 +170,7 @@ def _num_layers(pipeline: Pipeline) -> int:
 
 
 def _names(left: Collection[Pipeline], live: Holders, devices_per_node: int) -> list[NodeId] | None:
-    """The nodes in canonical order: those of the pipelines as they come, then who has no place. None: a node is in two
+    """Returns the nodes in canonical order: those of the pipelines, then those without a place. None: a node is in two
     pipelines."""
     names: dict[NodeId, None] = {}
     for pipeline in _in_rank(left, live_shapes(left, live, devices_per_node)):

@@ -137,7 +137,7 @@ def best_first(
 def _others(
     planner: Planner, sizes: Sequence[Template], nodes: Sequence[NodeId], generation: int, most: int
 ) -> Iterator[tuple[str, Plan, float]]:
-    """Name, plan and seconds of compute; the fastest by those first."""
+    """Yields name, plan and seconds of compute of grids and even sets, the fastest by compute first."""
     found: list[tuple[float, str, Plan]] = []
     settings = planner.settings
     ordered = sorted(set(nodes))
@@ -166,8 +166,8 @@ def _of_numbers(
     most: int,
     uneven: set[str],
 ) -> Iterator[tuple[str, Plan, float]]:
-    """Name, plan and seconds of compute of the quickest sets by compute, of as many pipelines as the quickest of these
-    candidates have: of so many numbers at most. Where nodes differ in speed, those that go together are found by
+    """Yields name, plan and seconds of compute of the quickest sets by compute, of as many pipelines as the quickest of
+    these candidates have: of so many numbers at most. Where nodes differ in speed, those that go together are found by
     another search, of any number."""
     if any(speed != 1 for speed in (planner.speeds or {}).values()):
         return
@@ -185,7 +185,7 @@ def _of_numbers(
 
 
 def _compute_s(plan: Plan, known: Mapping[int, Times]) -> float:
-    """Of the pipeline that computes longest."""
+    """Returns the seconds of the pipeline that computes longest."""
     return max(
         float(known[len({plan.node_of(stage.worker) for stage in route.hops})][len(route.microbatches) - 1])
         for route in plan.routes

@@ -149,7 +149,7 @@ def degraded(replicas: int, wanted: int) -> str:
 
 
 def _candidate(planner: Planner, name: str, result: Reconfiguration, more: str = "") -> Candidate:
-    """With its estimate; `more` is said of it in the end."""
+    """Returns the candidate of a reconfiguration, with its estimate. Its explanation ends with `more`."""
 
     def explain(asked: ReplanRequest, plan: Plan) -> str:
         before = set(asked.plan.pipelines)
@@ -171,7 +171,8 @@ def _candidate(planner: Planner, name: str, result: Reconfiguration, more: str =
 
 
 def _partitions(left: Aftermath, number: int) -> Iterator[list[int]]:
-    """All live nodes in so many pipelines: as evenly as can be; and likewise around intact ones, the largest first."""
+    """Yields all live nodes in so many pipelines, as evenly as can be: at first all anew, then around intact ones, the
+    largest first."""
     intact = sorted((left.alive[at] for at, is_intact in enumerate(left.intact) if is_intact), reverse=True)
     for num_kept in range(min(len(intact), number) + 1):
         kept, others = intact[:num_kept], number - num_kept
@@ -187,7 +188,8 @@ def _partitions(left: Aftermath, number: int) -> Iterator[list[int]]:
 def _instantiations(
     templates: Sequence[Template], num_nodes: int, settings: PlannerSettings
 ) -> Iterator[tuple[int, ...]]:
-    """What a job of so many nodes would begin with: the best sets of all sizes, without the smallest, and so on."""
+    """Yields what a job of so many nodes would begin with: the best set of all sizes, then without the
+    smallest ones."""
     smallest = 0
     while smallest < len(templates):
         larger = templates[smallest:]
@@ -202,7 +204,7 @@ def _instantiations(
 
 
 def _quickest(known: Mapping[int, Times], num_nodes: int, number: int, num_microbatches: int) -> tuple[int, ...] | None:
-    """The set of so many pipelines that computes quickest; None where none of these sizes uses all nodes."""
+    """Returns the set of so many pipelines that computes quickest; None where none of these sizes uses all nodes."""
     sizes = sorted(known)
     if number * sizes[0] > num_nodes:
         return None
@@ -212,7 +214,7 @@ def _quickest(known: Mapping[int, Times], num_nodes: int, number: int, num_micro
 
 
 def _best_of_each_number(order: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """The first of each number of pipelines, in the order given; then the second of each, and so on."""
+    """Returns the first of each number of pipelines, in the order given; then the second of each, and so on."""
     taken: Counter[int] = Counter()
     places = []
     for at, sizes in enumerate(order):
@@ -222,6 +224,6 @@ def _best_of_each_number(order: Sequence[tuple[int, ...]]) -> list[tuple[int, ..
 
 
 def _seconds(sizes: Sequence[int], known: dict[int, Times], num_microbatches: int) -> float:
-    """Of a step, without sums between pipelines."""
+    """Returns the seconds of a step with pipelines of these sizes, without sums between them."""
     times = [known[size] for size in sizes]
     return max(float(time[share - 1]) for time, share in zip(times, distribute(times, num_microbatches), strict=True))

@@ -52,7 +52,7 @@ class Course:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worth:
-    """Of a course.
+    """What a course is worth.
 
     Attributes:
         risk_s: expected seconds that a last replica's loss costs.
@@ -64,7 +64,8 @@ class Worth:
 
 
 def worth(course: Course, forecast: FailureForecast, seconds: float) -> Worth:
-    """Over a horizon of so many seconds. The next loss is as likely at any moment until it is expected."""
+    """Returns what a course is worth over a horizon of so many seconds. The next loss is as likely at any moment until
+    it is expected."""
     before_s = min(course.transition_s, seconds)
     share = (course.peril_before * before_s + course.peril * (seconds - before_s)) / forecast.time_to_failure_s
     risk_s = share * _at_stake_s(course, forecast, seconds)
@@ -74,9 +75,9 @@ def worth(course: Course, forecast: FailureForecast, seconds: float) -> Worth:
 
 
 def _at_stake_s(course: Course, forecast: FailureForecast, seconds: float) -> float:
-    """What is lost with the last replica, on average over the horizon: it grows from what is at stake now, and begins
-    anew with each checkpoint. Under a degraded plan the first is written as soon as a step is done, if none is written
-    otherwise."""
+    """Returns the seconds that are lost with the last replica, on average over the horizon. They grow from what is at
+    stake now, and begin anew with each checkpoint. Under a degraded plan the first is written as soon as a step is
+    done, if none is written otherwise."""
     step_s = course.step_time_s
     now_s = forecast.steps_at_stake * step_s
     intervals = [seconds for seconds in (forecast.checkpoint_every * step_s, forecast.checkpoint_every_s) if seconds]
@@ -139,7 +140,7 @@ def transition_s(candidate: Candidate, forecast: FailureForecast, before_s: floa
 
 
 def next_loss_s(plan: Plan, profile: ModelProfile, step_s: float) -> float:
-    """By how much longer a step takes if a node is lost in its middle: of the pipeline that has most to do.
+    """Returns by how much longer a step takes if a node is lost in its middle, of the pipeline that has most to do.
 
     Where microbatches pass through several pipelines, all of these stop. Where shadows compute, they take over.
 
@@ -180,21 +181,22 @@ def next_loss_s(plan: Plan, profile: ModelProfile, step_s: float) -> float:
 
 
 def _cost(profile: ModelProfile, cut: Sequence[tuple[int, int, int]]) -> PipelineCost:
-    """Of a pipeline of such stages, each taken to be on a node of its own."""
+    """Returns the cost of a pipeline of such stages, each taken to be on a node of its own."""
     return pipeline_cost(
         profile, [(first, end) for first, end, _ in cut], [(place, count) for place, (*_, count) in enumerate(cut)]
     )
 
 
 def bare_share(plan: Plan) -> float:
-    """Of the stages, the share that nobody computes with."""
+    """Returns the share of the stages that no other worker computes with."""
     runs_again = [worker for pipeline in plan.pipelines for worker in redundant_workers(plan, pipeline.stages)]
     ring = redundant_ring(plan, sorted(p.stages[0].worker for p in plan.pipelines if len(p.stages) == 1))
     return (runs_again.count(None) - len(ring)) / len(runs_again)
 
 
 def _dealt(costs: Sequence[PipelineCost], loads: Sequence[int], number: int) -> list[int]:
-    """Each microbatch to the pipeline that would end first with it, as `planaria.planner.finish_step.salvage` does."""
+    """Returns how many microbatches each pipeline gets: each goes where it would end first, as in
+    `planaria.planner.finish_step.salvage`."""
     more = [0] * len(costs)
     for _ in range(number):
         place = min(range(len(costs)), key=lambda i: (costs[i].time_s(loads[i] + more[i] + 1), i))

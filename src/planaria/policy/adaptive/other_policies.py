@@ -36,7 +36,7 @@ MOST_GRIDS = 2
 
 
 def rerouted(planner: Planner, request: ReplanRequest) -> Iterator[Candidate | None]:
-    """Yields detours around those who are gone, and nodes that came in the places of the lost."""
+    """Yields detours around nodes that are gone, and nodes that came in the places of the lost."""
     found = yield from ReroutePolicy(planner).on_what_is_left(request)
     if found is not None:
         yield _rerouting(planner, found)
@@ -115,7 +115,7 @@ def without_samples(planner: Planner, request: ReplanRequest) -> Iterator[Candid
 
 
 def _share_of_nodes(planner: Planner, plan: Plan, pipelines: Sequence[Pipeline]) -> Mapping[int, Pool]:
-    """The microbatches of each whole pipeline, by its number, as many as their nodes had of the job's."""
+    """Returns the microbatches of each whole pipeline, by its number: as many as their nodes had of the job's."""
     settings = planner.settings
     whole = [at for at, pipeline in enumerate(pipelines) if pipeline.is_whole(plan.num_layers)]
     nodes = {plan.node_of(worker) for at in whole for worker in pipelines[at].workers}

@@ -76,7 +76,7 @@ def _plans(planner: Planner, request: ReplanRequest) -> Iterator[tuple[Plan | No
 
 
 def _taken_over(planner: Planner, request: ReplanRequest) -> Plan | None:
-    """Every worker goes on with what it holds; None where some of a pipeline has nobody."""
+    """Returns the plan in which every worker goes on with what it holds; None where some stage has no worker."""
     plan, holders = request.plan, request.holders
     held = {worker: plan.layers_held(groups) for worker, groups in holders.items()}
     left = left_over(plan, holders, request.absent)
@@ -94,7 +94,7 @@ def _taken_over(planner: Planner, request: ReplanRequest) -> Plan | None:
 
 
 def _shapes(planner: Planner, plan: Plan, live: Sequence[NodeId]) -> list[tuple[Template, int]]:
-    """Templates and numbers of pipelines: that of the ring in force, so far as there is one, and the quickest."""
+    """Returns templates and numbers of pipelines: those of the ring in force, if there is one, and the quickest."""
     if plan.devices_per_node != planner.settings.devices_per_node:
         return []
     found = _all_shapes(planner, len(live))
@@ -110,7 +110,7 @@ def _shapes(planner: Planner, plan: Plan, live: Sequence[NodeId]) -> list[tuple[
 
 
 def _all_shapes(planner: Planner, num_nodes: int) -> list[tuple[float, Template, int]]:
-    """Templates that keep f + 1 replicas, how many pipelines of each, and what a step takes so."""
+    """Returns seconds of a step, template and number of pipelines of all that keep f + 1 replicas."""
     settings = planner.settings
     found: list[tuple[float, Template, int]] = []
     for template in planner.templates:
@@ -124,7 +124,7 @@ def _all_shapes(planner: Planner, num_nodes: int) -> list[tuple[float, Template,
 
 
 def _shadows_s(planner: Planner, template: Template, share: int) -> float:
-    """By how much a pipeline's step is longer than its template's, if no bubble holds what shadows compute."""
+    """Returns by how much a pipeline's step is longer than its template's, if no bubble holds what shadows compute."""
     kind, times = planner.settings.redundancy, step_times(template, planner.settings.num_microbatches)
     period_s = float(times[1] - times[0]) if len(times) > 1 else 0.0
     work = FORWARD_SHARE * kind.runs_forwards + (1 - FORWARD_SHARE) * kind.runs_backwards
@@ -147,5 +147,5 @@ def _called(kind: str, plan: Plan) -> str:
 
 
 def _num_in_place(plan: Plan, template: Template, live: Sequence[NodeId]) -> int:
-    """Nodes that are where a ring of that template has them."""
+    """Returns how many nodes are where a ring of that template has them."""
     return sum(node is not None for ring in left_in_place(plan, template, live) for node in ring)
