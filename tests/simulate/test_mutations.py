@@ -76,7 +76,7 @@ def messages_of_dropped_routes_are_taken(patch: Patch) -> None:
     def blind(key: Key) -> Key:
         return Key(key.kind, key.sender, key.step, 0, key.item, key.layer)
 
-    patch.setattr(Mail, "put", lambda self, key, payload: put(self, blind(key), payload))
+    patch.setattr(Mail, "put", lambda self, key, *rest: put(self, blind(key), *rest))
     patch.setattr(Mail, "take", lambda self, key: take(self, blind(key)))
     patch.setattr(Mail, "__contains__", lambda self, key: contains(self, blind(key)))
 

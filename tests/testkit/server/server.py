@@ -6,7 +6,6 @@ between any two commands; its journal is a list that outlives it, and so do the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -91,25 +90,14 @@ class Connection:
             self.server.drop(self, "connection closed")
 
     def send(self, message: ToWorker | Challenge) -> None:
-        if self.process is None:
-            return
-        if self._wire is None:
-            self.down.send(partial(self.process.order, message))
-        else:
-            self.down.send(partial(self._arrive, self.process, self._wire.order(message)))
-
-    def _arrive(self, process: Worker, read: Callable[[], ToWorker | Challenge]) -> None:
-        process.order(read())
+        if self.process is not None:
+            order, read = self.process.order, self._wire.order(message) if self._wire else lambda: message
+            self.down.send(lambda: order(read()))
 
     def tell(self, cluster: Cluster, message: FromWorker) -> None:
         """From the worker."""
-        if self._wire is None:
-            self.up.send(partial(cluster.received, self, message))
-        else:
-            self.up.send(partial(self._hear, cluster, self._wire.news(message)))
-
-    def _hear(self, cluster: Cluster, read: Callable[[], FromWorker]) -> None:
-        cluster.received(self, read())
+        read = self._wire.news(message) if self._wire else lambda: message
+        self.up.send(lambda: cluster.received(self, read()))
 
     def close(self) -> None:
         """From the coordinator: what is under way may be lost."""

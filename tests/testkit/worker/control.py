@@ -7,20 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from planaria.protocol.messages.worker import Alive, Challenge, FromWorker, Notice, Proof, Pulse, Returned
+from planaria.protocol.messages.worker import BEAT_S, Alive, Challenge, FromWorker, Notice, Proof, Pulse, Returned
 from planaria.protocol.worker.machine import CoordinatorBack, CoordinatorGone
-from planaria.protocol.worker.session import WorkerSession
+from planaria.protocol.worker.session import FIRST_PAUSE_S, LONGEST_PAUSE_S, WorkerSession
 
 if TYPE_CHECKING:
     from tests.testkit.cluster.cluster import Cluster
     from tests.testkit.server.server import Connection
     from tests.testkit.worker.worker import Worker
 
-BEAT_S = 0.2
-FIRST_BACKOFF_S = 0.02
-LAST_BACKOFF_S = 0.5
 COORDINATOR_TIMEOUT_S = 20.0
-"""How a worker looks for a coordinator after the last one was gone, and for how long."""
+"""How long a worker looks for a coordinator after the last one was gone."""
 
 
 class Control:
@@ -39,7 +36,7 @@ class Control:
         self._clock = cluster.clock
         self._connection: Connection | None = None
         self._session = WorkerSession()
-        self._backoff_s = 0.0
+        self._pause_s = 0.0
         self._challenge: Challenge | None = None
         self._alone_since_s: float | None = None
 
@@ -64,8 +61,8 @@ class Control:
         else:
             if self._alone_since_s is None:
                 self._alone_since_s = self._clock.now
-            self._backoff_s = min(LAST_BACKOFF_S, max(FIRST_BACKOFF_S, 2 * self._backoff_s))
-            self._clock.after(self._backoff_s * self._clock.random.uniform(0.5, 1.0), self.connect)
+            self._pause_s = min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, 2 * self._pause_s))
+            self._clock.after(self._pause_s * self._clock.random.uniform(0.5, 1.0), self.connect)
 
     def lose(self, connection: Connection) -> None:
         """The coordinator's end of it closed: look for another one, with growing pauses."""
@@ -74,8 +71,8 @@ class Control:
         self._connection = self._challenge = None
         if self.is_closed:
             return
-        self._alone_since_s, self._backoff_s = self._clock.now, FIRST_BACKOFF_S
-        self._clock.after(self._clock.vary(self._backoff_s), self.connect)
+        self._alone_since_s, self._pause_s = self._clock.now, FIRST_PAUSE_S
+        self._clock.after(self._clock.vary(self._pause_s), self.connect)
 
     def send(self, message: FromWorker) -> None:
         """What cannot be sent now is lost, unless every coordinator has to hear of it."""

@@ -14,7 +14,6 @@ from planaria.protocol.messages.worker import Commit
 from planaria.protocol.worker.mail import Key, Kind, Mail, MailStore, Ways
 from planaria.protocol.worker.step_work import StepWork
 from planaria.protocol.worker.sums import Sums
-from tests.testkit.cluster.clock import Clock
 from tests.testkit.promises.symbols import Algebra, Symbol
 from tests.testkit.worker.holdings import Accumulator, Holdings
 
@@ -26,23 +25,11 @@ Part = Symbol | Accumulator
 
 
 class WatchedMail(Mail[Any]):
-    """Mail of one worker, which complains where a wanted message came damaged.
+    """Mail of one worker, which complains where a wanted message came damaged."""
 
-    Attributes:
-        came_s: when the state came that was taken last.
-    """
-
-    def __init__(self, clock: Clock, complain: Callable[[Key], None]) -> None:
+    def __init__(self, complain: Callable[[Key], None]) -> None:
         super().__init__()
-        self.came_s = 0.0
-        self._clock = clock
         self._complain = complain
-        self._came_s: dict[Key, float] = {}
-
-    def put(self, key: Key, payload: Any) -> bool:
-        if key.kind == Kind.STATE:
-            self._came_s[key] = self._clock.now
-        return super().put(key, payload)
 
     def has_come(self, key: Key) -> bool:
         """Whether a wanted message is here."""
@@ -51,10 +38,7 @@ class WatchedMail(Mail[Any]):
         return key in self
 
     def poll(self, key: Key) -> Any:
-        if not self.has_come(key):
-            return None
-        self.came_s = self._came_s.get(key, self.came_s)
-        return self.take(key)
+        return self.take(key) if self.has_come(key) else None
 
 
 class SymbolSums(Sums[Accumulator, Read, Part]):
@@ -132,16 +116,11 @@ class Interpreter(StepWork[Symbol, Symbol]):
         self._holdings.apply(groups, commit.step, commit.clip_factor, commit.scale)
 
     def is_ready(self, instruction: Instruction) -> bool:
-        """Whether it can run now: what it waits for is here."""
-        match instruction.op:
-            case Op.RECV_ACTIVATION:
-                return self._letters.has_come(self._key(Kind.ACTIVATION, instruction.peer, instruction))
-            case Op.RECV_GRADIENT:
-                return self._letters.has_come(self._key(Kind.GRADIENT, instruction.peer, instruction))
-            case Op.VOTE:
-                return self.sums.is_whole()
-            case _:
-                return True
+        """Whether what a receipt or a vote waits for is here."""
+        if instruction.op is Op.VOTE:
+            return self.sums.is_whole()
+        kind = Kind.ACTIVATION if instruction.op is Op.RECV_ACTIVATION else Kind.GRADIENT
+        return self._letters.has_come(self._key(kind, instruction.peer, instruction))
 
     def awaited(self, instruction: Instruction) -> WorkerId | None:
         """From whom something is missing that it waits for."""

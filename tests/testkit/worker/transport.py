@@ -1,7 +1,6 @@
 """A simulated worker's ways to its peers: ordered, cut by a death, and now and then damaging what passes.
 
-As in `planaria.runtime.worker.transport.transport`, who is not in the plan gets nothing, and a way that is lost is
-complained of.
+Who is not in the plan gets nothing, and a way that is lost is complained of.
 """
 
 from __future__ import annotations
@@ -15,15 +14,13 @@ from planaria.plan.costs.model_profile import LinkCost
 from planaria.plan.plan import WorkerId
 from planaria.protocol.messages.worker import CutOff
 from planaria.protocol.worker.mail import Key, Kind
+from planaria.protocol.worker.session import CUT_OFF_S
 from tests.testkit.cluster.network import Way
 from tests.testkit.worker.interpreter import Read
 
 if TYPE_CHECKING:
     from tests.testkit.cluster.cluster import Cluster
     from tests.testkit.worker.worker import Worker
-
-CUT_OFF_S = 1.0
-"""As in `planaria.runtime.worker.transport.transport`."""
 
 _SUMS = (Kind.SUM, Kind.SHARED_SUM)
 

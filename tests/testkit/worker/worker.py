@@ -78,7 +78,7 @@ class Worker(WorkerExecutor):
         self._agenda: deque[WorkerCommand] = deque()
         self.control = Control(self, cluster)
         self.transport = Transport(self, cluster)
-        self.mail: WatchedMail = WatchedMail(cluster.clock, lambda key: self.moves.tell_damage(key))
+        self.mail: WatchedMail = WatchedMail(lambda key: self.moves.tell_damage(key))
         self.moves: Moves = Moves(self, cluster)
         self._writer = Writer(self, cluster)
         self.interpreter = Interpreter(
@@ -175,7 +175,7 @@ class Worker(WorkerExecutor):
         if is_damaged:
             self.mail.put_damaged(key)
         else:
-            self.mail.put(key, payload)
+            self.mail.put(key, payload, self._clock.now)
         self.run()
 
     # The main thread

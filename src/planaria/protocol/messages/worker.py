@@ -75,6 +75,10 @@ class Activity(enum.StrEnum):
     """Something that no estimate is made of: building layers, reading or writing a checkpoint."""
 
 
+BEAT_S = 0.2
+"""Between two heartbeats of a worker."""
+
+
 class Pulse(msgspec.Struct, frozen=True, kw_only=True):
     """A worker's state at a heartbeat.
 

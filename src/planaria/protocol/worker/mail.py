@@ -82,21 +82,26 @@ class Ways(Protocol[Sent]):
 
 
 class Mail(Generic[Payload]):
-    """Messages that arrived and were not asked for yet."""
+    """Messages that arrived and were not asked for yet.
+
+    Attributes:
+        came_s: when the state came that was taken last.
+    """
 
     def __init__(self) -> None:
-        self._arrived: dict[Key, Payload] = {}
+        self.came_s = 0.0
+        self._arrived: dict[Key, tuple[Payload, float]] = {}
         self._damaged: set[Key] = set()
         self._told: set[Key] = set()
         self._lowest_step = 0
         self._generation = -1
 
-    def put(self, key: Key, payload: Payload) -> bool:
+    def put(self, key: Key, payload: Payload, now: float = 0.0) -> bool:
         """Returns whether it was kept: what belongs to a step that is over is not."""
         # What a newer plan sends may be for an earlier step: the job went back, and the news of it comes later.
         if key.step < self._lowest_step and key.epoch <= self._generation:
             return False
-        self._arrived[key] = payload
+        self._arrived[key] = payload, now
         return True
 
     def put_damaged(self, key: Key) -> None:
@@ -106,11 +111,14 @@ class Mail(Generic[Payload]):
 
     def take(self, key: Key) -> Payload | None:
         """The message if it is there."""
-        return self._arrived.pop(key, None)
+        payload, came_s = self._arrived.pop(key, (None, 0.0))
+        if payload is not None and key.kind == Kind.STATE:
+            self.came_s = came_s
+        return payload
 
     def look(self, key: Key) -> Payload | None:
         """The message if it is there, which stays."""
-        return self._arrived.get(key)
+        return self._arrived.get(key, (None, 0.0))[0]
 
     def came_damaged(self, key: Key) -> bool:
         """Whether the message came, and not as it was sent. Told once, unless it is to be told again."""

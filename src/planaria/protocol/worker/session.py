@@ -20,6 +20,13 @@ from planaria.protocol.messages.worker import (
     Vote,
 )
 
+FIRST_PAUSE_S = 0.02
+LONGEST_PAUSE_S = 0.5
+"""Between two attempts to connect; each pause is twice the one before, less up to half of it at random."""
+
+CUT_OFF_S = 1.0
+"""How long a peer to which the way is lost may stay in the plan before the coordinator is told."""
+
 _OF_A_STEP = (Vote, Ready, Report, Saved, NotSaved, FaultInjected)
 """Of no use to a coordinator that does not know yet where this worker is; `Returned` says the same."""
 

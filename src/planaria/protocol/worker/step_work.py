@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from planaria.plan.plan import Plan, WorkerId
@@ -132,10 +133,10 @@ class StepWork(ABC, Generic[Batch, Value]):
             Op.BACKWARD_WEIGHT: self._backward_weight,
             Op.SHADOW_FORWARD: self._shadow_forward,
             Op.SHADOW_BACKWARD: self._shadow_backward,
-            Op.SEND_ACTIVATION: self._send_activation,
-            Op.RECV_ACTIVATION: self._receive_activation,
-            Op.SEND_GRADIENT: self._send_gradient,
-            Op.RECV_GRADIENT: self._receive_gradient,
+            Op.SEND_ACTIVATION: partial(self._send_value, Kind.ACTIVATION, self._activations),
+            Op.RECV_ACTIVATION: partial(self._receive_value, Kind.ACTIVATION, self._activations),
+            Op.SEND_GRADIENT: partial(self._send_value, Kind.GRADIENT, self._gradients),
+            Op.RECV_GRADIENT: partial(self._receive_value, Kind.GRADIENT, self._gradients),
             Op.SYNC: self._start_sum,
             Op.VOTE: self._finish_sums,
         }
@@ -343,25 +344,15 @@ class StepWork(ABC, Generic[Batch, Value]):
         assert sender is not None
         return Key(kind, sender, self.step, instruction.born, instruction.microbatch, instruction.first_layer)
 
-    def _send_activation(self, instruction: Instruction) -> None:
-        self._send_value(Kind.ACTIVATION, instruction, self._activations)
-
-    def _send_gradient(self, instruction: Instruction) -> None:
-        self._send_value(Kind.GRADIENT, instruction, self._gradients)
-
-    def _send_value(self, kind: str, instruction: Instruction, store: dict[tuple[Work, int], Value]) -> None:
+    def _send_value(self, kind: str, store: dict[tuple[Work, int], Value], instruction: Instruction) -> None:
         assert instruction.peer is not None
         at = _work(instruction), instruction.first_layer
         value = store[at] if instruction.keeps else store.pop(at)
         self._send(instruction.peer, self._key(kind, self._worker, instruction), value)
 
-    def _receive_activation(self, instruction: Instruction) -> None:
-        value = self._take(self._key(Kind.ACTIVATION, instruction.peer, instruction))
-        self._activations[_work(instruction), instruction.first_layer] = value
-
-    def _receive_gradient(self, instruction: Instruction) -> None:
-        value = self._take(self._key(Kind.GRADIENT, instruction.peer, instruction))
-        self._gradients[_work(instruction), instruction.first_layer] = value
+    def _receive_value(self, kind: str, store: dict[tuple[Work, int], Value], instruction: Instruction) -> None:
+        value = self._take(self._key(kind, instruction.peer, instruction))
+        store[_work(instruction), instruction.first_layer] = value
 
     def _start_sum(self, instruction: Instruction) -> None:
         self._sums.start(instruction.group, instruction.epoch, instruction.round)

@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from planaria.plan.plan import WorkerId
-from planaria.protocol.messages.worker import Activity, Alive, FromWorker, Notice, Pulse
-
-INTERVAL_S = 0.2
+from planaria.protocol.messages.worker import BEAT_S, Activity, Alive, FromWorker, Notice, Pulse
 
 
 class Heartbeat:
@@ -63,7 +61,7 @@ class Heartbeat:
         return Pulse(activity=self._activity, progress=self._progress, waits_for=self._waits_for)
 
     def _beat(self) -> None:
-        while not self._ended.wait(INTERVAL_S):
+        while not self._ended.wait(BEAT_S):
             if self._notice is not None:
                 self._send(self._notice)
                 self._notice = None

@@ -22,13 +22,9 @@ from planaria.protocol.messages.worker import (
     encode,
 )
 from planaria.protocol.worker.machine import CoordinatorBack, CoordinatorGone
-from planaria.protocol.worker.session import WorkerSession
+from planaria.protocol.worker.session import FIRST_PAUSE_S, LONGEST_PAUSE_S, WorkerSession
 from planaria.runtime.wire.control_frames import FrameError, control_frame, read_control
 from planaria.runtime.worker.transport.mailbox import Mailbox
-
-FIRST_PAUSE_S = 0.02
-LONGEST_PAUSE_S = 0.5
-"""Between two attempts to connect; each pause is twice the one before, less up to half of it at random."""
 
 CONNECT_TIMEOUT_S = 10.0
 

@@ -40,17 +40,13 @@ class Mailbox:
         self._orders: deque[ControlEvent] = deque()
         self._arrivals = 0
         self._error: BaseException | None = None
-        self._came_s: dict[Key, float] = {}
-        """When state came that was not asked for yet."""
         self.came_s = 0.0
         self.when_damaged: Callable[[Key], None] = lambda key: None
         """Called by whoever wants a message that arrived damaged, and goes on waiting: for a new plan."""
 
     def put(self, key: Key, tensors: tuple[torch.Tensor, ...]) -> None:
         with self.condition:
-            if self._mail.put(key, tensors):
-                if key.kind == Kind.STATE:
-                    self._came_s[key] = time.monotonic()
+            if self._mail.put(key, tensors, time.monotonic()):
                 self._arrivals += 1
                 self.condition.notify_all()
 
@@ -122,7 +118,7 @@ class Mailbox:
         """Take a message if it is there."""
         with self.condition:
             is_damaged, found = self._mail.came_damaged(key), self._mail.take(key)
-            self.came_s = self._came_s.pop(key, self.came_s)
+            self.came_s = self._mail.came_s
         if is_damaged:
             self.when_damaged(key)
         return found
@@ -134,12 +130,10 @@ class Mailbox:
     def forget_before(self, step: int, generation: int) -> None:
         with self.condition:
             self._mail.forget_before(step, generation)
-            self._came_s = {key: came_s for key, came_s in self._came_s.items() if key in self._mail}
 
     def forget_older_plans(self, generation: int) -> None:
         with self.condition:
             self._mail.forget_older_plans(generation)
-            self._came_s = {key: came_s for key, came_s in self._came_s.items() if key in self._mail}
 
     def __len__(self) -> int:
         return len(self._mail)

@@ -20,6 +20,7 @@ from typing import Final
 import torch
 
 from planaria.plan.plan import WorkerId
+from planaria.protocol.worker.session import CUT_OFF_S
 from planaria.runtime.wire.control_frames import FrameError
 from planaria.runtime.wire.listener import Greeter, greeting
 from planaria.runtime.wire.sockets import bound_silence, watch_over
@@ -30,9 +31,6 @@ CONNECT_TIMEOUT_S: Final = 5.0
 UNREACHABLE_PAUSE_S: Final = 0.1
 """Between two attempts at a host that cannot be reached: in the first second after its cable is back, its entry among
 the kernel's neighbours may still be that of a host that is gone."""
-
-CUT_OFF_S: Final = 1.0
-"""How long a peer to which the way is lost may stay in the plan before the coordinator is told."""
 
 MAX_PAYLOAD_BYTES: Final = 1 << 36
 
