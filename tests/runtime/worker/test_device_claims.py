@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from planaria.job.parse import parse_job
-from planaria.runtime.worker import device_claims
 from planaria.runtime.worker.compute import device
 
 NAMES = ("gpu-a", "gpu-b", "gpu-c")
@@ -18,7 +17,7 @@ JOB = (
     'numerics = "fast"\n[cluster]\nnodes = 2\ndevice = "cuda"\n'
 )
 HOLD = (
-    "import sys\nfrom pathlib import Path\nfrom planaria.runtime.worker.device_claims import claim\n"
+    "import sys\nfrom pathlib import Path\nfrom planaria.runtime.worker.compute.device import claim\n"
     "print(claim(sys.argv[2].split(','), int(sys.argv[3]), Path(sys.argv[1])), flush=True)\nsys.stdin.read()\n"
 )
 
@@ -54,12 +53,12 @@ def test_who_takes_a_lost_ones_place_gets_its_device(tmp_path: Path) -> None:
 def held(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Claims of this process, lifted when the test ends."""
     mine: list[object] = []
-    monkeypatch.setattr(device_claims, "_held", mine)
+    monkeypatch.setattr(device, "_held", mine)
     return mine
 
 
 def test_more_workers_than_devices_share_them_evenly(tmp_path: Path, held: list[object]) -> None:
-    places = [device_claims.claim(NAMES, 0, tmp_path) for _ in range(6)]
+    places = [device.claim(NAMES, 0, tmp_path) for _ in range(6)]
     assert sorted(places) == [0, 0, 1, 1, 2, 2]
     assert places[0] == 0
     assert len(held) == 6
