@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from planaria.job.suggestions import hub_hint
@@ -37,10 +37,9 @@ def find_text_files(source: str) -> tuple[Path, ...]:
         DataError: there are none.
     """
     path = Path(source)
-    if source == PYTHON_STDLIB:
-        root = Path(sysconfig.get_path("stdlib"))
-        files = _python_files(root)
-        remedy = f"No .py files under {root}. Install Python's standard library as source."
+    if source in NAMED_SOURCES:
+        files = NAMED_SOURCES[source]()
+        remedy = "This machine has none of its files. Give a file, a folder or a glob of your own."
     elif path.is_file():
         files = [path]
         remedy = ""
@@ -58,12 +57,18 @@ def find_text_files(source: str) -> tuple[Path, ...]:
     return tuple(sorted(files, key=lambda file: file.as_posix()))
 
 
-def _python_files(root: Path) -> list[Path]:
+def _stdlib_files() -> list[Path]:
     files = []
-    for folder, subfolders, names in os.walk(root):
+    for folder, subfolders, names in os.walk(sysconfig.get_path("stdlib")):
         subfolders[:] = [name for name in subfolders if name not in _SKIPPED_FOLDERS]
         files += [Path(folder, name) for name in names if name.endswith(".py")]
     return files
+
+
+NAMED_SOURCES: Mapping[str, Callable[[], list[Path]]] = {
+    PYTHON_STDLIB: _stdlib_files,
+}
+"""Sources of text that a job names instead of a path, and what finds their files on this machine."""
 
 
 def read_texts(files: Iterable[Path]) -> Iterator[bytes]:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from planaria.data.sources import PYTHON_STDLIB, DataError, find_text_files, is_token_file, read_texts
+from planaria.data.sources import NAMED_SOURCES, DataError, find_text_files, is_token_file, read_texts
 from planaria.data.text import check_text, check_tokens
 from planaria.data.tokenizer import Tokenizer, id_dtype, load_tokenizer
 from planaria.job.settings import DataSection
@@ -144,7 +144,7 @@ def prepare_tokens(section: DataSection, folder: Path, check: Check = lambda abo
         about = _describe_token_file(section, tokenizer, files[0], key)
         check(about)
     else:
-        for file in files if section.source != PYTHON_STDLIB else ():
+        for file in files if section.source not in NAMED_SOURCES else ():
             check_text(file, f"data.source = {section.source!r}")
         about = _write_tokens(section, tokenizer, files, folder, key, check)
     if tokenizer.content is not None:
