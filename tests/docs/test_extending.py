@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "howto" / "extending.md").read_text()
-TRAIN = [sys.executable, "-m", "planaria.cli.main"]
+TRAIN = [sys.executable, "-m", "planaria.ui.cli.main"]
 
 
 def blocks(language: str) -> list[str]:
@@ -84,7 +84,7 @@ def test_a_script_of_ones_own_starts_nodes(extended: Path) -> None:
     (extended / "bin").mkdir()
     for name, script in (
         ("ssh", 'shift; exec "$@"'),
-        ("planaria", f'exec {sys.executable} -m planaria.cli.main "$@" --give-up 120'),
+        ("planaria", f'exec {sys.executable} -m planaria.ui.cli.main "$@" --give-up 120'),
     ):
         (extended / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
         (extended / "bin" / name).chmod(0o755)

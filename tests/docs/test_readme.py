@@ -24,7 +24,7 @@ from planaria.ui.cli.main import cli
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 TUTORIAL = ROOT / "docs" / "tutorial.md"
-GUIDES = [README, *sorted((ROOT / "docs" / "howto").glob("*.md"))]
+GUIDES = [README, *sorted(set((ROOT / "docs" / "howto").glob("*.md")) - {ROOT / "docs" / "howto" / "extending.md"})]
 """Pages whose commands are run from the repository's root."""
 
 PAGES = sorted(
