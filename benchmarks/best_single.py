@@ -20,7 +20,6 @@ from figures import note, report
 from rich.console import Console
 from rich.table import Table
 
-from planaria.estimate import pipeline_rounds
 from planaria.job.settings import PolicyName
 from planaria.plan.plan import PlanError, ScheduleKind
 from planaria.plan.settings import PlannerSettings
@@ -187,7 +186,6 @@ def rows_of(
     schedule: ScheduleKind = ScheduleKind.ONE_F_ONE_B,
 ) -> list[Row]:
     """Of traces with as many nodes."""
-    pipeline_rounds.load()  # and numba with it, which pays only over all of the traces
     nodes = max(NODES, len(traces[0].initial))
     memory = _MEMORIES.setdefault((model, nodes, schedule), {})
     rows = []

@@ -21,7 +21,8 @@ from planaria.plan.costs.model_profile import (
     ModelProfile,
     StepCosts,
 )
-from planaria.plan.plan import Group, NodeId, Pipeline, Plan, Route, ScheduleKind, Stage, WorkerId
+from planaria.plan.plan import Group, NodeId, Pipeline, Plan, Redundancy, Route, ScheduleKind, Stage, WorkerId
+from tests.plan.shadowed import ring_plan
 
 _TICK_S = 2.0**-10
 _DEVICES = (1, 2, 4)
@@ -177,3 +178,44 @@ def cases(
         num_cores=draw(st.sampled_from([None, None, 1, 2, 4])),
     )
     return plan, profile, conditions
+
+
+@st.composite
+def rings(draw: st.DrawFn) -> tuple[Plan, ModelProfile, Conditions]:
+    """Pipelines whose workers shadow each other, or nobody; of all schedules; each with microbatches of one kind, as
+    many as it likes."""
+    depth = draw(st.integers(1, 5))
+    layers = draw(st.integers(depth, 8))
+    number = draw(st.integers(1, 3))
+    profile = draw(profiles(layers, exact=False))
+    shares = [draw(st.integers(1, 12)) for _ in range(number)]
+    plan = ring_plan(
+        draw(st.sampled_from([None, *Redundancy])),
+        pipelines=number,
+        depth=depth,
+        layers=layers,
+        microbatches=number,
+        schedule=draw(st.sampled_from(ScheduleKind)),
+    )
+    counted = tuple(range(layers))
+    if draw(st.booleans()):
+        counted = tuple(sorted(draw(st.frozensets(st.sampled_from(counted), min_size=1))))
+    routes = tuple(
+        Route(
+            hops=route.hops,
+            microbatches=tuple(range(sum(shares[:at]), sum(shares[: at + 1]))),
+            born=1,
+            counted=counted,
+        )
+        for at, route in enumerate(plan.routes)
+    )
+    plan = msgspec.structs.replace(
+        plan,
+        groups=profile.groups,
+        sync_epochs=(1,) * len(profile.groups),
+        num_microbatches=sum(shares),
+        routes=routes,
+    )
+    speeds = draw(st.dictionaries(st.sampled_from(plan.nodes), st.sampled_from([0.25, 0.7, 2.0]), max_size=2))
+    late = draw(st.dictionaries(st.sampled_from(plan.workers), st.floats(0.0, 0.1), max_size=2))
+    return plan, profile, Conditions(overlap=draw(st.booleans()), node_speeds=speeds, late_s=late)

@@ -19,8 +19,7 @@ from planaria.plan.program.programs import program
 from planaria.plan.settings import PlannerSettings
 from planaria.planner.instantiation.instantiate import initial_plan
 from planaria.planner.templates.templates import make_templates
-from tests.estimate.plans import cases
-from tests.estimate.test_pipeline_flow import rings
+from tests.estimate.plans import cases, rings
 from tests.plan.profiles import random_jobs
 
 PARAMETERS, GRADIENTS, OPTIMIZER, KEPT, RECOMPUTED, OUTPUT, WORKSPACE = 100, 300, 200, 70, 10, 10, 40

@@ -17,11 +17,9 @@ import msgspec
 from planaria.estimate.conditions import Conditions
 from planaria.estimate.durations import Durations
 from planaria.estimate.gradient_sums import summed
-from planaria.estimate.order_flow import run_orders
-from planaria.estimate.pipeline_flow import PipelineFlow, is_plain, order_of, run_pipeline
-from planaria.estimate.pipeline_stages import Stages
+from planaria.estimate.simulation import JointTimes, PipelineRun, is_whole, run_orders
 from planaria.plan.plan import Form, Pipeline, Plan, Route, ScheduleKind, WorkerId
-from planaria.plan.program.routes import PipelineRoutes
+from planaria.plan.program.routes import travellers
 from planaria.plan.sync_rounds import colour
 
 
@@ -46,24 +44,24 @@ Shape = Hashable
 """All that the times of a pipeline depend on, beside profile and conditions."""
 
 
-class Known(dict[Shape, PipelineFlow]):
+class Known(dict[Shape, JointTimes]):
     """Pipelines that were run before.
 
     Attributes:
         whole: steps that were, by what they depend on: seconds of the step, and of its longest instruction.
-        stages: of pipelines of a form, under a schedule.
+        runs: of pipelines of a form, under a schedule.
         endings: of plans whose pipelines are of these forms: the rounds of sums, and the longest optimizer's step.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.whole: dict[Hashable, tuple[float, float]] = {}
-        self.stages: dict[tuple[ScheduleKind, Form], Stages] = {}
+        self.runs: dict[tuple[ScheduleKind, Form], PipelineRun] = {}
         self.endings: dict[Hashable, tuple[Sequence[int], float]] = {}
 
 
 MOST_KNOWN = 4096
-MOST_STAGES = 128
+MOST_RUNS = 128
 
 
 def remember(known: Known) -> None:
@@ -71,7 +69,7 @@ def remember(known: Known) -> None:
     _keep_latest(known, MOST_KNOWN)
     _keep_latest(known.whole, MOST_KNOWN)
     _keep_latest(known.endings, MOST_KNOWN)
-    _keep_latest(known.stages, MOST_STAGES)
+    _keep_latest(known.runs, MOST_RUNS)
 
 
 def _keep_latest(found: dict[_Key, Any], most: int) -> None:
@@ -146,34 +144,25 @@ def shape_of(routes: Sequence[Route]) -> tuple[Shape, ...]:
     own = [(turn, r.counted, len(r.microbatches), r.reached) for turn, r in zip(turns, routes, strict=True)]
     if len(distinct) == len(borns):
         return tuple(own)
-    return (*own, tuple(order_of(routes)))
+    return (*own, tuple([at for _, _, at in travellers(routes)]))
 
 
 def _run(
     plan: Plan, pipeline: Pipeline, routes: list[Route], durations: Durations, conditions: Conditions, known: Known
-) -> PipelineFlow:
-    nobody = (None,) * len(pipeline.stages)
-    path = PipelineRoutes(
-        hops=pipeline.stages,
-        routes=tuple(routes),
-        redundant_workers=nobody,
-        redundant_backwards=nobody,
-        keeps_sent=False,
-    )
-    if is_plain(plan, path):
+) -> JointTimes:
+    if is_whole(plan, routes):
         kind = plan.schedule, pipeline.form(plan.devices_per_node)
-        stages = known.stages.get(kind)
-        if stages is None:
-            stages = known.stages[kind] = Stages(plan, path.hops, durations)
-        return run_pipeline(plan, path, durations, overlap=conditions.overlap, stages=stages)
-    alone = msgspec.structs.replace(plan, pipelines=(pipeline,), routes=path.routes, transfers=())
+        if kind not in known.runs:
+            known.runs[kind] = PipelineRun(plan, pipeline.stages, durations, overlap=conditions.overlap)
+        return known.runs[kind].times(routes)
+    alone = msgspec.structs.replace(plan, pipelines=(pipeline,), routes=tuple(routes), transfers=())
     return run_orders(alone, pipeline.workers, durations, overlap=conditions.overlap)
 
 
 class _Compute(Mapping[WorkerId, float]):
     """Seconds of each of a plan's workers, found when they are asked for: of most plans nobody does."""
 
-    def __init__(self, plan: Plan, kinds: Sequence[tuple[PipelineFlow, Sequence[Pipeline]]]) -> None:
+    def __init__(self, plan: Plan, kinds: Sequence[tuple[JointTimes, Sequence[Pipeline]]]) -> None:
         self._plan = plan
         self._kinds = kinds
 
@@ -195,7 +184,7 @@ class _Compute(Mapping[WorkerId, float]):
         return len(self._plan.workers)
 
 
-_Kind = tuple[PipelineFlow, Form, list[Pipeline]]
+_Kind = tuple[JointTimes, Form, list[Pipeline]]
 """What a kind of pipeline does by itself, its form, and the pipelines that are of it."""
 
 

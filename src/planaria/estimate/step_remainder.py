@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from planaria.estimate.conditions import Conditions
 from planaria.estimate.durations import Durations
-from planaria.estimate.flow import run
+from planaria.estimate.simulation import run_programs
 from planaria.estimate.step_time import end_s
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import Plan, WorkerId
@@ -73,7 +73,7 @@ class Progress:
     def _advance(self, stretch: Stretch) -> None:
         durations = Durations(stretch.plan, self._profile, self._conditions)
         left = self._left(stretch.plan)
-        flow = run(left, durations, overlap=self._conditions.overlap)
+        times = run_programs(left, durations, overlap=self._conditions.overlap)
         for worker, program in left.items():
             done = self._done.setdefault(worker, set())
             clock = 0.0
@@ -83,9 +83,9 @@ class Progress:
                 elif instruction.op in _SENDS:
                     assert instruction.peer is not None
                     if not self._conditions.overlap:
-                        clock = max(clock, flow.message(instruction, instruction.peer)[1])
+                        clock = max(clock, times.arrival_s(instruction, instruction.peer))
                 elif instruction.op in _SENDS.values():
-                    clock = max(clock, flow.message(instruction, worker)[1])
+                    clock = max(clock, times.arrival_s(instruction, worker))
                 elif instruction.op is not Op.LOAD:
                     continue
                 if clock > stretch.seconds:

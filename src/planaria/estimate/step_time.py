@@ -14,6 +14,7 @@ What the simulation does not know: switches shared by several links, and compute
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -21,14 +22,12 @@ from itertools import pairwise
 from planaria.estimate.conditions import AS_PROFILED, Conditions
 from planaria.estimate.cores import least_step_s, on_shared_cores
 from planaria.estimate.durations import Durations
-from planaria.estimate.flow import Flow, run
 from planaria.estimate.gradient_sums import summed
-from planaria.estimate.order_flow import run_orders
 from planaria.estimate.outline import Known as Known
 from planaria.estimate.outline import Outline as Outline
 from planaria.estimate.outline import Shape as Shape
 from planaria.estimate.outline import outline_of_pipelines, remember
-from planaria.estimate.pipeline_flow import is_plain, run_pipeline
+from planaria.estimate.simulation import ProgramTimes, run_orders, run_programs
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import Plan, Route, WorkerId
 from planaria.plan.program.instructions import COMPUTING, Instruction, Op, Program
@@ -111,12 +110,8 @@ def _outline_of_paths(plan: Plan, durations: Durations, conditions: Conditions, 
     new = {shape: path for shape, path in shapes if shape not in known}
     regular = {hop.worker for _, path in shapes for hop in path.hops}
     for shape, path in new.items():
-        if is_plain(plan, path):
-            known[shape] = run_pipeline(plan, path, durations, overlap=conditions.overlap)
-    for shape, path in new.items():
-        if shape not in known:
-            known[shape] = run_orders(plan, [hop.worker for hop in path.hops], durations, overlap=conditions.overlap)
-    flow = Flow(ends_s=dict(durations.late_s), compute_s=dict.fromkeys(plan.workers, 0.0))
+        known[shape] = run_orders(plan, [hop.worker for hop in path.hops], durations, overlap=conditions.overlap)
+    ends_s, compute_s = dict(durations.late_s), dict.fromkeys(plan.workers, 0.0)
     longest_s = 0.0
     whole = [0.0] * len(plan.groups)
     told = [(shape, [hop.worker for hop in path.hops]) for shape, path in shapes]
@@ -129,7 +124,7 @@ def _outline_of_paths(plan: Plan, durations: Durations, conditions: Conditions, 
         told.append((shape, crossed))
     for shape, workers in told:
         for worker, part in zip(workers, known[shape].parts, strict=True):
-            flow.ends_s[worker], flow.compute_s[worker] = part.end_s, part.compute_s
+            ends_s[worker], compute_s[worker] = part.end_s, part.compute_s
     for alike in {shape: known[shape] for shape, _ in told}.values():
         longest_s = max(longest_s, alike.longest_s)
         for group, due in alike.due_s.items():
@@ -138,10 +133,10 @@ def _outline_of_paths(plan: Plan, durations: Durations, conditions: Conditions, 
         for group in plan.groups_of[worker] if late_s else ():
             whole[group] = max(whole[group], late_s)
     remember(known)
-    finish = _Finish(plan, durations, flow, whole, conditions)
+    finish = _Finish(plan, durations, ends_s, whole, conditions)
     longest_s = max([longest_s, finish.longest_apply_s, *(end - start for start, end in finish.sums.values())])
     return Outline(
-        step_time_s=finish.step_time_s, longest_instruction_s=longest_s, compute_s=dict(sorted(flow.compute_s.items()))
+        step_time_s=finish.step_time_s, longest_instruction_s=longest_s, compute_s=dict(sorted(compute_s.items()))
     )
 
 
@@ -173,13 +168,13 @@ def simulate(plan: Plan, profile: ModelProfile, conditions: Conditions = AS_PROF
     """
     durations = Durations(plan, profile, conditions)
     all_programs = programs(plan)
-    flow = run(all_programs, durations, overlap=conditions.overlap)
-    finish = _Finish(plan, durations, flow, _whole(plan, flow.due_s), conditions)
+    times = run_programs(all_programs, durations, overlap=conditions.overlap)
+    finish = _Finish(plan, durations, times.ends_s, _whole(plan, times.due_s), conditions)
     spans = {
-        worker: tuple(_spans(worker, program, durations, flow, finish, overlap=conditions.overlap))
+        worker: tuple(_spans(worker, program, durations, times, finish, overlap=conditions.overlap))
         for worker, program in all_programs.items()
     }
-    step_s = max(finish.step_time_s, least_step_s(plan, durations, flow.compute_s, conditions))
+    step_s = max(finish.step_time_s, least_step_s(plan, durations, times.compute_s, conditions))
     return Timeline(step_time_s=step_s, spans=spans)
 
 
@@ -189,9 +184,9 @@ def end_s(plan: Plan, programs: Mapping[WorkerId, Program], durations: Durations
     Raises:
         AssertionError: a program waits for a message that none of them sends.
     """
-    flow = run(programs, durations, overlap=conditions.overlap)
-    finish = _Finish(plan, durations, flow, _whole(plan, flow.due_s), conditions)
-    return max(finish.step_time_s, least_step_s(plan, durations, flow.compute_s, conditions))
+    times = run_programs(programs, durations, overlap=conditions.overlap)
+    finish = _Finish(plan, durations, times.ends_s, _whole(plan, times.due_s), conditions)
+    return max(finish.step_time_s, least_step_s(plan, durations, times.compute_s, conditions))
 
 
 def _shape(plan: Plan, durations: Durations, path: PipelineRoutes) -> Shape:
@@ -244,7 +239,12 @@ class _Finish:
     """
 
     def __init__(
-        self, plan: Plan, durations: Durations, flow: Flow, whole: Sequence[float], conditions: Conditions
+        self,
+        plan: Plan,
+        durations: Durations,
+        ends_s: Mapping[WorkerId, float],
+        whole: Sequence[float],
+        conditions: Conditions,
     ) -> None:
         self._durations = durations
         self._rounds = colour(plan)
@@ -253,7 +253,7 @@ class _Finish:
         alike: dict[object, WorkerId] = {}
         self._like: dict[WorkerId, WorkerId] = {}
         for worker, groups in plan.groups_of.items():
-            end = flow.ends_s[worker]
+            end = ends_s[worker]
             like = worker
             if durations.is_spread:
                 owned = plan.layers_of.get(worker, ())
@@ -293,9 +293,10 @@ class _Finish:
 
 
 def _spans(
-    worker: WorkerId, program: Program, durations: Durations, flow: Flow, finish: _Finish, *, overlap: bool
+    worker: WorkerId, program: Program, durations: Durations, times: ProgramTimes, finish: _Finish, *, overlap: bool
 ) -> Sequence[Span]:
     clock = 0.0
+    free_s: dict[WorkerId, float] = defaultdict(float)
     spans: list[Span] = []
     for instruction in program:
         start = end = clock
@@ -311,10 +312,14 @@ def _spans(
                 end = clock = start + durations.compute_s(worker, instruction)
             case Op.SEND_ACTIVATION | Op.SEND_GRADIENT:
                 assert instruction.peer is not None
-                start, end = flow.message(instruction, instruction.peer)
+                start, end = (
+                    max(clock, free_s.get(instruction.peer, 0.0)),
+                    times.arrival_s(instruction, instruction.peer),
+                )
+                free_s[instruction.peer] = end
                 clock = clock if overlap else end
             case Op.RECV_ACTIVATION | Op.RECV_GRADIENT:
-                end = clock = max(start, flow.message(instruction, worker)[1])
+                end = clock = max(start, times.arrival_s(instruction, worker))
             case Op.SYNC:
                 start, end = finish.sum_of(worker, instruction.group)
             case Op.VOTE:

@@ -10,12 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from planaria.estimate import pipeline_rounds
 from planaria.estimate.conditions import Conditions
 from planaria.estimate.memory import fullest_device_bytes
 from planaria.estimate.step_time import Known, Outline, outline
 from planaria.estimate.transfer_time import wait_s
-from planaria.plan.compiled import numba_is_loaded
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.costs.pipeline_time import Speeds, Template
 from planaria.plan.plan import NodeId, Plan, PlanError, ScheduleKind, WorkerId
@@ -222,8 +220,6 @@ class Planner:
 
     def _make_templates(self) -> tuple[Template, ...]:
         templates = make_templates(self.profile, self.settings)
-        if numba_is_loaded():
-            pipeline_rounds.load()  # now, as decisions are waited for
         if not templates:
             raise PlanError(
                 f"No split onto {self.settings.min_nodes} nodes or more fits devices of "

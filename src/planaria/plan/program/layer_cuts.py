@@ -54,15 +54,19 @@ def _to_cut(units: Sequence[Unit], kind: ScheduleKind) -> set[tuple[int, int, Ph
     generation, not of the whole plan: routes born later must not change how an earlier one's backward is cut,
     because it may be half done.
     """
-    microbatches: dict[tuple[int, Phase], tuple[RouteHop, list[int]]] = {}
+    found: dict[tuple[int, Phase], list[int]] = {}
+    hops: dict[int, RouteHop] = {}
     for phase, hop, microbatch, _ in units:
-        if (phase is Phase.INPUT_GRADIENT or phase is Phase.WEIGHT_GRADIENTS) and hop.counted:
-            found = microbatches.get((id(hop), phase))
-            if found is None:
-                found = microbatches[id(hop), phase] = hop, []
-            found[1].append(microbatch)
+        if phase is Phase.INPUT_GRADIENT or phase is Phase.WEIGHT_GRADIENTS:
+            number = id(hop)
+            if (number, phase) in found:
+                found[number, phase].append(microbatch)
+            elif hop.counted:
+                hops[number] = hop
+                found[number, phase] = [microbatch]
     counting: dict[tuple[int, int, Phase], list[tuple[int, int]]] = {}
-    for (_, phase), (hop, of_hop) in microbatches.items():
+    for (number, phase), of_hop in found.items():
+        hop = hops[number]
         behind = kind.weights_behind(hop.place)
         top = sorted(of_hop)[-1 - behind :]
         for layer in hop.counted:

@@ -1,25 +1,27 @@
-"""Order flow: what the programs come to, to the last bit, of routes that cross, and of shadows that compute."""
+"""Simulation: units of work, and pipelines that are known, come to what the programs come to, to the last bit."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planaria.estimate.conditions import Conditions
 from planaria.estimate.durations import Durations
-from planaria.estimate.flow import run
-from planaria.estimate.order_flow import run_orders
 from planaria.estimate.outline import Known
+from planaria.estimate.simulation import JointTimes, PipelineRun, is_whole, run_orders, run_programs
 from planaria.estimate.step_time import outline, simulate
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import Plan, Stage, WorkerId
 from planaria.plan.program.instructions import COMPUTING
 from planaria.plan.program.programs import programs
+from planaria.plan.program.routes import sorted_routes
 from planaria.planner.finish_step.shadow_takeover import resume
-from tests.estimate.plans import cases
-from tests.estimate.test_pipeline_flow import rings
+from tests.estimate.plans import cases, rings
 
 Case = tuple[Plan, ModelProfile, Conditions]
 
@@ -36,15 +38,42 @@ def test_orders_are_what_the_programs_come_to(case: Case, data: st.DataObject) -
         holders = {worker: plan.layers_held(groups) for worker, groups in plan.groups_of.items() if worker != lost}
         plan = resume(plan, live, live, nothing, holders, plan.generation + 1) or plan
     durations = Durations(plan, profile, conditions)
+    times = run_orders(plan, plan.workers, durations, overlap=conditions.overlap)
+    assert_as_programs(plan, plan.workers, times, durations, conditions)
+
+
+@settings(max_examples=300, deadline=None)
+@given(case=cases(exact=False, irregular=False) | rings())
+def test_a_pipeline_is_what_its_workers_programs_come_to_whatever_it_carried_before(case: Case) -> None:
+    plan, profile, conditions = case
+    durations = Durations(plan, profile, conditions)
+    for own in sorted_routes(plan).pipelines:
+        if not is_whole(plan, own.routes):
+            continue
+        run = PipelineRun(plan, own.hops, durations, overlap=conditions.overlap)
+        longer = [
+            msgspec.structs.replace(route, microbatches=(*route.microbatches, 10_000 + at), born=1)
+            for at, route in enumerate(own.routes)
+        ]
+        workers = [hop.worker for hop in own.hops]
+        first = run.times(own.routes)
+        assert_as_programs(plan, workers, first, durations, conditions)
+        run.times(longer)
+        assert run.times(own.routes) == first
+
+
+def assert_as_programs(
+    plan: Plan, workers: Sequence[WorkerId], told: JointTimes, durations: Durations, conditions: Conditions
+) -> None:
+    """Ends, compute, when gradients are whole, and the longest instruction."""
     all_programs = programs(plan)
-    flow = run(all_programs, durations, overlap=conditions.overlap)
-    parts = run_orders(plan, plan.workers, durations, overlap=conditions.overlap).parts
-    for worker, told in zip(plan.workers, parts, strict=True):
+    times = run_programs(all_programs, durations, overlap=conditions.overlap)
+    for worker, part in zip(workers, told.parts, strict=True):
         seconds = [durations.compute_s(worker, i) for i in all_programs[worker] if i.op in COMPUTING]
-        assert told.end_s == flow.ends_s[worker]
-        assert told.compute_s == flow.compute_s[worker]
-        assert told.due_s == {group: flow.due_s[worker, group] for group in plan.groups_of[worker]}
-        assert told.longest_s == max(seconds, default=0.0)
+        assert part.end_s == times.ends_s[worker]
+        assert part.compute_s == pytest.approx(times.compute_s[worker], rel=1e-12)
+        assert part.due_s == {group: times.due_s[worker, group] for group in plan.groups_of[worker]}
+        assert part.longest_s == max(seconds, default=0.0)
 
 
 @settings(max_examples=50, deadline=None)
