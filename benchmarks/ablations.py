@@ -39,13 +39,13 @@ from planaria.model.model import GroupSpec, ParameterSpec
 from planaria.plan.plan import Plan, WorkerId
 from planaria.protocol.messages.worker import PlanMessage, StateSource
 from planaria.protocol.worker.machine import WorkerMachine
-from planaria.runtime.worker.compute.device_clock import OwnPace, Pace
+from planaria.runtime.worker.compute.device_clock import DeviceClock, OwnPace
 from planaria.runtime.worker.compute.holdings import Holdings
 from planaria.runtime.worker.emulated.time import EmulatedMailbox, EmulatedPace, EmulatedTransport
 from planaria.runtime.worker.faults import FaultInjector
 from planaria.runtime.worker.heartbeat import Heartbeat
 from planaria.runtime.worker.transport.mailbox import Mailbox
-from planaria.runtime.worker.transport.state_transfer import Movement
+from planaria.runtime.worker.transport.state_transfer import StateTransfer
 from planaria.runtime.worker.transport.sync import Sync
 from planaria.runtime.worker.transport.transport import Transport
 
@@ -125,7 +125,7 @@ class Member:
         example = Loss(num_blocks, Ranks.BY_PIPELINE, 0, SCALE)
         floats = [group.size_bytes // 4 if medium == BYTES else EMULATED_FLOATS for group in example.groups]
         self.model = FlatModel(floats)
-        self.pace: Pace = OwnPace()
+        self.pace: DeviceClock = OwnPace()
         self.mailbox = Mailbox()
         if medium == LINKS:
             self.mailbox = mailbox = EmulatedMailbox()
@@ -158,7 +158,7 @@ class Member:
         machine.handle(message)
         heartbeat = Heartbeat(lambda message: None)
         faults = FaultInjector((), lambda at: None, lambda grace_s: None)
-        movement = Movement(
+        movement = StateTransfer(
             self.worker,
             0,
             self.model,

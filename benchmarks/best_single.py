@@ -24,7 +24,7 @@ from planaria.job.settings import PolicyName
 from planaria.plan.plan import PlanError, ScheduleKind
 from planaria.plan.settings import PlannerSettings
 from planaria.profile.presets.presets import preset
-from planaria.simulate.episode.episode_cache import Memory
+from planaria.simulate.episode.episode_cache import EpisodeCache
 from planaria.simulate.experiment import Experiment
 from planaria.simulate.results import RunResult
 from planaria.simulate.simulation import Simulation
@@ -77,7 +77,7 @@ def experiment_of(task: Task) -> Experiment:
     return Experiment(profile=profile, settings=settings, mean_time_between_failures_s=HOUR_S / losses_an_hour)
 
 
-def simulate(task: Task, memory: dict[str, Memory] | None = None) -> RunResult | None:
+def simulate(task: Task, memory: dict[str, EpisodeCache] | None = None) -> RunResult | None:
     """None: the model does not fit on so many nodes.
 
     Args:
@@ -175,7 +175,7 @@ class Row:
         return self.rates["adaptive"] / self.rates[self.best]
 
 
-_MEMORIES: dict[tuple[str, int, ScheduleKind], dict[str, Memory]] = {}
+_MEMORIES: dict[tuple[str, int, ScheduleKind], dict[str, EpisodeCache]] = {}
 """Of this process: by what policies are made for, then by policy."""
 
 

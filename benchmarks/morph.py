@@ -26,7 +26,7 @@ from sides import make_job, planaria_side
 from planaria.job.settings import Device, Job
 from planaria.policy.forecast import CHANGE_S
 from planaria.protocol.messages.records import AnyRecord, NodeLost, PlanTaken, Recovered, Restored, StepCommitted
-from planaria.protocol.step.time_accounting import Spent, Split
+from planaria.protocol.step.time_accounting import Split, TimeAccount
 from planaria.runtime.run_folder.recorder import read_events
 
 MOST_S = 300.0
@@ -61,7 +61,7 @@ class Run:
 
 def read(events: Sequence[tuple[AnyRecord, float]], *, is_oversubscribed: bool) -> Run:
     """The restores of a run, and its time. Where it is oversubscribed, its own steps count, not the estimated ones."""
-    run = Run(split=Spent(events).split)
+    run = Run(split=TimeAccount(events).split)
     usual_s = statistics.median(record.duration_s for record, _ in events if isinstance(record, StepCommitted))
     fault_at, decided_at, goal = 0.0, 0.0, 0
     pending: Restored | None = None

@@ -25,7 +25,7 @@ import msgspec
 from msgspec.structs import replace
 
 from planaria.api import PlanReport, load_job, plan_for
-from planaria.estimate.step_remainder import Stretch
+from planaria.estimate.step_remainder import PlanInterval
 from planaria.job.settings import Device, PolicyName
 from planaria.plan.costs.model_profile import LayerCost, ModelProfile
 from planaria.plan.ledger import Ledger
@@ -232,7 +232,7 @@ def rest(policy: Policy, proposal: Candidate) -> dict[str, Any]:
             for layer in hop.layers if hop.worker in live else ():
                 counted[layer].update(route.microbatches[: len(route.microbatches) // 2])
     holders = {worker: plan.layers_of[worker] for worker in live}
-    so_far = (Stretch(plan=plan, seconds=proposal.step_time_s / 2),)
+    so_far = (PlanInterval(plan=plan, seconds=proposal.step_time_s / 2),)
     try:
         return decided(
             policy.finish_step(

@@ -27,7 +27,7 @@ from planaria.policy.forecast import DEFAULT_MEAN_TIME_BETWEEN_FAILURES_S, Failu
 from planaria.protocol.messages.records import AnyRecord
 from planaria.runtime.launch.training.folder import JobFolder, job_folder
 from planaria.runtime.launch.training.result import TrainResult
-from planaria.runtime.progress.progress import Progress
+from planaria.runtime.progress.progress import ProgressDisplay
 from planaria.runtime.run_folder.run_folder import RunFolder, free_name
 
 if TYPE_CHECKING:
@@ -349,5 +349,5 @@ def _shown(own: JobFolder, observers: Sequence[Observer], *, progress: bool) -> 
     if not progress:
         yield tuple(observers)
         return
-    with Progress(own.job, own.folder) as display:
+    with ProgressDisplay(own.job, own.folder) as display:
         yield (*observers, display)

@@ -18,7 +18,7 @@ from planaria.job.parse import job_from_json, load_job
 from planaria.job.settings import WhenExhausted
 from planaria.protocol.messages import journal as entries
 from planaria.protocol.messages.records import RunEnded
-from planaria.protocol.run.replay import Past
+from planaria.protocol.run.replay import JournalState
 from planaria.runtime.coordinator.journal import Journal
 from planaria.runtime.run_folder.recorder import read_events
 
@@ -67,7 +67,7 @@ def test_journals(made: Path) -> None:
     journal.close()
     assert journal.complaints == []
     assert {type(entry) for entry in read} == set(get_args(entries.AnyEntry))
-    assert Past.of(read) is not None
+    assert JournalState.of(read) is not None
 
 
 def test_events(made: Path) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planaria.estimate.conditions import AS_PROFILED, Conditions
-from planaria.estimate.step_remainder import Progress, Stretch
+from planaria.estimate.step_remainder import PlanInterval, StepProgress
 from planaria.estimate.step_time import COMPUTING, simulate, step_time_s
 from planaria.plan.costs.model_profile import ModelProfile, StepCosts
 from planaria.plan.plan import Plan, WorkerId
@@ -32,7 +32,7 @@ def test_the_rest_is_what_is_left_of_the_whole(case: Case, share: float) -> None
     longest_s = max((end - start for i, start, end in spans if i.op in COMPUTING), default=0.0)
     wires_s = sum(end - start for i, start, end in spans if i.op in (Op.SEND_ACTIVATION, Op.SEND_GRADIENT))
     after_s = sum(end - start for i, start, end in spans if i.op in (Op.SYNC, Op.APPLY)) + profile.step.vote_s
-    rest_s = Progress(profile, conditions, [Stretch(plan=plan, seconds=share * whole_s)]).rest_s(plan)
+    rest_s = StepProgress(profile, conditions, [PlanInterval(plan=plan, seconds=share * whole_s)]).rest_s(plan)
     left_s = (1 - share) * whole_s
     if conditions.num_cores is None:
         assert left_s - wires_s - 1e-9 <= rest_s <= left_s + longest_s + wires_s + after_s + 1e-9
@@ -44,7 +44,7 @@ def test_the_rest_is_what_is_left_of_the_whole(case: Case, share: float) -> None
 def test_of_a_step_that_has_not_begun_it_is_the_whole(case: Case) -> None:
     plan, profile, conditions = case
     whole_s = step_time_s(plan, profile, conditions)
-    assert Progress(profile, conditions).rest_s(plan) == pytest.approx(whole_s)
+    assert StepProgress(profile, conditions).rest_s(plan) == pytest.approx(whole_s)
 
 
 def test_what_goes_on_is_not_done_again_and_what_is_new_is() -> None:
@@ -55,7 +55,7 @@ def test_what_goes_on_is_not_done_again_and_what_is_new_is() -> None:
     assert len(mine.microbatches) == len(other.microbatches) == 4
     again = msgspec.structs.replace(other, hops=mine.hops, born=2)
     left = msgspec.structs.replace(plan, generation=2, pipelines=plan.pipelines[:1], routes=(mine, again))
-    progress = Progress(profile, AS_PROFILED, [Stretch(plan=plan, seconds=2 * 0.030)])
+    progress = StepProgress(profile, AS_PROFILED, [PlanInterval(plan=plan, seconds=2 * 0.030)])
     assert progress.rest_s(left) == pytest.approx(6 * 0.030)
     assert progress.busy_s(left) == {WorkerId(0): pytest.approx(6 * 0.030)}
 
@@ -66,5 +66,5 @@ def test_a_second_plan_of_the_step_began_when_it_was_taken() -> None:
     mine, other = plan.routes
     again = msgspec.structs.replace(other, hops=mine.hops, born=2)
     left = msgspec.structs.replace(plan, generation=2, pipelines=plan.pipelines[:1], routes=(mine, again))
-    so_far = [Stretch(plan=plan, seconds=4 * 0.030), Stretch(plan=left, seconds=0.030)]
-    assert Progress(profile, AS_PROFILED, so_far).rest_s(left) == pytest.approx(3 * 0.030)
+    so_far = [PlanInterval(plan=plan, seconds=4 * 0.030), PlanInterval(plan=left, seconds=0.030)]
+    assert StepProgress(profile, AS_PROFILED, so_far).rest_s(left) == pytest.approx(3 * 0.030)

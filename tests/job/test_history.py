@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from planaria.job.history import DataIdentity, Stretch, continued
+from planaria.job.history import DataIdentity, JobInterval, continued
 
 DATA = DataIdentity(
     content="a", tokens=1000, tokenizer="bytes", vocab_size=259, sequence_length=16, mask_probability=0.15, seed=0
@@ -36,11 +36,13 @@ def test_what_changed_is_told(changes: dict[str, Any], told: list[str]) -> None:
 
 
 def test_a_history_has_what_was_trained() -> None:
-    first = Stretch(since=0, steps=10, data=DATA)
+    first = JobInterval(since=0, steps=10, data=DATA)
     assert continued((), first) == (first,)
-    assert continued((first,), Stretch(since=4, steps=10, data=DATA)) == (first,)
-    longer = Stretch(since=4, steps=20, data=DATA)
+    assert continued((first,), JobInterval(since=4, steps=10, data=DATA)) == (first,)
+    longer = JobInterval(since=4, steps=20, data=DATA)
     assert continued((first,), longer) == (first, longer)
-    again = Stretch(since=4, steps=30, data=DATA)
+    again = JobInterval(since=4, steps=30, data=DATA)
     assert continued((first, longer), again) == (first, again)
-    assert continued((first,), Stretch(since=0, steps=30, data=DATA)) == (Stretch(since=0, steps=30, data=DATA),)
+    assert continued((first,), JobInterval(since=0, steps=30, data=DATA)) == (
+        JobInterval(since=0, steps=30, data=DATA),
+    )

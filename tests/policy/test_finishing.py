@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from planaria.estimate.conditions import AS_PROFILED
-from planaria.estimate.step_remainder import Progress, Stretch
+from planaria.estimate.step_remainder import PlanInterval, StepProgress
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, Plan, WorkerId
 from planaria.plan.settings import PlannerSettings
@@ -34,7 +34,7 @@ def finished(
     *lost: int,
     policy: Policy = POLICY,
     counted: Ledger | None = None,
-    so_far: tuple[Stretch, ...] = (),
+    so_far: tuple[PlanInterval, ...] = (),
     plan: Plan = PLAN,
 ) -> Candidate:
     """The rest of a step in which workers that were halted had counted so much."""
@@ -61,7 +61,7 @@ def usual_rest_s(*lost: int) -> float:
     live = [worker for worker in PLAN.workers if worker not in lost]
     holders = {worker: PLAN.layers_of[worker] for worker in live}
     plan = finish_step(PLAN, live, to_halt(PLAN, live), Ledger.empty(8), holders, 2, PROFILE)
-    return Progress(PROFILE, AS_PROFILED).rest_s(plan)
+    return StepProgress(PROFILE, AS_PROFILED).rest_s(plan)
 
 
 def carriers(proposal: Candidate) -> set[WorkerId]:
@@ -89,7 +89,7 @@ def test_what_goes_on_is_kept_and_nothing_moves() -> None:
 
 def test_whole_pipelines_are_enough_where_survivors_spare_nothing() -> None:
     """At the step's end: the peers of the lost stage are what holds the rest up, whoever does the other stages."""
-    late = (Stretch(plan=PLAN, seconds=STEP_S),)
+    late = (PlanInterval(plan=PLAN, seconds=STEP_S),)
     own = PLAN.routes[0].microbatches
     all_but_the_lost = [0 if layer in PLAN.layers_of[WorkerId(1)] else sum(1 << m for m in own) for layer in range(8)]
     proposal = finished(1, counted=Ledger.from_bits(all_but_the_lost), so_far=late)
@@ -99,15 +99,15 @@ def test_whole_pipelines_are_enough_where_survivors_spare_nothing() -> None:
 
 
 def test_the_rest_is_shorter_the_later_the_loss() -> None:
-    rests = [finished(1, so_far=(Stretch(plan=PLAN, seconds=share * STEP_S),)).rest_s for share in (0.0, 0.4, 0.8)]
+    rests = [finished(1, so_far=(PlanInterval(plan=PLAN, seconds=share * STEP_S),)).rest_s for share in (0.0, 0.4, 0.8)]
     assert rests == sorted(rests, reverse=True)  # type: ignore[type-var]
     assert len(set(rests)) == 3
 
 
 def test_a_second_loss_in_the_step_does_not_count_what_its_predecessor_undid() -> None:
     """What the first plan was to do again is not under way for as long as the step."""
-    first = finished(1, so_far=(Stretch(plan=PLAN, seconds=0.9 * STEP_S),))
-    so_far = (Stretch(plan=PLAN, seconds=0.9 * STEP_S), Stretch(plan=first.plan, seconds=0.01))
+    first = finished(1, so_far=(PlanInterval(plan=PLAN, seconds=0.9 * STEP_S),))
+    so_far = (PlanInterval(plan=PLAN, seconds=0.9 * STEP_S), PlanInterval(plan=first.plan, seconds=0.01))
     second = finished(1, 6, plan=first.plan, so_far=so_far)
     assert first.rest_s is not None
     assert second.rest_s is not None
@@ -130,22 +130,22 @@ def test_ways_that_do_not_fit_the_memory_are_not_taken(monkeypatch: pytest.Monke
 
 def test_a_large_rest_is_done_in_the_usual_way_and_estimated_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finishing, "BUDGET", 10)
-    proposal = finished(*ACROSS, so_far=(Stretch(plan=PLAN, seconds=0.5 * STEP_S),))
+    proposal = finished(*ACROSS, so_far=(PlanInterval(plan=PLAN, seconds=0.5 * STEP_S),))
     assert carriers(proposal) == set(PLAN.pipelines[3].workers)
     assert proposal.rest_s == pytest.approx(proposal.step_time_s - 0.5 * STEP_S)
 
 
 def test_little_is_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    original = Progress._left
+    original = StepProgress._left
 
-    def counting(self: Progress, plan: Plan) -> object:
+    def counting(self: StepProgress, plan: Plan) -> object:
         seen.append(finishing.num_units(plan))
         return original(self, plan)
 
-    monkeypatch.setattr(Progress, "_left", counting)
+    monkeypatch.setattr(StepProgress, "_left", counting)
     for budget in (1_000, 3_000):
         seen.clear()
         monkeypatch.setattr(finishing, "BUDGET", budget)
-        finished(*ACROSS, so_far=tuple(Stretch(plan=PLAN, seconds=0.01) for _ in range(50)))
+        finished(*ACROSS, so_far=tuple(PlanInterval(plan=PLAN, seconds=0.01) for _ in range(50)))
         assert sum(seen) <= budget

@@ -13,7 +13,7 @@ from planaria.plan.plan import NodeId, PlanError, WorkerId
 from planaria.plan.settings import PlannerSettings
 from planaria.planner.instantiation.instantiate import instantiate, instantiate_beside
 from planaria.planner.reconfigure.reconfigure import Change, How, searched
-from planaria.planner.reconfigure.surviving_plan import Aftermath
+from planaria.planner.reconfigure.surviving_plan import SurvivingPlan
 from planaria.policy.interface import ReplanRequest
 from planaria.policy.planner import Planner
 from planaria.policy.templates import TemplatesPolicy, other_sets
@@ -103,7 +103,7 @@ def test_a_shapes_step_is_that_of_its_plans() -> None:
     for seed in range(4):
         policy = some_policy(random.Random(seed), is_open=False)
         for one in changes(policy, random.Random(seed)):
-            left = Aftermath(one.change(policy.planner))
+            left = SurvivingPlan(one.change(policy.planner))
             for sizes in searched(left):
                 built = left.build(sizes, How.INSTANTIATE).plan
                 profile = policy.planner.profile

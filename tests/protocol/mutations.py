@@ -25,8 +25,8 @@ from planaria.protocol.messages.events import Command, Received
 from planaria.protocol.messages.worker import Commit, Vote
 from planaria.protocol.phases import Phase
 from planaria.protocol.planning import plan_selection
-from planaria.protocol.planning.plan_selection import Placing, Situation
-from planaria.protocol.run.returning import Returning
+from planaria.protocol.planning.plan_selection import PlanSelector, Situation
+from planaria.protocol.run.returning import ReturningWorkers
 from planaria.protocol.run.run import Run
 from planaria.protocol.step.ballot import Ballot
 from planaria.protocol.step.commit import FIRST_EXPONENT
@@ -117,16 +117,16 @@ def leave_shadows_out_of_the_step(patch: Patch, interpreter: type) -> None:
 
 def fault_tolerance_is_quietly_lowered(patch: Patch) -> None:
     """Fewer than (f + 1) n0 nodes are left, and training goes on."""
-    before = Placing.placement
+    before = PlanSelector.placement
 
-    def lowered(self: Placing, situation: Situation, **others: Any) -> Candidate:
+    def lowered(self: PlanSelector, situation: Situation, **others: Any) -> Candidate:
         try:
             return before(self, situation, **others)
         except surviving_plan.TooFewNodes:
             left = {situation.plan.node_of(worker) for worker in situation.holders}
             return self.first(sorted(left))
 
-    patch.setattr(Placing, "placement", lowered)
+    patch.setattr(PlanSelector, "placement", lowered)
     patch.setattr(plan_selection, "validate", lambda *arguments, **others: None)
     patch.setattr(planner, "initial_plan", _without_tolerance(planner.initial_plan))
 
@@ -169,4 +169,4 @@ def an_interrupted_step_begins_anew(patch: Patch) -> None:
 
 
 def votes_of_before_the_restart_are_forgotten(patch: Patch) -> None:
-    patch.setattr(Returning, "votes", lambda self, position: {})
+    patch.setattr(ReturningWorkers, "votes", lambda self, position: {})

@@ -35,7 +35,7 @@ from planaria.protocol.messages.journal import JournalCommit, JournalNode, Journ
 from planaria.protocol.messages.records import PlanTaken, Recovered, RunStatus, StepCommitted, StepSkipped, Waiting
 from planaria.protocol.messages.worker import Commit, Notice, PlanMessage, Ready, Report, Save, Stop, Vote
 from planaria.protocol.phases import Phase, ProtocolError
-from planaria.protocol.run.replay import Past
+from planaria.protocol.run.replay import JournalState
 from planaria.protocol.run.settings import RunSettings
 from planaria.protocol.step.commit import NOT_APPLIED
 from planaria.protocol.transitions import TRANSITIONS
@@ -48,7 +48,7 @@ def machine() -> Coordinator:
     return make_machine()
 
 
-def make_machine(past: Past | None = None, **changes: Any) -> Coordinator:
+def make_machine(past: JournalState | None = None, **changes: Any) -> Coordinator:
     planner = PlannerSettings(num_microbatches=4, fault_tolerance=1, num_nodes=3, devices_per_node=1)
     profile = uniform_profile(1, tied=False)
     settings = RunSettings(

@@ -17,8 +17,8 @@ from planaria.protocol.messages.records import AnyRecord, PlanTaken, Recovered, 
 from planaria.simulate.experiment import Experiment
 from planaria.simulate.results import RunResult
 from planaria.simulate.timings import Timings
-from planaria.simulate.trace_events import Course
-from planaria.simulate.trace_run import Following
+from planaria.simulate.trace_events import TraceEvents
+from planaria.simulate.trace_run import TraceRun
 from planaria.simulate.traces.trace import Change, Trace, TraceEvent
 from tests.proof import rest_in_proof
 from tests.testkit.cluster.cluster import Cluster
@@ -102,7 +102,7 @@ def by_messages(which: Case, seed: int) -> Recording:
     return cluster
 
 
-def by_macro(which: Case) -> tuple[RunResult, Following]:
+def by_macro(which: Case) -> tuple[RunResult, TraceRun]:
     setup = which.setup
     events = [
         TraceEvent(at_s=0.0, change=Change.ADD, node=str(node), zone=setup.zone_of(node))
@@ -126,7 +126,7 @@ def by_macro(which: Case) -> tuple[RunResult, Following]:
     simulation = experiment.simulation(
         setup.policy.value, make_policy(setup.policy, Planner(setup.profile, setup.planner))
     )
-    run = Following(simulation, Course.of(trace, 0.03))
+    run = TraceRun(simulation, TraceEvents.of(trace, 0.03))
     run.begin()
     while not run.is_over:
         run.go_on()
@@ -138,7 +138,7 @@ def layouts(pipelines: Any) -> Counter[tuple[tuple[int, int], ...]]:
     return Counter(tuple((first, end) for _, first, end in pipeline) for pipeline in pipelines)
 
 
-def shapes(run: Following) -> Counter[tuple[tuple[int, int], ...]]:
+def shapes(run: TraceRun) -> Counter[tuple[tuple[int, int], ...]]:
     assert run.state is not None
     plan = run.state.plan
     return layouts([[(s.worker, s.first_layer, s.end_layer) for s in p.stages] for p in plan.pipelines])

@@ -16,10 +16,10 @@ from planaria.policy.registry import make_policy
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.messages.events import Command, Event
 from planaria.protocol.messages.journal import JournalCommit, JournalEntry, JournalPlan, decode_entry, encode_entry
-from planaria.protocol.messages.run_measurements import Learnt
+from planaria.protocol.messages.run_measurements import RunMeasurements
 from planaria.protocol.planning import step_times
 from planaria.protocol.planning.memory_limits import Shortages
-from planaria.protocol.run.replay import Past
+from planaria.protocol.run.replay import JournalState
 from planaria.protocol.run.settings import RunSettings
 from tests.testkit.cluster.cluster import Cluster
 from tests.testkit.schedules.schedule import Schedule, schedule
@@ -32,7 +32,7 @@ def successor(cluster: Cluster, entries: list[bytes]) -> Coordinator:
     def make(name: PolicyName, most_bytes: int) -> Policy:
         return make_policy(name, Planner(profile, setup.planner))
 
-    past = Past.of([decode_entry(entry) for entry in entries])
+    past = JournalState.of([decode_entry(entry) for entry in entries])
     shortages = Shortages(profile, partial(make, setup.policy))
     return Coordinator(cluster.settings, make(setup.policy, 0), past, shortages, make)
 
@@ -52,7 +52,7 @@ def run(which: Schedule, monkeypatch: pytest.MonkeyPatch, *, shares_cores: bool)
         if any(isinstance(entry, JournalPlan | JournalCommit) for entry in entries):
             journal = [*cluster.journal, *map(encode_entry, entries)]
             assert successor(cluster, journal).learnt == machine.learnt
-            known, unknown = msgspec.structs.asdict(machine.learnt), msgspec.structs.asdict(Learnt())
+            known, unknown = msgspec.structs.asdict(machine.learnt), msgspec.structs.asdict(RunMeasurements())
             compared.update(name for name in known if known[name] != unknown[name])
         return commands
 
@@ -72,4 +72,4 @@ def test_a_successor_knows_what_was_known(monkeypatch: pytest.MonkeyPatch) -> No
         if seed % 2:
             which = replace(which, setup=replace(which.setup, policy=PolicyName.ADAPTIVE))
         compared += run(which, monkeypatch, shares_cores=seed % 3 == 0)
-    assert all(compared[name] for name in Learnt.__struct_fields__), compared
+    assert all(compared[name] for name in RunMeasurements.__struct_fields__), compared

@@ -26,12 +26,12 @@ from planaria.protocol.messages.events import Command, Evict
 from planaria.protocol.messages.journal import AnyEntry, JournalCommit
 from planaria.protocol.messages.worker import Commit, PlanMessage, Returned
 from planaria.protocol.planning import plan_selection
-from planaria.protocol.planning.straggler_detection import Speeds
-from planaria.protocol.run.replay import Past
-from planaria.protocol.run.returning import Returning
+from planaria.protocol.planning.straggler_detection import NodeSpeeds
+from planaria.protocol.run.replay import JournalState
+from planaria.protocol.run.returning import ReturningWorkers
 from planaria.protocol.run.run import Run
 from planaria.protocol.step.checkpoint import Checkpoints, Saving
-from planaria.protocol.step.retained_replicas import Kept
+from planaria.protocol.step.retained_replicas import RetainedReplicas
 from planaria.protocol.worker.machine import Apply, WorkerMachine
 from planaria.protocol.worker.mail import Key, Mail
 from planaria.protocol.worker.shadow_counts import Fate, Shadows
@@ -50,7 +50,7 @@ from tests.protocol.mutations import (
     the_ledgers_are_ignored,
     votes_of_before_the_restart_are_forgotten,
 )
-from tests.testkit.promises.witness import Witness
+from tests.testkit.promises.witness import InvariantChecker
 from tests.testkit.schedules.faults import FaultKind
 from tests.testkit.schedules.schedule import Schedule, schedule
 from tests.testkit.schedules.search import error_of, first_line
@@ -121,24 +121,24 @@ def checkpoints_are_written_by_whoever_was_asked_first(patch: Patch) -> None:
 
 def a_commit_that_only_a_worker_knows_is_ignored(patch: Patch) -> None:
     """The journal is believed, although it lags behind: whoever is ahead of it is taken for lost."""
-    report = Returning.report
+    report = ReturningWorkers.report
 
-    def without(self: Returning, worker: WorkerId, told: Returned) -> None:
+    def without(self: ReturningWorkers, worker: WorkerId, told: Returned) -> None:
         report(self, worker, msgspec.structs.replace(told, commit=None))
 
-    patch.setattr(Returning, "report", without)
+    patch.setattr(ReturningWorkers, "report", without)
 
 
 def a_commit_is_not_told_again_after_a_restart(patch: Patch) -> None:
-    patch.setattr(Returning, "lacks_commit", lambda self, position: ())
+    patch.setattr(ReturningWorkers, "lacks_commit", lambda self, position: ())
 
 
 def a_commit_is_written_twice_after_a_power_cut(patch: Patch) -> None:
     """By a coordinator that begins on a journal that lost other entries."""
-    carry_out, forget_after = Server._carry_out, Witness.forget_after
-    cut: list[Witness] = []
+    carry_out, forget_after = Server._carry_out, InvariantChecker.forget_after
+    cut: list[InvariantChecker] = []
 
-    def forgetting(self: Witness, *given: Any) -> None:
+    def forgetting(self: InvariantChecker, *given: Any) -> None:
         forget_after(self, *given)
         cut.append(self)
 
@@ -147,7 +147,7 @@ def a_commit_is_written_twice_after_a_power_cut(patch: Patch) -> None:
         if isinstance(command, JournalCommit) and self._cluster.witness in cut:
             carry_out(self, command)
 
-    patch.setattr(Witness, "forget_after", forgetting)
+    patch.setattr(InvariantChecker, "forget_after", forgetting)
     patch.setattr(Server, "_carry_out", twice)
 
 
@@ -161,13 +161,13 @@ def a_speed_of_one_node_is_applied_to_another(patch: Patch) -> None:
 
 
 def a_node_is_judged_by_what_another_measured(patch: Patch) -> None:
-    measured = Speeds._measured
+    measured = NodeSpeeds._measured
 
-    def shifted(self: Speeds, compute_s: Mapping[WorkerId, float]) -> Any:
+    def shifted(self: NodeSpeeds, compute_s: Mapping[WorkerId, float]) -> Any:
         found = measured(self, compute_s)
         return dict(zip(sorted(found), [found[node] for node in sorted(found, reverse=True)], strict=True))
 
-    patch.setattr(Speeds, "_measured", shifted)
+    patch.setattr(NodeSpeeds, "_measured", shifted)
 
 
 def a_step_that_is_to_begin_afresh_goes_on(patch: Patch) -> None:
@@ -262,18 +262,18 @@ def gathering_counts_workers_of_nodes_that_come_later(patch: Patch) -> None:
 
 
 def what_idle_workers_hold_is_forgotten(patch: Patch) -> None:
-    patch.setattr(Kept, "added_to", lambda self, holders, step: dict(holders))
+    patch.setattr(RetainedReplicas, "added_to", lambda self, holders, step: dict(holders))
 
 
 def a_commit_that_was_undone_is_told_again(patch: Patch) -> None:
     """By a coordinator that begins on a journal whose last plan goes back."""
-    after = Past.after
+    after = JournalState.after
 
-    def telling_all(self: Past, entry: AnyEntry) -> Past:
+    def telling_all(self: JournalState, entry: AnyEntry) -> JournalState:
         past = after(self, entry)
         return past if isinstance(entry, JournalCommit) else replace(past, records=self.records + entry.records)
 
-    patch.setattr(Past, "after", telling_all)
+    patch.setattr(JournalState, "after", telling_all)
 
 
 LOSSES = frozenset({FaultKind.KILL})

@@ -13,8 +13,8 @@ from planaria.protocol.planning.replan_trigger import SecondLook
 from planaria.simulate.episode.situation import State
 from planaria.simulate.experiment import Experiment
 from planaria.simulate.timings import Timings
-from planaria.simulate.trace_events import Course
-from planaria.simulate.trace_run import Following
+from planaria.simulate.trace_events import TraceEvents
+from planaria.simulate.trace_run import TraceRun
 from tests.simulate.test_simulation import experiment, losing, profile
 
 EXPECTED_S = 30.0
@@ -31,11 +31,11 @@ def slow_links() -> Experiment:
     )
 
 
-def followed(*lost_s: float) -> tuple[list[tuple[float, float, State]], Following]:
+def followed(*lost_s: float) -> tuple[list[tuple[float, float, State]], TraceRun]:
     """When a run began to train undisturbed, how long its steps took then, and the states."""
     about = slow_links()
     simulation = about.simulation("adaptive", AdaptivePolicy.of(Planner(about.profile, about.settings)))
-    run = Following(simulation, Course.of(losing(*lost_s, hours=HOURS), 0.0))
+    run = TraceRun(simulation, TraceEvents.of(losing(*lost_s, hours=HOURS), 0.0))
     run.begin()
     rests = []
     while not run.is_over:
@@ -74,7 +74,7 @@ def test_a_plan_is_left_after_quiet_where_that_pays() -> None:
 def test_policies_that_do_not_weigh_are_not_asked_again() -> None:
     about = slow_links()
     simulation = about.simulation("templates", TemplatesPolicy.of(about.planner))
-    run = Following(simulation, Course.of(losing(hours=HOURS), 0.0))
+    run = TraceRun(simulation, TraceEvents.of(losing(hours=HOURS), 0.0))
     run.begin()
     run.go_on()
     assert run.is_over

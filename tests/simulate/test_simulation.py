@@ -22,7 +22,7 @@ from planaria.plan.settings import PlannerSettings
 from planaria.policy.planner import Planner
 from planaria.policy.registry import make_policy
 from planaria.simulate.baselines import limit_samples_per_s
-from planaria.simulate.episode.episode_cache import Memory
+from planaria.simulate.episode.episode_cache import EpisodeCache
 from planaria.simulate.episode.situation import canonical
 from planaria.simulate.experiment import Experiment
 from planaria.simulate.results import Prices, RunResult, estimate, summarise
@@ -142,7 +142,7 @@ def test_what_is_forgotten_is_found_out_again() -> None:
     about = experiment()
     policy = make_policy(PolicyName.TEMPLATES, Planner(about.profile, about.settings))
     simulation = about.simulation("templates", policy)
-    small = Simulation(simulation.subject, about.terms, Memory(simulation.subject, most_workers=20))
+    small = Simulation(simulation.subject, about.terms, EpisodeCache(simulation.subject, most_workers=20))
     assert small.run(trace(1)) == simulation.run(trace(1))
     assert small.memory.num_forgotten > 1
 

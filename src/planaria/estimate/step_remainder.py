@@ -25,7 +25,7 @@ _Message = tuple[Op, int, int, int, WorkerId]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
+class PlanInterval:
     """Of a step, the part that was done under one plan.
 
     Attributes:
@@ -42,7 +42,7 @@ def num_units(plan: Plan) -> int:
     return 3 * sum(len(route.hops) * len(route.microbatches) for route in plan.routes)
 
 
-class Progress:
+class StepProgress:
     """Of a step, how far it has come.
 
     Args:
@@ -51,7 +51,7 @@ class Progress:
         so_far: the plans of the step, in order; none: nothing is done.
     """
 
-    def __init__(self, profile: ModelProfile, conditions: Conditions, so_far: Sequence[Stretch] = ()) -> None:
+    def __init__(self, profile: ModelProfile, conditions: Conditions, so_far: Sequence[PlanInterval] = ()) -> None:
         self._profile = profile
         self._conditions = conditions
         self._done: dict[WorkerId, set[Instruction]] = {}
@@ -70,7 +70,7 @@ class Progress:
             for worker, program in self._left(plan).items()
         }
 
-    def _advance(self, stretch: Stretch) -> None:
+    def _advance(self, stretch: PlanInterval) -> None:
         durations = Durations(stretch.plan, self._profile, self._conditions)
         left = self._left(stretch.plan)
         times = run_programs(left, durations, overlap=self._conditions.overlap)

@@ -53,7 +53,7 @@ def _growth(before: int, now: int) -> str:
     return f"the data {'grew' if now > before else 'shrank'} from {before} to {now} tokens"
 
 
-class Stretch(msgspec.Struct, frozen=True, kw_only=True):
+class JobInterval(msgspec.Struct, frozen=True, kw_only=True):
     """Steps of a run under the same conditions.
 
     Attributes:
@@ -67,16 +67,16 @@ class Stretch(msgspec.Struct, frozen=True, kw_only=True):
     data: DataIdentity | None = None
 
 
-History = tuple[Stretch, ...]
+History = tuple[JobInterval, ...]
 """A run's stretches, in order; the last is in force. Empty: not known, of a checkpoint before there were any."""
 
 
-def schedule_ends(history: Sequence[Stretch]) -> tuple[tuple[int, int], ...]:
+def schedule_ends(history: Sequence[JobInterval]) -> tuple[tuple[int, int], ...]:
     """Where the learning rate's schedule ended, since which step."""
     return tuple((stretch.since, stretch.steps) for stretch in history)
 
 
-def continued(history: Sequence[Stretch], now: Stretch) -> History:
+def continued(history: Sequence[JobInterval], now: JobInterval) -> History:
     """The history of a run that goes on under `now`: later stretches were never trained, equal ones are one."""
     earlier = tuple(stretch for stretch in history if stretch.since < max(now.since, 1))
     if earlier and (earlier[-1].steps, earlier[-1].data) == (now.steps, now.data):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from planaria.estimate.step_remainder import Progress, Stretch, num_units
+from planaria.estimate.step_remainder import PlanInterval, StepProgress, num_units
 from planaria.plan.costs.stage_costs import stage_costs
 from planaria.plan.plan import Plan, Route, WorkerId
 from planaria.planner.finish_step.rerun_routes import along_owners
@@ -58,7 +58,7 @@ class Finished:
     crosses: bool
 
 
-def quickest(undone: Undone, planner: Planner, so_far: Sequence[Stretch]) -> Finished:
+def quickest(undone: Undone, planner: Planner, so_far: Sequence[PlanInterval]) -> Finished:
     """Returns the plan that finishes the step soonest, by estimate, as far as that is worth the search.
 
     Args:
@@ -72,7 +72,7 @@ def quickest(undone: Undone, planner: Planner, so_far: Sequence[Stretch]) -> Fin
     if 3 * own > budget:
         return Finished(plan=usual, rest_s=None, crosses=False)
     recent, past = _recent(so_far, budget - 2 * own)
-    progress = Progress(profile, conditions, recent)
+    progress = StepProgress(profile, conditions, recent)
     best = Finished(plan=usual, rest_s=progress.rest_s(usual), crosses=False)
     if not undone.missing or undone.pipelines == undone.intact:
         return best
@@ -101,7 +101,7 @@ def _budget(plan: Plan, planner: Planner) -> int:
     return min(BUDGET, int(SHARE * even_s / UNIT_S))
 
 
-def _recent(so_far: Sequence[Stretch], most: int) -> tuple[Sequence[Stretch], int]:
+def _recent(so_far: Sequence[PlanInterval], most: int) -> tuple[Sequence[PlanInterval], int]:
     """Returns as many of the last plans as have at most so many units, and how many they have. What was done under
     others, and goes on, is thought not to be done."""
     units = 0
@@ -113,7 +113,7 @@ def _recent(so_far: Sequence[Stretch], most: int) -> tuple[Sequence[Stretch], in
     return so_far, units
 
 
-def _others(undone: Undone, planner: Planner, progress: Progress) -> Iterator[tuple[tuple[Route, ...], float]]:
+def _others(undone: Undone, planner: Planner, progress: StepProgress) -> Iterator[tuple[tuple[Route, ...], float]]:
     """Yields routes over all owners, each once, and how long the busiest worker computes."""
     plan = undone.plan
     kept = undone.finished_by(())

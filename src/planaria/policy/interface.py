@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Self, TypeVar
 
 from planaria.estimate.restore_time import RestoreTime
-from planaria.estimate.step_remainder import Stretch
+from planaria.estimate.step_remainder import PlanInterval
 from planaria.plan.costs.pipeline_time import Template
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, Plan, WorkerId
@@ -122,7 +122,7 @@ class FinishRequest:
     counted: Ledger
     holders: LayerHolders
     generation: int
-    so_far: Sequence[Stretch] = ()
+    so_far: Sequence[PlanInterval] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from planaria.plan.settings import PlannerSettings
 from planaria.plan.validate import lacking
 from planaria.planner.instantiation.grids import Grid, grids, is_grid, shape
 from planaria.planner.placement.placement import Holders
-from planaria.planner.reconfigure.surviving_plan import Aftermath
+from planaria.planner.reconfigure.surviving_plan import SurvivingPlan
 from planaria.policy.candidate_record import CandidateRecord
 from planaria.policy.forecast import FailureForecast
 from planaria.policy.interface import Candidate, Policy, ReplanRequest
@@ -116,7 +116,7 @@ class MorphPolicy(Policy):
     def _moved(self, request: ReplanRequest) -> Candidate:
         plan, nodes = request.plan, request.complete_nodes
         change = request.change(self.planner)
-        left = Aftermath(replace(change, settings=replace(change.settings, fault_tolerance=0), zones={}))
+        left = SurvivingPlan(replace(change, settings=replace(change.settings, fault_tolerance=0), zones={}))
 
         def with_state(pipelines: Sequence[Pipeline]) -> Plan | None:
             found = left.build_from(pipelines)

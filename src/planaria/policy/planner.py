@@ -15,13 +15,13 @@ from planaria.estimate.memory import fullest_device_bytes
 from planaria.estimate.step_time import Known, Outline, outline
 from planaria.estimate.transfer_time import wait_s
 from planaria.plan.costs.model_profile import ModelProfile
-from planaria.plan.costs.pipeline_time import Speeds, Template
+from planaria.plan.costs.pipeline_time import NodeSpeeds, Template
 from planaria.plan.plan import NodeId, Plan, PlanError, ScheduleKind, WorkerId
 from planaria.plan.settings import PlannerSettings
 from planaria.planner.instantiation.instantiate import initial_plan
 from planaria.planner.placement.zones import Zones
 from planaria.planner.reconfigure.reconfigure import searched
-from planaria.planner.reconfigure.surviving_plan import Aftermath, Change
+from planaria.planner.reconfigure.surviving_plan import Change, SurvivingPlan
 from planaria.planner.templates.templates import fewest_nodes, make_templates
 from planaria.policy.sentences import size
 
@@ -64,7 +64,7 @@ class Planner:
 
     profile: ModelProfile
     settings: PlannerSettings
-    speeds: Speeds | None = field(default=None, kw_only=True)
+    speeds: NodeSpeeds | None = field(default=None, kw_only=True)
     zones: Zones = field(default_factory=dict, kw_only=True)
     stretch: float = field(default=1.0, kw_only=True)
     conditions: Conditions = field(init=False)
@@ -77,7 +77,7 @@ class Planner:
 
     # The same planner for other nodes
 
-    def with_speeds(self, speeds: Speeds) -> Planner:
+    def with_speeds(self, speeds: NodeSpeeds) -> Planner:
         """Returns the planner for nodes that compute so fast; all others are as fast as the profile says.
 
         Raises:
@@ -196,10 +196,10 @@ class Planner:
         """
         if change.plan.devices_per_node > 1:
             return True  # a pipeline that stays may be on other devices of its nodes than its template's
-        left = Aftermath(change)
+        left = SurvivingPlan(change)
         return any(self._sizes_s(left, sizes) < seconds for sizes in searched(left))
 
-    def _sizes_s(self, left: Aftermath, sizes: Sequence[int]) -> float:
+    def _sizes_s(self, left: SurvivingPlan, sizes: Sequence[int]) -> float:
         known = self._shared.sizes_s
         key = left.situation.most, *(size for size in sizes if size)
         found = known.get(key)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 
-from planaria.plan.costs.pipeline_time import Speeds
+from planaria.plan.costs.pipeline_time import NodeSpeeds
 from planaria.plan.plan import NodeId, Pipeline, Plan, WorkerId
 from planaria.planner.reconfigure.reconfigure import How, Reconfiguration
 
@@ -141,7 +141,7 @@ def why(plan: Plan, lost: Collection[NodeId], result: Reconfiguration) -> str:
     return f"{losses(plan, lost) or 'The nodes changed'}; {_remedy(result)}; {_moved(result)}."
 
 
-def why_at_speeds(plan: Plan, lost: Collection[NodeId], result: Reconfiguration, speeds: Speeds) -> str:
+def why_at_speeds(plan: Plan, lost: Collection[NodeId], result: Reconfiguration, speeds: NodeSpeeds) -> str:
     """Returns the sentence for a plan that knows of speeds. Slow nodes that it does without live, and rest."""
     slow = {node: speed for node, speed in speeds.items() if speed != 1}
     told = [

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from operator import attrgetter
 from typing import TypeVar
 
-from planaria.plan.costs.pipeline_time import Speeds, Template, step_times
+from planaria.plan.costs.pipeline_time import NodeSpeeds, Template, step_times
 from planaria.plan.plan import NodeId, Plan, PlanError
 from planaria.plan.settings import PlannerSettings
 from planaria.planner.instantiation.microbatch_shares import Undistributable
@@ -170,7 +170,7 @@ class TemplatesPolicy(Policy):
 
         return self._clearly_fastest(found, made, attrgetter("plan"), len(found.plan.nodes))
 
-    def _at_speeds(self, request: ReplanRequest, speeds: Speeds) -> Reconfiguration:
+    def _at_speeds(self, request: ReplanRequest, speeds: NodeSpeeds) -> Reconfiguration:
         """Returns, of the candidates that fit into memory, the one that takes least in the long run, as simulated."""
         best: Reconfiguration | None = None
         least_s = float("inf")

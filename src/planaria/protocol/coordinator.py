@@ -14,14 +14,14 @@ from planaria.policy.interface import Policy
 from planaria.protocol.handlers import precompute
 from planaria.protocol.handlers.policy import refusal
 from planaria.protocol.messages.events import Command, Event, Received
-from planaria.protocol.messages.run_measurements import Learnt
+from planaria.protocol.messages.run_measurements import RunMeasurements
 from planaria.protocol.messages.user import RunState
 from planaria.protocol.phases import Phase, ProtocolError
 from planaria.protocol.planning.memory_limits import Shortages
 from planaria.protocol.planning.policy_switch import MakePolicy
-from planaria.protocol.planning.step_times import Timing
+from planaria.protocol.planning.step_times import StepTimes
 from planaria.protocol.run.announcements import shapes
-from planaria.protocol.run.replay import Past
+from planaria.protocol.run.replay import JournalState
 from planaria.protocol.run.run import Run
 from planaria.protocol.run.settings import RunSettings
 from planaria.protocol.step.checkpoint import Checkpoints
@@ -43,7 +43,7 @@ class Coordinator:
         self,
         settings: RunSettings,
         policy: Policy,
-        past: Past | None = None,
+        past: JournalState | None = None,
         shortages: Shortages | None = None,
         make: MakePolicy | None = None,
     ) -> None:
@@ -109,7 +109,7 @@ class Coordinator:
         return self._run.checkpoints
 
     @property
-    def timing(self) -> Timing:
+    def timing(self) -> StepTimes:
         """Of steps, beside their estimates."""
         return self._run.timing
 
@@ -119,7 +119,7 @@ class Coordinator:
         return self._run.shortages
 
     @property
-    def learnt(self) -> Learnt:
+    def learnt(self) -> RunMeasurements:
         """What is known of the running job by now."""
         return self._run.learnt
 

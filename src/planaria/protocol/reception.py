@@ -13,7 +13,7 @@ from typing import Generic, Protocol, TypeVar
 from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.coordinator import Coordinator
 from planaria.protocol.membership.admission import Admission
-from planaria.protocol.membership.challenge import Doubts, Unproven
+from planaria.protocol.membership.challenge import ReconnectChallenge, Unproven
 from planaria.protocol.membership.failure_detector import Judge
 from planaria.protocol.messages.events import (
     Command,
@@ -29,7 +29,7 @@ from planaria.protocol.messages.events import (
     WorkerJoined,
 )
 from planaria.protocol.messages.worker import Alive, Challenge, CutOff, FromWorker, Hello, PlanMessage, Proof, Stop
-from planaria.protocol.run.replay import Past
+from planaria.protocol.run.replay import JournalState
 
 
 class Nonsense(ValueError):
@@ -66,13 +66,13 @@ class Reception(ABC, Generic[Connection]):
     """
 
     def __init__(
-        self, machine: Coordinator, admission: Admission[Connection], judge: Judge, past: Past | None = None
+        self, machine: Coordinator, admission: Admission[Connection], judge: Judge, past: JournalState | None = None
     ) -> None:
         self._machine = machine
         self._admission = admission
         self._judge = judge
         self._past = past
-        self._doubts: Doubts[Connection] = Doubts(past.joined if past else ())
+        self._doubts: ReconnectChallenge[Connection] = ReconnectChallenge(past.joined if past else ())
 
     @abstractmethod
     def _now(self) -> float:

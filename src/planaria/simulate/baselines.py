@@ -13,8 +13,8 @@ from planaria.plan.costs.model_profile import ModelProfile
 from planaria.simulate.results import RunResult
 from planaria.simulate.run_model import Terms
 from planaria.simulate.simulation import Simulation
-from planaria.simulate.trace_events import Course
-from planaria.simulate.trace_run import Following
+from planaria.simulate.trace_events import TraceEvents
+from planaria.simulate.trace_run import TraceRun
 from planaria.simulate.traces.trace import HOUR_S, Change, Trace, TraceEvent
 
 ON_DEMAND = "on-demand"
@@ -114,14 +114,14 @@ class Oracle:
 
     def run(self, trace: Trace) -> RunResult:
         """Over a trace."""
-        course = Course.of(trace, self._simulations[0].subject.timings.start_s)
-        alive = [Following(simulation, course) for simulation in self._simulations]
+        course = TraceEvents.of(trace, self._simulations[0].subject.timings.start_s)
+        alive = [TraceRun(simulation, course) for simulation in self._simulations]
         for run in alive:
             run.begin()
-        ended: list[Following] = [run for run in alive if run.is_over]
+        ended: list[TraceRun] = [run for run in alive if run.is_over]
         alive = _best([run for run in alive if not run.is_over])
         while alive:
-            following: list[Following] = []
+            following: list[TraceRun] = []
             for run in alive:
                 for simulation in self._simulations:
                     other = run.fork(simulation)
@@ -138,9 +138,9 @@ def _named(result: RunResult) -> RunResult:
     return msgspec.structs.replace(result, policy=ORACLE)
 
 
-def _best(runs: Sequence[Following]) -> list[Following]:
+def _best(runs: Sequence[TraceRun]) -> list[TraceRun]:
     """Of runs after the same disturbance: the best of each state, and of those the best."""
-    of_state: dict[object, Following] = {}
+    of_state: dict[object, TraceRun] = {}
     for run in runs:
         other = of_state.get(run.state)
         if other is None or run.microbatches > other.microbatches:

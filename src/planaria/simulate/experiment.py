@@ -15,8 +15,8 @@ from planaria.policy.interface import Policy
 from planaria.policy.planner import Planner
 from planaria.policy.registry import make_policy
 from planaria.simulate.baselines import IDEAL, ON_DEMAND, ORACLE, Oracle, run_ideal, run_on_demand
-from planaria.simulate.episode.episode_cache import Memory
-from planaria.simulate.episode.subject import Subject
+from planaria.simulate.episode.episode_cache import EpisodeCache
+from planaria.simulate.episode.subject import SimulatedJob
 from planaria.simulate.results import Prices, RunResult
 from planaria.simulate.run_model import Terms
 from planaria.simulate.simulation import Simulation
@@ -102,7 +102,7 @@ class Experiment:
 
     def simulation(self, name: str, policy: Policy, *, remembers: bool = True) -> Simulation:
         """Of any policy, the project's or another's, under a name for people."""
-        subject = Subject(
+        subject = SimulatedJob(
             profile=self.profile,
             policy=policy,
             policy_name=name,
@@ -113,7 +113,7 @@ class Experiment:
             checkpoint_every=self.checkpoint_every,
             by_number=self.by_number,
         )
-        return Simulation(subject, self.terms, Memory(subject, num_parts=self.num_parts, remembers=remembers))
+        return Simulation(subject, self.terms, EpisodeCache(subject, num_parts=self.num_parts, remembers=remembers))
 
     def run(self, name: str, traces: Iterable[Trace]) -> list[RunResult]:
         """One policy or reference over several traces."""

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from planaria.plan.plan import PlanError
 from planaria.plan.settings import PlannerSettings
-from planaria.simulate.episode.episode_cache import Memory
+from planaria.simulate.episode.episode_cache import EpisodeCache
 from planaria.simulate.episode.situation import State
-from planaria.simulate.episode.subject import Known, Rest, Subject, Tally
+from planaria.simulate.episode.subject import EpisodeTally, RestAfterEpisode, RunOutlook, SimulatedJob
 from planaria.simulate.results import Prices
 
 
@@ -44,19 +44,19 @@ class RunBasis:
         memory: what is known by now; default: nothing.
     """
 
-    def __init__(self, subject: Subject, terms: Terms, memory: Memory | None = None) -> None:
+    def __init__(self, subject: SimulatedJob, terms: Terms, memory: EpisodeCache | None = None) -> None:
         self.subject = subject
         self.terms = terms
-        self.memory = memory or Memory(subject)
-        self._starts: dict[tuple[str, ...], tuple[Rest, Tally] | None] = {}
+        self.memory = memory or EpisodeCache(subject)
+        self._starts: dict[tuple[str, ...], tuple[RestAfterEpisode, EpisodeTally] | None] = {}
         self._costs: dict[State, tuple[float, float, float]] = {}
         self._num_forgotten = 0
 
-    def start(self, zones: tuple[str, ...]) -> tuple[Rest, Tally] | None:
+    def start(self, zones: tuple[str, ...]) -> tuple[RestAfterEpisode, EpisodeTally] | None:
         """A run begins on nodes in these zones; None where they make no plan."""
         self._forget()
         if zones not in self._starts:
-            known = Known(
+            known = RunOutlook(
                 time_to_failure_s=self.terms.mean_time_between_failures_s, steps_left=1_000_000, steps_at_stake=0
             )
             try:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from planaria.simulate.results import RunResult
 from planaria.simulate.run_model import RunBasis
-from planaria.simulate.trace_events import Course
-from planaria.simulate.trace_run import Following
+from planaria.simulate.trace_events import TraceEvents
+from planaria.simulate.trace_run import TraceRun
 from planaria.simulate.traces.trace import Trace
 
 
@@ -14,11 +14,11 @@ class Simulation(RunBasis):
 
     def run(self, trace: Trace) -> RunResult:
         """Over a trace."""
-        return self.follow(Course.of(trace, self.subject.timings.start_s))
+        return self.follow(TraceEvents.of(trace, self.subject.timings.start_s))
 
-    def follow(self, course: Course) -> RunResult:
+    def follow(self, course: TraceEvents) -> RunResult:
         """Over a trace, as a run meets it."""
-        run = Following(self, course)
+        run = TraceRun(self, course)
         run.begin()
         while not run.is_over:
             run.go_on()

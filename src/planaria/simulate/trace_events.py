@@ -16,7 +16,7 @@ _NEVER = float("inf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
+class TraceEvents:
     """A trace, as a run meets it.
 
     Attributes:
@@ -34,7 +34,7 @@ class Course:
     stays: Sequence[tuple[float, float, str]]
 
     @classmethod
-    def of(cls, trace: Trace, start_s: float) -> Course:
+    def of(cls, trace: Trace, start_s: float) -> TraceEvents:
         """Of a trace in which nodes take so long to start."""
         first = trace.at_first
         numbers = {node: number for number, node in enumerate(first)}

@@ -10,17 +10,17 @@ from planaria.protocol.planning.failure_rate import Failures
 from planaria.protocol.planning.replan_trigger import LONGER
 from planaria.simulate.episode.episode_cache import Moment, Root
 from planaria.simulate.episode.situation import State
-from planaria.simulate.episode.subject import NUM_CAUSES, Cause, Disturbance, Known, Rest, Tally
+from planaria.simulate.episode.subject import NUM_CAUSES, Cause, Disturbance, EpisodeTally, RestAfterEpisode, RunOutlook
 from planaria.simulate.results import RunResult
 from planaria.simulate.run_model import RunBasis
-from planaria.simulate.trace_events import Course, Happening
+from planaria.simulate.trace_events import Happening, TraceEvents
 from planaria.simulate.traces.trace import HOUR_S
 from planaria.simulate.trained import Trained
 
 _NEVER = float("inf")
 
 
-class Following:
+class TraceRun:
     """One run, as far as it has come.
 
     Attributes:
@@ -29,7 +29,7 @@ class Following:
         is_over: it is.
     """
 
-    def __init__(self, basis: RunBasis, course: Course) -> None:
+    def __init__(self, basis: RunBasis, course: TraceEvents) -> None:
         self._basis = basis
         self._terms = basis.terms
         self._memory = basis.memory
@@ -60,7 +60,7 @@ class Following:
         """Microbatches."""
         self._failures = Failures(self._terms.mean_time_between_failures_s)
 
-    def fork(self, basis: RunBasis) -> Following:
+    def fork(self, basis: RunBasis) -> TraceRun:
         """The same run, which goes on under another policy."""
         other = copy.copy(self)
         other._basis, other._memory = basis, basis.memory
@@ -163,7 +163,7 @@ class Following:
         rest, self.now = found
         self.state = rest.state
 
-    def _gather(self) -> tuple[Rest | None, float]:
+    def _gather(self) -> tuple[RestAfterEpisode | None, float]:
         """Until there are enough nodes for a plan."""
         course, start_s = self._course, self._basis.subject.timings.start_s
         is_trained = self._terms.begins_trained
@@ -213,7 +213,7 @@ class Following:
 
     def _disturbed(
         self, state: State, began: float, end_s: float, *, looks_again: bool = False
-    ) -> tuple[Rest, float] | None:
+    ) -> tuple[RestAfterEpisode, float] | None:
         """From the beginning of the step in which something happens, or after which the plan is weighed again; None
         where the run ends before it is over."""
         memory, happenings = self._memory, self._course.happenings
@@ -353,7 +353,7 @@ class Following:
         self._causes[Cause.TRAINING] += steps * step_s
         self._causes[Cause.CHECKPOINT] += steps * stall_s
 
-    def _chosen(self, tally: Tally, now: float) -> None:
+    def _chosen(self, tally: EpisodeTally, now: float) -> None:
         """Whether the plan in force was weighed, and for what time."""
         if tally.was_weighed is not None:
             self._chosen_for_s = self._failures.time_to_next_s(now) if tally.was_weighed else None
@@ -385,7 +385,7 @@ class Following:
             self._causes[Cause.TRAINING] -= seconds
             self._causes[Cause.REDONE] += seconds
 
-    def _known(self, now: float, *, looks_again: bool) -> Known:
+    def _known(self, now: float, *, looks_again: bool) -> RunOutlook:
         """Of the time to come, as roughly as it is asked for; the same for policies that do not ask."""
         if not self._memory.knows_forecast:
             return _UNASKED
@@ -393,7 +393,7 @@ class Following:
         if self._wanted is not None:
             per_step = max(1, self._terms.settings.num_microbatches)
             left = -(-(self._wanted - self.microbatches) // per_step)
-        return Known(
+        return RunOutlook(
             time_to_failure_s=_rough(self._failures.time_to_next_s(now)),
             nodes_together=_rough(self._failures.nodes_together),
             steps_left=min(1_000_000, int(_rough(left))),
@@ -402,7 +402,7 @@ class Following:
         )
 
 
-_UNASKED = Known(time_to_failure_s=HOUR_S, steps_left=1_000_000, steps_at_stake=1)
+_UNASKED = RunOutlook(time_to_failure_s=HOUR_S, steps_left=1_000_000, steps_at_stake=1)
 
 _GRAIN = 2
 """Of what is known of the time to come: steps in which it doubles."""

@@ -5,27 +5,27 @@ from __future__ import annotations
 import pytest
 
 from planaria.plan.plan import NodeId, WorkerId
-from planaria.protocol.membership.challenge import MOST_HELD, Doubts, Unproven
+from planaria.protocol.membership.challenge import MOST_HELD, ReconnectChallenge, Unproven
 from planaria.protocol.messages.worker import PROTOCOL_VERSION, Activity, Alive, Hello, Pulse, Ready
 
 HELLO = Hello(version=PROTOCOL_VERSION, token="token", worker=WorkerId(3), pid=1, data_address="nowhere:3")
 
 
 @pytest.fixture
-def doubts() -> Doubts[str]:
-    made: Doubts[str] = Doubts({NodeId(3)})
+def doubts() -> ReconnectChallenge[str]:
+    made: ReconnectChallenge[str] = ReconnectChallenge({NodeId(3)})
     made.ask("way", HELLO, "new")
     return made
 
 
-def test_whoever_is_known_is_asked(doubts: Doubts[str]) -> None:
+def test_whoever_is_known_is_asked(doubts: ReconnectChallenge[str]) -> None:
     assert doubts.about(NodeId(3))
     assert not doubts.about(NodeId(4))
     assert doubts.is_asked("way")
     assert not doubts.is_asked("another way")
 
 
-def test_what_was_said_meanwhile_is_heard_after_the_proof(doubts: Doubts[str]) -> None:
+def test_what_was_said_meanwhile_is_heard_after_the_proof(doubts: ReconnectChallenge[str]) -> None:
     said = [Ready(generation=1), Alive(pulse=Pulse(activity=Activity.IDLE, progress=0))]
     for message in said:
         doubts.hold("way", message)
@@ -33,12 +33,12 @@ def test_what_was_said_meanwhile_is_heard_after_the_proof(doubts: Doubts[str]) -
     assert not doubts.is_asked("way")
 
 
-def test_an_old_proof_is_none(doubts: Doubts[str]) -> None:
+def test_an_old_proof_is_none(doubts: ReconnectChallenge[str]) -> None:
     with pytest.raises(Unproven):
         doubts.proven("way", "old")
 
 
-def test_it_does_not_hold_for_ever(doubts: Doubts[str]) -> None:
+def test_it_does_not_hold_for_ever(doubts: ReconnectChallenge[str]) -> None:
     for _ in range(MOST_HELD):
         doubts.hold("way", Ready(generation=1))
     with pytest.raises(Unproven):

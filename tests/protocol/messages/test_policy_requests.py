@@ -14,8 +14,8 @@ from planaria.policy.interface import Candidate, Policy, ReplanRequest
 from planaria.policy.planner import Planner
 from planaria.policy.registry import make_policy
 from planaria.protocol.messages.journal import JournalPolicy, decode_entry, encode_entry
-from planaria.protocol.planning.policy_switch import Switching, why_change
-from planaria.protocol.run.replay import Past
+from planaria.protocol.planning.policy_switch import PolicySwitch, why_change
+from planaria.protocol.run.replay import JournalState
 from tests.plan.profiles import uniform_profile
 
 PROFILE = uniform_profile(8)
@@ -37,16 +37,16 @@ def after_a_loss(name: PolicyName) -> Candidate:
 
 
 def test_what_a_user_may_have() -> None:
-    switching = Switching(PolicyName.TEMPLATES, make, may_drop=False)
+    switching = PolicySwitch(PolicyName.TEMPLATES, make, may_drop=False)
     assert switching.refusal("reroute") is None
     assert "unknown" in str(switching.refusal("oobleck"))
     assert "resilience.allow_drop" in str(switching.refusal("drop"))
-    assert Switching(PolicyName.TEMPLATES, make, may_drop=True).refusal("drop") is None
-    assert Switching(PolicyName.TEMPLATES, None, may_drop=False).refusal("reroute") is not None
+    assert PolicySwitch(PolicyName.TEMPLATES, make, may_drop=True).refusal("drop") is None
+    assert PolicySwitch(PolicyName.TEMPLATES, None, may_drop=False).refusal("reroute") is not None
 
 
 def test_a_policy_is_kept_unless_it_would_need_too_much() -> None:
-    switching = Switching(PolicyName.TEMPLATES, make, may_drop=False)
+    switching = PolicySwitch(PolicyName.TEMPLATES, make, may_drop=False)
     reroute = switching.candidate(PolicyName.REROUTE, None)
     switching.switch(PolicyName.REROUTE, POLICY)
     assert (switching.name, switching.is_new) == (PolicyName.REROUTE, True)
@@ -82,4 +82,4 @@ def test_time_is_worth_a_change_if_there_are_steps_left() -> None:
 def test_the_journal_knows_the_policy() -> None:
     entry = decode_entry(encode_entry(JournalPolicy(policy=PolicyName.REROUTE)))
     assert isinstance(entry, JournalPolicy)
-    assert Past.of([entry]).policy is PolicyName.REROUTE
+    assert JournalState.of([entry]).policy is PolicyName.REROUTE

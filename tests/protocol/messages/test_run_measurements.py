@@ -15,12 +15,19 @@ from planaria.policy.planner import Planner
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.messages.events import NodeGone, RanOut, Restarted, WorkerJoined
 from planaria.protocol.messages.journal import Fate, JournalCommit, encode_entry
-from planaria.protocol.messages.run_measurements import KnownSpeeds, Learnt, MeasuredMoves, Rest, Rests, SeenLosses
+from planaria.protocol.messages.run_measurements import (
+    KnownSpeeds,
+    MeasuredMoves,
+    Rest,
+    Rests,
+    RunMeasurements,
+    SeenLosses,
+)
 from planaria.protocol.planning.memory_limits import CARRIED, SOON_STEPS, Shortages
-from planaria.protocol.planning.straggler_detection import STEPS, Speeds
-from planaria.protocol.planning.straggler_policy import FIRST_REST_STEPS, Pacing
-from planaria.protocol.planning.transition_times import Loading, Moving
-from planaria.protocol.run.replay import Past
+from planaria.protocol.planning.straggler_detection import STEPS, NodeSpeeds
+from planaria.protocol.planning.straggler_policy import FIRST_REST_STEPS, StragglerPolicy
+from planaria.protocol.planning.transition_times import ReadRates, TransitionTimes
+from planaria.protocol.run.replay import JournalState
 from tests.plan.profiles import uniform_profile
 from tests.protocol.planning.test_transition_times import take
 from tests.protocol.run.test_replay import commit, node, plan
@@ -31,7 +38,7 @@ PROFILE = uniform_profile(6, tied=False)
 SETTINGS = PlannerSettings(num_microbatches=12, fault_tolerance=1, num_nodes=6, devices_per_node=1)
 
 
-def with_learnt(entry: JournalCommit, learnt: Learnt) -> JournalCommit:
+def with_learnt(entry: JournalCommit, learnt: RunMeasurements) -> JournalCommit:
     return JournalCommit(commit=entry.commit, records=entry.records, learnt=learnt)
 
 
@@ -39,16 +46,16 @@ def with_learnt(entry: JournalCommit, learnt: Learnt) -> JournalCommit:
 
 
 def test_the_last_that_was_said_counts() -> None:
-    first, second = Learnt(decision_s=1.0), Learnt(decision_s=2.0)
-    past = Past.of([plan(1, 1), with_learnt(commit(1), first), with_learnt(commit(2), second), commit(3)])
+    first, second = RunMeasurements(decision_s=1.0), RunMeasurements(decision_s=2.0)
+    past = JournalState.of([plan(1, 1), with_learnt(commit(1), first), with_learnt(commit(2), second), commit(3)])
     assert past.learnt == second
-    assert Past.of([plan(1, 1), commit(1)]).learnt == Learnt()
+    assert JournalState.of([plan(1, 1), commit(1)]).learnt == RunMeasurements()
 
 
 def test_plans_that_carried_steps_are_known() -> None:
     plans = [plan(generation, generation) for generation in range(1, CARRIED + 4)]
     entries = [entry for made in plans for entry in (made, commit(made.message.step, made.message.plan.generation))]
-    past = Past.of([*entries, commit(90, CARRIED + 3), plan(CARRIED + 4, 91)])
+    past = JournalState.of([*entries, commit(90, CARRIED + 3), plan(CARRIED + 4, 91)])
     assert past.carried == tuple(made.message.plan for made in plans[-CARRIED:])
 
 
@@ -74,17 +81,17 @@ def test_a_loss_is_counted_by_the_next_coordinator(life: Life) -> None:
     assert after.machine.learnt.losses == SeenLosses(began=1.0, count=1, last_step=1, nodes=1, recent=(1.0,))
     assert after.machine.learnt == life.machine.learnt
     lagging = life.after(cut=len(life.journal))
-    assert lagging.machine.learnt == Learnt(), "advice: what is missing is learnt anew"
+    assert lagging.machine.learnt == RunMeasurements(), "advice: what is missing is learnt anew"
 
 
 def test_what_is_said_of_nodes_that_are_gone_is_forgotten() -> None:
     rest = Rest(until=30, num_steps=40)
-    learnt = Learnt(
+    learnt = RunMeasurements(
         speeds=KnownSpeeds(slow={NodeId(0): 0.5, NodeId(1): 0.2}, changed={NodeId(1): (3,), NodeId(2): (4,)}),
         rests=Rests(resting=(NodeId(0), NodeId(1)), rests={NodeId(0): rest, NodeId(1): rest}, look_at=9),
     )
     entries = [*(node(n, Fate.JOINED) for n in range(3)), plan(1, 1), with_learnt(commit(1), learnt)]
-    known = make_machine(Past.of([*entries, node(1, Fate.RELEASED)])).learnt
+    known = make_machine(JournalState.of([*entries, node(1, Fate.RELEASED)])).learnt
     assert known.speeds == KnownSpeeds(slow={NodeId(0): 0.5}, changed={NodeId(2): (4,)})
     assert known.rests == Rests(resting=(NodeId(0),), rests={NodeId(0): rest}, look_at=9)
 
@@ -92,7 +99,7 @@ def test_what_is_said_of_nodes_that_are_gone_is_forgotten() -> None:
 def test_the_next_plan_is_for_the_speeds_that_were_known(life: Life) -> None:
     life.does(*votes(life, 0, 1, 2))
     told = life.told(0, type(life.journal[-1].commit))
-    life.journal[-1] = with_learnt(life.journal[-1], Learnt(speeds=KnownSpeeds(slow={NodeId(1): 0.1})))
+    life.journal[-1] = with_learnt(life.journal[-1], RunMeasurements(speeds=KnownSpeeds(slow={NodeId(1): 0.1})))
     after = life.after()
     after.does(Restarted(), *joined(0, 1, 2), *(returned(life, w, commit=told) for w in range(3)))
     assert after.machine.state.speeds == {1: 0.1}
@@ -104,7 +111,7 @@ def test_what_steps_take_is_known_to_the_next_coordinator(life: Life) -> None:
     """And its estimates are the same ones."""
     life.does(*votes(life, 0, 1, 2))
     told = life.told(0, type(life.journal[-1].commit))
-    life.journal[-1] = with_learnt(life.journal[-1], Learnt(stretch=3.0))
+    life.journal[-1] = with_learnt(life.journal[-1], RunMeasurements(stretch=3.0))
     after = life.after()
     after.does(Restarted(), *joined(0, 1, 2), *(returned(life, w, commit=told) for w in range(3)))
     assert after.machine.learnt.stretch == 3.0
@@ -116,7 +123,7 @@ def test_what_steps_take_is_known_to_the_next_coordinator(life: Life) -> None:
 
 
 def test_transitions() -> None:
-    moving, successor = Moving(), Moving()
+    moving, successor = TransitionTimes(), TransitionTimes()
     take(moving, 0.02)
     moving.changed(1, 0.03)
     take(moving, 0.42, moves_s=0.1)
@@ -126,13 +133,13 @@ def test_transitions() -> None:
         take(one, 0.62, moves_s=0.1)
         assert (one.change_s, one.restore_s) == (pytest.approx(0.03), 7.0)
         assert one.transfer_stretch == pytest.approx(5.0), "what takes as long where nothing moves is known"
-    fresh = Moving()
+    fresh = TransitionTimes()
     fresh.recall(MeasuredMoves())
     assert fresh.change_s == CHANGE_S
 
 
 def test_storage() -> None:
-    loading = Loading(Storage(node_bytes_per_s=7.0, latency_s=3.0))
+    loading = ReadRates(Storage(node_bytes_per_s=7.0, latency_s=3.0))
     loading.recall(())
     assert loading.storage == Storage(node_bytes_per_s=7.0, latency_s=3.0)
     loading.recall((10.0, 30.0, 20.0))
@@ -145,7 +152,7 @@ def test_a_node_that_changes_often_is_still_believed_more_slowly() -> None:
     made = TemplatesPolicy.of(Planner(uniform_profile(8), settings)).initial([NodeId(n) for n in range(6)], 1).plan
     expected = dict.fromkeys(made.workers, 0.1)
     slow = expected | {WorkerId(1): 0.2}
-    speeds = Speeds()
+    speeds = NodeSpeeds()
     speeds.recall(KnownSpeeds(changed={NodeId(1): (1, 4, 7)}), made.nodes)
     speeds.expect(made, expected)
     told = [step for step in range(8, 40) if speeds.committed(step, slow if step > 8 else expected)]
@@ -162,7 +169,7 @@ def test_a_node_that_rested_before_rests_twice_as_long() -> None:
             raise PlanError("needed")
         return replace(any_plan, step_time_s=0.5 if without else 1.0)
 
-    pacing, successor = Pacing(), Pacing()
+    pacing, successor = StragglerPolicy(), StragglerPolicy()
     pacing.look_again(5)
     pacing.choose(5, {NodeId(2): 0.2}, propose, None, 1000)
     assert pacing.resting == {2}

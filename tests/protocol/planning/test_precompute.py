@@ -12,7 +12,7 @@ from planaria.plan.settings import PlannerSettings
 from planaria.policy.adaptive.adaptive import AdaptivePolicy
 from planaria.policy.interface import ReplanRequest
 from planaria.policy.planner import Planner
-from planaria.protocol.planning.precompute import Foresight
+from planaria.protocol.planning.precompute import Precomputed
 from planaria.protocol.planning.replan_trigger import SecondLook
 from tests.plan.profiles import uniform_profile
 
@@ -35,10 +35,10 @@ def policy() -> Counting:
 
 def thought(
     thinker: Counting, nodes: int = 4, zones: dict[NodeId, str] | None = None, gone: frozenset[NodeId] = frozenset()
-) -> tuple[Foresight, int]:
+) -> tuple[Precomputed, int]:
     """Everything thought out; and in how many pieces."""
     plan = thinker.initial([NodeId(n) for n in range(nodes)], 1).plan
-    foresight, pieces = Foresight(), 0
+    foresight, pieces = Precomputed(), 0
     while foresight.look(thinker, plan, nodes, gone, zones):
         foresight.think(thinker, plan, plan.groups_of, gone)
         pieces += 1
@@ -82,7 +82,7 @@ def test_an_answer_about_two_nodes_is_the_one_that_is_given() -> None:
     settings = PlannerSettings(num_microbatches=16, fault_tolerance=1, num_nodes=8, devices_per_node=1, min_nodes=2)
     first, second = (AdaptivePolicy.of(Planner(uniform_profile(8), settings)) for _ in range(2))
     plan = first.initial([NodeId(n) for n in range(8)], 1).plan
-    foresight = Foresight()
+    foresight = Precomputed()
     while foresight.look(first, plan, 8, frozenset()):
         foresight.think(first, plan, plan.groups_of, frozenset())
     answers = dict(first.answers.known)
@@ -103,7 +103,7 @@ def test_the_plan_that_follows_in_any_case_is_the_first() -> None:
     """Two nodes are gone, and the step is being finished without them: what comes after it is sure to be asked."""
     thinker = policy()
     plan = thinker.initial([NodeId(n) for n in range(4)], 1).plan
-    foresight, gone = Foresight(), frozenset({NodeId(1), NodeId(2)})
+    foresight, gone = Precomputed(), frozenset({NodeId(1), NodeId(2)})
     assert foresight.look(thinker, plan, 2, gone, next_at_once=True)
     assert foresight.hurries
     while foresight.hurries:
@@ -133,7 +133,7 @@ def test_an_answer_half_found_is_gone_on_with() -> None:
 
 
 def test_nothing_is_begun_that_may_not_be_done_before_votes() -> None:
-    foresight = Foresight()
+    foresight = Precomputed()
     assert foresight.has_time(10.0, began=10.0, step_s=1.0)
     foresight.took(0.2)
     foresight.took(0.01)

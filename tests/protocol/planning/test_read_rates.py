@@ -9,7 +9,7 @@ from planaria.plan.plan import NodeId
 from planaria.plan.settings import PlannerSettings
 from planaria.policy.morph import MorphPolicy
 from planaria.policy.planner import Planner
-from planaria.protocol.planning.transition_times import Loading
+from planaria.protocol.planning.transition_times import ReadRates
 from tests.plan.profiles import uniform_profile
 
 POLICY = MorphPolicy.of(
@@ -22,7 +22,7 @@ PLAN = POLICY.initial([NodeId(node) for node in range(4)], 1).plan
 
 
 def test_the_median_of_what_was_measured_is_expected_of_the_next() -> None:
-    loading = Loading(Storage(node_bytes_per_s=7.0, latency_s=3.0))
+    loading = ReadRates(Storage(node_bytes_per_s=7.0, latency_s=3.0))
     assert loading.storage.node_bytes_per_s == 7.0
     for seconds in (2.0, 50.0, 4.0):
         loading.begin(PLAN, 100.0)
@@ -31,7 +31,7 @@ def test_the_median_of_what_was_measured_is_expected_of_the_next() -> None:
 
 
 def test_a_restore_that_another_plan_overtook_is_no_measure() -> None:
-    loading = Loading(Storage(node_bytes_per_s=7.0))
+    loading = ReadRates(Storage(node_bytes_per_s=7.0))
     loading.settled(1.0)
     loading.begin(PLAN, 2.0)
     loading.give_up()

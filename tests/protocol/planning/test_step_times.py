@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from planaria.protocol.planning.step_times import CALIBRATED_AFTER, MEASURED_STEPS, Timing
+from planaria.protocol.planning.step_times import CALIBRATED_AFTER, MEASURED_STEPS, StepTimes
 
 
-def measured(timing: Timing, *durations_s: float) -> float | None:
+def measured(timing: StepTimes, *durations_s: float) -> float | None:
     for seconds in durations_s:
         timing.committed(seconds)
     record = timing.close(1)
@@ -16,7 +16,7 @@ def measured(timing: Timing, *durations_s: float) -> float | None:
 
 
 def test_the_first_step_tells_of_the_transition() -> None:
-    timing = Timing()
+    timing = StepTimes()
     timing.expect(1.0, 0.1, is_weighed=True)
     timing.decided(0.25)
     assert measured(timing, 2.0, 1.0, 1.25, 1.0) == pytest.approx(2.0 - 1.0 - 0.125 - 0.25)
@@ -24,21 +24,21 @@ def test_the_first_step_tells_of_the_transition() -> None:
 
 
 def test_nothing_is_said_of_a_transition_that_cannot_be_seen() -> None:
-    timing = Timing()
+    timing = StepTimes()
     assert measured(timing, 2.0, 1.0) is None
     assert measured(timing, *[2.0] + [1.0] * MEASURED_STEPS) is None, "the first step is no longer known"
     assert measured(timing, 1.0, 1.0, 2.0) == 0
 
 
 def test_only_decisions_that_weigh_plans_tell_how_long_one_takes() -> None:
-    timing = Timing()
+    timing = StepTimes()
     timing.expect(1.0, 0.1)
     timing.decided(0.25)
     assert timing.decision_s is None
 
 
 def test_the_step_beside_which_state_moved_is_a_part_of_the_transition() -> None:
-    timing = Timing()
+    timing = StepTimes()
     timing.expect(1.5, 0.1, is_weighed=True, transition_s=0.7, is_beside=True)
     timing.decided(0.25)
     assert measured(timing, 1.75) is None
@@ -54,7 +54,7 @@ def test_the_step_beside_which_state_moved_is_a_part_of_the_transition() -> None
 
 
 def test_after_a_loss_in_between_the_step_before_counts_no_more() -> None:
-    timing = Timing()
+    timing = StepTimes()
     timing.expect(1.5, 0.1, transition_s=0.7, is_beside=True)
     timing.committed(1.75)
     timing.close(1)
@@ -66,7 +66,7 @@ def test_after_a_loss_in_between_the_step_before_counts_no_more() -> None:
 
 def test_some_steps_tell_how_far_estimates_are_off() -> None:
     """From then on what is expected is what was measured; what was estimated at first is what is told."""
-    timing = Timing()
+    timing = StepTimes()
     timing.expect(1.0, 0.1)
     for _ in range(CALIBRATED_AFTER - 1):
         timing.committed(3.0)

@@ -20,8 +20,8 @@ from planaria.protocol.planning.straggler_detection import (
     MEMORY_STEPS,
     ON_REAL_HOSTS,
     STEPS,
+    NodeSpeeds,
     SpeedEvidence,
-    Speeds,
 )
 from tests.plan.profiles import uniform_profile
 
@@ -46,9 +46,9 @@ PLAN = plan_of()
 
 
 @pytest.fixture
-def speeds() -> Speeds:
+def speeds() -> NodeSpeeds:
     """Six nodes under a plan whose first step is over."""
-    judge = Speeds()
+    judge = NodeSpeeds()
     judge.expect(PLAN, EXPECTED_S)
     judge.committed(1, EXPECTED_S)
     return judge
@@ -58,12 +58,12 @@ def took(slowness: Mapping[int, float], everybody: float = 1.0) -> dict[WorkerId
     return {worker: s * everybody * slowness.get(worker, 1.0) for worker, s in EXPECTED_S.items()}
 
 
-def run(speeds: Speeds, steps: range, slowness: Callable[[int], Mapping[int, float]]) -> list[NodeSpeed]:
+def run(speeds: NodeSpeeds, steps: range, slowness: Callable[[int], Mapping[int, float]]) -> list[NodeSpeed]:
     return [news for step in steps for news in speeds.committed(step, took(slowness(step)))]
 
 
 @pytest.mark.parametrize(("factor", "speed"), [(2.0, 0.5), (5.0, 0.2), (100.0, 0.05)])
-def test_a_slow_node_is_found_and_found_to_be_fast_again(factor: float, speed: float, speeds: Speeds) -> None:
+def test_a_slow_node_is_found_and_found_to_be_fast_again(factor: float, speed: float, speeds: NodeSpeeds) -> None:
     news = run(speeds, range(2, 40), lambda step: {3: factor} if 5 <= step < 20 else {})
     assert news == [
         NodeSpeed(node=3, step=5 + STEPS - 1, speed=speed, before=1.0, steps=STEPS),
@@ -72,24 +72,24 @@ def test_a_slow_node_is_found_and_found_to_be_fast_again(factor: float, speed: f
     assert speeds.known == {}
 
 
-def test_what_slows_everybody_says_nothing_of_a_node(speeds: Speeds) -> None:
+def test_what_slows_everybody_says_nothing_of_a_node(speeds: NodeSpeeds) -> None:
     """A profile that is off, a host that is oversubscribed."""
     for step in range(2, 30):
         assert not speeds.committed(step, took({}, everybody=1.0 + step))
     assert not speeds.known
 
 
-def test_some_slow_steps_are_chance(speeds: Speeds) -> None:
+def test_some_slow_steps_are_chance(speeds: NodeSpeeds) -> None:
     assert not run(speeds, range(2, 60), lambda step: {step % NODES: 30.0} if step % 5 < STEPS - 1 else {})
 
 
-def test_half_of_the_nodes_may_be_slow(speeds: Speeds) -> None:
+def test_half_of_the_nodes_may_be_slow(speeds: NodeSpeeds) -> None:
     run(speeds, range(2, 10), lambda step: {0: 2.0, 2: 2.0, 4: 2.0})
     assert speeds.known == {0: 0.5, 2: 0.5, 4: 0.5}
 
 
 def test_of_two_nodes_the_slower_is_slow() -> None:
-    speeds = Speeds()
+    speeds = NodeSpeeds()
     speeds.expect(plan_of(2), {WorkerId(0): 0.1, WorkerId(1): 0.1})
     for step in range(1, 10):
         speeds.committed(step, {WorkerId(0): 0.2, WorkerId(1): 0.1})
@@ -97,7 +97,7 @@ def test_of_two_nodes_the_slower_is_slow() -> None:
 
 
 def test_a_node_is_as_slow_as_its_slowest_device() -> None:
-    speeds = Speeds()
+    speeds = NodeSpeeds()
     expected = {WorkerId(worker): 0.1 for worker in range(4)}
     speeds.expect(plan_of(2, devices=2), expected)
     for step in range(1, 10):
@@ -105,13 +105,13 @@ def test_a_node_is_as_slow_as_its_slowest_device() -> None:
     assert speeds.known == {1: 0.25}
 
 
-def test_the_first_step_of_a_plan_is_not_judged(speeds: Speeds) -> None:
+def test_the_first_step_of_a_plan_is_not_judged(speeds: NodeSpeeds) -> None:
     for step in range(2, 40):
         speeds.expect(PLAN, EXPECTED_S)
         assert not speeds.committed(step, took({1: 9.0}))
 
 
-def test_measurements_count_on_under_another_plan(speeds: Speeds) -> None:
+def test_measurements_count_on_under_another_plan(speeds: NodeSpeeds) -> None:
     """They are held against what that plan expects."""
     run(speeds, range(2, 2 + STEPS - 1), lambda step: {1: 2.0})
     twice = {worker: 2 * seconds for worker, seconds in EXPECTED_S.items()}
@@ -121,12 +121,12 @@ def test_measurements_count_on_under_another_plan(speeds: Speeds) -> None:
     assert (news.node, news.speed) == (1, 0.5)
 
 
-def test_nobody_is_judged_where_one_did_not_measure(speeds: Speeds) -> None:
+def test_nobody_is_judged_where_one_did_not_measure(speeds: NodeSpeeds) -> None:
     for step in range(2, 20):
         assert not speeds.committed(step, took({1: 5.0}) | {WorkerId(2): 0.0})
 
 
-def test_short_steps_and_small_shares_say_nothing(speeds: Speeds) -> None:
+def test_short_steps_and_small_shares_say_nothing(speeds: NodeSpeeds) -> None:
     for step in range(2, 20):
         assert not speeds.committed(step, took({1: 5.0}, everybody=1e-3))
     small = EXPECTED_S | {WorkerId(1): 0.001}
@@ -135,13 +135,13 @@ def test_short_steps_and_small_shares_say_nothing(speeds: Speeds) -> None:
         assert not speeds.committed(step, small | {WorkerId(1): 0.01}), "nobody waits for it"
 
 
-def test_a_node_that_changes_often_is_believed_more_slowly(speeds: Speeds) -> None:
+def test_a_node_that_changes_often_is_believed_more_slowly(speeds: NodeSpeeds) -> None:
     """Slow for some steps, fast for as many, for long: ever fewer plans are made of it."""
     news = run(speeds, range(2, 500), lambda step: {1: 2.0} if step // 8 % 2 else {})
     assert 2 <= len(news) <= 500 // 8 // 3, "a third of the changes that there were"
 
 
-def test_one_that_was_quiet_for_long_is_believed_at_once_again(speeds: Speeds) -> None:
+def test_one_that_was_quiet_for_long_is_believed_at_once_again(speeds: NodeSpeeds) -> None:
     run(speeds, range(2, 60), lambda step: {1: 2.0} if step // 8 % 2 else {})
     run(speeds, range(60, 60 + 2 * MEMORY_STEPS), lambda step: {})
     begin = 60 + 2 * MEMORY_STEPS
@@ -149,7 +149,7 @@ def test_one_that_was_quiet_for_long_is_believed_at_once_again(speeds: Speeds) -
     assert news.step == begin + STEPS - 1
 
 
-def test_a_node_that_is_gone_is_forgotten(speeds: Speeds) -> None:
+def test_a_node_that_is_gone_is_forgotten(speeds: NodeSpeeds) -> None:
     run(speeds, range(2, 10), lambda step: {1: 2.0})
     assert speeds.forget(NodeId(1))
     assert not speeds.forget(NodeId(0))
@@ -159,7 +159,7 @@ def test_a_node_that_is_gone_is_forgotten(speeds: Speeds) -> None:
 @given(seed=st.integers(0, 2**32))
 def test_noise_within_the_factor_is_never_news(seed: int) -> None:
     draw = random.Random(seed)
-    speeds = Speeds()
+    speeds = NodeSpeeds()
     speeds.expect(PLAN, EXPECTED_S)
     root = FACTOR**0.5
     for step in range(1, 60):
@@ -171,7 +171,7 @@ def test_noise_within_the_factor_is_never_news(seed: int) -> None:
 def test_a_slow_node_is_found_through_noise(seed: int, factor: float) -> None:
     """As exactly as the noise allows, which is in its measurement and in the usual one; and then to the grain."""
     draw = random.Random(seed)
-    speeds = Speeds()
+    speeds = NodeSpeeds()
     speeds.expect(PLAN, EXPECTED_S)
     news: list[NodeSpeed] = []
     for step in range(1, 2 + STEPS):
@@ -189,7 +189,7 @@ def test_an_idle_healthy_job_of_short_steps_has_no_slow_nodes() -> None:
     draw = random.Random(7)
     told: dict[float, int] = {}
     for window_s in (0.0, ON_REAL_HOSTS.window_s):
-        speeds = Speeds(SpeedEvidence(window_s=window_s))
+        speeds = NodeSpeeds(SpeedEvidence(window_s=window_s))
         speeds.expect(PLAN, EXPECTED_S)
         slow_until = [0] * NODES
         told[window_s] = 0
@@ -204,7 +204,7 @@ def test_an_idle_healthy_job_of_short_steps_has_no_slow_nodes() -> None:
 
 
 def test_of_short_steps_several_together_tell_of_a_slow_node() -> None:
-    speeds = Speeds(ON_REAL_HOSTS)
+    speeds = NodeSpeeds(ON_REAL_HOSTS)
     speeds.expect(PLAN, EXPECTED_S)
     (news,) = run_short(speeds, range(1, 200), lambda step: {3: 2.0} if step > 20 else {})
     assert (news.node, news.speed) == (3, 0.5)
@@ -213,11 +213,11 @@ def test_of_short_steps_several_together_tell_of_a_slow_node() -> None:
     assert (back.node, back.speed) == (3, 1.0)
 
 
-def run_short(speeds: Speeds, steps: range, slowness: Callable[[int], Mapping[int, float]]) -> list[NodeSpeed]:
+def run_short(speeds: NodeSpeeds, steps: range, slowness: Callable[[int], Mapping[int, float]]) -> list[NodeSpeed]:
     return [news for step in steps for news in speeds.committed(step, took(slowness(step), everybody=0.06))]
 
 
-def test_a_node_is_fast_again_only_far_above_where_it_became_slow(speeds: Speeds) -> None:
+def test_a_node_is_fast_again_only_far_above_where_it_became_slow(speeds: NodeSpeeds) -> None:
     run(speeds, range(2, 10), lambda step: {1: 1.5})
     assert speeds.known == {1: 0.65}
     assert not run(speeds, range(10, 40), lambda step: {1: 1.0 / 0.84}), "not slow enough to be called so, were it new"
@@ -225,7 +225,7 @@ def test_a_node_is_fast_again_only_far_above_where_it_became_slow(speeds: Speeds
     assert news.speed == 1.0
 
 
-def test_how_long_speeds_last_is_known_from_the_last_time(speeds: Speeds) -> None:
+def test_how_long_speeds_last_is_known_from_the_last_time(speeds: NodeSpeeds) -> None:
     assert speeds.lasts_steps(1) is None
     run(speeds, range(2, 10), lambda step: {1: 2.0})
     run(speeds, range(10, 30), lambda step: {})

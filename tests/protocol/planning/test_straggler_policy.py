@@ -14,7 +14,7 @@ from planaria.policy.interface import Candidate, ReplanRequest
 from planaria.policy.planner import Planner
 from planaria.policy.templates import TemplatesPolicy
 from planaria.protocol.planning.straggler_detection import SpeedEvidence
-from planaria.protocol.planning.straggler_policy import FIRST_REST_STEPS, TRIAL_STEPS, Pacing, same_work
+from planaria.protocol.planning.straggler_policy import FIRST_REST_STEPS, TRIAL_STEPS, StragglerPolicy, same_work
 from tests.plan.profiles import uniform_profile
 
 SETTINGS = PlannerSettings(num_microbatches=8, fault_tolerance=1, num_nodes=4, devices_per_node=1, min_nodes=1)
@@ -43,13 +43,13 @@ def proposals(step_s: Mapping[tuple[int, ...], float]) -> Propose:
 
 
 @pytest.fixture
-def pacing() -> Pacing:
-    made = Pacing()
+def pacing() -> StragglerPolicy:
+    made = StragglerPolicy()
     made.look_again(5)
     return made
 
 
-def test_it_is_looked_at_once(pacing: Pacing) -> None:
+def test_it_is_looked_at_once(pacing: StragglerPolicy) -> None:
     assert [pacing.is_due(step, NOW) for step in (4, 5, 6)] == [False, True, True]
     pacing.choose(6, SLOW, proposals({(): 1.0}), None, MANY)
     assert not pacing.is_due(7, NOW)
@@ -67,12 +67,14 @@ def test_it_is_looked_at_once(pacing: Pacing) -> None:
     ],
     ids=["it pays", "it is hardly better", "the job ends soon", "much moves", "and it pays", "no plan lasts so long"],
 )
-def test_a_plan_must_gain_more_than_it_costs(other: Candidate, steps_left: int, pays: bool, pacing: Pacing) -> None:
+def test_a_plan_must_gain_more_than_it_costs(
+    other: Candidate, steps_left: int, pays: bool, pacing: StragglerPolicy
+) -> None:
     chosen = pacing.choose(5, {}, lambda without: other, takes(1.0), steps_left)
     assert chosen is (other if pays else None)
 
 
-def test_a_plan_that_cannot_stay_is_replaced_by_the_best(pacing: Pacing) -> None:
+def test_a_plan_that_cannot_stay_is_replaced_by_the_best(pacing: StragglerPolicy) -> None:
     other = takes(7.0)
     assert pacing.choose(5, {}, lambda without: other, None, MANY) is other
 
@@ -89,18 +91,18 @@ def test_a_plan_that_cannot_stay_is_replaced_by_the_best(pacing: Pacing) -> None
     ids=["both", "the slowest", "none, for it is hardly better", "none can be missed", "one has to"],
 )
 def test_slow_nodes_rest_where_that_is_clearly_better(
-    step_s: Mapping[tuple[int, ...], float], resting: set[int], pacing: Pacing
+    step_s: Mapping[tuple[int, ...], float], resting: set[int], pacing: StragglerPolicy
 ) -> None:
     assert pacing.choose(5, SLOW, proposals(step_s), takes(5.0), MANY) is not None
     assert pacing.resting == resting
 
 
-def test_no_plan_at_all_is_an_error(pacing: Pacing) -> None:
+def test_no_plan_at_all_is_an_error(pacing: StragglerPolicy) -> None:
     with pytest.raises(PlanError):
         pacing.choose(5, SLOW, proposals({}), None, MANY)
 
 
-def test_a_node_is_tried_again_later_each_time(pacing: Pacing) -> None:
+def test_a_node_is_tried_again_later_each_time(pacing: StragglerPolicy) -> None:
     slow, propose = {NodeId(3): 0.2}, proposals({(): 2.0, (3,): 1.0})
     step, rests = 5, FIRST_REST_STEPS
     for _ in range(4):
@@ -117,7 +119,7 @@ def test_a_node_is_tried_again_later_each_time(pacing: Pacing) -> None:
         rests *= 2
 
 
-def test_one_that_was_fast_meanwhile_begins_anew(pacing: Pacing) -> None:
+def test_one_that_was_fast_meanwhile_begins_anew(pacing: StragglerPolicy) -> None:
     slow, propose = {NodeId(3): 0.2}, proposals({(): 2.0, (3,): 1.0})
     pacing.choose(5, slow, propose, takes(2.0), MANY)
     pacing.choose(5 + FIRST_REST_STEPS, slow, propose, takes(1.0), MANY)
@@ -126,7 +128,7 @@ def test_one_that_was_fast_meanwhile_begins_anew(pacing: Pacing) -> None:
     assert pacing.is_due(60 + FIRST_REST_STEPS, NOW)
 
 
-def test_a_trial_that_cannot_be_is_not_asked_for_at_every_step(pacing: Pacing) -> None:
+def test_a_trial_that_cannot_be_is_not_asked_for_at_every_step(pacing: StragglerPolicy) -> None:
     slow = {NodeId(3): 0.2}
     pacing.choose(5, slow, proposals({(): 2.0, (3,): 1.0}), takes(2.0), MANY)
     step = 5 + FIRST_REST_STEPS
@@ -135,7 +137,7 @@ def test_a_trial_that_cannot_be_is_not_asked_for_at_every_step(pacing: Pacing) -
     assert not pacing.is_due(step + 1, NOW)
 
 
-def test_whoever_is_gone_rests_no_longer(pacing: Pacing) -> None:
+def test_whoever_is_gone_rests_no_longer(pacing: StragglerPolicy) -> None:
     pacing.choose(5, SLOW, proposals({(): 2.0, (3,): 1.0, (2, 3): 0.5}), takes(2.0), MANY)
     pacing.forget(NodeId(3))
     assert pacing.resting == {2}
@@ -160,26 +162,26 @@ def test_the_same_pipelines_with_other_shares_are_other_work() -> None:
 
 
 def test_plans_that_follow_speeds_have_a_rest_between_them() -> None:
-    pacing = Pacing(SpeedEvidence(rest_s=10.0))
+    pacing = StragglerPolicy(SpeedEvidence(rest_s=10.0))
     pacing.look_again(5)
     assert pacing.choose(5, {}, proposals({(): 0.5}), takes(1.0), MANY, now=NOW) is not None
     pacing.look_again(6)
     assert not pacing.is_due(7, NOW + 9.9)
-    successor = Pacing(SpeedEvidence(rest_s=10.0))
+    successor = StragglerPolicy(SpeedEvidence(rest_s=10.0))
     successor.recall(pacing.learnt, [])
     assert not successor.is_due(7, NOW + 9.9)
     assert successor.is_due(7, NOW + 10.0), "it is only put off"
 
 
 def test_a_look_that_changed_nothing_needs_no_rest() -> None:
-    pacing = Pacing(SpeedEvidence(rest_s=10.0))
+    pacing = StragglerPolicy(SpeedEvidence(rest_s=10.0))
     pacing.look_again(5)
     assert pacing.choose(5, {}, proposals({(): 0.999}), takes(1.0), MANY, now=NOW) is None
     pacing.look_again(6)
     assert pacing.is_due(6, NOW)
 
 
-def test_a_plan_must_pay_while_such_speeds_last(pacing: Pacing) -> None:
+def test_a_plan_must_pay_while_such_speeds_last(pacing: StragglerPolicy) -> None:
     """They lasted eight steps the last time; when they last longer, it is looked at again."""
     other = proposals({(): 0.9})
     assert pacing.choose(5, {}, other, takes(1.0), MANY, lasts_steps=8) is None
@@ -187,7 +189,7 @@ def test_a_plan_must_pay_while_such_speeds_last(pacing: Pacing) -> None:
     assert pacing.choose(13, {}, other, takes(1.0), MANY, lasts_steps=16) is not None
 
 
-def test_a_change_of_plans_takes_time_too(pacing: Pacing) -> None:
+def test_a_change_of_plans_takes_time_too(pacing: StragglerPolicy) -> None:
     """As it was measured: for steps of ten milliseconds it is what counts."""
     stay, other = takes(0.010), proposals({(): 0.009})
     assert pacing.choose(5, {}, other, stay, 100, change_s=0.1) is None

@@ -21,13 +21,13 @@ from planaria.protocol.messages.journal import (
     JournalRecovery,
     JournalRestart,
     JournalStop,
-    Stand,
+    PlanValidityState,
     decode_entry,
     encode_entry,
 )
 from planaria.protocol.messages.records import AnyRecord, Note
 from planaria.protocol.messages.worker import Commit, PlanMessage, StateSource
-from planaria.protocol.run.replay import Past
+from planaria.protocol.run.replay import JournalState
 from planaria.protocol.step.commit import NOT_APPLIED
 from tests.plan.profiles import uniform_profile
 from tests.protocol.told import committed
@@ -48,7 +48,7 @@ def plan(generation: int, step: int, source: StateSource = StateSource.LIVE, *ne
         source=source,
     )
     came = tuple(NodeId(node) for node in newcomers)
-    stand = Stand(placed=(NodeId(0),), needed=(), newcomers=came, is_warming=False)
+    stand = PlanValidityState(placed=(NodeId(0),), needed=(), newcomers=came, is_warming=False)
     return JournalPlan(message=message, stand=stand, step_time_s=1.0, longest_s=0.5, records=note(f"plan {generation}"))
 
 
@@ -90,7 +90,7 @@ ENTRIES: list[AnyEntry] = [
 
 
 def test_the_whole() -> None:
-    past = Past.of(ENTRIES)
+    past = JournalState.of(ENTRIES)
     assert (past.step, past.commit, past.plan) == (4, ENTRIES[11], ENTRIES[10])
     assert (past.joined, past.lost, past.released, past.leaving) == ({2, 3}, {1}, {0}, frozenset())
     assert past.gone == {0, 1}
@@ -102,18 +102,18 @@ def test_the_whole() -> None:
 
 
 def test_nothing() -> None:
-    past = Past.of([])
+    past = JournalState.of([])
     assert (past.step, past.plan, past.commit, past.records) == (None, None, None, ())
 
 
 def test_a_loss_stays_open_until_it_is_recovered_from() -> None:
-    before = Past.of(ENTRIES[:10])
+    before = JournalState.of(ENTRIES[:10])
     assert [loss.node for loss in before.losses] == [1]
     assert not before.has_resumed
-    after = Past.of(ENTRIES[:12])
+    after = JournalState.of(ENTRIES[:12])
     assert [loss.node for loss in after.losses] == [1]
     assert after.has_resumed
-    idle = Past.of([*ENTRIES[:9], node(2, Fate.LOST)])
+    idle = JournalState.of([*ENTRIES[:9], node(2, Fate.LOST)])
     assert idle.losses == (), "the loss of a node that nothing needed is nothing to recover from"
 
 
@@ -121,19 +121,19 @@ def test_zones_of_live_nodes_are_known() -> None:
     entries = [
         JournalNode(node=NodeId(number), fate=Fate.JOINED, zone=zone) for number, zone in enumerate(["a", "b", "", "a"])
     ]
-    assert Past.of(entries).zones == {0: "a", 1: "b", 3: "a"}
-    assert Past.of([*entries, node(3, Fate.LOST), node(1, Fate.RELEASED)]).zones == {0: "a"}
+    assert JournalState.of(entries).zones == {0: "a", 1: "b", 3: "a"}
+    assert JournalState.of([*entries, node(3, Fate.LOST), node(1, Fate.RELEASED)]).zones == {0: "a"}
 
 
 def test_back_to_a_checkpoint() -> None:
-    past = Past.of([*ENTRIES, plan(3, 2, StateSource.CHECKPOINT)])
+    past = JournalState.of([*ENTRIES, plan(3, 2, StateSource.CHECKPOINT)])
     assert (past.step, past.commit, past.skipped_steps) == (2, None, frozenset())
-    assert Past.of([*ENTRIES, plan(3, 2, StateSource.CHECKPOINT), commit(2, 3)]).step == 3
+    assert JournalState.of([*ENTRIES, plan(3, 2, StateSource.CHECKPOINT), commit(2, 3)]).step == 3
 
 
 def test_a_node_that_came_before_the_placement_is_none_of_the_newcomers() -> None:
-    assert Past.of(ENTRIES[:3]).newcomers == {0, 1, 2}
-    assert Past.of(ENTRIES[:4]).newcomers == frozenset()
+    assert JournalState.of(ENTRIES[:3]).newcomers == {0, 1, 2}
+    assert JournalState.of(ENTRIES[:4]).newcomers == frozenset()
 
 
 @pytest.mark.parametrize("entry", [*ENTRIES, JournalEnd(records=note("over"))], ids=lambda e: type(e).__name__)
@@ -149,6 +149,6 @@ def test_what_is_no_entry() -> None:
 def test_how_long_the_last_step_took_is_known() -> None:
     took = committed(3, duration_s=0.25)
     commit = Commit(generation=1, step=3, clip_factor=1.0, exponents=(4,), hold=False)
-    assert Past.of(()).last_step_s is None
-    assert Past.of([JournalCommit(commit=commit)]).last_step_s is None
-    assert Past.of([JournalCommit(commit=commit, records=(took,))]).last_step_s == 0.25
+    assert JournalState.of(()).last_step_s is None
+    assert JournalState.of([JournalCommit(commit=commit)]).last_step_s is None
+    assert JournalState.of([JournalCommit(commit=commit, records=(took,))]).last_step_s == 0.25

@@ -56,7 +56,7 @@ from planaria.protocol.messages.worker import (
     WorkerPhase,
 )
 from planaria.protocol.phases import Phase
-from planaria.protocol.run.replay import Past
+from planaria.protocol.run.replay import JournalState
 from planaria.protocol.run.returning import without_routes
 from tests.protocol.test_coordinator import make_machine, sent, vote
 
@@ -78,7 +78,7 @@ class Life:
     def after(self, *, cut: int = 0) -> Life:
         """The coordinator dies; `cut` entries are lost with it."""
         kept = self.journal[: len(self.journal) - cut]
-        return Life(make_machine(Past.of(kept)), kept)
+        return Life(make_machine(JournalState.of(kept)), kept)
 
     def told(self, worker: int, kind: type) -> Any:
         """The last message of the kind to the worker."""
@@ -184,7 +184,7 @@ def test_a_commit_that_only_a_worker_knows_wins(life: Life) -> None:
     (record,) = records(commands, StepCommitted)
     assert (record.step, record.loss, record.grad_norm) == (1, told.loss, told.norm)
     assert records(commands, CoordinatorRestarted)[0].lag == 1
-    assert Past.of(after.journal).step == 2
+    assert JournalState.of(after.journal).step == 2
 
 
 def test_a_plan_that_only_workers_know_is_asked_for_once(life: Life) -> None:
@@ -267,7 +267,7 @@ def test_whoever_a_loss_had_halted_reports_again(life: Life) -> None:
     """The coordinator died between the reports and the plan."""
     life.does(NodeGone(NodeId(2), "x"))
     written = next(at for at, e in enumerate(life.journal) if isinstance(e, JournalNode) and e.fate is Fate.LOST)
-    after = Life(make_machine(Past.of(life.journal[: written + 1])))
+    after = Life(make_machine(JournalState.of(life.journal[: written + 1])))
     first = Life(make_machine())
     first.does(*(WorkerJoined(WorkerId(worker), f"host:{worker}") for worker in range(3)))
     commands = after.does(Restarted())
@@ -325,7 +325,7 @@ def test_what_was_held_before_the_job_went_back_is_nothing_to_go_on_with(life: L
     fenced = []
     for lineage in (1, 4):
         told = msgspec.structs.replace(told, lineage=lineage)
-        after = Life(make_machine(Past.of([*life.journal, msgspec.structs.replace(entry, message=told)])))
+        after = Life(make_machine(JournalState.of([*life.journal, msgspec.structs.replace(entry, message=told)])))
         commands = after.does(Restarted(), *joined(0, 1, 2), *(returned(life, w, generation=5) for w in (0, 1)))
         commands += after.does(returned(life, 2, WorkerPhase.IDLE, generation=1))
         fenced.append(Evict(NodeId(2)) in commands)
@@ -333,7 +333,7 @@ def test_what_was_held_before_the_job_went_back_is_nothing_to_go_on_with(life: L
 
 
 def test_a_death_before_anything_was_written_is_a_beginning() -> None:
-    after = Life(make_machine(Past()))
+    after = Life(make_machine(JournalState()))
     beginning = Life(make_machine())
     beginning.does(*(WorkerJoined(WorkerId(worker), f"host:{worker}") for worker in range(3)))
     nobody = {"generation": -1, "step": 0, "held": ()}

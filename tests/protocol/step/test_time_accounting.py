@@ -17,7 +17,7 @@ from planaria.protocol.messages.records import (
     RunStatus,
     Waiting,
 )
-from planaria.protocol.step.time_accounting import Spent, Split
+from planaria.protocol.step.time_accounting import Split, TimeAccount
 from tests.protocol.told import committed
 
 
@@ -48,7 +48,7 @@ END = RunEnded(
 
 
 def split_of(*happenings: tuple[Record, float]) -> Split:
-    split = Spent(happenings).split
+    split = TimeAccount(happenings).split
     whole = sum((split.useful, split.redone, split.recovering, split.waiting, split.other))
     assert whole == pytest.approx(happenings[-1][1] - happenings[0][1])
     return split
@@ -82,7 +82,7 @@ def test_what_a_restore_undoes_was_wasted_and_what_lies_before_the_state_is_ther
     assert split.recovering == pytest.approx(1.0)
     assert split.useful == pytest.approx(2.0)
     assert split.wasted_share == pytest.approx(3.4 / 5.4)
-    assert Spent(happenings).steps_redone == 2
+    assert TimeAccount(happenings).steps_redone == 2
 
 
 def test_a_step_that_survivors_finish_costs_what_it_took_longer_than_usual() -> None:
@@ -118,7 +118,7 @@ def test_a_step_that_is_committed_in_spite_of_a_loss_and_undone() -> None:
     assert split.redone == pytest.approx(1.0)
     assert split.recovering == pytest.approx(0.6)
     assert split.useful == pytest.approx(3.0)
-    assert Spent(happenings).steps_redone == 1
+    assert TimeAccount(happenings).steps_redone == 1
 
 
 def test_a_second_loss_during_the_restore_is_one_recovery() -> None:
@@ -166,6 +166,8 @@ def test_a_run_that_ends_in_a_recovery_and_one_that_is_resumed() -> None:
     first = (*BEGIN, (lost(3), 7.5), (END, 8.5))
     assert split_of(*first).recovering == pytest.approx(1.0)
     assert split_of(*first).redone == pytest.approx(0.5)
-    spent = Spent((*first, (NodeJoined(node=0, live_nodes=1), 100.0), (plan(2, "start"), 101.0), (committed(2), 102.0)))
+    spent = TimeAccount(
+        (*first, (NodeJoined(node=0, live_nodes=1), 100.0), (plan(2, "start"), 101.0), (committed(2), 102.0))
+    )
     assert spent.split == Split(useful=2.0, redone=1.5, recovering=1.0, waiting=0.0, other=6.0)
     assert spent.steps_redone == 1

@@ -22,9 +22,9 @@ from planaria.protocol.messages.agent import (
     Farewell,
     KillNode,
     NodeEnded,
+    OfferRefused,
     Ping,
     Pong,
-    Refused,
     StartNode,
     ToAgent,
     Welcome,
@@ -219,15 +219,15 @@ def test_another_version_token_or_machine_is_told_why(tmp_path: Path) -> None:
     offering = Offering(tmp_path, only_boot="this kernel")
     try:
         other = offering.agent(version=PROTOCOL_VERSION + 1).receive()
-        assert isinstance(other, Refused)
+        assert isinstance(other, OfferRefused)
         assert str(PROTOCOL_VERSION + 1) in other.reason
         elsewhere = offering.agent(boot="another kernel")
         answer = elsewhere.receive()
-        assert isinstance(answer, Refused)
+        assert isinstance(answer, OfferRefused)
         assert "emulated" in answer.reason
         assert elsewhere.client.is_closed()
         guess = offering.agent(token="guess").receive()
-        assert guess == Refused(reason="the token is not the job's")
+        assert guess == OfferRefused(reason="the token is not the job's")
         assert offering.agent().receive() == WELCOME
     finally:
         offering.close()
@@ -362,7 +362,7 @@ def test_a_node_with_other_data_is_sent_home_with_the_reason(tmp_path: Path) -> 
         agent, node = offering.node()
         offering.client().hello(DEVICES * node, data="another's")
         refused = agent.receive()
-        assert isinstance(refused, Refused)
+        assert isinstance(refused, OfferRefused)
         assert refused.reason.startswith(f"node {node} is refused: its tokens are not the run's")
         assert offering.wait_for(Note).text.startswith(refused.reason)
         _, other = offering.node()

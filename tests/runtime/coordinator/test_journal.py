@@ -16,9 +16,9 @@ from planaria.job.errors import UserError
 from planaria.plan.plan import NodeId
 from planaria.protocol.messages.journal import AnyEntry, Fate, JournalCommit, JournalNode, JournalRestart, JournalStop
 from planaria.protocol.messages.records import NodeJoined, Note
-from planaria.protocol.messages.run_measurements import Learnt
+from planaria.protocol.messages.run_measurements import RunMeasurements
 from planaria.protocol.messages.worker import Commit
-from planaria.protocol.run.replay import Past
+from planaria.protocol.run.replay import JournalState
 from planaria.protocol.step.commit import NOT_APPLIED
 from planaria.runtime.coordinator.journal import COMMITS_KEPT, THINNED_EVERY, Journal
 
@@ -121,7 +121,7 @@ def test_a_long_runs_journal_stays_short_and_says_the_same(path: Path) -> None:
             norm=2.5,
             learning_rate=0.5,
         )
-        learnt = Learnt(decision_s=number) if number % 1700 == 3 else None
+        learnt = RunMeasurements(decision_s=number) if number % 1700 == 3 else None
         entries.append(JournalCommit(commit=commit, learnt=learnt))
     with opened(path) as journal:
         journal.read()
@@ -131,7 +131,7 @@ def test_a_long_runs_journal_stays_short_and_says_the_same(path: Path) -> None:
         left = journal.read()
     assert len(left) < THINNED_EVERY
     assert left[-COMMITS_KEPT:] == entries[-COMMITS_KEPT:]
-    assert Past.of(left) == Past.of(entries)
+    assert JournalState.of(left) == JournalState.of(entries)
 
 
 def test_another_jobs_journal_is_refused(path: Path) -> None:

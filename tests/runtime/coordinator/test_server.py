@@ -42,14 +42,14 @@ from planaria.protocol.messages.worker import (
     encode,
 )
 from planaria.protocol.reception import Unwanted
-from planaria.protocol.run.replay import Past
+from planaria.protocol.run.replay import JournalState
 from planaria.protocol.run.settings import RunSettings
 from planaria.runtime.coordinator.agents import Agents
 from planaria.runtime.coordinator.journal import Journal
 from planaria.runtime.coordinator.server import Server
 from planaria.runtime.wire.connection import HELLO_LIMIT_BYTES, Connection
 from planaria.runtime.wire.control_frames import FrameError, control_frame, read_control
-from planaria.runtime.wire.socket_server import Switchboard, listen
+from planaria.runtime.wire.socket_server import SocketServer, listen
 from tests.plan.profiles import uniform_profile
 
 TOKEN = "the token"
@@ -133,7 +133,7 @@ class Running:
         folder: Path,
         limits: Limits = Limits(),  # noqa: B008 (frozen)
         agents: Agents | None = None,
-        past: Past | None = None,
+        past: JournalState | None = None,
         data: str = "",
     ) -> None:
         planner = PlannerSettings(num_microbatches=6, fault_tolerance=1, num_nodes=NODES, devices_per_node=DEVICES)
@@ -473,7 +473,7 @@ def test_nobody_is_told_of_a_fenced_node_that_comes_back(error: FrameError, told
 
     lines: list[str] = []
     ended: list[str] = []
-    switchboard = Switchboard(take, lambda connection, cause: ended.append(cause), lines.append)
+    switchboard = SocketServer(take, lambda connection, cause: ended.append(cause), lines.append)
     listener = listen("127.0.0.1", 0)
     switchboard.open(listener)
     with socket.create_connection(listener.getsockname()) as client:
@@ -487,7 +487,7 @@ def test_nobody_is_told_of_a_fenced_node_that_comes_back(error: FrameError, told
 
 def test_nobody_speaks_for_a_worker_that_is_yet_to_come_back(tmp_path: Path) -> None:
     """What it said to the coordinator before this one is played again: that costs it nothing."""
-    running = Running(tmp_path, past=Past(joined=frozenset({NodeId(0)})))
+    running = Running(tmp_path, past=JournalState(joined=frozenset({NodeId(0)})))
     try:
         played = running.client()
         played.hello(0)

@@ -21,9 +21,9 @@ from planaria.protocol.messages.agent import (
     FromAgent,
     KillNode,
     NodeEnded,
+    OfferRefused,
     Ping,
     Pong,
-    Refused,
     StartNode,
     Welcome,
     decode_from_agent,
@@ -313,7 +313,7 @@ def test_an_address_of_another_host(coordinator: CoordinatorStandIn) -> None:
 def test_a_refusal_is_final(coordinator: CoordinatorStandIn) -> None:
     agent = Running(coordinator.address)
     coordinator.accept()
-    coordinator.send(Refused(reason="the agent speaks protocol version 0"))
+    coordinator.send(OfferRefused(reason="the agent speaks protocol version 0"))
     error = agent.wait()
     assert isinstance(error, UserError)
     assert "version 0" in str(error)

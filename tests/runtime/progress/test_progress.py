@@ -18,7 +18,7 @@ from planaria.protocol.messages.records import (
     RunEnded,
     RunStatus,
 )
-from planaria.runtime.progress.progress import Progress
+from planaria.runtime.progress.progress import ProgressDisplay
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.run_folder.sentences import (
     age,
@@ -42,7 +42,7 @@ def plain(records: list[AnyRecord], clock: object = None) -> list[str]:
     stream = io.StringIO()
     times = iter(range(10**6)) if clock is None else clock
     folder = RunFolder(Path("runs/short"))
-    with Progress(JOB, folder, stream=stream, clock=lambda: float(next(times)), num_cores=3) as show:
+    with ProgressDisplay(JOB, folder, stream=stream, clock=lambda: float(next(times)), num_cores=3) as show:
         for record in records:
             show(record, 0.0)
     return stream.getvalue().splitlines()
@@ -139,7 +139,7 @@ def test_workers_that_share_cores_are_told_of_once() -> None:
     job = msgspec.structs.replace(JOB, cluster=msgspec.structs.replace(JOB.cluster, nodes=7))
     assert oversubscription(job, 2) == told
     stream = io.StringIO()
-    with Progress(job, RunFolder(Path("runs/short")), stream=stream, num_cores=2) as show:
+    with ProgressDisplay(job, RunFolder(Path("runs/short")), stream=stream, num_cores=2) as show:
         for record in short_run():
             show(record, 0.0)
     assert stream.getvalue().splitlines().count(told) == 1
@@ -179,7 +179,7 @@ def test_the_live_panel_shows_plan_losses_and_the_end(monkeypatch: pytest.Monkey
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "140")
     stream = io.StringIO()
-    with Progress(JOB, RunFolder(Path("runs/short")), stream=stream, live=True) as show:
+    with ProgressDisplay(JOB, RunFolder(Path("runs/short")), stream=stream, live=True) as show:
         for record in short_run():
             show(record, 0.0)
     shown = stream.getvalue()

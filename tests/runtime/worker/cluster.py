@@ -83,7 +83,7 @@ from planaria.protocol.messages.worker import (
 )
 from planaria.protocol.phases import Phase
 from planaria.protocol.planning.memory_limits import Shortages
-from planaria.protocol.run.replay import Past
+from planaria.protocol.run.replay import JournalState
 from planaria.protocol.run.settings import RunSettings
 from planaria.protocol.worker.machine import CoordinatorBack
 from planaria.runtime.component_settings import planner_settings
@@ -93,7 +93,7 @@ from planaria.runtime.worker.compute.device_clock import OwnPace
 from planaria.runtime.worker.compute.engine import real_engine
 from planaria.runtime.worker.fatal_errors import last_words
 from planaria.runtime.worker.heartbeat import Heartbeat
-from planaria.runtime.worker.loop import Agent
+from planaria.runtime.worker.loop import WorkerLoop
 from planaria.runtime.worker.settings import WorkerSettings
 from planaria.runtime.worker.transport.mailbox import Interrupted, Key, Mailbox
 from planaria.runtime.worker.writer import write
@@ -552,7 +552,7 @@ class Cluster:
 
     def _start_again(self) -> None:
         entries: list[AnyEntry] = [decode_entry(entry) for entry in self._journal]
-        past = Past.of(entries)
+        past = JournalState.of(entries)
         self.machine = self._make(past)
         self.incarnation = next(self._incarnations)
         self.note(f"coordinator {self.incarnation} begins, past {past.step}")
@@ -750,7 +750,7 @@ class Worker:
         self.is_linked = False
         self.num_links = 1
         self.unsent: list[bytes] = []
-        self.agent: Agent | None = None
+        self.agent: WorkerLoop | None = None
         self.mailbox = SimulatedMailbox(self)
         self._is_waiting = False
         self._dying = False
@@ -863,7 +863,7 @@ class Worker:
             transport: Any = SimulatedTransport(self)
             engine = replace(real_engine(cluster.job, cluster.data, self.number), pace=SimulatedPace(self))
             heartbeat, writer = Heartbeat(lambda message: None), SimulatedWriter(self)
-            self.agent = Agent(settings, self.mailbox, control, transport, heartbeat, writer, engine)  # type: ignore[arg-type]
+            self.agent = WorkerLoop(settings, self.mailbox, control, transport, heartbeat, writer, engine)  # type: ignore[arg-type]
             _building.pop()
             status = self.agent.run()
             assert status == 0, f"worker {self.number} ended itself: {list(self.agent._machine.history)[-5:]}"

@@ -7,12 +7,12 @@ from dataclasses import replace
 from planaria.plan.plan import Plan
 from planaria.policy.interface import Candidate, ReplanRequest
 from planaria.policy.templates import TemplatesPolicy
-from planaria.simulate.episode.episode_cache import Memory, Moment, Root
-from planaria.simulate.episode.subject import Disturbance, Known
+from planaria.simulate.episode.episode_cache import EpisodeCache, Moment, Root
+from planaria.simulate.episode.subject import Disturbance, RunOutlook
 from planaria.simulate.simulation import Simulation
 from tests.simulate.test_simulation import NUM_NODES, experiment
 
-KNOWN = Known(time_to_failure_s=3600.0, steps_left=1000, steps_at_stake=1)
+KNOWN = RunOutlook(time_to_failure_s=3600.0, steps_left=1000, steps_at_stake=1)
 CAME = (0, Disturbance.CAME, NUM_NODES, "")
 
 
@@ -31,7 +31,7 @@ class Counting(TemplatesPolicy):
         return super().warm_up(plan, target, generation)
 
 
-def warming(memory: Memory) -> tuple[Root, Moment]:
+def warming(memory: EpisodeCache) -> tuple[Root, Moment]:
     """A node has come, and gets its state beside a step."""
     rest, _ = memory.start(("",) * NUM_NODES, KNOWN)
     root = memory.root(rest.state, KNOWN)
@@ -41,7 +41,7 @@ def warming(memory: Memory) -> tuple[Root, Moment]:
     return root, found
 
 
-def after_loss(memory: Memory, root: Root, moment: Moment, node: int) -> list[Moment]:
+def after_loss(memory: EpisodeCache, root: Root, moment: Moment, node: int) -> list[Moment]:
     """A node is lost, and all that follows."""
     moments = [memory.struck(root, moment, (0, Disturbance.LOST, node, ""))]
     while moments[-1].rest is None:
@@ -74,7 +74,7 @@ def test_what_follows_from_a_state_counts_as_remembered() -> None:
     """One state, from which many ways lead: they take more room than it does."""
     about = experiment()
     subject = about.simulation("templates", TemplatesPolicy.of(about.planner)).subject
-    memory = Memory(subject, most_workers=8 * NUM_NODES)
+    memory = EpisodeCache(subject, most_workers=8 * NUM_NODES)
     root, moment = warming(memory)
     for node in range(NUM_NODES):
         after_loss(memory, root, moment, node)
@@ -88,7 +88,7 @@ def test_what_follows_from_a_state_counts_as_remembered() -> None:
 def test_where_runs_begin_is_forgotten_with_the_rest() -> None:
     about = experiment()
     simulation = about.simulation("templates", TemplatesPolicy.of(about.planner))
-    small = Simulation(simulation.subject, about.terms, Memory(simulation.subject, most_workers=1))
+    small = Simulation(simulation.subject, about.terms, EpisodeCache(simulation.subject, most_workers=1))
     begins = small.start(("",) * NUM_NODES)
     assert begins is not None
     assert small.start(("",) * NUM_NODES) is begins

@@ -13,8 +13,8 @@ from planaria.policy.planner import Planner
 from planaria.policy.registry import make_policy
 from planaria.simulate.episode.situation import State, canonical
 from planaria.simulate.simulation import Simulation
-from planaria.simulate.trace_events import Course
-from planaria.simulate.trace_run import Following
+from planaria.simulate.trace_events import TraceEvents
+from planaria.simulate.trace_run import TraceRun
 from planaria.simulate.traces.generators import ConstantRate, Population, generate
 from planaria.simulate.traces.trace import HOUR_S, Change, Trace, TraceEvent
 from tests.proof import rest_in_proof
@@ -48,9 +48,9 @@ def simulation(policy: PolicyName) -> Simulation:
     return about.simulation(policy.value, make_policy(policy, Planner(about.profile, about.settings)))
 
 
-def followed(runner: Simulation, trace: Trace) -> tuple[list[State], Following]:
+def followed(runner: Simulation, trace: Trace) -> tuple[list[State], TraceRun]:
     """The states that a run rests in."""
-    run = Following(runner, Course.of(trace, runner.subject.timings.start_s))
+    run = TraceRun(runner, TraceEvents.of(trace, runner.subject.timings.start_s))
     run.begin()
     states = []
     while not run.is_over:

@@ -23,14 +23,14 @@ from planaria.protocol.messages.records import AnyRecord
 from planaria.protocol.messages.worker import PROTOCOL_VERSION, Alive, FromWorker, Hello
 from planaria.protocol.phases import Phase
 from planaria.protocol.planning.memory_limits import Shortages
-from planaria.protocol.run.replay import Past
+from planaria.protocol.run.replay import JournalState
 from planaria.protocol.run.settings import RunSettings
 from tests.testkit.cluster.clock import Clock
 from tests.testkit.cluster.disk import Disk, SavedState
 from tests.testkit.cluster.injector import Injector
 from tests.testkit.cluster.network import COORDINATOR, Network, Way
 from tests.testkit.promises.symbols import Algebra, Reference
-from tests.testkit.promises.witness import BrokenPromise, Witness
+from tests.testkit.promises.witness import BrokenPromise, InvariantChecker
 from tests.testkit.schedules.faults import Fault, FaultKind, are_clear
 from tests.testkit.schedules.schedule import Schedule
 from tests.testkit.server.server import MARK, Connection, Server
@@ -76,7 +76,7 @@ class Cluster:
         self.algebra = Algebra(self.profile.groups, setup.num_layers, schedule.seed % 97, setup.bad)
         self.workers: dict[WorkerId, Worker] = {}
         self.journal: list[bytes] = []
-        self.witness = Witness(
+        self.witness = InvariantChecker(
             setup,
             schedule.weather,
             Reference(self.algebra, setup.train),
@@ -116,7 +116,7 @@ class Cluster:
         for fault in schedule.faults:
             self.injector.expect(fault)
 
-    def _serve(self, past: Past | None) -> Server:
+    def _serve(self, past: JournalState | None) -> Server:
         """A coordinator begins, or begins again."""
         setup, profile = self.schedule.setup, self.profile
 
@@ -310,7 +310,7 @@ class Cluster:
 
     def begin_again(self, lost: Sequence[JournalEntry] | None = None) -> None:
         """A coordinator, on the journal as it is. `lost`: what a power cut took of it; None: there was none."""
-        past = Past.of([decode_entry(entry) for entry in self.journal])
+        past = JournalState.of([decode_entry(entry) for entry in self.journal])
         self.note(f"* the coordinator begins again at step {past.step}")
         if lost is not None:
             self.witness.forget_after(past, lost)

@@ -43,14 +43,14 @@ if TYPE_CHECKING:
 
     from planaria.plan.plan import WorkerId
     from planaria.protocol.messages.journal import JournalEntry
-    from planaria.protocol.run.replay import Past
+    from planaria.protocol.run.replay import JournalState
 
 
 class BrokenPromise(AssertionError):
     """Something that must never happen."""
 
 
-class Witness:
+class InvariantChecker:
     """Of one run.
 
     Args:
@@ -198,7 +198,7 @@ class Witness:
                 told_s = record.estimated_step_s
                 self.require(abs(told_s - right_s) < 1e-9, f"a step takes {right_s} s at speeds {speeds}, not {told_s}")
 
-    def forget_after(self, past: Past, lost: Iterable[JournalEntry]) -> None:
+    def forget_after(self, past: JournalState, lost: Iterable[JournalEntry]) -> None:
         """A journal lost its last entries: what they said, some worker may know, or nobody."""
         commits = (entry for entry in lost if isinstance(entry, JournalCommit))
         self._unwritten.update((entry.step, entry.commit.generation) for entry in commits)

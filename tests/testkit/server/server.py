@@ -31,7 +31,7 @@ from planaria.protocol.messages.events import (
 from planaria.protocol.messages.journal import JournalEntry
 from planaria.protocol.messages.worker import Challenge, FromWorker, Hello, Stop, ToWorker
 from planaria.protocol.reception import Nonsense, Reception, Unwanted
-from planaria.protocol.run.replay import Past
+from planaria.protocol.run.replay import JournalState
 from tests.testkit.cluster.disk import DiskFull
 from tests.testkit.cluster.network import COORDINATOR, Network, Way
 from tests.testkit.server.wire import Wire
@@ -117,7 +117,7 @@ class Server(Reception[Connection]):
         finished: how the run ended.
     """
 
-    def __init__(self, machine: Coordinator, cluster: Cluster, past: Past | None = None) -> None:
+    def __init__(self, machine: Coordinator, cluster: Cluster, past: JournalState | None = None) -> None:
         self.machine = machine
         self.admission: Admission[Connection] = Admission(machine.settings.devices_per_node, mark=MARK)
         super().__init__(machine, self.admission, Judge(self.admission, LIMITS, 0.0, cluster.clock.now), past)

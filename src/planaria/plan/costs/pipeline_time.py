@@ -201,11 +201,11 @@ class Template:
         return tuple(stage for stage in self.stages if stage.node == node)
 
 
-Speeds = Mapping[NodeId, float]
+NodeSpeeds = Mapping[NodeId, float]
 """Compute speed of nodes as a multiple of the profile's; 1 where a node is not named. 0.5: half as fast."""
 
 
-def check_speeds(speeds: Speeds) -> None:
+def check_speeds(speeds: NodeSpeeds) -> None:
     """Raise unless every speed is a positive number.
 
     Raises:

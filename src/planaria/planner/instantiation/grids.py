@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.costs.pipeline_time import (
-    Speeds,
+    NodeSpeeds,
     Template,
     TemplateSlowdown,
     Times,
@@ -47,7 +47,7 @@ def grids(
     nodes: Sequence[NodeId],
     generation: int,
     *,
-    speeds: Speeds | None = None,
+    speeds: NodeSpeeds | None = None,
     holders: Holders | None = None,
 ) -> Iterator[Grid]:
     """For each depth for which there is a template, the widest grid of these nodes: as many pipelines as they make.
@@ -102,7 +102,7 @@ def _by_speed(
     width: int,
     settings: PlannerSettings,
     ordered: Sequence[NodeId],
-    speeds: Speeds,
+    speeds: NodeSpeeds,
 ) -> list[Pipeline]:
     """Each pipeline on nodes of like speed; the busiest part of the template on the fastest of them."""
     depth, parts = template.num_nodes, TemplateSlowdown(template, profile).parts
@@ -119,7 +119,7 @@ def _grid(
     pipelines: Sequence[Pipeline],
     settings: PlannerSettings,
     generation: int,
-    speeds: Speeds,
+    speeds: NodeSpeeds,
 ) -> Grid:
     times = [_times(profile, template, pipeline, settings, speeds) for pipeline in pipelines]
     shares = distribute(times, settings.num_microbatches)
@@ -139,7 +139,7 @@ def _grid(
 
 
 def _times(
-    profile: ModelProfile, template: Template, pipeline: Pipeline, settings: PlannerSettings, speeds: Speeds
+    profile: ModelProfile, template: Template, pipeline: Pipeline, settings: PlannerSettings, speeds: NodeSpeeds
 ) -> Times:
     times = step_times(template, settings.num_microbatches)
     node_of = {

@@ -16,7 +16,7 @@ import numpy as np
 
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.costs.pipeline_time import (
-    Speeds,
+    NodeSpeeds,
     Template,
     TemplateSlowdown,
     Times,
@@ -267,7 +267,7 @@ def instances(
     templates: Sequence[Template],
     settings: PlannerSettings,
     nodes: Sequence[NodeId],
-    speeds: Speeds,
+    speeds: NodeSpeeds,
     zones: Zones | None = None,
     number: int | None = None,
 ) -> list[Instance]:
@@ -290,7 +290,7 @@ def _instances(
     templates: Sequence[Template],
     settings: PlannerSettings,
     nodes: Sequence[NodeId],
-    speeds: Speeds,
+    speeds: NodeSpeeds,
     zones: Zones,
     number: int | None,
 ) -> list[Instance]:
@@ -323,7 +323,7 @@ def _instances(
 
 
 def _over_zones(
-    found: Sequence[Instance], nodes: Sequence[NodeId], speeds: Speeds, zones: Zones, num_layers: int
+    found: Sequence[Instance], nodes: Sequence[NodeId], speeds: NodeSpeeds, zones: Zones, num_layers: int
 ) -> list[Instance]:
     """The same pipelines; of nodes equally fast, those are exchanged that are in the wrong zone."""
     used = [node for instance in found for node in instance.nodes]
@@ -353,7 +353,7 @@ def initial_plan(
     nodes: Sequence[NodeId],
     generation: int,
     *,
-    speeds: Speeds | None = None,
+    speeds: NodeSpeeds | None = None,
     zones: Zones | None = None,
     distribution: Distribution = Distribution.MINMAX,
     number: int | None = None,

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planaria.plan.costs.model_profile import ModelProfile
-from planaria.plan.costs.pipeline_time import Floats, Speeds, Template, TemplateSlowdown, Times, slowed, step_times
+from planaria.plan.costs.pipeline_time import Floats, NodeSpeeds, Template, TemplateSlowdown, Times, slowed, step_times
 from planaria.plan.plan import NodeId
 from planaria.plan.settings import PlannerSettings
 from planaria.planner.instantiation.knapsack import fewer_nodes
@@ -40,7 +40,7 @@ def group_nodes(
     templates: Sequence[Template],
     settings: PlannerSettings,
     nodes: Sequence[NodeId],
-    speeds: Speeds,
+    speeds: NodeSpeeds,
     *,
     exact: bool | None = None,
 ) -> list[Group]:
@@ -97,7 +97,7 @@ class _Moves:
             least, most = np.where(fits, middle, least), np.where(fits, most, middle - 1)
         return np.where(least > 0, least, _NONE)
 
-    def group(self, at: int, nodes: Sequence[NodeId], speeds: Speeds) -> Group:
+    def group(self, at: int, nodes: Sequence[NodeId], speeds: NodeSpeeds) -> Group:
         """Args: at: number of the template. nodes: fastest first."""
         pace = self.paces[at]
         placed = dict(zip(pace.parts, nodes, strict=True))
@@ -118,7 +118,7 @@ class _Copies:
 class _Neighbours:
     """Groups of neighbours among nodes in descending order of speed, by dynamic programming along them."""
 
-    def __init__(self, moves: _Moves, nodes: Sequence[NodeId], speeds: Speeds, least: int, most: int) -> None:
+    def __init__(self, moves: _Moves, nodes: Sequence[NodeId], speeds: NodeSpeeds, least: int, most: int) -> None:
         self._moves, self._nodes, self._speeds = moves, nodes, speeds
         self._sizes = np.array([template.num_nodes for template in moves.templates])
         # The number of groups counts up to the fewest that are needed, or, where the batch bounds it, to the most.
@@ -181,7 +181,7 @@ class _Classes:
     """Every way to group nodes of few different speeds: a knapsack over how many of each speed are used."""
 
     def __init__(
-        self, moves: _Moves, by_speed: Sequence[Sequence[NodeId]], speeds: Speeds, least: int, most: int
+        self, moves: _Moves, by_speed: Sequence[Sequence[NodeId]], speeds: NodeSpeeds, least: int, most: int
     ) -> None:
         self._moves, self._by_speed, self._speeds, self._least = moves, by_speed, speeds, least
         self._counts = [len(nodes) for nodes in by_speed]

@@ -13,11 +13,11 @@ from itertools import pairwise
 import numpy as np
 
 from planaria.plan.costs.model_profile import ModelProfile
-from planaria.plan.costs.pipeline_time import Floats, Speeds, Times
+from planaria.plan.costs.pipeline_time import Floats, NodeSpeeds, Times
 from planaria.plan.plan import NodeId, Pipeline, Stage
 
 
-def recut(pipeline: Pipeline, profile: ModelProfile, speeds: Speeds, devices_per_node: int) -> Pipeline:
+def recut(pipeline: Pipeline, profile: ModelProfile, speeds: NodeSpeeds, devices_per_node: int) -> Pipeline:
     """The pipeline with the cut of the shortest period, each stage with a layer at least; of equal ones, that with the
     earliest boundaries.
 
@@ -49,7 +49,7 @@ def recut(pipeline: Pipeline, profile: ModelProfile, speeds: Speeds, devices_per
 
 
 def pipeline_times(
-    pipeline: Pipeline, profile: ModelProfile, speeds: Speeds, devices_per_node: int, num_microbatches: int
+    pipeline: Pipeline, profile: ModelProfile, speeds: NodeSpeeds, devices_per_node: int, num_microbatches: int
 ) -> Times:
     """Seconds of the pipeline's step with 1, 2, ... `num_microbatches` microbatches, as a line: its path, and a period
     for each further one (see `planaria.plan.costs.stage_costs.PipelineCost`)."""
@@ -90,5 +90,5 @@ def _message_s(pipeline: Pipeline, side: int, boundary: int, profile: ModelProfi
     return profile.links.of(same_node=left == right).time_s(profile.layers[boundary - 1].output_bytes)
 
 
-def _speed(stage: Stage, speeds: Speeds, devices_per_node: int) -> float:
+def _speed(stage: Stage, speeds: NodeSpeeds, devices_per_node: int) -> float:
     return speeds.get(NodeId(stage.worker // devices_per_node), 1.0)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from planaria.plan.costs.model_profile import ModelProfile
-from planaria.plan.costs.pipeline_time import Speeds, Template
+from planaria.plan.costs.pipeline_time import NodeSpeeds, Template
 from planaria.plan.errors import NoReplica as NoReplica
 from planaria.plan.errors import TooFewNodes as TooFewNodes
 from planaria.plan.plan import NodeId, Plan
@@ -26,9 +26,9 @@ from planaria.planner.reconfigure.pipeline_sizes import (
     reinstantiate,
     simple_sizes,
 )
-from planaria.planner.reconfigure.surviving_plan import Aftermath
 from planaria.planner.reconfigure.surviving_plan import Change as Change
 from planaria.planner.reconfigure.surviving_plan import Reconfiguration as Reconfiguration
+from planaria.planner.reconfigure.surviving_plan import SurvivingPlan
 
 STEPS_AHEAD = 500
 """Steps that a full search takes a plan to last: so much more than its transfers its step time counts."""
@@ -45,7 +45,7 @@ def reconfigure(
     leaving: Collection[NodeId] = (),
     *,
     joined: Collection[NodeId] = (),
-    speeds: Speeds | None = None,
+    speeds: NodeSpeeds | None = None,
     zones: Zones | None = None,
     search: bool = False,
     steps_ahead: int = STEPS_AHEAD,
@@ -73,7 +73,7 @@ def reconfigure(
         speeds=speeds or {},
         zones=zones or {},
     )
-    left = Aftermath(change)
+    left = SurvivingPlan(change)
     found = None if search else reinstantiate(left.situation)
     if found is None:
         return _search(left, steps_ahead)
@@ -124,10 +124,10 @@ def full(change: Change, steps_ahead: int = STEPS_AHEAD) -> Reconfiguration:
     Raises:
         TooFewNodes, NoReplica, PlanError: as `reconfigure`.
     """
-    return _search(Aftermath(change), steps_ahead)
+    return _search(SurvivingPlan(change), steps_ahead)
 
 
-def searched(left: Aftermath) -> list[tuple[int, ...]]:
+def searched(left: SurvivingPlan) -> list[tuple[int, ...]]:
     """Sizes of pipelines (0: none) of which a full search takes one, where nodes are equally fast.
 
     Raises:
@@ -139,14 +139,14 @@ def searched(left: Aftermath) -> list[tuple[int, ...]]:
 
 
 def _by_sizes(change: Change, strategy: Callable[[Situation], list[int] | None], how: How) -> Reconfiguration | None:
-    left = Aftermath(change)
+    left = SurvivingPlan(change)
     sizes = strategy(left.situation)
     if sizes is None:
         return None
     return left.build(sizes, How.SIMPLE if sizes == simple_sizes(left.situation) else how)
 
 
-def _search(left: Aftermath, steps_ahead: int) -> Reconfiguration:
+def _search(left: SurvivingPlan, steps_ahead: int) -> Reconfiguration:
     found: dict[tuple[int, ...], How] = {}
     for sizes, how in _candidates(left):
         found.setdefault(tuple(sizes), how)
@@ -165,7 +165,9 @@ def _cost(result: Reconfiguration, steps_ahead: int) -> tuple[float, int]:
     return steps_ahead * result.step_time_s + result.transfer_s, result.transfer_bytes
 
 
-def _worth_building(left: Aftermath, found: Mapping[tuple[int, ...], How], steps_ahead: int) -> list[Reconfiguration]:
+def _worth_building(
+    left: SurvivingPlan, found: Mapping[tuple[int, ...], How], steps_ahead: int
+) -> list[Reconfiguration]:
     """In the order in which they were found, without those whose steps alone take longer than all of another one."""
     most = max(map(sum, found))
     order = {sizes: at for at, sizes in enumerate(found)}
@@ -181,7 +183,7 @@ def _worth_building(left: Aftermath, found: Mapping[tuple[int, ...], How], steps
     return [result for _, result in sorted(results, key=lambda one: one[0])]
 
 
-def _candidates(left: Aftermath) -> Iterator[tuple[list[int], How]]:
+def _candidates(left: SurvivingPlan) -> Iterator[tuple[list[int], How]]:
     """Sizes worth a try. The last is the best instantiation of all nodes."""
     paper = reinstantiate(left.situation)
     if paper is not None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from planaria.plan.plan import PlanError
 from planaria.planner.reconfigure.rebalance_layers import recut
 from planaria.planner.reconfigure.reconfigure import full
-from planaria.planner.reconfigure.surviving_plan import Aftermath, Change, Reconfiguration
+from planaria.planner.reconfigure.surviving_plan import Change, Reconfiguration, SurvivingPlan
 
 PROMISING = 1.25
 """A plan whose step takes so much longer than another's, in closed form, is not worth a simulation: the forms are
@@ -30,7 +30,7 @@ def candidates(change: Change) -> list[Reconfiguration]:
         NoReplica: a group has no live holder.
         PlanError: fewer microbatches than pipelines needed; a speed that is none.
     """
-    left = Aftermath(change)
+    left = SurvivingPlan(change)
     found = [*_both(left, change, left.build_from(change.plan.pipelines)), *_both(left, change, full(change))]
     smallest = 1
     while smallest < len(change.templates):
@@ -50,7 +50,7 @@ def candidates(change: Change) -> list[Reconfiguration]:
     ]
 
 
-def _both(left: Aftermath, change: Change, found: Reconfiguration | None) -> Iterator[Reconfiguration]:
+def _both(left: SurvivingPlan, change: Change, found: Reconfiguration | None) -> Iterator[Reconfiguration]:
     if found is None:
         return
     yield found

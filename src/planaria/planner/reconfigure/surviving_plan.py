@@ -13,7 +13,7 @@ from itertools import accumulate
 
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.costs.pipeline_time import (
-    Speeds,
+    NodeSpeeds,
     Template,
     TemplateSlowdown,
     Times,
@@ -69,7 +69,7 @@ class Change:
     generation: int
     leaving: Collection[NodeId] = ()
     joined: Collection[NodeId] = ()
-    speeds: Speeds = field(default_factory=dict)
+    speeds: NodeSpeeds = field(default_factory=dict)
     zones: Zones = field(default_factory=dict)
     distribution: Distribution = Distribution.MINMAX
 
@@ -95,7 +95,7 @@ class Reconfiguration:
     transfer_s: float
 
 
-class Aftermath:
+class SurvivingPlan:
     """What is left of the plan of a change, and the plans that can be made of it."""
 
     def __init__(self, change: Change) -> None:

@@ -20,7 +20,7 @@ from planaria.planner.instantiation.instantiate import fewest_seconds, instantia
 from planaria.planner.instantiation.microbatch_shares import distribute
 from planaria.planner.reconfigure.pipeline_sizes import How
 from planaria.planner.reconfigure.straggler_plans import PROMISING
-from planaria.planner.reconfigure.surviving_plan import Aftermath, Reconfiguration
+from planaria.planner.reconfigure.surviving_plan import Reconfiguration, SurvivingPlan
 from planaria.policy.interface import Candidate, ReplanRequest
 from planaria.policy.planner import LEAN, Planner
 from planaria.policy.sentences import count, shape
@@ -51,7 +51,7 @@ def template_pipelines(planner: Planner, request: ReplanRequest) -> Iterator[Can
 def searched_pipelines(planner: Planner, request: ReplanRequest) -> Iterator[Candidate | None]:
     """Yields any number of pipelines near that of now, of any sizes that fit, whether or not there is a template of the
     job's."""
-    left, settings = Aftermath(request.change(planner, planner.sizes)), planner.settings
+    left, settings = SurvivingPlan(request.change(planner, planner.sizes)), planner.settings
     known = {template.num_nodes: step_times(template, settings.num_microbatches) for template in planner.sizes}
     now = sum(1 for size in left.alive if size)
     fewest = max(settings.fault_tolerance + 1, now - NEAR)
@@ -170,7 +170,7 @@ def _candidate(planner: Planner, name: str, result: Reconfiguration, more: str =
 # Sizes of pipelines
 
 
-def _partitions(left: Aftermath, number: int) -> Iterator[list[int]]:
+def _partitions(left: SurvivingPlan, number: int) -> Iterator[list[int]]:
     """Yields all live nodes in so many pipelines, as evenly as can be: at first all anew, then around intact ones, the
     largest first."""
     intact = sorted((left.alive[at] for at, is_intact in enumerate(left.intact) if is_intact), reverse=True)

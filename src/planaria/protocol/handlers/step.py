@@ -14,7 +14,7 @@ from planaria.protocol.messages.worker import Commit, Ready, Vote
 from planaria.protocol.phases import ProtocolError
 from planaria.protocol.run.announcements import not_finite, step_committed
 from planaria.protocol.run.run import Run
-from planaria.protocol.step.ballot import Ballot, Tally
+from planaria.protocol.step.ballot import Ballot, VoteCount
 from planaria.protocol.step.commit import Outcome, learning_rate, outcome
 
 
@@ -85,7 +85,7 @@ def commit(run: Run) -> list[Command]:
     return [*told, *end.close_recovery(run), *release(run)]
 
 
-def _require_whole(run: Run, tally: Tally) -> None:
+def _require_whole(run: Run, tally: VoteCount) -> None:
     run.counts.skipped += tally.missing
     run.counts.duplicated += tally.twice
     if tally.missing or tally.twice:

@@ -24,7 +24,7 @@ class Unproven(ValueError):
     """Who is at the other end does not show that it is there now."""
 
 
-class Doubts(Generic[Connection]):
+class ReconnectChallenge(Generic[Connection]):
     """Of one coordinator.
 
     Args:

@@ -108,7 +108,7 @@ class Dismissed(Message, frozen=True, kw_only=True, tag="dismissed"):
     farewell: Farewell
 
 
-class Refused(Message, frozen=True, kw_only=True, tag="refused"):
+class OfferRefused(Message, frozen=True, kw_only=True, tag="refused"):
     """This node cannot take part. It would be refused again."""
 
     reason: str
@@ -118,7 +118,7 @@ class Pong(Message, frozen=True, kw_only=True, tag="pong"):
     """Answer to Ping."""
 
 
-ToAgent = Welcome | StartNode | KillNode | Dismissed | Refused | Pong
+ToAgent = Welcome | StartNode | KillNode | Dismissed | OfferRefused | Pong
 
 _from_agent = msgspec.msgpack.Decoder(FromAgent)
 _to_agent = msgspec.msgpack.Decoder(ToAgent)

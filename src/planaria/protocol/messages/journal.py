@@ -15,11 +15,11 @@ from planaria.job.settings import PolicyName
 from planaria.plan.plan import NodeId
 from planaria.protocol.messages.checkpoint_ref import CheckpointRef
 from planaria.protocol.messages.records import AnyRecord
-from planaria.protocol.messages.run_measurements import Learnt
+from planaria.protocol.messages.run_measurements import RunMeasurements
 from planaria.protocol.messages.worker import Commit, PlanMessage, decoded
 
 
-class Stand(msgspec.Struct, frozen=True, kw_only=True):
+class PlanValidityState(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a placement, to be written down.
 
     Attributes:
@@ -44,7 +44,7 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """
 
     records: tuple[AnyRecord, ...] = ()
-    learnt: Learnt | None = None
+    learnt: RunMeasurements | None = None
 
 
 class JournalCommit(JournalEntry, frozen=True, kw_only=True, tag="commit"):
@@ -68,7 +68,7 @@ class JournalPlan(JournalEntry, frozen=True, kw_only=True, tag="plan"):
     """
 
     message: PlanMessage
-    stand: Stand
+    stand: PlanValidityState
     step_time_s: float
     longest_s: float
 

@@ -90,7 +90,7 @@ class Rests(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     quiet_until: float | None = None
 
 
-class Shortage(msgspec.Struct, frozen=True, kw_only=True):
+class MemoryShortage(msgspec.Struct, frozen=True, kw_only=True):
     """A node ran out of memory.
 
     Attributes:
@@ -113,10 +113,10 @@ class KnownShortages(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """
 
     bound_bytes: int | None = None
-    nodes: tuple[Shortage, ...] = ()
+    nodes: tuple[MemoryShortage, ...] = ()
 
 
-class Learnt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RunMeasurements(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """All of it, at one moment.
 
     Attributes:

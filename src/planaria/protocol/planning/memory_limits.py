@@ -17,7 +17,7 @@ from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
 from planaria.policy.interface import Policy
 from planaria.protocol.messages.events import NodeGone
-from planaria.protocol.messages.run_measurements import KnownShortages, Shortage
+from planaria.protocol.messages.run_measurements import KnownShortages, MemoryShortage
 
 SOON_STEPS = 10
 """A second node that runs out of memory within so many steps of the first shows that the job is too large for them."""
@@ -51,7 +51,7 @@ class Shortages:
         self._profile = profile
         self._within = within
         self._carried: deque[Plan] = deque(maxlen=CARRIED)
-        self._short: dict[NodeId, Shortage] = {}
+        self._short: dict[NodeId, MemoryShortage] = {}
         self.bound_bytes: int | None = None
         self.fatal: str | None = None
 
@@ -89,14 +89,14 @@ class Shortages:
         needed = told.held_bytes + told.wanted_bytes
         text = _text(event.cause, told.where, planned, told.held_bytes, told.wanted_bytes)
         if plan is None or event.node in plan.nodes:
-            shortage = Shortage(node=event.node, step=step, text=text)
+            shortage = MemoryShortage(node=event.node, step=step, text=text)
             self._see_a_pattern(shortage)
             self._short[event.node] = shortage
         if planned:
             self._learn(planned, needed)
         return replace(event, cause=text, ran_out=None)
 
-    def _see_a_pattern(self, latest: Shortage) -> None:
+    def _see_a_pattern(self, latest: MemoryShortage) -> None:
         for earlier in self._short.values():
             if abs(latest.step - earlier.step) <= SOON_STEPS and self.fatal is None:
                 self.fatal = (

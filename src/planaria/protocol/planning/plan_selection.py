@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from planaria.estimate.step_remainder import Stretch
+from planaria.estimate.step_remainder import PlanInterval
 from planaria.job.settings import PolicyName
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
@@ -22,12 +22,12 @@ from planaria.planner.placement.zones import Zones
 from planaria.policy.forecast import FailureForecast
 from planaria.policy.interface import Candidate, FinishRequest, Policy, ReplanRequest
 from planaria.protocol.messages.records import NodeSpeed
-from planaria.protocol.messages.run_measurements import Learnt
+from planaria.protocol.messages.run_measurements import RunMeasurements
 from planaria.protocol.phases import Purpose
 from planaria.protocol.planning.memory_limits import Shortages
-from planaria.protocol.planning.policy_switch import Switching, why_change
-from planaria.protocol.planning.straggler_detection import SpeedEvidence, Speeds
-from planaria.protocol.planning.straggler_policy import Pacing, same_work
+from planaria.protocol.planning.policy_switch import PolicySwitch, why_change
+from planaria.protocol.planning.straggler_detection import NodeSpeeds, SpeedEvidence
+from planaria.protocol.planning.straggler_policy import StragglerPolicy, same_work
 from planaria.protocol.step.retained_replicas import Holders
 
 
@@ -71,7 +71,7 @@ class Choice:
     told: str = ""
 
 
-class Placing:
+class PlanSelector:
     """Of one run.
 
     Args:
@@ -94,14 +94,14 @@ class Placing:
         policy: Policy,
         shortages: Shortages,
         fault_tolerance: int,
-        switching: Switching | None = None,
+        switching: PolicySwitch | None = None,
         evidence: SpeedEvidence | None = None,
     ) -> None:
         self.policy = policy
-        self.switching = switching or Switching(PolicyName.TEMPLATES, None, may_drop=False)
+        self.switching = switching or PolicySwitch(PolicyName.TEMPLATES, None, may_drop=False)
         self.shortages = shortages
-        self.speeds = Speeds(evidence)
-        self.pacing = Pacing(evidence)
+        self.speeds = NodeSpeeds(evidence)
+        self.pacing = StragglerPolicy(evidence)
         self.generation = 0
         self.stretch: float | None = None
         self._zones: Zones = {}
@@ -111,7 +111,7 @@ class Placing:
         """Whether the plan is to be looked at before this step, though nobody came or went."""
         return self.switching.is_new or self.pacing.is_due(step, now)
 
-    def recall(self, learnt: Learnt, live: Collection[NodeId]) -> None:
+    def recall(self, learnt: RunMeasurements, live: Collection[NodeId]) -> None:
         """What the coordinator before knew of the nodes that live."""
         self.speeds.recall(learnt.speeds, live)
         self.pacing.recall(learnt.rests, live)
@@ -165,7 +165,7 @@ class Placing:
         counted: Ledger,
         holders: Holders,
         forecast: FailureForecast,
-        so_far: Sequence[Stretch],
+        so_far: Sequence[PlanInterval],
     ) -> Candidate | None:
         """For what a loss left undone of the step in progress; None where it cannot be finished.
 

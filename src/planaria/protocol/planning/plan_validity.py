@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Set
 
 from planaria.plan.plan import NodeId
-from planaria.protocol.messages.journal import Stand
+from planaria.protocol.messages.journal import PlanValidityState
 
 
-class Standing:
+class PlanValidity:
     """Of one placement after another.
 
     Attributes:
@@ -43,8 +43,8 @@ class Standing:
         return self._is_warming
 
     @property
-    def stand(self) -> Stand:
-        return Stand(
+    def stand(self) -> PlanValidityState:
+        return PlanValidityState(
             placed=tuple(sorted(self._placed)),
             needed=tuple(sorted(self._needed)),
             newcomers=tuple(sorted(self.newcomers)),
@@ -52,7 +52,7 @@ class Standing:
         )
 
     @classmethod
-    def of(cls, stand: Stand, newcomers: Collection[NodeId]) -> Standing:
+    def of(cls, stand: PlanValidityState, newcomers: Collection[NodeId]) -> PlanValidity:
         """As it was written down, with those that came by now."""
         standing = cls()
         standing._placed = frozenset(stand.placed)
@@ -62,7 +62,7 @@ class Standing:
         return standing
 
     @classmethod
-    def unknown(cls) -> Standing:
+    def unknown(cls) -> PlanValidity:
         """Nothing was written down of the placement in force: another is made after the step."""
         standing = cls()
         standing._is_warming = True

@@ -19,7 +19,7 @@ MakePolicy = Callable[[PolicyName, int], Policy]
 PlanError: it has no plan for this job."""
 
 
-class Switching:
+class PolicySwitch:
     """Of one run.
 
     Args:

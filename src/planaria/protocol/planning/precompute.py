@@ -28,7 +28,7 @@ MOST_ASKED = 96
 """Questions about one plan, where some are about two nodes."""
 
 
-class Foresight:
+class Precomputed:
     """Of one run.
 
     Attributes:

@@ -30,7 +30,7 @@ CALIBRATED_AFTER = 8
 """Steps of one plan that are enough to tell how far the estimates of this machine are off."""
 
 
-class Timing:
+class StepTimes:
     """Estimates and measurements of one plan after another.
 
     Attributes:

@@ -87,7 +87,7 @@ class _Seen:
         return max(self.changed[-2] - self.changed[-3], step - self.changed[-1])
 
 
-class Speeds:
+class NodeSpeeds:
     """Of all nodes.
 
     Args:

@@ -34,7 +34,7 @@ TRIAL_STEPS = STEPS + 2
 ones."""
 
 
-class Pacing:
+class StragglerPolicy:
     """Who rests, and whether the plan in force is to be looked at again.
 
     Args:

@@ -30,7 +30,7 @@ UNMOVED_S = 0.01
 """Until one was measured: from when a plan is sent until all are ready where nothing moves."""
 
 
-class Moving:
+class TransitionTimes:
     """Of one run."""
 
     def __init__(self) -> None:
@@ -132,7 +132,7 @@ MEASURED = 9
 """Restores, whose median rate counts: one that a busy machine held up is no measure of the storage."""
 
 
-class Loading:
+class ReadRates:
     """Of one run.
 
     Args:

@@ -23,7 +23,7 @@ from planaria.protocol.messages.journal import (
     JournalStop,
 )
 from planaria.protocol.messages.records import AnyRecord, PlanTaken, Restored, StepCommitted, StepSkipped
-from planaria.protocol.messages.run_measurements import Learnt
+from planaria.protocol.messages.run_measurements import RunMeasurements
 from planaria.protocol.messages.worker import StateSource
 from planaria.protocol.phases import Purpose
 from planaria.protocol.planning.memory_limits import CARRIED
@@ -37,7 +37,7 @@ def decision_of(records: Iterable[AnyRecord]) -> PlanTaken | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Past:
+class JournalState:
     """What a coordinator that is started again knows before anybody has come back.
 
     Attributes:
@@ -78,7 +78,7 @@ class Past:
     num_dropped: int = 0
     policy: PolicyName | None = None
     decision: PlanTaken | None = None
-    learnt: Learnt = field(default_factory=Learnt)
+    learnt: RunMeasurements = field(default_factory=RunMeasurements)
     carried: tuple[Plan, ...] = ()
     is_stopping: bool = False
     end: JournalEnd | None = None
@@ -89,7 +89,7 @@ class Past:
     restarts: int = 0
 
     @classmethod
-    def of(cls, entries: Iterable[AnyEntry]) -> Past:
+    def of(cls, entries: Iterable[AnyEntry]) -> JournalState:
         """Of a journal, whole or cut off anywhere."""
         past = cls()
         for entry in entries:
@@ -114,7 +114,7 @@ class Past:
             return self.commit.step + 1
         return None if self.plan is None else self.plan.message.step
 
-    def after(self, entry: AnyEntry) -> Past:
+    def after(self, entry: AnyEntry) -> JournalState:
         """With one entry more."""
         match entry:
             case JournalCommit():
@@ -147,7 +147,7 @@ class Past:
             records = tuple(record for record in records if not isinstance(record, StepCommitted | StepSkipped))
         return replace(past, records=records + entry.records)
 
-    def _committed(self, entry: JournalCommit) -> Past:
+    def _committed(self, entry: JournalCommit) -> JournalState:
         skipped = self.skipped_steps | {entry.step} if entry.commit.clip_factor == NOT_APPLIED else self.skipped_steps
         return replace(
             self,
@@ -164,7 +164,7 @@ class Past:
             return self.carried
         return (*self.carried, plan)[-CARRIED:]
 
-    def _planned(self, entry: JournalPlan) -> Past:
+    def _planned(self, entry: JournalPlan) -> JournalState:
         newcomers = frozenset(entry.stand.newcomers)
         if entry.message.source is StateSource.LIVE:
             return replace(self, plan=entry, newcomers=newcomers)
@@ -183,7 +183,7 @@ class Past:
             has_resumed=False,
         )
 
-    def _with_node(self, entry: JournalNode) -> Past:
+    def _with_node(self, entry: JournalNode) -> JournalState:
         node = frozenset({entry.node})
         match entry.fate:
             case Fate.JOINED:
@@ -197,7 +197,7 @@ class Past:
                 losses = (*self.losses, entry) if self.losses or entry.strikes else self.losses
                 return replace(self._without(node), lost=self.lost | node, losses=losses)
 
-    def _without(self, node: frozenset[NodeId]) -> Past:
+    def _without(self, node: frozenset[NodeId]) -> JournalState:
         zones = {other: zone for other, zone in self.zones.items() if other not in node}
         return replace(
             self,

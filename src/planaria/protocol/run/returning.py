@@ -18,9 +18,9 @@ from planaria.plan.plan import NodeId, Plan, WorkerId
 from planaria.protocol.messages.events import Received
 from planaria.protocol.messages.journal import JournalCommit, JournalEntry, JournalPlan
 from planaria.protocol.messages.worker import Commit, PlanMessage, Ready, Returned, StateSource, Vote, WorkerPhase
-from planaria.protocol.planning.plan_validity import Standing
+from planaria.protocol.planning.plan_validity import PlanValidity
 from planaria.protocol.run.announcements import step_committed
-from planaria.protocol.run.replay import Past
+from planaria.protocol.run.replay import JournalState
 from planaria.protocol.step.retained_replicas import Holders
 
 
@@ -47,7 +47,7 @@ class Position:
         return commit is not None and commit.hold and commit.generation == plan.generation
 
 
-class Returning:
+class ReturningWorkers:
     """What has been reported so far.
 
     Args:
@@ -64,7 +64,7 @@ class Returning:
         complaints: of messages that came damaged, told meanwhile.
     """
 
-    def __init__(self, past: Past, num_nodes: int, devices_per_node: int) -> None:
+    def __init__(self, past: JournalState, num_nodes: int, devices_per_node: int) -> None:
         self.began = 0.0
         self.message = None if past.plan is None else past.plan.message
         self.generation = -1 if self.message is None else self.message.plan.generation
@@ -287,7 +287,7 @@ class Returning:
             )
             entries.append(JournalCommit(commit=commit, records=(record,)))
         if self.written_plan(position) is None:
-            stand = Standing.unknown().stand
+            stand = PlanValidity.unknown().stand
             plan = JournalPlan(message=position.message, stand=stand, step_time_s=0.0, longest_s=0.0)
             is_after = commit is None or commit.generation < position.message.plan.generation
             entries.insert(len(entries) if is_after else 0, plan)
@@ -306,13 +306,13 @@ class Returning:
         is_it = plan is not None and plan.message.plan.generation == position.message.plan.generation
         return plan if is_it else None
 
-    def standing(self, position: Position, live: frozenset[NodeId], leaving: Set[NodeId]) -> Standing:
+    def standing(self, position: Position, live: frozenset[NodeId], leaving: Set[NodeId]) -> PlanValidity:
         """Of the placement in force, as far as it was written down."""
         written = self.written_plan(position)
         if written is None:
-            return Standing.unknown()
+            return PlanValidity.unknown()
         came = (self._past.newcomers | (live - self._past.joined)) & live
-        return Standing.of(written.stand, came - leaving)
+        return PlanValidity.of(written.stand, came - leaving)
 
 
 def _needs(plan: Plan, worker: WorkerId) -> set[int]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import repeat
 
-from planaria.estimate.step_remainder import Stretch
+from planaria.estimate.step_remainder import PlanInterval
 from planaria.plan.plan import NodeId, Plan, WorkerId
 from planaria.plan.validate import lacking
 from planaria.planner.placement.senders import unheld
@@ -19,19 +19,19 @@ from planaria.policy.interface import Policy
 from planaria.protocol.membership.members import Membership
 from planaria.protocol.messages.checkpoint_ref import CheckpointRef
 from planaria.protocol.messages.records import PlanTaken, RunStatus
-from planaria.protocol.messages.run_measurements import Learnt
+from planaria.protocol.messages.run_measurements import RunMeasurements
 from planaria.protocol.phases import AT_WORK, Phase
 from planaria.protocol.planning.failure_rate import Failures
 from planaria.protocol.planning.memory_limits import Shortages
-from planaria.protocol.planning.plan_selection import Placing, Situation
-from planaria.protocol.planning.plan_validity import Standing
-from planaria.protocol.planning.policy_switch import MakePolicy, Switching
-from planaria.protocol.planning.precompute import Foresight
+from planaria.protocol.planning.plan_selection import PlanSelector, Situation
+from planaria.protocol.planning.plan_validity import PlanValidity
+from planaria.protocol.planning.policy_switch import MakePolicy, PolicySwitch
+from planaria.protocol.planning.precompute import Precomputed
 from planaria.protocol.planning.replan_trigger import SecondLook
-from planaria.protocol.planning.step_times import Timing
-from planaria.protocol.planning.transition_times import Loading, Moving
-from planaria.protocol.run.replay import Past
-from planaria.protocol.run.returning import Returning
+from planaria.protocol.planning.step_times import StepTimes
+from planaria.protocol.planning.transition_times import ReadRates, TransitionTimes
+from planaria.protocol.run.replay import JournalState
+from planaria.protocol.run.returning import ReturningWorkers
 from planaria.protocol.run.settings import RunSettings
 from planaria.protocol.step.ballot import Ballot
 from planaria.protocol.step.cadence import Cadence
@@ -40,7 +40,7 @@ from planaria.protocol.step.commit import FIRST_EXPONENT
 from planaria.protocol.step.damage import Damages
 from planaria.protocol.step.halt_reports import Salvage
 from planaria.protocol.step.recovery import OpenRecovery
-from planaria.protocol.step.retained_replicas import Kept
+from planaria.protocol.step.retained_replicas import RetainedReplicas
 
 
 @dataclass(slots=True)
@@ -118,10 +118,10 @@ class Attempt:
         self._left.append((plan, now - self._since))
         self._since = now
 
-    def so_far(self, plan: Plan, now: float, stretch: float) -> list[Stretch]:
+    def so_far(self, plan: Plan, now: float, stretch: float) -> list[PlanInterval]:
         """The plans of the step, the one of now last, and how long each was in force, as the profile has it."""
         lived = [*self._left, (plan, now - self._since)]
-        return [Stretch(plan=plan, seconds=seconds / stretch) for plan, seconds in lived]
+        return [PlanInterval(plan=plan, seconds=seconds / stretch) for plan, seconds in lived]
 
     @property
     def votes(self) -> Ballot:
@@ -163,7 +163,7 @@ class Run:
         self,
         settings: RunSettings,
         policy: Policy,
-        past: Past | None,
+        past: JournalState | None,
         shortages: Shortages | None,
         make: MakePolicy | None = None,
     ) -> None:
@@ -176,17 +176,19 @@ class Run:
         self.current: Plan | None = None
         self.is_degraded = False
         self.decision: PlanTaken | None = None
-        switching = Switching(settings.policy_name, make, may_drop=settings.may_drop)
-        self.placing = Placing(policy, shortages or Shortages(), settings.fault_tolerance, switching, settings.evidence)
+        switching = PolicySwitch(settings.policy_name, make, may_drop=settings.may_drop)
+        self.placing = PlanSelector(
+            policy, shortages or Shortages(), settings.fault_tolerance, switching, settings.evidence
+        )
         self.members = Membership(settings.num_nodes, settings.devices_per_node)
-        self.standing = Standing()
-        self.kept = Kept()
+        self.standing = PlanValidity()
+        self.kept = RetainedReplicas()
         cadence = Cadence(settings.checkpoint_every, settings.checkpoint_every_s)
         self.checkpoints = Checkpoints(settings.checkpoint_root, settings.resume, cadence)
-        self.timing = Timing()
-        self.loading = Loading(settings.storage)
-        self.moving = Moving()
-        self.foresight = Foresight()
+        self.timing = StepTimes()
+        self.loading = ReadRates(settings.storage)
+        self.moving = TransitionTimes()
+        self.foresight = Precomputed()
         self.second_look = SecondLook()
         self.failures = Failures(settings.mean_time_between_failures_s, settings.watched)
         self.damages = Damages()
@@ -195,14 +197,14 @@ class Run:
         self.intent = Intent()
         self.counts = Counts()
         self.skipped_steps: set[int] = set()
-        self.past = past or Past()
-        self.returning = Returning(self.past, settings.num_nodes, settings.devices_per_node)
+        self.past = past or JournalState()
+        self.returning = ReturningWorkers(self.past, settings.num_nodes, settings.devices_per_node)
         self.history: deque[str] = deque(maxlen=64)
-        self._written = Learnt()
+        self._written = RunMeasurements()
         if past is not None:
             self._begin_with(past)
 
-    def _begin_with(self, past: Past) -> None:
+    def _begin_with(self, past: JournalState) -> None:
         self.phase = Phase.RETURNING if past.end is None else Phase.ENDED
         self.step = past.step or self.step
         self.checkpoints.last = past.checkpoint or self.checkpoints.last
@@ -225,7 +227,7 @@ class Run:
                 self.timing.took_before(past.last_step_s)
             self.timing.patience_s = float("inf")
 
-    def _recall(self, past: Past) -> None:
+    def _recall(self, past: JournalState) -> None:
         learnt = self._written = past.learnt
         self.failures.recall(learnt.losses)
         self.moving.recall(learnt.moves)
@@ -302,9 +304,9 @@ class Run:
     # What is known of the running job
 
     @property
-    def learnt(self) -> Learnt:
+    def learnt(self) -> RunMeasurements:
         """For the next coordinator, should this one die."""
-        return Learnt(
+        return RunMeasurements(
             losses=self.failures.seen,
             moves=self.moving.measured,
             read_bytes_per_s=self.loading.rates,
@@ -317,7 +319,7 @@ class Run:
             stretch=self.placing.stretch,
         )
 
-    def to_write(self) -> Learnt | None:
+    def to_write(self) -> RunMeasurements | None:
         """What was learnt, if it is more than was written down; whoever asks writes it down."""
         learnt = self.learnt
         if learnt == self._written:

@@ -11,7 +11,7 @@ from planaria.protocol.messages.worker import Vote
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
+class VoteCount:
     """What the votes say together.
 
     Attributes:
@@ -70,7 +70,7 @@ class Ballot:
         losses = {microbatch for vote in self._votes.values() for microbatch in vote.losses}
         return len(norms) == len(self._plan.groups) and len(losses) == self._plan.num_counted
 
-    def tally(self) -> Tally:
+    def tally(self) -> VoteCount:
         norms: dict[int, float] = {}
         losses: dict[int, float] = {}
         votes = list(map(self._votes.__getitem__, self.voters))
@@ -89,4 +89,4 @@ class Ballot:
             counted = union.bits()
             missing = sum((full & ~mask).bit_count() for mask in counted)
             twice += sum((left_out & mask).bit_count() for mask in counted)
-        return Tally(norms=norms, losses=losses, missing=missing, twice=twice, compute_s=took)
+        return VoteCount(norms=norms, losses=losses, missing=missing, twice=twice, compute_s=took)

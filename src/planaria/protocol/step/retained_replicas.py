@@ -14,7 +14,7 @@ from planaria.plan.plan import Transfer, WorkerId
 Holders = Mapping[WorkerId, tuple[int, ...]]
 
 
-class Kept:
+class RetainedReplicas:
     """What workers held when the step in progress got its plans."""
 
     def __init__(self) -> None:

@@ -65,7 +65,7 @@ class _Struck(msgspec.Struct):
     """From the first fault to `fault_at`, where something came in between: the job waited, or committed the step."""
 
 
-class Spent:
+class TimeAccount:
     """Of one run. Give it every record with its time, in order."""
 
     def __init__(self, records: Iterable[tuple[Record, float]] = ()) -> None:

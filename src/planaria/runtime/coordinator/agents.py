@@ -21,9 +21,9 @@ from planaria.protocol.messages.agent import (
     Farewell,
     KillNode,
     NodeEnded,
+    OfferRefused,
     Ping,
     Pong,
-    Refused,
     StartNode,
     Welcome,
     decode_from_agent,
@@ -133,7 +133,7 @@ class Agents:
     def _enrol(self, connection: Connection, enrol: Enrol) -> None:
         refusal = self._refusal(enrol)
         if refusal is not None:
-            self.desk.say(connection, encode(Refused(reason=refusal)))
+            self.desk.say(connection, encode(OfferRefused(reason=refusal)))
             raise FrameError(refusal)
         # What belongs to an earlier run ends when the agent hears of this one.
         node = NodeId(enrol.node) if enrol.node >= 0 and enrol.mark == self._welcome.mark else None
@@ -194,7 +194,7 @@ class Agents:
         """Send the agent of a node home for good."""
         for agent in list(self._agents.values()):
             if agent.node == node:
-                self._tell(agent, Refused(reason=reason))
+                self._tell(agent, OfferRefused(reason=reason))
 
     def all_ended(self) -> bool:
         """Of the nodes whose agents are within reach."""

@@ -26,7 +26,7 @@ from planaria.runtime.coordinator.agents import Agents
 from planaria.runtime.coordinator.journal import Journal
 from planaria.runtime.coordinator.manifests import ManifestWriter
 from planaria.runtime.wire.connection import Connection
-from planaria.runtime.wire.socket_server import Switchboard
+from planaria.runtime.wire.socket_server import SocketServer
 
 Observer = Callable[[AnyRecord, float], None]
 
@@ -50,7 +50,7 @@ class Executor:
 
     def __init__(
         self,
-        switchboard: Switchboard,
+        switchboard: SocketServer,
         admission: Admission[Connection],
         agents: Agents | None,
         journal: Journal,

@@ -36,7 +36,7 @@ from planaria.protocol.messages.events import Finish, WriteManifest
 from planaria.protocol.messages.records import AnyRecord, Note
 from planaria.protocol.planning.memory_limits import Shortages
 from planaria.protocol.planning.straggler_detection import ON_REAL_HOSTS, SpeedEvidence
-from planaria.protocol.run.replay import Past
+from planaria.protocol.run.replay import JournalState
 from planaria.protocol.run.settings import RunSettings
 from planaria.runtime.component_settings import is_emulated, job_profile, planner_settings
 from planaria.runtime.coordinator.journal import Journal
@@ -45,7 +45,7 @@ from planaria.runtime.coordinator.nodes import SupervisedNodes
 from planaria.runtime.coordinator.remote_nodes import agents_of
 from planaria.runtime.coordinator.server import Server
 from planaria.runtime.coordinator.settings import CoordinatorSettings
-from planaria.runtime.coordinator.supervisor_link import Begin, Finished, Link, Prepared, Refused, Struck, Told
+from planaria.runtime.coordinator.supervisor_link import Begin, Finished, Link, Prepared, StartRefused, Struck, Told
 from planaria.runtime.oversubscription import most_nodes, num_cores, shared_cores
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.run_folder.sentences import sentence
@@ -76,7 +76,7 @@ def run_coordinator(settings: CoordinatorSettings, listener: socket.socket, sock
             make_policy(job.resilience.policy, planner).initial([NodeId(node) for node in range(job.cluster.nodes)], 1)
     except PlanError as error:
         log.warning("ends: the job cannot be planned: %s", error)
-        link.send(Refused(str(error)))
+        link.send(StartRefused(str(error)))
         return 1
     link.send(Prepared())
     begin = _wait_for_begin(link)
@@ -89,7 +89,7 @@ def run_coordinator(settings: CoordinatorSettings, listener: socket.socket, sock
         _Coordinating(settings, given, planner, link, begin).serve(listener)
     except UserError as error:
         log.warning("ends: %s", error)
-        link.send(Refused(str(error)))
+        link.send(StartRefused(str(error)))
         return 1
     log.info("ends")
     return 0
@@ -126,7 +126,7 @@ class _Coordinating:
         self._layers = tuple(group.layers for group in profile.groups)
         self._journal = Journal(self._folder.journal, settings.run_id, job_fingerprint(settings.job))
         self._journal.start()
-        past = Past.of(self._journal.read()) if begin.incarnation > 1 else None
+        past = JournalState.of(self._journal.read()) if begin.incarnation > 1 else None
         job = settings.job
 
         def make(name: PolicyName, most_bytes: int) -> Policy:

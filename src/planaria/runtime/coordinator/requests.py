@@ -16,7 +16,7 @@ from planaria.protocol.messages.user import Answer, Request, Wish, decode_reques
 from planaria.protocol.messages.worker import PROTOCOL_VERSION
 from planaria.runtime.wire.connection import Connection
 from planaria.runtime.wire.control_frames import FrameError
-from planaria.runtime.wire.socket_server import Switchboard
+from planaria.runtime.wire.socket_server import SocketServer
 
 MAX_ADDED = 1024
 """Nodes that one request may start."""
@@ -39,7 +39,7 @@ class Requests:
         self,
         machine: Coordinator,
         token: str,
-        switchboard: Switchboard,
+        switchboard: SocketServer,
         handle: Callable[[Event], None],
         start_node: Callable[[], NodeId] | None,
         is_gone: Callable[[NodeId], bool],

@@ -41,7 +41,7 @@ from planaria.protocol.messages.worker import (
     encode,
 )
 from planaria.protocol.reception import Nonsense, Reception, Unwanted
-from planaria.protocol.run.replay import Past
+from planaria.protocol.run.replay import JournalState
 from planaria.runtime.coordinator.agents import Agents
 from planaria.runtime.coordinator.executor import Executor, Observer
 from planaria.runtime.coordinator.journal import Journal
@@ -49,7 +49,7 @@ from planaria.runtime.coordinator.manifests import ManifestWriter
 from planaria.runtime.coordinator.nodes import Nodes
 from planaria.runtime.coordinator.requests import Requests
 from planaria.runtime.wire.connection import Connection
-from planaria.runtime.wire.socket_server import Switchboard
+from planaria.runtime.wire.socket_server import SocketServer
 
 GOODBYE_S = 5.0
 """How long workers may take to end after the run before they are killed."""
@@ -111,7 +111,7 @@ class Server(Reception[Connection]):
         observers: Sequence[Observer],
         write_manifest: Callable[[WriteManifest], None],
         limits: Limits = Limits(),  # noqa: B008 (frozen)
-        past: Past | None = None,
+        past: JournalState | None = None,
         started: Sequence[NodeId] = (),
         step_began: float | None = None,
         gone_at: Mapping[NodeId, float] | None = None,
@@ -143,7 +143,7 @@ class Server(Reception[Connection]):
         super().__init__(machine, admission, judge, past)
         for node in (*self._started, *(past.gone if past else ()), *(past.joined if past else ())):
             self._admission.took_number(node)
-        self._switchboard = Switchboard(self._take, self._ended, lambda text: self._executor.warn(text))
+        self._switchboard = SocketServer(self._take, self._ended, lambda text: self._executor.warn(text))
         self._manifests = ManifestWriter(write_manifest, self._wake)
         self._executor = Executor(
             self._switchboard,
@@ -249,7 +249,7 @@ class Server(Reception[Connection]):
             self.lose(node, cause)
 
     def _take(self, connection: Connection, frame: bytes) -> None:
-        """Raises what `Switchboard` knows."""
+        """Raises what `SocketServer` knows."""
         if self._agents is not None and self._agents.take(connection, frame):
             self._switchboard.trust(connection)
             return

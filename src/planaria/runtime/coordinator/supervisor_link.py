@@ -29,7 +29,7 @@ class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
     """The policy is made. It waits for `Begin`."""
 
 
-class Refused(msgspec.Struct, frozen=True, tag="refused"):
+class StartRefused(msgspec.Struct, frozen=True, tag="refused"):
     """The job cannot be planned, and why."""
 
     text: str
@@ -110,7 +110,7 @@ class StopRun(msgspec.Struct, frozen=True, tag="stop"):
     """Finish the step, save, end."""
 
 
-FromCoordinator = Prepared | Refused | Told | KillNode | StartNode | Struck | Finished
+FromCoordinator = Prepared | StartRefused | Told | KillNode | StartNode | Struck | Finished
 ToCoordinator = Begin | NodeStarted | NodesLost | StopRun
 
 # msgpack, not JSON: a loss may be NaN, which JSON cannot say.

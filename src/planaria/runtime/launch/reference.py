@@ -19,7 +19,7 @@ from torch import nn
 from planaria.checkpoint.manifest import read_manifest, step_folder, weights_sha256, write_manifest
 from planaria.checkpoint.state import write_group
 from planaria.data.tokens import prepare_tokens
-from planaria.job.history import DataIdentity, Stretch
+from planaria.job.history import DataIdentity, JobInterval
 from planaria.job.parse import job_fingerprint
 from planaria.job.settings import Job, TrainSection, WhenNotFinite
 from planaria.model.model import Batch, Tensors
@@ -185,7 +185,7 @@ class _Reference:
             exponents=exponents,
             saved=saved,
             layers=tuple(spec.layers for spec in self._model.groups),
-            history=tuple(Stretch(since=since, steps=steps, data=self._alone.data) for since, steps in self._ends),
+            history=tuple(JobInterval(since=since, steps=steps, data=self._alone.data) for since, steps in self._ends),
         )
         seconds = time.perf_counter() - began
         self._record(CheckpointSaved(step=step, folder=str(folder), seconds=seconds))

@@ -29,8 +29,8 @@ from planaria.runtime.coordinator.supervisor_link import (
     NodesLost,
     NodeStarted,
     Prepared,
-    Refused,
     StartNode,
+    StartRefused,
     StopRun,
     Struck,
     Told,
@@ -126,7 +126,7 @@ class Supervisor:
                         self._strike_stopped(first)
                         continue
                     for news in first.link.news():
-                        if isinstance(news, Refused):
+                        if isinstance(news, StartRefused):
                             raise UserError(news.text)
                         assert isinstance(news, Prepared), news
                         self._standby = first
@@ -292,7 +292,7 @@ class Supervisor:
                 self._finished = news
             case Prepared():
                 pass
-            case Refused(text):
+            case StartRefused(text):
                 raise UserError(text)
 
     def _record(self, record: AnyRecord, time_s: float) -> None:

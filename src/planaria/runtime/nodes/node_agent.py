@@ -30,9 +30,9 @@ from planaria.protocol.messages.agent import (
     Farewell,
     KillNode,
     NodeEnded,
+    OfferRefused,
     Ping,
     Pong,
-    Refused,
     StartNode,
     Welcome,
     decode_to_agent,
@@ -250,7 +250,7 @@ class NodeAgent:
                 if self._over is None:
                     self._over, self._over_since = farewell, time.monotonic()
                     self._say(SAID[farewell])
-            case Refused(reason=reason):
+            case OfferRefused(reason=reason):
                 raise UserError(f"the coordinator at {self._settings.coordinator} refuses this node: {reason}.")
             case Pong():
                 pass

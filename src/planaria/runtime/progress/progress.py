@@ -60,7 +60,7 @@ _PIPELINES_SHOWN = 6
 _RECOVERIES_SHOWN = 10
 
 
-class Progress:
+class ProgressDisplay:
     """An observer that shows a run. Use it as a context manager, and call it with each record."""
 
     def __init__(
@@ -91,7 +91,7 @@ class Progress:
         else:
             self._view = _PlainLines(job, folder, self._stream, cores, clock)
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressDisplay:
         self._view.start()
         return self
 

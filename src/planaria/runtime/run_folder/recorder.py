@@ -34,7 +34,7 @@ from planaria.protocol.messages.records import (
     StepSkipped,
 )
 from planaria.protocol.planning.failure_rate import Watch, Watched
-from planaria.protocol.step.time_accounting import Spent
+from planaria.protocol.step.time_accounting import TimeAccount
 from planaria.runtime.run_folder.lines import Lines
 from planaria.runtime.run_folder.run_folder import RunFolder
 
@@ -70,7 +70,7 @@ class Recorder:
         self._live_nodes: int | None = None
         self._checkpoint: str | None = None
         self._recoveries: list[Recovery] = []
-        self._spent = Spent()
+        self._spent = TimeAccount()
         self._watch = Watch()
         self._step_s = array("d")
         self._tokens_per_s = array("d")

@@ -25,7 +25,7 @@ TICK_S: Final = 0.5
 _LENGTH_BYTES: Final = 4
 
 
-class Refused(Exception):
+class GreetingRefused(Exception):
     """Who is at the other end does not belong to the job."""
 
 
@@ -50,28 +50,30 @@ class Guest:
             except BlockingIOError:
                 return None
             except OSError as error:
-                raise Refused(error.strerror or str(error)) from error
+                raise GreetingRefused(error.strerror or str(error)) from error
             if not data:
-                raise Refused("it closed before it had greeted")
+                raise GreetingRefused("it closed before it had greeted")
             self._said += data
             self._missing -= len(data)
             if len(self._said) == _LENGTH_BYTES:
                 self._missing = int.from_bytes(self._said, "big")
                 if self._missing > GREETING_LIMIT_BYTES:
-                    raise Refused(f"a greeting of {self._missing} bytes is over the limit of {GREETING_LIMIT_BYTES}")
+                    raise GreetingRefused(
+                        f"a greeting of {self._missing} bytes is over the limit of {GREETING_LIMIT_BYTES}"
+                    )
         return self._identity(token)
 
     def _identity(self, token: bytes) -> int:
         words, _, rest = bytes(self._said[_LENGTH_BYTES:]).partition(b" ")
         sender, _, shown = rest.partition(b" ")
         if words != _GREETING or not hmac.compare_digest(shown, token):
-            raise Refused("it did not greet with the job's token")
+            raise GreetingRefused("it did not greet with the job's token")
         if not sender.isdigit() or len(sender) > 18:
-            raise Refused("it greeted without saying which worker it is")
+            raise GreetingRefused("it greeted without saying which worker it is")
         return int(sender)
 
 
-class Greeter:
+class PeerListener:
     """Listens, and passes on connections whose other end has greeted.
 
     Args:
@@ -140,7 +142,7 @@ class Greeter:
             return  # sent away by another event of the same batch
         try:
             sender = guest.listen(self._token)
-        except Refused as refused:
+        except GreetingRefused as refused:
             self._send_away(guest, str(refused))
             return
         if sender is None:

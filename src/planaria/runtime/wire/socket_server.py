@@ -45,7 +45,7 @@ def listen(host: str, port: int) -> socket.socket:
         ) from None
 
 
-class Switchboard:
+class SocketServer:
     """All connections of one coordinator. Used by one thread.
 
     Args:

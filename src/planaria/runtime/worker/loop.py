@@ -33,7 +33,7 @@ from planaria.runtime.worker.interpreter import Interpreter
 from planaria.runtime.worker.session import Control
 from planaria.runtime.worker.settings import WorkerSettings
 from planaria.runtime.worker.transport.mailbox import Interrupted, Mailbox
-from planaria.runtime.worker.transport.state_transfer import Movement
+from planaria.runtime.worker.transport.state_transfer import StateTransfer
 from planaria.runtime.worker.transport.transport import Transport
 from planaria.runtime.worker.writer import Writer, write
 
@@ -43,11 +43,11 @@ EXIT_STALE = 17
 """Exit status of a worker that ended itself because it must not go on."""
 
 
-class Agent(WorkerExecutor):
+class WorkerLoop(WorkerExecutor):
     """Takes orders, and does what the program says where there are none."""
 
     _interpreter: Interpreter
-    _transfers: Movement
+    _transfers: StateTransfer
     _mailbox: Mailbox
     _transport: Transport
     _control: Control
@@ -73,7 +73,7 @@ class Agent(WorkerExecutor):
         )
         holdings = Holdings(engine.model, settings.job.train, engine.device, engine.make_compute)
         trace = None if settings.trace is None else Trace(Path(settings.trace))
-        transfers = Movement(
+        transfers = StateTransfer(
             settings.worker,
             settings.job.train.seed,
             engine.model,

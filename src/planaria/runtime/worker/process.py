@@ -21,7 +21,7 @@ from planaria.runtime.worker.emulated.numbers import emulated_engine, read_costs
 from planaria.runtime.worker.emulated.time import EmulatedMailbox, EmulatedPace, EmulatedTransport
 from planaria.runtime.worker.fatal_errors import last_words
 from planaria.runtime.worker.heartbeat import Heartbeat, processor_time
-from planaria.runtime.worker.loop import EXIT_STALE, Agent
+from planaria.runtime.worker.loop import EXIT_STALE, WorkerLoop
 from planaria.runtime.worker.preemption import Watch, make_source
 from planaria.runtime.worker.session import Control
 from planaria.runtime.worker.settings import WorkerSettings
@@ -63,11 +63,11 @@ def run_worker(settings: WorkerSettings) -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: heartbeat.give_notice(SIGTERM_GRACE_S, "SIGTERM"))
     # Whoever started this process had it blocked, so that one which came before is heard now.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    agent: Agent | None = None
+    agent: WorkerLoop | None = None
     try:
         _watch_for_preemption(settings, heartbeat)
         writer = Writer(settings.worker, control.send)
-        agent = Agent(settings, mailbox, control, transport, heartbeat, writer, make_engine())
+        agent = WorkerLoop(settings, mailbox, control, transport, heartbeat, writer, make_engine())
         return agent.run()
     except Exception as error:
         doing = agent.doing if agent is not None else "while the model is loaded"

@@ -56,7 +56,14 @@ from planaria.simulate.episode.counted import Counted, losses_of
 from planaria.simulate.episode.initial_run import initial_run
 from planaria.simulate.episode.situation import State, canonical
 from planaria.simulate.episode.spending import Spending
-from planaria.simulate.episode.subject import Cause, Disturbance, Known, Rest, Subject, Tally
+from planaria.simulate.episode.subject import (
+    Cause,
+    Disturbance,
+    EpisodeTally,
+    RestAfterEpisode,
+    RunOutlook,
+    SimulatedJob,
+)
 from planaria.simulate.traces.tally import RecoveryKinds
 
 _NEVER = float("inf")
@@ -72,13 +79,13 @@ class Episode:
         is_over: the run has ended.
     """
 
-    def __init__(self, subject: Subject, known: Known, *, num_nodes: int) -> None:
+    def __init__(self, subject: SimulatedJob, known: RunOutlook, *, num_nodes: int) -> None:
         self._subject = subject
         self._run = initial_run(subject, known, num_nodes=num_nodes)
         self._kinds = RecoveryKinds()
         self.now = 0.0
-        self.rest: Rest | None = None
-        self._tally = Tally()
+        self.rest: RestAfterEpisode | None = None
+        self._tally = EpisodeTally()
         self._dead: dict[NodeId, float] = {}
         """Nodes that died, and when that will be known."""
         self._purpose = Purpose.START
@@ -94,7 +101,7 @@ class Episode:
         self.is_over = False
 
     @classmethod
-    def of(cls, subject: Subject, known: Known, state: State, estimated: Candidate) -> Episode:
+    def of(cls, subject: SimulatedJob, known: RunOutlook, state: State, estimated: Candidate) -> Episode:
         """In the middle of a run that trains in this state; at the beginning of a step."""
         episode = cls(subject, known, num_nodes=state.num_nodes)
         plan = state.plan
@@ -118,7 +125,7 @@ class Episode:
         return episode
 
     @classmethod
-    def first(cls, subject: Subject, known: Known, zones: Sequence[str]) -> Episode:
+    def first(cls, subject: SimulatedJob, known: RunOutlook, zones: Sequence[str]) -> Episode:
         """At the beginning of a run, with nodes in these zones. Raises PlanError: they make no plan."""
         episode = cls(subject, known, num_nodes=len(zones))
         run = episode._run
@@ -152,7 +159,7 @@ class Episode:
         places = ((node, bisect_left(nodes, node)) for node in self._dead)
         return any(place < len(nodes) and nodes[place] == node for node, place in places)
 
-    def advance(self) -> Tally:
+    def advance(self) -> EpisodeTally:
         """To the next thing that happens by itself."""
         self.rest = None
         self.now = self.next_s
@@ -173,7 +180,7 @@ class Episode:
             self._vote()
         return self._told_tally()
 
-    def disturb(self, what: Disturbance, node: NodeId, at_s: float, zone: str = "") -> Tally:
+    def disturb(self, what: Disturbance, node: NodeId, at_s: float, zone: str = "") -> EpisodeTally:
         """Something happens to a node at that time, which is not after `next_s`. One that comes is in that zone."""
         self.now = max(self.now, at_s)
         self.rest = None
@@ -190,9 +197,9 @@ class Episode:
                 pass
         return self._told_tally()
 
-    def _told_tally(self) -> Tally:
+    def _told_tally(self) -> EpisodeTally:
         self._look_whether_it_rests()
-        tally, self._tally = self._tally, Tally()
+        tally, self._tally = self._tally, EpisodeTally()
         return tally
 
     def _look_whether_it_rests(self) -> None:
@@ -213,7 +220,7 @@ class Episode:
         state, order = canonical(
             run.plan, members.nodes, members.leaving, zones=members.zones, by_number=self._subject.by_number
         )
-        self.rest = Rest(state=state, order=order, step_s=self._step_s)
+        self.rest = RestAfterEpisode(state=state, order=order, step_s=self._step_s)
 
     # The step
 

@@ -17,7 +17,7 @@ from planaria.policy.interface import Candidate
 from planaria.simulate.episode.answers import Answer, Answers, Recalling
 from planaria.simulate.episode.episode import Episode
 from planaria.simulate.episode.situation import State
-from planaria.simulate.episode.subject import Disturbance, Known, Rest, Subject, Tally
+from planaria.simulate.episode.subject import Disturbance, EpisodeTally, RestAfterEpisode, RunOutlook, SimulatedJob
 
 MOST_WORKERS = 500_000
 """In all states that are remembered, each of which takes up to half a kilobyte; what else is remembered counts as so
@@ -62,7 +62,7 @@ class Moment:
     def __init__(
         self,
         episode: Episode,
-        tally: Tally,
+        tally: EpisodeTally,
         before: Moment | None,
         way: Way | None,
         answers: tuple[Answer, ...] = (),
@@ -92,7 +92,7 @@ class Root:
 
     __slots__ = ("episode", "first", "known", "leaf", "moments", "state")
 
-    def __init__(self, state: State, known: Known) -> None:
+    def __init__(self, state: State, known: RunOutlook) -> None:
         self.state = state
         self.known = known
         self.episode: Episode | None = None
@@ -100,7 +100,7 @@ class Root:
         self.first: Moment | None = None
 
 
-class Memory:
+class EpisodeCache:
     """Of one subject.
 
     Args:
@@ -111,7 +111,7 @@ class Memory:
     """
 
     def __init__(
-        self, subject: Subject, *, num_parts: int = 1, remembers: bool = True, most_workers: int = MOST_WORKERS
+        self, subject: SimulatedJob, *, num_parts: int = 1, remembers: bool = True, most_workers: int = MOST_WORKERS
     ) -> None:
         self.subject = subject
         self.num_parts = num_parts
@@ -120,7 +120,7 @@ class Memory:
         self._num_workers = 0
         self._remembers = remembers
         self._most_workers = most_workers
-        self._roots: dict[tuple[State, Known], Root] = {}
+        self._roots: dict[tuple[State, RunOutlook], Root] = {}
         self._estimated: dict[State, Candidate] = {}
         self._states: dict[State, State] = {}
         policy = subject.policy
@@ -139,7 +139,7 @@ class Memory:
             found = self._estimated[state] = self.subject.policy.estimated(state.plan)
         return found
 
-    def root(self, state: State, known: Known) -> Root:
+    def root(self, state: State, known: RunOutlook) -> Root:
         """Where episodes begin in this state."""
         key = (state, known)
         found = self._roots.get(key) if self._remembers else None
@@ -162,11 +162,11 @@ class Memory:
     def _begin(self, root: Root) -> Episode:
         root.episode = Episode.of(self._recalling, root.known, root.state, self._estimate(root.state))
         if root.first is None:
-            root.first = Moment(root.episode, Tally(), None, None)
+            root.first = Moment(root.episode, EpisodeTally(), None, None)
         root.leaf = root.first
         return root.episode
 
-    def start(self, zones: Sequence[str], known: Known) -> tuple[Rest, Tally]:
+    def start(self, zones: Sequence[str], known: RunOutlook) -> tuple[RestAfterEpisode, EpisodeTally]:
         """A run begins on nodes in these zones. Raises PlanError: so few nodes make no plan."""
         episode = Episode.first(self.subject, known, zones)
         tally = episode.advance()
@@ -198,7 +198,7 @@ class Memory:
         """The middle of a part of a moment, in seconds from its beginning; -1 is the beginning itself."""
         return 0.0 if part < 0 else moment.lasts_s * (part + 0.5) / self.num_parts
 
-    def _found(self, root: Root, episode: Episode, tally: Tally, before: Moment, way: Way | None) -> Moment:
+    def _found(self, root: Root, episode: Episode, tally: EpisodeTally, before: Moment, way: Way | None) -> Moment:
         self.num_found += 1
         found = root.leaf = Moment(episode, tally, before, way, self._answers.told)
         self._num_workers += found.num_workers
@@ -207,7 +207,7 @@ class Memory:
             root.episode = None  # it is over, and can be made again
         return found
 
-    def _known_as(self, rest: Rest) -> Rest:
+    def _known_as(self, rest: RestAfterEpisode) -> RestAfterEpisode:
         """With the one object that stands for this state: others are told from it at a glance."""
         return replace(rest, state=self._states.setdefault(rest.state, rest.state))
 

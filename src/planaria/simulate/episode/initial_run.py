@@ -9,12 +9,12 @@ from planaria.job.settings import TrainSection
 from planaria.protocol.messages.checkpoint_ref import CheckpointRef
 from planaria.protocol.run.run import Run
 from planaria.protocol.run.settings import RunSettings
-from planaria.simulate.episode.subject import Foreseen, Known, Subject
+from planaria.simulate.episode.subject import Foreseen, RunOutlook, SimulatedJob
 
 MANY_STEPS = 1_000_000
 
 
-def initial_run(subject: Subject, known: Known, *, num_nodes: int) -> Run:
+def initial_run(subject: SimulatedJob, known: RunOutlook, *, num_nodes: int) -> Run:
     """Of a job of so many nodes, none of which has joined, in the middle of its training."""
     # So that no checkpoint is due soon: those between episodes are counted by whoever counts the steps.
     first_step = 1 + MANY_STEPS * max(1, subject.checkpoint_every)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planaria.simulate.episode.subject import Cause, Tally
+from planaria.simulate.episode.subject import Cause, EpisodeTally
 
 
 class Spending:
@@ -17,7 +17,7 @@ class Spending:
         if seconds > 0:
             self._parts.append((cause, seconds))
 
-    def attribute(self, now: float, nominal_s: float, tally: Tally) -> None:
+    def attribute(self, now: float, nominal_s: float, tally: EpisodeTally) -> None:
         """The time since it was last done: of it, what an undisturbed step takes (`nominal_s`) is training, at most."""
         span = now - self._from
         causes = tally.causes

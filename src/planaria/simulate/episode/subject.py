@@ -45,7 +45,7 @@ class Disturbance(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class SimulatedJob:
     """What is the same in all episodes of a simulation.
 
     Attributes:
@@ -72,7 +72,7 @@ class Subject:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Known:
+class RunOutlook:
     """What is known at the beginning of an episode of the time to come; see `planaria.policy.forecast`.
 
     Attributes:
@@ -96,7 +96,7 @@ class Known:
 
 
 @dataclass(slots=True)
-class Tally:
+class EpisodeTally:
     """Of a stretch of an episode.
 
     Attributes:
@@ -127,7 +127,7 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rest:
+class RestAfterEpisode:
     """The job trains undisturbed again.
 
     Attributes:

@@ -52,7 +52,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     transitions_measured_s: float
 
 
-class Tally(msgspec.Struct, frozen=True, kw_only=True):
+class RunTally(msgspec.Struct, frozen=True, kw_only=True):
     """A run's figures.
 
     Attributes:
@@ -187,7 +187,7 @@ def end_of(told: Told, num_steps: float) -> float:
     return next(times, told[-1][1])
 
 
-def tally(told: Told, began_s: float, ended_s: float, *, global_batch: int, microbatch: int) -> Tally:
+def tally(told: Told, began_s: float, ended_s: float, *, global_batch: int, microbatch: int) -> RunTally:
     """Figures of a run over a window.
 
     Args:
@@ -205,7 +205,7 @@ def tally(told: Told, began_s: float, ended_s: float, *, global_batch: int, micr
     kinds = RecoveryKinds()
     dropped = [record.num_dropped for record in records if isinstance(record, StepCommitted | StepSkipped)]
     window_s = ended_s - began_s
-    return Tally(
+    return RunTally(
         samples_per_s=steps * global_batch / window_s if window_s > 0 else 0.0,
         window_s=window_s,
         steps=steps,

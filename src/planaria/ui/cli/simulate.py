@@ -53,9 +53,9 @@ def simulate(
     """
     if timeline and not as_json:
         raise click.UsageError("--timeline goes with --json. Add that, or draw it by --plot.")
-    from planaria.ui.cli.simulation_view import Wanted, show
+    from planaria.ui.cli.simulation_view import SimulationOptions, show
 
-    wanted = Wanted(
+    wanted = SimulationOptions(
         overrides=overrides,
         policies=policies,
         runs=runs,

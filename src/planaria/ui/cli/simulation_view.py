@@ -37,7 +37,7 @@ _SHARES = ("training", "redone", "detection", "decision", "transfer", "restart",
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class SimulationOptions:
     """The command's options; see `planaria simulate --help`."""
 
     overrides: tuple[str, ...]
@@ -66,7 +66,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     runs: dict[str, list[RunResult]]
 
 
-def show(path: Path, wanted: Wanted) -> None:
+def show(path: Path, wanted: SimulationOptions) -> None:
     """Simulate a scenario and show the outcome.
 
     Raises:
@@ -128,7 +128,7 @@ def _say_repairs(scenario: Scenario, folder: Path) -> None:
         click.echo(f"planaria: {len(said) - _SAID} more repairs of this kind", err=True)
 
 
-def _scenario(path: Path, wanted: Wanted) -> Scenario:
+def _scenario(path: Path, wanted: SimulationOptions) -> Scenario:
     scenario = load_scenario(path, wanted.overrides)
     if wanted.policies:
         check_policies("--policy", wanted.policies)
@@ -161,7 +161,7 @@ def _events(run: Path) -> list[dict[str, object]]:
         raise UserError(f"--calibrate {run}: {path.name} is damaged: {error}. Give a run folder.") from None
 
 
-def _simulated(work: Sequence[Piece], folder: Path, wanted: Wanted) -> list[list[RunResult]]:
+def _simulated(work: Sequence[Piece], folder: Path, wanted: SimulationOptions) -> list[list[RunResult]]:
     console = Console(stderr=True)
     bar = Progress(
         TextColumn("simulating"),

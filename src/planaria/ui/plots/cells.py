@@ -11,7 +11,7 @@ from planaria.plan.plan import Plan, WorkerId
 from planaria.plan.program.instructions import Instruction, Op
 
 
-class Timeline(Protocol):
+class CellTimeline(Protocol):
     """What is drawn: see `planaria.estimate.step_time.Timeline`, which the plan package does not import."""
 
     @property

@@ -9,7 +9,7 @@ from xml.sax.saxutils import escape
 from planaria.plan.plan import Plan
 from planaria.plan.program.instructions import Op
 from planaria.planner.reroute.plans import shares
-from planaria.ui.plots.cells import Cell, CellKind, Timeline, cells, label, milliseconds, rows, tick_s
+from planaria.ui.plots.cells import Cell, CellKind, CellTimeline, cells, label, milliseconds, rows, tick_s
 
 _FILL = {CellKind.FORWARD: "░", CellKind.BACKWARD: "▓", CellKind.WEIGHT: "▒", CellKind.SHADOW: "·", CellKind.SYNC: "≈"}
 
@@ -18,7 +18,7 @@ Paint = Callable[[CellKind, str], str]
 """Gives the text of a cell its colour; the text is as long as the cell is wide."""
 
 
-def terminal(timeline: Timeline, plan: Plan, width: int, *, paint: Paint | None = None) -> str:
+def terminal(timeline: CellTimeline, plan: Plan, width: int, *, paint: Paint | None = None) -> str:
     """The schedule as text, at most `width` characters wide (but never less than 40).
 
     Each cell begins with its microbatch's number where there is room. Syncs run beside compute; they are
@@ -48,7 +48,7 @@ def terminal(timeline: Timeline, plan: Plan, width: int, *, paint: Paint | None 
     return "\n".join(lines)
 
 
-def _shown(timeline: Timeline) -> set[CellKind]:
+def _shown(timeline: CellTimeline) -> set[CellKind]:
     """The kinds for the legend: weight gradients only where they are apart."""
     kinds = {CellKind.FORWARD, CellKind.BACKWARD, CellKind.SYNC}
     if any(i.op is Op.BACKWARD_WEIGHT for spans in timeline.spans.values() for i, _, _ in spans):
@@ -108,7 +108,7 @@ _ROW, _BAR, _SYNC_BAR, _HEADING, _TOP, _CHART, _RIGHT = 34, 20, 5, 24, 44, 960, 
 """In px: a row, its bar, its sync bar and a pipeline's heading; the chart's top, width and right margin."""
 
 
-def svg(timeline: Timeline, plan: Plan) -> str:
+def svg(timeline: CellTimeline, plan: Plan) -> str:
     """The schedule as a standalone SVG document."""
     names = [(number, worker, label(plan, worker)) for number, worker in rows(plan)]
     left = 24 + 7 * max(len(name) for _, _, name in names)

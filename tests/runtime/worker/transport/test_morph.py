@@ -19,7 +19,7 @@ from planaria.protocol.messages.records import (
     Waiting,
 )
 from planaria.protocol.messages.worker import PlanMessage, StateSource
-from planaria.runtime.worker.transport.state_transfer import Movement
+from planaria.runtime.worker.transport.state_transfer import StateTransfer
 from tests.proof import rest_in_proof
 from tests.runtime.worker.cluster import Crash, Kill, Visit, Weather
 from tests.runtime.worker.dst import laboratory as new_laboratory
@@ -186,16 +186,16 @@ def test_a_node_that_was_idle_while_the_job_went_back_forgets_what_it_held(
 ) -> None:
     """Five nodes make two rows, so one is idle through the restore; a sixth makes a third row, with the idle one."""
     forgot = []
-    begin = Movement.begin
+    begin = StateTransfer.begin
 
-    def watched(self: Movement, message: PlanMessage, *, forgets: bool) -> None:
+    def watched(self: StateTransfer, message: PlanMessage, *, forgets: bool) -> None:
         had = bool(self._holdings.replicas)
         begin(self, message, forgets=forgets)
         if forgets and message.source is StateSource.LIVE:
             assert not self._holdings.replicas
             forgot.append(had)
 
-    monkeypatch.setattr(Movement, "begin", watched)
+    monkeypatch.setattr(StateTransfer, "begin", watched)
     kill = Kill(node=0, at="backward", step=4)
     came = Visit(node=6, after="Restored", nth=1, delay_s=0.0, grace_s=None)
     laboratory.run(grid(laboratory, (kill,), (came,)))

@@ -18,7 +18,7 @@ from planaria.protocol.handlers import boundary, losses, restart
 from planaria.protocol.messages.events import Command, Send
 from planaria.protocol.messages.journal import JournalNode
 from planaria.protocol.messages.worker import Commit
-from planaria.protocol.run.returning import Position, Returning
+from planaria.protocol.run.returning import Position, ReturningWorkers
 from planaria.protocol.run.run import Run
 from planaria.protocol.step.commit import FIRST_EXPONENT
 from planaria.runtime.worker.compute.accumulator import Accumulator
@@ -169,11 +169,11 @@ def a_loss_is_not_written_down(patch: Patch) -> None:
 
 def accumulators_of_before_the_restart_are_forgotten(patch: Patch) -> None:
     """Of routes that an earlier loss broke: what is counted there would run again."""
-    patch.setattr(Returning, "earlier", lambda self, position: {})
+    patch.setattr(ReturningWorkers, "earlier", lambda self, position: {})
 
 
 def a_plan_that_was_written_down_is_not_sent_again(patch: Patch) -> None:
-    patch.setattr(Returning, "lacks_plan", lambda self, position: [])
+    patch.setattr(ReturningWorkers, "lacks_plan", lambda self, position: [])
 
 
 def whoever_stopped_before_the_restart_is_taken_to_go_on(patch: Patch) -> None:

@@ -35,7 +35,7 @@ from planaria.runtime.run_folder.recorder import read_drops, read_events, write_
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.simulate.traces import tally as tallies
 from planaria.simulate.traces.scripts import STEPS, Clock, Script, ScriptName, built_in, thinned, zones_by_number
-from planaria.simulate.traces.tally import Curve, Tally
+from planaria.simulate.traces.tally import Curve, RunTally
 
 ENDLESS_STEPS = 10**9
 """Of a rehearsed job: the script says when it is over."""
@@ -73,7 +73,7 @@ class Rehearsed(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     unplanned_losses: int
     folder: str
-    tally: Tally | None = None
+    tally: RunTally | None = None
     throughput: Curve | None = None
     live_nodes: Curve | None = None
     script_nodes: Curve | None = None

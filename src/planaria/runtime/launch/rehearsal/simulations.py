@@ -36,7 +36,7 @@ OBJECTS_BETWEEN_COLLECTIONS = 100_000
 and looking every 700 of them takes it 7% to 9% of a run on 1,024 nodes."""
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
+class KeptResults(msgspec.Struct, frozen=True, kw_only=True):
     """A piece's results, as they are kept.
 
     Attributes:
@@ -131,7 +131,10 @@ def simulate_pieces(
             unplanned(pieces[at], error)
             runs = []
         if results is not None and runs:
-            _keep(results / f"{pieces[at].name}.json", Kept(fingerprint=prints[at], runs=runs, simulator=simulator()))
+            _keep(
+                results / f"{pieces[at].name}.json",
+                KeptResults(fingerprint=prints[at], runs=runs, simulator=simulator()),
+            )
         found[at] = runs
         progress(pieces[at])
 
@@ -196,7 +199,7 @@ def _look(
         if not path.exists():
             continue
         try:
-            kept = msgspec.json.decode(path.read_bytes(), type=Kept)
+            kept = msgspec.json.decode(path.read_bytes(), type=KeptResults)
         except (OSError, msgspec.DecodeError):
             told(f"{path} is damaged; it is simulated again")
             continue
@@ -215,7 +218,7 @@ def _look(
     return found
 
 
-def _keep(path: Path, kept: Kept) -> None:
+def _keep(path: Path, kept: KeptResults) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, msgspec.json.encode(kept))

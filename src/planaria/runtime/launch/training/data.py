@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planaria.data.tokens import TokensAbout, prepare_tokens
-from planaria.job.history import History, Stretch, continued
+from planaria.job.history import History, JobInterval, continued
 from planaria.protocol.messages.checkpoint_ref import CheckpointRef
 from planaria.protocol.messages.records import Note
 from planaria.runtime.component_settings import is_emulated
@@ -49,13 +49,13 @@ def prepared(request: TrainRequest, resumption: Resumption | None) -> RunData:
         tokens = prepare_tokens(job.data, folder.data, check)
         identity, data_hash = data_identity(job, tokens.about), tokens.quick_hash()
     checkpoint = resumption.checkpoint if resumption is not None else None
-    now = Stretch(since=checkpoint.step if checkpoint else 0, steps=job.train.steps, data=identity)
+    now = JobInterval(since=checkpoint.step if checkpoint else 0, steps=job.train.steps, data=identity)
     history = continued(resumption.history if resumption is not None else (), now)
     notes = () if resumption is None else tuple(_notes(resumption, now))
     return RunData(checkpoint=checkpoint, history=history, data_hash=data_hash, notes=notes)
 
 
-def _notes(resumption: Resumption, now: Stretch) -> list[Note]:
+def _notes(resumption: Resumption, now: JobInterval) -> list[Note]:
     """What is not as it was before."""
     notes = [Note(level="warning", text=complaint) for complaint in resumption.complaints]
     if now.data is not None and (changes := resumption.changes(now.data)):

@@ -9,7 +9,7 @@ from planaria.checkpoint.manifest import newest
 from planaria.checkpoint.numerics import NUMERICS_VERSION
 from planaria.data.tokens import TokensAbout, read_about
 from planaria.job.errors import UserError
-from planaria.job.history import DataIdentity, History, Stretch, schedule_ends
+from planaria.job.history import DataIdentity, History, JobInterval, schedule_ends
 from planaria.job.parse import job_fingerprint
 from planaria.job.settings import Job
 from planaria.protocol.messages.checkpoint_ref import CheckpointRef
@@ -117,7 +117,7 @@ def _first_history(folder: RunFolder, earlier: Job) -> History:
     """Of a checkpoint of the first format: the tokens that lie in its run folder are those that it was trained on."""
     about = None if is_emulated(earlier) else read_about(folder.data)
     data = None if about is None else data_identity(earlier, about)
-    return (Stretch(since=0, steps=earlier.train.steps, data=data),)
+    return (JobInterval(since=0, steps=earlier.train.steps, data=data),)
 
 
 def schedule_of(folder: RunFolder, job: Job) -> Ends:

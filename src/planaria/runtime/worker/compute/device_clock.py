@@ -18,7 +18,7 @@ NAP_S = 1e-3
 """A worker that is slow on order sleeps in naps: it takes some processor time, and so is not thought to hang."""
 
 
-class Pace(Protocol):
+class DeviceClock(Protocol):
     """Told of everything that takes a device's time, before it counts as done.
 
     Attributes:

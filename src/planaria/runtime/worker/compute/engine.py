@@ -15,7 +15,7 @@ from planaria.job.settings import Job
 from planaria.model.load import load_model
 from planaria.model.model import Batch, Model
 from planaria.runtime.worker.compute.device import open_device
-from planaria.runtime.worker.compute.device_clock import OwnPace, Pace
+from planaria.runtime.worker.compute.device_clock import DeviceClock, OwnPace
 from planaria.runtime.worker.compute.layers import Count, LayerCompute
 from planaria.runtime.worker.compute.stopwatch import stopwatch
 
@@ -41,7 +41,7 @@ class Engine:
     model: Model
     batches: Batches
     device: torch.device
-    pace: Pace
+    pace: DeviceClock
     make_compute: Callable[[Count], LayerCompute] | None = None
 
 

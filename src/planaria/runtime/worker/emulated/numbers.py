@@ -22,7 +22,7 @@ from planaria.job.settings import Job, TrainSection
 from planaria.model.model import Batch, GroupSpec, ParameterSpec, Tensors
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.protocol.worker.progress import Work
-from planaria.runtime.worker.compute.device_clock import Pace
+from planaria.runtime.worker.compute.device_clock import DeviceClock
 from planaria.runtime.worker.compute.engine import Engine
 from planaria.runtime.worker.compute.layers import Count
 
@@ -41,7 +41,7 @@ def read_costs(path: Path, job: Job) -> ModelProfile:
     return profile.recomputed() if job.train.activation_checkpointing else profile
 
 
-def emulated_engine(profile: ModelProfile, job: Job, pace: Pace) -> Engine:
+def emulated_engine(profile: ModelProfile, job: Job, pace: DeviceClock) -> Engine:
     """What a worker with an emulated device computes with."""
     model = EmulatedModel(profile)
     return Engine(

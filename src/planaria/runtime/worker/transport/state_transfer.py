@@ -19,7 +19,7 @@ from planaria.plan.program.instructions import Instruction
 from planaria.protocol.messages.worker import Activity, FromWorker, PlanMessage, StateSource
 from planaria.protocol.worker.machine import WorkerMachine
 from planaria.protocol.worker.state_transfers import StateTransfers
-from planaria.runtime.worker.compute.device_clock import Pace
+from planaria.runtime.worker.compute.device_clock import DeviceClock
 from planaria.runtime.worker.compute.holdings import Holdings
 from planaria.runtime.worker.compute.replica import Replica
 from planaria.runtime.worker.faults import FaultInjector
@@ -28,7 +28,7 @@ from planaria.runtime.worker.transport.mailbox import Key, Mailbox
 from planaria.runtime.worker.transport.transport import Transport
 
 
-class Movement(StateTransfers[Replica]):
+class StateTransfer(StateTransfers[Replica]):
     """Of one worker.
 
     Args:
@@ -56,7 +56,7 @@ class Movement(StateTransfers[Replica]):
         mailbox: Mailbox,
         heartbeat: Heartbeat,
         faults: FaultInjector,
-        pace: Pace,
+        pace: DeviceClock,
         send: Callable[[FromWorker], None],
     ) -> None:
         super().__init__(worker, machine, holdings, mailbox, send, time.monotonic)

@@ -14,7 +14,7 @@ import torch
 from planaria.plan.plan import Plan, WorkerId
 from planaria.protocol.worker.sums import Sums
 from planaria.runtime.worker.compute.accumulator import Accumulator, total_gradient
-from planaria.runtime.worker.compute.device_clock import Pace
+from planaria.runtime.worker.compute.device_clock import DeviceClock
 from planaria.runtime.worker.compute.holdings import Holdings
 from planaria.runtime.worker.compute.shared_memory import SharedReader
 from planaria.runtime.worker.transport.mailbox import Kind, Mailbox
@@ -25,7 +25,7 @@ class Sync(Sums[Accumulator, tuple[torch.Tensor, ...], torch.Tensor]):
     """The sums of one worker in the step in progress."""
 
     def __init__(
-        self, worker: WorkerId, holdings: Holdings, transport: Transport, mailbox: Mailbox, pace: Pace
+        self, worker: WorkerId, holdings: Holdings, transport: Transport, mailbox: Mailbox, pace: DeviceClock
     ) -> None:
         super().__init__(worker, holdings, transport, mailbox)
         self._transport = transport

@@ -22,7 +22,7 @@ import torch
 from planaria.plan.plan import WorkerId
 from planaria.protocol.worker.session import CUT_OFF_S
 from planaria.runtime.wire.control_frames import FrameError
-from planaria.runtime.wire.listener import Greeter, greeting
+from planaria.runtime.wire.listener import PeerListener, greeting
 from planaria.runtime.wire.sockets import bound_silence, watch_over
 from planaria.runtime.worker.transport.frames import DamagedFrame, data_frame, read_data
 from planaria.runtime.worker.transport.mailbox import Key, Mailbox
@@ -161,7 +161,7 @@ class Transport:
         self._cut_off = cut_off
         self._peers: dict[WorkerId, _Peer] = {}
         self._addresses: dict[WorkerId, str] = {}
-        self._greeter = Greeter(token, self._greeted)
+        self._greeter = PeerListener(token, self._greeted)
 
     def start(self) -> str:
         """Begin to listen; returns the address that peers need."""

@@ -20,7 +20,7 @@ from planaria.plan.settings import Objective, PlannerSettings
 from planaria.planner.instantiation.microbatch_shares import batches_told_by, microbatches_of
 from planaria.profile.of_job import ASSUMED_DEVICE, lacks_device, profile_of_job
 from planaria.runtime.run_folder.sentences import age
-from planaria.ui.cli.planning.plan_view import Subject, subject_of, subject_of_profile
+from planaria.ui.cli.planning.plan_view import PlannedModel, subject_of, subject_of_profile
 from planaria.ui.cli.planning.profile_cache import ProfileCache, cache_folder
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ _OF_THE_JOB = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class PlanOptions:
     """The command's options, as they were given; see `planaria plan --help`."""
 
     device: str | None
@@ -80,7 +80,7 @@ class Wanted:
         }
 
 
-def from_profile(path: Path | None, wanted: Wanted) -> tuple[Subject, api.PlanReport]:
+def from_profile(path: Path | None, wanted: PlanOptions) -> tuple[PlannedModel, api.PlanReport]:
     """A plan without a job.
 
     Raises:
@@ -122,8 +122,8 @@ def from_profile(path: Path | None, wanted: Wanted) -> tuple[Subject, api.PlanRe
 
 
 def from_job(
-    path: Path, overrides: Sequence[str], profile_file: Path | None, wanted: Wanted, *, measure: bool
-) -> tuple[Subject, api.PlanReport]:
+    path: Path, overrides: Sequence[str], profile_file: Path | None, wanted: PlanOptions, *, measure: bool
+) -> tuple[PlannedModel, api.PlanReport]:
     """A job's plan.
 
     Raises:
@@ -142,7 +142,7 @@ def from_job(
 
 
 def _report(
-    job: Job, folder: Path, profile_file: Path | None, wanted: Wanted, *, measure: bool
+    job: Job, folder: Path, profile_file: Path | None, wanted: PlanOptions, *, measure: bool
 ) -> tuple[api.PlanReport, str]:
     """The plan, and where the costs behind it come from."""
 

@@ -104,10 +104,10 @@ def plan(
     from planaria.ui.cli.planning import costs_source, plan_view
 
     if job is None:
-        subject, report = costs_source.from_profile(profile_file, costs_source.Wanted(**wanted))
+        subject, report = costs_source.from_profile(profile_file, costs_source.PlanOptions(**wanted))
     else:
         subject, report = costs_source.from_job(
-            job, overrides, profile_file, costs_source.Wanted(**wanted), measure=measure
+            job, overrides, profile_file, costs_source.PlanOptions(**wanted), measure=measure
         )
     if svg is not None:
         plan_view.write_svg(report, svg)

@@ -46,7 +46,7 @@ _BACKGROUND = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class PlannedModel:
     """What is planned, for people.
 
     Attributes:
@@ -62,10 +62,10 @@ class Subject:
     costs: str
 
 
-def subject_of(job: Job, costs: str) -> Subject:
+def subject_of(job: Job, costs: str) -> PlannedModel:
     """A job's."""
     microbatches = counted(job.train.num_microbatches, "microbatch")
-    return Subject(
+    return PlannedModel(
         title=job.run.name or job.model.type,
         model=job.model.type,
         batch=f"{microbatches} of {job.train.microbatch} x {job.train.sequence_length} tokens",
@@ -73,10 +73,10 @@ def subject_of(job: Job, costs: str) -> Subject:
     )
 
 
-def subject_of_profile(profile: ModelProfile, settings: PlannerSettings, costs: str) -> Subject:
+def subject_of_profile(profile: ModelProfile, settings: PlannerSettings, costs: str) -> PlannedModel:
     """A profile's, without a job."""
     microbatches = counted(settings.num_microbatches, "microbatch")
-    return Subject(
+    return PlannedModel(
         title=profile.name or "profile",
         model=f"on {profile.device.name}",
         batch=f"{microbatches} of {counted(profile.microbatch_size, 'sample')}",
@@ -84,7 +84,7 @@ def subject_of_profile(profile: ModelProfile, settings: PlannerSettings, costs: 
     )
 
 
-def show(subject: Subject, report: PlanReport, *, only_templates: bool) -> None:
+def show(subject: PlannedModel, report: PlanReport, *, only_templates: bool) -> None:
     """Prints a report to standard output.
 
     Args:
@@ -186,7 +186,7 @@ def write_svg(report: PlanReport, path: Path) -> None:
         raise UserError(f"--svg {path} cannot be written: {error.strerror}. Give a writable file.") from None
 
 
-def _headline(subject: Subject, report: PlanReport) -> Text:
+def _headline(subject: PlannedModel, report: PlanReport) -> Text:
     parameters = sum(group.size_bytes for group in report.profile.groups)
     settings = report.settings
     devices = settings.devices_per_node

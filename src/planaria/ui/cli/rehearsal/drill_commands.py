@@ -74,7 +74,7 @@ def drill(job: Path, overrides: tuple[str, ...], name: str | None, verify: bool,
     """
     from planaria.ui.cli.rehearsal import run
 
-    return run.drill(job, overrides, run.Wanted(**wanted), name, verify=verify)
+    return run.drill(job, overrides, run.RehearsalOptions(**wanted), name, verify=verify)
 
 
 @click.command()
@@ -110,4 +110,4 @@ def compare(
     """
     from planaria.ui.cli.rehearsal import run
 
-    return run.compare(job, overrides, run.Wanted(**wanted), name, policies, as_json=as_json)
+    return run.compare(job, overrides, run.RehearsalOptions(**wanted), name, policies, as_json=as_json)

@@ -48,7 +48,7 @@ _LEAST_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class RehearsalOptions:
     """The options that say what is rehearsed; see `planaria drill --help`."""
 
     script: str
@@ -62,7 +62,7 @@ class Wanted:
     seed: int
 
 
-def drill(job_file: Path, overrides: Sequence[str], wanted: Wanted, name: str | None, *, verify: bool) -> int:
+def drill(job_file: Path, overrides: Sequence[str], wanted: RehearsalOptions, name: str | None, *, verify: bool) -> int:
     """Play a script on a job. Returns the exit code.
 
     Raises:
@@ -91,7 +91,13 @@ def drill(job_file: Path, overrides: Sequence[str], wanted: Wanted, name: str | 
 
 
 def compare(
-    job_file: Path, overrides: Sequence[str], wanted: Wanted, name: str | None, policies: str | None, *, as_json: bool
+    job_file: Path,
+    overrides: Sequence[str],
+    wanted: RehearsalOptions,
+    name: str | None,
+    policies: str | None,
+    *,
+    as_json: bool,
 ) -> int:
     """Play a script on a job under each policy. Returns the exit code.
 
@@ -136,7 +142,7 @@ def compare(
 # What is rehearsed
 
 
-def _prepared(job_file: Path, overrides: Sequence[str], wanted: Wanted) -> tuple[Job, ModelProfile, Script]:
+def _prepared(job_file: Path, overrides: Sequence[str], wanted: RehearsalOptions) -> tuple[Job, ModelProfile, Script]:
     job = api.load_job(job_file, overrides)
     script = None if wanted.script in list(ScriptName) else _read(job, wanted)
     if script is None:
@@ -159,7 +165,7 @@ def _check_length(length_s: float | None, name: str, remedy: str) -> None:
         raise UserError(f"{name} would be over in {1e3 * length_s:.3g} ms; {least} is the least. {remedy}")
 
 
-def _refuse(wanted: Wanted, what: str, options: Sequence[str], remedy: str) -> None:
+def _refuse(wanted: RehearsalOptions, what: str, options: Sequence[str], remedy: str) -> None:
     names = {"start_h": "--from", "length_h": "--hours", "busiest_h": "--busiest", "length_s": "--length"}
     for option in options:
         if getattr(wanted, option) is not None:
@@ -167,7 +173,7 @@ def _refuse(wanted: Wanted, what: str, options: Sequence[str], remedy: str) -> N
             raise click.UsageError(f"{given} does not go with {wanted.script}, which {what}. {remedy}")
 
 
-def _read(job: Job, wanted: Wanted) -> Script:
+def _read(job: Job, wanted: RehearsalOptions) -> Script:
     """A script from a file: the part that is wanted, as fast as is wanted, for as many nodes as the job has."""
     _refuse(wanted, "is a file", ("length_s",), "--hours takes a part of it, --speed makes it shorter.")
     path = Path(wanted.script)
@@ -197,11 +203,11 @@ def _read(job: Job, wanted: Wanted) -> Script:
     return script
 
 
-def _announced(script: Script, wanted: Wanted) -> Script:
+def _announced(script: Script, wanted: RehearsalOptions) -> Script:
     return script if wanted.notice is None else announced(script, wanted.notice)
 
 
-def _part(script: Script, wanted: Wanted) -> Script:
+def _part(script: Script, wanted: RehearsalOptions) -> Script:
     trace = script.trace
     if wanted.busiest_h is not None:
         if wanted.start_h is not None or wanted.length_h is not None:

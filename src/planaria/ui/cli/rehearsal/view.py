@@ -14,7 +14,7 @@ from planaria.runtime.launch.rehearsal.comparison import Comparison, ComparisonF
 from planaria.runtime.launch.rehearsal.rehearsal import Rehearsed
 from planaria.runtime.run_folder.run_folder import RunFolder
 from planaria.runtime.run_folder.sentences import counted, duration
-from planaria.simulate.traces.tally import Tally
+from planaria.simulate.traces.tally import RunTally
 from planaria.ui.plots.rehearsal_plot import Line, Nodes, plot_rehearsal
 
 _SAID = 5
@@ -34,7 +34,7 @@ def show_drill(ended: Rehearsed, found: list[str] | None) -> None:
         click.echo(f"{name:{width}}  {value}")
 
 
-def _figures(ended: Rehearsed, tally: Tally) -> list[tuple[str, str]]:
+def _figures(ended: Rehearsed, tally: RunTally) -> list[tuple[str, str]]:
     nodes = f"{tally.lost} lost, {tally.released} released after a notice, {tally.joined} joined"
     if ended.unplanned_losses:
         nodes += f"; {ended.unplanned_losses} lost though the script did not take them"
@@ -63,7 +63,7 @@ def _figures(ended: Rehearsed, tally: Tally) -> list[tuple[str, str]]:
     return rows
 
 
-def _recoveries(tally: Tally) -> str:
+def _recoveries(tally: RunTally) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in tally.recoveries.items())
 
 
