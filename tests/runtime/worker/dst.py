@@ -2,7 +2,7 @@
 
     python -m tests.runtime.worker.dst --seeds 100000 --first-seed 10000      prints the seed of any failure
     python -m tests.runtime.worker.dst --replay losses:1234                   runs one again, and prints its history
-    python -m tests.runtime.worker.dst --replay tests/worker/corpus/X.json    likewise
+    python -m tests.runtime.worker.dst --replay tests/runtime/worker/corpus/X.json    likewise
 
 A failure is made smaller (faults that it does not need are left out), and written as a case of the corpus, which
 `tests/runtime/worker/test_cluster.py` tries from then on. Exit status 0 when every schedule kept every promise.
