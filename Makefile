@@ -12,8 +12,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Machines without an NVIDIA GPU get this torch first, so that no CUDA packages come with the newest one.
 CPU_TORCH := torch==2.13.0
-# Processes that tests run in.
-PYTEST_WORKERS ?= 2
+# Processes that tests run in; many tests wait for others to die or be found, so a core has more than one.
+PYTEST_WORKERS ?= 3
 # Of `make chaos`; SECONDS is a variable of bash itself, so what the environment has of it is not taken.
 ifneq ($(origin SECONDS),command line)
 SECONDS := 300
@@ -38,7 +38,7 @@ test: lint ## linters, types, import rules and tests: a few minutes
 
 proof: $(VENV)/.installed-dev ## long random searches: schedules, mutations, simulators against each other, chaos
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -m proof
-	$(MAKE) dst SEEDS=400 FIRST=200000
+	$(MAKE) dst SEEDS=1000 FIRST=200000
 	$(MAKE) chaos SECONDS=60
 
 lint: $(VENV)/.installed-dev ## linters, types and import rules

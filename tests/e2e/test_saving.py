@@ -30,9 +30,9 @@ def saved_steps(folder: Path) -> list[int]:
     return sorted(json.loads(path.read_text())["step"] for path in found)
 
 
-def test_a_launcher_that_is_killed_loses_little_by_default(command: Command, text: Path) -> None:  # noqa: F811
+def test_a_launcher_that_is_killed_loses_little_by_default(command: Command) -> None:  # noqa: F811
     """SIGKILL to every process of the run, as when its host goes; nothing was set for checkpoints."""
-    command.write_job(text, steps=150)
+    command.write_emulated_job(steps=30)
     process = command.start("train", "job.toml")
     run = command.folder / "runs" / "job"
     try:
@@ -43,10 +43,10 @@ def test_a_launcher_that_is_killed_loses_little_by_default(command: Command, tex
         process.communicate()
     assert wait_until(lambda: not descendants(command.folder))
     before = saved_steps(run)[-1]
-    assert before < 150
+    assert before < 30
     status, said = command.run("train", "job.toml", "--resume")
     assert status == 0, said
-    assert saved_steps(run)[-1] == 150
+    assert saved_steps(run)[-1] == 30
     first = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
     assert first["step"] == 1
 
