@@ -86,8 +86,8 @@ class Drawn:
     events: tuple[tuple[tuple[int, ...], int, tuple[int, ...]], ...]
 
     def policy(self, name: PolicyName) -> Policy:
-        planner = Planner(self.profile, self.settings, speeds=self.speeds or None, zones=self.zones)
-        return make_policy(name, planner).with_forecast(self.forecast)
+        policy = make_policy(name, Planner(self.profile, self.settings, zones=self.zones)).with_forecast(self.forecast)
+        return policy.with_planner(policy.planner.with_speeds(self.speeds)) if self.speeds else policy
 
     @property
     def about(self) -> str:
