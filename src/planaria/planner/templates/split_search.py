@@ -21,10 +21,9 @@ import numpy as np
 from planaria.plan.compiled import Work
 from planaria.plan.costs.pipeline_time import Floats, charged, times_s
 from planaria.plan.plan import ScheduleKind
-from planaria.planner.templates.split_branches import BranchLook
 from planaria.planner.templates.split_dp import DpTables, bounds_s, expected_s
+from planaria.planner.templates.split_looks import Branches, Stretches
 from planaria.planner.templates.split_shared import Climb, Fit, Shared, limits_digest
-from planaria.planner.templates.split_stretches import StretchLook
 from planaria.planner.templates.splits import Space, Split
 
 ENUMERATE = 2_000
@@ -47,8 +46,6 @@ _SMALL_SHARE = 1 / 4
 """Of the budget: with less, there are many templates."""
 _LOOK = 6
 """Of the budget, for each state, that a look needs."""
-_REMEMBERED = 3
-"""Stages that the closer look at what passes remembers."""
 _PER_STATE = 4e3
 """Of the budget, for one state of a level of that look."""
 _BRANCH_LOOKS = 3
@@ -382,7 +379,7 @@ class StepTimeSearch:
         """The same by branch and bound, which sees all but what comes before the last stages."""
         events = _EVENTS_BESIDE_STRETCHES if self._stretched else _EVENTS
         most_events = events * self._budget / BUDGET if self._branches else 0.0
-        look: BranchLook | None = None
+        look: Branches | None = None
         passed = np.inf
         for number in range(_BRANCH_LOOKS):
             best = min(passed, self._best())
@@ -395,7 +392,7 @@ class StepTimeSearch:
                 low = target
                 continue
             if look is None:
-                look = BranchLook(self._space, self._nodes, self._num, self._work)
+                look = Branches(self._space, self._nodes, self._num, self._work)
             found = look.run(target, self._close, before, self._stages, _SHARE_OF_LOOK * most_events)
             self._ask(found.passed)
             most_events -= found.events
@@ -467,10 +464,8 @@ class StepTimeSearch:
         self._ask([split])
         if self._times[split] <= target_s or not look:
             return True
-        stretches = StretchLook(
-            self._space, self._nodes, self._num, remembered=_REMEMBERED, most_states=int(self._budget / _PER_STATE)
-        )
-        passes, split = stretches.run(budget, behind, self._stages)
+        stretches = Stretches(self._space, self._nodes, self._num)
+        passes, split = stretches.run(budget, behind, self._stages, int(self._budget / _PER_STATE))
         if split is not None:
             self._ask([split])
         return passes
