@@ -81,6 +81,23 @@ def charged(forward_s: Floats, backward_s: Floats, link_s: Floats, *, overlap: b
     return forward_s, backward_s, np.zeros_like(link_s)
 
 
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What at least comes before chains that are the last stages of pipelines; arrays of one number a chain.
+
+    Attributes:
+        fill_s: between two microbatches that arrive at the chain.
+        drain_s: between two that leave the pipeline after the chain.
+        loop_s: from a backward's end at the chain to the arrival of the forward that waits for it.
+        lead: forwards that the stage before the chain runs ahead.
+    """
+
+    fill_s: Floats
+    drain_s: Floats
+    loop_s: Floats
+    lead: int
+
+
 def times_s(
     forward_s: Floats,
     backward_s: Floats,
@@ -88,6 +105,7 @@ def times_s(
     num_microbatches: int,
     schedule: ScheduleKind,
     work: Work | None = None,
+    before: Before | None = None,
 ) -> Floats:
     """Seconds of many chains with equally many stages, one a row.
 
@@ -98,30 +116,38 @@ def times_s(
         num_microbatches: of one step, at least 1.
         schedule: order of forwards and backwards.
         work: that this is part of.
+        before: what comes before their first stages; None: nothing.
     """
     chains, stages = forward_s.shape
     ahead = np.array([schedule.forwards_ahead(stages - 1 - s, num_microbatches) for s in range(stages)], dtype=np.int64)
+    nothing = np.zeros(chains)
+    before = before or Before(nothing, nothing, nothing, num_microbatches)
     work = work or Work()
     work.add(2.0 * chains * stages * num_microbatches / INTERPRETED_EVENTS_PER_S)
-    times, clocks = np.empty(chains), np.empty((3, stages))
+    times, clocks, left = np.empty(chains), np.empty((3, stages)), np.empty(num_microbatches)
     arrived = np.empty((stages + 1) * num_microbatches)
-    links = np.concatenate([link_s, np.zeros((chains, 1))], axis=1)  # of the last stage: nobody waits for its message
-    step_times = STEP_TIMES.form(compiled=work.compiled)
-    step_times(forward_s, backward_s, links, ahead, num_microbatches, times, clocks, arrived)
+    links = np.concatenate([link_s, nothing[:, None]], axis=1)  # of the last stage: nobody waits for its message
+    STEP_TIMES.form(compiled=work.compiled)(
+        forward_s, backward_s, links, ahead, num_microbatches, before.fill_s, before.drain_s, before.loop_s,
+        before.lead, times, clocks, arrived, left,
+    )  # fmt: skip
     return times
 
 
 def _step_times(
-    forward_s: Numbers, backward_s: Numbers, link_s: Numbers, ahead: Numbers, num: int, times: Numbers,
-    clocks: Numbers, arrived: Numbers,
+    forward_s: Numbers, backward_s: Numbers, link_s: Numbers, ahead: Numbers, num: int, fill_s: Numbers,
+    drain_s: Numbers, loop_s: Numbers, lead: int, times: Numbers, clocks: Numbers, arrived: Numbers, left: Numbers,
 ) -> None:  # fmt: skip
-    """Writes `times`. `clocks`: until when a stage, its messages down and those up are busy; `arrived`: of each stage,
-    when its microbatches' inputs came."""
+    """Writes `times`.
+
+    `clocks`: until when a stage, its messages down and those up are busy; `arrived`: of each stage, when its
+    microbatches' inputs came; `left`: when their last backwards ended.
+    """
     clock, down, up, stages = clocks[0], clocks[1], clocks[2], len(ahead)
     for c in range(len(times)):
         forwards, backwards, links = forward_s[c], backward_s[c], link_s[c]
         for i in range(num):
-            arrived[i] = 0.0
+            arrived[i] = i * fill_s[c]
         for s in range(stages):
             now, sent = 0.0, 0.0
             for at in range(s * num, s * num + ahead[s]):
@@ -130,7 +156,12 @@ def _step_times(
                 sent = (now if now > sent else sent) + links[s]
                 arrived[at + num] = sent
             clock[s], down[s], up[s] = now, sent, 0.0
+        last = 0.0
         for t in range(num):
+            i = t + ahead[0]
+            if i < num and i > lead:
+                come = left[i - 1 - lead] + loop_s[c]
+                arrived[i] = come if come > arrived[i] else arrived[i]
             for s in range(stages):
                 if t + ahead[s] < num:
                     at = s * num + t + ahead[s]
@@ -144,13 +175,13 @@ def _step_times(
                 now = (come if come > now else now) + backwards[s]
                 come = (now if now > sent else sent) + links[s - 1]
                 clock[s], up[s] = now, come
-        last = clock[0]
-        for s in range(1, stages):
-            last = clock[s] if clock[s] > last else last
+            left[t] = clock[0]
+            end = clock[0] + (num - 1 - t) * drain_s[c]
+            last = end if end > last else last
         times[c] = last
 
 
-STEP_TIMES = Kernel(_step_times, writes=(5,))
+STEP_TIMES = Kernel(_step_times, writes=(9,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

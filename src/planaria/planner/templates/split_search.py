@@ -393,11 +393,11 @@ class StepTimeSearch:
                 continue
             if look is None:
                 look = Branches(self._space, self._nodes, self._num, self._work)
-            found = look.run(target, self._close, before, self._stages, _SHARE_OF_LOOK * most_events)
-            self._ask(found.passed)
-            most_events -= found.events
-            if found.lower_bound_s:
-                low = max(low, found.lower_bound_s)
+            splits, bound_s, events = look.run(target, self._close, before, self._stages, _SHARE_OF_LOOK * most_events)
+            self._ask(splits)
+            most_events -= events
+            if bound_s:
+                low = max(low, bound_s)
             else:
                 passed = target
         return low
