@@ -289,6 +289,7 @@ class _Worker:
     def __init__(self, worker: WorkerId, channels: _Channels) -> None:
         self.worker = worker
         self.begin_s = channels.durations.late_s[worker]
+        self._devices, self._speed = channels.durations.devices[worker], channels.durations.speeds[worker]
         self._channels = channels
         self._patterns: dict[tuple[RouteHop, Phase, WorkerId | None, bool], _Beats] = {}
         self.reset()
@@ -358,13 +359,13 @@ class _Worker:
         columns: list[Beat] = []
         for phase in (Phase.FORWARD, Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENTS)[: 3 if hop.has_weight else 2]:
             own = [one.beats.get(phase, _NOTHING) for one in passing]
-            columns += [own[at] for at in kinds] if len(own) > 1 else own * number
+            columns += own * number if len(own) == 1 else [own[at] for at in kinds]
         left = [*numbers]
         later: set[tuple[int, int]] = set()
         for turn, at, born in ends:
-            cut, counted = passing[at].cut, {(born, layer) for layer in passing[at].hop.counted}
-            if cut is not None and not counted <= later:
-                later |= counted
+            cut, counted = passing[at].cut, passing[at].hop.counted
+            if cut is not None and (not later or not later.issuperset([(born, layer) for layer in counted])):
+                later.update([(born, layer) for layer in counted])
                 (columns[number + turn],) = cut.beats
                 self._count(cut, 1)
                 left[at] -= 1
@@ -372,10 +373,11 @@ class _Worker:
         end = len(turn_of) - num_left
         self.all.beats.extend(pick(columns)[:end])
         self.all.microbatches.extend(turn_of[:end])
-        of_phase = numbers, left, [number - num_left]
         for at, one in enumerate(passing):
-            for phase, beat in one.beats.items():
-                self._spend(beat[1], of_phase[phase][at])
+            for (_, seconds, *_), times in zip(
+                one.beats.values(), (numbers[at], left[at], number - num_left), strict=False
+            ):
+                self._spend(seconds, times)
         if num_left:
             self.add_order(CutOrder.of([Unit(Phase.WEIGHT_GRADIENTS, hop, turn) for turn in turn_of[end:]], kind))
 
@@ -424,7 +426,7 @@ class _Worker:
 
     def _compile(self, instructions: Iterable[Instruction]) -> _Beats:
         channels, worker = self._channels, self.worker
-        durations = channels.durations
+        durations, computed = channels.durations, channels.durations.computed
         found = _Beats([], [], [])
         inbox: Inbox | None = None
         seconds, microbatch = -1.0, -1
@@ -454,7 +456,8 @@ class _Worker:
                 wire_s = durations.message_s(worker, peer, instruction.first_layer)
                 beat(channels.inbox(instruction, peer), channels.link(worker, peer), wire_s)
             else:
-                more_s, due = durations.compute_s(worker, instruction), [self.begin_s]
+                where = instruction.first_layer, instruction.end_layer, instruction.counted
+                more_s, due = computed[self._devices, self._speed, op, *where], [self.begin_s]
                 if seconds < 0.0:
                     seconds, more_s = more_s, 0.0
                 counts = instruction.counted and op is not Op.SHADOW_BACKWARD
