@@ -1,5 +1,5 @@
 """The protocol broken on purpose, each time in one way, where both simulations must notice: see the tests of mutations
-in tests/simulate and tests/worker."""
+in tests/simulate and tests/runtime/worker."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def struck(machine: Machine, *lost: int, generation: int = 2) -> Plan | None:
     seed=st.integers(0, 1 << 30),
 )
 def test_a_loss_anywhere(mode: Redundancy, schedule: ScheduleKind, shape: tuple[int, int, int], seed: int) -> None:
-    """The step ends, and nothing that survived is counted twice or missing. (Bits: tests/worker, tests/simulate.)"""
+    """The step ends, and nothing that survived is counted twice or missing. (Bits: tests/runtime/worker.)"""
     pipelines, depth, microbatches = shape
     plan = ring_plan(mode, pipelines=pipelines, depth=depth, microbatches=microbatches, schedule=schedule)
     if mode.runs_backwards:

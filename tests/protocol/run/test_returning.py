@@ -1,4 +1,4 @@
-"""A machine that begins on the journal of one that died. Whole runs are in tests/worker."""
+"""A machine that begins on the journal of one that died. Whole runs are in tests/runtime/worker."""
 
 from __future__ import annotations
 
