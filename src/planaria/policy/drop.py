@@ -17,6 +17,7 @@ import msgspec
 
 from planaria.plan.errors import NoReplica
 from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError
+from planaria.plan.quantities import count, size
 from planaria.plan.validate import lacking
 from planaria.planner.dropped_samples import (
     Parts,
@@ -34,7 +35,7 @@ from planaria.planner.reroute.plans import Place, as_placed, left_over, places, 
 from planaria.policy.interface import Candidate, FinishRequest, Policy, ReplanRequest
 from planaria.policy.planner import Planner
 from planaria.policy.reroute import has_room, lacking_bytes, nodes_without_place
-from planaria.policy.sentences import capital, count, join, nodes_are, size
+from planaria.policy.sentences import capital, join, nodes_are
 from planaria.policy.templates import TemplatesPolicy
 
 DROP = "drop"

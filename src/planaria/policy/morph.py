@@ -22,6 +22,7 @@ from planaria.estimate.transfer_time import transfer_time
 from planaria.plan.costs.pipeline_time import Template, step_times
 from planaria.plan.errors import TooFewNodes
 from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError
+from planaria.plan.quantities import count, size
 from planaria.plan.settings import PlannerSettings
 from planaria.plan.validate import lacking
 from planaria.planner.instantiation.grids import Grid, grids, is_grid, shape
@@ -30,7 +31,7 @@ from planaria.planner.reconfigure.surviving_plan import SurvivingPlan
 from planaria.policy.candidate_record import CandidateRecord
 from planaria.policy.forecast import FailureForecast
 from planaria.policy.interface import Candidate, Policy, ReplanRequest
-from planaria.policy.sentences import count, join, size, time
+from planaria.policy.sentences import join, time
 
 MORPH = "morph"
 """How a plan was made."""

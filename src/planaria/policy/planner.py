@@ -17,13 +17,13 @@ from planaria.estimate.transfer_time import wait_s
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.costs.pipeline_time import NodeSpeeds, Template
 from planaria.plan.plan import NodeId, Plan, PlanError, ScheduleKind, WorkerId
+from planaria.plan.quantities import size
 from planaria.plan.settings import PlannerSettings
 from planaria.planner.instantiation.instantiate import initial_plan
 from planaria.planner.placement.zones import Zones
 from planaria.planner.reconfigure.reconfigure import searched
 from planaria.planner.reconfigure.surviving_plan import Change, SurvivingPlan
 from planaria.planner.templates.templates import fewest_nodes, make_templates
-from planaria.policy.sentences import size
 
 LEAN = ScheduleKind.ONE_F_ONE_B
 """Of the schedules, that which keeps fewest activations."""

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from typing import Self
 
 import msgspec
-import numpy as np
 
 from planaria.plan.costs.pipeline_time import Template, Times, step_times
-from planaria.plan.costs.stage_costs import StageCosts
+from planaria.plan.costs.stage_costs import PipelineCost, StageCosts
 from planaria.plan.errors import TooFewNodes
 from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError, Stage, WorkerId, runs_of
+from planaria.plan.quantities import count, size
 from planaria.plan.validate import lacking
 from planaria.planner.finish_step.salvage import LayerHolders
 from planaria.planner.finish_step.shadow_takeover import in_the_ring, taken_over, without_owned
@@ -32,7 +32,7 @@ from planaria.planner.placement.transfers import transfers
 from planaria.planner.rings import Lacks, left_in_place, refilled, ring_shadows, spread
 from planaria.policy.interface import Candidate, Policy, ReplanRequest
 from planaria.policy.planner import Planner
-from planaria.policy.sentences import capital, count, join, nodes_are, size
+from planaria.policy.sentences import capital, join, nodes_are
 from planaria.policy.templates import TemplatesPolicy
 
 REDUNDANCY = "redundancy"
@@ -298,7 +298,7 @@ def _times(planner: Planner, pipeline: Pipeline) -> Times:
         path += seconds
         if before is not None and before.worker != stage.worker:
             path += 2 * costs.link_s(stage.first_layer)
-    return path + np.arange(settings.num_microbatches, dtype=np.float64) * max(busy.values())
+    return PipelineCost(path_s=path, period_s=max(busy.values())).times_s(settings.num_microbatches)
 
 
 def _with_transfers(

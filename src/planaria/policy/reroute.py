@@ -13,6 +13,7 @@ from collections.abc import Collection, Sequence
 
 from planaria.plan.costs.stage_costs import StageCosts
 from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError, WorkerId
+from planaria.plan.quantities import count, size
 from planaria.plan.validate import lacking
 from planaria.planner.placement.transfers import moved
 from planaria.planner.reroute.plans import Place, as_placed, carriers, left_over, places, with_place
@@ -20,7 +21,7 @@ from planaria.planner.reroute.routes import Detours, unowned
 from planaria.policy.detour_search import Rerouted, detours_in_pieces
 from planaria.policy.interface import Candidate, Pieces, Policy, ReplanRequest, result_of
 from planaria.policy.planner import Planner
-from planaria.policy.sentences import capital, count, join, nodes_are, size
+from planaria.policy.sentences import capital, join, nodes_are
 from planaria.policy.templates import TemplatesPolicy
 
 REROUTE = "reroute"

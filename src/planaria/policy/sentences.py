@@ -10,20 +10,8 @@ from collections.abc import Collection, Sequence
 
 from planaria.plan.costs.pipeline_time import NodeSpeeds
 from planaria.plan.plan import NodeId, Pipeline, Plan, WorkerId
+from planaria.plan.quantities import count, size
 from planaria.planner.reconfigure.reconfigure import How, Reconfiguration
-
-
-def size(size_bytes: int) -> str:
-    """Returns bytes in the largest unit that fits."""
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size_bytes >= scale:
-            return f"{size_bytes / scale:.1f} {unit}"
-    return f"{size_bytes} bytes"
-
-
-def count(number: int, noun: str, plural: str | None = None) -> str:
-    """Returns a number with its noun."""
-    return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
 def join(items: Sequence[object]) -> str:

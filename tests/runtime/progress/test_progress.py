@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from planaria.job.settings import Device
+from planaria.plan.quantities import size
 from planaria.protocol.messages.records import (
     AnyRecord,
     CheckpointSaved,
@@ -28,7 +29,6 @@ from planaria.runtime.run_folder.sentences import (
     picture,
     rate,
     recovery_sentence,
-    size,
 )
 from tests.runtime.run_folder.happenings import JOB, RECOVERY, committed, plan_taken, short_run
 

@@ -257,7 +257,7 @@ def step_times(template: Template, num_microbatches: int) -> Times:
     line = template.cost
     some = (1, 2, (num_microbatches + 1) // 2, num_microbatches)
     if all(template.time_s(number) == line.time_s(number) for number in some):
-        return line.path_s + np.arange(num_microbatches, dtype=np.float64) * line.period_s
+        return line.times_s(num_microbatches)
     return np.array([template.time_s(number) for number in range(1, num_microbatches + 1)])
 
 
@@ -328,4 +328,4 @@ def slowed(times: Times, slowdown: Slowdown) -> Times:
     period = float(slowdown.period_s)
     if len(times) > 1:
         period = max(period, -float(np.diff(times).min()))  # Times do not fall, however fast the nodes are.
-    return times + float(slowdown.path_s) + np.arange(len(times)) * period
+    return times + PipelineCost(path_s=float(slowdown.path_s), period_s=period).times_s(len(times))

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
+import numpy as np
+import numpy.typing as npt
+
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import ScheduleKind
 
@@ -30,6 +33,10 @@ class PipelineCost:
     def time_s(self, num_microbatches: int) -> float:
         """Seconds for `num_microbatches` microbatches (0 for none)."""
         return self.path_s + (num_microbatches - 1) * self.period_s if num_microbatches > 0 else 0.0
+
+    def times_s(self, num_microbatches: int) -> npt.NDArray[np.float64]:
+        """Returns the seconds for 1, 2, ... `num_microbatches` microbatches."""
+        return self.path_s + np.arange(num_microbatches, dtype=np.float64) * self.period_s
 
 
 class StageCosts:

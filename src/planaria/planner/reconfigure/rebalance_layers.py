@@ -14,6 +14,7 @@ import numpy as np
 
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.costs.pipeline_time import Floats, NodeSpeeds, Times
+from planaria.plan.costs.stage_costs import PipelineCost
 from planaria.plan.plan import NodeId, Pipeline, Stage
 
 
@@ -65,7 +66,7 @@ def pipeline_times(
         )
         path += seconds + messages
         period = max(period, seconds + messages)
-    return path + np.arange(num_microbatches, dtype=np.float64) * period
+    return PipelineCost(path_s=path, period_s=period).times_s(num_microbatches)
 
 
 def _periods(pipeline: Pipeline, at: int, profile: ModelProfile, speed: float, devices_per_node: int) -> Floats:

@@ -20,6 +20,7 @@ from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.costs.pipeline_time import Chain, Floats, Template, TemplateStage
 from planaria.plan.costs.stage_costs import StageCosts, pipeline_cost
 from planaria.plan.plan import PlanError
+from planaria.plan.quantities import count, size
 from planaria.plan.settings import Objective, PlannerSettings
 from planaria.planner.templates.oobleck import OobleckSearch
 from planaria.planner.templates.split_dp import expected_s, fewest_stages
@@ -74,8 +75,8 @@ def _with_shadows(profile: ModelProfile, settings: PlannerSettings, without: Col
     sizes = sorted({nodes for search in searches for nodes in search.sizes})
     if not sizes:
         raise PlanError(
-            f"No split onto {_count(settings.num_nodes, 'node')} leaves every worker room for a shadow of its "
-            f"successor's state on devices of {_size(settings.memory_bytes)}. Use more nodes or devices with more "
+            f"No split onto {count(settings.num_nodes, 'node')} leaves every worker room for a shadow of its "
+            f"successor's state on devices of {size(settings.memory_bytes)}. Use more nodes or devices with more "
             "memory, or plan without shadows."
         )
     most = settings.num_nodes - settings.fault_tolerance * sizes[0]
@@ -239,8 +240,8 @@ def _node_counts(
         raise _does_not_fit(profile, settings, space_of(most))
     if 0 < settings.min_nodes < fitting[0]:
         raise PlanError(
-            f"The model does not fit on {_count(settings.min_nodes, 'node')} with "
-            f"{_count(per_node, 'device')} of {_size(settings.memory_bytes)} each; it needs {fitting[0]}. "
+            f"The model does not fit on {count(settings.min_nodes, 'node')} with "
+            f"{count(per_node, 'device')} of {size(settings.memory_bytes)} each; it needs {fitting[0]}. "
             f"Set min_nodes_per_pipeline = {fitting[0]}, or 0."
         )
     return max(fitting[0], settings.min_nodes), fitting
@@ -272,7 +273,7 @@ def _stages_per_node(space: Space) -> int:
     if fewest[-1] > space.per_node:
         counts = ", ".join(str(d) for d in space.counts.tolist()) or "none that may be used"
         raise PlanError(
-            f"A node has {_count(space.per_node, 'device')}, and stages of the device counts in the profile ({counts}) "
+            f"A node has {count(space.per_node, 'device')}, and stages of the device counts in the profile ({counts}) "
             "cannot use them all. Profile the layers on 1 device too, or change devices_per_node."
         )
     return fewest[-1]
@@ -284,22 +285,18 @@ def _does_not_fit(profile: ModelProfile, settings: PlannerSettings, space: Space
     largest = max(range(profile.num_layers), key=lambda layer: (needs[layer], -layer))
     if needs[largest] > settings.memory_bytes:
         return PlanError(
-            f"Layer {largest} ({profile.layers[largest].name}) needs {_size(needs[largest])} for its state "
-            f"and one microbatch, and a device has {_size(settings.memory_bytes)}. Use a smaller microbatch "
+            f"Layer {largest} ({profile.layers[largest].name}) needs {size(needs[largest])} for its state "
+            f"and one microbatch, and a device has {size(settings.memory_bytes)}. Use a smaller microbatch "
             "or shorter sequences, turn activation checkpointing on, or use devices with more memory."
         )
     state = costs.state_bytes(0, profile.num_layers)
     one = sum(layer.activation_bytes for layer in profile.layers)
     return PlanError(
-        f"The model needs {_size(state)} of state and {_size(one)} of activations for each microbatch in "
+        f"The model needs {size(state)} of state and {size(one)} of activations for each microbatch in "
         f"flight, and no split of its {profile.num_layers} layers fits devices of "
-        f"{_size(settings.memory_bytes)}. Use a smaller microbatch, turn activation checkpointing on, "
+        f"{size(settings.memory_bytes)}. Use a smaller microbatch, turn activation checkpointing on, "
         "or use devices with more memory."
     )
-
-
-def _size(size_bytes: int) -> str:
-    return f"{size_bytes / 1e9:.2f} GB" if size_bytes >= 1e8 else f"{size_bytes / 1e6:.2f} MB"
 
 
 def check_replicas(num_nodes: int, smallest: int, fault_tolerance: int) -> None:
@@ -313,16 +310,12 @@ def check_replicas(num_nodes: int, smallest: int, fault_tolerance: int) -> None:
     if num_nodes >= needed:
         return
     missing = needed - num_nodes
-    remedy = f"Add {_count(missing, 'node')}"
+    remedy = f"Add {count(missing, 'node')}"
     if num_nodes >= smallest:
         remedy += f", or set fault_tolerance = {num_nodes // smallest - 1}"
     else:
         remedy += ", or use devices with more memory"
     raise PlanError(
-        f"{_count(num_nodes, 'node')} cannot hold {_count(replicas, 'replica')} of "
-        f"{_count(smallest, 'node')} each ({needed} needed). {remedy}."
+        f"{count(num_nodes, 'node')} cannot hold {count(replicas, 'replica')} of "
+        f"{count(smallest, 'node')} each ({needed} needed). {remedy}."
     )
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

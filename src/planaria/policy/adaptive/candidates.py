@@ -18,6 +18,7 @@ from planaria.estimate.memory import fullest_device_bytes
 from planaria.estimate.restore_time import Storage, restore_time
 from planaria.estimate.transfer_time import transfer_time
 from planaria.plan.plan import Plan, PlanError, ScheduleKind
+from planaria.plan.quantities import size
 from planaria.plan.validate import lacking
 from planaria.planner.reroute.plans import shares
 from planaria.policy.adaptive.new_pipelines import (
@@ -36,7 +37,6 @@ from planaria.policy.interface import Candidate, Pieces, ReplanRequest
 from planaria.policy.planner import Planner
 from planaria.policy.redundancy import TAKEOVER
 from planaria.policy.reroute import REROUTE, ReroutePolicy
-from planaria.policy.sentences import size
 
 Source = Callable[[Planner, ReplanRequest], Iterator[Candidate | None]]
 """All that are worth an estimate, the likeliest first, with a name and an explanation; None wherever the work may

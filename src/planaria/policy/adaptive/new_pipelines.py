@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from planaria.plan.costs.pipeline_time import Template, Times, step_times
 from planaria.plan.plan import Plan, PlanError
+from planaria.plan.quantities import count
 from planaria.plan.settings import PlannerSettings
 from planaria.planner.instantiation.instantiate import fewest_seconds, instantiate
 from planaria.planner.instantiation.microbatch_shares import distribute
@@ -23,7 +24,7 @@ from planaria.planner.reconfigure.straggler_plans import PROMISING
 from planaria.planner.reconfigure.surviving_plan import Reconfiguration, SurvivingPlan
 from planaria.policy.interface import Candidate, ReplanRequest
 from planaria.policy.planner import LEAN, Planner
-from planaria.policy.sentences import count, shape
+from planaria.policy.sentences import shape
 from planaria.policy.templates import TemplatesPolicy, reason_of
 
 NEAR = 2

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from planaria.plan.plan import Pipeline, Plan
+from planaria.plan.quantities import count
 from planaria.planner.dropped_samples import Pool
 from planaria.planner.instantiation.grids import grids
 from planaria.planner.instantiation.grids import shape as grid_shape
@@ -29,7 +30,7 @@ from planaria.policy.interface import Candidate, ReplanRequest
 from planaria.policy.morph import CLOSE, MORPH, quickest_depths
 from planaria.policy.planner import Planner
 from planaria.policy.reroute import REROUTE, ReroutePolicy
-from planaria.policy.sentences import count, shape
+from planaria.policy.sentences import shape
 
 MOST_GRIDS = 2
 """The quickest in closed form are estimated."""

@@ -15,6 +15,7 @@ from dataclasses import replace
 from planaria.estimate.memory import worker_memory_bytes
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import NodeId, Plan, PlanError, WorkerId
+from planaria.plan.quantities import size
 from planaria.policy.interface import Policy
 from planaria.protocol.messages.events import NodeGone
 from planaria.protocol.messages.run_measurements import KnownShortages, MemoryShortage
@@ -164,11 +165,3 @@ def _text(cause: str, where: str, planned: int, held: int, wanted: int) -> str:
     parts += [f"{size(planned)} planned"] if planned else []
     place = f" {where}" if where else ""
     return f"{cause}{place}" + (f" ({', '.join(parts)})" if parts else "")
-
-
-def size(num_bytes: int) -> str:
-    """For people."""
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if num_bytes >= scale:
-            return f"{num_bytes / scale:.1f} {unit}"
-    return f"{num_bytes} bytes"

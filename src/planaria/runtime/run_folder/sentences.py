@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from planaria.job.settings import Device, Job
+from planaria.plan.quantities import size
 from planaria.protocol.messages.records import (
     AnyRecord,
     CheckpointSaved,
@@ -188,11 +189,3 @@ def _plan_sentence(plan: PlanTaken) -> str:
         f"{'+'.join(map(str, plan.microbatches))} microbatches, "
         f"{duration(plan.estimated_step_s)} a step expected{moved}. {plan.reason}"
     )
-
-
-def size(size_bytes: int) -> str:
-    """Bytes, for instance "1.5 MB" (10**6 bytes)."""
-    for limit, unit in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
-        if size_bytes >= limit:
-            return f"{size_bytes / limit:.1f} {unit}"
-    return f"{size_bytes} B"

@@ -16,8 +16,9 @@ from rich.text import Text
 
 from planaria.job.errors import UserError
 from planaria.plan.program.programs import program
+from planaria.plan.quantities import size
 from planaria.planner.reroute.plans import shares
-from planaria.runtime.run_folder.sentences import counted, duration, layer_range, size
+from planaria.runtime.run_folder.sentences import counted, duration, layer_range
 from planaria.ui.plots.cells import CellKind
 from planaria.ui.plots.schedule_picture import svg, terminal
 

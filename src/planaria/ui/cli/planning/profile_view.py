@@ -16,8 +16,9 @@ from rich.text import Text
 
 from planaria.job.errors import UserError
 from planaria.plan.costs.model_profile import LayerCost, ModelProfile
+from planaria.plan.quantities import size
 from planaria.runtime.run_folder.recorder import write_atomically
-from planaria.runtime.run_folder.sentences import layer_range, size
+from planaria.runtime.run_folder.sentences import layer_range
 
 if TYPE_CHECKING:
     from planaria.job.settings import Job
