@@ -11,11 +11,12 @@ from planaria.estimate.step_time import step_time_s
 from planaria.plan.ledger import Ledger
 from planaria.plan.plan import NodeId, PlanError, WorkerId
 from planaria.plan.settings import PlannerSettings
+from planaria.plan.thresholds import OTHER_SET_CLEARLY
 from planaria.plan.validate import validate
 from planaria.planner.reconfigure.reconfigure import reconfigure
 from planaria.policy.interface import FinishRequest, Policy, ReplanRequest
 from planaria.policy.planner import Planner
-from planaria.policy.templates import CLEARLY, TemplatesPolicy, even_sets
+from planaria.policy.templates import TemplatesPolicy, even_sets
 from tests.plan.profiles import uniform_profile
 
 PROFILE = uniform_profile(6)
@@ -139,4 +140,4 @@ def test_dealt_out_anew_nodes_make_even_pipelines_where_sums_are_long() -> None:
         except PlanError:
             continue
         if len(found.plan.nodes) == 41:
-            assert proposal.step_time_s <= step_time_s(found.plan, profile) / CLEARLY
+            assert proposal.step_time_s <= step_time_s(found.plan, profile) / OTHER_SET_CLEARLY

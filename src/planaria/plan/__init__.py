@@ -4,7 +4,7 @@
     settings        what a job asks of its plans · ledger, sync_rounds: gradients: whose, and in which order summed
     program/        from a plan to each worker's instructions
     costs/          what layers, stages and pipelines cost
-    compiled        loops that numba compiles where it pays · quantities: sizes and numbers in words
+    compiled        loops that numba compiles where it pays · quantities: words for numbers · thresholds
 
 It imports `job` alone and knows no planner: how plans are found is for `planaria.planner`. Called, the package
 is the public function `planaria.plan(job)`.

@@ -17,12 +17,10 @@ from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.costs.stage_costs import StageCosts
 from planaria.plan.plan import NodeId, Pipeline, Plan, ScheduleKind
 from planaria.plan.settings import PlannerSettings
+from planaria.plan.thresholds import DETOUR_GAIN
 from planaria.planner.reroute.plans import rerouted
 from planaria.planner.reroute.routes import Detours, Freedom, MicrobatchAssignment
 from planaria.policy.interface import Pieces, result_of
-
-CLOSE = 0.002
-"""A step that may be shorter by so little is not looked for; nor is one worth more memory."""
 
 HEADS = (0.0, 1.0, 2.0)
 """How much of a worker's wait for its first microbatch counts as load; which is best depends on the order of work."""
@@ -180,7 +178,7 @@ class _Search:
 
     def _is_close(self) -> bool:
         """Nothing much shorter can be found."""
-        return self._best is not None and self._best[0] <= (1 + CLOSE) * self._bound_s
+        return self._best is not None and self._best[0] <= (1 + DETOUR_GAIN) * self._bound_s
 
     def _plan(self, assignment: MicrobatchAssignment, order: _Order) -> Plan:
         return rerouted(
@@ -196,7 +194,9 @@ class _Search:
     def _try(self, assignment: MicrobatchAssignment, order: _Order, *, instead: bool = False) -> bool:
         """Take it if it fits and is clearly faster than the best, or `instead` of it as fast; returns whether."""
         plan = self._plan(assignment, order)
-        most_s = float("inf") if self._best is None else self._best[0] * (1 + CLOSE if instead else 1 - CLOSE)
+        most_s = (
+            float("inf") if self._best is None else self._best[0] * (1 + DETOUR_GAIN if instead else 1 - DETOUR_GAIN)
+        )
         self._left -= 1
         seconds = step_time_s(plan, self._profile, self._conditions)
         if seconds > most_s or not self._fits(plan):

@@ -17,6 +17,7 @@ import msgspec
 from planaria.estimate.step_remainder import PlanInterval, StepProgress, num_units
 from planaria.plan.costs.stage_costs import stage_costs
 from planaria.plan.plan import Plan, Route, WorkerId
+from planaria.plan.thresholds import CROSSING_CLEARLY
 from planaria.planner.finish_step.rerun_routes import along_owners
 from planaria.planner.finish_step.salvage import Undone
 from planaria.planner.reroute.plans import layer_units
@@ -32,9 +33,6 @@ SHARE = 0.05
 
 UNIT_S = 1e-5
 """That a unit takes to simulate."""
-
-CLEARLY = 0.97
-"""Ways that cross are taken where the rest of the step takes so much less."""
 
 SPARE = 4
 """Microbatches in flight that a worker whose ways cross may have more, where the memory allows for it."""
@@ -76,7 +74,7 @@ def quickest(undone: Undone, planner: Planner, so_far: Sequence[PlanInterval]) -
     best = Finished(plan=usual, rest_s=progress.rest_s(usual), crosses=False)
     if not undone.missing or undone.pipelines == undone.intact:
         return best
-    most = CLEARLY * best.rest_s if best.rest_s is not None else 0.0
+    most = CROSSING_CLEARLY * best.rest_s if best.rest_s is not None else 0.0
     tries = (budget - past) // own - 2  # one is the usual way, and one says how busy all are
     for routes, busiest_s in _others(undone, planner, progress):
         if tries <= 0:

@@ -24,6 +24,7 @@ from planaria.plan.errors import TooFewNodes
 from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError
 from planaria.plan.quantities import count, size
 from planaria.plan.settings import PlannerSettings
+from planaria.plan.thresholds import GRIDS_CLOSE
 from planaria.plan.validate import lacking
 from planaria.planner.instantiation.grids import Grid, grids, is_grid, shape
 from planaria.planner.placement.placement import Holders
@@ -35,9 +36,6 @@ from planaria.policy.sentences import join, time
 
 MORPH = "morph"
 """How a plan was made."""
-
-CLOSE = 1.25
-"""Where split backwards fill the bubbles, a step is shorter than its template's time: not by so much."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,7 +189,7 @@ class MorphPolicy(Policy):
         for grid in grids:
             is_short = len(grid.plan.pipelines) <= self.planner.settings.fault_tolerance
             rivals = [candidate.step_time_s for candidate in found if is_short or not candidate.is_degraded]
-            if grid.step_time_s > CLOSE * min(rivals, default=float("inf")):
+            if grid.step_time_s > GRIDS_CLOSE * min(rivals, default=float("inf")):
                 break
             plan = build(grid)
             if plan is not None:

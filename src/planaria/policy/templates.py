@@ -15,6 +15,7 @@ from typing import TypeVar
 from planaria.plan.costs.pipeline_time import NodeSpeeds, Template, step_times
 from planaria.plan.plan import NodeId, Plan, PlanError
 from planaria.plan.settings import PlannerSettings
+from planaria.plan.thresholds import OTHER_SET_CLEARLY
 from planaria.planner.instantiation.microbatch_shares import Undistributable
 from planaria.planner.reconfigure.reconfigure import STEPS_AHEAD, How, Reconfiguration, reconfigure
 from planaria.planner.reconfigure.straggler_plans import candidates
@@ -23,9 +24,6 @@ from planaria.policy.planner import Planner
 from planaria.policy.sentences import begun, why, why_at_speeds
 
 _T = TypeVar("_T", Plan, Reconfiguration)
-
-CLEARLY = 0.95
-"""An instantiation that weighs compute alone is left for one that takes so much less, sums of gradients included."""
 
 MOST_EVEN = 8
 """Even sets that are estimated: so many of the best by compute, and as many of the fewest pipelines; of
@@ -112,7 +110,7 @@ class TemplatesPolicy(Policy):
         """
         planner = self.planner
         best, plan = first, plan_of(first)
-        least_s = CLEARLY * planner.step_s(plan)
+        least_s = OTHER_SET_CLEARLY * planner.step_s(plan)
         seen, num_placed = {plan.pipelines}, len(plan.nodes)
         for templates in other_sets(planner.templates, num_nodes, planner.settings):
             try:

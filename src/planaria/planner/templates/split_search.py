@@ -21,6 +21,7 @@ import numpy as np
 from planaria.plan.compiled import Work
 from planaria.plan.costs.pipeline_time import Floats, charged, times_s
 from planaria.plan.plan import ScheduleKind
+from planaria.plan.thresholds import LARGE_SPLITS_CLOSE, SPLITS_CLOSE
 from planaria.planner.templates.split_dp import DpTables, bounds_s, expected_s
 from planaria.planner.templates.split_looks import Branches, Stretches
 from planaria.planner.templates.split_shared import Climb, Fit, Shared, limits_digest
@@ -28,8 +29,6 @@ from planaria.planner.templates.splits import Space, Split
 
 ENUMERATE = 2_000
 """Splits up to which all are scored."""
-CLOSE, CLOSE_LARGE = 1.003, 1.008
-"""Ratio of step time to lower bound at which the search ends: where it is quick to get there, and else."""
 _QUICK_STATES = 3e4
 """Devices x layers x stages up to which it is, whatever the stages' device counts."""
 _STEPS = (0.0, 0.012, 0.03, 0.1, 0.17, 0.3, 1.0, 3.0, 10.0)
@@ -121,7 +120,7 @@ class StepTimeSearch:
         self._work = work or Work(expected_s(space, nodes, num_microbatches))
         self._stages = nodes * space.per_node if space.counts.tolist() == [1] else None
         quick = self._stages is not None or self._states <= _QUICK_STATES
-        self._close = CLOSE if quick else CLOSE_LARGE
+        self._close = SPLITS_CLOSE if quick else LARGE_SPLITS_CLOSE
         most = _LOOKS if budget > _SMALL_SHARE * BUDGET else _LOOKS_MANY
         self._looks = most if quick or budget > BUDGET else min(_LOOKS_LARGE, int(budget / (_LOOK * self._states)))
         # Where stages run further ahead, stretches are rarely what is slow.

@@ -19,6 +19,7 @@ from planaria.estimate.restore_time import Storage, restore_time
 from planaria.estimate.transfer_time import transfer_time
 from planaria.plan.plan import Plan, PlanError, ScheduleKind
 from planaria.plan.quantities import size
+from planaria.plan.thresholds import DETOUR_GAIN
 from planaria.plan.validate import lacking
 from planaria.planner.reroute.plans import shares
 from planaria.policy.adaptive.new_pipelines import (
@@ -31,7 +32,6 @@ from planaria.policy.adaptive.new_pipelines import (
 from planaria.policy.adaptive.objective import next_loss_s
 from planaria.policy.adaptive.other_policies import grids_of_checkpoint, rerouted, rerouted_anyway, without_samples
 from planaria.policy.adaptive.rings import takeovers_and_rings
-from planaria.policy.detour_search import CLOSE
 from planaria.policy.forecast import exposure
 from planaria.policy.interface import Candidate, Pieces, ReplanRequest
 from planaria.policy.planner import Planner
@@ -61,7 +61,7 @@ AT_ONCE = {REROUTE: "rerouted", TAKEOVER: "taken over"}
 """How plans are made for which no state moves, and what that is called: one step of the first that there is goes before
 a plan for which some does."""
 
-SPLIT = {ScheduleKind.ZERO_BUBBLE_H1: 1 - CLOSE, ScheduleKind.ZERO_BUBBLE_H2: 1 - CLOSE}
+SPLIT = {ScheduleKind.ZERO_BUBBLE_H1: 1 - DETOUR_GAIN, ScheduleKind.ZERO_BUBBLE_H2: 1 - DETOUR_GAIN}
 """Schedules with split backwards, from what keeps fewer activations on, each with the part of the best step before it
 that one must be shorter than."""
 

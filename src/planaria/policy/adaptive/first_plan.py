@@ -18,6 +18,7 @@ from operator import attrgetter
 
 from planaria.plan.costs.pipeline_time import Template, Times, step_times
 from planaria.plan.plan import NodeId, Plan, PlanError
+from planaria.plan.thresholds import SETS_CLOSE
 from planaria.planner.instantiation.grids import grids
 from planaria.planner.instantiation.grids import shape as grid_shape
 from planaria.planner.instantiation.microbatch_shares import Undistributable
@@ -31,9 +32,6 @@ from planaria.policy.morph import quickest_depths
 from planaria.policy.planner import Planner
 from planaria.policy.sentences import join, shape
 from planaria.policy.templates import even_sets
-
-CLOSE = 1.25
-"""A set of pipelines whose compute alone takes so much longer than the best step, sums included, is not estimated."""
 
 MOST_TOLD = 3
 """Candidates that the sentence names, the chosen one included; records have all."""
@@ -89,7 +87,7 @@ def best_first(
         _of_numbers(planner, sizes, nodes, generation, offered, min(MOST_NUMBERS, most), uneven),
     )
     for name, plan, compute_s in others:
-        if compute_s > CLOSE * least_s:
+        if compute_s > SETS_CLOSE * least_s:
             continue
         if any(_same(plan, other.plan) for other in offered) or not planner.fits(plan):
             continue
@@ -98,7 +96,7 @@ def best_first(
         least_s = min(least_s, candidate.step_time_s)
     offered = told_apart(offered)
     quickest = sorted(offered, key=attrgetter("step_time_s"))
-    close = [candidate for candidate in quickest if candidate.step_time_s <= CLOSE * least_s]
+    close = [candidate for candidate in quickest if candidate.step_time_s <= SETS_CLOSE * least_s]
     split = [found for found in (with_split_backwards(planner, one) for one in close[:most]) if found is not None]
     known = [completed(planner, candidate) for candidate in [*offered, *split]]
     # Under f = 0 one pipeline may be faster; where templates keep a second replica, it is not given up for that.

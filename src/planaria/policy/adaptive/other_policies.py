@@ -20,6 +20,7 @@ import msgspec
 
 from planaria.plan.plan import Pipeline, Plan
 from planaria.plan.quantities import count
+from planaria.plan.thresholds import GRIDS_CLOSE
 from planaria.planner.dropped_samples import Pool
 from planaria.planner.instantiation.grids import grids
 from planaria.planner.instantiation.grids import shape as grid_shape
@@ -27,7 +28,7 @@ from planaria.planner.instantiation.microbatch_shares import distribute
 from planaria.planner.reconfigure.rebalance_layers import pipeline_times
 from planaria.policy.drop import DROP, on_whole_pipelines, reason_for
 from planaria.policy.interface import Candidate, ReplanRequest
-from planaria.policy.morph import CLOSE, MORPH, quickest_depths
+from planaria.policy.morph import MORPH, quickest_depths
 from planaria.policy.planner import Planner
 from planaria.policy.reroute import REROUTE, ReroutePolicy
 from planaria.policy.sentences import shape
@@ -68,7 +69,7 @@ def grids_of_checkpoint(planner: Planner, request: ReplanRequest) -> Iterator[Ca
     yield None
     made.sort(key=lambda grid: grid.step_time_s)
     for grid in made:
-        if grid.step_time_s > CLOSE * made[0].step_time_s:
+        if grid.step_time_s > GRIDS_CLOSE * made[0].step_time_s:
             break
         if planner.fits(grid.plan):
             yield dataclasses.replace(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from planaria.plan.plan import PlanError
+from planaria.plan.thresholds import ANEW_CLEARLY
 from planaria.planner.finish_step.salvage import to_halt
 from planaria.policy.interface import Candidate
 from planaria.protocol.handlers import boundary
@@ -83,9 +84,6 @@ LONG = 1.1
 """A rest of a step that takes so many steps of the plan with which it began, or more, is held against the step begun
 anew."""
 
-CLEARLY = 0.9
-"""It is begun anew where that takes so much less, by estimate: what is done is done, and the estimate may be off."""
-
 
 def _anew_s(run: Run, proposal: Candidate, holders: Holders) -> tuple[float, float] | None:
     """Seconds to finish the step, and to begin it anew on another placement where that is clearly quicker.
@@ -107,4 +105,4 @@ def _anew_s(run: Run, proposal: Candidate, holders: Holders) -> tuple[float, flo
     if anew.restores or anew.dropped != proposal.dropped:
         return None
     anew_s = (anew.beside or anew).step_time_s * stretch
-    return (rest_s, anew_s) if anew_s < CLEARLY * rest_s else None
+    return (rest_s, anew_s) if anew_s < ANEW_CLEARLY * rest_s else None
