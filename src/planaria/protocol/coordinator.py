@@ -74,7 +74,7 @@ class Coordinator:
     @property
     def hurries(self) -> bool:
         """Whether what `Idle` leads to will be asked for after the step."""
-        return self._run.foresight.hurries
+        return self._run.precomputed.hurries
 
     @property
     def settings(self) -> RunSettings:
@@ -83,7 +83,7 @@ class Coordinator:
     @property
     def policy(self) -> Policy:
         """For the nodes' speeds as they are known by now."""
-        return self._run.placing.policy
+        return self._run.plan_selector.policy
 
     def refusal(self, policy: str) -> str | None:
         """Why the user cannot have the policy of this name now; None: he can, by `PolicyRequested`."""
@@ -109,9 +109,9 @@ class Coordinator:
         return self._run.checkpoints
 
     @property
-    def timing(self) -> StepTimes:
+    def step_times(self) -> StepTimes:
         """Of steps, beside their estimates."""
-        return self._run.timing
+        return self._run.step_times
 
     @property
     def shortages(self) -> Shortages:
@@ -141,10 +141,10 @@ class Coordinator:
             leaving=tuple(sorted(run.members.leaving)),
             pipelines=shapes(plan) if plan is not None else (),
             generation=plan.generation if plan is not None else 0,
-            speeds={int(node): speed for node, speed in sorted(run.placing.speeds.known.items())},
-            resting=tuple(sorted(run.placing.pacing.resting)),
+            speeds={int(node): speed for node, speed in sorted(run.plan_selector.speeds.known.items())},
+            resting=tuple(sorted(run.plan_selector.straggler_policy.resting)),
             zones={int(node): run.members.zones[node] for node in run.members.nodes if node in run.members.zones},
-            policy=run.placing.switching.name,
+            policy=run.plan_selector.policy_switch.name,
             num_dropped=run.counts.dropped,
             decision=run.decision,
             unsaved=run.intent.unsaved or "",

@@ -1,6 +1,6 @@
 """How a coordinator receives what comes on its connections: who is taken for whom, what counts, who is lost with them.
 
-It asks `planaria.protocol.membership.admission`, `doubts` and `judge`, and tells the machine. Sockets, or a simulation
+It asks `planaria.protocol.membership.admission`, `challenge` and `failure_detector`, and tells the machine. Sockets, or a simulation
 of them, are a subclass's.
 """
 
@@ -72,7 +72,7 @@ class Reception(ABC, Generic[Connection]):
         self._admission = admission
         self._judge = judge
         self._past = past
-        self._doubts: ReconnectChallenge[Connection] = ReconnectChallenge(past.joined if past else ())
+        self._challenge: ReconnectChallenge[Connection] = ReconnectChallenge(past.joined if past else ())
 
     @abstractmethod
     def _now(self) -> float:
@@ -121,7 +121,7 @@ class Reception(ABC, Generic[Connection]):
     def _receive(self, connection: Connection, message: FromWorker) -> None:
         """Raises Nonsense or Unwanted, and then the connection is to be ended. What the machine raises is a mistake of
         our own."""
-        if self._doubts.is_asked(connection):
+        if self._challenge.is_asked(connection):
             self._hear_doubtful(connection, message)
         elif connection.worker is None:
             self._welcome(connection, message)
@@ -145,9 +145,9 @@ class Reception(ABC, Generic[Connection]):
         if not isinstance(hello, Hello):
             raise Nonsense("no hello with the job's token")
         self._check(connection, hello)
-        if self._doubts.about(self._admission.node_of(hello.worker)):
+        if self._challenge.about(self._admission.node_of(hello.worker)):
             nonce = self._new_nonce()
-            self._doubts.ask(connection, hello, nonce)
+            self._challenge.ask(connection, hello, nonce)
             self._say(connection, Challenge(nonce=nonce))
         else:
             self._admit(connection, hello)
@@ -170,9 +170,9 @@ class Reception(ABC, Generic[Connection]):
     def _hear_doubtful(self, connection: Connection, message: FromWorker) -> None:
         try:
             if not isinstance(message, Proof):
-                self._doubts.hold(connection, message)
+                self._challenge.hold(connection, message)
                 return
-            hello, held = self._doubts.proven(connection, message.nonce)
+            hello, held = self._challenge.proven(connection, message.nonce)
         except Unproven as error:
             raise Nonsense(str(error)) from error
         refusal = self._refusal(connection, hello)  # it may have been given up meanwhile
@@ -193,7 +193,7 @@ class Reception(ABC, Generic[Connection]):
 
     def _ended(self, connection: Connection, cause: str) -> None:
         """A connection is gone."""
-        self._doubts.forget(connection)
+        self._challenge.forget(connection)
         worker = connection.worker
         if worker is not None and self._admission.left(worker, connection):
             self._judge.liveness.forget(worker, self._now())
@@ -208,7 +208,7 @@ class Reception(ABC, Generic[Connection]):
 
     def _judge_all(self, now: float) -> None:
         """Lose the nodes whose workers are silent or hang."""
-        for node, cause in self._judge.verdicts(now, self._is_runnable, lambda: self._machine.timing.expectation):
+        for node, cause in self._judge.verdicts(now, self._is_runnable, lambda: self._machine.step_times.expectation):
             self.lose(node, cause)
 
     def evict(self, node: NodeId) -> None:

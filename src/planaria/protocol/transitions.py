@@ -45,7 +45,7 @@ def _gone(run: Run, event: NodeGone) -> list[Command]:
 def returned_late(run: Run, event: Received) -> list[Command]:
     """A worker that begins; or one that a lost part of the journal knew, with a plan that nobody has any more."""
     assert isinstance(event.message, Returned)
-    known = run.placing.generation if run.current is None else run.plan.generation
+    known = run.plan_selector.generation if run.current is None else run.plan.generation
     node = run.members.node_of(event.worker)
     if event.message.generation <= known or node in run.members.gone:
         return []

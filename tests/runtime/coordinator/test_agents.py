@@ -304,7 +304,7 @@ def test_thousands_of_idle_connections_are_sent_away(offering: Offering) -> None
         note = offering.wait_for(Note)
         assert "do not show the job's token" in note.text
         assert len(offering.of(Note)) == 1
-        assert len(offering.server._switchboard._strangers) <= 256
+        assert len(offering.server._socket_server._strangers) <= 256
     finally:
         for sock in idle:
             sock.close()

@@ -473,15 +473,15 @@ def test_nobody_is_told_of_a_fenced_node_that_comes_back(error: FrameError, told
 
     lines: list[str] = []
     ended: list[str] = []
-    switchboard = SocketServer(take, lambda connection, cause: ended.append(cause), lines.append)
+    socket_server = SocketServer(take, lambda connection, cause: ended.append(cause), lines.append)
     listener = listen("127.0.0.1", 0)
-    switchboard.open(listener)
+    socket_server.open(listener)
     with socket.create_connection(listener.getsockname()) as client:
         client.sendall(control_frame(b"hello"))
         while not ended:
-            switchboard.serve(DEADLINE_S)
-        switchboard.send_strangers_away(time.monotonic())
-    switchboard.close()
+            socket_server.serve(DEADLINE_S)
+        socket_server.send_strangers_away(time.monotonic())
+    socket_server.close()
     assert len(lines) == told
 
 

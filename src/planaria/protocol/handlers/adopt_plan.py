@@ -54,9 +54,9 @@ def take(
     told += _told(run, proposal, purpose)
     entry = JournalPlan(
         message=message,
-        stand=run.standing.stand,
-        step_time_s=run.timing.step_s,
-        longest_s=run.timing.instruction_s,
+        stand=run.plan_validity.stand,
+        step_time_s=run.step_times.step_s,
+        longest_s=run.step_times.instruction_s,
         records=told,
         learnt=run.to_write(),
     )
@@ -87,13 +87,13 @@ def put_in_force(run: Run, proposal: Candidate, purpose: Purpose, source: StateS
     _begin_attempt(run, purpose, moves_state=source is not StateSource.LIVE or bool(plan.transfers))
     if purpose in (Purpose.RECONFIGURE, Purpose.RESTORE):
         is_restore = purpose is Purpose.RESTORE
-        run.moving.begin(plan, run.now, proposal.transfer_s, _wait_s(run, proposal), is_restore=is_restore)
+        run.transition_times.begin(plan, run.now, proposal.transfer_s, _wait_s(run, proposal), is_restore=is_restore)
     else:
-        run.moving.stop()
+        run.transition_times.stop()
     if purpose is not Purpose.GO_ON:
         _expect(run, proposal, purpose)
     if purpose is not Purpose.FINISH_STEP:
-        run.attempt.usual_s = run.timing.step_s
+        run.attempt.usual_s = run.step_times.step_s
     return measured
 
 
@@ -101,7 +101,7 @@ def _wait_s(run: Run, proposal: Candidate) -> float | None:
     """By how much the first step under the proposal should be longer because state moves; None: nobody knows."""
     if not proposal.plan.transfers:
         return 0.0
-    return None if proposal.transition_s is None else max(0.0, proposal.transition_s - run.moving.change_s)
+    return None if proposal.transition_s is None else max(0.0, proposal.transition_s - run.transition_times.change_s)
 
 
 def _begin_attempt(run: Run, purpose: Purpose, *, moves_state: bool) -> None:
@@ -111,17 +111,17 @@ def _begin_attempt(run: Run, purpose: Purpose, *, moves_state: bool) -> None:
     attempt.unready = set(plan.workers) if moves_state else set()
     if purpose is not Purpose.FINISH_STEP:
         attempt.begun_in = plan.generation
-        run.standing.warm(is_warming=purpose is Purpose.WARM_UP)
+        run.plan_validity.warm(is_warming=purpose is Purpose.WARM_UP)
     if purpose in PLACING:
         # Other placements are made of all nodes; whether those that leave can be done without is found out after
         # a step.
         is_tried = purpose is Purpose.RECONFIGURE
-        run.standing.place(plan.nodes, run.members.leaving.keys() if is_tried else frozenset())
+        run.plan_validity.place(plan.nodes, run.members.leaving.keys() if is_tried else frozenset())
 
 
 def _expect(run: Run, proposal: Candidate, purpose: Purpose) -> None:
     """What the plan should take."""
-    run.timing.expect(
+    run.step_times.expect(
         proposal.step_time_s,
         proposal.longest_s,
         is_weighed=bool(proposal.candidates),
@@ -129,10 +129,10 @@ def _expect(run: Run, proposal: Candidate, purpose: Purpose) -> None:
         is_beside=purpose is Purpose.WARM_UP,
     )
     if proposal.candidates:
-        run.second_look.chosen(run.failures.time_to_next_s(run.now))
+        run.replan_trigger.chosen(run.failures.time_to_next_s(run.now))
     elif purpose in PLACING:
-        run.second_look.forget()
-    run.placing.speeds.expect(proposal.plan, proposal.compute_s)
+        run.replan_trigger.forget()
+    run.plan_selector.speeds.expect(proposal.plan, proposal.compute_s)
 
 
 def _told(run: Run, proposal: Candidate, purpose: Purpose) -> tuple[AnyRecord, ...]:
@@ -140,7 +140,7 @@ def _told(run: Run, proposal: Candidate, purpose: Purpose) -> tuple[AnyRecord, .
     told: tuple[AnyRecord, ...] = ()
     if purpose is not Purpose.GO_ON:
         plan_hash = proposal.plan.content_hash if run.settings.hashes_plans else ""
-        told += (plan_taken(proposal, run.step, purpose.value, run.placing.switching.name, plan_hash),)
+        told += (plan_taken(proposal, run.step, purpose.value, run.plan_selector.policy_switch.name, plan_hash),)
         run.decision = decision_of(told) or run.decision
     becomes_degraded = proposal.is_degraded and not run.is_degraded
     if purpose in PLACING or (purpose is Purpose.WARM_UP and becomes_degraded):
@@ -160,7 +160,7 @@ def _replicas_told(run: Run, proposal: Candidate) -> tuple[AnyRecord, ...]:
 
 def same_again(run: Run) -> list[Command]:
     """Everybody was held, and goes on under the plan in force."""
-    proposal = run.placing.unchanged(run.plan)
+    proposal = run.plan_selector.unchanged(run.plan)
     return [*take(run, proposal, Purpose.GO_ON, StateSource.LIVE), *release(run)]
 
 
@@ -170,7 +170,7 @@ def release(run: Run) -> list[Command]:
     for node in sorted(run.members.leaving.keys() - set(run.plan.nodes)):
         noticed_at = run.members.leaving[node]
         workers = run.members.lose(node)
-        run.placing.forget(node, run.step)
+        run.plan_selector.forget(node, run.step)
         released = NodeReleased(
             node=node,
             step=run.step,

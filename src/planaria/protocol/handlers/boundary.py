@@ -41,7 +41,7 @@ def go_on(run: Run) -> list[Command]:
     holders = run.holders()
     if without := run.without_replica(holders):
         return restore(run, without)
-    if run.standing.has_lost_nobody(frozenset(run.members.nodes)):
+    if run.plan_validity.has_lost_nobody(frozenset(run.members.nodes)):
         return _hand_over(run, holders)
     return reconfigure(run, holders)
 
@@ -62,7 +62,7 @@ def reconfigure(run: Run, holders: Holders) -> list[Command]:
     if run.fatal is not None:
         return end_early(run)
     try:
-        proposal = run.placing.placement(run.situation(holders), at_once=True)
+        proposal = run.plan_selector.placement(run.situation(holders), at_once=True)
     except WouldRunOut as error:
         return _exhausted(run, str(error), RunStatus.FAILED)
     except PlanError as error:
@@ -74,7 +74,7 @@ def reconfigure(run: Run, holders: Holders) -> list[Command]:
         run.recovery.add_reconfiguration(proposal)
         if run.attempt.is_void:
             run.recovery.add_rerun(proposal.plan)
-    beside = run.placing.step_beside(proposal)
+    beside = run.plan_selector.step_beside(proposal)
     if beside is not None:
         return [*take(run, beside, Purpose.WARM_UP, StateSource.LIVE), *release(run)]
     return [*take(run, proposal, Purpose.RECONFIGURE, StateSource.LIVE), *release(run)]
@@ -84,7 +84,7 @@ def _hand_over(run: Run, holders: Holders) -> list[Command]:
     """Nobody is lost; nodes came, will go or have other speeds."""
     steps_left = run.settings.train.steps - run.step + 1
     stands = run.stands and not run.is_degraded
-    choice = run.placing.beside(run.situation(holders), stands=stands, steps_left=steps_left)
+    choice = run.plan_selector.beside(run.situation(holders), stands=stands, steps_left=steps_left)
     news: list[Command] = [Publish(Note(level="info", text=choice.told))] if choice.told else []
     return news + _change_over(run, holders, choice)
 
@@ -92,13 +92,13 @@ def _hand_over(run: Run, holders: Holders) -> list[Command]:
 def _change_over(run: Run, holders: Holders, choice: Choice) -> list[Command]:
     """Do as was chosen."""
     if choice.purpose is Purpose.GO_ON:
-        run.standing.keep(run.members.leaving.keys())
+        run.plan_validity.keep(run.members.leaving.keys())
         measured = end.close_timing(run) if choice.is_second_look else []
         if choice.is_second_look:
-            estimated = run.placing.policy.estimated(run.plan)
-            run.timing.expect(estimated.step_time_s, estimated.longest_s)
+            estimated = run.plan_selector.policy.estimated(run.plan)
+            run.step_times.expect(estimated.step_time_s, estimated.longest_s)
         return [*measured, *same_again(run)]
-    run.standing.newcomers.clear()
+    run.plan_validity.newcomers.clear()
     if choice.proposal is None:
         return reconfigure(run, holders)
     return take(run, choice.proposal, choice.purpose, StateSource.LIVE)
@@ -180,7 +180,7 @@ def could_not_save(run: Run, why: str) -> list[Command]:
     without = run.without_replica(run.holders())
     if run.intent.ending is None and without:
         return restore(run, without)
-    may_go_on = run.intent.is_exhausted and bool(run.standing.newcomers)
+    may_go_on = run.intent.is_exhausted and bool(run.plan_validity.newcomers)
     if run.intent.ending is None or may_go_on:
         return [Publish(Note(level="warning", text=lost)), *after_saving(run)]
     is_told, run.intent.unsaved = run.intent.unsaved == lost, lost
@@ -212,8 +212,8 @@ def save_requested(run: Run, event: SaveRequested) -> list[Command]:
 
 def after_saving(run: Run) -> list[Command]:
     """What the state was saved for: the end, waiting for nodes, or just to go on."""
-    if run.intent.is_exhausted and run.standing.newcomers:
-        run.standing.newcomers.clear()  # who joined while the state was saved may be enough
+    if run.intent.is_exhausted and run.plan_validity.newcomers:
+        run.plan_validity.newcomers.clear()  # who joined while the state was saved may be enough
         run.intent.ending = run.intent.waiting = None
         return try_again(run)
     if run.intent.ending is not None:

@@ -20,7 +20,7 @@ def order_beside(run: Run, committed: int) -> dict[WorkerId, Save]:
     A degraded plan that lasts is one for which the user need not have asked for checkpoints. One step beside which the
     state for a full plan moves does not last.
     """
-    lasts_degraded = run.is_degraded and not run.standing.is_warming
+    lasts_degraded = run.is_degraded and not run.plan_validity.is_warming
     time_to_failure_s = run.failures.time_to_next_s(run.now)
     cadence = run.checkpoints.cadence
     is_due = run.checkpoints.is_wished or cadence.is_due(

@@ -67,8 +67,8 @@ def end(run: Run, status: RunStatus, message: str) -> list[Command]:
 
 def decision_took(run: Run, event: DecisionTook) -> list[Command]:
     """A measurement for the account of the recovery, which may be over with that decision, and for the next one."""
-    run.timing.decided(event.seconds)
-    run.moving.decided(event.seconds)
+    run.step_times.decided(event.seconds)
+    run.transition_times.decided(event.seconds)
     if run.recovery is not None:
         run.recovery.decide_s += event.seconds
     return close_recovery(run)
@@ -86,9 +86,9 @@ def close_recovery(run: Run) -> list[Command]:
 
 def close_timing(run: Run) -> list[Command]:
     """The plan in force is no longer measured."""
-    record = None if run.current is None else run.timing.close(run.plan.generation)
+    record = None if run.current is None else run.step_times.close(run.plan.generation)
     if record is None:
         return []
-    if run.timing.late_s is not None:
-        run.moving.changed(record.generation, run.timing.late_s)
+    if run.step_times.late_s is not None:
+        run.transition_times.changed(record.generation, run.step_times.late_s)
     return [Publish(record)]

@@ -16,9 +16,9 @@ def lose(run: Run, event: NodeGone) -> list[Command]:
     if event.ran_out is not None:
         event = run.shortages.note(event, run.current, run.step)
     run.failures.lost(run.step, run.now)
-    run.moving.stop()
-    run.standing.lost(event.node)
-    run.placing.forget(event.node, run.step)
+    run.transition_times.stop()
+    run.plan_validity.lost(event.node)
+    run.plan_selector.forget(event.node, run.step)
     for worker in run.members.lose(event.node):
         run.attempt.forget(worker)
     run.returning.forget(run.members.workers_of(event.node))
@@ -28,7 +28,7 @@ def lose(run: Run, event: NodeGone) -> list[Command]:
     strikes = run.needs(event.node)
     if run.recovery is None and strikes:
         began = run.now if fault_at is None else fault_at
-        run.recovery = OpenRecovery(step=run.step, policy=run.placing.switching.name, began=began)
+        run.recovery = OpenRecovery(step=run.step, policy=run.plan_selector.policy_switch.name, began=began)
     if run.recovery is not None:
         run.recovery.add_loss(event.node, event.cause, detect_ms)
     lost = NodeLost(

@@ -24,7 +24,7 @@ def join(run: Run, event: WorkerJoined) -> list[Command]:
     is_complete = run.members.join(event.worker, event.data_address)
     if event.zone and run.members.zones.get(node) != event.zone:
         run.members.zones[node] = event.zone
-        run.placing.locate(run.members.zones)
+        run.plan_selector.locate(run.members.zones)
     if not is_complete or node in run.past.joined:
         return []
     zone = run.members.zones.get(node, "")
@@ -38,7 +38,7 @@ def joined_running(run: Run, event: WorkerJoined) -> list[Command]:
     node = run.members.node_of(event.worker)
     if node not in run.members.nodes:
         return commands
-    run.standing.newcomers.add(node)
+    run.plan_validity.newcomers.add(node)
     return commands + (boundary.try_again(run) if run.phase is Phase.WAITING else [])
 
 
@@ -54,7 +54,7 @@ def start_when_gathered(run: Run) -> list[Command]:
         return []
     resume = run.settings.resume
     try:
-        proposal = run.placing.first(run.members.nodes, run.forecast)
+        proposal = run.plan_selector.first(run.members.nodes, run.forecast)
     except PlanError as error:
         if run.members.gone and (run.settings.waits or run.settings.nodes_come):
             live = len(run.members.nodes)
@@ -77,6 +77,6 @@ def node_notice(run: Run, event: NodeNotice) -> list[Command]:
     if not is_here or event.node in run.members.leaving:
         return []
     run.members.leaving[event.node] = run.now
-    run.standing.newcomers.discard(event.node)
+    run.plan_validity.newcomers.discard(event.node)
     leaving = NodeLeaving(node=event.node, step=run.step, grace_s=event.grace_s, cause=event.cause)
     return [JournalNode(node=event.node, fate=Fate.LEAVING, records=(leaving,)), Publish(leaving)]

@@ -14,11 +14,11 @@ from planaria.protocol.run.run import Run
 
 def policy_requested(run: Run, event: PolicyRequested) -> list[Command]:
     """Whoever asked has been told of any `refusal`; what cannot be done is not done."""
-    before = run.placing.switching.name
+    before = run.plan_selector.policy_switch.name
     if event.name == before:
         return []
     try:
-        run.placing.switch(event.name)
+        run.plan_selector.switch(event.name)
     except PlanError as error:
         return [Publish(Note(level="warning", text=f"the policy stays {before}: {error}"))]
     record = PolicySwitched(policy=event.name, before=before, step=run.step)
@@ -31,9 +31,9 @@ def refusal(run: Run, name: str) -> str | None:
 
     It must have a plan for the nodes of now. What makes a job wait for nodes is no reason: any policy may wait.
     """
-    placing = run.placing
-    why = placing.switching.refusal(name)
-    if why is not None or name == placing.switching.name:
+    placing = run.plan_selector
+    why = placing.policy_switch.refusal(name)
+    if why is not None or name == placing.policy_switch.name:
         return why
     if name == PolicyName.MORPH and (why := _unkept(run)) is not None:
         return why

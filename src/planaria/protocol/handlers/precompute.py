@@ -16,34 +16,34 @@ def thinks(run: Run, now: float) -> bool:
         return False
     if not _look(run):
         return False
-    return run.foresight.hurries or run.foresight.has_time(now, run.attempt.began, run.timing.expected_step_s)
+    return run.precomputed.hurries or run.precomputed.has_time(now, run.attempt.began, run.step_times.expected_step_s)
 
 
 def think(run: Run, event: Idle) -> list[Command]:
     """One piece, if there is time for it."""
     if thinks(run, run.now):
-        run.foresight.think(run.placing.policy, run.plan, _holders(run), _gone(run))
+        run.precomputed.think(run.plan_selector.policy, run.plan, _holders(run), _gone(run))
     return []
 
 
 def took(run: Run, event: PieceTook) -> list[Command]:
     """A measurement, for whether there is time."""
-    run.foresight.took(event.seconds)
+    run.precomputed.took(event.seconds)
     return []
 
 
 def _look(run: Run) -> bool:
     live, zones = len(run.members.addresses), run.members.zones
     sure = _next_at_once(run)
-    return run.foresight.look(run.placing.policy, run.plan, live, _gone(run), zones, next_at_once=sure)
+    return run.precomputed.look(run.plan_selector.policy, run.plan, live, _gone(run), zones, next_at_once=sure)
 
 
 def _next_at_once(run: Run) -> bool | None:
     """Whether another plan follows this step at once, as nodes of this one are lost, or state moves beside the step; or
     is looked for, as nodes came. None: not as far as one knows."""
-    if run.standing.is_warming or (run.recovery is not None and not run.stands):
+    if run.plan_validity.is_warming or (run.recovery is not None and not run.stands):
         return True
-    return None if run.recovery is not None or not run.standing.newcomers or _absent(run) else False
+    return None if run.recovery is not None or not run.plan_validity.newcomers or _absent(run) else False
 
 
 def _holders(run: Run) -> dict[WorkerId, tuple[int, ...]]:
@@ -58,4 +58,4 @@ def _gone(run: Run) -> frozenset[NodeId]:
 
 
 def _absent(run: Run) -> frozenset[NodeId]:
-    return frozenset(run.members.leaving) | run.placing.pacing.resting
+    return frozenset(run.members.leaving) | run.plan_selector.straggler_policy.resting

@@ -45,7 +45,7 @@ def restarted(run: Run, event: Restarted) -> list[Command]:
             run.members.note_end(node, at_s)
     if past.losses:
         began = min((event.gone_at.get(loss.node, run.now) for loss in past.losses), default=run.now)
-        run.recovery = OpenRecovery(step=run.step, policy=run.placing.switching.name, began=began)
+        run.recovery = OpenRecovery(step=run.step, policy=run.plan_selector.policy_switch.name, began=began)
         for loss in past.losses:
             detect_ms = next((record.detect_ms for record in loss.records if isinstance(record, NodeLost)), None)
             run.recovery.add_loss(loss.node, loss.cause, detect_ms)
@@ -111,7 +111,7 @@ def _go_on_when_returned(run: Run) -> list[Command]:
     if ask is not None:
         run.returning.ask(ask)
         return [Send(ask, Recall())]
-    run.placing.generation = max(0, run.returning.generation)
+    run.plan_selector.generation = max(0, run.returning.generation)
     run.checkpoints.number_from(run.returning.serial)
     position = run.returning.position()
     if position is not None:
@@ -127,7 +127,7 @@ def go_on_from(run: Run, position: Position) -> list[Command]:
     returning = run.returning
     run.current = position.message.plan
     run.phase = Phase.TRAINING
-    run.timing.patience_s = UNMEASURED_S
+    run.step_times.patience_s = UNMEASURED_S
     run.step = position.step
     run.exponents = position.exponents
     run.lineage = position.message.lineage
@@ -162,10 +162,10 @@ def _take_up(run: Run, position: Position) -> None:
     run.attempt.unready = returning.unready(position)
     run.kept.note(run.step, returning.held(position))
     run.attempt.begun_in = position.message.begun
-    run.standing = returning.standing(position, frozenset(run.members.nodes), run.members.leaving.keys())
-    run.placing.speeds.expect(plan, run.placing.policy.estimated(plan).compute_s)
-    if not set(run.members.nodes) - run.placing.pacing.resting <= set(plan.nodes):
-        run.placing.pacing.look_again(run.step + 1)  # one may rest, which nobody knows any more
+    run.plan_validity = returning.plan_validity(position, frozenset(run.members.nodes), run.members.leaving.keys())
+    run.plan_selector.speeds.expect(plan, run.plan_selector.policy.estimated(plan).compute_s)
+    if not set(run.members.nodes) - run.plan_selector.straggler_policy.resting <= set(plan.nodes):
+        run.plan_selector.straggler_policy.look_again(run.step + 1)  # one may rest, which nobody knows any more
 
 
 def _untold(run: Run, position: Position) -> list[Command]:

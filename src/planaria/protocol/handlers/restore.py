@@ -31,7 +31,7 @@ def restore(run: Run, without: list[int]) -> list[Command]:
     if not _can_go_back(run):
         return _nothing_saved(run, lost)
     try:
-        proposal = run.placing.again(run.members.nodes, run.forecast)
+        proposal = run.plan_selector.again(run.members.nodes, run.forecast)
     except PlanError as error:
         return _no_plan(run, error, lost)
     return go_back(run, proposal, lost)
@@ -83,7 +83,7 @@ def _no_plan(run: Run, error: PlanError, lost: str) -> list[Command]:
 
 
 def _rewind(run: Run, checkpoint: CheckpointRef | None) -> None:
-    run.placing.wake_all(run.step)
+    run.plan_selector.wake_all(run.step)
     if run.checkpoints.under_way is not None:
         run.checkpoints.give_up("the job goes back")
     run.step = 1 + (checkpoint.step if checkpoint else 0)
@@ -96,7 +96,7 @@ def wait(run: Run) -> list[Command]:
     """For nodes; what is left keeps its state. Unless the user wants the run to end."""
     assert run.intent.waiting is not None
     run.phase = Phase.WAITING
-    run.timing.patience_s = float("inf")
+    run.step_times.patience_s = float("inf")
     live = len(run.members.nodes)
     record = Waiting(step=run.step, live_nodes=live, reason=run.intent.waiting)
     run.intent.waiting = None

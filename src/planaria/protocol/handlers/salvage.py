@@ -20,7 +20,7 @@ from planaria.protocol.step.retained_replicas import Holders
 def begin(run: Run) -> list[Command]:
     """Halt what the loss broke; decide once all of it has reported."""
     run.phase = Phase.SALVAGING
-    run.attempt.is_void |= not run.placing.finishes(run.situation(run.holders()))
+    run.attempt.is_void |= not run.plan_selector.finishes(run.situation(run.holders()))
     broken = to_halt(run.plan, run.members.addresses, run.attempt.unready)
     if run.attempt.is_void or run.fatal is not None:
         broken = frozenset(run.plan.workers) & run.members.addresses.keys()
@@ -58,14 +58,14 @@ def _decide_when_reported(run: Run) -> list[Command]:
 
 def _finish_step(run: Run, holders: Holders) -> list[Command]:
     salvage = run.attempt.salvage
-    proposal = run.placing.finish_step(
+    proposal = run.plan_selector.finish_step(
         run.plan,
         live=run.members.workers,
         halted=salvage.halted,
         counted=salvage.counted(run.plan.num_layers),
         holders=holders,
         forecast=run.situation(holders).forecast,
-        so_far=run.attempt.so_far(run.plan, run.now, run.timing.stretch),
+        so_far=run.attempt.so_far(run.plan, run.now, run.step_times.stretch),
     )
     if proposal is None:
         run.attempt.is_void = True
@@ -94,12 +94,12 @@ def _anew_s(run: Run, proposal: Candidate, holders: Holders) -> tuple[float, flo
     """
     if proposal.rest_s is None or run.settings.shares_cores:
         return None
-    stretch, usual_s = run.timing.stretch, run.attempt.usual_s or run.timing.step_s
+    stretch, usual_s = run.step_times.stretch, run.attempt.usual_s or run.step_times.step_s
     rest_s = proposal.rest_s * stretch
-    if rest_s < LONG * usual_s * stretch + (run.timing.decision_s or 0.0):
+    if rest_s < LONG * usual_s * stretch + (run.step_times.decision_s or 0.0):
         return None
     try:
-        anew = run.placing.placement(run.situation(holders), at_once=True)
+        anew = run.plan_selector.placement(run.situation(holders), at_once=True)
     except PlanError:
         return None
     if anew.restores or anew.dropped != proposal.dropped:

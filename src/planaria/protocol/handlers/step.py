@@ -28,7 +28,7 @@ def ready(run: Run, event: Received) -> list[Command]:
             run.loading.settled(run.now)
             if run.recovery is not None:
                 run.recovery.settled(run.now)
-        run.moving.ready(event.worker, run.now - event.message.since_s)
+        run.transition_times.ready(event.worker, run.now - event.message.since_s)
     return []
 
 
@@ -57,9 +57,9 @@ def commit(run: Run) -> list[Command]:
         run.skipped_steps.add(run.step)
     run.exponents = found.exponents
     # What a step tells of speeds may make the next one's plan due, and so the commit hold.
-    news = [] if run.recovery is not None else run.placing.judge(run.step, tally.compute_s)
-    if run.recovery is None and run.second_look.is_due(run.failures.time_to_next_s(run.now)):
-        run.placing.pacing.look_again(run.step + 1)
+    news = [] if run.recovery is not None else run.plan_selector.judge(run.step, tally.compute_s)
+    if run.recovery is None and run.replan_trigger.is_due(run.failures.time_to_next_s(run.now)):
+        run.plan_selector.straggler_policy.look_again(run.step + 1)
     message = Commit(
         generation=run.plan.generation,
         step=run.step,
@@ -106,12 +106,12 @@ def _tell(run: Run, message: Commit, found: Outcome, news: tuple[AnyRecord, ...]
         duration_s=max(run.now - run.attempt.began, 1e-9),
     )
     if run.recovery is None:
-        run.timing.committed(record.duration_s)
+        run.step_times.committed(record.duration_s)
         run.checkpoints.cadence.committed(record.duration_s)
-        if run.settings.shares_cores and run.placing.stretch is None:
-            stretch = run.timing.calibration()
+        if run.settings.shares_cores and run.plan_selector.stretch is None:
+            stretch = run.step_times.calibration()
             if stretch is not None:
-                run.placing.calibrate(stretch)
+                run.plan_selector.calibrate(stretch)
     parts = checkpoints.order_beside(run, message.step) if message.step < run.settings.train.steps else {}
     told = (record, *news)
     entry = JournalCommit(commit=message, records=told, learnt=run.to_write())

@@ -98,10 +98,10 @@ class PlanSelector:
         evidence: SpeedEvidence | None = None,
     ) -> None:
         self.policy = policy
-        self.switching = switching or PolicySwitch(PolicyName.TEMPLATES, None, may_drop=False)
+        self.policy_switch = switching or PolicySwitch(PolicyName.TEMPLATES, None, may_drop=False)
         self.shortages = shortages
         self.speeds = NodeSpeeds(evidence)
-        self.pacing = StragglerPolicy(evidence)
+        self.straggler_policy = StragglerPolicy(evidence)
         self.generation = 0
         self.stretch: float | None = None
         self._zones: Zones = {}
@@ -109,12 +109,12 @@ class PlanSelector:
 
     def is_due(self, step: int, now: float) -> bool:
         """Whether the plan is to be looked at before this step, though nobody came or went."""
-        return self.switching.is_new or self.pacing.is_due(step, now)
+        return self.policy_switch.is_new or self.straggler_policy.is_due(step, now)
 
     def recall(self, learnt: RunMeasurements, live: Collection[NodeId]) -> None:
         """What the coordinator before knew of the nodes that live."""
         self.speeds.recall(learnt.speeds, live)
-        self.pacing.recall(learnt.rests, live)
+        self.straggler_policy.recall(learnt.rests, live)
         self.stretch = learnt.stretch
         self.policy = self._for_now(self.policy)
 
@@ -153,7 +153,7 @@ class PlanSelector:
     def finishes(self, situation: Situation) -> bool:
         """Whether it is done, or the step begun anew under another placement."""
         policy = self.policy.with_forecast(situation.forecast)
-        lost = (*sorted(situation.gone), *sorted(situation.leaving | self.pacing.resting))
+        lost = (*sorted(situation.gone), *sorted(situation.leaving | self.straggler_policy.resting))
         return policy.finishes(ReplanRequest(plan=situation.plan, lost=lost, holders=situation.holders))
 
     def finish_step(
@@ -194,7 +194,7 @@ class PlanSelector:
     def placement(self, situation: Situation, *, at_once: bool, at_rest: frozenset[NodeId] | None = None) -> Candidate:
         """Within the memory that devices are known to have, see `_any_placement`. Raises PlanError."""
         if at_once:
-            self.switching.is_new = False  # whoever asks takes what there is
+            self.policy_switch.is_new = False  # whoever asks takes what there is
         proposal = self._any_placement(situation, at_once=at_once, at_rest=at_rest)
         if self.shortages.allows(proposal.plan):
             return proposal
@@ -219,7 +219,7 @@ class PlanSelector:
             at_rest: the nodes that are to rest; None: those that do, unless they are needed.
         """
         gone, leaving = tuple(sorted(situation.gone)), situation.leaving
-        resting = self.pacing.resting if at_rest is None else at_rest
+        resting = self.straggler_policy.resting if at_rest is None else at_rest
         attempts = [leaving | resting, leaving, frozenset()] if at_rest is None else [leaving | resting, resting]
         policy = self.policy.with_forecast(replace(situation.forecast, at_once=at_once))
         for number, without in enumerate(dict.fromkeys(attempts), start=1):
@@ -268,8 +268,8 @@ class PlanSelector:
             stands: the placement in force could go on.
             steps_left: of the job.
         """
-        was_switched, self.switching.is_new = self.switching.is_new, False
-        is_due = self.pacing.is_due(situation.step, situation.now) and not was_switched
+        was_switched, self.policy_switch.is_new = self.policy_switch.is_new, False
+        is_due = self.straggler_policy.is_due(situation.step, situation.now) and not was_switched
         told = ""
         try:
             if is_due:
@@ -293,12 +293,12 @@ class PlanSelector:
 
     def first_of(self, name: str, num_nodes: int) -> None:
         """Whether that policy has a plan for a job that has not begun. Raises PlanError: it has none."""
-        policy = self.switching.candidate(PolicyName(name), self.shortages.bound_bytes)
+        policy = self.policy_switch.candidate(PolicyName(name), self.shortages.bound_bytes)
         policy.initial([NodeId(node) for node in range(num_nodes)], self.generation + 1)
 
     def next_of(self, name: str, situation: Situation) -> None:
         """Whether that policy has a plan for the nodes of now. Raises PlanError: it has none."""
-        policy = self._for_now(self.switching.candidate(PolicyName(name), self.shortages.bound_bytes))
+        policy = self._for_now(self.policy_switch.candidate(PolicyName(name), self.shortages.bound_bytes))
         gone = tuple(sorted(situation.gone))
         policy.with_forecast(situation.forecast).reconfigure(
             ReplanRequest(plan=situation.plan, lost=gone, holders=situation.holders, generation=self.generation + 1)
@@ -306,10 +306,10 @@ class PlanSelector:
 
     def switch(self, name: PolicyName) -> None:
         """Another policy makes the plans from now on. Raises PlanError: it has none for this job."""
-        policy = self._for_now(self.switching.candidate(name, self.shortages.bound_bytes))
-        self.switching.switch(name, self.policy)
+        policy = self._for_now(self.policy_switch.candidate(name, self.shortages.bound_bytes))
+        self.policy_switch.switch(name, self.policy)
         self.policy = policy
-        self.shortages.plan_by(lambda most_bytes: self.switching.made(name, most_bytes))
+        self.shortages.plan_by(lambda most_bytes: self.policy_switch.made(name, most_bytes))
 
     def _for_now(self, policy: Policy) -> Policy:
         """For the nodes' zones and speeds."""
@@ -326,7 +326,7 @@ class PlanSelector:
         self, situation: Situation, target: Candidate | None, steps_left: int
     ) -> tuple[Candidate | None, str]:
         """What the new policy would do, if that is better than to go on; and what is told of it."""
-        name, why = self.switching.name, None
+        name, why = self.policy_switch.name, None
         if target is not None and not same_work(target.plan, situation.plan):
             why = why_change(self.policy.estimated(situation.plan), target, self._fault_tolerance, steps_left)
         if why is None:
@@ -337,7 +337,7 @@ class PlanSelector:
 
     def _paced(self, situation: Situation, *, stands: bool, steps_left: int) -> Candidate | None:
         """The placement for the speeds that are known by now; None where the plan of now is as good."""
-        return self.pacing.choose(
+        return self.straggler_policy.choose(
             situation.step,
             self.speeds.known,
             lambda resting: self.placement(situation, at_once=False, at_rest=resting),
@@ -361,19 +361,19 @@ class PlanSelector:
         news = self.speeds.committed(step, compute_s)
         if news:
             self._know_speeds()
-            self.pacing.look_again(step + 1)
+            self.straggler_policy.look_again(step + 1)
         return news
 
     def forget(self, node: NodeId, step: int) -> None:
         """It is gone. What is made of the others is not what was chosen: that is looked at again after the step."""
-        self.pacing.forget(node)
+        self.straggler_policy.forget(node)
         if self.speeds.forget(node):
             self._know_speeds()
         if self.speeds.known:
-            self.pacing.look_again(step + 1)
+            self.straggler_policy.look_again(step + 1)
 
     def wake_all(self, step: int) -> None:
         """Whoever rests is needed; whether he is, is looked at after the step."""
-        if self.pacing.resting:
-            self.pacing.wake_all()
-            self.pacing.look_again(step + 1)
+        if self.straggler_policy.resting:
+            self.straggler_policy.wake_all()
+            self.straggler_policy.look_again(step + 1)

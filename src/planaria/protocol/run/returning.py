@@ -306,7 +306,7 @@ class ReturningWorkers:
         is_it = plan is not None and plan.message.plan.generation == position.message.plan.generation
         return plan if is_it else None
 
-    def standing(self, position: Position, live: frozenset[NodeId], leaving: Set[NodeId]) -> PlanValidity:
+    def plan_validity(self, position: Position, live: frozenset[NodeId], leaving: Set[NodeId]) -> PlanValidity:
         """Of the placement in force, as far as it was written down."""
         written = self.written_plan(position)
         if written is None:

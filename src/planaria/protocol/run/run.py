@@ -177,19 +177,19 @@ class Run:
         self.is_degraded = False
         self.decision: PlanTaken | None = None
         switching = PolicySwitch(settings.policy_name, make, may_drop=settings.may_drop)
-        self.placing = PlanSelector(
+        self.plan_selector = PlanSelector(
             policy, shortages or Shortages(), settings.fault_tolerance, switching, settings.evidence
         )
         self.members = Membership(settings.num_nodes, settings.devices_per_node)
-        self.standing = PlanValidity()
+        self.plan_validity = PlanValidity()
         self.kept = RetainedReplicas()
         cadence = Cadence(settings.checkpoint_every, settings.checkpoint_every_s)
         self.checkpoints = Checkpoints(settings.checkpoint_root, settings.resume, cadence)
-        self.timing = StepTimes()
+        self.step_times = StepTimes()
         self.loading = ReadRates(settings.storage)
-        self.moving = TransitionTimes()
-        self.foresight = Precomputed()
-        self.second_look = SecondLook()
+        self.transition_times = TransitionTimes()
+        self.precomputed = Precomputed()
+        self.replan_trigger = SecondLook()
         self.failures = Failures(settings.mean_time_between_failures_s, settings.watched)
         self.damages = Damages()
         self.attempt = Attempt()
@@ -211,30 +211,32 @@ class Run:
         self.skipped_steps = set(past.skipped_steps)
         self.counts.dropped = past.num_dropped
         self.decision = past.decision
-        if past.policy is not None and past.policy is not self.placing.switching.name:
-            self.placing.switch(past.policy)  # before shortages are known: it may have no plan within what is left
+        if past.policy is not None and past.policy is not self.plan_selector.policy_switch.name:
+            self.plan_selector.switch(
+                past.policy
+            )  # before shortages are known: it may have no plan within what is left
         self.shortages.recall(past.learnt.shortages, past.carried)
         self.intent.is_stopping = past.is_stopping
         self.members.gone = set(past.gone)
         self.members.leaving = dict.fromkeys(past.leaving, 0.0)
         self.members.zones = dict(past.zones)
-        self.placing.locate(self.members.zones)
+        self.plan_selector.locate(self.members.zones)
         self._recall(past)
         if past.plan is not None:
-            self.timing.expect(past.plan.step_time_s, past.plan.longest_s)
+            self.step_times.expect(past.plan.step_time_s, past.plan.longest_s)
             self.is_degraded = bool(lacking(past.plan.message.plan, self.settings.fault_tolerance))
             if past.last_step_s is not None:
-                self.timing.took_before(past.last_step_s)
-            self.timing.patience_s = float("inf")
+                self.step_times.took_before(past.last_step_s)
+            self.step_times.patience_s = float("inf")
 
     def _recall(self, past: JournalState) -> None:
         learnt = self._written = past.learnt
         self.failures.recall(learnt.losses)
-        self.moving.recall(learnt.moves)
+        self.transition_times.recall(learnt.moves)
         self.loading.recall(learnt.read_bytes_per_s)
-        self.timing.decision_s = learnt.decision_s
-        self.second_look.chosen_for_s = learnt.chosen_for_s
-        self.placing.recall(learnt, past.joined)
+        self.step_times.decision_s = learnt.decision_s
+        self.replan_trigger.chosen_for_s = learnt.chosen_for_s
+        self.plan_selector.recall(learnt, past.joined)
         self.checkpoints.cadence.recall(learnt.saves)
 
     @property
@@ -244,7 +246,7 @@ class Run:
 
     @property
     def shortages(self) -> Shortages:
-        return self.placing.shortages
+        return self.plan_selector.shortages
 
     @property
     def fatal(self) -> str | None:
@@ -283,7 +285,7 @@ class Run:
     @property
     def forecast(self) -> FailureForecast:
         """What is known of the time to come."""
-        last, decision_s = self.checkpoints.last, self.timing.decision_s
+        last, decision_s = self.checkpoints.last, self.step_times.decision_s
         time_to_failure_s = self.failures.time_to_next_s(self.now)
         return FailureForecast(
             time_to_failure_s=time_to_failure_s,
@@ -294,10 +296,10 @@ class Run:
             checkpoint_every_s=self.checkpoints.cadence.interval_s(time_to_failure_s),
             storage=self.loading.storage,
             decision_s=USUAL_DECISION_S if decision_s is None else decision_s,
-            is_prepared=self.standing.is_warming,
-            change_s=self.moving.change_s,
-            transfer_stretch=self.moving.transfer_stretch,
-            restore_s=self.moving.restore_s,
+            is_prepared=self.plan_validity.is_warming,
+            change_s=self.transition_times.change_s,
+            transfer_stretch=self.transition_times.transfer_stretch,
+            restore_s=self.transition_times.restore_s,
             after_loss=self.recovery is not None,
         )
 
@@ -308,15 +310,15 @@ class Run:
         """For the next coordinator, should this one die."""
         return RunMeasurements(
             losses=self.failures.seen,
-            moves=self.moving.measured,
+            moves=self.transition_times.measured,
             read_bytes_per_s=self.loading.rates,
-            decision_s=self.timing.decision_s,
-            chosen_for_s=self.second_look.chosen_for_s,
-            speeds=self.placing.speeds.learnt,
-            rests=self.placing.pacing.learnt,
+            decision_s=self.step_times.decision_s,
+            chosen_for_s=self.replan_trigger.chosen_for_s,
+            speeds=self.plan_selector.speeds.learnt,
+            rests=self.plan_selector.straggler_policy.learnt,
             shortages=self.shortages.learnt,
             saves=self.checkpoints.cadence.learnt,
-            stretch=self.placing.stretch,
+            stretch=self.plan_selector.stretch,
         )
 
     def to_write(self) -> RunMeasurements | None:
@@ -332,11 +334,11 @@ class Run:
     @property
     def stands(self) -> bool:
         """The nodes of the placement are there and stay, and no others came."""
-        return self.standing.stands(frozenset(self.members.nodes), self.members.staying)
+        return self.plan_validity.stands(frozenset(self.members.nodes), self.members.staying)
 
     def goes_on(self, step: int) -> bool:
         """Whether the plan in force is the one for this step too."""
-        return self.stands and not self.placing.is_due(step, self.now)
+        return self.stands and not self.plan_selector.is_due(step, self.now)
 
     # Nodes
 

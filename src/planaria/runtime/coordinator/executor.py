@@ -35,7 +35,7 @@ class Executor:
     """Of one coordinator.
 
     Args:
-        switchboard: the way to connections.
+        socket_server: the way to connections.
         admission: whose connection is whose.
         agents: of nodes on other hosts, if nodes are there.
         journal: open.
@@ -50,7 +50,7 @@ class Executor:
 
     def __init__(
         self,
-        switchboard: SocketServer,
+        socket_server: SocketServer,
         admission: Admission[Connection],
         agents: Agents | None,
         journal: Journal,
@@ -60,7 +60,7 @@ class Executor:
     ) -> None:
         self.finished: Finish | None = None
         self.timer_s: float | None = None
-        self._switchboard = switchboard
+        self._socket_server = socket_server
         self._admission = admission
         self._agents = agents
         self._journal = journal
@@ -100,7 +100,7 @@ class Executor:
         if self._encoded is None or self._encoded[0] is not message or self._encoded[1] is not before:
             update = difference(before, message) if before and isinstance(message, PlanMessage) else None
             self._encoded = (message, before, encode(update or message))
-        self._switchboard.say(connection, self._encoded[2])
+        self._socket_server.say(connection, self._encoded[2])
 
     def warn(self, text: str) -> None:
         self._publish(Note(level="warning", text=text))

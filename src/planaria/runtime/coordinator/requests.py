@@ -28,7 +28,7 @@ class Requests:
     Args:
         machine: asked for the state; its events go through `handle`.
         token: of the job.
-        switchboard: the way to connections.
+        socket_server: the way to connections.
         handle: has the machine handle an event.
         start_node: starts one more; None: this is not done from here.
         is_gone: whether a node was lost or released, be it before it had joined.
@@ -39,7 +39,7 @@ class Requests:
         self,
         machine: Coordinator,
         token: str,
-        switchboard: SocketServer,
+        socket_server: SocketServer,
         handle: Callable[[Event], None],
         start_node: Callable[[], NodeId] | None,
         is_gone: Callable[[NodeId], bool],
@@ -47,7 +47,7 @@ class Requests:
     ) -> None:
         self._machine = machine
         self._token = token
-        self._switchboard = switchboard
+        self._socket_server = socket_server
         self._handle = handle
         self._start_node = start_node
         self._is_gone = is_gone
@@ -109,8 +109,8 @@ class Requests:
 
     def _say(self, connection: Connection, accepted: bool, text: str) -> None:
         answer = Answer(accepted=accepted, text=text, state=self._machine.state, nodes=self._started)
-        self._switchboard.say(connection, msgspec.msgpack.encode(answer))
-        self._switchboard.hang_up(connection)
+        self._socket_server.say(connection, msgspec.msgpack.encode(answer))
+        self._socket_server.hang_up(connection)
 
     def _grant(self, request: Request) -> tuple[bool, str]:
         state = self._machine.state

@@ -143,10 +143,10 @@ class Server(Reception[Connection]):
         super().__init__(machine, admission, judge, past)
         for node in (*self._started, *(past.gone if past else ()), *(past.joined if past else ())):
             self._admission.took_number(node)
-        self._switchboard = SocketServer(self._take, self._ended, lambda text: self._executor.warn(text))
+        self._socket_server = SocketServer(self._take, self._ended, lambda text: self._executor.warn(text))
         self._manifests = ManifestWriter(write_manifest, self._wake)
         self._executor = Executor(
-            self._switchboard,
+            self._socket_server,
             self._admission,
             agents,
             journal,
@@ -156,15 +156,15 @@ class Server(Reception[Connection]):
         )
         start_node = self._start_node if agents is None else None
         is_gone = self._admission.is_fenced
-        self._requests = Requests(machine, token, self._switchboard, self.handle, start_node, is_gone, most_nodes)
+        self._requests = Requests(machine, token, self._socket_server, self.handle, start_node, is_gone, most_nodes)
         if agents is not None:
             agents.open(self)
 
     def start(self, listener: socket.socket) -> None:
         """Serve whoever connects."""
-        self._switchboard.open(listener)
-        self._switchboard.watch(self._wake_receiver.fileno(), self._woken)
-        self._switchboard.watch(self._nodes.fileno(), self._nodes_told)
+        self._socket_server.open(listener)
+        self._socket_server.watch(self._wake_receiver.fileno(), self._woken)
+        self._socket_server.watch(self._nodes.fileno(), self._nodes_told)
 
     def request_stop(self) -> None:
         """Finish the step, save, end. Safe from any thread and from a signal handler."""
@@ -189,7 +189,7 @@ class Server(Reception[Connection]):
         """
         self._begin()
         while self._executor.finished is None:
-            self._switchboard.serve(self._idle())
+            self._socket_server.serve(self._idle())
             if "abort" in self._wishes:
                 return None
             self._look_at_the_clock()
@@ -197,7 +197,7 @@ class Server(Reception[Connection]):
         tell_the_end(self._executor.finished)
         deadline = time.monotonic() + GOODBYE_S
         while not self._all_ended() and time.monotonic() < deadline:
-            self._switchboard.serve(TICK_S)
+            self._socket_server.serve(TICK_S)
             if "abort" in self._wishes:
                 return None
         return self._executor.finished
@@ -226,7 +226,7 @@ class Server(Reception[Connection]):
     def close(self) -> None:
         if self._agents is not None and self._executor.finished is None:
             self._agents.dismiss(Farewell.SUSPENDED)
-        self._switchboard.close()
+        self._socket_server.close()
         self._wake_receiver.close()
         self._wake_sender.close()
 
@@ -244,14 +244,14 @@ class Server(Reception[Connection]):
     def _nodes_told(self) -> None:
         lost = self._nodes.lost()
         if lost:
-            self._switchboard.hear_all()
+            self._socket_server.hear_all()
         for node, cause in lost:
             self.lose(node, cause)
 
     def _take(self, connection: Connection, frame: bytes) -> None:
         """Raises what `SocketServer` knows."""
         if self._agents is not None and self._agents.take(connection, frame):
-            self._switchboard.trust(connection)
+            self._socket_server.trust(connection)
             return
         if connection.worker is None and self._requests.take(connection, frame):
             return
@@ -268,7 +268,7 @@ class Server(Reception[Connection]):
         return secrets.token_hex(16)
 
     def _say(self, connection: Connection, message: Stop | Challenge) -> None:
-        self._switchboard.say(connection, encode(message))
+        self._socket_server.say(connection, encode(message))
 
     def _check(self, connection: Connection, hello: Hello) -> None:
         if not hmac.compare_digest(hello.token.encode(), self._token.encode()):
@@ -288,7 +288,7 @@ class Server(Reception[Connection]):
         self.lose(node, reason)
 
     def _admit(self, connection: Connection, hello: Hello) -> None:
-        self._switchboard.trust(connection)
+        self._socket_server.trust(connection)
         super()._admit(connection, hello)
 
     def _ended(self, connection: Connection, cause: str) -> None:
@@ -309,7 +309,7 @@ class Server(Reception[Connection]):
         if not self._judge.is_due(now):
             return
         self._kernel_kills()  # asked now and then, so that it sees when a count rises
-        self._switchboard.send_strangers_away(now)
+        self._socket_server.send_strangers_away(now)
         self._judge_all(now)
 
     def _is_runnable(self, node: NodeId) -> bool:
@@ -373,7 +373,7 @@ class Server(Reception[Connection]):
             self._executor.warn(f"node {node} ended before it had joined ({cause}). Look into the logs of its workers.")
 
     def say(self, connection: Connection, body: bytes) -> None:
-        self._switchboard.say(connection, body)
+        self._socket_server.say(connection, body)
 
     def hang_up(self, connection: Connection) -> None:
-        self._switchboard.hang_up(connection)
+        self._socket_server.hang_up(connection)

@@ -110,9 +110,9 @@ class Episode:
         run.members.leaving = dict.fromkeys(state.leaving, 0.0)
         if state.zones:
             run.members.zones = {NodeId(node): zone for node, zone in enumerate(state.zones) if zone}
-            run.placing.locate(run.members.zones)
+            run.plan_selector.locate(run.members.zones)
         run.current = plan
-        run.placing.generation = plan.generation
+        run.plan_selector.generation = plan.generation
         short = bool(lacking(plan, subject.fault_tolerance))
         run.is_degraded = short
         put_in_force(run, replace(estimated, plan=plan, is_degraded=short), Purpose.RECONFIGURE, StateSource.LIVE)
@@ -121,7 +121,7 @@ class Episode:
         episode._ends = estimated.step_time_s
         episode._held = plan.groups_of
         if known.looks_again:
-            run.second_look.chosen(known.time_to_failure_s / LONGER)
+            run.replan_trigger.chosen(known.time_to_failure_s / LONGER)
         return episode
 
     @classmethod
@@ -238,7 +238,7 @@ class Episode:
         if last is None:
             return
         run.attempt.unready.difference_update(others)
-        run.moving.all_ready(others, self.now)
+        run.transition_times.all_ready(others, self.now)
         self._handle(Received(last, Ready(generation=run.plan.generation)))
 
     def _vote(self) -> None:
@@ -376,7 +376,7 @@ class Episode:
             self._began, self._ends = self.now, self.now + self._step_s
             return
         self._tally.plans.append(purpose.value)
-        self._step_s = run.timing.step_s
+        self._step_s = run.step_times.step_s
         decision_s = timings.decision_s
         if timings.unprepared_s and (run.recovery is None or len(run.recovery.lost) > 1):
             decision_s = timings.unprepared_s

@@ -40,7 +40,7 @@ def initial_run(subject: SimulatedJob, known: RunOutlook, *, num_nodes: int) -> 
     )
     run = Run(settings, subject.policy, None, None)
     run.failures = Foreseen(known.time_to_failure_s, known.nodes_together)
-    run.timing.decision_s = subject.timings.decision_s
+    run.step_times.decision_s = subject.timings.decision_s
     run.step = first_step
     run.checkpoints.cadence.begin(math.inf)  # likewise
     run.checkpoints.last = CheckpointRef(step=first_step - 1 - known.steps_at_stake, folder="", exponents=run.exponents)
