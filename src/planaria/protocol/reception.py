@@ -1,7 +1,7 @@
 """How a coordinator receives what comes on its connections: who is taken for whom, what counts, who is lost with them.
 
-It asks `planaria.protocol.membership.admission`, `challenge` and `failure_detector`, and tells the machine. Sockets, or a simulation
-of them, are a subclass's.
+It asks `planaria.protocol.membership.admission`, `challenge` and `failure_detector`, and tells the machine. Sockets, or
+a simulation of them, are a subclass's.
 """
 
 from __future__ import annotations
