@@ -302,6 +302,7 @@ def layers():
     assert summary(command)["status"] == "failed"
 
 
+@pytest.mark.proof
 def test_a_backward_that_raises_is_told_once(command: Command, text: Path) -> None:
     (command.folder / "mine.py").write_text(
         """

@@ -11,7 +11,6 @@ import pytest
 from planaria.job.settings import PolicyName
 from planaria.protocol.messages.records import PlanTaken, RunEnded, RunStatus, StepCommitted
 from planaria.protocol.step.commit import learning_rate
-from tests.proof import rest_in_proof
 from tests.runtime.worker.cluster import Crash, Kill, Visit, Weather
 from tests.runtime.worker.dst import laboratory as new_laboratory
 from tests.runtime.worker.schedules import INSTRUCTIONS, Schedule, comings_and_goings, job_of, restarts, schedule
@@ -31,7 +30,8 @@ def dropping(which: Schedule) -> Schedule:
     return replace(which, job=msgspec.structs.replace(which.job, resilience=resilience))
 
 
-@pytest.mark.parametrize("make", rest_in_proof([schedule, comings_and_goings, restarts]))
+@pytest.mark.proof
+@pytest.mark.parametrize("make", [schedule, comings_and_goings, restarts])
 def test_random_schedules(make: object, laboratory: Laboratory) -> None:
     num_dropping = 0
     for seed in SEEDS[:: 1 if make is schedule else 2]:

@@ -21,6 +21,7 @@ def laboratory() -> Iterator[Laboratory]:
         yield place
 
 
+@pytest.mark.proof
 def test_random_schedules(laboratory: Laboratory) -> None:
     switches = 0
     for seed in SEEDS:

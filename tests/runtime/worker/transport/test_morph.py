@@ -20,7 +20,6 @@ from planaria.protocol.messages.records import (
 )
 from planaria.protocol.messages.worker import PlanMessage, StateSource
 from planaria.runtime.worker.transport.state_transfer import StateTransfer
-from tests.proof import rest_in_proof
 from tests.runtime.worker.cluster import Crash, Kill, Visit, Weather
 from tests.runtime.worker.dst import laboratory as new_laboratory
 from tests.runtime.worker.schedules import (
@@ -46,7 +45,8 @@ def laboratory() -> Iterator[Laboratory]:
         yield place
 
 
-@pytest.mark.parametrize("make", rest_in_proof(MAKERS))
+@pytest.mark.proof
+@pytest.mark.parametrize("make", MAKERS)
 def test_random_schedules(make: Callable[[int, str], Schedule], laboratory: Laboratory) -> None:
     """The laboratory holds every run against one process training alone, to the bit."""
     for seed in SEEDS:
