@@ -27,7 +27,7 @@ from planaria.estimate.outline import Known as Known
 from planaria.estimate.outline import Outline as Outline
 from planaria.estimate.outline import Shape as Shape
 from planaria.estimate.outline import outline_of_pipelines, remember
-from planaria.estimate.simulation import ProgramTimes, run_orders, run_programs
+from planaria.estimate.simulation import PipelineRun, ProgramTimes, is_whole, run_orders, run_programs
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import Plan, Route, WorkerId
 from planaria.plan.program.instructions import COMPUTING, Instruction, Op, Program
@@ -110,7 +110,10 @@ def _outline_of_paths(plan: Plan, durations: Durations, conditions: Conditions, 
     new = {shape: path for shape, path in shapes if shape not in known}
     regular = {hop.worker for _, path in shapes for hop in path.hops}
     for shape, path in new.items():
-        known[shape] = run_orders(plan, [hop.worker for hop in path.hops], durations, overlap=conditions.overlap)
+        if is_whole(plan, path.routes):
+            known[shape] = PipelineRun(plan, path.hops, durations, overlap=conditions.overlap).times(path.routes)
+        else:
+            known[shape] = run_orders(plan, [hop.worker for hop in path.hops], durations, overlap=conditions.overlap)
     ends_s, compute_s = dict(durations.late_s), dict.fromkeys(plan.workers, 0.0)
     longest_s = 0.0
     whole = [0.0] * len(plan.groups)
