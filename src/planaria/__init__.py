@@ -1,4 +1,9 @@
-"""Planaria: train large models on machines that fail."""
+"""Planaria: train large models on machines that fail.
+
+This module has the public names, imported when they are first used, and makes `planaria.plan` callable. `api` has
+what they do. Below: `ui` (command line, pictures), `runtime` (all I/O), `profile`, `checkpoint`, `model`, `data`,
+`simulate`, `protocol`, `policy`, `planner`, `estimate`, `plan`, `job`. Each opens with a map.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from planaria.estimate.conditions import Conditions
-from planaria.estimate.step_time import Known, outline, simulate, step_time_s
+from planaria.estimate.step_time import EstimateCache, outline, simulate, step_time_s
 from planaria.plan.costs.model_profile import DeviceKind, LayerCost, LayerTimes, LinkCost, Links, ModelProfile
 from planaria.plan.plan import Group, NodeId, Pipeline, Plan, Route, Stage, WorkerId
 from planaria.plan.validate import validate
@@ -36,7 +36,7 @@ def test_an_outline_is_what_the_timeline_comes_to(case: Case) -> None:
     """And what was known of a plan's pipelines before changes nothing."""
     plan, profile, conditions = case
     timeline = simulate(plan, profile, conditions)
-    known = Known()
+    known = EstimateCache()
     first = outline(plan, profile, conditions, known)
     later = msgspec.structs.replace(
         plan,

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 
 from planaria.estimate.conditions import Conditions
 from planaria.estimate.durations import Durations
-from planaria.estimate.outline import Known, outline_of_pipelines
+from planaria.estimate.outline import EstimateCache, outline_of_pipelines
 from planaria.estimate.step_time import simulate
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.plan import Plan
@@ -20,7 +20,7 @@ def test_kinds_of_pipelines_tell_what_the_programs_come_to(case: tuple[Plan, Mod
     plan, profile, drawn = case
     conditions = Conditions(overlap=drawn.overlap)
     durations = Durations(plan, profile, conditions)
-    known = Known()
+    known = EstimateCache()
     found = outline_of_pipelines(plan, durations, conditions, known)
     each_once = all(len(pipeline.owned) == len(pipeline.stages) for pipeline in plan.pipelines)
     assert (found is not None) == (durations.is_spread and plan.is_apart and each_once)

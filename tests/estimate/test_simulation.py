@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from planaria.estimate.conditions import Conditions
 from planaria.estimate.durations import Durations
-from planaria.estimate.outline import Known
+from planaria.estimate.outline import EstimateCache
 from planaria.estimate.simulation import JointTimes, PipelineRun, is_whole, run_orders, run_programs
 from planaria.estimate.step_time import outline, simulate
 from planaria.plan.costs.model_profile import ModelProfile
@@ -84,7 +84,7 @@ def test_what_is_known_of_routes_that_cross_holds_for_other_shadows(case: Case, 
     conditions = Conditions(overlap=conditions.overlap, node_speeds=conditions.node_speeds, late_s=late)
     shadowing = data.draw(st.sets(st.sampled_from(plan.workers), max_size=2))
     shadows = tuple(Stage(worker=WorkerId(w), first_layer=0, end_layer=plan.num_layers) for w in sorted(shadowing))
-    known = Known()
+    known = EstimateCache()
     for one in (plan, msgspec.structs.replace(plan, shadows=shadows), plan):
         found, timeline = outline(one, profile, conditions, known), simulate(one, profile, conditions)
         assert found.step_time_s == timeline.step_time_s

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from planaria.estimate.conditions import Conditions
 from planaria.estimate.durations import Durations
-from planaria.estimate.outline import Outline
+from planaria.estimate.outline import StepEstimate
 from planaria.plan.plan import Plan, WorkerId
 
 
@@ -53,7 +53,7 @@ def _messages_s(plan: Plan, durations: Durations) -> float:
     return seconds
 
 
-def on_shared_cores(found: Outline, plan: Plan, durations: Durations, conditions: Conditions) -> Outline:
+def on_shared_cores(found: StepEstimate, plan: Plan, durations: Durations, conditions: Conditions) -> StepEstimate:
     """The outline of a step on machines of their own, as it is where they share cores: no instruction is quicker
     there than the step as a whole."""
     step_s = max(found.step_time_s, least_step_s(plan, durations, found.compute_s, conditions))

@@ -24,7 +24,7 @@ from planaria.plan.sync_rounds import colour
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outline:
+class StepEstimate:
     """What a `Timeline` comes to, in seconds.
 
     Attributes:
@@ -44,7 +44,7 @@ Shape = Hashable
 """All that the times of a pipeline depend on, beside profile and conditions."""
 
 
-class Known(dict[Shape, JointTimes]):
+class EstimateCache(dict[Shape, JointTimes]):
     """Pipelines that were run before.
 
     Attributes:
@@ -64,7 +64,7 @@ MOST_KNOWN = 4096
 MOST_RUNS = 128
 
 
-def remember(known: Known) -> None:
+def remember(known: EstimateCache) -> None:
     """The latest only."""
     _keep_latest(known, MOST_KNOWN)
     _keep_latest(known.whole, MOST_KNOWN)
@@ -77,7 +77,9 @@ def _keep_latest(found: dict[_Key, Any], most: int) -> None:
         del found[next(iter(found))]
 
 
-def outline_of_pipelines(plan: Plan, durations: Durations, conditions: Conditions, known: Known) -> Outline | None:
+def outline_of_pipelines(
+    plan: Plan, durations: Durations, conditions: Conditions, known: EstimateCache
+) -> StepEstimate | None:
     """Of a step; None where it depends on more than the kinds of pipelines.
 
     Args:
@@ -126,7 +128,7 @@ def outline_of_pipelines(plan: Plan, durations: Durations, conditions: Condition
         known.whole[what] = found
     step_s, longest_s = found
     remember(known)
-    return Outline(
+    return StepEstimate(
         step_time_s=step_s,
         longest_instruction_s=longest_s,
         compute_s=_Compute(plan, [(flow, alike) for flow, _, alike in kinds.values()]),
@@ -148,7 +150,12 @@ def shape_of(routes: Sequence[Route]) -> tuple[Shape, ...]:
 
 
 def _run(
-    plan: Plan, pipeline: Pipeline, routes: list[Route], durations: Durations, conditions: Conditions, known: Known
+    plan: Plan,
+    pipeline: Pipeline,
+    routes: list[Route],
+    durations: Durations,
+    conditions: Conditions,
+    known: EstimateCache,
 ) -> JointTimes:
     if is_whole(plan, routes):
         kind = plan.schedule, pipeline.form(plan.devices_per_node)

@@ -23,9 +23,9 @@ from planaria.estimate.conditions import AS_PROFILED, Conditions
 from planaria.estimate.cores import least_step_s, on_shared_cores
 from planaria.estimate.durations import Durations
 from planaria.estimate.gradient_sums import summed
-from planaria.estimate.outline import Known as Known
-from planaria.estimate.outline import Outline as Outline
+from planaria.estimate.outline import EstimateCache as EstimateCache
 from planaria.estimate.outline import Shape as Shape
+from planaria.estimate.outline import StepEstimate as StepEstimate
 from planaria.estimate.outline import outline_of_pipelines, remember
 from planaria.estimate.simulation import PipelineRun, ProgramTimes, is_whole, run_orders, run_programs
 from planaria.plan.costs.model_profile import ModelProfile
@@ -79,8 +79,8 @@ def step_time_s(plan: Plan, profile: ModelProfile, conditions: Conditions = AS_P
 
 
 def outline(
-    plan: Plan, profile: ModelProfile, conditions: Conditions = AS_PROFILED, known: Known | None = None
-) -> Outline:
+    plan: Plan, profile: ModelProfile, conditions: Conditions = AS_PROFILED, known: EstimateCache | None = None
+) -> StepEstimate:
     """What `simulate` says of a step, without the timeline.
 
     Pipelines that differ in nothing but their workers' and microbatches' numbers are run once.
@@ -95,7 +95,7 @@ def outline(
         PlanError: a stage has more or fewer devices than the profile has times for.
     """
     durations = Durations(plan, profile, conditions)
-    known = Known() if known is None else known
+    known = EstimateCache() if known is None else known
     found = outline_of_pipelines(plan, durations, conditions, known)
     if found is None:
         found = _outline_of_paths(plan, durations, conditions, known)
@@ -104,7 +104,7 @@ def outline(
     return on_shared_cores(found, plan, durations, conditions)
 
 
-def _outline_of_paths(plan: Plan, durations: Durations, conditions: Conditions, known: Known) -> Outline:
+def _outline_of_paths(plan: Plan, durations: Durations, conditions: Conditions, known: EstimateCache) -> StepEstimate:
     """Whatever it depends on, on machines that share nothing."""
     shapes = [(_shape(plan, durations, path), path) for path in sorted_routes(plan).pipelines]
     new = {shape: path for shape, path in shapes if shape not in known}
@@ -138,7 +138,7 @@ def _outline_of_paths(plan: Plan, durations: Durations, conditions: Conditions, 
     remember(known)
     finish = _Finish(plan, durations, ends_s, whole, conditions)
     longest_s = max([longest_s, finish.longest_apply_s, *(end - start for start, end in finish.sums.values())])
-    return Outline(
+    return StepEstimate(
         step_time_s=finish.step_time_s, longest_instruction_s=longest_s, compute_s=dict(sorted(compute_s.items()))
     )
 

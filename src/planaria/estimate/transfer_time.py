@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planaria.estimate.conditions import AS_PROFILED, Conditions
-from planaria.estimate.step_time import Known, outline
+from planaria.estimate.step_time import EstimateCache, outline
 from planaria.plan.costs.model_profile import LinkCost, Links, ModelProfile
 from planaria.plan.plan import Plan, WorkerId
 
@@ -72,7 +72,7 @@ def wait_s(
     profile: ModelProfile,
     come_s: Mapping[WorkerId, float],
     conditions: Conditions = AS_PROFILED,
-    known: Known | None = None,
+    known: EstimateCache | None = None,
 ) -> float:
     """Predicted seconds by which the plan's first step is longer, because these workers have their state so late.
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from planaria.estimate.conditions import AS_PROFILED, Conditions
+from planaria.estimate.lower_bound import least_rerouted_s
 from planaria.estimate.memory import fullest_device_bytes
-from planaria.estimate.reroute_bound import least_rerouted_s
 from planaria.estimate.step_time import step_time_s
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.costs.stage_costs import StageCosts

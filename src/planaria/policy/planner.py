@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from planaria.estimate.conditions import Conditions
 from planaria.estimate.memory import fullest_device_bytes
-from planaria.estimate.step_time import Known, Outline, outline
+from planaria.estimate.step_time import EstimateCache, StepEstimate, outline
 from planaria.estimate.transfer_time import wait_s
 from planaria.plan.costs.model_profile import ModelProfile
 from planaria.plan.costs.pipeline_time import NodeSpeeds, Template
@@ -45,7 +45,7 @@ class _Shared:
     """
 
     made: dict[object, Any] = field(default_factory=dict)
-    pipelines: Known = field(default_factory=Known)
+    pipelines: EstimateCache = field(default_factory=EstimateCache)
     sizes_s: dict[tuple[int, ...], float] = field(default_factory=dict)
 
 
@@ -160,7 +160,7 @@ class Planner:
 
     # Estimates
 
-    def estimate(self, plan: Plan) -> Outline:
+    def estimate(self, plan: Plan) -> StepEstimate:
         """Returns what a step under the plan is thought to take."""
         return outline(plan, self.profile, self.conditions, self._shared.pipelines)
 

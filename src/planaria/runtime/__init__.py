@@ -1,10 +1,11 @@
 """Everything that does I/O: processes, sockets, files, devices. What is decided is decided in `planaria.protocol`.
 
-    launch/: a training run from job to result · nodes/: processes and agents that are a job's nodes
-    coordinator/: the server around the machine · measure/: profiles, measured with the worker's own compute
-    worker/: a worker process · wire/: frames, sockets and connections
-    run_folder/: what lies where in runs/NAME · progress/: a run on a terminal
-    component_settings, oversubscription, interrupts: what several of them need
+- `launch/`: a training run from job to result; `nodes/`: processes and agents that are a job's nodes.
+- `coordinator/`: the server around the machine; `measure/`: profiles, measured with the worker's own compute.
+- `worker/`: a worker process; `wire/`: frames, sockets and connections.
+- `run_folder/`: what lies where in runs/NAME; `progress/`: a run on a terminal.
+- `component_settings`: from the job's sections to the settings of planner, coordinator and workers.
+- `oversubscription`, `interrupts`: what several of them need.
 
 Imports run from launch down to wire.
 """

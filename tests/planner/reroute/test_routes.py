@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from planaria.estimate.reroute_bound import least_rerouted_s
+from planaria.estimate.lower_bound import least_rerouted_s
 from planaria.estimate.step_time import step_time_s
 from planaria.plan.costs.model_profile import LinkCost
 from planaria.plan.costs.stage_costs import StageCosts

@@ -1,8 +1,8 @@
 """The worker's half of the protocol, pure: the real worker and the simulated one run the same code.
 
-    machine                    its generation and step, what may still be done · progress: of its program
-    executor, step_work        an instruction's effect, and what it adds to · session: its way to the coordinator
-    holdings, state_transfers  what it holds, and what is on its way · sums, mail what is summed and awaited
+- `machine`: its generation and step, what may still be done; `progress`: of its program.
+- `executor`, `step_work`: an instruction's effect, and what it adds to; `session`: its way to the coordinator.
+- `holdings`, `state_transfers`: what it holds, and what is on its way; `sums`, `mail`: what is summed, what came.
 
 It may import `plan` and `protocol.messages`, and never policy, estimate or simulate.
 """
