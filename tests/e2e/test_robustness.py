@@ -33,7 +33,7 @@ import os
 import torch
 from torch import nn
 
-from planaria.worker import sync, transport
+from planaria.runtime.worker.transport import sync, transport
 
 HERE = os.path.dirname(__file__)
 frame = transport.data_frame

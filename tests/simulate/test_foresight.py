@@ -58,7 +58,7 @@ def test_what_will_be_asked_after_the_step_is_prepared_whatever_the_time(monkeyp
         return proposal
 
     monkeypatch.setattr(AdaptivePolicy, "reconfigure", noting)
-    monkeypatch.setattr("planaria.protocol.planning.precompute.Foresight.has_time", lambda *_: False)
+    monkeypatch.setattr("planaria.protocol.planning.precompute.Precomputed.has_time", lambda *_: False)
     found = []
     for pieces in (0, 10_000):
         monkeypatch.setattr("tests.testkit.server.server.PIECES", pieces)

@@ -206,7 +206,7 @@ def test_words() -> None:
         "0 seconds", "1 second", "59 seconds", "1 minute", "2 hours", "2 days",
     ]  # fmt: skip
     assert [rate(r) for r in (12.3, 41_234, 2.5e6)] == ["12 tok/s", "41.2k tok/s", "2.5M tok/s"]
-    assert [size(b) for b in (12, 1500, 2_500_000, 3 * 10**9)] == ["12 B", "1.5 kB", "2.5 MB", "3.0 GB"]
+    assert [size(b) for b in (12, 1500, 2_500_000, 3 * 10**9)] == ["12 bytes", "1.5 kB", "2.5 MB", "3.0 GB"]
     assert picture((((0, 0, 8),), ((1, 0, 8),), ((2, 0, 1), (3, 1, 8)))) == "2x[0-7] [0|1-7]"
     assert recovery_sentence(RECOVERY) == RECOVERED
     unseen = msgspec.structs.replace(RECOVERY, lost_nodes=(1, 2), detect_ms=None, microbatches_rerun=0)

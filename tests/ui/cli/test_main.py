@@ -34,7 +34,7 @@ train = {steps = 3, global_batch = 8, microbatch = 2, sequence_length = 16}
 
 
 class Training:
-    """Stands for `planaria.launch`: keeps the arguments, gives the result it was told."""
+    """Stands for `planaria.runtime.launch`: keeps the arguments, gives the result it was told."""
 
     def __init__(self) -> None:
         self.status = RunStatus.COMPLETED
@@ -64,7 +64,7 @@ def training(monkeypatch: pytest.MonkeyPatch) -> Training:
         return training(**{field.name: getattr(request, field.name) for field in dataclasses.fields(request)})
 
     for module, name, function in (("session", "train_job", train_job), ("reference", "train_reference", training)):
-        stand_in = ModuleType(f"planaria.launch.{module}")
+        stand_in = ModuleType(f"planaria.runtime.launch.{module}")
         setattr(stand_in, name, function)
         monkeypatch.setitem(sys.modules, stand_in.__name__, stand_in)
     return training
