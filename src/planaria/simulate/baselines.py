@@ -1,4 +1,4 @@
-"""What runs are held against: the physical limit, the job on nodes that nobody takes away, and who knows the trace.
+"""References for simulated runs: the physical limit, on-demand nodes, and an oracle that knows the trace.
 
 None of them is a policy: nobody could train so.
 """
@@ -24,7 +24,7 @@ REFERENCES = (ON_DEMAND, IDEAL, ORACLE)
 
 
 def limit_samples_per_s(profile: ModelProfile) -> float:
-    """Of one device that always computes: no bubbles, no messages, no sums, no optimizer."""
+    """Returns samples a second of one device that always computes: no bubbles, messages, sums or optimizer."""
     seconds = sum(
         min((times.forward_s + times.backward_s) * times.num_devices for times in layer.times)
         for layer in profile.layers
@@ -33,7 +33,7 @@ def limit_samples_per_s(profile: ModelProfile) -> float:
 
 
 def run_ideal(profile: ModelProfile, devices_per_node: int, terms: Terms, trace: Trace) -> RunResult:
-    """Every live device is useful all the time, and recovery takes none: the physical limit."""
+    """Returns the run of the physical limit: every live device is useful all the time, and recovery takes no time."""
     rate = limit_samples_per_s(profile) * devices_per_node
     now, samples, nodes = 0.0, 0.0, 0
     node_s = cost = idle_s = 0.0
@@ -90,18 +90,18 @@ def run_ideal(profile: ModelProfile, devices_per_node: int, terms: Terms, trace:
 
 
 def run_on_demand(simulation: Simulation, horizon_s: float) -> RunResult:
-    """The nodes that the job begins with, all the time. The simulation's prices are those of on-demand nodes."""
+    """Returns a run on the job's first nodes, never lost. The simulation's prices are those of on-demand nodes."""
     nodes = simulation.terms.settings.num_nodes
     events = tuple(TraceEvent(at_s=0.0, change=Change.ADD, node=f"node{at}") for at in range(nodes))
     return simulation.run(Trace(name=ON_DEMAND, horizon_s=horizon_s, events=events))
 
 
 KEPT = 32
-"""Runs that are kept at each disturbance; of those in one state, the one that trained most by then."""
+"""Runs kept at each disturbance; of those in one state, the one that has trained most by then."""
 
 
 class Oracle:
-    """Over several simulations of the same job.
+    """The policy that knows the trace: it picks the best of several policies' simulations at each disturbance.
 
     Args:
         simulations: one of each policy that it chooses from.
@@ -113,7 +113,7 @@ class Oracle:
         self._terms = terms
 
     def run(self, trace: Trace) -> RunResult:
-        """Over a trace."""
+        """Returns the best run over a trace."""
         course = TraceEvents.of(trace, self._simulations[0].subject.timings.start_s)
         alive = [TraceRun(simulation, course) for simulation in self._simulations]
         for run in alive:
@@ -139,7 +139,7 @@ def _named(result: RunResult) -> RunResult:
 
 
 def _best(runs: Sequence[TraceRun]) -> list[TraceRun]:
-    """Of runs after the same disturbance: the best of each state, and of those the best."""
+    """Returns the runs to keep of those after the same disturbance: the best of each state, and of those the best."""
     of_state: dict[object, TraceRun] = {}
     for run in runs:
         other = of_state.get(run.state)

@@ -28,10 +28,10 @@ ORACLE_CHOOSES = (PolicyName.TEMPLATES, PolicyName.REROUTE)
 
 
 class Runner(Protocol):
-    """One policy, or one reference. It remembers what it found out; that changes no result."""
+    """A policy or reference that can be run over traces. It remembers what it found out; that changes no result."""
 
     def run(self, trace: Trace) -> RunResult:
-        """Over a trace."""
+        """Returns the result of a run over a trace."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class Experiment:
 
     @cached_property
     def planner(self) -> Planner:
-        """What all policies plan with."""
+        """The planner that all policies plan with."""
         return Planner(self.profile, self.settings)
 
     @property
@@ -83,7 +83,7 @@ class Experiment:
         )
 
     def runner(self, name: str) -> Runner:
-        """Of a policy of the project or a reference, by its name.
+        """Returns the runner of a reference or of one of the project's policies, by name.
 
         Raises:
             PlanError: the model or f + 1 replicas of it do not fit.
@@ -101,7 +101,7 @@ class Experiment:
         return make_policy(name, self.planner)
 
     def simulation(self, name: str, policy: Policy, *, remembers: bool = True) -> Simulation:
-        """Of any policy, the project's or another's, under a name for people."""
+        """Returns the simulation of any policy, the project's or another's, under a name for people."""
         subject = SimulatedJob(
             profile=self.profile,
             policy=policy,
@@ -116,7 +116,7 @@ class Experiment:
         return Simulation(subject, self.terms, EpisodeCache(subject, num_parts=self.num_parts, remembers=remembers))
 
     def run(self, name: str, traces: Iterable[Trace]) -> list[RunResult]:
-        """One policy or reference over several traces."""
+        """Returns the results of one policy or reference over several traces."""
         runner = self.runner(name)
         return [runner.run(trace) for trace in traces]
 

@@ -13,7 +13,7 @@ from planaria.simulate.traces.trace import HOUR_S
 
 
 class Prices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of a node, in dollars an hour.
+    """Prices of a node, in dollars an hour.
 
     Attributes:
         spot: what nodes cost that may be taken away. 0.918: an EC2 p3.2xlarge, as in Bamboo, section 6.
@@ -27,7 +27,7 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One run over one trace.
+    """The account of one run over one trace.
 
     Attributes:
         policy: which.
@@ -79,7 +79,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cost_per_hour(self) -> float:
-        """Dollars."""
+        """Dollars that the run cost per hour."""
         return self.cost / (self.seconds / HOUR_S) if self.seconds else 0.0
 
     @property
@@ -89,7 +89,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def effective(self) -> float:
-        """The share of the time in which steps were trained that count."""
+        """The share of the time spent on training steps that count."""
         return self.seconds_by.get("training", 0.0) / self.seconds if self.seconds else 0.0
 
     @property
@@ -119,11 +119,11 @@ FIGURES: Mapping[str, Callable[[RunResult], float]] = {
     "waits": lambda run: float(run.waits),
     "steps": lambda run: float(run.steps),
 }
-"""What is told of runs, by name."""
+"""The figures that are reported of runs, by name."""
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """Of several runs of one policy, over one trace or several.
+    """The summary of several runs of one policy, over one trace or several.
 
     Attributes:
         policy: which.
@@ -141,7 +141,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summarise(runs: Sequence[RunResult]) -> Summary:
-    """Means and intervals of at least one run, all of one policy."""
+    """Returns means and confidence intervals of at least one run, all of one policy."""
     seconds = sum(run.seconds for run in runs)
     causes: Counter[str] = Counter()
     survived: Counter[str] = Counter()
@@ -158,7 +158,7 @@ def summarise(runs: Sequence[RunResult]) -> Summary:
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Mean and interval by Student's t."""
+    """Returns the mean and its interval by Student's t."""
     mean = statistics.fmean(values)
     if len(values) < 2:
         return Estimate(mean=mean, half_width=0.0, num=len(values))
@@ -167,7 +167,7 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 _QUANTILES = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-"""97.5% of Student's t for 1 to 10 degrees of freedom."""
+"""The 97.5% quantiles of Student's t for 1 to 10 degrees of freedom."""
 
 
 def _quantile(freedom: int) -> float:

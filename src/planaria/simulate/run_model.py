@@ -1,4 +1,4 @@
-"""The basis of runs: what runs of one policy on one kind of cluster are about, and share of what is known of it."""
+"""The basis of runs: what runs of one policy on one kind of cluster have in common, and share of what is known."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from planaria.simulate.results import Prices
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What a run is about, beside its subject.
+    """The terms of a run, beside its subject.
 
     Attributes:
         settings: the planner's.
@@ -36,7 +36,7 @@ class Terms:
 
 
 class RunBasis:
-    """What runs of one policy on one kind of cluster share: how they begin, and what steps cost.
+    """The basis that runs of one policy on one kind of cluster share: how they begin, and what steps cost.
 
     Args:
         subject: of all runs.
@@ -53,7 +53,7 @@ class RunBasis:
         self._num_forgotten = 0
 
     def start(self, zones: tuple[str, ...]) -> tuple[RestAfterEpisode, EpisodeTally] | None:
-        """A run begins on nodes in these zones; None where they make no plan."""
+        """Returns the beginning of a run on nodes in these zones; None where they make no plan."""
         self._forget()
         if zones not in self._starts:
             known = RunOutlook(
@@ -66,8 +66,8 @@ class RunBasis:
         return self._starts[zones]
 
     def costs(self, state: State) -> tuple[float, float, float]:
-        """Of a step of a state: its seconds, those for which it stands still while state is copied for a checkpoint,
-        and the steps after which a checkpoint is whole."""
+        """Returns a step's seconds in this state, those that it stalls while state is copied for a checkpoint, and the
+        steps after which a checkpoint is whole."""
         found = self._costs.get(state)
         if found is None:
             self._forget()
@@ -85,7 +85,7 @@ class RunBasis:
         return found
 
     def _forget(self) -> None:
-        """What the memory has forgotten is remembered nowhere else."""
+        """Forgets here, too, what the episode cache has forgotten."""
         if self._num_forgotten != self.memory.num_forgotten:
             self._costs.clear()
             self._starts.clear()

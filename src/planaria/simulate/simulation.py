@@ -13,11 +13,11 @@ class Simulation(RunBasis):
     """Runs of one policy on one kind of cluster. One trace gives one result, whatever was run before."""
 
     def run(self, trace: Trace) -> RunResult:
-        """Over a trace."""
+        """Returns the result of a run over a trace."""
         return self.follow(TraceEvents.of(trace, self.subject.timings.start_s))
 
     def follow(self, course: TraceEvents) -> RunResult:
-        """Over a trace, as a run meets it."""
+        """Returns the result of a run over a trace, given as the events that a run meets."""
         run = TraceRun(self, course)
         run.begin()
         while not run.is_over:

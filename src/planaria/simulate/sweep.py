@@ -22,7 +22,7 @@ _PLACES: Mapping[str, tuple[str, str]] = {
     "hourly": ("failures", "hourly"),
     "mean_bulk": ("failures", "mean_bulk"),
 }
-"""Which field of the scenario each field of [sweep] stands for, beside the policies."""
+"""The scenario's field that each field of [sweep] stands for, beside the policies."""
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,12 +38,12 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """For people and for file names."""
+        """The label for people and for file names."""
         return "_".join(f"{name}={value:.12g}" for name, value in self.varied.items()) or "scenario"
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True):
-    """Runs of one policy in one scenario.
+    """A piece of work: runs of one policy in one scenario.
 
     Attributes:
         label: of the scenario.
@@ -63,17 +63,17 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Of its result's file."""
+        """The name of its result's file."""
         return f"{self.label}-{self.policy}-{self.first_seed}"
 
     def fingerprint(self, inputs: bytes) -> str:
-        """Of all that its result depends on. `inputs`: the contents of the files that the scenario names."""
+        """Returns a hash of all that the result depends on. `inputs`: contents of the files that the scenario names."""
         mine = msgspec.json.encode([self.scenario, self.policy, self.first_seed, self.runs, self.wants_timeline])
         return hashlib.sha256(mine + inputs).hexdigest()
 
 
 def points(scenario: Scenario, *, swept: bool) -> list[Point]:
-    """The scenarios of a sweep in order; only the one where none is wanted.
+    """Returns the scenarios of a sweep in order; only the one where none is wanted.
 
     Raises:
         UserError: some combination is no valid scenario.
@@ -101,7 +101,7 @@ def _with(table: Mapping[str, Any], scenario: Scenario, varied: Mapping[str, flo
 
 
 def pieces(point: Point, *, wants_timeline: bool) -> Iterator[Piece]:
-    """A scenario's work. Timelines are wanted of its first piece only."""
+    """Yields a scenario's pieces of work. Timelines are wanted of its first piece only."""
     failures = point.scenario.failures
     for policy in point.scenario.job.policies:
         for first in range(0, failures.runs, RUNS_PER_PIECE):

@@ -12,7 +12,7 @@ from planaria.job.errors import UserError
 
 
 class Timings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What takes how long, in seconds unless a name says otherwise.
+    """Durations that the simulation does not model, in seconds unless a name says otherwise.
 
     Attributes:
         detection_s: from a node's death until the coordinator knows. 0.05: a process that is seen to be gone, with room
@@ -46,7 +46,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 def calibrated(
     events: Sequence[Mapping[str, Any]], timings: Mapping[str, float]
 ) -> tuple[dict[str, float], tuple[str, ...]]:
-    """The timings, with those that the run's events tell of in their place, and a sentence about each.
+    """Returns the timings, those that the run's events tell of replaced, and a sentence about each.
 
     Detection: the median over losses of which the moment is known. Decision: the median over recoveries from one loss,
     and that of unprepared ones over those from several, each divided by the plans that it took. Change: the median of
@@ -79,7 +79,7 @@ def calibrated(
 
 
 def _decisions(events: Sequence[Mapping[str, Any]], *, several: bool) -> list[float]:
-    """Seconds of one decision in each recovery from several losses, or from one."""
+    """Returns the seconds of one decision in each recovery from several losses, or from one."""
     found: list[float] = []
     is_open, num_plans = False, 0
     for event in events:

@@ -1,4 +1,4 @@
-"""The course of a trace: what it has in store for a run, in order. Pure data."""
+"""The events of a trace as a run meets them, in order. Pure data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from planaria.simulate.episode.subject import Disturbance
 from planaria.simulate.traces.trace import Change, Trace
 
 Happening = tuple[float, int, int]
-"""Time in seconds, a `Disturbance`, a node's number in the trace."""
+"""An event: time in seconds, a `Disturbance`, a node's number in the trace."""
 
 _NEVER = float("inf")
 
@@ -35,7 +35,7 @@ class TraceEvents:
 
     @classmethod
     def of(cls, trace: Trace, start_s: float) -> TraceEvents:
-        """Of a trace in which nodes take so long to start."""
+        """Returns the events of a trace in which nodes take so long to start."""
         first = trace.at_first
         numbers = {node: number for number, node in enumerate(first)}
         stays = [(0.0, _NEVER, zone) for zone in first.values()]

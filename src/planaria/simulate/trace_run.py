@@ -1,4 +1,4 @@
-"""One run over one trace, from thing to thing. Between them, undisturbed steps are counted, not run."""
+"""One run over one trace, from event to event. Between them, undisturbed steps are counted, not run."""
 
 from __future__ import annotations
 
@@ -46,22 +46,22 @@ class TraceRun:
         self._ended = ""
         self._under_way = 0.0
         self._at = 0
-        """Next of the happenings."""
+        """Index of the next event."""
         self._names: list[int] = []
         self._labels: dict[str, str] | None = None
-        """What zones of the trace are called in the episode."""
+        """Names in the episode of the trace's zones."""
         self._gone: set[int] = set()
         self._chosen_for_s: float | None = None
-        """How far the next loss was thought to be when the plan was weighed; None: it was not."""
+        """Expected seconds to the next loss when the plan was weighed; None: it was not."""
         self._timeline: list[tuple[float, int, float]] = []
         self._sample_size = basis.subject.profile.microbatch_size
         wanted = self._terms.samples
         self._wanted = None if wanted is None else math.ceil(wanted / self._sample_size)
-        """Microbatches."""
+        """Microbatches after which the job is complete."""
         self._failures = Failures(self._terms.mean_time_between_failures_s)
 
     def fork(self, basis: RunBasis) -> TraceRun:
-        """The same run, which goes on under another policy."""
+        """Returns a copy of this run that goes on under another policy."""
         other = copy.copy(self)
         other._basis, other._memory = basis, basis.memory
         other._causes, other._names, other._trained = list(self._causes), list(self._names), self._trained.fork()
@@ -72,7 +72,7 @@ class TraceRun:
         return other
 
     def result(self) -> RunResult:
-        """Of the run, which is over."""
+        """Returns the result of the run, which must be over."""
         now, course, prices = self.now, self._course, self._terms.prices
         cost = node_s = 0.0
         for came, went, zone in course.stays:
@@ -106,19 +106,19 @@ class TraceRun:
 
     @property
     def microbatches(self) -> int:
-        """Trained, and not lost again."""
+        """Microbatches that are trained and not lost again."""
         return self._trained.microbatches
 
     # The run
 
     def begin(self) -> None:
-        """Until it trains."""
+        """Begins the run, up to the moment at which it trains."""
         rest, self.now = self._gather()
         self.state = None if rest is None else rest.state
         self.is_over = rest is None
 
     def go_on(self) -> None:
-        """Until it trains again after the next disturbance, or to its end."""
+        """Continues the run until it trains again after the next disturbance, or to its end."""
         state, end_s = self.state, self._course.horizon_s
         assert state is not None
         if self.now >= end_s:
@@ -164,7 +164,7 @@ class TraceRun:
         self.state = rest.state
 
     def _gather(self) -> tuple[RestAfterEpisode | None, float]:
-        """Until there are enough nodes for a plan."""
+        """Waits until there are enough nodes for a plan."""
         course, start_s = self._course, self._basis.subject.timings.start_s
         is_trained = self._terms.begins_trained
         now = 0.0 if is_trained else min(start_s, course.horizon_s)
@@ -195,8 +195,8 @@ class TraceRun:
                 return None, now
 
     def _next_look(self, steps: int, whole_s: float) -> int | None:
-        """After how many of the next undisturbed steps the one comes after which the plan is weighed again; None: after
-        none of them. With every quiet second the next loss is thought to be further away."""
+        """Returns after how many undisturbed steps the plan is weighed again; None: after none of them. With every
+        quiet second the next loss is thought to be further away."""
         if self._chosen_for_s is None or not self._memory.knows_forecast:
             return None
         goal_s, now, expected_s = LONGER * self._chosen_for_s, self.now, self._failures.time_to_next_s
@@ -214,8 +214,8 @@ class TraceRun:
     def _disturbed(
         self, state: State, began: float, end_s: float, *, looks_again: bool = False
     ) -> tuple[RestAfterEpisode, float] | None:
-        """From the beginning of the step in which something happens, or after which the plan is weighed again; None
-        where the run ends before it is over."""
+        """Goes through an episode, from the step in which an event falls or after which the plan is weighed again;
+        returns None where the run ends first."""
         memory, happenings = self._memory, self._course.happenings
         root = memory.root(state, self._known(began, looks_again=looks_again))
         moment = root.first
@@ -255,12 +255,12 @@ class TraceRun:
                 return rest, now
 
     def _cut_off(self, cause: Cause, end_s: float) -> None:
-        """The run ends in the middle of an episode: what no cause has got yet of all of its time is this one's."""
+        """Ends the run in the middle of an episode: time that no cause has got yet is put down to this one."""
         self._causes[cause] += max(0.0, end_s - sum(self._causes))
         self.now = end_s
 
     def _complete(self, state: State, now: float, end_s: float) -> None:
-        """The last step is in an episode. Policies are told roughly how many are left: those that lack still follow."""
+        """Completes the job within an episode. Steps still lacking follow: policies know only roughly how many are left."""
         step_s, stall_s, _ = self._basis.costs(state)
         per_step, whole_s = state.num_microbatches, step_s + stall_s
         lacking = 0 if self._wanted is None else max(0, -(-(self._wanted - self.microbatches) // per_step))
@@ -271,7 +271,7 @@ class TraceRun:
             self._cut_off(Cause.TRAINING, end_s)
 
     def _bring_forward(self, state: State) -> None:
-        """Of pipelines that are alike, the first one is struck: those that change places do not notice."""
+        """Swaps equal pipelines so that the first one is struck: those that change places do not notice."""
         _, _, node = self._course.happenings[self._at]
         names = self._names
         try:
@@ -282,8 +282,8 @@ class TraceRun:
             names[one], names[other] = names[other], names[one]
 
     def _strike(self, root: Root, moment: Moment, now: float, due: float, end_s: float) -> tuple[float, Moment | None]:
-        """One thing happens; of several at a time those of the lowest numbers come first. No moment follows where the
-        middle of this one's part is after the run's end."""
+        """Applies one event; of several at a time the lowest numbers come first. Returns no moment where the middle of
+        this one's part is after the run's end."""
         happenings, memory = self._course.happenings, self._memory
         at = self._at
         while at < len(happenings) and happenings[at][0] == due:
@@ -315,7 +315,7 @@ class TraceRun:
         return now, moment
 
     def _named(self, state: State, happening: Happening) -> tuple[int, int, str] | None:
-        """What happens to which node, by its name in the episode, and where; None where the job has no such node."""
+        """Returns the part, disturbance and episode's node name of an event; None where the job has no such node."""
         at_s, what, node = happening
         if what == Disturbance.CAME:
             self._joins += 1
@@ -338,7 +338,7 @@ class TraceRun:
         return what, number, ""
 
     def _label(self, zone: str) -> str:
-        """What a zone of the trace is called in the episode."""
+        """Returns the name in the episode of a zone of the trace."""
         assert self._labels is not None
         if not zone or self._basis.subject.by_number:
             return zone
@@ -354,12 +354,12 @@ class TraceRun:
         self._causes[Cause.CHECKPOINT] += steps * stall_s
 
     def _chosen(self, tally: EpisodeTally, now: float) -> None:
-        """Whether the plan in force was weighed, and for what time."""
+        """Notes whether the plan in force was weighed, and for what time."""
         if tally.was_weighed is not None:
             self._chosen_for_s = self._failures.time_to_next_s(now) if tally.was_weighed else None
 
     def _take(self, moment: Moment, now: float) -> None:
-        """What came of the way to a moment."""
+        """Accounts for what happened up to a moment."""
         causes = self._causes
         for at, seconds in moment.spent:
             causes[at] += seconds
@@ -379,14 +379,14 @@ class TraceRun:
         self._moved_bytes += tally.moved_bytes
 
     def _go_back(self) -> None:
-        """To the last checkpoint."""
+        """Goes back to the last checkpoint."""
         self._fatal += 1
         for seconds in self._trained.go_back():
             self._causes[Cause.TRAINING] -= seconds
             self._causes[Cause.REDONE] += seconds
 
     def _known(self, now: float, *, looks_again: bool) -> RunOutlook:
-        """Of the time to come, as roughly as it is asked for; the same for policies that do not ask."""
+        """Returns the outlook, as roughly as policies ask for it; the same for those that do not ask."""
         if not self._memory.knows_forecast:
             return _UNASKED
         left = 1_000_000
@@ -405,9 +405,9 @@ class TraceRun:
 _UNASKED = RunOutlook(time_to_failure_s=HOUR_S, steps_left=1_000_000, steps_at_stake=1)
 
 _GRAIN = 2
-"""Of what is known of the time to come: steps in which it doubles."""
+"""Grain of what is known of the time to come: the factor from one value to the next."""
 
 
 def _rough(value: float) -> float:
-    """On a grid on which each number is the next's by the same factor."""
+    """Returns the value rounded to a grid on which each number is the next's by the same factor."""
     return float(2.0 ** (round(_GRAIN * math.log2(value)) / _GRAIN)) if value > 0 else 0.0

@@ -7,7 +7,7 @@ import math
 
 
 class Trained:
-    """By one run.
+    """The steps that one run has trained.
 
     Attributes:
         steps: committed, and not lost again.
@@ -19,10 +19,10 @@ class Trained:
         self._saved = 0
         """Steps that the last checkpoint has."""
         self._recent: list[tuple[int, float, int]] = []
-        """Since then: steps, seconds of one, microbatches of one."""
+        """Training since the last checkpoint: steps, seconds of one, microbatches of one."""
 
     def fork(self) -> Trained:
-        """By a run that was this one until now."""
+        """Returns a copy for a run that goes its own way from now on."""
         other = copy.copy(self)
         other._recent = list(self._recent)
         return other
@@ -33,13 +33,13 @@ class Trained:
         return self.steps - self._saved
 
     def count(self, steps: int, step_s: float, microbatches: int) -> None:
-        """So many steps more, with the seconds of each and the microbatches of all."""
+        """Counts so many steps more, with the seconds of each and the microbatches of all."""
         self.steps += steps
         self.microbatches += microbatches
         self._recent.append((steps, step_s, microbatches // steps))
 
     def save(self, lag: float, every: int) -> None:
-        """Note which checkpoint is whole. One is taken every so many steps, and is whole `lag` steps later."""
+        """Notes which checkpoint is whole. One is taken every so many steps, and is whole `lag` steps later."""
         saved = min(self.steps, max(0, math.floor(self.steps - lag))) // every * every
         if saved > self._saved:
             self._saved = saved
@@ -52,7 +52,7 @@ class Trained:
             self._recent = kept[::-1]
 
     def go_back(self) -> list[float]:
-        """To the last checkpoint: what was trained since is done again. The seconds that it took, the last first."""
+        """Goes back to the last checkpoint; returns the seconds of the steps that are lost, the last first."""
         lost, spent = self.unsaved, []
         while lost > 0 and self._recent:
             steps, step_s, microbatches = self._recent.pop()

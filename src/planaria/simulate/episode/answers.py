@@ -22,7 +22,7 @@ Answer = Candidate | None
 
 
 class Answers:
-    """To the questions about placements in the stretch of an episode that is gone through.
+    """Answers to the questions about placements in one part of an episode.
 
     They are kept where a step goes on beside which state moves: nobody is lost then, so all nodes could be dealt out
     anew, and to look for that is long work. What is asked after a loss is asked again, as a plan takes some room.
@@ -35,7 +35,7 @@ class Answers:
         self._is_whole = True
 
     def begin(self, given: Iterable[Answer] = ()) -> None:
-        """A stretch, which was gone through before with these answers; none: it was not."""
+        """Begins a part of an episode, which was gone through before with these answers; none: it was not."""
         self._given = deque(given)
         self._told = []
         self._is_kept = False
@@ -43,11 +43,11 @@ class Answers:
 
     @property
     def told(self) -> tuple[Answer, ...]:
-        """In this stretch, where they are kept; none where one of them was an error: then all are to be asked again."""
+        """The answers in this part, where kept; none where one was an error: then all are to be asked again."""
         return tuple(self._told) if self._is_kept and self._is_whole else ()
 
     def ask(self, question: Callable[[], Answer], *, is_kept: bool = False) -> Answer:
-        """What was answered before, or is now. Raises PlanError, as the question does.
+        """Returns the answer noted before, or asks now. Raises PlanError, as the question does.
 
         Args:
             question: to the policy.

@@ -1,4 +1,4 @@
-"""What workers have counted within a step, as far as anybody asks: they are not simulated one by one.
+"""The microbatches that workers have counted within a step, as far as anybody asks: they are not simulated one by one.
 
 Those who are halted tell what they would have counted by then; of all others it is known when the step is over.
 """
@@ -13,20 +13,20 @@ from planaria.plan.plan import Plan, Route, WorkerId
 
 
 class Counted:
-    """Of the step in progress."""
+    """Counted microbatches of the step in progress."""
 
     def __init__(self) -> None:
         self._kept: dict[WorkerId, list[int]] = {}
-        """Of those who were halted: for each layer a mask of microbatches."""
+        """Counts of halted workers: for each layer a mask of microbatches."""
         self._work: tuple[Plan, dict[WorkerId, list[tuple[Route, list[int]]]]] | None = None
-        """Under a plan, of some workers: see `_work_of`."""
+        """Work of some workers under a plan: see `_work_of`."""
 
     def clear(self) -> None:
-        """The step is over, or begins anew."""
+        """Clears the counts: the step is over, or begins anew."""
         self._kept.clear()
 
     def by_all(self, plan: Plan) -> list[int]:
-        """For each layer, what accumulators hold at the end: what was kept from before, and the routes' work."""
+        """Returns for each layer what accumulators hold at the end: what was kept from before, and the routes' work."""
         bits = [0] * plan.num_layers
         for own in self._kept.values():
             for layer, mask in enumerate(own):
@@ -38,7 +38,7 @@ class Counted:
         return [mask & ~left_out for mask in bits]
 
     def by(self, worker: WorkerId, plan: Plan, share: float, others: Collection[WorkerId]) -> list[int]:
-        """For each layer, what the worker's accumulators hold when it is halted.
+        """Returns for each layer what the worker's accumulators hold when it is halted.
 
         Args:
             worker: that is.
@@ -54,7 +54,7 @@ class Counted:
         return own
 
     def _work_of(self, worker: WorkerId, plan: Plan, others: Collection[WorkerId]) -> list[tuple[Route, list[int]]]:
-        """The routes that lead over the worker, with the layers that it counts of each."""
+        """Returns the routes that lead over the worker, with the layers that it counts of each."""
         if self._work is None or self._work[0] is not plan or worker not in self._work[1]:
             halted = {worker, *others}
             work: dict[WorkerId, list[tuple[Route, list[int]]]] = {one: [] for one in halted}
@@ -71,7 +71,7 @@ class Counted:
 
 @lru_cache(maxsize=4)
 def losses_of(mask: int, size: int) -> dict[int, float]:
-    """What a vote tells of the microbatches below `size` in a bit mask, which nobody changes: steps are much alike."""
+    """Returns a vote's losses of the microbatches below `size` in a bit mask; shared, so not to be changed."""
     members = range(size)
     if mask == (1 << size) - 1:
         return dict.fromkeys(members, 1.0)

@@ -70,7 +70,7 @@ _NEVER = float("inf")
 
 
 class Episode:
-    """One, as far as it has come.
+    """An episode, as far as it has come.
 
     Attributes:
         now: seconds since the beginning of the step in which it began. It stands still while the job waits for nodes.
@@ -87,7 +87,7 @@ class Episode:
         self.rest: RestAfterEpisode | None = None
         self._tally = EpisodeTally()
         self._dead: dict[NodeId, float] = {}
-        """Nodes that died, and when that will be known."""
+        """When the death of each dead node will be known."""
         self._purpose = Purpose.START
         self._begins = self._ends = _NEVER
         self._began = 0.0
@@ -102,7 +102,7 @@ class Episode:
 
     @classmethod
     def of(cls, subject: SimulatedJob, known: RunOutlook, state: State, estimated: Candidate) -> Episode:
-        """In the middle of a run that trains in this state; at the beginning of a step."""
+        """Returns an episode at the beginning of a step, in a run that trains in this state."""
         episode = cls(subject, known, num_nodes=state.num_nodes)
         plan = state.plan
         run = episode._run
@@ -126,7 +126,7 @@ class Episode:
 
     @classmethod
     def first(cls, subject: SimulatedJob, known: RunOutlook, zones: Sequence[str]) -> Episode:
-        """At the beginning of a run, with nodes in these zones. Raises PlanError: they make no plan."""
+        """Returns the episode at a run's beginning, with nodes in these zones. Raises PlanError: they make no plan."""
         episode = cls(subject, known, num_nodes=len(zones))
         run = episode._run
         run.checkpoints.last = None
@@ -146,13 +146,13 @@ class Episode:
 
     @property
     def next_s(self) -> float:
-        """When something happens by itself; infinite where nothing does."""
+        """Time of the next thing that happens by itself; infinite where nothing does."""
         step_end = _NEVER if self._is_stalled else self._ends
         return min(self._begins, step_end, self._saved_at, *self._dead.values())
 
     @property
     def _is_stalled(self) -> bool:
-        """A worker of the plan is dead, and nobody knows: no sum gets whole."""
+        """Whether the step is stalled: a worker of the plan is dead and nobody knows, so no sum gets whole."""
         if not self._dead or self._run.current is None:
             return False
         nodes = self._run.plan.nodes  # ascending
@@ -160,7 +160,7 @@ class Episode:
         return any(place < len(nodes) and nodes[place] == node for node, place in places)
 
     def advance(self) -> EpisodeTally:
-        """To the next thing that happens by itself."""
+        """Advances to the next thing that happens by itself."""
         self.rest = None
         self.now = self.next_s
         if self.now == _NEVER:
@@ -181,7 +181,7 @@ class Episode:
         return self._told_tally()
 
     def disturb(self, what: Disturbance, node: NodeId, at_s: float, zone: str = "") -> EpisodeTally:
-        """Something happens to a node at that time, which is not after `next_s`. One that comes is in that zone."""
+        """Strikes a node at that time, which is not after `next_s`. A node that comes is in that zone."""
         self.now = max(self.now, at_s)
         self.rest = None
         run = self._run
@@ -225,14 +225,14 @@ class Episode:
     # The step
 
     def _begin(self) -> None:
-        """State has come, and the plan's first step begins."""
+        """Begins the plan's first step, once state has come."""
         self._begins = _NEVER
         self._all_ready()
         self._held = self._run.plan.groups_of
         self._began, self._ends = self.now, self.now + self._step_s
 
     def _all_ready(self) -> None:
-        """Everybody has his state; the last one to say so is handled for all of them."""
+        """Reports all workers as ready; the last one to say so is handled for all of them."""
         run = self._run
         *others, last = sorted(run.attempt.unready) or (None,)
         if last is None:
@@ -242,7 +242,7 @@ class Episode:
         self._handle(Received(last, Ready(generation=run.plan.generation)))
 
     def _vote(self) -> None:
-        """The step is over: everybody votes; the first vote tells what all of them would."""
+        """Lets all workers vote at the step's end; the first vote tells what all of them would."""
         run = self._run
         plan = run.plan
         self._all_ready()
@@ -267,14 +267,14 @@ class Episode:
         self._tally.microbatches += all_counted.bit_count()
 
     def _report_all(self) -> None:
-        """Whoever was halted tells what it has counted. Others may be halted by what that leads to."""
+        """Lets all halted workers report what they counted. Others may be halted by what that leads to."""
         while self._halted:
             worker = self._halted.pop(0)
             if self._run.phase is Phase.SALVAGING and worker in self._run.members.addresses:
                 self._handle(Received(worker, self._report(worker)))
 
     def _report(self, worker: WorkerId) -> Report:
-        """What the worker has counted when it is halted."""
+        """Returns the report of what the worker has counted when it is halted."""
         run = self._run
         plan = run.plan
         share = 0.0
@@ -367,7 +367,7 @@ class Episode:
             self._tally.survived.append(kind)
 
     def _adopt(self, message: PlanMessage, purpose: Purpose) -> None:
-        """A plan is in force from now on, after what it takes to change plans."""
+        """Puts a plan in force, after the time that it takes to change plans."""
         run, timings, plan = self._run, self._subject.timings, message.plan
         before_s, self._purpose = self._step_s, purpose
         if message.afresh or purpose is not Purpose.FINISH_STEP:
@@ -415,7 +415,7 @@ class Episode:
                 self._begins += moved.time_s
 
     def _most_held(self, plan: Plan) -> int:
-        """Bytes of state on the fullest node."""
+        """Returns the bytes of state on the fullest node."""
         held: dict[NodeId, set[int]] = {}
         for worker, groups in plan.groups_of.items():
             held.setdefault(plan.node_of(worker), set()).update(groups)

@@ -20,20 +20,20 @@ from planaria.simulate.episode.situation import State
 from planaria.simulate.episode.subject import Disturbance, EpisodeTally, RestAfterEpisode, RunOutlook, SimulatedJob
 
 MOST_WORKERS = 500_000
-"""In all states that are remembered, each of which takes up to half a kilobyte; what else is remembered counts as so
-many: some hundred megabytes. Then everything is forgotten, and found out again."""
+"""Workers in all remembered states, each of up to half a kilobyte; what else is remembered counts as so many: some
+hundred megabytes. Then everything is forgotten, and found out again."""
 
 WORKERS_OF_MOMENT = 2
-"""As many of a state take as much room."""
+"""Workers of a state that take as much room as a moment's."""
 NAMES_OF_WORKER = 64
-"""Likewise, of names of nodes."""
+"""Names of nodes that take as much room as a worker of a state."""
 
 Way = tuple[int, int, int, str]
-"""Which part of the moment, which disturbance, of which node; and the zone of one that comes."""
+"""A disturbance of a moment: which part of it, what happens, to which node; and the zone of one that comes."""
 
 
 class Moment:
-    """One.
+    """A moment of an episode.
 
     Attributes:
         lasts_s: until the next thing happens by itself; infinite: nothing does.
@@ -82,7 +82,7 @@ class Moment:
 
     @property
     def num_workers(self) -> int:
-        """As many of a state take as much room."""
+        """Workers of a state that would take as much room."""
         number = WORKERS_OF_MOMENT + sum(len(answer.plan.workers) for answer in self.answers if answer is not None)
         return number if self.rest is None else number + len(self.rest.order) // NAMES_OF_WORKER
 
@@ -101,7 +101,7 @@ class Root:
 
 
 class EpisodeCache:
-    """Of one subject.
+    """The cache of one subject's episodes.
 
     Args:
         subject: of all episodes.
@@ -126,11 +126,11 @@ class EpisodeCache:
         policy = subject.policy
         self._answers = Answers()
         self._recalling = replace(subject, policy=Recalling.around(policy, self._answers)) if remembers else subject
-        """What episodes are of."""
+        """The subject of episodes."""
         self.knows_forecast = policy.with_forecast(FailureForecast()) is not policy
 
     def step_s(self, state: State) -> float:
-        """Of an undisturbed step."""
+        """Returns the seconds of an undisturbed step."""
         return self._estimate(state).step_time_s
 
     def _estimate(self, state: State) -> Candidate:
@@ -140,7 +140,7 @@ class EpisodeCache:
         return found
 
     def root(self, state: State, known: RunOutlook) -> Root:
-        """Where episodes begin in this state."""
+        """Returns where episodes begin in this state."""
         key = (state, known)
         found = self._roots.get(key) if self._remembers else None
         if found is None:
@@ -150,7 +150,7 @@ class EpisodeCache:
         return found
 
     def _make_room(self, num_workers: int) -> None:
-        """So that what is remembered does not grow without end."""
+        """Forgets everything when full, so that the cache does not grow without end."""
         self._num_workers += num_workers
         if self._num_workers > self._most_workers:
             self._roots.clear()
@@ -167,14 +167,14 @@ class EpisodeCache:
         return root.episode
 
     def start(self, zones: Sequence[str], known: RunOutlook) -> tuple[RestAfterEpisode, EpisodeTally]:
-        """A run begins on nodes in these zones. Raises PlanError: so few nodes make no plan."""
+        """Returns the beginning of a run on nodes in these zones. Raises PlanError: so few nodes make no plan."""
         episode = Episode.first(self.subject, known, zones)
         tally = episode.advance()
         assert episode.rest is not None
         return self._known_as(episode.rest), tally
 
     def after(self, root: Root, moment: Moment) -> Moment:
-        """What happens by itself when the moment is over."""
+        """Returns what happens by itself when the moment is over."""
         found = moment.after
         if found is None:
             episode = self._live(root, moment)
@@ -183,7 +183,7 @@ class EpisodeCache:
         return found
 
     def struck(self, root: Root, moment: Moment, way: Way) -> Moment:
-        """What a disturbance leads to."""
+        """Returns the moment to which a disturbance leads."""
         found = moment.struck.get(way)
         if found is None:
             episode = self._live(root, moment)
@@ -195,7 +195,7 @@ class EpisodeCache:
         return found
 
     def part_s(self, moment: Moment, part: int) -> float:
-        """The middle of a part of a moment, in seconds from its beginning; -1 is the beginning itself."""
+        """Returns the middle of a part of a moment, in seconds from its beginning; -1 is the beginning itself."""
         return 0.0 if part < 0 else moment.lasts_s * (part + 0.5) / self.num_parts
 
     def _found(self, root: Root, episode: Episode, tally: EpisodeTally, before: Moment, way: Way | None) -> Moment:
@@ -208,11 +208,11 @@ class EpisodeCache:
         return found
 
     def _known_as(self, rest: RestAfterEpisode) -> RestAfterEpisode:
-        """With the one object that stands for this state: others are told from it at a glance."""
+        """Returns it with the one object that stands for this state, so that comparisons are quick."""
         return replace(rest, state=self._states.setdefault(rest.state, rest.state))
 
     def _live(self, root: Root, moment: Moment) -> Episode:
-        """The episode as it is at this moment: as it was left, or from its beginning."""
+        """Returns the episode at this moment: as it was left, or gone through from its beginning."""
         if root.leaf is moment and root.episode is not None:
             return root.episode
         ways: list[Moment] = []

@@ -15,7 +15,7 @@ MANY_STEPS = 1_000_000
 
 
 def initial_run(subject: SimulatedJob, known: RunOutlook, *, num_nodes: int) -> Run:
-    """Of a job of so many nodes, none of which has joined, in the middle of its training."""
+    """Returns the run of a job of so many nodes, none of which has joined, in the middle of its training."""
     # So that no checkpoint is due soon: those between episodes are counted by whoever counts the steps.
     first_step = 1 + MANY_STEPS * max(1, subject.checkpoint_every)
     settings = RunSettings(

@@ -18,14 +18,14 @@ from planaria.plan.plan import Form, NodeId, Pipeline, Plan, Route, Stage, Trans
 from planaria.planner.placement.zones import Zones
 
 GENERATION = 1
-"""Of every canonical plan."""
+"""Generation of every canonical plan."""
 
 _Sign = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
 class State:
-    """One.
+    """A state in which a job trains undisturbed.
 
     Attributes:
         plan: in force, canonical.
@@ -51,17 +51,17 @@ class State:
 
     @property
     def num_nodes(self) -> int:
-        """Live ones."""
+        """Number of live nodes."""
         return len(self.plan.nodes) + self.num_idle
 
     @cached_property
     def num_microbatches(self) -> int:
-        """That a step counts."""
+        """Number of microbatches that a step counts."""
         return sum(len(route.microbatches) for route in self.plan.routes)
 
     def twin(self, node: int) -> Sequence[tuple[int, int]]:
-        """The nodes to change places with, each with the one whose place it is, so that this node is one of the first
-        pipeline of its kind, or the first idle one; none: it is."""
+        """Returns the nodes to swap, each with the one whose place it takes, so that this node is in the first pipeline
+        of its kind, or the first idle one; none: it is."""
         swaps = self._twins.get(node)
         if swaps is None:
             swaps = self._twins[node] = self._twin(node)
@@ -89,7 +89,7 @@ class State:
 
 
 def _shares(plan: Plan) -> list[int]:
-    """Microbatches that travel along each pipeline."""
+    """Returns how many microbatches travel along each pipeline."""
     shares = [0] * len(plan.pipelines)
     for at, route in zip(plan.pipeline_of_route, plan.routes, strict=True):
         if at >= 0:
@@ -105,7 +105,7 @@ def canonical(
     zones: Zones | None = None,
     by_number: bool = False,
 ) -> tuple[State, tuple[NodeId, ...]]:
-    """The state of live nodes under a plan, and, for each canonical number, the node that has it.
+    """Returns the state of live nodes under a plan, and for each canonical number the node that has it.
 
     Args:
         plan: in force; every microbatch has one route.
@@ -165,7 +165,7 @@ def canonical(
 
 
 def _numbered(plan: Plan, signs: Sequence[_Sign], zones: Zones, nodes: Collection[NodeId]) -> dict[NodeId, str]:
-    """Zones by numbers, in the order of what is in them, so that it does not matter what they are called."""
+    """Returns zones as numbers, in the order of what is in them, so that their names do not matter."""
     places: dict[str, list[tuple[_Sign, int]]] = {}
     for pipeline, sign in zip(plan.pipelines, signs, strict=True):
         for at, stage in enumerate(pipeline.stages):
@@ -179,7 +179,7 @@ def _numbered(plan: Plan, signs: Sequence[_Sign], zones: Zones, nodes: Collectio
 
 
 def _names(plan: Plan, order: Sequence[int], *, by_number: bool) -> dict[NodeId, NodeId]:
-    """The plan's nodes, in the order of their places, or of their numbers."""
+    """Returns the plan's nodes in the order of their places, or of their numbers."""
     per_node = plan.devices_per_node
     places: list[NodeId] = []
     for at in order:
@@ -190,7 +190,7 @@ def _names(plan: Plan, order: Sequence[int], *, by_number: bool) -> dict[NodeId,
 
 
 def _sign(plan: Plan, pipeline: Pipeline, share: int, leaving: frozenset[NodeId]) -> _Sign:
-    """What tells a pipeline from others, names aside."""
+    """Returns what tells a pipeline from others, names aside."""
     form = pipeline.form(plan.devices_per_node)
     if not leaving or leaving.isdisjoint(pipeline.nodes(plan.devices_per_node)):
         return _usual_sign(form, share)
@@ -201,12 +201,12 @@ def _sign(plan: Plan, pipeline: Pipeline, share: int, leaving: frozenset[NodeId]
 
 @lru_cache(maxsize=1 << 12)
 def _usual_sign(form: Form, share: int) -> _Sign:
-    """Where nobody leaves."""
+    """Returns the sign of a pipeline that no node leaves."""
     return ((form.num_nodes, len(form.stages), share), *((*stage, 0) for stage in form.stages))
 
 
 def _moved(plan: Plan, pipelines: Sequence[Pipeline], names: dict[NodeId, NodeId]) -> tuple[Pipeline, ...]:
-    """On the nodes of these names."""
+    """Returns the pipelines on the nodes of these names."""
     per_node = plan.devices_per_node
     moved: list[Pipeline] = []
     for pipeline in pipelines:
@@ -221,7 +221,8 @@ def _moved(plan: Plan, pipelines: Sequence[Pipeline], names: dict[NodeId, NodeId
 
 @lru_cache(maxsize=1 << 12)
 def _placed(form: Form, first: NodeId, devices_per_node: int) -> Pipeline:
-    """On neighbouring nodes. The same pipeline is met again and again, with all that is known of it."""
+    """Returns the pipeline on neighbouring nodes. The same pipeline is met again and again, with all that is known of
+    it."""
     return Pipeline(
         stages=tuple(
             Stage(
@@ -249,7 +250,7 @@ def _renamed(plan: Plan, stages: Sequence[Stage], names: dict[NodeId, NodeId]) -
 
 
 def _dealt(pipelines: Sequence[Pipeline], shares: Sequence[int], num_layers: int) -> tuple[Route, ...]:
-    """Each pipeline's microbatches, numbered in the pipelines' order."""
+    """Returns the routes of each pipeline's microbatches, numbered in the pipelines' order."""
     routes: list[Route] = []
     first = 0
     layers = tuple(range(num_layers))
@@ -262,5 +263,5 @@ def _dealt(pipelines: Sequence[Pipeline], shares: Sequence[int], num_layers: int
 
 
 def moved_bytes(plan: Plan, transfers: Sequence[Transfer]) -> int:
-    """State that moves."""
+    """Returns the bytes of state that the transfers move."""
     return sum(move.moved_bytes(plan.groups[move.group]) for move in transfers)

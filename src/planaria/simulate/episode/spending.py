@@ -1,4 +1,4 @@
-"""What an episode's seconds were spent on: some are known to be a cause's as it acts, the rest follows at the end."""
+"""The account of an episode's seconds: some are known to be a cause's as it acts, the rest follows at the end."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from planaria.simulate.episode.subject import Cause, EpisodeTally
 
 
 class Spending:
-    """Since the time was last attributed."""
+    """Seconds spent since the time was last attributed."""
 
     def __init__(self) -> None:
         self._from = 0.0
         self._parts: list[tuple[Cause, float]] = []
 
     def add(self, cause: Cause, seconds: float) -> None:
-        """The cause takes so long, unless training goes on meanwhile."""
+        """Adds seconds of a cause, unless training goes on meanwhile."""
         if seconds > 0:
             self._parts.append((cause, seconds))
 
     def attribute(self, now: float, nominal_s: float, tally: EpisodeTally) -> None:
-        """The time since it was last done: of it, what an undisturbed step takes (`nominal_s`) is training, at most."""
+        """Attributes the time since the last call: of it, at most an undisturbed step's (`nominal_s`) is training."""
         span = now - self._from
         causes = tally.causes
         surplus = max(0.0, span - nominal_s)

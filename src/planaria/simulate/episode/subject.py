@@ -1,4 +1,4 @@
-"""What episodes are told, and what they tell: the subject of a simulation, what may happen, and what came of it.
+"""The subject of a simulation, what may happen in an episode, and what came of it.
 
 Values alone. What happens is `planaria.simulate.episode.episode`'s.
 """
@@ -17,20 +17,20 @@ from planaria.simulate.timings import Timings
 
 
 class Cause(enum.IntEnum):
-    """What a second of a run was spent on."""
+    """Causes on which a second of a run is spent."""
 
     TRAINING = 0
     REDONE = 1
     """Work that was lost and done again, and a struck step's surplus over an undisturbed one."""
     DETECTION = 2
     DECISION = 3
-    """With the change of plans."""
+    """The decision, and the change of plans."""
     TRANSFER = 4
     RESTART = 5
-    """Back to a checkpoint, or the start of the first processes."""
+    """The way back to a checkpoint, or the start of the first processes."""
     CHECKPOINT = 6
     IDLE = 7
-    """Waiting for nodes."""
+    """The wait for nodes."""
 
 
 NUM_CAUSES = len(Cause)
@@ -46,7 +46,7 @@ class Disturbance(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedJob:
-    """What is the same in all episodes of a simulation.
+    """The job that is the same in all episodes of a simulation.
 
     Attributes:
         profile: of the model on the devices.
@@ -73,7 +73,7 @@ class SimulatedJob:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOutlook:
-    """What is known at the beginning of an episode of the time to come; see `planaria.policy.forecast`.
+    """The outlook at the beginning of an episode; see `planaria.policy.forecast`.
 
     Attributes:
         looks_again: after the step in which it begins the plan is weighed again, as the next loss is thought to be
@@ -97,7 +97,7 @@ class RunOutlook:
 
 @dataclass(slots=True)
 class EpisodeTally:
-    """Of a stretch of an episode.
+    """The tally of a part of an episode.
 
     Attributes:
         steps: committed.
@@ -128,7 +128,7 @@ class EpisodeTally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestAfterEpisode:
-    """The job trains undisturbed again.
+    """The state in which the job trains undisturbed after an episode.
 
     Attributes:
         state: in which.
@@ -142,7 +142,7 @@ class RestAfterEpisode:
 
 
 class Foreseen(Failures):
-    """The next loss is expected in a given time, of so many nodes."""
+    """A forecast in which the next loss comes after a given time, of so many nodes."""
 
     def __init__(self, time_to_next_s: float, nodes_together: float) -> None:
         super().__init__(time_to_next_s)

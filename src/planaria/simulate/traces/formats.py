@@ -25,16 +25,16 @@ from planaria.simulate.traces.repairs import Lines, Numbered, consistent, drawn,
 from planaria.simulate.traces.trace import Change, Trace, TraceError, TraceEvent
 
 VERSION = 1
-"""Of our own format."""
+"""Version of our own format."""
 
 MOST_NODES = 1_000_000
-"""In a file of counts; larger numbers are mistakes, and each node takes memory."""
+"""Most nodes in a file of counts; larger numbers are mistakes, and each node takes memory."""
 
 LONGEST_S = 1e10
-"""Three hundred years."""
+"""Longest trace in seconds: three hundred years."""
 
 BYTE_ORDER_MARK = "\ufeff"
-"""With which some programs begin a text."""
+"""The mark with which some programs begin a text."""
 
 
 class TraceFormat(enum.StrEnum):
@@ -73,7 +73,7 @@ class ReadTrace:
 
 
 def read_trace(text: str, name: str, *, seed: int = 0) -> ReadTrace:
-    """Read a trace in any of the formats.
+    """Reads a trace in any of the formats.
 
     Args:
         text: the file's.
@@ -99,7 +99,8 @@ def read_trace(text: str, name: str, *, seed: int = 0) -> ReadTrace:
 
 
 def write_trace(trace: Trace, form: TraceFormat, *, gap_s: float = 60.0) -> str:
-    """The trace's text. Counts and availability lose which node is which, and its zone; only ours keeps everything.
+    """Returns the trace's text. Counts and availability lose which node is which, and its zone; only ours keeps
+    everything.
 
     Args:
         trace: what is written.
@@ -137,7 +138,7 @@ def _sampled(trace: Trace, gap_s: float) -> Iterator[int]:
 # Reading
 
 _Read = tuple[list[Numbered], float, str]
-"""Events, the end in seconds as far as it is known, and the trace's name."""
+"""A text's events, its end in seconds as far as it is known, and the trace's name."""
 
 
 def _format_of(text: str, lines: Lines) -> TraceFormat:
@@ -216,7 +217,7 @@ def _count(text: str, line: int, lines: Lines) -> int:
 
 
 def _large(count: int) -> str:
-    """Python refuses to print integers of thousands of digits, and nobody reads them."""
+    """Returns a number as text: Python refuses to print integers of thousands of digits, and nobody reads them."""
     return f"{count:,}" if count < 10**18 else "10**18 or more"
 
 

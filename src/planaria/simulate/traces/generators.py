@@ -16,15 +16,15 @@ from planaria.simulate.traces.trace import HOUR_S, Change, Trace, TraceError, Tr
 DAY_S = 24 * HOUR_S
 
 LEAST_SHAPE = 0.01
-"""Of Weibull's distribution; below it, the scale for a mean lifetime is no number any more."""
+"""Least shape of Weibull's distribution; below it, the scale for a mean lifetime is no number any more."""
 
 MOST_EVENTS = 2_000_000
-"""Of a trace that is made up; a larger one is a mistake, and takes memory without end."""
+"""Most events of a generated trace; a larger one is a mistake, and takes memory without end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConstantRate:
-    """In every hour the same share of the nodes goes, in bulks from one zone (Bamboo, section 6.2; bulks: section 3).
+    """Failures at a constant rate, in bulks from one zone (Bamboo, section 6.2; bulks: section 3).
 
     With bulks of one it is a Poisson process: every node lives `1 / hourly` hours on average.
 
@@ -50,7 +50,7 @@ class ConstantRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diurnal:
-    """As ConstantRate on average over a day, and more by day than by night.
+    """Failures as ConstantRate on average over a day, and more by day than by night.
 
     Attributes:
         hourly: the mean share of the nodes that goes in an hour.
@@ -78,7 +78,7 @@ class Diurnal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weibull:
-    """Every node's lifetime is Weibull-distributed: below shape 1 young nodes go soonest, above it old ones.
+    """Failures after Weibull-distributed lifetimes: below shape 1 young nodes go soonest, above it old ones.
 
     Attributes:
         mean_s: of a lifetime.
@@ -98,7 +98,7 @@ class Weibull:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Monotonic:
-    """One node goes after every interval, and none comes (Oobleck, section 7.2).
+    """Failures of one node after every interval; none comes (Oobleck, section 7.2).
 
     Attributes:
         interval_s: between two losses.
@@ -118,7 +118,7 @@ Failures = ConstantRate | Diurnal | Weibull | Monotonic
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Population:
-    """Who is there, and who comes.
+    """The nodes that are there at the beginning, and those that come.
 
     Attributes:
         nodes: at the beginning, and as many as are wanted all the time.
@@ -146,7 +146,7 @@ def _check(field: str, value: float, holds: bool, wanted: str) -> None:
 
 
 def generate(failures: Failures, population: Population, horizon_s: float, *, seed: int, name: str) -> Trace:
-    """Make a trace up. One seed gives one trace.
+    """Generates a trace. One seed gives one trace.
 
     Raises:
         TraceError: `horizon_s` is not a time above 0, or more happens than `MOST_EVENTS`.
@@ -157,7 +157,7 @@ def generate(failures: Failures, population: Population, horizon_s: float, *, se
 
 
 class _Making:
-    """One trace, as it is made."""
+    """A trace in the making."""
 
     def __init__(self, failures: Failures, population: Population, choice: random.Random) -> None:
         self._failures = failures
@@ -169,7 +169,7 @@ class _Making:
         self._choice = choice
         self._there: dict[str, str] = {}
         self._due: list[tuple[float, int, str]] = []
-        """(time, number, the node that goes then); an empty name: one comes."""
+        """Due events: (time, number, the node that goes then); an empty name: one comes."""
         self._number = 0
         self._made = 0
         self._events: list[TraceEvent] = []
@@ -195,7 +195,7 @@ class _Making:
                 self._lose(now)
 
     def _next_loss_s(self, now: float) -> float:
-        """When nodes may go next by what depends on how many there are; drawn anew after whatever happened."""
+        """Returns when nodes may go next, by the rate for as many as there are; drawn anew after every event."""
         if self._rate is not None:
             events_per_s = self._highest * len(self._there) / self._rate.mean_bulk / HOUR_S
             return now + self._choice.expovariate(events_per_s) if events_per_s else math.inf
@@ -216,7 +216,7 @@ class _Making:
         self._remove(now, self._choice.choice(list(self._there)))
 
     def _bulk(self, mean: float) -> list[str]:
-        """Nodes of one zone, which is drawn by its nodes."""
+        """Returns nodes of one zone, which is drawn in proportion to its nodes."""
         there = list(self._there)
         zone = self._there[self._choice.choice(there)]
         size = 1

@@ -1,4 +1,4 @@
-"""Repairs of traces: what contradicts itself is put right, and told of with the line. Pure; it knows no format."""
+"""Repairs of traces: contradictions are removed, and reported with their line. Pure; it knows no format."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from itertools import pairwise
 from planaria.simulate.traces.trace import Change, TraceError, TraceEvent
 
 Numbered = tuple[int, TraceEvent]
-"""With the line that says it."""
+"""An event with the line that says it."""
 
 
 @dataclass(slots=True)
 class Lines:
-    """What the lines of one text say, as it is read.
+    """The lines of one text, as it is read.
 
     Attributes:
         name: of the text, for messages.
@@ -36,7 +36,7 @@ class Lines:
         self.repairs.append(f"{self.unit} {line}: {text}")
 
     def ends(self, line: int, horizon: float, events: Sequence[Numbered], field: str) -> None:
-        """Tell where the text goes on after the end that it gives in that line."""
+        """Reports where the text goes on after the end that it gives in that line."""
         if not events:
             return
         last, event = max(events, key=lambda numbered: numbered[1].at_s)
@@ -45,11 +45,11 @@ class Lines:
 
 
 _JUMP = 0.5
-"""Of the nodes: who loses or gains more at one line is told of."""
+"""Share of the nodes above which a loss or gain at one line is reported."""
 
 
 def drawn(series: Sequence[tuple[int, float, int]], lines: Lines, seed: int) -> Iterator[Numbered]:
-    """Nodes that come and go so that their number is as counted. Who goes is drawn from those that are there."""
+    """Yields nodes that come and go so that their number is as counted. Who goes is drawn from those that are there."""
     choice = random.Random(seed)
     there: list[str] = []
     made = 0
@@ -74,7 +74,7 @@ def in_order(events: list[Numbered], lines: Lines) -> list[Numbered]:
 
 
 def consistent(events: Iterable[Numbered], lines: Lines) -> Iterator[TraceEvent]:
-    """Without what contradicts the events before."""
+    """Yields the events that do not contradict those before."""
     there: set[str] = set()
     for line, event in events:
         if event.change is Change.ADD and event.node in there:

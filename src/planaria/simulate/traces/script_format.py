@@ -42,7 +42,7 @@ class ReadScript:
 
 
 def read_script(text: str, name: str, *, seed: int = 0) -> ReadScript:
-    """Read a script, or a trace in any of its formats.
+    """Reads a script, or a trace in any of its formats.
 
     Args:
         text: the file's.
@@ -74,7 +74,7 @@ def read_script(text: str, name: str, *, seed: int = 0) -> ReadScript:
 
 
 def write_script(script: Script) -> str:
-    """The script's text; `read_script` gives it back."""
+    """Returns the script's text; `read_script` gives it back."""
     trace = script.trace
     if script.clock is Clock.SECONDS:
         return write_trace(trace, TraceFormat.EVENTS)
@@ -108,7 +108,7 @@ def _event(row: tuple[int, str], lines: Lines) -> TraceEvent:
 
 
 def _uncontradicted(events: Sequence[Numbered], lines: Lines) -> Iterator[TraceEvent]:
-    """What is written by hand, and counts steps, is not guessed at."""
+    """Yields the events; raises on contradictions: what is written by hand, and counts steps, is not guessed at."""
     there: set[str] = set()
     for line, event in events:
         if (event.node in there) is (event.change is Change.ADD):

@@ -21,15 +21,15 @@ from planaria.simulate.traces.trace import Change, Trace, TraceEvent
 
 class ScriptName(enum.StrEnum):
     SINGLE = "single"
-    """One node goes."""
+    """One node is lost."""
     BURST_IN_STAGE = "burst-in-stage"
-    """Half of those that hold one layer go at once (all but one, where they are two or three)."""
+    """Half of those that hold one layer are lost at once (all but one, where they are two or three)."""
     BURST_IN_PIPELINE = "burst-in-pipeline"
-    """Half of a pipeline's nodes go at once."""
+    """Half of a pipeline's nodes are lost at once."""
     STEADY_LOSS = "steady-loss"
-    """Half of all nodes go, one after the other, none comes; each where the layers have most owners left."""
+    """Half of all nodes are lost, one after the other, none comes; each where the layers have most owners left."""
     LOSS_AND_REJOIN = "loss-and-rejoin"
-    """One goes, and another comes."""
+    """One node is lost, and another comes."""
 
 
 STEPS: Mapping[ScriptName, int] = {
@@ -39,12 +39,12 @@ STEPS: Mapping[ScriptName, int] = {
     ScriptName.STEADY_LOSS: 36,
     ScriptName.LOSS_AND_REJOIN: 28,
 }
-"""How long each is, in steps of a job that loses nothing."""
+"""Length of each script, in steps of a job that loses nothing."""
 
 _STRIKES, _JOINS = 0.25, 0.55
 """Shares of a script's length after which the first loss and the join come."""
 _STEADY_UNTIL = 0.85
-"""Of a steady loss: the last one's share."""
+"""Share of a steady loss's length after which its last node is lost."""
 
 
 class Clock(enum.StrEnum):
@@ -53,7 +53,7 @@ class Clock(enum.StrEnum):
 
 
 class Script(msgspec.Struct, frozen=True, kw_only=True):
-    """What befalls a cluster.
+    """A script of what befalls a cluster.
 
     Attributes:
         trace: nodes that come and go.
@@ -70,12 +70,12 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def node_name(node: int) -> str:
-    """How the built-in scripts call a job's node."""
+    """Returns the built-in scripts' name of a job's node."""
     return f"node{node}"
 
 
 def built_in(name: ScriptName, plan: Plan, length_s: float, *, least_nodes: int = 0) -> Script:
-    """A built-in script for a job.
+    """Returns a built-in script for a job.
 
     Args:
         name: which.
@@ -111,12 +111,12 @@ def _removals(share: float, nodes: Collection[NodeId]) -> list[tuple[float, Chan
 
 
 def _pipelines(plan: Plan) -> list[list[NodeId]]:
-    """Each pipeline's nodes, in the order of their stages."""
+    """Returns each pipeline's nodes, in the order of their stages."""
     return [list(dict.fromkeys(plan.node_of(worker) for worker in p.workers)) for p in plan.pipelines]
 
 
 def _places(plan: Plan) -> list[NodeId]:
-    """The second pipeline's nodes, neighbours side by side, from its second stage on."""
+    """Returns the second pipeline's nodes, neighbours side by side, from its second stage on."""
     pipelines = _pipelines(plan)
     nodes = pipelines[1 % len(pipelines)]
     second = min(1, len(nodes) - 1)
@@ -124,7 +124,7 @@ def _places(plan: Plan) -> list[NodeId]:
 
 
 def _of_one_layer(plan: Plan) -> list[NodeId]:
-    """Who owns the first layer of the first pipeline's second stage, pipeline by pipeline."""
+    """Returns the owners of the first layer of the first pipeline's second stage, pipeline by pipeline."""
     stages = plan.pipelines[0].stages
     layer = stages[min(1, len(stages) - 1)].first_layer
     owners = (plan.node_of(stage.worker) for stage in plan.stages() if layer in stage.layers)
@@ -132,8 +132,8 @@ def _of_one_layer(plan: Plan) -> list[NodeId]:
 
 
 def _spread(plan: Plan, count: int) -> Iterator[NodeId]:
-    """So many nodes, one after the other, each from another pipeline than the last where that leaves every layer as
-    many owners as any other choice would."""
+    """Yields so many nodes, each from another pipeline than the last where that leaves every layer as many owners as
+    any other choice would."""
     pipelines = _pipelines(plan)
     turn = cycle(range(len(pipelines)))
     live = set(plan.nodes)
@@ -149,7 +149,7 @@ def _spread(plan: Plan, count: int) -> Iterator[NodeId]:
 
 
 def _fewest_owners(plan: Plan, live: Collection[NodeId]) -> tuple[int, int]:
-    """Of any layer; and, negated, how many layers have so few: the more the better."""
+    """Returns the fewest owners of any layer; and, negated, how many layers have so few: the more the better."""
     owners = [0] * plan.num_layers
     for stage in plan.stages():
         if plan.node_of(stage.worker) in live:
@@ -159,7 +159,7 @@ def _fewest_owners(plan: Plan, live: Collection[NodeId]) -> tuple[int, int]:
 
 
 def numbered(trace: Trace, nodes: Sequence[NodeId]) -> dict[str, NodeId]:
-    """The job's number of each node that is there at a trace's beginning, in the trace's order."""
+    """Returns the job's number of each node that is there at a trace's beginning, in the trace's order."""
     return dict(zip(trace.initial, nodes, strict=True))
 
 
@@ -168,8 +168,8 @@ SOMEWHERE = "not known"
 
 
 def zones_by_number(trace: Trace) -> tuple[str, ...]:
-    """The zone of each node that a job gets from a trace, by the number that it gets: those that are there at the
-    beginning, then those that come, one after the other. Empty where the trace says of none where it is."""
+    """Returns the zone of each node by its number in the job: those that are there at the beginning, then those that
+    come, one after the other. Empty where the trace says of none where it is."""
     added = [event for event in trace.events if event.change is Change.ADD]
     if not any(event.zone for event in added):
         return ()
@@ -177,7 +177,7 @@ def zones_by_number(trace: Trace) -> tuple[str, ...]:
 
 
 def thinned(trace: Trace, num_nodes: int) -> Trace:
-    """A part of a trace's nodes, evenly taken, so that it begins with so many; with all that befalls them.
+    """Returns a part of a trace's nodes, evenly taken, so that it begins with so many; with all that befalls them.
 
     Of the nodes that come later the same share is kept. `num_nodes` is at most those that it begins with, and above 0.
     """
@@ -192,7 +192,7 @@ def _evenly(names: Sequence[str], count: int) -> list[str]:
 
 
 def announced(script: Script, notice: float) -> Script:
-    """The script with a notice, so long before, of each removal that has none."""
+    """Returns the script with a notice, so long before, of each removal that has none."""
     events = tuple(
         replace(event, notice_s=notice) if event.change is Change.REMOVE and not event.notice_s else event
         for event in script.trace.events
@@ -201,7 +201,7 @@ def announced(script: Script, notice: float) -> Script:
 
 
 def busiest(trace: Trace, length_s: float) -> Trace:
-    """The part of that length, beginning at a whole minute with a node there, in which most nodes come and go.
+    """Returns the part of that length, beginning at a whole minute with a node there, in which most nodes come and go.
 
     The whole trace, where it is no longer.
     """
@@ -228,7 +228,7 @@ def busiest(trace: Trace, length_s: float) -> Trace:
 
 
 class ScriptClock:
-    """A run's, by the seconds or by the steps that have passed since the script began."""
+    """A run's clock, by the seconds or by the steps that have passed since the script began."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -238,7 +238,7 @@ class ScriptClock:
         self._step_s = 0.0
 
     def note(self, record: AnyRecord, now_s: float) -> None:
-        """Take what the run tells, and when it told it, in monotonic seconds."""
+        """Notes a record of the run, and when it was told, in monotonic seconds."""
         match record:
             case StepCommitted() | StepSkipped():
                 self._committed = max(self._committed, record.step)
@@ -251,8 +251,8 @@ class ScriptClock:
                 pass
 
     def at(self, now_s: float) -> float | None:
-        """Seconds or steps since the script began; None before. Of the step under way, the share that its plan's
-        estimate says."""
+        """Returns seconds or steps since the script began; None before. The step under way counts by the share that its
+        plan's estimate says."""
         if self._began_s is None:
             return None
         if self._clock is Clock.SECONDS:
@@ -261,7 +261,7 @@ class ScriptClock:
         return self._committed - WARM_UP_STEPS + min(share, 0.999)
 
     def left_s(self, at: float, now_s: float) -> float | None:
-        """Seconds until then, as it seems now; None where that cannot be said."""
+        """Returns the seconds until then, as it seems now; None where that cannot be said."""
         here = self.at(now_s)
         if here is None:
             return None

@@ -32,13 +32,13 @@ Told = Sequence[tuple[AnyRecord, float]]
 """Records in their order, each with its time in seconds."""
 
 WARM_UP_STEPS = 3
-"""A script begins when so many steps are committed: the first ones of fresh processes are slow."""
+"""Steps that are committed before a script begins: the first ones of fresh processes are slow."""
 
 RESTORED, WAITED = "went back to a checkpoint", "waited for nodes"
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
-    """What plans were thought to take, and took.
+    """How long plans were estimated to take, and took.
 
     Attributes:
         plans: measured.
@@ -53,7 +53,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunTally(msgspec.Struct, frozen=True, kw_only=True):
-    """A run's figures.
+    """The figures of a run.
 
     Attributes:
         samples_per_s: samples of the steps committed in the window that still stand at its end, over the window. A step
@@ -92,7 +92,7 @@ class RunTally(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Advance:
-    """How far a run is at any time: steps that are committed and stand, with a share of the one under way.
+    """How far a run is at any time: committed steps that stand, with a share of the one under way.
 
     Between two commits it grows evenly; where no commit follows, it stands still; when a checkpoint is loaded, it goes
     back.
@@ -133,7 +133,7 @@ class Advance:
         return before + (self._steps[after] - before) * (time_s - self._times[after - 1]) / length_s
 
     def step_s(self, began_s: float, ended_s: float) -> float:
-        """Median time from one commit to the next, of those that end in the window; 0 without any."""
+        """Returns the median time from one commit to the next, of those that end in the window; 0 without any."""
         times = pairwise(zip(self._times, self._is_commit, strict=True))
         gaps = [
             at_s - before_s for (before_s, _), (at_s, is_commit) in times if is_commit and began_s < at_s <= ended_s
@@ -141,7 +141,7 @@ class Advance:
         return statistics.median(gaps) if gaps else 0.0
 
     def commits(self, began_s: float, ended_s: float) -> int:
-        """In (began, ended]."""
+        """Returns the number of commits after `began_s` and up to `ended_s`."""
         return sum(
             is_commit and began_s < time_s <= ended_s
             for time_s, is_commit in zip(self._times, self._is_commit, strict=True)
@@ -149,13 +149,13 @@ class Advance:
 
 
 class RecoveryKinds:
-    """What each recovery did: the policy's way, as the plan taken for it says, or what happened in place of one."""
+    """The kind of each recovery: the policy's, as the plan taken for it says, or what happened in place of one."""
 
     def __init__(self) -> None:
         self._kind = ""
 
     def note(self, record: AnyRecord) -> str | None:
-        """Take the next record; the kind of the recovery that it ends, if it ends one."""
+        """Takes the next record; returns the kind of the recovery that it ends, if it ends one."""
         match record:
             case Waiting():
                 self._kind = WAITED
@@ -175,20 +175,20 @@ class RecoveryKinds:
 
 
 def begin_of(told: Told) -> float | None:
-    """When the script began; None where the run did not come so far."""
+    """Returns when the script began; None where the run did not come so far."""
     times = (at for record, at in told if isinstance(record, StepCommitted) and record.step >= WARM_UP_STEPS)
     return next(times, None)
 
 
 def end_of(told: Told, num_steps: float) -> float:
-    """When a script of so many steps ended: with the commit of its last one, or with the run."""
+    """Returns when a script of so many steps ended: with the commit of its last one, or with the run."""
     wanted = WARM_UP_STEPS + num_steps
     times = (at for record, at in told if isinstance(record, StepCommitted) and record.step >= wanted)
     return next(times, told[-1][1])
 
 
 def tally(told: Told, began_s: float, ended_s: float, *, global_batch: int, microbatch: int) -> RunTally:
-    """Figures of a run over a window.
+    """Returns the figures of a run over a window.
 
     Args:
         told: all records of the run.
@@ -251,7 +251,7 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
 def throughput(
     told: Told, began_s: float, ended_s: float, *, global_batch: int, microbatch: int, points: int = 240
 ) -> Curve:
-    """Samples a second over the window, each the mean over a short time around it (Oobleck, Figure 10).
+    """Returns samples a second over the window, each the mean over a short time around it (Oobleck, Figure 10).
 
     The time is a sixtieth of the window, at least two steps.
     """
@@ -268,7 +268,7 @@ def throughput(
 
 
 def live_nodes(told: Told, began_s: float, ended_s: float) -> Curve:
-    """How many nodes the job had."""
+    """Returns how many nodes the job had over the window."""
     changes: list[tuple[float, float]] = [
         (time_s, float(record.live_nodes))
         for record, time_s in told

@@ -15,11 +15,11 @@ from planaria.job.errors import UserError
 HOUR_S = 3600.0
 
 ROUNDING = 1e-12
-"""Of a part's end: hours that were turned into seconds, and a length that is what is left of the whole."""
+"""Rounding of a part's end: hours turned into seconds, and a length that is the rest of the whole."""
 
 
 class TraceError(UserError):
-    """A trace that cannot be used, with the line where that is."""
+    """A trace that cannot be used, with the line at fault."""
 
 
 class Change(enum.StrEnum):
@@ -28,7 +28,7 @@ class Change(enum.StrEnum):
 
 
 class TraceEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
-    """A node comes or goes.
+    """An event at which a node comes or goes.
 
     Attributes:
         at_s: seconds since the trace's beginning.
@@ -46,7 +46,7 @@ class TraceEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
-    """Availability of a cluster's nodes over time.
+    """The availability of a cluster's nodes over time.
 
     Attributes:
         name: for people.
@@ -59,7 +59,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     events: tuple[TraceEvent, ...]
 
     def __post_init__(self) -> None:
-        """Raises TraceError where the events contradict each other; `trace_formats` repairs what can be repaired."""
+        """Raises TraceError where events contradict each other; see `planaria.simulate.traces.repairs`."""
         there: set[str] = set()
         last_s = 0.0
         end_s, comes = self.horizon_s, Change.ADD
@@ -82,12 +82,12 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def initial(self) -> tuple[str, ...]:
-        """The nodes that are there when it begins."""
+        """The nodes that are there when the trace begins."""
         return tuple(self.at_first)
 
     @property
     def at_first(self) -> dict[str, str]:
-        """Their zones by their names. Who comes and goes in the very moment in which it begins is none of them."""
+        """The zones by node. A node that comes and goes in the very moment of the beginning is none of them."""
         there: dict[str, str] = {}
         for event in itertools.takewhile(lambda event: event.at_s == 0, self.events):
             if event.change is Change.ADD:
@@ -97,7 +97,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
         return there
 
     def counts(self) -> Iterator[tuple[float, int]]:
-        """(time in seconds, nodes from then on), once for each time at which something happens."""
+        """Yields (time in seconds, nodes from then on), once for each time at which something happens."""
         count = 0
         for at, event in enumerate(self.events):
             count += 1 if event.change is Change.ADD else -1
@@ -105,7 +105,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
                 yield event.at_s, count
 
     def window(self, start_s: float, length_s: float) -> Trace:
-        """A part of it, with its own beginning: the nodes that are there at `start_s` are added at 0.
+        """Returns a part of the trace, with its own beginning: the nodes that are there at `start_s` are added at 0.
 
         Raises:
             TraceError: the part is not within the trace, or no node is there.
@@ -135,7 +135,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
         return Trace(name=self.name, horizon_s=length_s, events=(*first, *events))
 
     def compressed(self, factor: float) -> Trace:
-        """The same, `factor` times as fast; notices too."""
+        """Returns the trace `factor` times as fast; notices too."""
         events = (
             msgspec.structs.replace(event, at_s=event.at_s / factor, notice_s=event.notice_s / factor)
             for event in self.events
@@ -144,7 +144,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What a trace is like. Times in seconds; None where nothing of the kind happens.
+    """The figures of a trace. Times in seconds; None where nothing of the kind happens.
 
     Attributes:
         horizon_s: its length.
@@ -182,7 +182,7 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summarise(trace: Trace) -> TraceSummary:
-    """Figures of a trace."""
+    """Returns the figures of a trace."""
     counts = list(trace.counts())
     node_s, fewest, most = _over_time(counts, trace.horizon_s)
     removed = [event for event in trace.events if event.change is Change.REMOVE]
@@ -214,7 +214,7 @@ def summarise(trace: Trace) -> TraceSummary:
 
 
 def _over_time(counts: Sequence[tuple[float, int]], horizon_s: float) -> tuple[float, int, int]:
-    """Node-seconds, and the fewest and most nodes that were there for any time."""
+    """Returns node-seconds, and the fewest and most nodes that were there for any time."""
     starts = [(0.0, 0), *counts]
     ends = [*(at_s for at_s, _ in counts), horizon_s]
     lasting = [(end - start, count) for (start, count), end in zip(starts, ends, strict=True) if end > start]
