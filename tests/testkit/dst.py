@@ -52,7 +52,7 @@ def dst(seeds: int, first_seed: int, jobs: int | None, folder: Path, replay: str
 
 
 def _schedule(what: str) -> Schedule:
-    """Of a seed, or from a file."""
+    """Returns the schedule of a seed, or from a file."""
     if what.isdigit():
         return schedule(int(what))
     try:
@@ -81,7 +81,7 @@ def _replay(which: Schedule) -> int:
 
 
 def try_seeds(seeds: range) -> list[Failure]:
-    """What failed; in a process of its own."""
+    """Returns the failures of these seeds; runs in a process of its own."""
     return [failure for seed in seeds if (failure := try_seed(seed)) is not None]
 
 
@@ -104,7 +104,7 @@ def _search(seeds: range, jobs: int, folder: Path) -> int:
 
 
 def _results(seeds: range, jobs: int) -> Iterator[tuple[int, list[Failure]]]:
-    """How many schedules were tried more, and which of them failed."""
+    """Yields how many more schedules were tried, and which of them failed."""
     batches = iter([seeds[at : at + BATCH] for at in range(0, len(seeds), BATCH)])
     running: dict[Future[list[Failure]], int] = {}
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
@@ -119,7 +119,7 @@ def _results(seeds: range, jobs: int) -> Iterator[tuple[int, list[Failure]]]:
 
 
 def _keep(failure: Failure, folder: Path) -> str:
-    """Write the failure's schedule, and say how it is run again."""
+    """Writes the failure's schedule; returns how to run it again."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{failure.seed}.json"
     path.write_bytes(msgspec.json.format(msgspec.json.encode(failure.smallest)) + b"\n")

@@ -15,7 +15,7 @@ from planaria.plan.plan import PlanError
 
 
 def oobleck_s(stages_s: Sequence[float], num_microbatches: int) -> float:
-    """A 1F1B pipeline as T1 + T2 + T3 (Oobleck, 4.1.2): the way in and out, the slowest stage's share, the way back.
+    """Returns a 1F1B pipeline's T1 + T2 + T3 (Oobleck, 4.1.2): way in and out, slowest stage's share, way back.
 
     T1 is one forward and backward of every stage, T2 = (N - S + k* - 1) times the slowest stage's, T3 that of all
     stages from the slowest on. k* counts from 0, and of equally slow stages the last is taken.
@@ -38,7 +38,7 @@ def oobleck_s(stages_s: Sequence[float], num_microbatches: int) -> float:
 
 
 def symmetric_s(num_stages: int, num_microbatches: int, stage_s: float) -> float:
-    """Even 1F1B pipelines (Odyssey, Eq. 9): (N_pp + N_m - 1) (T_f + T_b).
+    """Returns the time of even 1F1B pipelines (Odyssey, Eq. 9): (N_pp + N_m - 1) (T_f + T_b).
 
     Exact without messages; `stage_s` is T_f + T_b. With uneven stages it depends on whose T_f + T_b is meant: with
     the slowest stage's it is too high (measured, stages uneven by 20%: +7% on average, +23% at worst), with the mean's
@@ -48,7 +48,7 @@ def symmetric_s(num_stages: int, num_microbatches: int, stage_s: float) -> float
 
 
 def asymmetric_s(pipelines: Iterable[tuple[Sequence[tuple[float, float]], int]]) -> float:
-    """Uneven pipelines side by side (Odyssey, Eq. 10 and 11): the longest one's time, each in 1F1B by recurrence.
+    """Returns the longest time of uneven pipelines side by side (Odyssey, Eq. 10 and 11), each in 1F1B by recurrence.
 
     Each computation starts when the stage's previous one and the one it depends on in the neighbour have ended. Exact
     without messages and sums. Measured bias where messages take 10% of a stage: -9% to -14% on average, -16% at worst.
@@ -96,7 +96,7 @@ def _order(ahead: int, number: int) -> list[tuple[bool, int]]:
 
 
 def one_failure_s(num_pipelines: int, num_stages: int, num_microbatches: int, stage_s: float) -> float:
-    """Rerouting after one failure (Odyssey, Eq. 12): (N_pp + N_m - 1 + N_m / (N_dp - 1)) (T_f + T_b).
+    """Returns the time rerouted after one failure (Odyssey, Eq. 12): (N_pp + N_m - 1 + N_m / (N_dp - 1)) (T_f + T_b).
 
     Measured bias: +5% on average under GPipe (-5% to +22%), none under eager 1F1B (-9% to +14%).
 

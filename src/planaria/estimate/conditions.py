@@ -10,7 +10,7 @@ from planaria.plan.plan import NodeId, PlanError, WorkerId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """How the machines of a plan differ from the profile's.
+    """The conditions in which the machines of a plan differ from the profile's.
 
     Attributes:
         overlap: whether messages travel while their sender computes. Without, a worker does one thing at a time: it
@@ -42,4 +42,4 @@ class Conditions:
 
 
 AS_PROFILED = Conditions()
-"""Communication overlaps, and every node is as fast as the profile's."""
+"""Conditions as in the profile: communication overlaps, and every node is as fast as the profile's."""

@@ -21,7 +21,7 @@ from planaria.plan.plan import Plan, WorkerId
 def least_step_s(
     plan: Plan, durations: Durations, compute_s: Mapping[WorkerId, float], conditions: Conditions
 ) -> float:
-    """Seconds that the cores need for a step of the plan at least; 0 where each worker has its own.
+    """Returns the seconds that the cores need at least for a step of the plan; 0 where each worker has its own.
 
     Args:
         plan: whose step it is.
@@ -54,8 +54,8 @@ def _messages_s(plan: Plan, durations: Durations) -> float:
 
 
 def on_shared_cores(found: StepEstimate, plan: Plan, durations: Durations, conditions: Conditions) -> StepEstimate:
-    """The outline of a step on machines of their own, as it is where they share cores: no instruction is quicker
-    there than the step as a whole."""
+    """Returns the estimate of a step where workers share cores, from that on machines of their own: no instruction is
+    quicker there than the step as a whole."""
     step_s = max(found.step_time_s, least_step_s(plan, durations, found.compute_s, conditions))
     longer = conditions.stretch * step_s / found.step_time_s if found.step_time_s else conditions.stretch
     return replace(

@@ -11,12 +11,12 @@ from planaria.plan.plan import NodeId, Pipeline, Plan, PlanError, WorkerId
 from planaria.plan.program.instructions import Instruction, Op
 
 MOST_COMPUTED = 1 << 16
-"""Forwards and backwards of which it is known how long they take; then all are forgotten."""
+"""Forwards and backwards whose durations are remembered; then all are forgotten."""
 
 
 class Computed(dict[tuple[int, float, Op, int, int, tuple[int, ...]], float]):
-    """Of one profile, whatever the plan: seconds of a forward or backward on so many devices of this speed, of these
-    layers (the first one, and the end), of which so many are counted."""
+    """Durations under one profile, whatever the plan: seconds of a forward or backward on so many devices of this
+    speed, of these layers (the first one, and the end), of which so many are counted."""
 
     def __init__(self, profile: ModelProfile) -> None:
         self._times = {count: [layer.on(count) for layer in profile.layers] for count in profile.device_counts}
@@ -25,8 +25,8 @@ class Computed(dict[tuple[int, float, Op, int, int, tuple[int, ...]], float]):
     def pieces_of(
         self, devices: int, speed: float, first: int, end: int, counted: tuple[int, ...]
     ) -> tuple[list[float], list[int]]:
-        """Of a backward that is cut into layers, from the top one down to the lowest that anybody counts: seconds, and
-        the layer, or -1 where it does not count."""
+        """Returns the pieces of a backward that is cut into layers, from the top one down to the lowest that anybody
+        counts: seconds, and the layer, or -1 where it does not count."""
         key = devices, speed, first, end, counted
         found = self._pieces.get(key)
         if found is None:
@@ -65,7 +65,7 @@ def _computed(profile: ModelProfile) -> Computed:
 
 
 class Durations:
-    """Of one plan under one profile.
+    """Durations of one plan's instructions under one profile.
 
     A worker drives the devices of its widest stage, all of one node. Each holds an equal share of every group that the
     worker owns; they read, sum and apply their shares side by side. A message between two stages is whole.
@@ -88,19 +88,19 @@ class Durations:
 
     @property
     def devices(self) -> dict[WorkerId, int]:
-        """That each worker drives."""
+        """Number of devices that each worker drives."""
         return self._plan.devices_of
 
     @cached_property
     def late_s(self) -> dict[WorkerId, float]:
-        """How long after the step's beginning each worker begins."""
+        """Seconds after the step's beginning at which each worker begins."""
         late_s = dict.fromkeys(self.devices, 0.0)
         late_s.update((worker, seconds) for worker, seconds in self._conditions.late_s.items() if worker in late_s)
         return late_s
 
     @cached_property
     def speeds(self) -> dict[WorkerId, float]:
-        """Of each worker's node."""
+        """Speed of each worker's node."""
         node_of, speed = self._plan.node_of, self._conditions.speed
         if not self._conditions.node_speeds:
             return dict.fromkeys(self.devices, 1.0)
@@ -108,7 +108,7 @@ class Durations:
 
     @cached_property
     def is_spread(self) -> bool:
-        """No group is counted twice on one node, so all who own the same take equally long to read it."""
+        """Whether no group is counted twice on one node, so that all who own the same take equally long to read it."""
         plan, per_node = self._plan, self._plan.devices_per_node
         if per_node == 1:
             return True
@@ -119,12 +119,12 @@ class Durations:
 
     @cached_property
     def _counting(self) -> tuple[frozenset[WorkerId], ...]:
-        """Of each group, who owns it, and so has something in its sum."""
+        """Workers that own each group and have something in its sum."""
         return tuple(self._counting_of(group) for group in range(len(self._plan.groups)))
 
     @cached_property
     def _counting_on(self) -> list[dict[int, int]]:
-        """Of each group, how many of them are on each node."""
+        """Number of workers with something in each group's sum, by node."""
         counting_on: list[dict[int, int]] = []
         for workers in self._counting:
             on: dict[int, int] = {}
@@ -135,11 +135,11 @@ class Durations:
 
     @cached_property
     def num_counting(self) -> tuple[int, ...]:
-        """Of each group, how many workers own it."""
+        """Number of workers with something in each group's sum."""
         return tuple(map(len, self._counting)) if self._plan.shadows else self._plan.num_owners
 
     def _counting_of(self, group: int) -> frozenset[WorkerId]:
-        """Who owns the group. A shadow's part is empty, and is not sent."""
+        """Returns the workers with something in the group's sum. A shadow's part is empty, and is not sent."""
         if not self._plan.shadows:
             return frozenset(self._plan.owners_of[group])
         layers = set(self._plan.groups[group].layers)
@@ -150,23 +150,23 @@ class Durations:
         )
 
     def compute_s(self, worker: WorkerId, instruction: Instruction) -> float:
-        """A forward or (whole or split) backward; what is not counted has no weight gradients."""
+        """Returns seconds of a forward or (whole or split) backward; what is not counted has no weight gradients."""
         one = instruction
         return self.compute_of_s(worker, one.op, one.first_layer, one.end_layer, one.counted)
 
     def compute_of_s(
         self, worker: WorkerId, op: Op, first_layer: int, end_layer: int, counted: tuple[int, ...] = ()
     ) -> float:
-        """The same, of such an instruction."""
+        """Returns seconds of a forward or (whole or split) backward of these layers."""
         return self.computed[self.devices[worker], self.speeds[worker], op, first_layer, end_layer, counted]
 
     def message_s(self, sender: WorkerId, receiver: WorkerId, boundary: int) -> float:
-        """An activation or gradient over the boundary before layer `boundary`."""
+        """Returns seconds of an activation or gradient over the boundary before layer `boundary`."""
         same_node = self._plan.node_of(sender) == self._plan.node_of(receiver)
         return self._links.of(same_node=same_node).time_s(self._profile.layers[boundary - 1].output_bytes)
 
     def read_s(self, worker: WorkerId, group: int) -> float:
-        """Reading the group's gradients of all its other owners, one after another."""
+        """Returns seconds of reading the group's gradients of all its other owners, one after another."""
         plan = self._plan
         if plan.devices_per_node == 1:
             own = group in plan.groups_of.get(worker, ()) if not plan.shadows else worker in self._counting[group]
@@ -176,7 +176,7 @@ class Durations:
         return self.read_of_s(self.devices[worker], group, near, len(self._counting[group]) - own - near)
 
     def read_of_s(self, devices: int, group: int, near: int, far: int) -> float:
-        """Reading the group's gradients of so many others on the same node and elsewhere, on so many devices."""
+        """Returns seconds of reading the group's gradients of so many others, near and far, on so many devices."""
         share = self._plan.groups[group].size_bytes / devices
         seconds = 0.0
         for count, link in ((near, self._links.within_node), (far, self._links.between_nodes)):
@@ -185,18 +185,18 @@ class Durations:
         return seconds
 
     def sum_s(self, worker: WorkerId, group: int) -> float:
-        """Adding what was read."""
+        """Returns seconds of adding what was read of the group."""
         return self.sum_of_s(self.devices[worker], group) / self.speeds[worker]
 
     def sum_of_s(self, devices: int, group: int) -> float:
-        """On so many devices of a node as fast as the profile says."""
+        """Returns seconds of adding the group on so many devices of a node as fast as the profile says."""
         others = self.num_counting[group] - 1
         share = self._plan.groups[group].size_bytes / devices
         return others * share * self._profile.step.sum_s_per_byte
 
     def sums_on(self, devices: int) -> tuple[list[float], list[float]]:
-        """Of each group, seconds of reading it from all its other owners, none of them near, and of adding what was
-        read; on so many devices of a node as fast as the profile says."""
+        """Returns for each group seconds of reading it from all its other owners, none of them near, and of adding what
+        was read; on so many devices of a node as fast as the profile says."""
         link, a_byte = self._links.between_nodes, self._profile.step.sum_s_per_byte
         shares = [group.size_bytes / devices for group in self._plan.groups]
         others = [count - 1 for count in self.num_counting]
@@ -207,29 +207,29 @@ class Durations:
         )
 
     def apply_s(self, worker: WorkerId) -> float:
-        """The optimizer's step."""
+        """Returns seconds of the worker's optimizer step."""
         return self.apply_of_s(self.devices[worker], self._plan.groups_of[worker]) / self.speeds[worker]
 
     def apply_of_s(self, devices: int, groups: Sequence[int]) -> float:
-        """Of these groups on so many devices of a node as fast as the profile says."""
+        """Returns seconds of the optimizer's step of these groups, on devices of a node as fast as the profile says."""
         size = sum([self._plan.groups[group].size_bytes for group in groups])
         return size / devices * self._profile.step.apply_s_per_byte
 
     @property
     def vote_s(self) -> float:
-        """From the last vote to the commit at a worker."""
+        """Returns seconds from the last vote to the commit at a worker."""
         return self._profile.step.vote_s
 
 
 def _device_counts(plan: Plan) -> set[int]:
-    """How many devices workers of the plan drive."""
+    """Returns the different numbers of devices that workers of the plan drive."""
     if plan.shadows or not plan.is_apart:
         return set(plan.devices_of.values())
     return {count for pipeline, _ in plan.examples for count in pipeline.devices_of.values()}
 
 
 def _is_spread(plan: Plan, pipeline: Pipeline) -> bool:
-    """No group is owned twice on one node of a pipeline that shares its nodes with no other."""
+    """Returns whether no group is owned twice on one node of a pipeline that shares its nodes with no other."""
     seen: set[tuple[NodeId, int]] = set()
     for worker in pipeline.owned:
         own = {(plan.node_of(worker), group) for group in plan.groups_of[worker]}

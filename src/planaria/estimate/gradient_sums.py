@@ -1,4 +1,4 @@
-"""One worker's sums in a step: it reads the others' gradients, one group after another, and adds what it has read.
+"""One worker's gradient sums in a step: it reads the others' gradients group by group, and adds what it has read.
 
 Of the groups whose gradients are whole at all owners, the lowest round is read first.
 """
@@ -19,7 +19,7 @@ def summed(
     reads_from: float,
     sums_from: float,
 ) -> tuple[float, dict[int, tuple[float, float]]]:
-    """The end of the last sum, and of each group the start of its reading and the end of its sum.
+    """Returns the end of the last sum, and of each group the start of its reading and the end of its sum.
 
     Args:
         groups: of the worker.

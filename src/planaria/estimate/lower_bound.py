@@ -21,7 +21,7 @@ from planaria.plan.program.routes import sorted_routes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Way:
-    """A route in seconds; each list has an entry a leg.
+    """A route in seconds; each list has an entry for each hop.
 
     Attributes:
         legs: its legs.
@@ -46,13 +46,13 @@ class _Way:
     below_s: Sequence[float]
 
     def round_trip_s(self, place: int) -> float:
-        """From the leg's forward to the end of its backward."""
+        """Returns seconds from the hop's forward to the end of its backward."""
         above = sum(self.forward_s[place:]) + sum(self.up_s[place:])
         return above + sum(self.backward_s[place:]) + sum(self.down_s[place + 1 :])
 
     @property
     def all_forward_s(self) -> float:
-        """When all forwards of the last leg can be done."""
+        """Returns when all forwards of the last hop can be done."""
         return max(
             self.before_s[place]
             + self.num_microbatches * forward
@@ -62,14 +62,14 @@ class _Way:
         )
 
     def rest_s(self, place: int) -> float:
-        """From the leg's forward to the end of everything."""
+        """Returns seconds from the hop's forward to the end of everything."""
         lowest = max(place, next(at for at, leg in enumerate(self.legs) if leg.keeps))
         up = sum(self.forward_s[place:lowest]) + sum(self.up_s[place:lowest])
         return up + self.round_trip_s(lowest) + max(self.weight_s[lowest], self.below_s[lowest])
 
 
 def lower_bound_s(plan: Plan, profile: ModelProfile, conditions: Conditions = AS_PROFILED) -> float:
-    """Seconds that a step under the plan takes at least.
+    """Returns the seconds that a step under the plan takes at least.
 
     The longest of: every worker's way to its first work, all its work, and what must follow its last; every link's,
     likewise; a pipeline's way down from its busiest stage, and through the cycles that its stages' limits on
@@ -141,10 +141,10 @@ class _Bound:
         self._ends_s = dict.fromkeys(plan.workers, 0.0)
         self._work_s = dict.fromkeys(plan.workers, 0.0)
         self._late: dict[WorkerId, tuple[_Way, int]] = {}
-        """Of a worker that serves one route, that and its place there."""
+        """The one route of each worker that serves no other, and its place there."""
 
     def add_workers(self, ways: Iterable[_Way]) -> None:
-        """Head, work and tail."""
+        """Adds the bounds of workers: head, work and tail."""
         head: dict[WorkerId, float] = {}
         tail: dict[WorkerId, float] = {}
         first: dict[WorkerId, float] = dict.fromkeys(self._plan.workers, 0.0)
@@ -166,7 +166,7 @@ class _Bound:
             self._all_done_s = max(self._all_done_s, start + first[worker] + tail[worker])
 
     def add_links(self, ways: Iterable[_Way]) -> None:
-        """All that a link carries, after the least that precedes it and before the least that follows."""
+        """Adds the bounds of links: the least that precedes, all that each carries, and the least that follows."""
         links: dict[tuple[WorkerId, WorkerId], tuple[float, float, float]] = {}
         for way in ways:
             for place, leg in enumerate(way.legs):
@@ -183,9 +183,10 @@ class _Bound:
             self._all_done_s = max(self._all_done_s, start + carried + after)
 
     def add_pipeline(self, way: _Way) -> None:
-        """Of a pipeline with one route: the end of each stage's last backward is no sooner than its work allows, than
-        the last backward of the stage above, and than the cycles do that its limit on microbatches in flight imposes:
-        a stage that keeps k starts one more only when one is back. Under GPipe, also than all forwards allow."""
+        """Adds the bounds of a pipeline with one route: each stage's last backward ends no sooner than its work allows,
+        than the last backward of the stage above, and than the cycles do that its limit on microbatches in flight
+        imposes: a stage that keeps k starts one more only when one is back. Under GPipe, also than all forwards
+        allow."""
         number = way.num_microbatches
         kind = self._plan.schedule
         above = 0.0
@@ -214,7 +215,7 @@ class _Bound:
             above = done
 
     def step_s(self) -> float:
-        """With sums, vote and apply."""
+        """Returns the bound of the step with sums, vote and apply."""
         plan, durations = self._plan, self._durations
         whole = [
             max((self._due_s(owner, group) for owner in owners), default=0.0)
@@ -228,7 +229,7 @@ class _Bound:
         return step * self._conditions.stretch * (1 - 1e-12)
 
     def _due_s(self, worker: WorkerId, group: int) -> float:
-        """When the worker's gradients of the group can be whole: its end less what may come after them."""
+        """Returns when the worker's gradients of the group can be whole: its end less what may come after them."""
         if worker not in self._late:
             return 0.0
         way, place = self._late[worker]
@@ -248,7 +249,7 @@ class _Bound:
         return self._ends_s[worker] - after
 
     def _voted_s(self, worker: WorkerId, groups: Sequence[int], whole: Sequence[float]) -> float:
-        """When a worker's sums can be done: for each moment, the reads of what is whole no sooner, and one sum."""
+        """Returns when a worker's sums can be done: for each moment, reads of what is whole no sooner, and one sum."""
         sums = {group: self._durations.sum_s(worker, group) for group in groups}
         voted = self._ends_s[worker] + sum(sums.values())
         reads, least = 0.0, float("inf")
@@ -274,7 +275,7 @@ def _add(
 def least_rerouted_s(
     profile: ModelProfile, pipelines: Sequence[Pipeline], num_microbatches: int, *, highest_speed: float = 1.0
 ) -> float:
-    """Seconds that a step takes at least on these stages, whatever the routes and the orders of work.
+    """Returns the seconds that a step takes at least on these stages, whatever the routes and the orders of work.
 
     For each range of layers: the forward of what is below it, and all microbatches' compute on it, in equal parts on
     all workers that own any of it, on the most devices that one of them has. Where no stage begins or ends in the

@@ -1,4 +1,4 @@
-"""Memory: what a worker's device must hold under a plan, by what holds it."""
+"""The memory that a worker's device must hold under a plan, by what holds it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class MemoryUse:
 
 
 def memory_use(plan: Plan, profile: ModelProfile, worker: WorkerId) -> MemoryUse:
-    """What each device of the worker's stage must hold at most. A stage of d devices spreads all but the process.
+    """Returns what each device of the worker's stage holds at most. A stage of d devices spreads all but the process.
 
     Args:
         plan: what runs.
@@ -61,8 +61,8 @@ def memory_use(plan: Plan, profile: ModelProfile, worker: WorkerId) -> MemoryUse
 
 
 def _moment(plan: Plan, profile: ModelProfile, worker: WorkerId) -> Moment:
-    """The units of one phase of a leg differ in the microbatch alone, so the instructions of each are walked through
-    once."""
+    """Returns the worker's fullest moment. Units of one phase of a hop differ in the microbatch alone, so each one's
+    instructions are walked once."""
     order = cut_orders(plan, [worker])[worker]
     walk = Walk(profile)
     stretches: dict[tuple[int, Phase, bool], Stretch] = {}
@@ -119,12 +119,12 @@ def _is_shadowed(plan: Plan, worker: WorkerId, group: int) -> bool:
 
 
 def worker_memory_bytes(plan: Plan, profile: ModelProfile, worker: WorkerId) -> int:
-    """The sum of `memory_use`."""
+    """Returns the sum of `memory_use`."""
     return memory_use(plan, profile, worker).total
 
 
 def fullest_device_bytes(plan: Plan, profile: ModelProfile) -> int:
-    """Of the worker whose devices must hold most.
+    """Returns the bytes on a device of the worker whose devices must hold most.
 
     What microbatches need follows from the ways they take, and is remembered: of pipelines that run nothing but their
     own, for each kind of them, wherever they are; of others, for all ways together. State is added to it.
@@ -152,11 +152,11 @@ def _moments(plan: Plan, profile: ModelProfile, workers: Sequence[WorkerId]) -> 
 
 
 _IDLE: Moment = (0, 0, 0)
-"""Of a worker through whom no microbatch goes."""
+"""The moment of a worker through which no microbatch goes."""
 
 
 class _Remembered:
-    """Moments that were found out, as many as that."""
+    """A cache of so many moments."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -175,7 +175,7 @@ _KINDS, _MIXED = _Remembered(1024), _Remembered(32)
 
 
 def _ways(plan: Plan) -> Hashable:
-    """Where microbatches go. Of generations, only their order counts."""
+    """Returns where microbatches go, as a key. Of generations, only their order counts."""
     turn_of = {born: turn for turn, born in enumerate(sorted({route.born for route in plan.routes}))}
     routes = tuple((turn_of[r.born], r.hops, r.microbatches, r.counted, r.reached) for r in plan.routes)
     return plan.pipelines, routes, () if plan.redundancy is None else plan.shadows
@@ -185,7 +185,7 @@ _Kind = tuple[Hashable, ...]
 
 
 def _kinds_of_rings(plan: Plan) -> list[tuple[tuple[WorkerId, ...], _Kind]]:
-    """Workers of pipelines that compute what they shadow, and all that their memory depends on beside the state; none
+    """Returns workers of pipelines with redundant compute, with all that their memory depends on beside the state; none
     where a step is gone on with."""
     found: list[tuple[tuple[WorkerId, ...], _Kind]] = []
     for path in sorted_routes(plan).pipelines:
@@ -204,8 +204,8 @@ def _kinds_of_rings(plan: Plan) -> list[tuple[tuple[WorkerId, ...], _Kind]]:
 
 
 def _kinds(plan: Plan) -> list[tuple[tuple[WorkerId, ...], _Kind]]:
-    """Workers of pipelines that run whole steps of their own microbatches alone, each worker one stage, by one route;
-    and all that their memory depends on beside the state."""
+    """Returns workers of pipelines that run only whole steps of their own microbatches, each worker one stage, by one
+    route; and all that their memory depends on beside the state."""
     at_of: dict[WorkerId, int] = {}
     others: set[int] = set()
     for at, pipeline in enumerate(plan.pipelines):

@@ -1,4 +1,4 @@
-"""Going through a worker's instructions, and what it needs of its devices' memory on the way."""
+"""A walk through a worker's instructions, with what it needs of its devices' memory on the way."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Moment = tuple[int, int, int]
 
 
 def fullest_moment(profile: ModelProfile, instructions: Program) -> tuple[int, int]:
-    """Bytes of activations, and of workspace, when they are largest together while a program runs on one device."""
+    """Returns bytes of activations, and of workspace, when they are largest together in a program on one device."""
     walk = Walk(profile)
     for instruction in instructions:
         walk.run(instruction)
@@ -23,7 +23,7 @@ def fullest_moment(profile: ModelProfile, instructions: Program) -> tuple[int, i
 
 
 def stretch_of(profile: ModelProfile, instructions: Program) -> Stretch:
-    """Of these, wherever in a program they are."""
+    """Returns the stretch of these instructions, wherever in a program they are."""
     walk = Walk(profile, low=True)
     for instruction in instructions:
         walk.run(instruction)
@@ -31,7 +31,7 @@ def stretch_of(profile: ModelProfile, instructions: Program) -> Stretch:
 
 
 class Walk:
-    """Goes through a program.
+    """A walk through a program.
 
     Attributes:
         now: activations.
@@ -39,14 +39,14 @@ class Walk:
     """
 
     def __init__(self, profile: ModelProfile, *, low: bool = False) -> None:
-        """`low`: it begins in the middle of a program, so any moment may be the fullest so far."""
+        """Begins the walk. `low`: it begins in the middle of a program, so any moment may be the fullest so far."""
         self._layers = profile.layers
         self._is_host = profile.device.is_host
         self.now = 0
         self.most = (-(1 << 62), 0) if low else (0, 0)
 
     def pass_through(self, stretch: Stretch) -> None:
-        """Instructions that were gone through before."""
+        """Passes through instructions that were gone through before."""
         more, workspace, after = stretch
         if self.now + more + workspace > sum(self.most):
             self.most = (self.now + more, workspace)
@@ -78,8 +78,8 @@ class Walk:
                 self._note(0)
 
     def _shadow_forward(self, layers: tuple[LayerCost, ...]) -> None:
-        """What it keeps stays until the step's end, or its backward: on a device with a memory of its own, each layer's
-        output; the rest goes to the host."""
+        """Adds a shadow's forward; what it keeps stays until the step's end, or its backward: on a device with memory
+        of its own, each layer's output; the rest goes to the host."""
         for layer in layers:
             self._note(layer.activation_bytes + layer.workspace_bytes)
             self.now += self._left_by_shadow(layer)
@@ -104,7 +104,7 @@ class Walk:
         self.now -= self._output(layers[-1], top)
 
     def _output(self, layer: LayerCost, top: int) -> int:
-        """A kept forward's output is the next layer's input, and kept as that; of the stage's last layer, by itself.
+        """Returns bytes of a kept forward's output: the stage's last layer's; others are the next layer's input.
 
         Where the backward recomputes the forward, outputs are not kept.
         """
@@ -117,7 +117,7 @@ class Walk:
 
 
 def add_messages(ways: dict[tuple[Op, WorkerId | None], int], profile: ModelProfile, instructions: Program) -> None:
-    """One waiting message for each way in: the largest that comes on it."""
+    """Adds one waiting message for each way in: the largest that comes on it."""
     for instruction in instructions:
         if instruction.op in (Op.RECV_ACTIVATION, Op.RECV_GRADIENT):
             way = (instruction.op, instruction.peer)
@@ -125,7 +125,7 @@ def add_messages(ways: dict[tuple[Op, WorkerId | None], int], profile: ModelProf
 
 
 def with_holes(schedule: ScheduleKind, profile: ModelProfile, most: tuple[int, int], messages: int) -> Moment:
-    """The fullest moment with what the allocator makes of it."""
+    """Returns the fullest moment with what the allocator's holes add to it."""
     activations, workspace = most
     if schedule is not ScheduleKind.GPIPE:
         # What is freed and allocated in turn leaves holes; GPipe's forwards find the heap as it was a step before.

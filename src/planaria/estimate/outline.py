@@ -1,4 +1,4 @@
-"""Outline: what a step comes to, found from the kinds of pipelines that a plan has, not from every one of them.
+"""The outline of a step: its estimate, found from the kinds of pipelines that a plan has, not from every one of them.
 
 Where every route keeps to a pipeline, nobody shadows, and all nodes are alike, the times of a pipeline depend on its
 form and on how many microbatches it carries: pipelines that have these in common are run once, and so are their sums.
@@ -25,7 +25,7 @@ from planaria.plan.sync_rounds import colour
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepEstimate:
-    """What a `Timeline` comes to, in seconds.
+    """The estimate of a step: what a `Timeline` comes to, in seconds.
 
     Attributes:
         step_time_s: from the beginning to the end of the last worker's apply.
@@ -41,11 +41,11 @@ class StepEstimate:
 _Key = TypeVar("_Key")
 
 Shape = Hashable
-"""All that the times of a pipeline depend on, beside profile and conditions."""
+"""The form of a pipeline: all that its times depend on, beside profile and conditions."""
 
 
 class EstimateCache(dict[Shape, JointTimes]):
-    """Pipelines that were run before.
+    """A cache of pipelines that were run before.
 
     Attributes:
         whole: steps that were, by what they depend on: seconds of the step, and of its longest instruction.
@@ -65,7 +65,7 @@ MOST_RUNS = 128
 
 
 def remember(known: EstimateCache) -> None:
-    """The latest only."""
+    """Keeps only the latest of what is remembered."""
     _keep_latest(known, MOST_KNOWN)
     _keep_latest(known.whole, MOST_KNOWN)
     _keep_latest(known.endings, MOST_KNOWN)
@@ -80,7 +80,7 @@ def _keep_latest(found: dict[_Key, Any], most: int) -> None:
 def outline_of_pipelines(
     plan: Plan, durations: Durations, conditions: Conditions, known: EstimateCache
 ) -> StepEstimate | None:
-    """Of a step; None where it depends on more than the kinds of pipelines.
+    """Returns a step's estimate; None where it depends on more than the kinds of pipelines.
 
     Args:
         plan: whose step it is.
@@ -167,7 +167,7 @@ def _run(
 
 
 class _Compute(Mapping[WorkerId, float]):
-    """Seconds of each of a plan's workers, found when they are asked for: of most plans nobody does."""
+    """Seconds of each worker's compute, found when they are asked for: of most plans nobody does."""
 
     def __init__(self, plan: Plan, kinds: Sequence[tuple[JointTimes, Sequence[Pipeline]]]) -> None:
         self._plan = plan
@@ -192,11 +192,11 @@ class _Compute(Mapping[WorkerId, float]):
 
 
 _Kind = tuple[JointTimes, Form, list[Pipeline]]
-"""What a kind of pipeline does by itself, its form, and the pipelines that are of it."""
+"""A kind of pipeline: what it does by itself, its form, and the pipelines that are of it."""
 
 
 def _longest_apply_s(plan: Plan, durations: Durations) -> float:
-    """Of the optimizer's steps of a plan whose pipelines are apart."""
+    """Returns the seconds of the longest optimizer's step of a plan whose pipelines are apart."""
     own = {(devices, plan.groups_of[w]) for one, _ in plan.examples for w, devices in one.devices_of.items()}
     return max(durations.apply_of_s(devices, groups) for devices, groups in own)
 
@@ -209,11 +209,11 @@ def _found(
     idle: list[Pipeline],
     ending: tuple[Sequence[int], float],
 ) -> tuple[float, float]:
-    """From what every kind of pipeline does by itself: seconds of the step, and of its longest instruction."""
+    """Returns seconds of the step and of its longest instruction, from what every kind of pipeline does by itself."""
     whole = [0.0] * len(plan.groups)
     longest_s = 0.0
     ends: dict[tuple[tuple[int, ...], int, float], float] = {}
-    """Of each set of groups, devices, and time from which on it reads: the latest end of compute. The later that is,
+    """For each set of groups, devices, and time from which on it reads: the latest end of compute. The later that is,
     the later is all that follows, so earlier ones need not be looked at."""
     for flow, form, _ in kinds:
         longest_s = max(longest_s, flow.longest_s)

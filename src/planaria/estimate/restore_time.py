@@ -1,4 +1,4 @@
-"""Restore: how long it takes to go back to a checkpoint, and what that costs beside the time that it takes.
+"""The time of a restore: how long it takes to go back to a checkpoint, and what that costs beside.
 
 Every worker reads the groups that it will hold, all at once, and trains when the last one has its own. What was trained
 since the checkpoint is trained again: time that passes without gain too (Bamboo, section 3: "wasted"; Oobleck, section
@@ -15,7 +15,7 @@ from planaria.plan.plan import NodeId, Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
-    """Where checkpoints are read from.
+    """The storage from which checkpoints are read.
 
     Attributes:
         node_bytes_per_s: that one node reads. A guess until a run's first restore is measured: the order of an NVMe
@@ -36,7 +36,7 @@ class Storage:
             raise ValueError(f"latency_s is {self.latency_s}; it must be at least 0.")
 
     def time_s(self, busiest_bytes: int, total_bytes: int) -> float:
-        """Until the last of all nodes has read what it needs.
+        """Returns the seconds until the last of all nodes has read what it needs.
 
         Args:
             busiest_bytes: of the node that reads most.
@@ -47,7 +47,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreTime:
-    """Of the state that a plan's workers read from a checkpoint.
+    """The time of reading the state of a plan's workers from a checkpoint.
 
     Attributes:
         time_s: until the last worker has all.
@@ -61,7 +61,7 @@ class RestoreTime:
 
 
 def restore_time(plan: Plan, storage: Storage) -> RestoreTime:
-    """Predicted time until all workers of the plan have read their parameters and optimizer state."""
+    """Returns the time until all workers of the plan have read their parameters and optimizer state."""
     by_node: dict[NodeId, int] = {}
     for worker, groups in plan.groups_of.items():
         node = plan.node_of(worker)
@@ -72,7 +72,7 @@ def restore_time(plan: Plan, storage: Storage) -> RestoreTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MorphTime:
-    """What a loss costs that is answered by going back to the last checkpoint, in seconds.
+    """The cost of a loss that is answered by going back to the last checkpoint, in seconds.
 
     Attributes:
         load_s: until all have their state.
@@ -86,14 +86,14 @@ class MorphTime:
 
     @property
     def transition_s(self) -> float:
-        """Without gain, in all."""
+        """Seconds without gain in all."""
         return self.load_s + self.change_s + self.redone_s
 
 
 def morph_time(
     plan: Plan, storage: Storage, *, lost_steps: float, step_time_s: float, change_s: float, restart_s: float = 0.0
 ) -> MorphTime:
-    """Predicted cost of a morph to this plan.
+    """Returns the predicted cost of a morph to this plan.
 
     Args:
         plan: on the nodes that are left.

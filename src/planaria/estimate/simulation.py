@@ -1,4 +1,4 @@
-"""Simulation: forwards, backwards and messages in virtual time, in topological order, without a queue of events.
+"""The simulation of forwards, backwards and messages in virtual time, in topological order, without an event queue.
 
 A worker goes on until it needs a message that is not sent yet; whoever sends that lets it go on. What is computed does
 not depend on the order in which workers are looked at, because each does its own things in its own order, and each link
@@ -32,7 +32,7 @@ from planaria.plan.program.units import Phase, Unit
 from planaria.plan.schedule_kind import ScheduleKind
 
 Inbox = list[float]
-"""Of messages of one kind, by microbatch: when one came; -1: it was not sent; below: and its receiver waits for it."""
+"""Arrivals of messages of one kind, by microbatch; -1: it was not sent; below: and its receiver waits for it."""
 
 Piece = tuple[float, list[float]]
 """Seconds of further compute, and where to note its end."""
@@ -42,12 +42,12 @@ Beat = tuple[Inbox | None, float, Sequence[Piece] | None, Inbox | None, list[flo
 link that takes it is free, and its seconds on the link."""
 
 _Kind = tuple[bool, int, int, WorkerId]
-"""Of messages: are they gradients, born, boundary, receiver."""
+"""A kind of message: is it a gradient, born, boundary, receiver."""
 
 _Item = TypeVar("_Item")
 
 MOST_COUNTED = 256
-"""Sets of layers that count of which a pipeline's hops are known; then all are forgotten."""
+"""Sets of counted layers for which a pipeline's hops are remembered; then all are forgotten."""
 
 _SENDS = (Op.SEND_ACTIVATION, Op.SEND_GRADIENT)
 _RECEIVES = (Op.RECV_ACTIVATION, Op.RECV_GRADIENT)
@@ -57,7 +57,7 @@ _NOTHING: Beat = None, 0.0, None, None, _NO_LINK, 0.0
 
 
 class WorkerTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one worker, in seconds from the step's beginning.
+    """Times of one worker, in seconds from the step's beginning.
 
     Attributes:
         end_s: the end of its last compute (or message, where its sends block).
@@ -74,7 +74,7 @@ class WorkerTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class JointTimes:
-    """Of workers who hear from nobody else: those of a pipeline, or of all routes that cross.
+    """Times of workers that hear from no others: those of a pipeline, or of all routes that cross.
 
     Attributes:
         parts: the workers', in order.
@@ -84,12 +84,12 @@ class JointTimes:
 
     @cached_property
     def compute_s(self) -> tuple[float, ...]:
-        """Of each worker."""
+        """Seconds of each worker's compute."""
         return tuple(part.compute_s for part in self.parts)
 
     @cached_property
     def due_s(self) -> dict[int, float]:
-        """Of each group, when its gradients are whole at all of these workers."""
+        """When each group's gradients are whole at all of these workers."""
         due_s: dict[int, float] = {}
         for part in self.parts:
             for group, due in part.due_s.items():
@@ -98,18 +98,18 @@ class JointTimes:
 
     @cached_property
     def longest_s(self) -> float:
-        """Of the longest forward or backward."""
+        """Seconds of the longest forward or backward."""
         return max(part.longest_s for part in self.parts)
 
     @cached_property
     def ends_s(self) -> tuple[tuple[tuple[int, ...], float], ...]:
-        """Of each worker, its groups and the end of its last compute."""
+        """The groups and the end of the last compute of each worker."""
         return tuple((tuple(part.due_s), part.end_s) for part in self.parts)
 
 
 @dataclass(slots=True, kw_only=True)
 class ProgramTimes:
-    """When what of programs happened, in seconds from the step's beginning.
+    """Times at which parts of programs happened, in seconds from the step's beginning.
 
     Attributes:
         ends_s: of each worker, the end of its last compute (or message, where its sends block).
@@ -220,7 +220,7 @@ def _joint_times(plan: Plan, workers: Sequence[_Worker], ends_s: Sequence[float]
 
 
 class _Channels:
-    """Between workers: what is awaited and was sent, of so many microbatches, and when links are free."""
+    """Channels between workers: what is awaited and was sent, of so many microbatches, and when links are free."""
 
     def __init__(self, durations: Durations, num_microbatches: int) -> None:
         self.durations = durations
@@ -229,7 +229,7 @@ class _Channels:
         self._nothing = [-1.0] * num_microbatches
 
     def reset(self, num_microbatches: int) -> None:
-        """Nothing was sent."""
+        """Forgets all that was sent."""
         self._nothing = [-1.0] * num_microbatches
         for inbox in self.inboxes.values():
             inbox[:] = self._nothing
@@ -250,7 +250,7 @@ class _Channels:
 
 
 class _Beats(NamedTuple):
-    """Of some of a worker's instructions.
+    """Beats of some of a worker's instructions.
 
     Attributes:
         beats: in order.
@@ -264,7 +264,7 @@ class _Beats(NamedTuple):
 
 
 class _Passing(NamedTuple):
-    """What microbatches that count the same layers are to a place of a pipeline.
+    """Microbatches that count the same layers, at a place of a pipeline.
 
     Attributes:
         hop: where they pass.
@@ -278,7 +278,7 @@ class _Passing(NamedTuple):
 
 
 class _Worker:
-    """What a worker does, beat by beat.
+    """A worker's program, beat by beat.
 
     Attributes:
         worker: who.
@@ -295,7 +295,7 @@ class _Worker:
         self.reset()
 
     def reset(self) -> None:
-        """Nothing is done; what is known of hops is kept."""
+        """Starts anew; what is known of hops is kept."""
         self.all = _Beats([], [], [])
         self._compute_s = self._longest_s = 0.0
 
@@ -313,12 +313,12 @@ class _Worker:
         return WorkerTimes(end_s=end_s, compute_s=self._compute_s, due_s=due_s_of, longest_s=self._longest_s)
 
     def add_program(self, program: Program) -> float:
-        """All of the program comes next; returns seconds of compute."""
+        """Appends all of the program; returns seconds of compute."""
         self.all = self._compile(program)
         return sum(map(_seconds, self.all.beats))
 
     def add_order(self, order: CutOrder) -> None:
-        """All of the units come next."""
+        """Appends all of the units."""
         self._add_units(order.units[: order.end], order)
         tail = self._compile(cut_tail(order))
         self.all.beats.extend(tail.beats)
@@ -344,7 +344,7 @@ class _Worker:
         ends: Sequence[tuple[int, int, int]],
         kind: ScheduleKind,
     ) -> None:
-        """What passes a place of a pipeline comes next.
+        """Appends what passes a place of a pipeline.
 
         Args:
             passing: of each kind of microbatch.
@@ -400,7 +400,7 @@ class _Worker:
             self._count(pattern, len(carried))
 
     def _pattern(self, hop: RouteHop, phase: Phase, by: WorkerId | None, *, is_cut: bool) -> _Beats:
-        """Hops of different routes may be equal."""
+        """Returns a hop's beats, as remembered: hops of different routes may be equal."""
         key = hop, phase, by, is_cut
         found = self._patterns.get(key)
         if found is None:
@@ -409,7 +409,7 @@ class _Worker:
         return found
 
     def _count(self, found: _Beats, times: int) -> None:
-        """These come so many times."""
+        """Adds the compute of these beats, so many times."""
         for _, seconds, pieces, _, _, _ in found.beats:
             self._spend(seconds, times)
             for more_s, _ in pieces or ():

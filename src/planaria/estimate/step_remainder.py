@@ -1,4 +1,4 @@
-"""The rest of a step: how long it takes from now on, given the plans under which it has been done so far.
+"""The remainder of a step: how long it takes from now on, given the plans under which it has been done so far.
 
 Nobody asks the workers how far they are. What they have done is what the simulation of their programs says that they
 have, under one plan after the other; of what a plan keeps, that is not done again.
@@ -21,12 +21,12 @@ from planaria.plan.program.programs import programs
 _SENDS = {Op.SEND_ACTIVATION: Op.RECV_ACTIVATION, Op.SEND_GRADIENT: Op.RECV_GRADIENT}
 
 _Message = tuple[Op, int, int, int, WorkerId]
-"""The receive, born, microbatch, boundary, receiver."""
+"""A message: the receive, born, microbatch, boundary, receiver."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanInterval:
-    """Of a step, the part that was done under one plan.
+    """The part of a step that was done under one plan.
 
     Attributes:
         plan: it.
@@ -38,12 +38,12 @@ class PlanInterval:
 
 
 def num_units(plan: Plan) -> int:
-    """Of work: a phase of a hop for one microbatch. What simulating a step costs goes by their number."""
+    """Returns the units of work (a phase of a hop for one microbatch), which tell the cost of simulating a step."""
     return 3 * sum(len(route.hops) * len(route.microbatches) for route in plan.routes)
 
 
 class StepProgress:
-    """Of a step, how far it has come.
+    """How far a step has come.
 
     Args:
         profile: costs.
@@ -59,11 +59,11 @@ class StepProgress:
             self._advance(stretch)
 
     def rest_s(self, plan: Plan) -> float:
-        """Seconds until the step is done, if it is finished under this plan from now on."""
+        """Returns the seconds until the step is done, if it is finished under this plan from now on."""
         return end_s(plan, self._left(plan), Durations(plan, self._profile, self._conditions), self._conditions)
 
     def busy_s(self, plan: Plan) -> dict[WorkerId, float]:
-        """Seconds that each worker has still to compute under the plan."""
+        """Returns the seconds that each worker has still to compute under the plan."""
         durations = Durations(plan, self._profile, self._conditions)
         return {
             worker: sum(durations.compute_s(worker, i) for i in program if i.op in COMPUTING)
@@ -93,7 +93,7 @@ class StepProgress:
                 done.add(instruction)
 
     def _left(self, plan: Plan) -> dict[WorkerId, tuple[Instruction, ...]]:
-        """What is left of the plan's programs. What was sent has come."""
+        """Returns what is left of the plan's programs. What was sent has come."""
         nothing: set[Instruction] = set()
         left = {
             worker: [i for i in program if i not in self._done.get(worker, nothing)]

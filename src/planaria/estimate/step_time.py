@@ -1,4 +1,4 @@
-"""Step time: an event simulation of the workers' programs, gradient sums, vote and apply included.
+"""The time of a step: an event simulation of the workers' programs, gradient sums, vote and apply included.
 
 A worker computes one thing at a time. Messages of one sender to one receiver go one after another; beside its compute,
 unless the conditions say that nothing overlaps.
@@ -41,7 +41,7 @@ Span = tuple[Instruction, float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """What happens when in one step.
+    """The times of all that happens in one step.
 
     Attributes:
         step_time_s: from the beginning to the end of the last worker's apply.
@@ -70,7 +70,7 @@ class Timeline:
 
 
 def step_time_s(plan: Plan, profile: ModelProfile, conditions: Conditions = AS_PROFILED) -> float:
-    """Estimated seconds of a step under the plan: `simulate(...).step_time_s`, without the timeline.
+    """Returns the estimated seconds of a step under the plan: `simulate(...).step_time_s`, without the timeline.
 
     Raises:
         PlanError: a stage has more or fewer devices than the profile has times for.
@@ -81,7 +81,7 @@ def step_time_s(plan: Plan, profile: ModelProfile, conditions: Conditions = AS_P
 def outline(
     plan: Plan, profile: ModelProfile, conditions: Conditions = AS_PROFILED, known: EstimateCache | None = None
 ) -> StepEstimate:
-    """What `simulate` says of a step, without the timeline.
+    """Returns what `simulate` says of a step, without the timeline.
 
     Pipelines that differ in nothing but their workers' and microbatches' numbers are run once.
 
@@ -105,7 +105,7 @@ def outline(
 
 
 def _outline_of_paths(plan: Plan, durations: Durations, conditions: Conditions, known: EstimateCache) -> StepEstimate:
-    """Whatever it depends on, on machines that share nothing."""
+    """Returns the outline on machines that share nothing, whatever it depends on."""
     shapes = [(_shape(plan, durations, path), path) for path in sorted_routes(plan).pipelines]
     new = {shape: path for shape, path in shapes if shape not in known}
     regular = {hop.worker for _, path in shapes for hop in path.hops}
@@ -144,7 +144,7 @@ def _outline_of_paths(plan: Plan, durations: Durations, conditions: Conditions, 
 
 
 def way_down_s(plan: Plan, route: Route, profile: ModelProfile) -> float:
-    """Estimated seconds from the beginning of a route's first forward until its last worker can begin."""
+    """Returns seconds from the beginning of a route's first forward until its last worker can begin."""
     durations = Durations(plan, profile, AS_PROFILED)
     seconds = 0.0
     for hop, following in pairwise(route.hops):
@@ -155,7 +155,7 @@ def way_down_s(plan: Plan, route: Route, profile: ModelProfile) -> float:
 
 
 def _whole(plan: Plan, due_s: Mapping[tuple[WorkerId, int], float]) -> list[float]:
-    """When each group's gradients are whole at all of these owners."""
+    """Returns when each group's gradients are whole at all of these owners."""
     whole = [0.0] * len(plan.groups)
     for (_, group), due in due_s.items():
         whole[group] = max(whole[group], due)
@@ -163,7 +163,7 @@ def _whole(plan: Plan, due_s: Mapping[tuple[WorkerId, int], float]) -> list[floa
 
 
 def simulate(plan: Plan, profile: ModelProfile, conditions: Conditions = AS_PROFILED) -> Timeline:
-    """Run every worker's program in virtual time.
+    """Runs every worker's program in virtual time.
 
     Raises:
         PlanError: a stage has more or fewer devices than the profile has times for.
@@ -182,7 +182,7 @@ def simulate(plan: Plan, profile: ModelProfile, conditions: Conditions = AS_PROF
 
 
 def end_s(plan: Plan, programs: Mapping[WorkerId, Program], durations: Durations, conditions: Conditions) -> float:
-    """When the step ends if the workers run these programs, parts of the plan's, from now on.
+    """Returns when the step ends if the workers run these programs, parts of the plan's, from now on.
 
     Raises:
         AssertionError: a program waits for a message that none of them sends.
@@ -193,7 +193,7 @@ def end_s(plan: Plan, programs: Mapping[WorkerId, Program], durations: Durations
 
 
 def _shape(plan: Plan, durations: Durations, path: PipelineRoutes) -> Shape:
-    """Of a pipeline. Of generations, only their order counts."""
+    """Returns the key of a pipeline's times. Of generations, only their order counts."""
     turn_of = {born: turn for turn, born in enumerate(sorted({route.born for route in path.routes}))}
     routes = tuple(
         (turn_of[route.born], route.counted, len(route.microbatches), route.reached) for route in path.routes
@@ -215,7 +215,7 @@ def _shape(plan: Plan, durations: Durations, path: PipelineRoutes) -> Shape:
 
 
 def _crossing(plan: Plan, durations: Durations, routes: Sequence[Route], workers: Sequence[WorkerId]) -> Shape:
-    """Of routes that cross, all that their times depend on. Of generations, only their order counts."""
+    """Returns all that the times of crossing routes depend on. Of generations, only their order counts."""
     turn_of = {born: turn for turn, born in enumerate(sorted({route.born for route in routes}))}
     return (
         plan.schedule,
@@ -274,13 +274,13 @@ class _Finish:
         self.step_time_s = max(self.applied_s.values())
 
     def sum_of(self, worker: WorkerId, group: int) -> tuple[float, float]:
-        """Start and end of the group's sum at the worker."""
+        """Returns start and end of the group's sum at the worker."""
         return self.sums[self._like.get(worker, worker), group]
 
     def _sum(
         self, worker: WorkerId, groups: Sequence[int], whole: Sequence[float], reads_from: float, sums_from: float
     ) -> float:
-        """One worker's sums; returns the end of the last."""
+        """Adds one worker's sums; returns the end of the last."""
         durations = self._durations
         end, spans = summed(
             groups,

@@ -1,4 +1,4 @@
-"""Transition: how long the state that a plan moves is under way before its first step.
+"""The time of transfers: how long the state that a plan moves is under way before its first step.
 
 Each node has one way out and one way in, which its devices share; inside a node each device has one of each. All pairs
 of a sender and a receiver send at once, and share the ways evenly; messages of one pair go one after another. What is
@@ -27,7 +27,7 @@ _Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferTime:
-    """Of a plan's transfers.
+    """The time of a plan's transfers.
 
     Attributes:
         time_s: from the beginning until the last byte has come.
@@ -46,7 +46,7 @@ class TransferTime:
 
 
 def transfer_time(plan: Plan, links: Links) -> TransferTime:
-    """Predicted time of the plan's transfers; all zero where it has none."""
+    """Returns the predicted time of the plan's transfers; all zero where it has none."""
     inner, outer = _Flows(), _Flows()
     for move in plan.transfers:
         size = move.moved_bytes(plan.groups[move.group])
@@ -74,7 +74,7 @@ def wait_s(
     conditions: Conditions = AS_PROFILED,
     known: EstimateCache | None = None,
 ) -> float:
-    """Predicted seconds by which the plan's first step is longer, because these workers have their state so late.
+    """Returns by how many seconds the plan's first step is longer, because these workers have their state so late.
 
     Args:
         plan: whose step it is.
@@ -90,7 +90,7 @@ def wait_s(
 
 
 class _Flows:
-    """What goes from way out to way in, by pair of workers."""
+    """Flows from way out to way in, by pair of workers."""
 
     def __init__(self) -> None:
         self._flows: dict[tuple[int, int], list[int]] = {}
@@ -115,8 +115,8 @@ class _Flows:
         return link.time_s(self.busiest_bytes) if self._flows else 0.0
 
     def come_s(self, link: LinkCost) -> dict[WorkerId, float]:
-        """When each receiver has all. Each flow begins after the latencies of its messages, and has an even share of
-        the fuller of its two ways; the shares change whenever a flow begins or ends."""
+        """Returns when each receiver has all. Each flow begins after the latencies of its messages, and has an even
+        share of the fuller of its two ways; the shares change whenever a flow begins or ends."""
         come_s: dict[WorkerId, float] = {}
         if not self._flows:
             return come_s
@@ -147,13 +147,13 @@ class _Flows:
 
 
 def _numbered(ways: Sequence[int]) -> _Ints:
-    """The same ways, called 0, 1, ..."""
+    """Returns the same ways numbered 0, 1, ..."""
     number = {way: at for at, way in enumerate(dict.fromkeys(ways))}
     return np.array([number[way] for way in ways], np.int64)
 
 
 def _rates(out: _Ints, into: _Ints, active: npt.NDArray[np.bool_]) -> _Floats:
-    """The share of a whole link that each flow has; 0 for those that have not begun."""
+    """Returns the share of a whole link that each flow has; 0 for those that have not begun."""
     weights = active.astype(np.float64)
     fullest = np.maximum(np.bincount(out, weights)[out], np.bincount(into, weights)[into])
     return weights / np.maximum(fullest, 1.0)

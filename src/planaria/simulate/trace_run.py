@@ -260,7 +260,7 @@ class TraceRun:
         self.now = end_s
 
     def _complete(self, state: State, now: float, end_s: float) -> None:
-        """Completes the job within an episode. Steps still lacking follow: policies know only roughly how many are left."""
+        """Completes the job within an episode. Steps that still lack follow: policies know only roughly how many."""
         step_s, stall_s, _ = self._basis.costs(state)
         per_step, whole_s = state.num_microbatches, step_s + stall_s
         lacking = 0 if self._wanted is None else max(0, -(-(self._wanted - self.microbatches) // per_step))
@@ -315,7 +315,7 @@ class TraceRun:
         return now, moment
 
     def _named(self, state: State, happening: Happening) -> tuple[int, int, str] | None:
-        """Returns the part, disturbance and episode's node name of an event; None where the job has no such node."""
+        """Returns an event's disturbance, node's number and zone; None where the job has no such node."""
         at_s, what, node = happening
         if what == Disturbance.CAME:
             self._joins += 1

@@ -10,7 +10,7 @@ Action = Callable[[], None]
 
 
 class Clock:
-    """Things happen in the order of their times; of those at one time, in the order in which they were asked for.
+    """A virtual clock: actions run in the order of their times; at one time, in the order in which they were asked for.
 
     Attributes:
         now: virtual seconds since the start.
@@ -35,8 +35,8 @@ class Clock:
         heapq.heappush(self._heap, (when_s, self._sequence, action))
 
     def vary(self, mean_s: float) -> float:
-        """A delay: from nothing to `spread` times the mean, most often short; now and then much longer. Or exactly the
-        mean."""
+        """Returns a delay: from nothing to `spread` times the mean, most often short; now and then much longer. Or
+        exactly the mean."""
         if self._is_exact:
             return mean_s
         chance = self.random.random()
@@ -45,7 +45,7 @@ class Clock:
         return mean_s * chance * chance * self._spread
 
     def tick(self) -> bool:
-        """Let the next thing happen; False when there is none."""
+        """Runs the next action; returns False when there is none."""
         if not self._heap:
             return False
         self.now, _, action = heapq.heappop(self._heap)

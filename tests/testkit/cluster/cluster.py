@@ -38,17 +38,17 @@ from tests.testkit.server.wire import Wire
 from tests.testkit.worker.worker import Worker
 
 PATIENCE_S = 120.0
-"""Of virtual time in which nothing happens: longer than anything takes to be found out."""
+"""Virtual seconds in which nothing happens: longer than anything takes to be found out."""
 
 WAITING_PATIENCE_S = 8.0
-"""The same while the job waits for nodes: then the user ends it."""
+"""Virtual seconds in which nothing happens while the job waits for nodes: then the user ends it."""
 
 MAX_EVENTS = 200_000
 ROOT = "checkpoints"
 
 
 class Cluster:
-    """One run of a schedule.
+    """A cluster that runs one schedule.
 
     Args:
         schedule: to be run.
@@ -117,7 +117,7 @@ class Cluster:
             self.injector.expect(fault)
 
     def _serve(self, past: JournalState | None) -> Server:
-        """A coordinator begins, or begins again."""
+        """Returns a server whose coordinator begins, or begins again."""
         setup, profile = self.schedule.setup, self.profile
 
         def make(name: PolicyName, most_bytes: int) -> Policy:
@@ -127,7 +127,7 @@ class Cluster:
         return Server(Coordinator(self.settings, self._policy, past, shortages, make), self, past)
 
     def _earlier_checkpoint(self) -> CheckpointRef | None:
-        """What an earlier run left."""
+        """Returns the checkpoint that an earlier run left."""
         step = self.schedule.setup.done
         if not step:
             return None
@@ -142,7 +142,7 @@ class Cluster:
     # The run
 
     def run(self) -> Finish:
-        """To the end. Raises BrokenPromise, or whatever the protocol raised."""
+        """Runs to the end. Raises BrokenPromise, or whatever the protocol raised."""
         while not self._is_at_its_end():
             if not self.clock.tick():
                 raise BrokenPromise("nothing happens any more")
@@ -156,7 +156,7 @@ class Cluster:
         return self.server.finished
 
     def _is_at_its_end(self) -> bool:
-        """Whether all is over. Raises BrokenPromise when there will be no end."""
+        """Returns whether all is over. Raises BrokenPromise when there will be no end."""
         finished = self.server.finished
         if finished is not None and all(worker.is_over or not worker.is_started for worker in self.workers.values()):
             return True
@@ -180,7 +180,7 @@ class Cluster:
         return False
 
     def note(self, text: str) -> None:
-        """Something happened that shows that the job is not stuck."""
+        """Notes an event that shows that the job is not stuck."""
         self._noted_s = self.clock.now
         if self.is_telling:
             self.history.append(f"{self.clock.now * 1e3:11.3f} ms {self.clock.num_events:6d}  {text}")
@@ -213,7 +213,7 @@ class Cluster:
             self.happened(type(record).__name__)
 
     def write_manifest(self, command: WriteManifest) -> None:
-        """Raises DiskFull."""
+        """Writes a manifest. Raises DiskFull."""
         self.disk.write_manifest(command)
         self.witness.saved(self.disk, command)
 
@@ -232,7 +232,7 @@ class Cluster:
         return [self.workers[WorkerId(number)] for number in numbers if number in self.workers]
 
     def connect(self, worker: Worker) -> Connection | None:
-        """A new control connection, with a hello on its way; None while there is no coordinator to be reached."""
+        """Returns a new control connection, with a hello on its way; None while no coordinator can be reached."""
         if self.server.is_dead or not self.network.reaches(worker.node, COORDINATOR):
             return None
         connection = self.new_connection(worker, worker.node)
@@ -240,7 +240,7 @@ class Cluster:
         return connection
 
     def hello(self, number: WorkerId, node: NodeId, mark: str = MARK) -> Hello:
-        """What a worker of this run says first, or one of another."""
+        """Returns the first message of a worker of this run, or of another."""
         return Hello(
             version=PROTOCOL_VERSION,
             token="",
@@ -252,14 +252,14 @@ class Cluster:
         )
 
     def new_connection(self, process: Worker | None, place: int) -> Connection:
-        """To the coordinator, who may not live long enough to hear of it."""
+        """Returns a connection to the coordinator, which may not live long enough to hear of it."""
         wire = Wire() if self.weather.is_wired else None
         connection = Connection(self.network, process, place, self.weather.control_s, wire)
         connection.lead_to(self.server)
         return connection
 
     def received(self, connection: Connection, message: FromWorker) -> None:
-        """A message reached the coordinator's end of a connection."""
+        """Receives a message at the coordinator's end of a connection."""
         if self._records_messages and connection.process is not None and not isinstance(message, Alive):
             self.sent.setdefault(connection.process.number, []).append(message)
         if connection.server is not None:
@@ -269,7 +269,7 @@ class Cluster:
         return Way(self.network, node, self.workers[peer].node, self.weather.network_s)
 
     def kill(self, node: NodeId, *, silently: bool = False) -> None:
-        """SIGKILL to every process of a node; or its host loses power. A node that has not come yet is not there."""
+        """Kills every process of a node by SIGKILL, or by its host's loss of power. A node yet to come is not there."""
         if not self.workers_of(node):
             return
         if silently:
@@ -282,12 +282,12 @@ class Cluster:
             self._tell_launcher(node)
 
     def kill_where_possible(self, node: NodeId) -> None:
-        """The coordinator fences a node."""
+        """Kills a node that the coordinator fences, where that is possible."""
         if not self.weather.is_remote and self.network.reaches(node, COORDINATOR) and node not in self.dark:
             self.kill(node)
 
     def ended(self, worker: Worker) -> None:
-        """A process ended by itself."""
+        """Notes that a process ended by itself."""
         self.note(f"worker {worker.number} ends")
         self._tell_launcher(worker.node)
 
@@ -299,7 +299,7 @@ class Cluster:
         self.server.lose(node, "process killed")
 
     def is_runnable(self, node: NodeId) -> bool:
-        """Whether the node's processes are known to be there, and not stopped."""
+        """Returns whether the node's processes are known to be there, and not stopped."""
         return not self.weather.is_remote and not any(w.is_over or w.is_stopped for w in self.workers_of(node))
 
     def is_dark(self, node: NodeId) -> bool:
@@ -309,7 +309,7 @@ class Cluster:
         self.injector.happened(name, node)
 
     def begin_again(self, lost: Sequence[JournalEntry] | None = None) -> None:
-        """A coordinator, on the journal as it is. `lost`: what a power cut took of it; None: there was none."""
+        """Starts a coordinator on the journal as it is. `lost`: what a power cut took of it; None: there was none."""
         past = JournalState.of([decode_entry(entry) for entry in self.journal])
         self.note(f"* the coordinator begins again at step {past.step}")
         if lost is not None:

@@ -10,7 +10,7 @@ from tests.testkit.promises.symbols import Symbol
 
 
 class DiskFull(Exception):
-    """Nothing more can be written."""
+    """The disk is full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class SavedState:
 
 
 class Disk:
-    """What every node and the coordinator reads and writes.
+    """The disk that every node and the coordinator reads and writes.
 
     Attributes:
         is_full: writing fails for now.
@@ -35,7 +35,7 @@ class Disk:
         self._manifests: dict[str, WriteManifest] = {}
 
     def write(self, folder: str, writer: str, saved: SavedState) -> SavedGroup:
-        """One group's file. Two writers of one group, by their names, never share a file."""
+        """Writes one group's file. Two writers of one group, by their names, never share a file."""
         if self.is_full:
             raise DiskFull
         name = f"group-{saved.group:05d}-w{writer}"
@@ -43,7 +43,7 @@ class Disk:
         return SavedGroup(group=saved.group, file=name, size_bytes=8, sha256=f"{saved.state & (1 << 64) - 1:064x}")
 
     def write_manifest(self, manifest: WriteManifest) -> None:
-        """Make a checkpoint whole."""
+        """Completes a checkpoint by its manifest."""
         if self.is_full:
             raise DiskFull
         for part in manifest.groups:
@@ -52,12 +52,12 @@ class Disk:
         self._manifests[manifest.folder] = manifest
 
     def has(self, step: int) -> bool:
-        """Whether a whole checkpoint of this step is there."""
+        """Returns whether a whole checkpoint of this step is there."""
         return any(manifest.step == step for manifest in self._manifests.values())
 
     def manifest(self, folder: str) -> WriteManifest:
         return self._manifests[folder]
 
     def read(self, folder: str, group: int) -> SavedState:
-        """A group's state from a whole checkpoint."""
+        """Returns a group's state from a whole checkpoint."""
         return self._files[folder, self._manifests[folder].groups[group].file]

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from tests.testkit.worker.worker import Worker
 
 OUTSIDER = -2
-"""Place of somebody who is neither node nor coordinator."""
+"""Place of a process that is neither node nor coordinator."""
 
 ASK_AGAIN_S = 0.01
-"""A user whose order found no coordinator gives it again."""
+"""Seconds after which a user's order that found no coordinator is given again."""
 
 
 class Injector:
-    """Of one run."""
+    """The injector of one run's faults."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -48,7 +48,7 @@ class Injector:
             self._triggers.setdefault(fault.at, {}).setdefault(fault.nth, []).append(fault)
 
     def happened(self, name: str, node: int = -1) -> None:
-        """Whatever waits for it strikes."""
+        """Injects the faults that wait for this event."""
         for full in (name, f"{name}@{node}") if node >= 0 else (name,):
             waiting = self._triggers.get(full)
             if waiting is None:
@@ -166,7 +166,7 @@ class Injector:
             self._cluster.server.handle(notice)
 
     def _crash(self, fault: Fault) -> None:
-        """The coordinator is killed; its supervisor starts it again."""
+        """Kills the coordinator; its supervisor starts it again."""
         if self._cluster.server.is_dead or self._cluster.server.finished is not None:
             return
         self._cluster.server.die()
@@ -185,7 +185,7 @@ class Injector:
         self._cluster.disk.is_full = False
 
     def _heal(self, island: frozenset[int]) -> None:
-        """The network is whole again; who was fenced meanwhile comes as a new node."""
+        """Heals the network; each node fenced meanwhile comes as a new one."""
         self._cluster.note(f"* {sorted(island)} are back")
         self._cluster.network.heal(island)
         for node in sorted(island):
@@ -202,7 +202,7 @@ class Injector:
             worker.slowness = 1.0
 
     def _replay(self, workers: Sequence[Worker]) -> None:
-        """Whoever listened plays the messages again, on connections of his own."""
+        """Replays the workers' messages, as an eavesdropper would, on connections of its own."""
         for worker in workers:
             connection = self._cluster.new_connection(None, OUTSIDER)
             for message in list(self._cluster.sent.get(worker.number, ())):
@@ -210,7 +210,7 @@ class Injector:
             connection.close_from_worker()
 
     def _come_from_an_earlier_run(self, node: NodeId) -> None:
-        """They stay for as long as they may."""
+        """Lets workers of an earlier run come; they stay for as long as they may."""
         per_node = self._cluster.settings.devices_per_node
         for device in range(per_node):
             hello = self._cluster.hello(WorkerId(node * per_node + device), node, mark="an earlier run")

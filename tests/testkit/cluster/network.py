@@ -1,4 +1,4 @@
-"""The network: ordered ways that a sender's death cuts short, and partitions that hold up what is under way.
+"""The network: ordered connections that a sender's death cuts short, and partitions that hold up what is under way.
 
 What TCP promises of one connection holds: bytes arrive in order, none is missing in the middle, and the end comes last.
 Between connections nothing is promised.
@@ -16,7 +16,7 @@ COORDINATOR = -1
 
 
 class Network:
-    """Who can reach whom."""
+    """The network: which places can reach which."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -27,7 +27,7 @@ class Network:
         return all((place in island) == (other in island) for island in self._islands)
 
     def part(self, island: Collection[int]) -> frozenset[int]:
-        """From now on nothing passes between these places and all others."""
+        """Parts these places from all others: nothing passes between them from now on."""
         apart = frozenset(island)
         self._islands.append(apart)
         return apart
@@ -66,8 +66,8 @@ class Way:
         self._num_held = 0
 
     def send(self, action: Action, takes_s: float | None = None, at_cut: Action | None = None) -> None:
-        """`action` is the arrival; what is known to take so long goes when the last such message has gone. `at_cut` is
-        done if the way is cut while it is under way, and it still arrives."""
+        """Sends something; `action` is the arrival; what is known to take so long goes when the last such message has
+        gone. `at_cut` is done if the connection is cut while it is under way, and it still arrives."""
         clock = self._network.clock
         if takes_s is None:
             self._last_s = max(self._last_s, clock.now + clock.vary(self._mean_s))
@@ -77,7 +77,7 @@ class Way:
         clock.at(self._last_s, self._arrive)
 
     def cut(self) -> None:
-        """The sender is gone, or has closed: the last few things that are under way may never arrive."""
+        """Cuts the connection, as its sender is gone or has closed: the last few things under way may never arrive."""
         for _ in range(self._network.clock.random.randint(0, len(self._under_way))):
             self._under_way.pop()
         for _, at_cut in self._under_way:
@@ -85,7 +85,7 @@ class Way:
                 at_cut()
 
     def release(self) -> None:
-        """The partition is healed."""
+        """Releases what a partition held up, now that it is healed."""
         number, self._num_held = self._num_held, 0
         for _ in range(number):
             self._last_s = max(self._last_s, self._network.clock.now + self._network.clock.vary(self._mean_s))

@@ -23,7 +23,7 @@ PLACING = ("start", "reconfigure", "restore")
 
 
 class Strength:
-    """Of the placements of one run.
+    """The strength of the placements of one run.
 
     Args:
         setup: the job.
@@ -45,7 +45,7 @@ class Strength:
         self._may_drop = PolicyName.DROP in policies
 
     def planned(self, entry: JournalPlan) -> str | None:
-        """A plan is taken; returns what is wrong with what is told of it."""
+        """Returns what is wrong with what is told of a plan's strength when it is taken."""
         purposes = [record.purpose for record in entry.records if isinstance(record, PlanTaken)]
         says = any(isinstance(record, Note) and "plan is degraded" in record.text for record in entry.records)
         if purposes and purposes[0] == "warm up":
@@ -65,7 +65,7 @@ class Strength:
         return None
 
     def begun(self, plan: Plan, live: Collection[int], step: int) -> str | None:
-        """A step is begun under a plan; returns what is wrong with that."""
+        """Returns what is wrong with a step's being begun under a plan."""
         setup = self._setup
         if self._may_be_degraded or self._has_shadows:
             fewest = min(len({plan.node_of(w) for w in owners} & set(live)) for owners in plan.owners_of)
@@ -80,7 +80,7 @@ class Strength:
         return None
 
     def exhausted(self, machine: Coordinator, reason: str) -> str | None:
-        """The job does not go on; returns why it could: rerouting needs one live owner of each layer, and no more;
+        """Returns why a job that does not go on could: rerouting needs one live owner of each layer, and no more;
         dropping samples one whole pipeline; morph nodes enough for one row of a grid."""
         if not self._must_go_on or "no replica" in reason:
             return None
@@ -96,7 +96,7 @@ class Strength:
 
 
 def _whole_pipelines(plan: Plan, live: Collection[int]) -> tuple[int, int]:
-    """How many pipelines on live nodes of their own cover every layer, and how many live nodes the plan has."""
+    """Returns how many pipelines on live nodes of their own cover every layer, and how many live nodes the plan has."""
     taken: set[int] = set()
     number = 0
     for pipeline in plan.pipelines:

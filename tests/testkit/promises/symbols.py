@@ -32,7 +32,7 @@ BATCH, FORWARD, BACKWARD, CONTRIBUTION, INITIAL, APPLIED = range(101, 107)
 
 
 class Algebra:
-    """What layers compute of one model, in symbols.
+    """The algebra of one model: what its layers compute, in symbols.
 
     Args:
         groups: of the model.
@@ -59,7 +59,7 @@ class Algebra:
         return hash((BATCH, self._seed, step, microbatch))
 
     def parameters(self, layer: int, replica: Callable[[int], Symbol]) -> Symbol:
-        """Of a layer, given what each group's replica holds."""
+        """Returns the parameters of a layer, given what each group's replica holds."""
         return hash(tuple(replica(group) for group in self.groups_of[layer]))
 
     def forward(self, parameters: Symbol, given: Symbol, step: int, microbatch: int, layer: int) -> Symbol:
@@ -69,19 +69,19 @@ class Algebra:
         return math.nan if (step, microbatch) in self._bad else 1.0 + (last % 4096) / 4096.0
 
     def backward(self, given: Symbol, kept: Symbol) -> Symbol:
-        """The gradient of a layer's input, from that of its output and what its forward kept."""
+        """Returns the gradient of a layer's input, from that of its output and what its forward kept."""
         return hash((BACKWARD, given, kept))
 
     def contribution(self, given: Symbol, kept: Symbol, group: int, exponent: int) -> Symbol:
-        """Of one microbatch and layer to a group's gradient, on the step's grid."""
+        """Returns the contribution of one microbatch and layer to a group's gradient, on the step's grid."""
         return hash((CONTRIBUTION, given, kept, group, exponent))
 
     def norm(self, total: Symbol) -> float:
-        """Squared norm of a sum."""
+        """Returns the squared norm of a sum."""
         return 0.25 + (total % 4096) / 1024.0
 
     def applied(self, replica: Symbol, total: Symbol, step: int, factor: float, scale: float) -> Symbol:
-        """The replica after a step."""
+        """Returns the replica after a step."""
         return replica if factor == NOT_APPLIED else hash((APPLIED, replica, total, step, factor, scale))
 
 
@@ -109,8 +109,8 @@ class TrainedStep:
 
 
 class Reference:
-    """One process that trains alone, and leaves out the microbatches that it is told of. Steps are computed when they
-    are asked for."""
+    """The reference: one process that trains alone, without the microbatches that it is told of. Steps are computed
+    when they are asked for."""
 
     def __init__(self, algebra: Algebra, train: TrainSection) -> None:
         self._algebra = algebra
@@ -128,17 +128,17 @@ class Reference:
         self._dropped: dict[int, tuple[int, ...]] = {}
 
     def leave_out(self, step: int, dropped: tuple[int, ...]) -> None:
-        """These microbatches do not count in the step."""
+        """Leaves these microbatches out of the step."""
         if self.dropped(step) != dropped:
             self._dropped[step] = dropped
             del self._steps[step:]
 
     def dropped(self, step: int) -> tuple[int, ...]:
-        """What does not count in the step."""
+        """Returns the microbatches that are left out of the step."""
         return self._dropped.get(step, ())
 
     def after(self, step: int) -> TrainedStep:
-        """The state after a step; 0 is the beginning."""
+        """Returns the state after a step; 0 is the beginning."""
         while len(self._steps) <= step:
             self._steps.append(self._train_one(len(self._steps), self._steps[-1]))
         return self._steps[step]

@@ -51,7 +51,7 @@ class BrokenPromise(AssertionError):
 
 
 class InvariantChecker:
-    """Of one run.
+    """The checker of one run's invariants.
 
     Args:
         setup: the job.
@@ -105,7 +105,7 @@ class InvariantChecker:
 
     @property
     def plan(self) -> Plan:
-        """In force, as of the journal."""
+        """The plan in force, as of the journal."""
         assert self._plan is not None, "there is no plan yet"
         return self._plan
 
@@ -120,16 +120,16 @@ class InvariantChecker:
     # Workers
 
     def evicted(self, node: NodeId) -> None:
-        """The coordinator gives the node up, and is about to have it killed."""
+        """Notes that the coordinator gives the node up, and is about to have it killed."""
         if not any(worker.is_over for worker in self._workers.values() if worker.node == node):
             self._evicted_alive.add(node)
 
     def touched(self, worker: Worker) -> None:
-        """What it holds may have changed."""
+        """Notes that the worker's state may have changed."""
         self._touched[worker.number] = worker
 
     def check(self) -> None:
-        """After every event: whoever has a replica as of a step has the same, and it is what one process would have.
+        """Checks after every event that all replicas as of a step are the same, and what one process would have.
 
         Of a step that is done again, other samples may be left out; who has had no plan since then is not looked at.
         """
@@ -147,7 +147,7 @@ class InvariantChecker:
         self._touched.clear()
 
     def applied(self, worker: Worker, commit: Commit) -> None:
-        """A worker applied a step: the journal must have it, as it was told."""
+        """Checks a step that a worker applied: the journal must have it, as it was told."""
         entry = self._commits.get((commit.step, commit.generation))
         told = None if entry is None else (entry.commit.clip_factor, entry.commit.exponents, entry.commit.hold)
         self.require(
@@ -157,13 +157,13 @@ class InvariantChecker:
         )
 
     def ended_itself(self, worker: Worker, reason: str) -> None:
-        """A worker must not go on: because it is alone, or because the protocol was violated."""
+        """Checks that a worker that ended itself had to: it is alone, or the protocol was violated."""
         self.require(reason == "the coordinator is gone", f"worker {worker.number} ended itself: {reason}")
 
     # The journal
 
     def planned(self, machine: Coordinator, entry: JournalPlan) -> None:
-        """A plan is taken. One that begins a step keeps f + 1 replicas."""
+        """Checks a plan that is taken. One that begins a step keeps f + 1 replicas."""
         plan, step = entry.message.plan, entry.message.step
         for record in entry.records:
             if isinstance(record, Restored):
@@ -188,7 +188,7 @@ class InvariantChecker:
             self._begin(machine, step)
 
     def _check_estimate(self, machine: Coordinator, entry: JournalPlan) -> None:
-        """A plan's estimate is for the speeds that are known of the nodes, and for what steps were measured to take."""
+        """Checks that a plan's estimate is for the nodes' known speeds, and for what steps were measured to take."""
         stretch = machine.learnt.stretch or 1.0
         speeds = {NodeId(node): speed for node, speed in machine.state.speeds.items()}
         for record in entry.records:
@@ -199,7 +199,7 @@ class InvariantChecker:
                 self.require(abs(told_s - right_s) < 1e-9, f"a step takes {right_s} s at speeds {speeds}, not {told_s}")
 
     def forget_after(self, past: JournalState, lost: Iterable[JournalEntry]) -> None:
-        """A journal lost its last entries: what they said, some worker may know, or nobody."""
+        """Forgets the last entries that a journal lost: what they said, some worker may know, or none."""
         commits = (entry for entry in lost if isinstance(entry, JournalCommit))
         self._unwritten.update((entry.step, entry.commit.generation) for entry in commits)
         self.committed = min(self.committed, (past.step or self._setup.done + 1) - 1)
@@ -208,7 +208,7 @@ class InvariantChecker:
         self._is_cut = True
 
     def committed_step(self, machine: Coordinator, entry: JournalCommit) -> None:
-        """A step is durable: every step once, in order, with every microbatch in every sum exactly once."""
+        """Checks a step that is durable: every step once, in order, with every microbatch in every sum exactly once."""
         step, commit = entry.step, entry.commit
         key = step, commit.generation
         if key in self._unwritten and self._commits[key].commit == commit and step <= self.committed:
@@ -253,7 +253,7 @@ class InvariantChecker:
                 )
 
     def sent(self, machine: Coordinator, message: ToWorker) -> None:
-        """A commit after which everybody goes on begins the next step."""
+        """Checks that a commit after which all workers go on begins the next step."""
         if isinstance(message, Commit) and not message.hold and message.step == self._begun:
             if machine.phase is Phase.SALVAGING or machine.plan.generation > message.generation:
                 self._begun += (
@@ -308,7 +308,7 @@ class InvariantChecker:
                 pass
 
     def _check_speed(self, record: NodeSpeed) -> None:
-        """Who is called slow is slow, or was a moment ago, and not much less so than it is said."""
+        """Checks that a node called slow is slow, or was a moment ago, and not much less so than is said."""
         slowest = max(worker.slowest for worker in self._workers.values() if worker.node == record.node)
         least = 0.8 / slowest
         self.require(
@@ -317,7 +317,7 @@ class InvariantChecker:
         )
 
     def _must_be_lost(self, machine: Coordinator, why: str) -> None:
-        """Some group has no replica left on the nodes that are in the job; or the policy goes back after any loss."""
+        """Checks that some group has no replica left on the job's nodes; or the policy goes back after any loss."""
         if self._may_go_back and "no replica" not in why:
             self.require(any(isinstance(record, NodeLost) for record in self.records), f"{why}: but nobody was lost")
             return
@@ -333,7 +333,7 @@ class InvariantChecker:
         )
 
     def saved(self, disk: Disk, manifest: WriteManifest) -> None:
-        """A checkpoint is whole: any plan may go on from it."""
+        """Checks a checkpoint that is whole: any plan may go on from it."""
         right = self.reference.after(manifest.step)
         for part in manifest.groups:
             state = disk.read(manifest.folder, part.group).state
@@ -343,14 +343,14 @@ class InvariantChecker:
     # The end
 
     def waits(self, machine: Coordinator) -> None:
-        """Nothing happens any more: there must be too few nodes."""
+        """Checks that there are too few nodes when nothing happens any more."""
         live, is_short = len(machine.state.nodes), machine.shortages.bound_bytes is not None
         self.require(
             live < self._setup.needed_nodes or is_short, f"the job waits in {machine.phase.value} with {live} nodes"
         )
 
     def ended(self, finish: Finish, *, allowed: Collection[str], is_stopped: bool, disk: Disk) -> None:
-        """How a run may end.
+        """Checks how a run ended.
 
         Args:
             finish: how it did.

@@ -10,41 +10,41 @@ import msgspec
 
 class FaultKind(enum.StrEnum):
     KILL = "kill"
-    """Its processes are killed."""
+    """The node's processes are killed."""
     DARK = "dark"
-    """The host is gone without a closing packet."""
+    """The node's host is gone without a closing packet."""
     HANG = "hang"
-    """Its processes are stopped, and go on `for_s` later."""
+    """The node's processes are stopped, and go on `for_s` later."""
     FREEZE = "freeze"
     """A main thread does nothing more; its heartbeat goes on."""
     STUCK = "stuck"
-    """What one of its workers sends to its peers from now on does not arrive, on the connections that it has."""
+    """What one of the node's workers sends to peers from now on does not arrive, on the connections that it has."""
     DAMAGE = "damage"
-    """Its next messages to peers arrive damaged: `times` of them, of one kind or of any."""
+    """The node's next messages to peers arrive damaged: `times` of them, of one kind or of any."""
     SHORT = "short"
-    """Its first worker runs out of memory in what it does next."""
+    """The node's first worker runs out of memory in what it does next."""
     RAISE = "raise"
-    """The user's code fails in its next instruction."""
+    """The user's code fails in the node's next instruction."""
     SLOW = "slow"
-    """It computes `factor` times as long for `for_s`."""
+    """The node computes `factor` times as long for `for_s`."""
     PARTITION = "partition"
-    """The nodes reach neither the coordinator nor other nodes for `for_s`; who was fenced then joins as a new node."""
+    """The nodes reach neither the coordinator nor other nodes for `for_s`; those fenced then join as new nodes."""
     JOIN = "join"
     """A new node comes."""
     NOTICE = "notice"
     """The node gives notice, and is killed `for_s` later."""
     DRAIN = "drain"
-    """The user wants it to go; it is not killed."""
+    """The user wants the node to go; it is not killed."""
     FULL = "full"
     """The disk is full for `for_s`."""
     REPLAY = "replay"
-    """Somebody plays the messages again that the node's workers sent on their connections."""
+    """The messages that the node's workers sent on their connections are played again."""
     EARLIER = "earlier"
     """Workers of the node, as an earlier run had it, find this run's coordinator, and show the token that both have."""
     CRASH = "crash"
     """The coordinator is killed, and begins again `for_s` later on its journal, which may have lost its end."""
     SWITCH = "switch"
-    """The user wants another policy, if he may have it."""
+    """The user wants another policy, where that is allowed."""
     STOP = "stop"
     """The user ends the run."""
     SAVE = "save"
@@ -52,7 +52,7 @@ class FaultKind(enum.StrEnum):
 
 
 DISCARD = "discard"
-"""What the user says who ends a run without saving it."""
+"""What `STOP` says when the run ends without being saved."""
 
 CLEAR = frozenset(
     {
@@ -69,11 +69,11 @@ CLEAR = frozenset(
         FaultKind.SAVE,
     }
 )
-"""After these nobody who lives may be taken for lost; unless a journal loses entries that tell of a node."""
+"""Faults after which no live process may be taken for lost; unless a journal loses entries that tell of a node."""
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One fault.
+    """A fault.
 
     It strikes `delay_s` after the n-th time that something happens: "start" (once), "event" (anything at all), an
     event's, a command's or a record's name at the coordinator ("NodeGone", "Vote", "JournalCommit", "Send Commit",
@@ -112,8 +112,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def are_clear(faults: Sequence[Fault]) -> bool:
-    """Whether nobody who lives may be taken for lost: what a journal loses of steps and plans, the workers know; and
-    what arrives damaged once, is sent or computed again."""
+    """Returns whether no live process may be taken for lost: workers know what a journal loses of steps and plans."""
     if any(fault.cut for fault in faults):
         return all(fault.kind in (FaultKind.CRASH, FaultKind.STOP) for fault in faults)
     num_damaged = sum(fault.times for fault in faults if fault.kind is FaultKind.DAMAGE)

@@ -21,11 +21,11 @@ SELDOM = (
     "JournalNode", "JournalRestart", "Returned", "CheckpointSaved", "ManifestWritten",
     "Restored", "Waiting", "NodeLeaving", "NodeReleased",
 )  # fmt: skip
-"""What happens at the coordinator in every run, and in some."""
+"""Events at the coordinator that happen rarely: in every run, or in some."""
 
 
 def _losses(draw: Random, setup: Setup) -> list[Fault]:
-    """Independent deaths, or one upon another."""
+    """Returns independent deaths, or one upon another."""
     victims = _some_nodes(draw, setup)
     if draw.random() < 0.6:
         return [when(draw, setup, node, kind=_death(draw), nodes=(node,)) for node in victims]
@@ -39,7 +39,7 @@ def _losses(draw: Random, setup: Setup) -> list[Fault]:
 
 
 def _bursts(draw: Random, setup: Setup) -> list[Fault]:
-    """Several die at once, at any point."""
+    """Returns deaths of several nodes at once, at any point."""
     nodes = tuple(_some_nodes(draw, setup))
     faults = [when(draw, setup, nodes[0], kind=_death(draw), nodes=nodes)]
     if draw.random() < 0.3:
@@ -48,7 +48,7 @@ def _bursts(draw: Random, setup: Setup) -> list[Fault]:
 
 
 def _holders(draw: Random, setup: Setup) -> list[Fault]:
-    """All owners of a group die, or all but one, between the journal's commit and the apply, or about then."""
+    """Returns deaths of all owners of a group, or all but one, about the time from a journal's commit to the apply."""
     spare = draw.choice([0, 0, 1, 1, 1])
     at = draw.choice(["JournalCommit", "JournalCommit", "Send Commit", "Apply", "Vote", "forward", "Adopt", "Report"])
     often = setup.steps if at == "JournalCommit" else 2 * setup.num_nodes
@@ -69,7 +69,7 @@ def _holders(draw: Random, setup: Setup) -> list[Fault]:
 
 
 def _visits(draw: Random, setup: Setup) -> list[Fault]:
-    """Nodes come, go with notice, and die."""
+    """Returns nodes that come, go with notice, and die."""
     faults = _visitors(draw, setup, draw.choice([0, 1, 1, 2, 3]))
     for node in draw.sample(range(setup.num_nodes), min(setup.num_nodes, draw.choice([0, 1, 1, 2]))):
         kind = draw.choice([FaultKind.NOTICE, FaultKind.NOTICE, FaultKind.DRAIN])
@@ -81,7 +81,7 @@ def _visits(draw: Random, setup: Setup) -> list[Fault]:
 
 
 def slowness(draw: Random, setup: Setup) -> list[Fault]:
-    """Nodes of less speed, for a while or for good, and some other trouble beside."""
+    """Returns nodes of less speed, for a while or for good, and some other trouble beside."""
     faults = []
     for node in draw.sample(range(setup.num_nodes), draw.choice([1, 1, 1, 2])):
         faults.append(
@@ -102,7 +102,7 @@ def slowness(draw: Random, setup: Setup) -> list[Fault]:
 
 
 def damages(draw: Random, setup: Setup) -> list[Fault]:
-    """Messages between workers that arrive other than they were sent, state on its way most of all."""
+    """Returns messages between workers that arrive other than they were sent, state on its way most of all."""
     faults = []
     for node in _some_nodes(draw, setup)[: draw.choice([1, 1, 2])]:
         times = draw.choice([1, 1, 2, 3, 6])
@@ -115,7 +115,7 @@ def damages(draw: Random, setup: Setup) -> list[Fault]:
 
 
 def _shortages(draw: Random, setup: Setup) -> list[Fault]:
-    """Memory runs out on one node, or on one after the other."""
+    """Returns shortages of memory on one node, or on one after the other."""
     faults = []
     for node in _some_nodes(draw, setup)[: draw.choice([1, 1, 1, 2, 3])]:
         faults.append(when(draw, setup, node, kind=FaultKind.SHORT, nodes=(node,)))
@@ -126,7 +126,7 @@ def _shortages(draw: Random, setup: Setup) -> list[Fault]:
 
 
 def _hangs(draw: Random, setup: Setup) -> list[Fault]:
-    """Nodes that live and do nothing, or little."""
+    """Returns nodes that live and do nothing, or little."""
     kinds = [FaultKind.HANG, FaultKind.HANG, FaultKind.FREEZE, FaultKind.STUCK, FaultKind.SLOW, FaultKind.DAMAGE]
     faults = []
     for node in _some_nodes(draw, setup)[: draw.choice([1, 1, 2])]:
@@ -141,7 +141,7 @@ def _hangs(draw: Random, setup: Setup) -> list[Fault]:
 
 
 def _partitions(draw: Random, setup: Setup) -> list[Fault]:
-    """Some nodes are apart for a while, fewer than half of them or more."""
+    """Returns partitions of some nodes for a while, fewer than half of them or more."""
     nodes = tuple(_some_nodes(draw, setup))
     for_s = draw.choice([0.01, 0.5, 1.5, 3.0])
     faults = [when(draw, setup, nodes[0], kind=FaultKind.PARTITION, nodes=nodes, for_s=for_s)]
@@ -152,7 +152,7 @@ def _partitions(draw: Random, setup: Setup) -> list[Fault]:
 
 
 def _crashes(draw: Random, setup: Setup) -> list[Fault]:
-    """The coordinator dies, once or again and again, and nodes with it; now and then its journal loses its end."""
+    """Returns deaths of the coordinator, one or several, and of nodes; now and then its journal loses its end."""
     faults = []
     for _ in range(draw.choice([1, 1, 2, 3])):
         crash = when(draw, setup, -1, kind=FaultKind.CRASH, for_s=draw.choice([0.0, 1e-3, 2e-2, 0.3]))
@@ -164,7 +164,7 @@ def _crashes(draw: Random, setup: Setup) -> list[Fault]:
 
 
 def _mixture(draw: Random, setup: Setup) -> list[Fault]:
-    """A little of everything."""
+    """Returns a little of everything."""
     faults: list[Fault] = []
     for manner in draw.sample(MANNERS[:-1], 2):
         faults += manner(draw, setup)[:2]
@@ -231,7 +231,7 @@ def when(
     for_s: float = 0.0,
     factor: float = 1.0,
 ) -> Fault:
-    """A fault at a random point: of time, of all events, of one node's work, or of the coordinator's."""
+    """Returns a fault at a random point: of time, of all events, of one node's work, or of the coordinator's."""
     chance = draw.random()
     at, nth, delay_s = "start", 1, draw.uniform(0.0, 0.05 * setup.steps)
     if chance < 0.25:

@@ -15,7 +15,7 @@ from tests.testkit.schedules.weather import Weather
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One history: the same one whenever it is run.
+    """A history of one cluster: the same one whenever it is run.
 
     Attributes:
         seed: of every delay.
@@ -30,7 +30,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def schedule(seed: int) -> Schedule:
-    """The schedule of a seed."""
+    """Returns the schedule of a seed."""
     draw = Random(seed)
     setup = msgspec.structs.replace(_setup(draw), num_zones=Random(f"zones of {seed}").choice([0, 0, 2, 3]))
     manner = draw.choices(MANNERS, WEIGHTS)[0]
@@ -94,7 +94,7 @@ def _setup(draw: Random) -> Setup:
 
 
 def _policies(draw: Random, setup: Setup) -> tuple[Setup, list[Fault]]:
-    """One of the other policies now and then, and now and then another on the way."""
+    """Returns the setup, now and then with another policy, and switches to others on the way."""
     if draw.random() < 0.5:
         policy = draw.choice([PolicyName.DROP, PolicyName.MORPH, PolicyName.REDUNDANCY])
         setup = msgspec.structs.replace(setup, policy=policy)
@@ -108,7 +108,7 @@ def _policies(draw: Random, setup: Setup) -> tuple[Setup, list[Fault]]:
 
 
 def _longer(draw: Random, setup: Setup) -> Setup:
-    """Steps enough for a slow node to be found, and in some for it to rest and come back; few of everything else."""
+    """Returns a setup of steps enough for a slow node to be found, and in some for it to rest and come back."""
     num_layers = min(3, setup.num_layers)
     min_nodes = min(2, setup.min_nodes)
     tolerance = min(1, setup.fault_tolerance)

@@ -13,7 +13,7 @@ from tests.testkit.schedules.schedule import Schedule, schedule
 from tests.testkit.schedules.weather import Weather
 
 PLAIN = {"done": 0, "bad": (), "is_large": False, "is_tied": False, "checkpoint_every": 0, "num_zones": 0}
-"""Fields of a setup, and what is tried for them."""
+"""Plainer values that are tried for fields of a setup."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Failure:
 
 
 def error_of(which: Schedule) -> Exception | None:
-    """What a schedule's run raises."""
+    """Returns the exception of a schedule's run; None without any."""
     try:
         Cluster(which).run()
     except Exception as error:
@@ -46,7 +46,7 @@ def first_line(error: Exception) -> str:
 
 
 def try_seed(seed: int) -> Failure | None:
-    """Run the schedule of a seed."""
+    """Runs the schedule of a seed."""
     which = schedule(seed)
     error = error_of(which)
     if error is None:
@@ -55,7 +55,7 @@ def try_seed(seed: int) -> Failure | None:
 
 
 def smaller(which: Schedule, error: Exception) -> Schedule:
-    """The schedule without what an error of the same kind does not need."""
+    """Returns the schedule without what an error of the same kind does not need."""
     kind = _kind(error)
     is_smaller = True
     while is_smaller:
@@ -69,7 +69,7 @@ def smaller(which: Schedule, error: Exception) -> Schedule:
 
 
 def _candidates(which: Schedule) -> Iterator[Schedule]:
-    """A fault less, a step less, or something plainer."""
+    """Yields schedules with a fault less, a step less, or something plainer."""
     replace, setup = msgspec.structs.replace, which.setup
     for at in range(len(which.faults)):
         yield replace(which, faults=which.faults[:at] + which.faults[at + 1 :])

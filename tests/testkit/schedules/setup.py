@@ -93,7 +93,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def profile(self) -> ModelProfile:
-        """Uneven layers."""
+        """The profile, with uneven layers."""
         draw = Random(31 * self.num_layers + self.num_nodes)
         size_bytes = 3_000_000 if self.is_large else 100
         layers = tuple(

@@ -41,13 +41,13 @@ if TYPE_CHECKING:
     from tests.testkit.cluster.cluster import Cluster
 
 MARK = "this run"
-"""That its workers say hello with."""
+"""The mark of this run, with which its workers say hello."""
 
 LIMITS = Limits(busy_s=10.0, join_s=5.0)
 
 
 PIECES = 0
-"""Of decisions in advance, after each event. None: an answer in advance changes nothing, as a test says."""
+"""Precomputed decisions after each event. None: a precomputed answer changes nothing, as a test says."""
 
 
 class Connection:
@@ -78,11 +78,11 @@ class Connection:
 
     @property
     def server(self) -> Server | None:
-        """Whoever is at the coordinator's end; None once that end is closed."""
+        """The server at the coordinator's end; None once that end is closed."""
         return None if self.is_closed else self._server
 
     def close_from_worker(self) -> None:
-        """The end comes after all that was sent."""
+        """Closes the connection from the worker's end, after all that was sent."""
         self.up.send(self._ended)
 
     def _ended(self) -> None:
@@ -95,12 +95,12 @@ class Connection:
             self.down.send(lambda: order(read()))
 
     def tell(self, cluster: Cluster, message: FromWorker) -> None:
-        """From the worker."""
+        """Sends a message from the worker."""
         read = self._wire.news(message) if self._wire else lambda: message
         self.up.send(lambda: cluster.received(self, read()))
 
     def close(self) -> None:
-        """From the coordinator: what is under way may be lost."""
+        """Closes the connection from the coordinator's end: what is under way may be lost."""
         if not self.is_closed:
             self.is_closed = True
             self.down.cut()
@@ -128,7 +128,7 @@ class Server(Reception[Connection]):
         self._incarnation = past.restarts + 1 if past else 0
         self._is_dead = False
         self._timer = 0
-        """Number of the last that was set."""
+        """Number of the timer that was set last."""
         self._clock.after(TICK_S, self._look_at_the_clock)
 
     @property
@@ -136,7 +136,7 @@ class Server(Reception[Connection]):
         return self._is_dead
 
     def die(self) -> None:
-        """SIGKILL: no command is carried out any more, and every connection closes."""
+        """Kills the coordinator (SIGKILL): no command is carried out any more, and every connection closes."""
         self._is_dead = True
         for connection in self.accepted:
             connection.close()
@@ -172,18 +172,18 @@ class Server(Reception[Connection]):
         super()._admit(connection, hello)
 
     def drop(self, connection: Connection, cause: str) -> None:
-        """The connection ended."""
+        """Drops a connection that ended."""
         if self._is_dead or connection.is_closed:
             return
         connection.close()
         self._ended(connection, cause)
 
     def expect(self, node: NodeId) -> None:
-        """The node was started."""
+        """Expects a node that was started."""
         self._judge.expect(node, self._clock.now)
 
     def _look_at_the_clock(self) -> None:
-        """Lose the nodes whose workers are silent or hang."""
+        """Removes the nodes whose workers are silent or hang."""
         if self._is_dead or self.finished is not None:
             return
         self._judge_all(self._clock.now)
@@ -208,7 +208,7 @@ class Server(Reception[Connection]):
         return commands, 0.0 if cluster.weather.is_exact else 1e-3
 
     def _prepare(self, pieces: int) -> None:
-        """Decisions in advance, as far as they take no time."""
+        """Precomputes decisions, as far as they take no time."""
         while pieces and self._lives and self.machine.thinks(self._clock.now):
             self.machine.handle(Idle(), self._clock.now)
             pieces -= 1

@@ -14,18 +14,18 @@ from planaria.protocol.messages.worker import Challenge, FromWorker, PlanMessage
 
 
 class ChangedOnTheWire(AssertionError):
-    """A plan is not what was sent."""
+    """A plan that arrived differs from what was sent."""
 
 
 class Wire:
-    """Both directions of one connection."""
+    """The wire of one connection, in both directions."""
 
     def __init__(self) -> None:
         self._orders = Orders()
         self._last: PlanMessage | None = None
 
     def order(self, message: ToWorker | Challenge) -> Callable[[], ToWorker | Challenge]:
-        """To a worker; returns what reads it when it arrives."""
+        """Encodes a message to a worker; returns what reads it when it arrives."""
         before, update = self._last, None
         if isinstance(message, PlanMessage):
             self._last = message
@@ -33,12 +33,12 @@ class Wire:
         return partial(self._ordered, encode(update or message), message)
 
     def _ordered(self, data: bytes, sent: ToWorker | Challenge) -> ToWorker | Challenge:
-        """Raises ChangedOnTheWire."""
+        """Returns the message as it arrives. Raises ChangedOnTheWire."""
         message = self._orders.decode(data)
         if isinstance(sent, PlanMessage) and message != sent:
             raise ChangedOnTheWire(f"{sent!r:.600} came as {message!r:.600}")
         return message
 
     def news(self, message: FromWorker) -> Callable[[], FromWorker]:
-        """From a worker."""
+        """Encodes a message from a worker; returns what reads it when it arrives."""
         return partial(decode_from_worker, encode(message))

@@ -1,4 +1,4 @@
-"""A simulated worker's way to the coordinator: a connection, made anew when it is lost, and the heartbeat on it.
+"""A simulated worker's route to the coordinator: a connection, made anew when it is lost, and the heartbeat on it.
 
 What may be said on which connection, `planaria.protocol.worker.session` says, as to a real worker.
 """
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from tests.testkit.worker.worker import Worker
 
 COORDINATOR_TIMEOUT_S = 20.0
-"""How long a worker looks for a coordinator after the last one was gone."""
+"""Seconds for which a worker looks for a coordinator after the last one was gone."""
 
 
 class Control:
-    """Of one worker.
+    """The control connection of one worker.
 
     Attributes:
         notice: that the node will go away; told with the next beat.
@@ -44,7 +44,7 @@ class Control:
         self._clock.after(BEAT_S * self._clock.random.random(), self._beat)
 
     def connect(self) -> None:
-        """Say hello to the coordinator; try again later when there is none."""
+        """Says hello to the coordinator; tries again later when there is none."""
         worker = self._worker
         if worker.is_over:
             return
@@ -65,7 +65,7 @@ class Control:
             self._clock.after(self._pause_s * self._clock.random.uniform(0.5, 1.0), self.connect)
 
     def lose(self, connection: Connection) -> None:
-        """The coordinator's end of it closed: look for another one, with growing pauses."""
+        """Looks for another coordinator, with growing pauses, after the last one closed its end."""
         if self._worker.is_over or connection is not self._connection:
             return
         self._connection = self._challenge = None
@@ -75,12 +75,12 @@ class Control:
         self._clock.after(self._clock.vary(self._pause_s), self.connect)
 
     def send(self, message: FromWorker) -> None:
-        """What cannot be sent now is lost, unless every coordinator has to hear of it."""
+        """Sends a message; one that cannot be sent now is lost, unless every coordinator has to hear of it."""
         if self._session.may_say(message):
             self._transmit(message)
 
     def send_returned(self, returned: Returned, connection: int) -> None:
-        """On the connection of this number, and on no other."""
+        """Sends on the connection of this number, and on no other."""
         if self._session.may_return(connection):
             self._transmit(returned)
 
@@ -89,26 +89,26 @@ class Control:
             self._connection.tell(self._cluster, message)
 
     def challenged(self, challenge: Challenge) -> None:
-        """It is answered at once; by a process that is stopped, when it goes on."""
+        """Answers a challenge at once; a stopped process does so when it goes on."""
         self._challenge = challenge
         if not self._worker.is_stopped:
             self.resume()
 
     def resume(self) -> None:
-        """The process goes on."""
+        """Resumes a process that was stopped."""
         if self._challenge is not None:
             self.send(Proof(nonce=self._challenge.nonce))
             self._challenge = None
 
     def cut(self, *, silently: bool) -> None:
-        """The process is killed: what is under way may not arrive. `silently`: nor does a closing packet come."""
+        """Cuts a killed process's connection: what is under way may not arrive. `silently`: nor a closing packet."""
         if self._connection is not None:
             self._connection.up.cut()
             if not silently:
                 self._connection.close_from_worker()
 
     def close(self) -> None:
-        """The process ends."""
+        """Closes the connection of a process that ends."""
         if self._connection is not None:
             self._connection.close_from_worker()
 

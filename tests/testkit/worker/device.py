@@ -14,11 +14,11 @@ from tests.testkit.schedules.weather import Weather
 from tests.testkit.worker.interpreter import Interpreter
 
 NOISE = 0.05
-"""By so much, to either side, computing differs from what the profile says, where it is as the profile says at all."""
+"""Share by which computing differs, to either side, from the profile, where it is as the profile says at all."""
 
 
 class Device:
-    """Of one worker."""
+    """The device of one worker."""
 
     def __init__(self, clock: Clock, weather: Weather, profile: ModelProfile) -> None:
         self._clock = clock
@@ -29,11 +29,11 @@ class Device:
 
     @property
     def worked_s(self) -> float:
-        """Virtual seconds, in all, what is under way included."""
+        """Virtual seconds that it has computed in all, what is under way included."""
         return self._worked_s + min(self._for_s, self._clock.now - self._since_s)
 
     def begin(self, instruction: Instruction, slowness: float) -> float:
-        """Returns how long it will take."""
+        """Begins an instruction; returns how long it will take."""
         self._since_s, self._for_s = self._clock.now, self._takes_s(instruction) * slowness
         return self._for_s
 
@@ -42,7 +42,7 @@ class Device:
         self._for_s = 0.0
 
     def _takes_s(self, instruction: Instruction) -> float:
-        """On a device that is not slow."""
+        """Returns the seconds of an instruction on a device that is not slow."""
         layers = range(instruction.first_layer, instruction.end_layer)
         if not (self._weather.is_as_profiled or self._weather.is_exact):
             return self._clock.vary(self._weather.compute_s * len(layers))
@@ -61,20 +61,20 @@ class Device:
         return seconds if self._weather.is_exact else seconds * self._clock.random.uniform(1 - NOISE, 1 + NOISE)
 
     def sum_s(self, group: int, num_parts: int) -> float:
-        """Adding up so many parts of a sum."""
+        """Returns the seconds of adding up so many parts of a sum."""
         if not self._weather.is_exact:
             return self._clock.vary(self._weather.compute_s / 10)
         return max(0, num_parts - 1) * self._profile.groups[group].size_bytes * self._profile.step.sum_s_per_byte
 
     def apply_s(self, groups: Collection[int]) -> float:
-        """The optimizer's step."""
+        """Returns the seconds of the optimizer's step."""
         if not self._weather.is_exact:
             return self._clock.vary(self._weather.compute_s / 5)
         size = sum(self._profile.groups[group].size_bytes for group in groups)
         return size * self._profile.step.apply_s_per_byte
 
     def out_of_memory(self, interpreter: Interpreter, worker: WorkerId, *, holds: bool) -> OutOfMemory:
-        """Bytes as they would be: about what the plan puts here, and as much more as a layer may want; or unknown."""
+        """Returns a report of bytes: about what the plan puts here, and what a layer may want beyond; or unknown."""
         random, known = self._clock.random, 0
         if interpreter.has_plan and worker in interpreter.plan.layers_of and random.random() < 0.7:
             known = worker_memory_bytes(interpreter.plan, self._profile, worker)

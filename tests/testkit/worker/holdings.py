@@ -14,7 +14,7 @@ from tests.testkit.promises.symbols import Algebra, Symbol
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """Of one group: its history as a symbol, the last step it has been through, and that step's whole sum.
+    """A replica of one group: its history as a symbol, the last step it has been through, and that step's whole sum.
 
     `pieces`: of the state, as they arrive, each with whether it is of the bytes that it is taken for.
     """
@@ -26,7 +26,7 @@ class Replica:
     pieces: list[tuple[Symbol, bool]] = field(default_factory=list)
 
     def take(self, state: Symbol, *, is_right: bool) -> None:
-        """A piece of the state: one state is made, if all pieces are of it."""
+        """Takes a piece of the state: one state is made, if all pieces are of it."""
         self.pieces.append((state, is_right))
         is_whole = all(right and piece == state for piece, right in self.pieces)
         self.state = state if is_whole else hash(tuple(self.pieces))
@@ -34,7 +34,7 @@ class Replica:
 
 @dataclass(slots=True, eq=False)
 class Accumulator:
-    """What is counted of one group in the step in progress; begun anew, it keeps its old sum until the first
+    """The counts of one group in the step in progress; begun anew, it keeps its old sum until the first
     contribution."""
 
     total: Symbol = 0

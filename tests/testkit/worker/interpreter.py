@@ -18,21 +18,21 @@ from tests.testkit.promises.symbols import Algebra, Symbol
 from tests.testkit.worker.holdings import Accumulator, Holdings
 
 Read = Callable[[], Any]
-"""Gives a message's content, read when it arrives: whoever changes what is being sent is found out."""
+"""Returns a message's content, read when it arrives: a change of what is being sent is found out."""
 
 Part = Symbol | Accumulator
-"""A sum's part: as it arrived, or where it lies in the memory of the host."""
+"""A part of a sum: as it arrived, or where it lies in the memory of the host."""
 
 
 class WatchedMail(Mail[Any]):
-    """Mail of one worker, which complains where a wanted message came damaged."""
+    """The mail of one worker, which complains where a wanted message came damaged."""
 
     def __init__(self, complain: Callable[[Key], None]) -> None:
         super().__init__()
         self._complain = complain
 
     def has_come(self, key: Key) -> bool:
-        """Whether a wanted message is here."""
+        """Returns whether a wanted message is here."""
         if self.came_damaged(key):
             self._complain(key)
         return key in self
@@ -82,7 +82,7 @@ class SymbolSums(Sums[Accumulator, Read, Part]):
 
 
 class Interpreter(StepWork[Symbol, Symbol]):
-    """Runs the instructions of one worker.
+    """An interpreter that runs the instructions of one worker.
 
     Args:
         worker: whose.
@@ -116,14 +116,14 @@ class Interpreter(StepWork[Symbol, Symbol]):
         self._holdings.apply(groups, commit.step, commit.clip_factor, commit.scale)
 
     def is_ready(self, instruction: Instruction) -> bool:
-        """Whether what a receipt or a vote waits for is here."""
+        """Returns whether what a receipt or a vote waits for is here."""
         if instruction.op is Op.VOTE:
             return self.sums.is_whole()
         kind = Kind.ACTIVATION if instruction.op is Op.RECV_ACTIVATION else Kind.GRADIENT
         return self._letters.has_come(self._key(kind, instruction.peer, instruction))
 
     def awaited(self, instruction: Instruction) -> WorkerId | None:
-        """From whom something is missing that it waits for."""
+        """Returns the worker from which something is missing that the instruction waits for."""
         return self.sums.awaited() if instruction.op is Op.VOTE else instruction.peer
 
     def execute(self, instruction: Instruction) -> None:

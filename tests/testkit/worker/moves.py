@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from tests.testkit.worker.worker import Worker
 
 Piece = tuple[Symbol, tuple[int, int] | None]
-"""A replica's state, and which of its bytes."""
+"""A replica's state, and the range of its bytes."""
 
 
 class Moves(StateTransfers[Replica]):
-    """Of one worker, under the plan that it has."""
+    """Transfers of one worker's state, under the plan that it has."""
 
     def __init__(self, worker: Worker, cluster: Cluster) -> None:
         super().__init__(
@@ -44,7 +44,7 @@ class Moves(StateTransfers[Replica]):
         super().begin(message, forgets=forgets)
 
     def _check(self, message: PlanMessage) -> None:
-        """Nothing moves to where it is. Who had no place in the plan before may have some, on which nobody counts."""
+        """Checks that nothing moves to where it is. A worker new to the plan may have some, on which nothing counts."""
         before = self._cluster.witness.before.get(message.plan.generation)
         had = () if before is None else before.groups_of.get(self._worker, ())
         incoming = {transfer.group for transfer in message.plan.transfers if transfer.target == self._worker}

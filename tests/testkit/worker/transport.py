@@ -1,4 +1,4 @@
-"""A simulated worker's ways to its peers: ordered, cut by a death, and now and then damaging what passes.
+"""A simulated worker's connections to its peers: ordered, cut by a death, and now and then damaging what passes.
 
 Who is not in the plan gets nothing, and a way that is lost is complained of.
 """
@@ -29,7 +29,7 @@ ANY = ""
 
 
 class Transport:
-    """Of one worker.
+    """The transport of one worker.
 
     Attributes:
         damages: kind of message (as in `Kind.NAMES`, or `ANY`) -> how many of the next to any peer arrive damaged.
@@ -50,7 +50,7 @@ class Transport:
             self._ways.pop(peer).cut()
 
     def send(self, peer: WorkerId, key: Key, read: Read, size_bytes: int | None = None) -> None:
-        """Of a state the size is given, that of other messages is known."""
+        """Sends a message. Of a state the size is given, that of other messages is known."""
         assert peer in self._peers, f"worker {self._worker.number} sends to {peer}, which is not in its plan"
         way = self._ways.get(peer)
         if way is None:
@@ -60,7 +60,7 @@ class Transport:
         way.send(partial(self._deliver, way, peer, key, payload.get), takes_s, payload.leave)
 
     def _takes_s(self, peer: WorkerId, key: Key, size_bytes: int | None) -> float:
-        """On the link; a sum's part is read when it is told of."""
+        """Returns seconds on the link; a sum's part is read when it is told of."""
         if key.kind in _SUMS:
             return 0.0
         if size_bytes is None:
@@ -72,12 +72,12 @@ class Transport:
         return self._cluster.profile.links.of(same_node=same_node)
 
     def cut(self) -> None:
-        """The process is gone."""
+        """Cuts all connections, as the process is gone."""
         for way in self._ways.values():
             way.cut()
 
     def block(self) -> None:
-        """Nothing arrives any more on the ways that there are, and nobody is told."""
+        """Blocks the present connections: nothing arrives on them any more, and nobody is told."""
         for way in self._ways.values():
             way.is_stuck = True
 
@@ -94,7 +94,7 @@ class Transport:
             self._clock.after(CUT_OFF_S, partial(self._complain_of, way, peer))
 
     def hear(self, peer: WorkerId, key: Key, payload: Any, *, is_damaged: bool) -> None:
-        """A part of a sum can be read: one after another, whoever it is of."""
+        """Schedules the reading of a sum's part: one after another, whichever worker it is of."""
         seconds = self._link(peer).time_s(self._cluster.profile.groups[key.item].size_bytes)
         self._read_at = max(self._read_at, self._clock.now) + seconds
         self._clock.at(self._read_at, partial(self._read, key, payload, is_damaged=is_damaged))
@@ -111,15 +111,15 @@ class Transport:
         return False
 
     def _complain_of(self, way: Way, peer: WorkerId) -> None:
-        """The way to a peer was lost, and the peer is in the plan for a while since."""
+        """Reports that the connection to a peer was lost, and that the peer is in the plan for a while since."""
         worker = self._worker
         if self._ways.get(peer) is way and not worker.is_over and not worker.is_stopped:
             worker.control.send(CutOff(peer=peer))
 
 
 class _Payload:
-    """Of a message: it is read from the sender's memory when it arrives, or when the way is cut, after which the sender
-    may write over it."""
+    """A message's payload, read from the sender's memory when it arrives, or when the connection is cut, after which
+    the sender may write over it."""
 
     def __init__(self, read: Read) -> None:
         self._read = read
@@ -128,6 +128,6 @@ class _Payload:
         return self._read()
 
     def leave(self) -> None:
-        """The sender's memory."""
+        """Leaves the sender's memory."""
         payload = self._read()
         self._read = lambda: payload

@@ -1,4 +1,4 @@
-"""A simulated worker process: the real machine of the worker's half, a symbolic interpreter, and the time it all takes.
+"""A simulated worker process: the real machine of the worker's half, a symbolic interpreter, and their durations.
 
 Orders come first, then state that has to come, then the program. It dies, stops and freezes between any two things
 that it does; what these are, the real worker's pure halves say.
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 class Worker(WorkerExecutor):
-    """One process.
+    """A worker process.
 
     Attributes:
         is_over: it ended, or was killed.
@@ -109,17 +109,17 @@ class Worker(WorkerExecutor):
         self.control.connect()
 
     def die(self, *, silently: bool) -> None:
-        """SIGKILL, or a power cut: nothing more is done here. `silently`: no closing packet is sent."""
+        """Kills the process, as SIGKILL or a power cut does. `silently`: no closing packet is sent."""
         self.is_over = True
         self.transport.cut()
         self.control.cut(silently=silently)
 
     def stop(self) -> None:
-        """SIGSTOP."""
+        """Stops the process, as SIGSTOP does."""
         self.is_stopped = True
 
     def resume(self) -> None:
-        """SIGCONT."""
+        """Resumes the process, as SIGCONT does."""
         if self.is_stopped:
             self.is_stopped = False
             self.control.resume()
@@ -133,7 +133,7 @@ class Worker(WorkerExecutor):
 
     @property
     def doing(self) -> tuple[Activity, int, int]:
-        """What its heartbeat tells: activity, progress, and whom it waits for."""
+        """Returns what its heartbeat tells: activity, progress, and the worker for which it waits."""
         return self._activity, self._progress, self._waits_for
 
     @property
@@ -145,7 +145,7 @@ class Worker(WorkerExecutor):
         return self.freezes or bool(self.fails) or self.runs_out
 
     def _exit(self) -> None:
-        """The process ends by itself."""
+        """Ends the process by itself."""
         self.is_over = True
         self.transport.cut()
         self.control.close()
@@ -168,7 +168,7 @@ class Worker(WorkerExecutor):
         self.run()
 
     def lose_connection(self, connection: Connection) -> None:
-        """The coordinator's end of it closed."""
+        """Notes that the coordinator's end of the connection closed."""
         self.control.lose(connection)
 
     def receive(self, key: Key, payload: Any, *, is_damaged: bool) -> None:
@@ -181,7 +181,7 @@ class Worker(WorkerExecutor):
     # The main thread
 
     def run(self) -> None:
-        """The main thread goes on until it waits, or until something takes time."""
+        """Runs the main thread until it waits, or until something takes time."""
         while self.is_active:
             if self._then is not None:
                 if not self._is_due:
@@ -221,7 +221,7 @@ class Worker(WorkerExecutor):
         return False
 
     def _work(self) -> bool:
-        """Do something of the program; False when it has to wait."""
+        """Does a piece of the program; returns False when it has to wait."""
         if self.runs_out:
             return self._misbehave()
         instruction = self.interpreter.progress.next
@@ -252,7 +252,7 @@ class Worker(WorkerExecutor):
         self.interpreter.execute(instruction)
 
     def _misbehave(self) -> bool:
-        """Whether it has something else to do."""
+        """Misbehaves as a fault wants; returns whether there is something else to do."""
         if self.freezes:
             self._activity, self.is_frozen = Activity.COMPUTING, True
         elif self.fails:
@@ -272,7 +272,7 @@ class Worker(WorkerExecutor):
         return False
 
     def _take_or_add_up(self, instruction: Instruction) -> bool:
-        """Take what is here; while it is not, add up sums that can be added up."""
+        """Takes what is here; while it is not, adds up sums that can be added up."""
         if self.interpreter.is_ready(instruction):
             self.interpreter.execute(instruction)
             self._progress += 1
@@ -324,7 +324,7 @@ class Worker(WorkerExecutor):
     # State
 
     def _bring_in(self) -> WorkerId | None:
-        """What has come; returns whose piece is still missing."""
+        """Brings in the state that has come; returns the worker whose piece is still missing."""
         missing = self.moves.collect()
         if missing is not None:
             return missing.source
@@ -334,7 +334,7 @@ class Worker(WorkerExecutor):
         return None
 
     def describe(self) -> str:
-        """For people."""
+        """Returns the worker's state for people."""
         if self.is_over:
             return f"worker {self.number}: over"
         machine, doing = self.machine, self.interpreter.progress.next

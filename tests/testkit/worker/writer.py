@@ -17,7 +17,7 @@ _Order = tuple[Save, dict[int, SavedState]]
 
 
 class Writer:
-    """Of one worker."""
+    """The writer of one worker's part of checkpoints."""
 
     def __init__(self, worker: Worker, cluster: Cluster) -> None:
         self._worker = worker

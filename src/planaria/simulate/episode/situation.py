@@ -221,8 +221,7 @@ def _moved(plan: Plan, pipelines: Sequence[Pipeline], names: dict[NodeId, NodeId
 
 @lru_cache(maxsize=1 << 12)
 def _placed(form: Form, first: NodeId, devices_per_node: int) -> Pipeline:
-    """Returns the pipeline on neighbouring nodes. The same pipeline is met again and again, with all that is known of
-    it."""
+    """Returns the pipeline on neighbouring nodes, cached: the same is met again and again."""
     return Pipeline(
         stages=tuple(
             Stage(

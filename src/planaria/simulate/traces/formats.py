@@ -99,8 +99,7 @@ def read_trace(text: str, name: str, *, seed: int = 0) -> ReadTrace:
 
 
 def write_trace(trace: Trace, form: TraceFormat, *, gap_s: float = 60.0) -> str:
-    """Returns the trace's text. Counts and availability lose which node is which, and its zone; only ours keeps
-    everything.
+    """Returns the trace's text. Counts and availability lose each node's name and zone; only ours keeps everything.
 
     Args:
         trace: what is written.
