@@ -17,10 +17,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 Numbers = Any
-"""What a kernel's text sees of an array: the array itself, or a list of its rows."""
+"""A kernel's array as its loops see it: the array itself, or a list of its rows."""
 
 WORTH_S = 1.0
-"""Seconds of interpreted loops from which importing numba pays."""
+"""Seconds of interpreted loops from which importing numba pays off."""
 
 _loaded: list[bool] = []
 
@@ -34,7 +34,7 @@ def _numba() -> Any:
 
 
 def numba_is_loaded() -> bool:
-    """Whether compiled kernels cost no import any more."""
+    """Returns whether numba is imported already, so that compiled kernels cost no import."""
     return bool(_loaded)
 
 
@@ -76,15 +76,15 @@ class Kernel(Generic[P, R]):
 
     @property
     def is_loaded(self) -> bool:
-        """The compiled form was asked for before, and is there."""
+        """Whether the compiled form was asked for before and is loaded."""
         return self._jitted is not None
 
     def load(self) -> None:
-        """Has the compiled form there."""
+        """Loads the compiled form."""
         self.form(compiled=True)
 
     def load_on(self, *example: P.args, **named: P.kwargs) -> None:
-        """Has the compiled form there, if it takes the example: compiled now, or from numba's cache.
+        """Loads the compiled form for the example's types: compiled now, or from numba's cache.
 
         Raises:
             Exception: whatever importing numba or compiling raises; then the compiled form is not there.
@@ -96,7 +96,8 @@ class Kernel(Generic[P, R]):
             raise
 
     def form(self, *, compiled: bool) -> Callable[P, R]:
-        """The loops, compiled or interpreted. Arrays that are not written may be given to the latter as lists."""
+        """Returns the loops, compiled or interpreted; arrays that are not written may go to interpreted loops as
+        lists."""
         if not compiled:
             return self._interpreted
         if self._jitted is None:

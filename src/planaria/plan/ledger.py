@@ -11,7 +11,7 @@ Mask = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]+$", max_length=1 << 16)]
 
 
 def mask_of(microbatches: Sequence[int]) -> int:
-    """The bit mask of ascending microbatches; quickly where they follow each other, as those of a route do."""
+    """Returns the bit mask of ascending microbatches; quick for consecutive ones, as those of a route are."""
     if not microbatches:
         return 0
     first, last = microbatches[0], microbatches[-1]
@@ -21,7 +21,7 @@ def mask_of(microbatches: Sequence[int]) -> int:
 
 
 def members_of(mask: int) -> list[int]:
-    """The microbatches of a bit mask, ascending; quickly where they are few of many."""
+    """Returns the microbatches of a bit mask, ascending; quick where few of many are set."""
     members: list[int] = []
     while mask:
         members.append((mask & -mask).bit_length() - 1)
@@ -40,7 +40,7 @@ class Ledger(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, counted: Iterable[Iterable[int]]) -> Ledger:
-        """From, for each layer, the microbatches counted."""
+        """Returns the ledger made from the counted microbatches of each layer."""
         return cls(tuple(f"{sum(1 << m for m in set(microbatches)):x}" for microbatches in counted))
 
     @classmethod
@@ -52,7 +52,7 @@ class Ledger(msgspec.Struct, frozen=True):
         return cls(("0",) * num_layers)
 
     def bits(self) -> tuple[int, ...]:
-        """For each layer, its mask as an integer."""
+        """Returns each layer's mask as an integer."""
         return tuple(int(mask, 16) for mask in self.masks)
 
     def microbatches(self, layer: int) -> tuple[int, ...]:
@@ -60,7 +60,7 @@ class Ledger(msgspec.Struct, frozen=True):
         return tuple(m for m in range(mask.bit_length()) if mask >> m & 1)
 
     def without(self, left_out: int) -> Ledger:
-        """Without these microbatches, a bit mask."""
+        """Returns the ledger without the microbatches of the bit mask `left_out`."""
         return Ledger.from_bits(mask & ~left_out for mask in self.bits())
 
     @property
@@ -69,7 +69,7 @@ class Ledger(msgspec.Struct, frozen=True):
 
 
 def combine(ledgers: Iterable[Ledger], num_layers: int) -> tuple[Ledger, int]:
-    """Union of ledgers, and how many (layer, microbatch) entries more than one of them holds."""
+    """Returns the union of ledgers, and how many (layer, microbatch) entries more than one of them holds."""
     union = [0] * num_layers
     twice = 0
     for ledger in ledgers:

@@ -33,7 +33,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False
 
 
 def runs_of(worker: WorkerId, layers: Collection[int], num_devices: int = 1) -> list[Stage]:
-    """The contiguous ranges of a worker's layers, as stages on its devices."""
+    """Returns the contiguous ranges of a worker's layers, as stages on its devices."""
     runs: list[Stage] = []
     for layer in sorted(layers):
         first = runs.pop().first_layer if runs and runs[-1].end_layer == layer else layer
@@ -42,7 +42,7 @@ def runs_of(worker: WorkerId, layers: Collection[int], num_devices: int = 1) -> 
 
 
 class Form(msgspec.Struct, frozen=True, cache_hash=True, gc=False):
-    """What a pipeline is, names aside.
+    """A pipeline's shape, regardless of which workers and nodes it runs on.
 
     Attributes:
         stages: of each its first layer and end layer, its devices, the number of its node among the pipeline's in the
@@ -56,7 +56,7 @@ class Form(msgspec.Struct, frozen=True, cache_hash=True, gc=False):
 
 @lru_cache(maxsize=1 << 12)
 def _form(stages: tuple[tuple[int, int, int, int, int], ...], num_nodes: int) -> Form:
-    """The one object that stands for it, so that equal ones are told at a glance."""
+    """Returns the one shared Form object, so that equal forms compare fast."""
     return Form(stages, num_nodes)
 
 
@@ -79,7 +79,7 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=
 
     @cached_property
     def owned(self) -> dict[WorkerId, tuple[int, ...]]:
-        """The layers that each of its workers owns, ascending; workers in the order of the stages."""
+        """The layers that each worker of the pipeline owns, ascending; workers in the order of the stages."""
         owned: dict[WorkerId, tuple[int, ...]] = {}
         for stage in self.stages:
             layers = _layers(stage.first_layer, stage.end_layer)
@@ -89,7 +89,7 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=
 
     @cached_property
     def devices_of(self) -> dict[WorkerId, int]:
-        """How many devices each of its workers drives: those of its widest stage here."""
+        """Number of devices that each worker of the pipeline drives: those of its widest stage here."""
         devices: dict[WorkerId, int] = {}
         for stage in self.stages:
             devices[stage.worker] = max(devices.get(stage.worker, 0), stage.num_devices)
@@ -97,12 +97,12 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=
 
     @cached_property
     def key(self) -> tuple[tuple[int, int, int], ...]:
-        """Of each stage its worker, first layer and end layer."""
+        """Each stage's worker, first layer and end layer."""
         return tuple([(stage.worker, stage.first_layer, stage.end_layer) for stage in self.stages])
 
     @cached_property
     def _least_layers(self) -> int:
-        """Of a model whose layers the stages may be; beyond all where one of them can be no stage."""
+        """Fewest layers of a model that the stages fit; sys.maxsize where some stage is invalid."""
         sound = all(
             stage.worker >= 0 and 0 <= stage.first_layer < stage.end_layer and stage.num_devices >= 1
             for stage in self.stages
@@ -110,17 +110,17 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=
         return max(stage.end_layer for stage in self.stages) if sound and self.stages else sys.maxsize
 
     def is_sound(self, num_layers: int) -> bool:
-        """It has stages; each runs layers of a model of so many, on one device or more."""
+        """Returns whether the pipeline has stages, each of valid layers of such a model and on at least one device."""
         return self._least_layers <= num_layers
 
     @cached_property
     def most_devices(self) -> int:
-        """Of its widest stage."""
+        """Number of devices of the widest stage."""
         return max((stage.num_devices for stage in self.stages), default=0)
 
     @cached_property
     def _reach(self) -> int:
-        """The end of the layers that its stages cover without a gap or overlap; -1: there is one."""
+        """End of the layers that the stages cover from 0 on without gap or overlap; -1 where they do not."""
         position = 0
         for stage in self.stages:
             if stage.first_layer != position:
@@ -136,11 +136,11 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=
         return {}
 
     def nodes(self, devices_per_node: int) -> tuple[NodeId, ...]:
-        """Of its stages, in their order."""
+        """Returns the nodes of the stages, in stage order."""
         return (self._placed.get(devices_per_node) or self._on_nodes(devices_per_node))[0]
 
     def form(self, devices_per_node: int) -> Form:
-        """What it is, names aside."""
+        """Returns the pipeline's form: its shape, regardless of worker and node numbers."""
         return (self._placed.get(devices_per_node) or self._on_nodes(devices_per_node))[1]
 
     def _on_nodes(self, devices_per_node: int) -> tuple[tuple[NodeId, ...], Form]:

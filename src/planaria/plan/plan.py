@@ -35,7 +35,7 @@ class Redundancy(enum.StrEnum):
     backwards (BRC), each in every step (eager) or only once their owner is lost (lazy)."""
 
     EAGER_LAZY = "eager-lazy"
-    """Forwards only: the paper's choice."""
+    """Shadows compute forwards only: the paper's choice."""
     LAZY_LAZY = "lazy-lazy"
     EAGER_EAGER = "eager-eager"
 
@@ -66,7 +66,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes of a replica that moves: parameters and optimizer state."""
+        """Bytes that move with a replica: parameters and optimizer state."""
         return self.size_bytes + (2 * self.size_bytes if self.optimizer_bytes is None else self.optimizer_bytes)
 
 
@@ -93,12 +93,12 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False
 
     @property
     def key(self) -> tuple[tuple[int, int, int], ...]:
-        """Identity of the path, whatever travels on it."""
+        """Identity of the route's hops, whichever microbatches take it."""
         return tuple((hop.worker, hop.first_layer, hop.end_layer) for hop in self.hops)
 
 
 class Transfer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """State (parameters and optimizer) of one group goes from `source` to `target` before the plan's first step.
+    """Transfer of one group's state (parameters and optimizer) from `source` to `target` before the plan's first step.
 
     Attributes:
         group: which.
@@ -114,7 +114,7 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     part: tuple[int, int] | None = None
 
     def moved_bytes(self, group: Group) -> int:
-        """Bytes of state that go, of that group."""
+        """Returns the bytes of the group's state that the transfer moves."""
         if self.part is None:
             return group.moved_bytes
         return group.moved_bytes * (self.part[1] - self.part[0]) // group.size_bytes
@@ -124,7 +124,7 @@ _Held = dict[tuple[int, ...], tuple[int, ...]]
 
 
 class _GroupsOf(_Held):
-    """Of layers, the groups that they use; both ascending."""
+    """Cache from layers to the groups that they use; both ascending."""
 
     def __init__(self, groups: tuple[Group, ...], num_layers: int) -> None:
         self._by_layer: list[list[int]] = [[] for _ in range(num_layers)]
@@ -157,7 +157,7 @@ _T = TypeVar("_T")
 def _changed(
     before: Mapping[WorkerId, _T], old: Iterable[Pipeline], new: Iterable[Mapping[WorkerId, _T]]
 ) -> dict[WorkerId, _T]:
-    """Without what is there for the workers of old pipelines, and with what is new for others; ascending."""
+    """Returns `before` without entries of old pipelines' workers and with the `new` entries; ascending."""
     changed = dict(before)
     put = {worker: found for of_pipeline in new for worker, found in of_pipeline.items()}
     for pipeline in old:
@@ -170,7 +170,7 @@ def _changed(
 
 
 def counted_together(routes: Iterable[Route]) -> dict[tuple[int, ...], int]:
-    """For the layers that routes count together, the mask of their microbatches. Many name the very same layers."""
+    """Returns, for each set of layers that routes count together, the mask of their microbatches."""
     masks: dict[int, int] = {}
     named: dict[int, tuple[int, ...]] = {}
     for route in routes:
@@ -195,7 +195,7 @@ _PLACEMENT = (
     "is_apart",
     "examples",
 )
-"""What depends on who owns and shadows which layers alone."""
+"""Names of the properties that depend only on who owns and shadows which layers."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True):
@@ -278,12 +278,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True
 
     @cached_property
     def is_apart(self) -> bool:
-        """No worker owns layers in two pipelines."""
+        """Whether no worker owns layers in two pipelines."""
         return sum(len(pipeline.owned) for pipeline in self.pipelines) == len(self.layers_of)
 
     @cached_property
     def examples(self) -> tuple[tuple[Pipeline, int], ...]:
-        """A pipeline of each form, and how many are of it."""
+        """One pipeline of each form, with the number of pipelines of that form."""
         forms = [pipeline.form(self.devices_per_node) for pipeline in self.pipelines]
         counts, one_of = Counter(forms), dict(zip(forms, self.pipelines, strict=True))
         return tuple((pipeline, counts[form]) for form, pipeline in one_of.items())
@@ -362,7 +362,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True
         return tuple(found)
 
     def renewed(self, **changes: Any) -> Plan:
-        """The same placement with other generations, routes or transfers: what is known of who owns what stays known.
+        """Returns a plan with the same placement and other generations, routes or transfers; cached placement is kept.
 
         Args:
             changes: fields, but for pipelines, shadows, groups and redundancy.
@@ -373,8 +373,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True
         return new
 
     def following(self, before: Plan) -> Plan:
-        """The same plan, of which most pipelines are also in `before`: who owns what is that plan's, but for the other
-        pipelines' workers."""
+        """Returns this plan, with what is cached about the owners of layers taken over from `before` where pipelines
+        are the same."""
         known = before.__dict__
         owned = known.get("layers_of")
         if owned is None or before.shadows or self.shadows or before.groups != self.groups or not before.is_apart:
@@ -400,7 +400,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True
 
     @cached_property
     def work(self) -> dict[tuple[int, ...], int]:
-        """For the layers that routes count together, the mask of their microbatches."""
+        """For each set of layers that routes count together, the mask of their microbatches."""
         return counted_together(self.routes)
 
     @cached_property
@@ -409,7 +409,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True
         return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()
 
     def layers_held(self, groups: Collection[int]) -> tuple[int, ...]:
-        """The layers whose every parameter group is among `groups`."""
+        """Returns the layers whose every parameter group is among `groups`."""
         return _layers_held(self.groups, self.num_layers, tuple(groups))
 
     def stages(self) -> Iterator[Stage]:

@@ -41,14 +41,14 @@ class ScheduleKind(enum.StrEnum):
         return (_ORDERS[self].weights_lag or 0) * stages_before
 
     def in_flight(self, stages_after: int, num_microbatches: int, stages_before: int = 0) -> int:
-        """Returns of how many microbatches a stage keeps the activations at most: from the forward to the end of the
+        """Returns the most microbatches of which a stage keeps the activations: from the forward to the end of the
         backward, which is the weight gradients where backwards are split. Only then do `stages_before` matter."""
         ahead = self.forwards_ahead(stages_after, num_microbatches)
         return min(ahead + 1 + self.weights_behind(stages_before), num_microbatches)
 
 
 class _Order(NamedTuple):
-    """What tells a kind's order from another one's.
+    """Parameters that tell one schedule kind's order from another's.
 
     Attributes:
         warm_up: forwards ahead of the backwards, for each later stage; None: all forwards come first.

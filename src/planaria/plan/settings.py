@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from planaria.plan.plan import PlanError, Redundancy, ScheduleKind
 
 MOST_DEVICES = 16_384
-"""Of a job. A plan for 4,000 takes some ten seconds; more than these are a slip of the pen."""
+"""Most devices of a job. A plan for 4,000 takes some ten seconds; a larger number is taken for a typing error."""
 
 
 class Objective(enum.StrEnum):
-    """What the best template of a number of nodes is."""
+    """What makes a template the best for its number of nodes."""
 
     STEP_TIME = "steptime"
     """The shortest step as simulated, for a given number of microbatches."""
@@ -90,12 +90,12 @@ class PlannerSettings:
 
     @property
     def microbatches_per_pipeline(self) -> int:
-        """The share that templates are shaped for: the largest of an even split over f + 1 pipelines."""
+        """Number of microbatches that templates are shaped for: the largest of an even split over f + 1 pipelines."""
         return -(-self.num_microbatches // (self.fault_tolerance + 1))
 
     @property
     def shares(self) -> tuple[int, ...]:
-        """The numbers of microbatches that templates are judged by: the share; of a range both ends and the middle."""
+        """Numbers of microbatches that templates are judged by: the share; of a range both ends and the middle."""
         if self.microbatch_range is None:
             return (self.microbatches_per_pipeline,)
         low, high = self.microbatch_range

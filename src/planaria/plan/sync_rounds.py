@@ -13,7 +13,7 @@ from planaria.plan.plan import Group, Plan
 
 
 def colour(plan: Plan) -> tuple[int, ...]:
-    """A round for each group: groups with a common owner have different rounds, and a lower round goes first.
+    """Returns a round for each group: groups with a common owner have different rounds, and a lower round goes first.
 
     Where every worker has neighbouring layers and no group is tied, the rounds are the fewest there are; with tied
     groups or layers here and there (a plan that finishes a step, or has shadows), they are few. Rounds are in the
@@ -30,12 +30,12 @@ def colour(plan: Plan) -> tuple[int, ...]:
 
 
 _Holding = tuple[tuple[int, ...], tuple[int, ...]]
-"""What a worker has: the layers that it owns, and the groups that it owns or shadows."""
+"""A worker's layers that it owns, and the groups that it owns or shadows."""
 
 
 @lru_cache(maxsize=256)
 def _colour(groups: tuple[Group, ...], holdings: frozenset[_Holding]) -> tuple[int, ...]:
-    """Workers who have the same are in the same sums, so they need not be told apart."""
+    """Returns a round for each group, from the distinct holdings: workers that hold the same are in the same sums."""
     from_the_top = sorted(range(len(groups)), key=lambda g: (groups[g].layers[-1], len(groups[g].layers), g))[::-1]
     classes = _first_fit(sorted({its for _, its in holdings}), from_the_top)
     rounds = [0] * len(groups)
@@ -46,7 +46,7 @@ def _colour(groups: tuple[Group, ...], holdings: frozenset[_Holding]) -> tuple[i
 
 
 def _first_fit(held: Sequence[tuple[int, ...]], groups: Sequence[int]) -> list[list[int]]:
-    """Each group, in this order, into the first class in which no owner of its is."""
+    """Returns classes of groups: each group, in this order, goes to the first class without any of its owners."""
     owners: dict[int, list[int]] = {}
     for at, own in enumerate(held):
         for group in own:
@@ -69,7 +69,8 @@ def _first_fit(held: Sequence[tuple[int, ...]], groups: Sequence[int]) -> list[l
 def _launch_order(
     all_groups: Sequence[Group], holdings: Collection[_Holding], classes: list[list[int]]
 ) -> list[list[int]]:
-    """The classes all of whose sums can begin early first; of what is ready together, the most bytes.
+    """Returns the classes ordered so that those whose sums can all begin early go first; of those ready together, the
+    most bytes.
 
     A backward goes from a stage's last layer down, so a group waits for the layers that its owners have above it, on
     the owner where these are most.

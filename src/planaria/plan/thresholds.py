@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 SPLITS_CLOSE, LARGE_SPLITS_CLOSE = 1.003, 1.008
-"""Ratio of step time to lower bound at which a search for splits ends: where it is quick to get there, and else."""
+"""Ratio of step time to lower bound at which a search for splits ends: for small and for large searches."""
 
 DETOUR_GAIN = 0.002
-"""A rerouted step that may be shorter by this share is not looked for; nor is one worth more memory."""
+"""Share of a rerouted step's time below which a gain is worth neither a search nor more memory."""
 
 SETS_CLOSE = 1.25
-"""A set of pipelines whose compute alone takes so much longer than the best step, sums included, is not estimated."""
+"""Ratio of compute alone to the best step, sums included, above which a set of pipelines is not estimated."""
 
 GRIDS_CLOSE = 1.25
-"""Where split backwards fill the bubbles, a step is shorter than its template's time: not by so much."""
+"""Most by which split backwards make a step shorter than its template's time."""
 
 OTHER_SET_CLEARLY = 0.95
-"""An instantiation that weighs compute alone is left for one that takes so much less, sums of gradients included."""
+"""Ratio by which a step, sums included, must be shorter to replace the instantiation that weighs compute alone."""
 
 CROSSING_CLEARLY = 0.97
-"""Routes that cross finish a step where its rest takes so much less."""
+"""Ratio by which crossing routes must shorten the rest of a step to be chosen."""
 
 ANEW_CLEARLY = 0.9
-"""A step is begun anew where that takes so much less, by estimate: what is done is done, and estimates may be off."""
+"""Ratio by which beginning a step anew must be shorter, by estimate, to be chosen over finishing it."""

@@ -18,7 +18,7 @@ def validate(
     dropped: Sequence[int] = (),
     arrived: bool = False,
 ) -> None:
-    """Check every invariant of a plan.
+    """Checks every invariant of a plan.
 
     Args:
         plan: to be checked.
@@ -64,7 +64,7 @@ def _check_placement(plan: Plan) -> None:
 
 
 def _check_stages(plan: Plan) -> None:
-    """Each by itself: which is asked where not all are known to be in order."""
+    """Checks each stage by itself, where not all are known to be in order."""
     home: dict[int, int] = {}
     for at, pipeline in enumerate(plan.pipelines):
         _require(bool(pipeline.stages), f"pipeline {at} has no stage")
@@ -81,7 +81,8 @@ def _check_stages(plan: Plan) -> None:
 
 
 def _check_devices(plan: Plan) -> None:
-    """A stage takes the devices from its worker's on, all of one node; only stages of one worker may share some."""
+    """Checks devices: a stage takes those from its worker's on, all of one node; only stages of one worker share
+    some."""
     driver: dict[int, WorkerId] = {}
     for stage in plan.stages():
         if stage.num_devices == 1 and driver.setdefault(stage.worker, stage.worker) == stage.worker:
@@ -130,7 +131,7 @@ def _check_groups(plan: Plan) -> None:
 
 
 def _check_routes(plan: Plan) -> None:
-    """Each by itself. Many count the very same layers, which are looked at once."""
+    """Checks each route by itself; layers that many routes count alike are checked once."""
     sound = {id(route.counted): _is_ascending(route.counted, plan.num_layers) for route in _one_of_each(plan.routes)}
     for route, at in zip(plan.routes, plan.pipeline_of_route, strict=True):
         is_in_order = (
@@ -146,12 +147,12 @@ def _check_routes(plan: Plan) -> None:
 
 
 def _one_of_each(routes: Sequence[Route]) -> Collection[Route]:
-    """A route for each object that says which layers are counted."""
+    """Returns one route for each object that says which layers are counted."""
     return {id(route.counted): route for route in routes}.values()
 
 
 def _is_ascending(numbers: tuple[int, ...], end: int) -> bool:
-    """Whether these are some, ascending, from 0 and below `end`."""
+    """Returns whether the numbers are not empty, ascending, at least 0 and below `end`."""
     if not numbers or numbers[0] < 0 or numbers[-1] >= end:
         return False
     first, last = numbers[0], numbers[-1]
@@ -227,8 +228,7 @@ def _num_travelling(plan: Plan) -> int:
 
 
 def _count_together(plan: Plan, bits: list[int]) -> bool:
-    """Add what the routes count to what is there, those that count the same layers at once; whether nothing is counted
-    twice: else nothing is added."""
+    """Adds what all routes count to `bits`; where something is counted twice, adds nothing and returns False."""
     if sum(map(int.bit_count, plan.work.values())) < _num_travelling(plan):
         return False
     added = list(bits)
@@ -273,7 +273,7 @@ def _check_replicas(plan: Plan, fault_tolerance: int, arrived: bool) -> None:
 
 
 def num_replicas(plan: Plan, *, arrived: bool = False) -> tuple[int, ...]:
-    """Of each parameter group, the nodes that hold it.
+    """Returns, for each parameter group, the number of nodes that hold it.
 
     Args:
         plan: whose owners count, whether or not their state is under way.
@@ -297,7 +297,7 @@ def num_replicas(plan: Plan, *, arrived: bool = False) -> tuple[int, ...]:
 
 
 def lacking(plan: Plan, fault_tolerance: int, *, arrived: bool = False) -> dict[int, int]:
-    """The layers with a group of fewer than f + 1 replicas, ascending, and how many that one has.
+    """Returns the layers with a group of fewer than f + 1 replicas, ascending, and how many that one has.
 
     A plan with any is *degraded*: f losses may take the last replica of a layer.
 

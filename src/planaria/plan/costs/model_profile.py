@@ -12,11 +12,11 @@ import msgspec
 from planaria.plan.plan import Group
 
 FORMAT = 1
-"""Version of the JSON format."""
+"""Version of the profile's JSON format."""
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A part of a profile. Unknown fields are refused."""
+    """Base of a profile's parts; unknown fields are refused."""
 
 
 class LayerTimes(Part, frozen=True, kw_only=True):
@@ -68,7 +68,7 @@ class LayerCost(Part, frozen=True, kw_only=True):
     workspace_bytes: int = 0
 
     def on(self, num_devices: int) -> LayerTimes:
-        """Its times on a stage of that many devices.
+        """Returns the layer's times on a stage of `num_devices` devices.
 
         Raises:
             KeyError: they are not in the profile.
@@ -80,12 +80,12 @@ class LayerCost(Part, frozen=True, kw_only=True):
 
     @property
     def state_bytes(self) -> int:
-        """Parameters, gradients and optimizer state."""
+        """Bytes of the layer's parameters, gradients and optimizer state."""
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
 
 
 class LinkCost(Part, frozen=True, kw_only=True):
-    """A message of n bytes takes latency_s + n / bandwidth_bytes_per_s."""
+    """Cost of a link: a message of n bytes takes latency_s + n / bandwidth_bytes_per_s."""
 
     latency_s: float
     bandwidth_bytes_per_s: float
@@ -95,7 +95,7 @@ class LinkCost(Part, frozen=True, kw_only=True):
 
 
 class Links(Part, frozen=True, kw_only=True):
-    """The ways between two stages, or two owners of a layer."""
+    """Costs of the links between two stages, or two owners of a layer."""
 
     within_node: LinkCost
     between_nodes: LinkCost
@@ -105,7 +105,7 @@ class Links(Part, frozen=True, kw_only=True):
 
 
 class DeviceKind(Part, frozen=True, kw_only=True):
-    """What the costs are for.
+    """The kind of device that the costs were measured on.
 
     Attributes:
         name: for people and for the cache.
@@ -124,7 +124,7 @@ class DeviceKind(Part, frozen=True, kw_only=True):
 
 
 class StepCosts(Part, frozen=True, kw_only=True):
-    """What a step costs beside its layers.
+    """Costs of a step beside its layers.
 
     Attributes:
         vote_s: from the last vote to the commit at a worker.
@@ -185,7 +185,7 @@ class ModelProfile(Part, frozen=True, kw_only=True, dict=True, cache_hash=True):
         return tuple(sizes)
 
     def recomputed(self) -> ModelProfile:
-        """The costs of a run whose backwards recompute the forward (activation checkpointing, layer by layer)."""
+        """Returns the profile of a run whose backwards recompute the forward (activation checkpointing by layer)."""
         return msgspec.structs.replace(self, layers=tuple(_recomputed(layer) for layer in self.layers))
 
 

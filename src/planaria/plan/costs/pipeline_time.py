@@ -40,7 +40,7 @@ INTERPRETED_EVENTS_PER_S = 5e6
 
 @dataclass(frozen=True, kw_only=True)
 class Chain:
-    """Stages in layer order.
+    """Costs of a pipeline's stages, in layer order.
 
     Attributes:
         forward_s: of each stage, for one microbatch.
@@ -138,7 +138,7 @@ def _step_times(
     forward_s: Numbers, backward_s: Numbers, link_s: Numbers, ahead: Numbers, num: int, fill_s: Numbers,
     drain_s: Numbers, loop_s: Numbers, lead: int, times: Numbers, clocks: Numbers, arrived: Numbers, left: Numbers,
 ) -> None:  # fmt: skip
-    """Writes `times`.
+    """Simulates the chains' events and writes the step times to `times`.
 
     `clocks`: until when a stage, its messages down and those up are busy; `arrived`: of each stage, when its
     microbatches' inputs came; `left`: when their last backwards ended.
@@ -237,7 +237,7 @@ NodeSpeeds = Mapping[NodeId, float]
 
 
 def check_speeds(speeds: NodeSpeeds) -> None:
-    """Raise unless every speed is a positive number.
+    """Raises an error unless every speed is a positive number.
 
     Raises:
         PlanError: one is not.
@@ -250,7 +250,7 @@ def check_speeds(speeds: NodeSpeeds) -> None:
 
 
 def step_times(template: Template, num_microbatches: int) -> Times:
-    """Seconds of the template's step with 1, 2, ... `num_microbatches` microbatches, on nodes of speed 1.
+    """Returns the seconds of the template's step with 1, 2, ... `num_microbatches` microbatches at speed 1.
 
     At once where they are its cost's line, which is told from four of them; else one by one.
     """
@@ -305,11 +305,12 @@ class TemplateSlowdown:
         self._rank_of = np.argsort(np.array(self.parts))[node_of]
 
     def on_parts(self, speeds: Sequence[float]) -> Slowdown:
-        """Where the template's node i has speed speeds[i]."""
+        """Returns the slowdown with the template's node i at speed speeds[i]."""
         return self._slowdown([np.array(speeds[node]) for node in self._node_of])
 
     def on_runs(self, speeds: Floats, num_nodes: int) -> Slowdown:
-        """For each run of `num_nodes` neighbours in `speeds` (descending), dealt out along `parts`."""
+        """Returns the slowdown for each run of `num_nodes` neighbours in `speeds` (descending), assigned along
+        `parts`."""
         count = len(speeds) - num_nodes + 1
         return self._slowdown([speeds[rank : rank + count] for rank in self._rank_of])
 
@@ -324,7 +325,7 @@ class TemplateSlowdown:
 
 
 def slowed(times: Times, slowdown: Slowdown) -> Times:
-    """A template's times (see `step_times`) on nodes of other speeds."""
+    """Returns a template's times (see `step_times`) on nodes of other speeds."""
     period = float(slowdown.period_s)
     if len(times) > 1:
         period = max(period, -float(np.diff(times).min()))  # Times do not fall, however fast the nodes are.

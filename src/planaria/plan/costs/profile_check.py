@@ -27,12 +27,12 @@ _BYTES = (
     "workspace_bytes",
 )
 _MOST_BYTES = 1 << 53
-"""Of one layer: 9 petabytes. Sums of some hundreds of layers stay whole in the planner's 64-bit numbers."""
+"""Largest bytes of one layer (9 petabytes), so that sums of hundreds of layers fit the planner's 64-bit numbers."""
 _CORRECT = "Correct it, or measure the profile again by `planaria profile`."
 
 
 def decode_profile(data: bytes) -> ModelProfile:
-    """A checked profile from its JSON; see docs/reference/profile-format.md.
+    """Decodes and checks a profile from its JSON; see docs/reference/profile-format.md.
 
     Where `groups` is left out, each layer with parameters is one.
 
@@ -59,7 +59,7 @@ def decode_profile(data: bytes) -> ModelProfile:
 
 
 def check_profile(profile: ModelProfile) -> ModelProfile:
-    """The same profile, if it makes sense.
+    """Returns the same profile after checking that it makes sense.
 
     A layer's forward takes time, and so does each half of its backward, but for two: the first layer's input needs no
     gradient, and a layer without parameters has none of theirs.
@@ -142,7 +142,7 @@ def _check_positive(number: int, layer: LayerCost, times: LayerTimes) -> None:
 
 
 def _check_device_counts(layers: Sequence[LayerCost]) -> None:
-    """Every layer has times for the same numbers of devices, 1 among them."""
+    """Checks that all layers have times for the same numbers of devices, 1 among them."""
     known: dict[int, int] = {}
     for number, layer in enumerate(layers):
         for times in layer.times:
@@ -187,7 +187,7 @@ def _check_groups(profile: ModelProfile) -> None:
 
 
 def _check_rest(profile: ModelProfile) -> None:
-    """Links, device and step costs."""
+    """Checks the costs of links, the device and the step."""
     for name in ("within_node", "between_nodes"):
         link: LinkCost = getattr(profile.links, name)
         if not math.isfinite(link.latency_s) or link.latency_s < 0:
@@ -211,7 +211,7 @@ def _check_rest(profile: ModelProfile) -> None:
 
 
 def _check_fits(profile: ModelProfile) -> None:
-    """No layer is larger than the largest stage's device."""
+    """Checks that no layer is larger than the device memory of the largest stage."""
     memory = profile.device.memory_bytes
     if not memory:
         return

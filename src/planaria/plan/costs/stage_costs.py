@@ -31,7 +31,7 @@ class PipelineCost:
     path_s: float
 
     def time_s(self, num_microbatches: int) -> float:
-        """Seconds for `num_microbatches` microbatches (0 for none)."""
+        """Returns the seconds for `num_microbatches` microbatches (0 for none)."""
         return self.path_s + (num_microbatches - 1) * self.period_s if num_microbatches > 0 else 0.0
 
     def times_s(self, num_microbatches: int) -> npt.NDArray[np.float64]:
@@ -64,27 +64,28 @@ class StageCosts:
         self._own = tuple(accumulate(own, initial=0))
 
     def compute_s(self, first: int, end: int, num_devices: int = 1) -> float:
-        """Forward and backward of one microbatch through layers [first, end)."""
+        """Returns the seconds of forward and backward of one microbatch through layers [first, end)."""
         compute = self._compute[num_devices]
         return compute[end] - compute[first]
 
     def forward_s(self, first: int, end: int, num_devices: int = 1) -> float:
-        """Forward of one microbatch through layers [first, end), added up as the event simulation does."""
+        """Returns the forward seconds of one microbatch through layers [first, end), added up as the event simulation
+        does."""
         return sum(layer.on(num_devices).forward_s for layer in self._profile.layers[first:end])
 
     def backward_s(self, first: int, end: int, num_devices: int = 1) -> float:
-        """Backward, in the same way."""
+        """Returns the backward seconds, added up like the forward's."""
         return sum(layer.on(num_devices).backward_s for layer in self._profile.layers[first:end])
 
     def link_s(self, boundary: int, *, same_node: bool = False) -> float:
-        """One message over the boundary before layer `boundary`; 0 at the model's two ends."""
+        """Returns the seconds of one message over the boundary before layer `boundary`; 0 at the model's two ends."""
         if boundary <= 0 or boundary >= self._profile.num_layers:
             return 0.0
         link = self._profile.links.of(same_node=same_node)
         return link.time_s(self._profile.layers[boundary - 1].output_bytes)
 
     def period_s(self, first: int, end: int) -> float:
-        """Period that the stage [first, end) on one device imposes on its pipeline, between nodes.
+        """Returns the period that the stage [first, end) on one device imposes on its pipeline, between nodes.
 
         In 1F1B the k stages of any stretch form a cycle of k microbatches that holds their compute and two
         messages over each link between them; charging each link once to either side bounds all these cycles
@@ -93,12 +94,13 @@ class StageCosts:
         return self.compute_s(first, end) + self.link_s(first) + self.link_s(end)
 
     def state_bytes(self, first: int, end: int, num_devices: int = 1) -> int:
-        """Bytes of the state that each device of a stage with layers [first, end) holds; a tied group counts once."""
+        """Returns the state bytes per device of a stage with layers [first, end); a tied group counts once."""
         tied = sum(size for layers, size in self._tied if any(first <= layer < end for layer in layers))
         return -(-(self._own[end] - self._own[first] + tied) // num_devices)
 
     def kept_bytes(self, first: int) -> tuple[int, ...]:
-        """For each end above `first`: bytes that the stage [first, end) keeps of a microbatch until its backward ends.
+        """Returns, for each end above `first`, the bytes that stage [first, end) keeps of a microbatch until its
+        backward ends.
 
         Never falling with the end, so that a search may stop at the first that does not fit.
         """
@@ -112,7 +114,7 @@ class StageCosts:
         return tuple(kept)
 
     def memory_bytes(self, first: int, end: int, in_flight: int, num_devices: int = 1) -> int:
-        """Bytes on each device of a stage that keeps `in_flight` microbatches.
+        """Returns the bytes on each device of a stage that keeps `in_flight` microbatches.
 
         The process, and an equal share of state, activations and the largest layer's workspace (Odyssey, Eq. 14, for
         stages of several devices): what `planaria.estimate.memory` says of a whole plan, in closed form.
@@ -124,7 +126,7 @@ class StageCosts:
 
 @lru_cache(maxsize=16)
 def stage_costs(profile: ModelProfile) -> StageCosts:
-    """Of a profile, under 1F1B: found once."""
+    """Returns the stage costs of a profile under 1F1B, cached."""
     return StageCosts(profile)
 
 
@@ -133,7 +135,7 @@ def pipeline_cost(
     ranges: Iterable[tuple[int, int]],
     devices: Iterable[tuple[int, int]] | None = None,
 ) -> PipelineCost:
-    """Cost of a pipeline whose stages run these layer ranges, in order.
+    """Returns the cost of a pipeline whose stages run these layer ranges, in order.
 
     In the manner of Oobleck's T1 + T2 + T3 (section 4.1.2), for any number of microbatches and with messages in path
     and period. Exact for even stages. For uneven ones an upper bound, up to some 16% high, where the warm-up hides part

@@ -58,7 +58,7 @@ class RouteHop(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Passing = list[tuple[RouteHop, int]]
-"""What passes one worker: hops and microbatches, in the order in which they set out."""
+"""Work that passes one worker: hops and microbatches, in the order in which they set out."""
 
 
 def passing(pipeline: PipelineRoutes, place: int, kind: ScheduleKind) -> Passing:
@@ -140,7 +140,7 @@ def route_hops(
 
 
 def _is_done(hop: Stage, reached: int | None, low: int, top: int) -> bool:
-    """Whether nothing is left to compute on the hop: nothing of it is to be counted, or passed through any more."""
+    """Returns whether nothing on the hop is left to count or to pass through."""
     if reached is None:
         return False
     return (hop.first_layer >= top and reached <= hop.first_layer) or (hop.end_layer <= low and reached < hop.end_layer)

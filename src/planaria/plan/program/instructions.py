@@ -44,7 +44,7 @@ COMPUTING = (
     Op.SHADOW_FORWARD,
     Op.SHADOW_BACKWARD,
 )
-"""Forwards and backwards."""
+"""Instructions that compute: forwards and backwards."""
 
 
 class Instruction(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -119,8 +119,8 @@ def body_of(order: CutOrder) -> list[Instruction]:
 
 
 def cut_tail(order: CutOrder) -> list[Instruction]:
-    """Returns those of the weights' gradients that are left: layer by layer from the top, so that the upper layers'
-    sums start first."""
+    """Returns the remaining weights' gradients layer by layer from the top, so that the upper layers' sums start
+    first."""
     tail: list[Instruction] = []
     for unit in order.units[order.end : order.own_end]:
         tail += instructions_of(unit, by_layer=order.is_cut(unit))
@@ -129,7 +129,7 @@ def cut_tail(order: CutOrder) -> list[Instruction]:
 
 
 def _forward(hop: RouteHop, microbatch: int) -> Iterator[Instruction]:
-    """A forward with what comes before and after it."""
+    """Returns a forward's instructions with what comes before and after it."""
     if hop.is_done:
         yield from _sent(hop, Op.SEND_ACTIVATION, microbatch, hop.end_layer, hop.activation_to)
         return
@@ -148,8 +148,8 @@ def _forward(hop: RouteHop, microbatch: int) -> Iterator[Instruction]:
 
 
 def _input_gradient(hop: RouteHop, microbatch: int, *, by_layer: bool) -> Iterator[Instruction]:
-    """A whole backward or the input's half, with what comes before and after it; `by_layer`: a whole one is cut into
-    layers, from the top down."""
+    """Returns the instructions of a whole backward or its input half; `by_layer` cuts a whole one into layers, from the
+    top."""
     if not hop.is_done:
         if hop.above is not None:
             yield _message(hop, Op.RECV_GRADIENT, microbatch, hop.end_layer, hop.above)
@@ -170,7 +170,7 @@ def _input_gradient(hop: RouteHop, microbatch: int, *, by_layer: bool) -> Iterat
 
 
 def _weight_gradients(hop: RouteHop, microbatch: int, *, by_layer: bool) -> Iterator[Instruction]:
-    """The gradients of the weights; `by_layer`: one instruction for each counted layer, from the top down.
+    """Returns the instructions of the weights' gradients; `by_layer`: one for each counted layer, from the top down.
 
     Together they cover the range of the BACKWARD_INPUT: what that kept for layers that are not counted goes too.
     """
@@ -191,7 +191,7 @@ def _weight_gradients(hop: RouteHop, microbatch: int, *, by_layer: bool) -> Iter
 
 
 def _shadow_forward(hop: RouteHop, microbatch: int) -> Iterator[Instruction]:
-    """The forward once more, at the worker that shadows this hop: what it takes in is there."""
+    """Returns the redundant forward's instructions at the worker that shadows this hop, which has the input already."""
     yield from _loaded(hop, microbatch)
     yield Instruction(
         op=Op.SHADOW_FORWARD,
@@ -204,7 +204,8 @@ def _shadow_forward(hop: RouteHop, microbatch: int) -> Iterator[Instruction]:
 
 
 def _shadow_backward(hop: RouteHop, microbatch: int, by: WorkerId) -> Iterator[Instruction]:
-    """The backward once more, at the worker `by` that shadows this hop; the gradient comes from the hop above."""
+    """Returns the redundant backward's instructions at worker `by`, which shadows this hop; the gradient comes from
+    above."""
     if hop.above is not None and hop.above != by:
         yield _message(hop, Op.RECV_GRADIENT, microbatch, hop.end_layer, hop.above)
     yield Instruction(
@@ -218,7 +219,7 @@ def _shadow_backward(hop: RouteHop, microbatch: int, by: WorkerId) -> Iterator[I
 
 
 def _loaded(hop: RouteHop, microbatch: int) -> Iterator[Instruction]:
-    """The first worker of a route needs the samples, and the last one the targets."""
+    """Returns the loads of samples at a route's first worker and of targets at its last one."""
     if hop.place == 0 or hop.hops_after == 0:
         yield Instruction(op=Op.LOAD, microbatch=microbatch, born=hop.born)
 

@@ -32,7 +32,7 @@ class CutOrder:
 
     @classmethod
     def of(cls, units: Sequence[Unit], kind: ScheduleKind) -> CutOrder:
-        """Finds out what is cut."""
+        """Returns a worker's units with the cut ones marked."""
         own_end = len(units)
         while own_end > 0 and units[own_end - 1].phase.is_shadow:
             own_end -= 1
@@ -42,7 +42,7 @@ class CutOrder:
         return cls(units, end, own_end, _to_cut(units, kind))
 
     def is_cut(self, unit: Unit) -> bool:
-        """Whether the unit, one of them, goes layer by layer."""
+        """Returns whether the unit goes layer by layer."""
         return (unit.hop.born, unit.microbatch, unit.phase) in self.cut
 
 

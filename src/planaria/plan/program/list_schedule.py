@@ -18,13 +18,13 @@ LayerUnits = tuple[int, int, int]
 """How long a layer's forward, its input's gradient and its weights' gradients take."""
 
 _ALIKE: LayerUnits = (1, 1, 1)
-"""Of every layer, where a plan does not say."""
+"""Units of time of every layer where a plan does not say."""
 
 _ROUNDS = 3
-"""Of settling the turns; more gain nothing."""
+"""Rounds of settling the microbatches' turns; more gain nothing."""
 
 _Waiting = tuple[int, float, int, int]
-"""Of a unit: born, its microbatch's turn, the microbatch, the unit's number."""
+"""Key of a waiting unit: born, its microbatch's turn, the microbatch, the unit's number."""
 
 _Step = tuple[Phase, RouteHop, int, tuple[int, ...], list[_Waiting]]
 """A unit that each microbatch of a route has: its phase and hop, what it costs, the places of those that it makes
@@ -77,10 +77,10 @@ class _ListSchedule:
         self._units: list[Unit] = []
         self._costs: list[int] = []
         self._next: list[tuple[int, ...]] = []
-        """Of each unit, those that it makes ready."""
+        """For each unit, the units that it makes ready."""
         self._ranks: list[_Waiting] = []
         self._waits_in: list[list[_Waiting]] = []
-        """Of each unit, where it waits once it is ready."""
+        """For each unit, where it waits once it is ready."""
         self._bounds: dict[WorkerId, int] = {}
         self._ready: dict[WorkerId, tuple[list[_Waiting], ...]] = {}
         turns = _turns(routes, hops)
@@ -104,7 +104,7 @@ class _ListSchedule:
         self._touched: set[WorkerId] = set(self._bounds)
 
     def _steps(self, its: tuple[RouteHop, ...]) -> list[_Step]:
-        """What each of a route's microbatches is for its workers."""
+        """Returns the units of work that each microbatch of a route consists of."""
         units: list[tuple[Phase, RouteHop]] = [(Phase.FORWARD, hop) for hop in its]
         following: list[tuple[int, ...]] = [(place,) for place in range(1, len(its))] + [()]
         below = len(its) - 1
@@ -185,7 +185,7 @@ class _ListSchedule:
         return not hop.keeps or self._kept[worker] + hop.num_layers <= self._bounds[worker]
 
     def _force(self, now: int) -> bool:
-        """Start the lowest waiting forward in spite of its worker's bound; False when nothing waits."""
+        """Starts the lowest waiting forward in spite of its worker's bound; False when nothing waits."""
         waiting = [forwards for forwards, _, _ in self._ready.values() if forwards]
         if not waiting:
             return False
@@ -213,7 +213,8 @@ class _ListSchedule:
 
 
 def _turns(routes: Sequence[Route], hops: Sequence[tuple[RouteHop, ...]]) -> dict[tuple[int, int], float]:
-    """When each (born, microbatch) is due, from 0 to 1: the mean over its hops of its turn among all that pass there.
+    """Returns when each (born, microbatch) is due, from 0 to 1: the mean over hops of its turn among all that pass
+    there.
 
     So a microbatch that is carried by a peer goes neither before nor after all of the peer's own, and reaches the rest
     of its route when that expects it. The turns at one worker follow from the means, and these from the turns: a few

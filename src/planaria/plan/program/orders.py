@@ -36,7 +36,7 @@ def pipeline_order(
 
 
 def turns(number: int, ahead: int, behind: int) -> Iterator[tuple[Phase, int]]:
-    """Yields whose turn is when, of so many microbatches.
+    """Yields a worker's units in order, as phase and number of the microbatch, for `number` microbatches.
 
     A warm-up of `ahead` forwards, then a forward and a backward in turn, then the other backwards; a microbatch's
     weight gradients, where they are apart, come after the backward of the microbatch `behind` later.

@@ -36,7 +36,7 @@ def program(plan: Plan, worker: WorkerId) -> Program:
 
 
 def programs(plan: Plan, workers: Iterable[WorkerId] | None = None) -> dict[WorkerId, Program]:
-    """Returns the programs of these workers, or of all."""
+    """Returns the programs of these workers, or of all workers."""
     orders = cut_orders(plan, plan.workers if workers is None else workers)
     bodies = {worker: body_of(order) for worker, order in orders.items()}
     rounds = colour(plan)
@@ -44,7 +44,7 @@ def programs(plan: Plan, workers: Iterable[WorkerId] | None = None) -> dict[Work
 
 
 def cut_orders(plan: Plan, workers: Iterable[WorkerId]) -> dict[WorkerId, CutOrder]:
-    """Returns what these workers' programs are made from."""
+    """Returns the cut orders that these workers' programs are made from."""
     routes, kind = sorted_routes(plan), plan.schedule
     return {worker: CutOrder.of(_units(plan, routes, worker), kind) for worker in workers}
 
@@ -71,6 +71,6 @@ def _crossing(
     layer_units: tuple[LayerUnits, ...],
     keeps_sent: bool,
 ) -> Mapping[WorkerId, Sequence[Unit]]:
-    """Of plans that differ in what moves beside a step, one list schedule."""
+    """Returns the list schedule of crossing routes, shared by plans that differ only in transfers."""
     hops = [route_hops(route, split=kind.splits_backward, keeps_sent=keeps_sent) for route in routes]
     return list_schedule(routes, hops, kind, spare_in_flight, layer_units)

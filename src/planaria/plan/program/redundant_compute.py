@@ -60,20 +60,19 @@ def with_shadows(
 
 
 def forwards_at_first(number: int, late: int, place: int, num_hops: int) -> int:
-    """Returns how many shadow's forwards come before anything else, if `late` of them come after all: see
+    """Returns how many shadow forwards run before anything else, if `late` of them run after all: see
     `with_shadows`."""
     return min(place, number - late) if place == num_hops - 1 else 0
 
 
 def forwards_before(forwards: int, backwards: int, *, is_last: bool) -> int:
-    """Returns how many shadow's forwards come before an own backward, after so many own forwards and backwards: see
-    `with_shadows`."""
+    """Returns how many shadow forwards run before an own backward, after so many own units: see `with_shadows`."""
     ahead = forwards if is_last or not backwards else forwards - 1
     return max(ahead, backwards + 1)
 
 
 class _Shadowed:
-    """What of the shadowed is still to be listed."""
+    """Shadowed work that is still to be listed."""
 
     def __init__(self, shadowed: Sequence[tuple[RouteHop, int]], by: WorkerId, kind: Redundancy) -> None:
         self._shadowed = shadowed
@@ -83,7 +82,7 @@ class _Shadowed:
         self._backwards = list(range(len(shadowed))) if kind.runs_backwards else []
 
     def forwards(self, until: int) -> Iterator[Unit]:
-        """Those of the first `until` microbatches that are not listed yet."""
+        """Yields the forwards of the first `until` microbatches that are not listed yet."""
         while self._at < min(until, len(self._shadowed)):
             hop, microbatch = self._shadowed[self._at]
             self._at += 1
@@ -91,19 +90,19 @@ class _Shadowed:
                 yield Unit(Phase.SHADOW_FORWARD, hop, microbatch, self._by)
 
     def backward_of(self, microbatch: int) -> Iterator[Unit]:
-        """Of this microbatch, with its forward if need be."""
+        """Yields this microbatch's backward, with its forward if need be."""
         for at in self._backwards:
             if self._shadowed[at][1] == microbatch:
                 yield from self._backward(at)
                 return
 
     def next_backward(self) -> Iterator[Unit]:
-        """Of the first microbatch whose is not listed yet."""
+        """Yields the backward of the first microbatch for which it is not listed yet."""
         if self._backwards:
             yield from self._backward(self._backwards[0])
 
     def rest(self) -> Iterator[Unit]:
-        """All that is left."""
+        """Yields all shadowed work that is left."""
         yield from self.forwards(len(self._shadowed))
         while self._backwards:
             yield from self._backward(self._backwards[0])
@@ -117,5 +116,5 @@ class _Shadowed:
 
 
 def is_worth(hop: RouteHop) -> bool:
-    """Whether a shadow runs it: something of it counts, so its loss would have to be made good."""
+    """Returns whether a shadow runs the hop: something of it counts, so its loss would have to be recomputed."""
     return bool(hop.counted) and not hop.is_done

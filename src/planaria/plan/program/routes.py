@@ -36,7 +36,7 @@ class PipelineRoutes:
 
     @property
     def travellers(self) -> list[tuple[int, int, int]]:
-        """Born, microbatch and number of its route, of all microbatches in the order in which they set out."""
+        """Returns born, microbatch and route number of all microbatches in the order in which they set out."""
         return travellers(self.routes)
 
 
@@ -57,7 +57,7 @@ class SortedRoutes:
 
 @lru_cache(maxsize=8)
 def sorted_routes(plan: Plan) -> SortedRoutes:
-    """Sorts out the plan's routes."""
+    """Sorts a plan's routes into those of separate pipelines and those that cross."""
     by_hops: dict[tuple[Stage, ...], list[Route]] = {}
     for route in plan.routes:
         by_hops.setdefault(merge_hops(route.hops), []).append(route)
@@ -142,7 +142,7 @@ def _pipeline(plan: Plan, hops: tuple[Stage, ...], routes: Sequence[Route]) -> P
 
 
 def _with_shadowed(plan: Plan, pipelines: Sequence[PipelineRoutes]) -> tuple[PipelineRoutes, ...]:
-    """Pipelines of one stage are in a ring, in the order of their workers."""
+    """Returns the pipelines with those of one stage joined into a ring, in the order of their workers."""
     alone = {own.hops[0].worker: own for own in pipelines if len(own.hops) == 1}
     ring = redundant_ring(plan, sorted(alone))
     return tuple(

@@ -13,7 +13,7 @@ from planaria.plan.program.units import Unit
 def with_tail(
     body: Sequence[Instruction], order: CutOrder, plan: Plan, worker: WorkerId, rounds: Sequence[int]
 ) -> Program:
-    """Returns a worker's program, of its units' instructions and with the rounds of all groups."""
+    """Returns a worker's program from its units' instructions, with the rounds of all groups added."""
     last = _last_counts(order.units, body)
     due: dict[int, list[int]] = {}
     for group in sorted(plan.groups_of[worker], key=lambda g: (rounds[g], g)):
@@ -35,7 +35,7 @@ def with_tail(
 
 
 def _last_counts(units: Sequence[Unit], body: Sequence[Instruction]) -> dict[int, int]:
-    """For each layer that is counted here, the place of its last count."""
+    """Returns, for each layer that is counted here, the place of its last count."""
     own = {id(unit.hop): unit.hop for unit in units if not unit.phase.is_shadow}
     num_layers = len({layer for hop in own.values() for layer in hop.counted})
     last: dict[int, int] = {}

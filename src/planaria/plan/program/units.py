@@ -10,14 +10,14 @@ from planaria.plan.program.hops import RouteHop
 
 
 class Phase(enum.IntEnum):
-    """What of a hop is done at once."""
+    """Phases of a hop: what is computed at once."""
 
     FORWARD = 0
     INPUT_GRADIENT = 1
-    """A whole backward, or the input's half of a split one."""
+    """A whole backward, or the input half of a split one."""
     WEIGHT_GRADIENTS = 2
     SHADOW_FORWARD = 3
-    """At the worker that shadows the hop."""
+    """A forward computed once more at the worker that shadows the hop."""
     SHADOW_BACKWARD = 4
 
     @property
