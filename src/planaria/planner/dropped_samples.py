@@ -30,7 +30,7 @@ Pool = tuple[int, ...]
 
 
 def left_out(plan: Plan, live: Collection[WorkerId], halted: Collection[WorkerId]) -> Pool | None:
-    """The microbatches that a step does without after a loss: those of every route with a lost or halted worker.
+    """Returns the microbatches that a step does without after a loss: those of routes with a lost or halted worker.
 
     None where the step cannot be finished like that: nothing would be left of it; or its routes do not account for all
     that counts (an earlier loss was salvaged in another way), so that an accumulator has more than one fate.
@@ -56,7 +56,7 @@ def finish_without(
     generation: int,
     profile: ModelProfile,
 ) -> Plan:
-    """The plan that finishes the step without these microbatches; nothing runs again. See `plan.salvage.finish_step`.
+    """Returns the plan that finishes the step without these microbatches; nothing runs again. See `finish_step`.
 
     Sums begin anew: what was sent of an accumulator may have had some of them.
     """
@@ -73,7 +73,7 @@ def finish_without(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What is left of pipelines, with whole ones made of the parts of broken ones.
+    """The stages left of pipelines, with whole pipelines made of the parts of broken ones.
 
     Attributes:
         pipelines: whole and broken ones.
@@ -85,7 +85,7 @@ class Parts:
 
 
 def combined(pipelines: Sequence[Pipeline], profile: ModelProfile, devices_per_node: int) -> Parts:
-    """Whole pipelines of the parts of broken ones, as many as one finds by taking the best, then the best of the rest.
+    """Combines parts of broken pipelines into whole ones, taking the best each time as long as there is one.
 
     A worker runs all of what it owns, or a part of it. The best pipeline has the fastest slowest stage, then the fewest
     stages. What no whole pipeline takes stays broken where it was.
@@ -115,8 +115,9 @@ def combined(pipelines: Sequence[Pipeline], profile: ModelProfile, devices_per_n
 
 
 def _chain(stages: Sequence[Stage], costs: StageCosts, num_layers: int) -> tuple[Stage, ...] | None:
-    """Parts of these stages that cover every layer once, by dynamic programming over the places where one begins or
-    ends; no worker comes twice. (Such a way need not be the best that there is: it is good, and always the same.)"""
+    """Returns parts of these stages that cover every layer once, by dynamic programming over the places where one
+    begins or ends; no worker comes twice. (Such a chain need not be the best that there is: it is good, and always the
+    same.)"""
     cuts = sorted({0, num_layers, *(cut for s in stages for cut in (s.first_layer, s.end_layer))})
     best: dict[int, tuple[tuple[float, int, tuple[WorkerId, ...]], tuple[Stage, ...]]] = {0: ((0.0, 0, ()), ())}
     for start in cuts[:-1]:
@@ -139,7 +140,8 @@ def _chain(stages: Sequence[Stage], costs: StageCosts, num_layers: int) -> tuple
 
 
 def kept_shares(plan: Plan, pipelines: Sequence[Pipeline]) -> dict[int, Pool]:
-    """Of each whole pipeline that the plan has too: its number here, and the microbatches that it goes on with."""
+    """Returns, for each whole pipeline that the plan has too, its number here and the microbatches that it goes on
+    with."""
     own: dict[tuple[Stage, ...], set[int]] = {}
     for route in plan.routes:
         if len(route.counted) == plan.num_layers:
@@ -150,7 +152,7 @@ def kept_shares(plan: Plan, pipelines: Sequence[Pipeline]) -> dict[int, Pool]:
 def shares(
     kept: Mapping[int, Pool], times: Mapping[int, Times], num_microbatches: int, num_before: int
 ) -> dict[int, Pool]:
-    """The microbatches of each whole pipeline: what it had; one that is new takes of those that nobody has.
+    """Returns the microbatches of each whole pipeline: a kept one keeps its own, a new one takes of those nobody has.
 
     As many as do not make the step longer, one at least; where every pipeline is new, as large a share of the batch as
     they are of the pipelines that there were.
@@ -181,7 +183,7 @@ def shares(
 
 
 def suspended(base: Plan, parts: Parts, given: Mapping[int, Pool], generation: int) -> Plan:
-    """The plan in which these pipelines run these microbatches, and the rest is left out.
+    """Returns the plan in which these pipelines run these microbatches, and the rest is left out.
 
     Args:
         base: in force; the model and the schedule are as there.

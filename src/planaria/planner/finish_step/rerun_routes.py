@@ -26,7 +26,7 @@ LayersOf = Mapping[WorkerId, Sequence[int]]
 def along_pipelines(
     intact: Sequence[Pipeline], kept: Sequence[Route], missing: Missing, generation: int, profile: ModelProfile
 ) -> tuple[Route, ...]:
-    """New routes over whole pipelines: each microbatch goes to the pipeline that would end first with it."""
+    """Returns new routes over whole pipelines: each microbatch goes to the pipeline that would end first with it."""
     costs = [_cost_of(profile, pipeline.form(1)) for pipeline in intact]
     loads = [0] * len(intact)
     at_of_stages = {id(pipeline.stages): at for at, pipeline in enumerate(intact)}
@@ -61,7 +61,7 @@ def along_pipelines(
 
 @lru_cache(maxsize=1 << 12)
 def _cost_of(profile: ModelProfile, form: Form) -> PipelineCost:
-    """Of a pipeline, each stage taken to be one device on a node of its own."""
+    """Returns the cost of a pipeline, each stage taken to be one device on a node of its own."""
     return pipeline_cost(profile, [(first, end) for first, end, *_ in form.stages])
 
 
@@ -73,7 +73,7 @@ def along_holders(
     generation: int,
     profile: ModelProfile,
 ) -> tuple[Route, ...]:
-    """New routes over whoever holds the layers, where no pipeline is whole."""
+    """Returns new routes over any workers that hold the layers, where no pipeline is whole."""
     costs = stage_costs(profile)
     runs = [run for worker, layers in holders.items() for run in runs_of(worker, layers, devices.get(worker, 1))]
     loads = dict.fromkeys(holders, 0.0)
@@ -102,7 +102,7 @@ def along_owners(
     head: float,
     speeds: Mapping[WorkerId, float],
 ) -> tuple[tuple[Route, ...], float]:
-    """New routes over all who own layers in these pipelines, whole or with gaps; and the busiest worker's seconds.
+    """Returns new routes over all workers that own layers in these pipelines, and the busiest worker's seconds.
 
     Args:
         pipelines: which own every layer together.
@@ -158,7 +158,8 @@ class _Counting(StageCosts):
         }
 
     def compute_s(self, first: int, end: int, num_devices: int = 1) -> float:
-        """Forward, and what of the backward is needed, of one microbatch through layers [first, end)."""
+        """Returns the seconds of forward and the needed part of backward, of one microbatch through layers [first,
+        end)."""
         compute = self._counting[num_devices]
         return compute[end] - compute[first]
 
@@ -188,7 +189,7 @@ def _onward(runs: Sequence[Stage], costs: StageCosts, num_layers: int) -> _Onwar
 
 
 def _hops_over(onward: _Onward, loads: Mapping[WorkerId, float], num_layers: int) -> tuple[Stage, ...]:
-    """Hops over all layers, by dynamic programming over the places where some holder's run begins or ends.
+    """Returns hops over all layers, by dynamic programming over the places where some holder's run begins or ends.
 
     Least first: the load of the busiest worker on the route plus the messages' time; then the fewest hops; then the
     workers' numbers.

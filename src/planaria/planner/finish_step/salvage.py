@@ -25,7 +25,7 @@ LayerHolders = Mapping[WorkerId, Collection[int]]
 
 
 def to_halt(plan: Plan, live: Collection[WorkerId], unready: Collection[WorkerId] = ()) -> frozenset[WorkerId]:
-    """The live workers that must stop and report their ledgers; everybody else goes on undisturbed.
+    """Returns the live workers that must stop and report their ledgers; all others go on undisturbed.
 
     They are the survivors of pipelines that are not whole, and all that share a pipeline or a route, at any remove,
     with a worker that is lost or `unready` (has no state yet). A worker never has one route kept and another
@@ -56,7 +56,7 @@ def finish_step(
     generation: int,
     profile: ModelProfile,
 ) -> Plan:
-    """The plan under which the live workers finish the step that `plan` began, in the usual way.
+    """Returns the plan under which the live workers finish the step that `plan` began, in the usual way.
 
     For others see `left_undone`; all have the same placement, and count the same.
 
@@ -80,7 +80,7 @@ def finish_step(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Undone:
-    """What a loss left of the step in progress, and who is left to do it.
+    """Work that a loss left undone in the step in progress, and the workers that are left to do it.
 
     Attributes:
         plan: in force when the loss happened.
@@ -105,14 +105,15 @@ class Undone:
     holders: LayerHolders
 
     def usual(self, profile: ModelProfile) -> tuple[Route, ...]:
-        """Ways for what is missing: over whole pipelines, or where none is, over whoever holds the layers."""
+        """Returns routes for what is missing: over whole pipelines or, where none is whole, over any holders of the
+        layers."""
         if self.intact:
             return along_pipelines(self.intact, self.kept, self.missing, self.generation, profile)
         holders = {worker: sorted(self.holders[worker]) for worker in sorted(self.live) if worker in self.holders}
         return along_holders(holders, self.plan.devices_of, self.kept, self.missing, self.generation, profile)
 
     def finished_by(self, new: tuple[Route, ...]) -> Plan:
-        """The plan that finishes the step, with these ways for what is missing."""
+        """Returns the plan that finishes the step, with these routes for what is missing."""
         plan, generation = self.plan, self.generation
         recounted = {layer for route in new for layer in route.counted}
         result = msgspec.structs.replace(
@@ -139,7 +140,7 @@ def left_undone(
     holders: LayerHolders,
     generation: int,
 ) -> Undone:
-    """What is left to be done of a step. Arguments and errors as `finish_step`."""
+    """Returns what is left to be done of a step; arguments and errors as in `finish_step`."""
     going = set(live) - set(halted)
     goes_on = [going.issuperset(workers) for workers in _workers_of_routes(plan)]
     kept = tuple(route for route, goes in zip(plan.routes, goes_on, strict=True) if goes)
@@ -161,7 +162,7 @@ def left_undone(
 
 
 def with_other_owners(before: Plan, after: Plan) -> frozenset[int]:
-    """The groups that other workers hold under the one plan than under the other."""
+    """Returns the groups that are held by other workers under one plan than under the other."""
     if before.shadows or after.shadows or not (before.is_apart and after.is_apart):
         pairs = enumerate(zip(before.owners_of, after.owners_of, strict=True))
         return frozenset(group for group, (old, new) in pairs if old != new)
@@ -194,7 +195,7 @@ def _check_holders(plan: Plan, live: Collection[WorkerId], holders: LayerHolders
 
 
 def _missing(plan: Plan, kept: Sequence[Route], counted: Ledger) -> dict[tuple[int, ...], list[int]]:
-    """For each set of layers, the microbatches that are missing from exactly those; what is left out stays so."""
+    """Returns, for each set of layers, the microbatches missing from exactly those; dropped ones are not missing."""
     present = list(counted.bits())
     for own, mask in counted_together(kept).items():
         for layer in own:
@@ -229,7 +230,7 @@ def _holds(held: Collection[int], layers: tuple[int, ...]) -> bool:
 def _shadows(
     plan: Plan, live: Collection[WorkerId], holders: LayerHolders, intact: Sequence[Pipeline]
 ) -> tuple[Stage, ...]:
-    """The shadows that live and have all of their state; survivors of a broken pipeline own what they hold instead."""
+    """Returns the live shadows with all of their state; survivors of a broken pipeline own what they hold instead."""
     if not plan.shadows:
         return ()
     whole = {worker for pipeline in intact for worker in pipeline.workers}
@@ -250,7 +251,7 @@ def _survivors(
     intact: Sequence[Pipeline],
     shadows: Sequence[Stage],
 ) -> tuple[Pipeline, ...]:
-    """The live stages: intact pipelines as they are; of the others, runs of the layers that are held.
+    """Returns the live stages: intact pipelines as they are; of the others, runs of the layers that are held.
 
     Without a shadow's own place in the plan, what it holds counts as any other worker's.
     """

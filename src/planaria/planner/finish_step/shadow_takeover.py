@@ -22,7 +22,7 @@ from planaria.planner.finish_step.salvage import LayerHolders, with_other_owners
 
 
 def taken_over(plan: Plan, live: Collection[WorkerId], holders: LayerHolders) -> tuple[Pipeline | None, ...]:
-    """Each pipeline with shadows in the place of the workers that are gone; None where one has no live shadow.
+    """Returns each pipeline with shadows in the place of lost workers; None where one has no live shadow.
 
     Pipelines of one stage have no shadows: each is taken over, or not, as a whole (`in_the_ring`).
 
@@ -56,9 +56,9 @@ def _shadow_of(plan: Plan, pipeline: Pipeline, stage: Stage, live: Collection[Wo
 
 
 def filled(pipeline: Pipeline, held: LayerHolders, num_layers: int) -> Pipeline:
-    """A pipeline that lost workers, with members in their places that hold what they had: whoever holds most of what is
-    lacking from there on, of equals the one before it. As it is where some of it has nobody, or where the pipeline is
-    no such one: two of its workers own a layer.
+    """Returns a pipeline that lost workers, with members in their places that hold what they had: whichever holds most
+    of what is lacking from there on, of equals the one before it. Unchanged where some of it has no holder, or where
+    two of its workers own a layer.
 
     It knows nothing of who was lost, so what a takeover makes of a pipeline within a step, and what it makes of it
     after the step, are one and the same.
@@ -96,7 +96,7 @@ def filled(pipeline: Pipeline, held: LayerHolders, num_layers: int) -> Pipeline:
 
 
 def in_the_ring(plan: Plan, live: Collection[WorkerId]) -> dict[Pipeline, WorkerId]:
-    """Of lost pipelines of one stage, the worker before each in the ring of such pipelines, where that lives.
+    """Returns, for lost pipelines of one stage, the worker before each in the ring of such pipelines, where that lives.
 
     It owns every layer, so it can run the others' microbatches as well as its own (Bamboo, appendix B).
     """
@@ -110,7 +110,7 @@ def in_the_ring(plan: Plan, live: Collection[WorkerId]) -> dict[Pipeline, Worker
 
 
 def without_owned(plan: Plan, pipelines: Sequence[Pipeline], live: Collection[WorkerId]) -> tuple[Stage, ...]:
-    """The plan's shadows whose workers live and do not own their layers in these pipelines."""
+    """Returns the plan's shadows whose workers live and do not own their layers in these pipelines."""
     owned: dict[WorkerId, set[int]] = {}
     for pipeline in pipelines:
         for stage in pipeline.stages:
@@ -130,7 +130,7 @@ def resume(
     holders: LayerHolders,
     generation: int,
 ) -> Plan | None:
-    """The plan under which shadows go on with the step in progress; None where that is not possible.
+    """Returns the plan under which shadows go on with the step in progress; None where that is not possible.
 
     It is not where a lost worker's shadow is lost too, or was not yet one; nor where something has to be made good that
     belongs to no microbatch under way: then whoever is left begins that anew (`planaria.planner.finish_step.salvage`).
@@ -171,17 +171,17 @@ def resume(
 
 
 def _holds_its_own(plan: Plan, worker: WorkerId, holders: LayerHolders) -> bool:
-    """Its state is all there: owned, and shadowed."""
+    """Returns whether the worker holds all of its state: what it owns and what it shadows."""
     held = set(holders.get(worker, ()))
     return held.issuperset(plan.layers_run_by.get(worker, ()))
 
 
 _Places = dict[tuple[WorkerId, int], WorkerId]
-"""Of a lost worker and a layer that it owned, who has it now."""
+"""For each lost worker and layer that it owned, the worker that has the layer now."""
 
 
 def _pipelines(plan: Plan, live: Collection[WorkerId], holders: LayerHolders) -> tuple[tuple[Pipeline, ...], _Places]:
-    """Those that go on, and who is where; what is left of the others keeps what it owns."""
+    """Returns the pipelines that go on, with takeovers; the stages left of other pipelines keep what they own."""
     place_of: _Places = {}
     result: list[Pipeline] = []
     for pipeline, whole in zip(plan.pipelines, taken_over(plan, live, holders), strict=True):
@@ -203,7 +203,8 @@ def _pipelines(plan: Plan, live: Collection[WorkerId], holders: LayerHolders) ->
 def _resumed(
     plan: Plan, routes: Sequence[Route], place_of: _Places, live: Collection[WorkerId], counted: Ledger
 ) -> tuple[Route, ...] | None:
-    """The routes as they go on, each for the microbatches of which the same layers are missing."""
+    """Returns the resumed routes, each for the microbatches of which the same layers are missing; None: one cannot go
+    on."""
     bits = counted.bits()
     result: list[Route] = []
     for route in routes:
@@ -236,7 +237,7 @@ def _resumed(
 
 
 def _is_complete(plan: Plan, routes: Sequence[Route], counted: Ledger) -> bool:
-    """Whether nothing is missing beside the routes' work."""
+    """Returns whether nothing is missing beside the routes' work."""
     present = list(counted.bits())
     for route in routes:
         mask = mask_of(route.microbatches)

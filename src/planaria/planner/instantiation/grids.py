@@ -50,7 +50,7 @@ def grids(
     speeds: NodeSpeeds | None = None,
     holders: Holders | None = None,
 ) -> Iterator[Grid]:
-    """For each depth for which there is a template, the widest grid of these nodes: as many pipelines as they make.
+    """Yields, for each depth with a template, the widest grid of these nodes: as many pipelines as they make.
 
     Where the microbatches do not divide, some pipelines run one more; where nodes differ in speed, the slowest stay
     idle, fast ones go together, and shares follow their speeds.
@@ -85,13 +85,13 @@ def grids(
 
 
 def is_grid(plan: Plan) -> bool:
-    """Whether all pipelines are whole and cut alike."""
+    """Returns whether all pipelines of the plan are whole and cut alike."""
     cuts = {tuple((s.first_layer, s.end_layer, s.num_devices) for s in p.stages) for p in plan.pipelines}
     return len(cuts) == 1 and all(pipeline.is_whole(plan.num_layers) for pipeline in plan.pipelines)
 
 
 def shape(plan: Plan) -> str:
-    """Pipelines x nodes of each, of a grid."""
+    """Returns a grid's shape as text: number of pipelines x nodes of each."""
     depth = len({plan.node_of(worker) for worker in plan.pipelines[0].workers})
     return f"{len(plan.pipelines)} x {depth}"
 
@@ -104,7 +104,7 @@ def _by_speed(
     ordered: Sequence[NodeId],
     speeds: NodeSpeeds,
 ) -> list[Pipeline]:
-    """Each pipeline on nodes of like speed; the busiest part of the template on the fastest of them."""
+    """Returns pipelines on nodes of like speed each, with the busiest part of the template on the fastest of them."""
     depth, parts = template.num_nodes, TemplateSlowdown(template, profile).parts
     pipelines = []
     for row in range(width):

@@ -36,7 +36,7 @@ from planaria.planner.templates.templates import check_replicas
 def instantiate(
     templates: Sequence[Template], num_nodes: int, settings: PlannerSettings, *, kept: Sequence[Times] = ()
 ) -> tuple[int, ...]:
-    """How many pipelines of each template make the shortest step.
+    """Returns how many pipelines of each template make the shortest step.
 
     Every node is used, unless no sum of template sizes gives their number (possible only where the number of layers,
     or memory, cuts the templates short): then the most that can be. Exact over all such sets with at least f + 1
@@ -69,14 +69,14 @@ def _instantiate(
 def instantiate_beside(
     templates: Sequence[Template], num_nodes: int, settings: PlannerSettings, kept: Iterable[Template]
 ) -> tuple[int, ...]:
-    """`instantiate`, on nodes of speed 1, where pipelines of the templates `kept` are there already. What was found is
-    remembered: as nodes come and go, the same numbers are asked for again and again."""
+    """Returns what `instantiate` does, cached, for nodes of speed 1 beside existing pipelines of the templates `kept`:
+    as nodes come and go, the same numbers are asked for again and again."""
     numbers = settings.fault_tolerance, settings.num_microbatches
     return _found_beside(_Same(templates), num_nodes, *numbers, _Same(sorted(kept, key=attrgetter("num_nodes"))))
 
 
 class _Same:
-    """Templates that are told from others by identity: to compare what they say takes as long as to instantiate."""
+    """Cache key of templates, compared by identity: comparing their contents takes as long as instantiating."""
 
     __slots__ = ("_hash", "templates")
 
@@ -97,8 +97,8 @@ class _Same:
 def _found_beside(
     templates: _Same, num_nodes: int, fault_tolerance: int, num_microbatches: int, kept: _Same
 ) -> tuple[int, ...]:
-    """See `instantiate_beside`. In which order the kept ones are named makes no difference: of their times the union,
-    sums of whole numbers and the greatest count."""
+    """Returns the cached result of `instantiate_beside`. The order of the kept templates makes no difference: of their
+    times it takes the union, sums of whole numbers and the greatest count."""
     times = [step_times(template, num_microbatches) for template in kept.templates]
     return _instantiate(templates.templates, num_nodes, fault_tolerance, num_microbatches, times)
 
@@ -112,7 +112,7 @@ def fewest_seconds(
     kept: Sequence[Times] = (),
     most: int | None = None,
 ) -> tuple[int, ...]:
-    """`instantiate`, in numbers alone.
+    """Returns what `instantiate` does, from numbers alone.
 
     Args:
         sizes: nodes of each template, ascending.
@@ -141,7 +141,7 @@ def fewest_seconds(
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """The least step time in which pipelines that fill the nodes can do all microbatches."""
+    """Search for the least step time in which pipelines that fill the nodes can do all microbatches."""
 
     knapsack: Knapsack
     sizes: Sequence[int]
@@ -151,7 +151,7 @@ class _Search:
     num_microbatches: int
 
     def run(self) -> list[int]:
-        """The microbatches that each size does in that time."""
+        """Returns the microbatches that each size does in the least step time."""
         low, high = self._bracket()
         candidates = np.sort(
             np.concatenate([time[_done(time, low) : _done(time, high)] for time in [*self.times, *self.kept]])
@@ -166,7 +166,7 @@ class _Search:
         return self._values(float(candidates[first]))
 
     def _bracket(self) -> tuple[float, float]:
-        """A time that does not suffice, and one that does: the lower bound, and a little more of it each time."""
+        """Returns a time that does not suffice and one that does: from the lower bound, with growing steps."""
         high = max(float(time[-1]) for time in [*self.times, *self.kept])
         low = self._lower_bound(high)
         step = low / 512
@@ -178,7 +178,8 @@ class _Search:
         return low, high
 
     def _lower_bound(self, high: float) -> float:
-        """A time that does not suffice, close to the least for which the nodes, cut as finely as one likes, would."""
+        """Returns a time that does not suffice, close to the least for which the nodes, cut as finely as one likes,
+        would."""
         low = 0.0
         for _ in range(18):
             middle = (low + high) / 2
@@ -202,12 +203,12 @@ class _Search:
 
 
 def _done(times: Times, limit_s: float) -> int:
-    """Microbatches that a pipeline does within limit_s."""
+    """Returns how many microbatches a pipeline does within limit_s."""
     return int(times.searchsorted(limit_s, side="right"))
 
 
 def place(template: Template, nodes: Sequence[NodeId], devices_per_node: int) -> Pipeline:
-    """The template's pipeline on these nodes: its node i on nodes[i], stages on as many devices as they have, in order.
+    """Returns the template's pipeline: its node i on nodes[i], stages on as many devices as they have, in order.
 
     A stage's worker is that of its first device.
     """
@@ -230,7 +231,7 @@ def place(template: Template, nodes: Sequence[NodeId], devices_per_node: int) ->
 def contiguous_routes(
     pipelines: Sequence[Pipeline], counts: Sequence[int], num_layers: int, generation: int
 ) -> tuple[Route, ...]:
-    """One route a pipeline; each takes the next `counts[i]` microbatches."""
+    """Returns one route a pipeline; each takes the next `counts[i]` microbatches."""
     routes: list[Route] = []
     first = 0
     layers = tuple(range(num_layers))
@@ -271,8 +272,8 @@ def instances(
     zones: Zones | None = None,
     number: int | None = None,
 ) -> list[Instance]:
-    """The pipelines that make the shortest step, on these nodes; largest first. What no sum of sizes uses is left out.
-    Where a number is given there are so many, if the nodes are equally fast.
+    """Returns the pipelines that make the shortest step on these nodes, largest first; nodes that no sum of sizes uses
+    are left out. Where a number is given there are so many, if the nodes are equally fast.
 
     Where speeds differ, fast nodes go together, and slow ones; see `planaria.planner.instantiation.speed_groups`. Of
     nodes equally fast, those of one zone go together, as far as replicas are spread over the zones then; see
@@ -325,7 +326,7 @@ def _instances(
 def _over_zones(
     found: Sequence[Instance], nodes: Sequence[NodeId], speeds: NodeSpeeds, zones: Zones, num_layers: int
 ) -> list[Instance]:
-    """The same pipelines; of nodes equally fast, those are exchanged that are in the wrong zone."""
+    """Returns the same pipelines with nodes of equal speed exchanged where they are in the wrong zone."""
     used = [node for instance in found for node in instance.nodes]
     idle = sorted(set(nodes).difference(used))
     speed = {node: speeds.get(node, 1.0) for node in nodes}
@@ -358,7 +359,7 @@ def initial_plan(
     distribution: Distribution = Distribution.MINMAX,
     number: int | None = None,
 ) -> Plan:
-    """A job's first plan: the best instantiation.
+    """Returns a job's first plan: the best instantiation.
 
     Args:
         profile: costs and groups.

@@ -20,7 +20,7 @@ from planaria.planner.instantiation.microbatch_shares import Undistributable
 
 _NONE = -np.inf
 _CHUNK = 1 << 20
-"""Cells of a sum of two tables that are looked at at once, so that memory stays small."""
+"""Cells of a sum of two tables that are processed at once, so that memory stays small."""
 
 
 class _Table(NamedTuple):
@@ -37,7 +37,7 @@ class Knapsack:
     """
 
     def __init__(self, sizes: Sequence[int], num_nodes: int, least: int, most: int) -> None:
-        """Args: sizes: ascending, different. num_nodes: at least one. least, most: pipelines."""
+        """Prepares the tables. Args: sizes: ascending, different. num_nodes: at least one. least, most: pipelines."""
         self._sizes = np.array(sizes)
         self._num_nodes = num_nodes
         fewest, most_fit = -(-num_nodes // sizes[-1]), num_nodes // sizes[0]
@@ -81,7 +81,7 @@ class _Chain:
     """The best value of exactly `number` items, for each sum from `low` to `high` that so many can have."""
 
     def __init__(self, items: npt.NDArray[np.float64], smallest: int, number: int, low: int, high: int) -> None:
-        """Args: items: value of an item of each size. smallest: size of an item."""
+        """Prepares the tables. Args: items: value of an item of each size. smallest: size of an item."""
         self._items, self._number = _Table(0, items), number
         largest, odd = len(items) - 1, number % 2
         low, high = max(low, number * smallest), min(high, number * largest)
@@ -109,7 +109,7 @@ class _Chain:
 
 
 def usable_nodes(sizes: Sequence[int], num_nodes: int, least: int, most: int) -> int:
-    """The most of `num_nodes` nodes that `least` to `most` pipelines of these sizes can use; 0 where none can be made.
+    """Returns the most of `num_nodes` nodes that `least` to `most` pipelines of these sizes can use; 0 if none.
 
     It is all of them from (f + 1) n0 on where the sizes run from n0 to N - f n0 without a gap (Oobleck, appendix A);
     the number of layers, or memory, can cut them shorter.
@@ -129,7 +129,7 @@ def usable_nodes(sizes: Sequence[int], num_nodes: int, least: int, most: int) ->
 
 
 def fewer_nodes(sizes: Sequence[int], num_nodes: int, least: int, most: int, num_kept: int = 0) -> int:
-    """How many can be used, where all cannot.
+    """Returns how many nodes can be used, where not all can.
 
     Raises:
         Undistributable: for want of microbatches.

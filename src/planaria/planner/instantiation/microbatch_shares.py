@@ -18,7 +18,7 @@ from planaria.plan.plan import PlanError
 
 
 class Distribution(enum.StrEnum):
-    """What the shares of a batch are chosen for."""
+    """Objectives by which the shares of a batch are chosen."""
 
     MINMAX = "minmax"
     """The slowest pipeline ends as early as it can: the shortest step. Exact."""
@@ -32,7 +32,7 @@ class Distribution(enum.StrEnum):
 
 
 class Undistributable(PlanError):
-    """A batch that the pipelines cannot share.
+    """Error for a batch that the pipelines cannot share.
 
     Attributes:
         num_microbatches: in a step, or None where the batch is no whole number of them.
@@ -67,7 +67,7 @@ class Undistributable(PlanError):
         super().__init__(f"{what} The nearest global {batches} {nearest} {unit}; {remedy}")
 
     def told_by(self, field: str, microbatch: int) -> Undistributable:
-        """The same, with what to set the field of the global batch to, in samples."""
+        """Returns the same error, naming the field of the global batch and the value to set it to, in samples."""
         scale = microbatch if self.microbatch is None else 1
         return Undistributable(
             self._what,
@@ -82,7 +82,7 @@ class Undistributable(PlanError):
 
 @contextmanager
 def batches_told_by(field: str, microbatch: int) -> Iterator[None]:
-    """A batch that cannot be shared is told by this field, in samples."""
+    """Makes errors for a batch that cannot be shared name this field, in samples."""
     try:
         yield
     except Undistributable as error:
@@ -90,7 +90,7 @@ def batches_told_by(field: str, microbatch: int) -> Iterator[None]:
 
 
 def check_batch(num_pipelines: int, num_microbatches: int) -> None:
-    """Raise unless each pipeline gets a microbatch.
+    """Raises an error unless each pipeline gets a microbatch.
 
     Raises:
         Undistributable: it does not.
@@ -105,7 +105,7 @@ def check_batch(num_pipelines: int, num_microbatches: int) -> None:
 
 
 def microbatches_of(global_batch: int, microbatch: int, num_pipelines: int = 1) -> int:
-    """Microbatches of `microbatch` samples in a global batch that `num_pipelines` pipelines are to share.
+    """Returns the number of microbatches of a global batch that `num_pipelines` pipelines are to share.
 
     Raises:
         Undistributable: it is no whole number of them, or too few for the pipelines; with the nearest batches, in
@@ -133,7 +133,7 @@ def microbatches_of(global_batch: int, microbatch: int, num_pipelines: int = 1) 
 def distribute(
     times: Sequence[Times], num_microbatches: int, objective: Distribution = Distribution.MINMAX
 ) -> tuple[int, ...]:
-    """Microbatches for each pipeline, at least one each.
+    """Returns the number of microbatches for each pipeline, at least one each.
 
     Args:
         times: for each pipeline, seconds with 1, 2, ... `num_microbatches` microbatches.
@@ -152,8 +152,8 @@ def distribute(
 
 
 def _earliest(times: Sequence[Times], num_microbatches: int) -> tuple[int, ...]:
-    """Giving the next microbatch to whoever would end first with it is optimal for the maximum of rising functions:
-    so the extra ones go to the smallest times of all, and among equal ones to the first pipelines."""
+    """Returns the shares for the shortest step: extra microbatches go to the smallest times, the first pipelines among
+    equals. Optimal, as giving each to the pipeline that would end first is for the maximum of rising functions."""
     extra = num_microbatches - len(times)
     counts = np.ones(len(times), dtype=np.int64)
     if extra:
@@ -169,8 +169,8 @@ def _earliest(times: Sequence[Times], num_microbatches: int) -> tuple[int, ...]:
 
 
 def _smallest(kinds: Sequence[Times], many: npt.NDArray[np.int64], extra: int) -> tuple[Times, float]:
-    """Each kind's times for a microbatch more than one, as many as may be among the `extra` smallest of all; and the
-    largest of those. There are so `many` of each kind."""
+    """Returns each kind's times for a microbatch more than one, as many as may be among the `extra` smallest of all,
+    and the largest of those. There are so `many` of each kind."""
     width = min(extra, 2 * -(-extra // int(many.sum())) + 8)
     while True:
         ends = np.stack([time[1 : width + 1] for time in kinds])
@@ -183,7 +183,7 @@ def _smallest(kinds: Sequence[Times], many: npt.NDArray[np.int64], extra: int) -
 
 
 def least_variance(latencies_s: Sequence[float], num_microbatches: int) -> tuple[int, ...]:
-    """Shares N_i >= 1 with the least variance of N_i T_i (Oobleck, Eq. 6), exactly.
+    """Returns shares N_i >= 1 with the least variance of N_i T_i (Oobleck, Eq. 6), exactly.
 
     The variance is the least, over c, of the sum of (N_i T_i - c)^2. For one c that sum is separable and convex in
     the shares, so shares are best when moving one microbatch from a pipeline to another gains nothing. As c rises,
@@ -217,7 +217,7 @@ def least_variance(latencies_s: Sequence[float], num_microbatches: int) -> tuple
 
 
 def _least_squares(latency: Times, num_microbatches: int) -> npt.NDArray[np.int64]:
-    """The shares with the least sum of (N_i T_i)^2: each microbatch goes where it adds least."""
+    """Returns the shares with the least sum of (N_i T_i)^2: each microbatch goes where it adds least."""
     counts = np.ones(len(latency), dtype=np.int64)
     for _ in range(num_microbatches - len(latency)):
         counts[np.argmin(latency**2 * (2 * counts + 1))] += 1

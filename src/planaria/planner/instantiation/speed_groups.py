@@ -27,12 +27,12 @@ from planaria.planner.templates.templates import check_replicas
 _Ints = npt.NDArray[np.int64]
 _NONE = -np.inf
 _EXACT_COST = 20_000
-"""Sums of tables, weighted by their size, up to which the exact search is made."""
+"""Sums of tables, weighted by their size, up to which the search is exact."""
 _PRECISION = 1e-6
-"""The step time is the least to this part of it."""
+"""Relative precision to which the step time is the least."""
 
 Group = tuple[Template, tuple[NodeId, ...], Times]
-"""A template, the node of each of its parts, and its step times there."""
+"""A group of nodes: a template, the node of each of its parts, and its step times there."""
 
 
 def group_nodes(
@@ -44,7 +44,7 @@ def group_nodes(
     *,
     exact: bool | None = None,
 ) -> list[Group]:
-    """The groups of nodes, and their templates, that make the shortest step; largest first.
+    """Returns the groups of nodes, and their templates, that make the shortest step; largest first.
 
     As `planaria.planner.instantiation.instantiate.instantiate`: at least f + 1 groups, each with a microbatch, every
     node used (or, where no sum of template sizes gives their number, all but the slowest).
@@ -76,7 +76,7 @@ def group_nodes(
 
 
 class _Moves:
-    """The step times of templates, and how many microbatches slowed copies of them do in a given time."""
+    """Counts how many microbatches slowed copies of templates do in a given time."""
 
     def __init__(self, profile: ModelProfile, templates: Sequence[Template], num_microbatches: int) -> None:
         self.templates = templates
@@ -86,7 +86,7 @@ class _Moves:
         self._floor = -np.diff(self.times, axis=1).min(axis=1, initial=np.inf)
 
     def done(self, limit_s: float, template: _Ints, path_s: Floats, period_s: Floats) -> Floats:
-        """Microbatches within limit_s of each copy: the number of its template, and what its speeds add."""
+        """Returns microbatches within limit_s of each copy: the number of its template, and what its speeds add."""
         period_s = np.maximum(period_s, self._floor[template])
         least = np.zeros(len(template), dtype=np.int64)
         most = np.full(len(template), self.num_microbatches)
@@ -98,7 +98,7 @@ class _Moves:
         return np.where(least > 0, least, _NONE)
 
     def group(self, at: int, nodes: Sequence[NodeId], speeds: NodeSpeeds) -> Group:
-        """Args: at: number of the template. nodes: fastest first."""
+        """Returns the group of template number `at` on these nodes, fastest first."""
         pace = self.paces[at]
         placed = dict(zip(pace.parts, nodes, strict=True))
         parts = tuple(placed[part] for part in range(len(nodes)))
@@ -140,7 +140,7 @@ class _Neighbours:
             first += len(row)
 
     def groups(self, limit_s: float) -> list[Group] | None:
-        """Groups that do all microbatches within limit_s, if there are any."""
+        """Returns groups that do all microbatches within limit_s, if there are any."""
         copies = self._copies
         done = np.append(self._moves.done(limit_s, copies.template, copies.path_s, copies.period_s), _NONE)
         best = np.full((self._levels + 1, len(self._nodes) + 1), _NONE)
@@ -161,7 +161,8 @@ class _Neighbours:
         return list(self._back(level, came, level_of))[::-1]
 
     def _with_one_more(self, best: Floats) -> tuple[Floats, _Ints]:
-        """By the number of groups with one more of them: the best value without it, and the number of groups then."""
+        """Returns, by number of groups with one more of them, the best value without it and the number of groups
+        then."""
         level = np.arange(-1, self._levels)
         value = np.append(_NONE, best[:-1])
         if not self._bounded and best[-1] > value[-1]:
@@ -191,7 +192,7 @@ class _Classes:
         self.cost = self._levels * num_moves * (1 + prod(count + 1 for count in self._counts) / 2000)
 
     def prepare(self) -> None:
-        """Find every way to take the nodes of a group, and what their speeds add. There can be very many."""
+        """Finds every way to take the nodes of a group, and what their speeds add; there can be very many."""
         sizes = [template.num_nodes for template in self._moves.templates]
         values = [self._speeds.get(nodes[0], 1.0) for nodes in self._by_speed]
         self._taken: list[tuple[int, ...]] = []
@@ -207,7 +208,7 @@ class _Classes:
         self._copies = _Copies(table[:, 0].astype(np.int64), table[:, 1], table[:, 2])
 
     def groups(self, limit_s: float) -> list[Group] | None:
-        """Groups that do all microbatches within limit_s, if there are any."""
+        """Returns groups that do all microbatches within limit_s, if there are any."""
         copies = self._copies
         done = self._moves.done(limit_s, copies.template, copies.path_s, copies.period_s)
         tables = [np.full([count + 1 for count in self._counts], _NONE)]
@@ -245,7 +246,7 @@ class _Classes:
 
 
 def _compositions(size: int, counts: Sequence[int]) -> int:
-    """In how many ways `size` nodes can be taken from classes of these counts."""
+    """Returns in how many ways `size` nodes can be taken from classes of these counts."""
     ways = [1] + [0] * size
     for count in counts:
         ways = [sum(ways[max(0, at - count) : at + 1]) for at in range(size + 1)]
@@ -253,7 +254,7 @@ def _compositions(size: int, counts: Sequence[int]) -> int:
 
 
 def _shortest(search: _Neighbours | _Classes, moves: _Moves) -> list[Group]:
-    """The groups with the shortest step: a bisection over its time."""
+    """Returns the groups with the shortest step, by bisection over its time."""
     low, high = 0.0, np.inf
     best: list[Group] | None = None
     while best is None or high - low > _PRECISION * high:

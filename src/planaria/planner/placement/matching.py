@@ -34,7 +34,7 @@ class Matching:
 
 
 def cheapest(cost: Ints, supply: Ints, demand: Ints, allowed: Bools | None = None) -> Matching | None:
-    """The full matching of least cost between classes (Kuhn-Munkres with counts).
+    """Returns the full matching of least cost between classes (Kuhn-Munkres with counts).
 
     Shortest augmenting paths with potentials: each path starts in a row with something left and ends in the nearest
     column with room.
@@ -71,7 +71,7 @@ def cheapest(cost: Ints, supply: Ints, demand: Ints, allowed: Bools | None = Non
 
 
 def _lowest(priced: Ints, axis: int) -> Ints:
-    """The lowest price along an axis; 0 where nothing is allowed."""
+    """Returns the lowest price along an axis; 0 where nothing is allowed."""
     lowest = priced.min(axis=axis)
     return np.where(lowest < _FORBIDDEN // 2, lowest, 0)
 
@@ -79,7 +79,7 @@ def _lowest(priced: Ints, axis: int) -> Ints:
 def _nearest(
     priced: Ints, flow: Ints, room: Ints, rows: Ints, columns: Ints, start: int
 ) -> list[tuple[int, int]] | None:
-    """The shortest path from row `start` to a column with room, as (row, column) cells from the end backwards;
+    """Returns the shortest path from row `start` to a column with room, as (row, column) cells from the end backwards;
     the potentials `rows` and `columns` are updated so that it is tight."""
     distance = priced[start] - rows[start] - columns
     came_from = np.full(len(room), start)
@@ -118,7 +118,8 @@ def _nearest(
 
 
 def _push(flow: Ints, room: Ints, path: list[tuple[int, int]], count: int) -> int:
-    """Move as much as the path takes, at most `count`: into its cells, out of those that link them."""
+    """Moves as much as the path takes, at most `count`: into its cells, out of those that link them; returns the
+    amount."""
     links = [(row, path[at + 1][1]) for at, (row, _) in enumerate(path[:-1])]
     amount = min([count, int(room[path[0][1]]), *(int(flow[link]) for link in links)])
     for cell in path:
@@ -131,7 +132,7 @@ def _push(flow: Ints, room: Ints, path: list[tuple[int, int]], count: int) -> in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filling:
-    """What `fill` found.
+    """Result of `fill`.
 
     Attributes:
         flow: how much of each row goes to each column.
@@ -143,7 +144,7 @@ class Filling:
 
 
 def fill(supply: Ints, room: Ints, allowed: Bools, start: Ints | None = None) -> Filling:
-    """Place every row's things in allowed columns, if it can be done (a maximum flow by shortest augmenting paths).
+    """Places every row's things in allowed columns, if possible (a maximum flow by shortest augmenting paths).
 
     Args:
         supply: things in each row.
@@ -163,8 +164,8 @@ def fill(supply: Ints, room: Ints, allowed: Bools, start: Ints | None = None) ->
 
 
 class _Paths:
-    """Augmenting paths of a flow. Sets of rows and of columns are bit masks: there are some ten of each, and each is
-    looked at for a moment only."""
+    """Augmenting paths of a flow, with bit masks for sets of rows and of columns: there are some ten of each, and each
+    is looked at for a moment only."""
 
     def __init__(self, allowed: Bools, flow: Ints, left: Ints) -> None:
         self._allowed = _masks(allowed)
@@ -176,16 +177,16 @@ class _Paths:
 
     @property
     def array(self) -> Ints:
-        """The flow."""
+        """The flow as an array."""
         return np.array(self._flow, np.int64).reshape(len(self._allowed), len(self._users))
 
     @property
     def seen(self) -> Bools:
-        """The rows that the last search saw."""
+        """The rows that the last search reached."""
         return np.array([self._seen >> row & 1 for row in range(len(self._allowed))], np.bool_)
 
     def shortest(self, start: int) -> list[tuple[int, int]] | None:
-        """The path of fewest steps to a column with room, from the end backwards."""
+        """Returns the path of fewest steps to a column with room, from the end backwards."""
         closed, seen = 0, 1 << start
         row_of: dict[int, int] = {}
         column_of: dict[int, int] = {}
@@ -210,7 +211,7 @@ class _Paths:
         return None
 
     def push(self, path: list[tuple[int, int]], count: int) -> int:
-        """As `_push`."""
+        """Moves as much as the path takes, at most `count`, as `_push` does; returns the amount."""
         links = [(row, path[at + 1][1]) for at, (row, _) in enumerate(path[:-1])]
         end = path[0][1]
         amount = min([count, self._left[end], *(self._flow[row][column] for row, column in links)])
@@ -228,7 +229,7 @@ class _Paths:
 
 
 def _masks(marks: Bools) -> list[int]:
-    """Of each row, its marked columns."""
+    """Returns each row's marked columns as a bit mask."""
     return [int.from_bytes(row, "little") for row in np.packbits(marks, axis=1, bitorder="little")]
 
 

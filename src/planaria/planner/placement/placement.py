@@ -19,7 +19,7 @@ from planaria.planner.placement.senders import Holders as Holders
 from planaria.planner.placement.zones import Role, Zones, differ, replicas_by_zone, zone_of, zones_of_roles
 
 _ATTEMPTS = 4
-"""At lowering what the busiest sender sends; a further one hardly ever finds anything."""
+"""Most attempts at lowering what the busiest sender sends; a further one hardly ever finds anything."""
 
 
 def assign(
@@ -32,7 +32,7 @@ def assign(
     standing: Sequence[Pipeline] = (),
     sources: Sources | None = None,
 ) -> list[Pipeline]:
-    """One pipeline a template on these nodes; nodes that are left over stay idle.
+    """Places one pipeline for each template on these nodes; nodes that are left over stay idle.
 
     Exactly the fewest bytes move in all; of those placements, one of those that move the fewest between nodes; of
     those, one whose busiest node, receiver or sender, has little to do (`_balanced` says how little). Where nodes
@@ -81,7 +81,7 @@ def _placed(
     holders: Holders,
     sources: Sources,
 ) -> list[tuple[Stage, ...]]:
-    """Each role's stages on a node."""
+    """Returns each role's stages on a node, so that little state moves."""
     table = _Table(roles, nodes, devices_per_node, groups, holders)
     flow = _balanced(table, sources)
     return table.stages_of_roles(flow)
@@ -98,7 +98,7 @@ def _spread(
     zones: Zones,
     standing: Sequence[Pipeline],
 ) -> list[tuple[Stage, ...]]:
-    """The same roles over zones; exactly as they are placed where that is as good as can be."""
+    """Returns the same roles spread over zones; unchanged where the placement is as good as can be."""
     num_layers = max(stage.end_layer for role in roles for stage in role)
     used = [NodeId(stages[0].worker // devices_per_node) for stages in placed]
     by_zone: dict[str, list[NodeId]] = {}
@@ -125,7 +125,7 @@ def _spread(
 
 
 _Held = tuple[frozenset[int], ...]
-"""The groups of each device of a node."""
+"""The groups held by each device of a node."""
 
 
 class _Table:
@@ -188,13 +188,13 @@ class _Table:
         self.received = self.lacks @ self.sizes
 
     def least_moved(self, nodes: Collection[NodeId]) -> list[int]:
-        """Bytes that the fittest of these nodes lacks, for each role."""
+        """Returns the bytes that the fittest of these nodes lacks, for each role."""
         rows = [row for row, members in enumerate(self._nodes.values()) if not set(nodes).isdisjoint(members)]
         least = self.moved[rows].min(axis=0)
         return [int(least[shape]) for shape in self._shape_of]
 
     def needed(self, flow: Ints) -> Ints:
-        """Bytes of each group that must come from other nodes."""
+        """Returns the bytes of each group that must come from other nodes."""
         needed: Ints = np.tensordot(flow, self.lacks, 2) * self.sizes
         return needed
 
@@ -202,7 +202,7 @@ class _Table:
         return int(self.received[flow > 0].max(initial=0))
 
     def stages_of_roles(self, flow: Ints) -> list[tuple[Stage, ...]]:
-        """Each role's stages on a node: roles in order, each on the lowest node that the flow sends its way."""
+        """Returns each role's stages on a node: roles in order, each on the lowest node that the flow assigns to it."""
         waiting = [members[::-1] for members in self._nodes.values()]
         left: list[dict[int, int]] = [
             {row: int(column[row]) for row in np.flatnonzero(column).tolist()} for column in flow.T
@@ -229,7 +229,7 @@ def _shape(role: tuple[TemplateStage, ...]) -> tuple[tuple[int, int, int], ...]:
 
 
 def _needs(groups: Sequence[Group], shapes: Sequence[tuple[tuple[int, int, int], ...]]) -> Ints:
-    """For each shape, stage and group: 1 where the stage needs the group."""
+    """Returns, for each shape, stage and group, 1 where the stage needs the group, else 0."""
     uses = np.zeros((1 + max(end for shape in shapes for _, end, _ in shape), len(groups)), np.int64)
     for number, group in enumerate(groups):
         for layer in group.layers:
@@ -254,7 +254,7 @@ class _Choice:
 
 
 def _balanced(table: _Table, sources: Sources) -> Ints:
-    """Of the matchings that move the fewest bytes, one that keeps receivers and senders little busy.
+    """Returns, of the matchings that move the fewest bytes, one that keeps receivers and senders little busy.
 
     It begins with one whose busiest receiver receives exactly the least. What the busiest then sends, given that
     everything may be split over its holders, is lowered step by step: the groups whose holders are busiest are needed
@@ -301,7 +301,7 @@ def _choice(table: _Table, sources: Sources, flow: Ints) -> _Choice:
 
 
 def _least_received(table: _Table, matching: Matching) -> Ints:
-    """The matching within the tight cells whose busiest receiver receives the least, by bisection."""
+    """Returns the matching within the tight cells whose busiest receiver receives the least, by bisection."""
     flow = matching.flow
     limits = np.array(sorted(set(table.received[matching.tight].tolist())), np.int64)
     low, high = 0, int(np.searchsorted(limits, table.most_received(flow)))
@@ -316,10 +316,10 @@ def _least_received(table: _Table, matching: Matching) -> Ints:
 
 
 _MOST_STAGES = 9
-"""On one node, of which all sets are looked at; more of equal size are matched to devices node by node."""
+"""Most stages on a node for which all sets are searched; more of equal size are matched to devices node by node."""
 
 _TABLE_ENTRIES = 1 << 22
-"""Kept in memory; a larger table is made in pieces, and the rows that are asked for are made again."""
+"""Most table entries kept in memory; a larger table is made in pieces, and rows asked for later are made again."""
 
 
 class DeviceOrders:
@@ -370,7 +370,7 @@ class DeviceOrders:
                 self.kept = np.concatenate([self._solve(piece)[:, -1] for piece in pieces])
 
     def _match(self, overlap: Ints) -> list[int]:
-        """Each stage's first device on a node whose stages are all equally large."""
+        """Returns each stage's first device on a node whose stages are all equally large."""
         size = self._counts[0]
         ones = np.ones(len(self._counts), np.int64)
         matching = cheapest(overlap.max() - overlap[::size].T, ones, ones)
@@ -378,7 +378,7 @@ class DeviceOrders:
         return [size * int(place) for place in matching.flow.argmax(axis=1)]
 
     def _solve(self, overlap: Ints) -> Ints:
-        """For each node and set of stages, the most that is kept when these lie on the first devices."""
+        """Returns, for each node and set of stages, the most that is kept when these lie on the first devices."""
         masks = np.arange(1 << len(self._counts))
         bits = [masks >> at & 1 for at in range(len(self._counts))]
         self._start = sum((bit * count for bit, count in zip(bits, self._counts, strict=True)), np.zeros_like(masks))
@@ -395,7 +395,8 @@ class DeviceOrders:
         return best.T
 
     def starts(self, node: int) -> list[int]:
-        """Each stage's first device on the node; where it makes no difference, stages are in their own order."""
+        """Returns each stage's first device on the node; where it makes no difference, stages are in their own
+        order."""
         if self._matched:
             return self._matched[node][: self._num_stages]
         row = self._solve(self._overlap[node : node + 1])[0] if self._best is None else self._best[node]

@@ -1,4 +1,4 @@
-"""Sources: how early all that moves between nodes can be sent, if every group may come from several holders in parts.
+"""Senders: how early all that moves between nodes can be sent, if every group may come from several holders in parts.
 
 The devices of a node share its way to other nodes, so what a node sends is counted per node. Bytes are of parameters;
 the optimizer's state goes along in proportion.
@@ -18,7 +18,7 @@ from planaria.plan.plan import NodeId, WorkerId
 from planaria.planner.placement.matching import Bools, Ints, fill
 
 _ROUNDED = 1 + 1e-9
-"""A sum is larger by less than this factor, had it not been rounded."""
+"""Factor by which an upper bound is raised, so that rounding cannot take it below the exact sum."""
 
 Holders = Mapping[WorkerId, Collection[int]]
 """For each live worker, the groups that it holds an up-to-date replica of."""
@@ -28,12 +28,12 @@ _T = TypeVar("_T")
 
 
 def distinct(many: Collection[_T]) -> Collection[_T]:
-    """Each object once: of thousands of workers, many hold the very same groups or layers."""
+    """Returns each distinct object once: of thousands of workers, many hold the very same groups or layers."""
     return dict(zip(map(id, many), many, strict=True)).values()
 
 
 def unheld(wanted: Iterable[int], held: Iterable[Iterable[int]]) -> list[int]:
-    """Those wanted that nobody holds, ascending: of thousands of workers, the first few hold all."""
+    """Returns the wanted numbers that no one holds, ascending."""
     lacking = set(wanted)
     for own in held:
         lacking.difference_update(own)
@@ -43,7 +43,7 @@ def unheld(wanted: Iterable[int], held: Iterable[Iterable[int]]) -> list[int]:
 
 
 def _classes(holders: Holders, devices_per_node: int) -> dict[frozenset[int], list[NodeId]]:
-    """The nodes that hold anything, ascending, by the groups that some device of theirs holds."""
+    """Returns the nodes that hold anything, ascending, by the groups that some device of theirs holds."""
     members: defaultdict[frozenset[int], list[NodeId]] = defaultdict(list)
     if devices_per_node == 1:
         alike: defaultdict[int, list[WorkerId]] = defaultdict(list)  # many hold the very same
@@ -84,7 +84,8 @@ class Busiest:
 
     @property
     def flow(self) -> Ints:
-        """Bytes of each group that each class of nodes sends: merged groups one after the other, classes in order."""
+        """Returns the bytes of each group that each class of nodes sends: merged groups one after the other, classes in
+        order."""
         result = np.zeros((len(self.needed), self.merged_flow.shape[1]), np.int64)
         for row, groups in zip(self.merged_flow, self.merged, strict=True):
             left = Counter({group: int(self.needed[group]) for group in groups})
@@ -119,18 +120,18 @@ class Sources:
         self.counts = np.array([len(nodes) for nodes in self.classes], np.int64)
 
     def num_holders(self, groups: Bools) -> int:
-        """Nodes that hold at least one of the groups."""
+        """Returns the number of nodes that hold at least one of the groups."""
         return int(self.counts[self.holds[:, groups].any(axis=1)].sum())
 
     def most_bytes(self, needed: Ints) -> int:
-        """What the busiest sends if each group comes from all its holders alike: `busiest` finds nothing above it. What
-        nobody holds is left out."""
+        """Returns the bytes that the busiest node sends if each group comes from all its holders alike, leaving out
+        what nobody holds: `busiest` finds nothing above it."""
         holding = self.counts @ self.holds
         each = np.divide(needed, holding, out=np.zeros(len(needed)), where=holding > 0)
         return math.ceil(float((self.holds @ each).max(initial=0.0)) * _ROUNDED)
 
     def busiest(self, needed: Ints, at_least: int = 0) -> Busiest:
-        """Send so many bytes of each group, so that the busiest node sends as little as can be.
+        """Returns how to send so many bytes of each group, so that the busiest node sends as little as can be.
 
         Exact, for bytes may be split at will: the least is the largest, over sets of groups, of what is needed of
         them over the number of nodes that hold one of them. From the bound that all groups give, a maximum flow
@@ -157,7 +158,7 @@ class Sources:
         return Busiest(size_bytes=least, groups=culprits, needed=needed, merged=columns, merged_flow=filling.flow)
 
     def _merged(self, needed: Ints) -> tuple[list[tuple[bool, ...]], list[list[int]]]:
-        """Needed groups with the same holders, as one; for each, which classes hold it, and the groups."""
+        """Merges needed groups with the same holders; for each, returns which classes hold it, and the groups."""
         merged: dict[tuple[bool, ...], list[int]] = {}
         for group in np.flatnonzero(needed).tolist():
             merged.setdefault(tuple(self.holds[:, group].tolist()), []).append(group)

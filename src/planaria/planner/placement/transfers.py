@@ -1,4 +1,4 @@
-"""Transfers: from whom each worker gets the state that it lacks, so that nobody is busy with it for long.
+"""Transfers: from whom each worker gets the state that it lacks, so that no node is busy with it for long.
 
 Odyssey, section IV-B, chooses who takes which role (`planaria.planner.placement.placement`); who sends matters more
 still.
@@ -18,7 +18,7 @@ from planaria.planner.placement.matching import Ints
 from planaria.planner.placement.senders import Holders, Sources, unheld
 
 WORTH_SPLITTING_BYTES = 1 << 20
-"""Parameters that the busiest node must be spared for groups to be split: a message more costs as long as some 100
+"""Parameter bytes that the busiest node must be spared for groups to be split: a message more costs as long as some 100
 microseconds, in which a fast link carries three times as much (the optimizer's state goes along)."""
 
 
@@ -29,7 +29,7 @@ def moved(
     devices_of: Mapping[WorkerId, int],
     sources: Sources | None = None,
 ) -> Plan:
-    """The plan with its transfers.
+    """Returns the plan with its transfers.
 
     Who has no place in the plan never hears of it, and can send nothing, except for nodes that leave: they take part
     in the step before it. The only holders of a group get a place as shadows.
@@ -61,10 +61,10 @@ def moved(
 
 
 _Need = tuple[int, WorkerId]
-"""A group, and a worker that lacks it."""
+"""A need: a group, and a worker that lacks it."""
 
 _Piece = tuple[int, WorkerId, int, int]
-"""A group, a worker that lacks it, and the range of parameter bytes."""
+"""A piece of a need: the group, the worker that lacks it, and the range of parameter bytes."""
 
 
 def transfers(
@@ -74,7 +74,7 @@ def transfers(
     worth_splitting_bytes: int = WORTH_SPLITTING_BYTES,
     sources: Sources | None = None,
 ) -> tuple[Transfer, ...]:
-    """What each worker of the plan lacks, from live replicas, so that the busiest node is busy as little as can be.
+    """Returns transfers of what each worker lacks, from live replicas, so that the busiest node is busy the least.
 
     A device of the same node sends what it has. Everything else goes between nodes, and what a node receives is
     given; so the busiest node, receiver or sender, can do no better than the larger of what the busiest receives
@@ -120,7 +120,7 @@ def _lacking(plan: Plan, holders: Holders) -> list[_Need]:
 
 
 def _held_on(node: NodeId, holders: Holders, devices_per_node: int) -> frozenset[int]:
-    """Groups that some device of the node holds."""
+    """Returns the groups that some device of the node holds."""
     devices = range(node * devices_per_node, (node + 1) * devices_per_node)
     return frozenset(group for worker in devices for group in holders.get(WorkerId(worker), ()))
 
@@ -136,7 +136,7 @@ def _within(needs: Sequence[_Need], plan: Plan) -> list[tuple[NodeId, _Piece]]:
 
 
 def _whole(needs: Sequence[_Need], sources: Sources, sizes: Sequence[int]) -> tuple[list[tuple[NodeId, _Piece]], int]:
-    """Every group whole, and the most that a node sends.
+    """Returns senders of every group as a whole, and the most bytes that a node sends.
 
     Groups with few holders and large groups go first; each comes from the node with the least to send so far, then
     the lowest. That is one of the lowest of its class, as many as there are needs: the others cannot all be busier.
@@ -171,7 +171,7 @@ def _split(
     limit: int,
     slack: int,
 ) -> list[tuple[NodeId, _Piece]]:
-    """The flow from groups to classes of nodes as pieces, no node sending more than `limit` plus `slack`.
+    """Returns the flow from groups to classes of nodes as pieces, no node sending more than `limit` plus `slack`.
 
     What a class sends is laid end to end and cut into one length for each of its nodes (McNaughton's wrap-around
     rule); a cut that falls near the border of two pieces moves there.
@@ -204,7 +204,7 @@ def _any_holder(sources: Sources, group: int) -> NodeId:
 
 
 def _shares(line: Sequence[_Piece], limit: int, slack: int, num_shares: int) -> list[list[_Piece]]:
-    """Cut the line at multiples of `limit`, or up to `slack` beside it where two pieces meet."""
+    """Cuts the line at multiples of `limit`, or up to `slack` beside it where two pieces meet."""
     shares: list[list[_Piece]] = [[]]
     position = 0
     queue = list(line[::-1])
@@ -230,7 +230,7 @@ def _shares(line: Sequence[_Piece], limit: int, slack: int, num_shares: int) -> 
 
 
 def _cut(piece: _Piece, size: int) -> tuple[_Piece, _Piece | None]:
-    """The first bytes of the piece, at most `size`, and what is left of it."""
+    """Returns the first bytes of the piece, at most `size`, and what is left of it."""
     group, target, first, end = piece
     if end - first <= size:
         return piece, None
@@ -238,7 +238,8 @@ def _cut(piece: _Piece, size: int) -> tuple[_Piece, _Piece | None]:
 
 
 def _from_devices(plan: Plan, holders: Holders, pieces: Sequence[tuple[NodeId, _Piece]]) -> tuple[Transfer, ...]:
-    """Each piece from a device of its node: of those that hold it, the one that sends least so far, then the lowest."""
+    """Returns each piece as a transfer from a device of its node: of its holders, the one that sends least, then the
+    lowest."""
     per_node = plan.devices_per_node
     devices = {
         node: [WorkerId(w) for w in range(node * per_node, (node + 1) * per_node) if w in holders] for node, _ in pieces
@@ -257,7 +258,7 @@ def _from_devices(plan: Plan, holders: Holders, pieces: Sequence[tuple[NodeId, _
 
 
 def warm_up(plan: Plan, target: Plan, generation: int) -> Plan:
-    """`plan`, with what the workers of `target` lack as shadows and `target`'s transfers.
+    """Returns `plan` with what the workers of `target` lack as shadows, and `target`'s transfers.
 
     Args:
         plan: in force, all of its workers live.

@@ -17,14 +17,14 @@ from planaria.plan.plan import NodeId, Pipeline
 from planaria.planner.placement.matching import Bools, Ints
 
 Zones = Mapping[NodeId, str]
-"""Where nodes are. Those that are not named count as one zone: nothing says that they are apart."""
+"""Zones of the nodes. Nodes that are not named count as one zone: nothing says that they are apart."""
 
 _MOST_TRANSITIONS, _FEW_TRANSITIONS = 20_000, 2_000
-"""Of the exact search, beyond which it is left alone: where a layer is in one zone, and where some zone has one replica
-of a layer too many."""
+"""Most transitions of the exact search, above which it is skipped: where a layer is in one zone only, and where some
+zone has one replica of a layer too many."""
 
 _MOST_KEPT = 512
-"""Answers that are remembered, some kilobytes each."""
+"""Most answers that are cached, some kilobytes each."""
 
 
 def zone_of(zones: Zones, node: NodeId) -> str:
@@ -32,14 +32,14 @@ def zone_of(zones: Zones, node: NodeId) -> str:
 
 
 def differ(zones: Zones, nodes: Collection[NodeId]) -> bool:
-    """Whether these nodes are of more than one zone."""
+    """Returns whether these nodes are of more than one zone."""
     return bool(zones) and len({zone_of(zones, node) for node in nodes}) > 1
 
 
 def replicas_by_zone(
     pipelines: Sequence[Pipeline], num_layers: int, zones: Zones, devices_per_node: int
 ) -> list[dict[str, int]]:
-    """For each layer, how many pipelines hold it in each zone."""
+    """Returns, for each layer, how many pipelines hold it in each zone."""
     found: list[dict[str, int]] = [{} for _ in range(num_layers)]
     for pipeline in pipelines:
         for stage in pipeline.stages:
@@ -51,7 +51,7 @@ def replicas_by_zone(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Role:
-    """What some nodes are wanted for.
+    """A role that some nodes are wanted for.
 
     Attributes:
         first_layer: of those that a node holds.
@@ -83,7 +83,7 @@ class Spreading:
 
 
 def spread(wanted: Spreading) -> Ints:
-    """How many of each role go to each zone.
+    """Returns how many of each role go to each zone.
 
     As few layers as possible have all replicas in one zone. Then the sum of squares of the layers' replicas in each
     zone is small: where every layer can have its replicas in different zones, it is least when they all do. Begins with
@@ -98,7 +98,7 @@ def spread(wanted: Spreading) -> Ints:
 
 @lru_cache(maxsize=_MOST_KEPT)
 def _spread(roles: tuple[Role, ...], shape: tuple[int, int], start: bytes, standing: bytes, price: bytes) -> bytes:
-    """The same; what is asked for again, as for the same pipelines by other templates, is known."""
+    """Returns what `spread` does, cached: the same is asked for again, as for the same pipelines by other templates."""
     wanted = Spreading(
         roles=roles,
         start=np.frombuffer(start, np.int64).reshape(shape),
@@ -116,7 +116,7 @@ def _spread(roles: tuple[Role, ...], shape: tuple[int, int], start: bytes, stand
 
 
 class _Search:
-    """Of one spreading. Layers that every role holds or lacks together are one segment."""
+    """Search for one spreading. Layers that every role holds or lacks together are one segment."""
 
     def __init__(self, wanted: Spreading) -> None:
         self._wanted = wanted
@@ -134,17 +134,17 @@ class _Search:
         demand = wanted.start.sum(axis=1)
         self._replicas = self._covers.T @ demand + self._standing.sum(axis=1)
         self._in_one = 1 + int((self._weights * self._replicas**2).sum())
-        """More than all squares together: what a layer costs that is in one zone."""
+        """Cost of a layer that is in one zone only: more than all squares together."""
         kinds = np.array([role.kind for role in wanted.roles])
         self._exchangeable: Bools = kinds[:, None] == kinds[None, :]
 
     def _held(self, found: Ints) -> Ints:
-        """Replicas of each segment in each zone."""
+        """Returns the replicas of each segment in each zone."""
         held: Ints = self._covers.T @ found + self._standing
         return held
 
     def _costs(self, held: Ints) -> Ints:
-        """Of each segment. `held` may have more dimensions before segments and zones."""
+        """Returns the cost of each segment. `held` may have more dimensions before segments and zones."""
         one = (held.max(axis=-1) == self._replicas) & (self._replicas > 1)
         costs: Ints = self._weights * (one * self._in_one + (held**2).sum(axis=-1))
         return costs
@@ -153,7 +153,7 @@ class _Search:
         return int(self._costs(self._held(found)).sum())
 
     def worth_trying(self, found: Ints) -> int:
-        """How many transitions an exact search is worth; none where everything is spread evenly."""
+        """Returns how many transitions an exact search is worth; none where everything is spread evenly."""
         held = self._held(found)
         if ((held.max(axis=1) == self._replicas) & (self._replicas > 1)).any():
             return _MOST_TRANSITIONS
@@ -164,7 +164,7 @@ class _Search:
     # Two places at a time
 
     def improved(self, found: Ints) -> Ints:
-        """As long as exchanging the zones of two nodes helps; or makes it cheaper, and changes nothing else."""
+        """Exchanges the zones of two nodes as long as that helps, or makes it cheaper and changes nothing else."""
         while (exchange := self._best_exchange(found)) is not None:
             one, other, here, there = exchange
             found[one, here] -= 1
@@ -174,7 +174,8 @@ class _Search:
         return found
 
     def _best_exchange(self, found: Ints) -> tuple[int, int, int, int] | None:
-        """Role `one` in zone `here` with role `other` in zone `there`, as (one, other, here, there)."""
+        """Returns the best exchange of role `one` in zone `here` with role `other` in zone `there`: (one, other, here,
+        there)."""
         held, price = self._held(found), self._wanted.price
         before = self._costs(held)
         best: tuple[int, int] = (0, 0)
@@ -204,8 +205,9 @@ class _Search:
     # All ways
 
     def exact(self, most_transitions: int) -> Ints | None:
-        """The least cost over all ways; None where there are too many. Roles are dealt out from the first layer on, and
-        of two ways that leave the same nodes, and the same in the layers under way, the better is kept."""
+        """Returns a spreading of least cost over all ways; None where there are too many. Roles are assigned from the
+        first layer on; of two ways that leave the same nodes, and the same in the layers under way, the better is
+        kept."""
         roles, start = self._wanted.roles, self._wanted.start
         kinds = sorted({role.kind for role in roles})
         supply = {
@@ -256,7 +258,7 @@ class _Search:
         return int(self._weights[segment]) * (one + sum(number * number for number in held))
 
     def _with_idle(self, found: Ints) -> Ints:
-        """Who is left of each kind is idle."""
+        """Returns the spreading with the nodes left of each kind as idle."""
         roles, start = self._wanted.roles, self._wanted.start
         for at, role in enumerate(roles):
             if not self._covers[at].any():
@@ -266,11 +268,11 @@ class _Search:
 
 
 _State = tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]
-"""The nodes of each kind that are left in each zone; what the segments that are not done have in each zone."""
+"""State of the exact search: nodes left in each zone by kind, and what open segments have in each zone."""
 
 
 def _compositions(number: int, most: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """All ways to take a number from several heaps."""
+    """Yields all ways to take a number from several heaps."""
     if len(most) == 1:
         if number <= most[0]:
             yield (number,)
@@ -291,7 +293,7 @@ def zones_of_roles(
     standing: Sequence[Mapping[str, int]],
     price: Mapping[str, Sequence[int]] | None = None,
 ) -> list[str]:
-    """The zone of each role, spread as `spread` does; roles that need not change keep their zone.
+    """Returns the zone of each role, spread as `spread` does; roles that need not change keep their zone.
 
     Args:
         roles: each for one node.

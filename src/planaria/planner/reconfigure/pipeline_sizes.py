@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 
 class How(enum.StrEnum):
-    """How pipelines were made again.
+    """Ways in which pipelines were made again.
 
     The first three are Oobleck's; the last is the full search, for where they do not apply (more nodes came than were
     lost, or no template has the size) or where it is asked for.
@@ -27,7 +27,7 @@ class How(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """What is left of a plan's pipelines.
+    """What is left of a plan's pipelines, in numbers of nodes.
 
     Attributes:
         before: for each pipeline, the nodes that it had.
@@ -51,7 +51,7 @@ class Situation:
 
 
 def simple_sizes(situation: Situation) -> list[int] | None:
-    """Each pipeline takes the template of its remaining nodes; one without any is dropped.
+    """Returns sizes where each pipeline takes the template of its remaining nodes; one without any is dropped.
 
     Returns:
         The number of nodes of each pipeline (0: dropped; new ones at the end); None where some pipeline has no
@@ -62,7 +62,7 @@ def simple_sizes(situation: Situation) -> list[int] | None:
 
 
 def borrow_sizes(situation: Situation) -> list[int] | None:
-    """As `simple_sizes`; and pipelines too small for a template take nodes from the largest, one at a time.
+    """Returns sizes as `simple_sizes` does, where pipelines too small for a template borrow nodes from the largest.
 
     Returns:
         As `simple_sizes`; None also where the others have too few nodes above the smallest template to lend.
@@ -78,7 +78,7 @@ def borrow_sizes(situation: Situation) -> list[int] | None:
 
 
 def merge_sizes(situation: Situation) -> list[int] | None:
-    """As `simple_sizes`; and pipelines too small for a template are merged, each into the smallest other one."""
+    """Returns sizes as `simple_sizes` does, where pipelines too small for a template merge into the smallest others."""
     result, spares = _filled(situation)
     while (short := _short(result, situation.smallest)) is not None:
         if sum(size > 0 for size in result) == 1:
@@ -88,7 +88,7 @@ def merge_sizes(situation: Situation) -> list[int] | None:
 
 
 def reinstantiate(situation: Situation) -> tuple[list[int], How] | None:
-    """The first of the three that applies, for each pipeline: simple, borrow, merge.
+    """Returns the sizes by the first of simple, borrow and merge that applies, for each pipeline.
 
     Returns:
         Sizes as `simple_sizes`, and the furthest step that was needed. None where none of them gives a template to each
@@ -113,7 +113,7 @@ def reinstantiate(situation: Situation) -> tuple[list[int], How] | None:
 
 
 def _filled(situation: Situation) -> tuple[list[int], list[int]]:
-    """The live nodes of each pipeline with spares filled in, and the spares left (a list of one number)."""
+    """Returns the live nodes of each pipeline with spares filled in, and the spares left (a list of one number)."""
     result = list(situation.alive)
     spares = [situation.num_spares]
     for at, size in enumerate(result):
@@ -137,7 +137,7 @@ def _give(result: list[int], at: int, wanted: int, spares: list[int]) -> None:
 
 
 def _complete(situation: Situation, result: list[int], spares: list[int]) -> list[int] | None:
-    """With every spare used, if the sizes are feasible then."""
+    """Returns the sizes with every spare used, if they are feasible then."""
     while spares[0] >= situation.smallest and sum(size > 0 for size in result) < situation.most:
         result.append(situation.smallest)
         spares[0] -= situation.smallest
@@ -158,7 +158,8 @@ def _is_feasible(situation: Situation, result: Sequence[int]) -> bool:
 
 
 def _add_replicas(situation: Situation, result: list[int], spares: list[int]) -> bool:
-    """New pipelines of the smallest size, up to f + 1, from spares and then from the largest pipelines."""
+    """Adds pipelines of the smallest size, up to f + 1, from spares and then from the largest; returns whether it
+    did."""
     smallest, borrowed = situation.smallest, False
     while sum(size > 0 for size in result) < situation.num_replicas:
         if _surplus(result, smallest) + spares[0] < smallest:
@@ -186,7 +187,7 @@ def _borrow(sizes: list[int], borrower: int, smallest: int) -> None:
 
 
 def _merge(sizes: list[int], short: int) -> None:
-    """Into the smallest other pipeline."""
+    """Merges the pipeline that is too small into the smallest other one."""
     others = [at for at, size in enumerate(sizes) if size and at != short]
     partner = min(others, key=lambda at: (sizes[at], at))
     sizes[partner] += sizes[short]

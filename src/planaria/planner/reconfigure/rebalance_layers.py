@@ -1,4 +1,4 @@
-"""Recutting: a pipeline's layers dealt out anew over its own stages, so that a slow node gets fewer of them.
+"""Rebalancing: a pipeline's layers assigned anew over its own stages, so that a slow node gets fewer of them.
 
 Templates are made for nodes of one speed. Where one node of a pipeline is slower, everybody else of it waits for that
 node; the cut that suits the speeds makes its busiest stage (the period) as short as can be, stage order and devices
@@ -19,8 +19,8 @@ from planaria.plan.plan import NodeId, Pipeline, Stage
 
 
 def recut(pipeline: Pipeline, profile: ModelProfile, speeds: NodeSpeeds, devices_per_node: int) -> Pipeline:
-    """The pipeline with the cut of the shortest period, each stage with a layer at least; of equal ones, that with the
-    earliest boundaries.
+    """Returns the pipeline with the cut of the shortest period, each stage with a layer at least; of equal ones, that
+    with the earliest boundaries.
 
     Args:
         pipeline: whole.
@@ -52,8 +52,8 @@ def recut(pipeline: Pipeline, profile: ModelProfile, speeds: NodeSpeeds, devices
 def pipeline_times(
     pipeline: Pipeline, profile: ModelProfile, speeds: NodeSpeeds, devices_per_node: int, num_microbatches: int
 ) -> Times:
-    """Seconds of the pipeline's step with 1, 2, ... `num_microbatches` microbatches, as a line: its path, and a period
-    for each further one (see `planaria.plan.costs.stage_costs.PipelineCost`)."""
+    """Returns the seconds of the pipeline's step with 1, 2, ... `num_microbatches` microbatches, as a line: its path,
+    and a period for each further one (see `planaria.plan.costs.stage_costs.PipelineCost`)."""
     path = period = 0.0
     for at, stage in enumerate(pipeline.stages):
         seconds = sum(
@@ -70,7 +70,7 @@ def pipeline_times(
 
 
 def _periods(pipeline: Pipeline, at: int, profile: ModelProfile, speed: float, devices_per_node: int) -> Floats:
-    """Of stage `at` with layers [first, end): the period that it imposes; infinite where it would have none."""
+    """Returns the period of stage `at` with layers [first, end); infinite where it would have none."""
     num_devices, layers = pipeline.stages[at].num_devices, profile.num_layers
     costs = [cost.on(num_devices).forward_s + cost.on(num_devices).backward_s for cost in profile.layers]
     sums = np.concatenate([[0.0], np.cumsum(costs)]) / speed
@@ -84,7 +84,8 @@ def _periods(pipeline: Pipeline, at: int, profile: ModelProfile, speed: float, d
 
 
 def _message_s(pipeline: Pipeline, side: int, boundary: int, profile: ModelProfile, devices_per_node: int) -> float:
-    """A message over the boundary between the stages `side` and the next; 0 at the pipeline's two ends."""
+    """Returns the seconds of a message over the boundary between the stages `side` and the next; 0 at the pipeline's
+    two ends."""
     if not (0 <= side < len(pipeline.stages) - 1 and 0 < boundary < profile.num_layers):
         return 0.0
     left, right = (pipeline.stages[place].worker // devices_per_node for place in (side, side + 1))

@@ -31,7 +31,7 @@ from planaria.planner.reconfigure.surviving_plan import Reconfiguration as Recon
 from planaria.planner.reconfigure.surviving_plan import SurvivingPlan
 
 STEPS_AHEAD = 500
-"""Steps that a full search takes a plan to last: so much more than its transfers its step time counts."""
+"""Steps that a full search takes a plan to last: it weighs the step time so much more than the transfers."""
 
 
 def reconfigure(
@@ -50,7 +50,7 @@ def reconfigure(
     search: bool = False,
     steps_ahead: int = STEPS_AHEAD,
 ) -> Reconfiguration:
-    """A plan for the live nodes: whole pipelines, at least f + 1, every microbatch once, every node used.
+    """Returns a plan for the live nodes: whole pipelines, at least f + 1, every microbatch once, every node used.
 
     The first of simple, borrow and merge that gives each pipeline a template; the full search where none does, where
     more nodes came than fill the gaps, or where `search` is set. For the arguments see `Change`.
@@ -82,7 +82,7 @@ def reconfigure(
 
 
 def simple(change: Change) -> Reconfiguration | None:
-    """Each pipeline takes the template of its remaining nodes. None where one has no template, or replicas lack.
+    """Returns the plan where pipelines take the template of their remaining nodes; None: no template, or replicas lack.
 
     Nodes that came fill gaps, make new pipelines, then make the smallest larger; intact pipelines stay otherwise.
 
@@ -93,7 +93,7 @@ def simple(change: Change) -> Reconfiguration | None:
 
 
 def borrow(change: Change) -> Reconfiguration | None:
-    """As `simple`, and pipelines with too few nodes take some from the largest. None where those have too few.
+    """Returns the plan of `simple`, with too small pipelines taking nodes from the largest; None: those have too few.
 
     Raises:
         TooFewNodes, NoReplica, PlanError: as `reconfigure`.
@@ -102,7 +102,7 @@ def borrow(change: Change) -> Reconfiguration | None:
 
 
 def merge(change: Change) -> Reconfiguration | None:
-    """As `simple`, and pipelines with too few nodes are merged into the smallest others. None where replicas lack then.
+    """Returns the plan of `simple`, with too small pipelines merged into the smallest others; None: replicas lack then.
 
     Raises:
         TooFewNodes, NoReplica, PlanError: as `reconfigure`.
@@ -111,7 +111,7 @@ def merge(change: Change) -> Reconfiguration | None:
 
 
 def full(change: Change, steps_ahead: int = STEPS_AHEAD) -> Reconfiguration:
-    """The plan for which `steps_ahead` steps and the transfers before them take least, by prediction.
+    """Returns the plan for which `steps_ahead` steps and the transfers before them take least, by prediction.
 
     Of: the three ways above; the best instantiation of the nodes that no intact pipeline has, and of those and the
     nodes of 1, 2, 4, ... and all of the largest intact ones; where speeds differ, the best grouping by speed. So it is
@@ -128,7 +128,7 @@ def full(change: Change, steps_ahead: int = STEPS_AHEAD) -> Reconfiguration:
 
 
 def searched(left: SurvivingPlan) -> list[tuple[int, ...]]:
-    """Sizes of pipelines (0: none) of which a full search takes one, where nodes are equally fast.
+    """Returns the sizes of pipelines (0: none) of which a full search takes one, where nodes are equally fast.
 
     Raises:
         PlanError: there are none.
@@ -168,7 +168,7 @@ def _cost(result: Reconfiguration, steps_ahead: int) -> tuple[float, int]:
 def _worth_building(
     left: SurvivingPlan, found: Mapping[tuple[int, ...], How], steps_ahead: int
 ) -> list[Reconfiguration]:
-    """In the order in which they were found, without those whose steps alone take longer than all of another one."""
+    """Returns plans in the order found, without those whose steps alone take longer than all of another one."""
     most = max(map(sum, found))
     order = {sizes: at for at, sizes in enumerate(found)}
     bounds = sorted((left.step_s(sizes), at, sizes) for sizes, at in order.items() if sum(sizes) == most)
@@ -184,7 +184,7 @@ def _worth_building(
 
 
 def _candidates(left: SurvivingPlan) -> Iterator[tuple[list[int], How]]:
-    """Sizes worth a try. The last is the best instantiation of all nodes."""
+    """Yields sizes worth a try. The last is the best instantiation of all nodes."""
     paper = reinstantiate(left.situation)
     if paper is not None:
         yield paper

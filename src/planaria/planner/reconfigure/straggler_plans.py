@@ -16,14 +16,14 @@ from planaria.planner.reconfigure.reconfigure import full
 from planaria.planner.reconfigure.surviving_plan import Change, Reconfiguration, SurvivingPlan
 
 PROMISING = 1.25
-"""A plan whose step takes so much longer than another's, in closed form, is not worth a simulation: the forms are
-within 16% of it, sums between pipelines aside."""
+"""Ratio of step times, in closed form, above which a plan is not worth a simulation: the forms are within 16% of it,
+sums between pipelines aside."""
 
 
 def candidates(change: Change) -> list[Reconfiguration]:
-    """Plans worth an estimate: the pipelines of now, and the best ones of all templates and of those without the
-    smallest (see `planaria.planner.reconfigure.reconfigure.full`); each as it is, and cut for the speeds. Of them, the
-    promising ones of those with the most nodes: to do without one is a question that the caller asks.
+    """Returns plans worth an estimate: the pipelines of now, and the best ones of all templates and of those without
+    the smallest (see `planaria.planner.reconfigure.reconfigure.full`); each as it is, and cut for the speeds. Of them,
+    the promising ones of those with the most nodes: to do without one is a question that the caller asks.
 
     Raises:
         TooFewNodes: fewer than (f + 1) n0 nodes are left.

@@ -1,4 +1,4 @@
-"""Aftermath: what is left of a plan after nodes were lost or came, and the plans that can be made of it.
+"""The surviving plan: what is left of a plan after nodes were lost or came, and the plans that can be made of it.
 
 The ways to choose among them are in `planaria.planner.reconfigure.reconfigure`.
 """
@@ -42,7 +42,7 @@ from planaria.planner.reconfigure.rebalance_layers import pipeline_times
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What a new plan is made from.
+    """The change from which a new plan is made.
 
     Attributes:
         profile: costs and groups.
@@ -99,7 +99,8 @@ class SurvivingPlan:
     """What is left of the plan of a change, and the plans that can be made of it."""
 
     def __init__(self, change: Change) -> None:
-        """Raises: TooFewNodes: fewer than (f + 1) n0 nodes are left. PlanError: a speed that is none."""
+        """Finds what is left of the plan. Raises: TooFewNodes: fewer than (f + 1) n0 nodes are left. PlanError: a speed
+        that is none."""
         check_speeds(change.speeds)
         self._change = change
         plan, per_node = change.plan, change.plan.devices_per_node
@@ -137,7 +138,7 @@ class SurvivingPlan:
 
     @property
     def num_live(self) -> int:
-        """Nodes that pipelines can be made of."""
+        """Number of nodes that pipelines can be made of."""
         return len(self._live)
 
     @property
@@ -145,8 +146,8 @@ class SurvivingPlan:
         return bool(self._change.speeds) and len({self._speed(node) for node in self._live}) > 1
 
     def instantiated(self, kept: Sequence[int]) -> list[int] | None:
-        """The sizes of the best instantiation around the intact pipelines `kept`; None where that leaves too few
-        replicas, or the batch does not allow for it."""
+        """Returns the sizes of the best instantiation around the intact pipelines `kept`; None where that leaves too
+        few replicas, or the batch does not allow for it."""
         change, sizes = self._change, self.situation.sizes
         nodes = len(self._live) - sum(self.alive[at] for at in kept)
         counts = [0] * len(sizes)
@@ -169,7 +170,7 @@ class SurvivingPlan:
         return self.fitted(dict(zip(sizes, counts, strict=True)))
 
     def fitted(self, counts: Mapping[int, int]) -> list[int]:
-        """Sizes for so many pipelines of each: intact ones of a wanted size stay, the others are made anew."""
+        """Returns sizes for so many pipelines of each: intact ones of a wanted size stay, the others are made anew."""
         wanted = Counter({size: count for size, count in counts.items() if count})
         sizes = [0] * len(self.alive)
         for at, size in enumerate(self.alive):
@@ -183,7 +184,7 @@ class SurvivingPlan:
         return sizes + rest
 
     def step_s(self, sizes: Sequence[int]) -> float:
-        """Of a plan with pipelines of these sizes (0: none), on nodes that are as fast as the profile says; see
+        """Returns the step's seconds with pipelines of these sizes (0: none), on nodes as fast as the profile says; see
         `Reconfiguration.step_time_s`. Raises Undistributable: the batch does not allow for it."""
         settings = self._change.settings
         times = [step_times(self._by_size[size], settings.num_microbatches) for size in sizes if size]
@@ -191,8 +192,9 @@ class SurvivingPlan:
         return max(float(time[share - 1]) for time, share in zip(times, shares, strict=True))
 
     def shaped(self, sizes: Sequence[int]) -> Plan:
-        """A plan with pipelines of the same forms and shares as `build` makes for these sizes (0: none), on nodes that
-        are as fast as the profile says; but on nodes 0, 1, ..., wherever the state is. Raises Undistributable."""
+        """Returns a plan with pipelines of the same forms and shares as `build` makes for these sizes (0: none), on
+        nodes that are as fast as the profile says; but on nodes 0, 1, ..., wherever the state is. Raises
+        Undistributable."""
         change, profile = self._change, self._change.profile
         templates = [self._by_size[size] for size in sizes if size]
         ends = list(accumulate(template.num_nodes for template in templates))
@@ -215,7 +217,7 @@ class SurvivingPlan:
         )
 
     def build(self, sizes: Sequence[int], how: How) -> Reconfiguration:
-        """The plan with pipelines of these sizes, in order (0: none)."""
+        """Returns the plan with pipelines of these sizes, in order (0: none)."""
         change = self._change
         kept = {at for at, intact in enumerate(self.intact) if intact and sizes[at] == self.alive[at]}
         staying = set[NodeId]().union(*(self._nodes[at] for at in kept))
@@ -236,15 +238,15 @@ class SurvivingPlan:
         return self._planned([built[at] for at in order], times, how)
 
     def build_by_speed(self) -> Reconfiguration:
-        """The plan with the best grouping of nodes by speed, wherever their state is."""
+        """Returns the plan with the best grouping of nodes by speed, wherever their state is."""
         change = self._change
         chosen = instances(change.profile, change.templates, change.settings, self._live, change.speeds, change.zones)
         pipelines = [place(one.template, one.nodes, change.settings.devices_per_node) for one in chosen]
         return self._planned(pipelines, [one.times for one in chosen], How.INSTANTIATE)
 
     def build_from(self, pipelines: Sequence[Pipeline]) -> Reconfiguration | None:
-        """The plan with exactly these pipelines, whatever templates say; None where they cannot be: too few, not whole,
-        on nodes that are gone, or more than there are microbatches."""
+        """Returns the plan with exactly these pipelines, whatever templates say; None where they cannot be: too few,
+        not whole, on nodes that are gone, or more than there are microbatches."""
         change = self._change
         live = set(self._live)
         if not change.settings.fault_tolerance < len(pipelines) <= change.settings.num_microbatches:
@@ -291,7 +293,7 @@ class SurvivingPlan:
         )
 
     def _times(self, template: Template, pipeline: Pipeline) -> Times:
-        """Step times of a template's pipeline on its nodes."""
+        """Returns the step times of a template's pipeline on its nodes."""
         times = self._step_times.get(template.num_nodes)
         if times is None:
             times = self._step_times[template.num_nodes] = step_times(template, self._change.settings.num_microbatches)
@@ -310,7 +312,7 @@ class SurvivingPlan:
 
 
 def _transfer_s(plan: Plan, profile: ModelProfile) -> float:
-    """Seconds of the transfers at the worker that sends or receives longest."""
+    """Returns the seconds of the transfers at the worker that sends or receives longest."""
     sending: defaultdict[WorkerId, float] = defaultdict(float)
     receiving: defaultdict[WorkerId, float] = defaultdict(float)
     for move in plan.transfers:
@@ -322,8 +324,8 @@ def _transfer_s(plan: Plan, profile: ModelProfile) -> float:
 
 
 def _live_nodes(plan: Plan, held: Holders) -> list[NodeId]:
-    """A node lives and dies as one: a node of the plan counts if all who drive its stages live, another one if all its
-    workers do."""
+    """Returns the live nodes, ascending: a node of the plan whose driving workers all live, or another one whose
+    workers all do."""
     if plan.devices_per_node == 1:
         return [NodeId(worker) for worker in sorted(held)]
     workers: dict[NodeId, set[WorkerId]] = {}
@@ -340,7 +342,7 @@ def _live_nodes(plan: Plan, held: Holders) -> list[NodeId]:
 
 
 def _nodes_of_pipelines(plan: Plan, live: Collection[NodeId]) -> list[list[NodeId]]:
-    """Each pipeline's live nodes; a node counts for the first pipeline that it is in."""
+    """Returns each pipeline's live nodes; a node counts for the first pipeline that it is in."""
     left = set(live)
     result: list[list[NodeId]] = []
     for pipeline in plan.pipelines:
@@ -351,7 +353,7 @@ def _nodes_of_pipelines(plan: Plan, live: Collection[NodeId]) -> list[list[NodeI
 
 
 def _without(holders: Holders, nodes: Collection[NodeId], devices_per_node: int) -> dict[WorkerId, Collection[int]]:
-    """The holders that are on none of these nodes."""
+    """Returns the holders that are on none of these nodes."""
     gone = {WorkerId(node * devices_per_node + device) for node in nodes for device in range(devices_per_node)}
     if gone.isdisjoint(holders):
         return dict(holders)
@@ -359,7 +361,7 @@ def _without(holders: Holders, nodes: Collection[NodeId], devices_per_node: int)
 
 
 class _Fitting:
-    """Whether pipelines are cut as the templates of their nodes say: a plan that finishes a step may have others."""
+    """Checks whether pipelines are cut as their nodes' templates say: a plan that finishes a step may have others."""
 
     def __init__(self, by_size: Mapping[int, Template], devices_per_node: int) -> None:
         self._by_size = by_size
@@ -367,7 +369,7 @@ class _Fitting:
         self._known: dict[Form, bool] = {}
 
     def is_intact(self, pipeline: Pipeline, nodes: Sequence[NodeId]) -> bool:
-        """And no node is lost."""
+        """Returns whether the pipeline is cut as its template says and no node is lost."""
         if len(pipeline.nodes(self._per_node)) != len(nodes) or len(nodes) not in self._by_size:
             return False
         form = pipeline.form(self._per_node)
