@@ -18,12 +18,12 @@ from planaria.planner.placement.senders import Holders
 from planaria.planner.placement.zones import Zones
 
 Ring = tuple[NodeId | None, ...]
-"""The nodes of a pipeline, from its first part to its last; None: nobody yet."""
+"""Nodes of a pipeline, from its first part to its last; None: no node yet."""
 
 
 def ring_shadows(pipelines: Sequence[Pipeline], devices_per_node: int) -> tuple[Stage, ...]:
-    """Every worker holds the stage of its successor; with several workers on a node, of the one with the same number on
-    the next node that has as many. Nothing on one node, which is lost as one."""
+    """Returns shadows by which every worker holds the stage of its successor; with several workers on a node, of the
+    one with the same number on the next node that has as many. None on one node, which is lost as one."""
     shadows: list[Stage] = []
     for pipeline in pipelines:
         by_node: dict[int, list[Stage]] = {}
@@ -41,7 +41,7 @@ def ring_shadows(pipelines: Sequence[Pipeline], devices_per_node: int) -> tuple[
 
 
 def conflicts(ring: Sequence[NodeId | None], zones: Zones) -> int:
-    """Neighbours in one zone. Nodes whose zone nobody knows are in none."""
+    """Returns how many neighbours are in one zone. Nodes without a known zone are in none."""
     if len(ring) < 2:
         return 0
     pairs = list(zip(ring, [*ring[1:], ring[0]], strict=True))
@@ -56,7 +56,7 @@ def _is_conflict(one: NodeId | None, other: NodeId | None, zones: Zones) -> bool
 
 
 def spread(nodes: Sequence[NodeId], num_rings: int, depth: int, zones: Zones) -> tuple[tuple[NodeId, ...], ...]:
-    """Rings of these nodes with as few neighbours in one zone as a greedy choice and exchanges of two nodes find.
+    """Returns rings with as few neighbours in one zone as a greedy choice and exchanges of two nodes find.
 
     The nodes of the zone with most left go next, unless the last one was of that zone. Without zones, nodes stay in
     ascending order.
@@ -81,7 +81,7 @@ def spread(nodes: Sequence[NodeId], num_rings: int, depth: int, zones: Zones) ->
 
 
 def _balanced(nodes: Sequence[NodeId], number: int, zones: Zones) -> list[NodeId]:
-    """So many nodes, from as many zones as evenly as can be."""
+    """Returns so many nodes, from as many zones as evenly as can be."""
     counts: dict[str, int] = {}
     ranked: list[tuple[int, NodeId]] = []
     for node in nodes:
@@ -92,7 +92,7 @@ def _balanced(nodes: Sequence[NodeId], number: int, zones: Zones) -> list[NodeId
 
 
 def _exchanged(rings: list[list[NodeId]], zones: Zones) -> tuple[tuple[NodeId, ...], ...]:
-    """With two nodes exchanged wherever that leaves fewer neighbours in one zone."""
+    """Returns the rings after exchanging two nodes wherever that leaves fewer neighbours in one zone."""
     places = [(ring, at) for ring in range(len(rings)) for at in range(len(rings[ring]))]
     while True:
         bad = [place for place in places if _is_bad(rings, place, zones)]
@@ -122,7 +122,7 @@ def _exchange(rings: list[list[NodeId]], a: tuple[int, int], b: tuple[int, int],
 
 
 def left_in_place(plan: Plan, template: Template, live: Collection[NodeId]) -> list[Ring]:
-    """Of each pipeline of the template's shape, the nodes that are where the template has them."""
+    """Returns, for each pipeline of the template's shape, the nodes that are where the template has them."""
     rings: list[Ring] = []
     for pipeline in plan.pipelines:
         cut = [(s.first_layer, s.end_layer, s.num_devices) for s in pipeline.stages]
@@ -142,7 +142,7 @@ def left_in_place(plan: Plan, template: Template, live: Collection[NodeId]) -> l
 
 
 def _own_places(plan: Plan, pipeline: Pipeline, template: Template, ring: Sequence[NodeId | None]) -> Ring:
-    """A worker that took its successor's place as well keeps the place before it."""
+    """Returns the ring where a worker that took its successor's place as well keeps only the place before it."""
     nodes: list[NodeId | None] = [None] * template.num_nodes
     for stage, part in zip(pipeline.stages, template.stages, strict=True):
         nodes[part.node] = plan.node_of(stage.worker)
@@ -155,7 +155,7 @@ def _own_places(plan: Plan, pipeline: Pipeline, template: Template, ring: Sequen
 def refilled(
     rings: Sequence[Ring], number: int, depth: int, waiting: Sequence[NodeId], needs: Lacks, zones: Zones
 ) -> tuple[tuple[NodeId, ...], ...] | None:
-    """So many whole rings, with as many nodes as can be where they were; None where there are too few nodes.
+    """Returns so many whole rings, with as many nodes as can be where they were; None where there are too few nodes.
 
     The fullest stay, and the others' nodes, with those that wait, go where somebody lacks: first where their neighbours
     are in other zones, then where they hold most of the state.
@@ -198,7 +198,7 @@ class Lacks:
         self._known: dict[tuple[NodeId, int], int] = {}
 
     def of(self, node: NodeId, part: int) -> int:
-        """For that part, from 0."""
+        """Returns the bytes that the node lacks for the part, numbered from 0."""
         key = node, part
         if key not in self._known:
             pipeline = place(self._template, [node] * self._template.num_nodes, self._plan.devices_per_node)

@@ -18,7 +18,8 @@ from planaria.planner.reroute.routes import Hops, MicrobatchAssignment
 
 
 def left_over(plan: Plan, holders: Holders, absent: Collection[NodeId]) -> tuple[Pipeline, ...]:
-    """What is left of each pipeline: the stages whose workers live, as far as they hold their state, in layer order.
+    """Returns what is left of pipelines: the stages whose workers live, as far as they hold their state, in layer
+    order.
 
     Args:
         plan: in force.
@@ -40,8 +41,8 @@ def left_over(plan: Plan, holders: Holders, absent: Collection[NodeId]) -> tuple
 
 
 def as_placed(plan: Plan, holders: Holders, absent: Collection[NodeId]) -> tuple[Pipeline, ...]:
-    """What is left of each pipeline, whether or not its state is in place yet; and, of layers that none of it has,
-    whoever holds most of them as an owner.
+    """Returns what is left of each pipeline, whether or not its state is in place yet; layers that none of it has go to
+    the worker that holds most of them.
 
     Arguments as `left_over`. Where every group has a holder, every layer has an owner; else there is nothing.
     """
@@ -84,7 +85,7 @@ def rerouted(
     schedule: ScheduleKind,
     spare_in_flight: int = 0,
 ) -> Plan:
-    """The plan in which each pipeline's microbatches take the hops that they are assigned to."""
+    """Returns the plan in which each pipeline's microbatches take the hops that they are assigned to."""
     taken: dict[Hops, list[int]] = {}
     number = 0
     for of_pipeline in assignment.hops:
@@ -111,7 +112,7 @@ def rerouted(
 
 
 def layer_units(profile: ModelProfile) -> tuple[tuple[int, int, int], ...]:
-    """The profile's times on its fewest devices, in thousandths of the longest."""
+    """Returns each layer's times on the profile's fewest devices, in thousandths of the longest."""
     times = [layer.times[0] for layer in profile.layers]
     longest = max(max(t.forward_s, t.backward_input_s, t.backward_weight_s) for t in times)
     if longest <= 0:
@@ -124,7 +125,7 @@ def layer_units(profile: ModelProfile) -> tuple[tuple[int, int, int], ...]:
 
 
 def homes(plan: Plan) -> tuple[int, ...]:
-    """Of each route, the pipeline that it is counted with: the one that has most of its layers."""
+    """Returns, for each route, the pipeline that it is counted with: the one that has most of its layers."""
     pipeline_of: dict[WorkerId, int] = {}
     result = []
     for route, at in zip(plan.routes, plan.pipeline_of_route, strict=True):
@@ -143,7 +144,7 @@ def homes(plan: Plan) -> tuple[int, ...]:
 
 
 def shares(plan: Plan) -> tuple[int, ...]:
-    """How many microbatches are counted with each pipeline."""
+    """Returns how many microbatches are counted with each pipeline."""
     counts = [0] * len(plan.pipelines)
     for route, home in zip(plan.routes, homes(plan), strict=True):
         counts[home] += len(route.microbatches)
@@ -151,7 +152,7 @@ def shares(plan: Plan) -> tuple[int, ...]:
 
 
 def carriers(plan: Plan) -> dict[WorkerId, int]:
-    """The workers that run microbatches of another pipeline than their own, and how many."""
+    """Returns the workers that run microbatches of another pipeline than their own, and how many each."""
     pipeline_of = {stage.worker: at for at, pipeline in enumerate(plan.pipelines) for stage in pipeline.stages}
     carried: dict[WorkerId, int] = {}
     for route, home in zip(plan.routes, homes(plan), strict=True):
@@ -161,12 +162,12 @@ def carriers(plan: Plan) -> dict[WorkerId, int]:
 
 
 Part = tuple[int, int, int, int]
-"""First device of the node, number of devices, and the layers from one to another that it has there."""
+"""A stage on a node: its first device there, number of devices, first layer and end layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """What one node takes.
+    """A place for one node: what it takes of a pipeline.
 
     Attributes:
         pipeline: number of the pipeline that it joins; one more than there are: the first of a new one.
@@ -177,7 +178,7 @@ class Place:
     parts: tuple[Part, ...]
 
     def stages(self, node: NodeId, devices_per_node: int) -> tuple[Stage, ...]:
-        """On that node."""
+        """Returns the stages of the place on that node."""
         return tuple(
             Stage(
                 worker=WorkerId(node * devices_per_node + device),
@@ -190,7 +191,8 @@ class Place:
 
 
 def places(pipelines: Sequence[Pipeline], profile: ModelProfile, devices_per_node: int) -> Iterator[Place]:
-    """All that a node may take, gaps first: a gap as a whole, or what another node has and a pipeline lacks."""
+    """Yields all places that a node may take, gaps first: a gap as a whole, or what another node has and a pipeline
+    lacks."""
     shapes, num_layers = _shapes(pipelines, devices_per_node), profile.num_layers
     costs = StageCosts(profile) if 1 in profile.device_counts else None
     seen: set[Place] = set()
@@ -210,7 +212,7 @@ def places(pipelines: Sequence[Pipeline], profile: ModelProfile, devices_per_nod
 def with_place(
     pipelines: Sequence[Pipeline], place: Place, node: NodeId, devices_per_node: int
 ) -> tuple[Pipeline, ...]:
-    """The pipelines with the node in that place."""
+    """Returns the pipelines with the node in that place."""
     stages = place.stages(node, devices_per_node)
     result = list(pipelines)
     if place.pipeline == len(result):
@@ -222,7 +224,7 @@ def with_place(
 
 
 def _shapes(pipelines: Sequence[Pipeline], devices_per_node: int) -> list[tuple[Part, ...]]:
-    """What the nodes have, each once, in layer order."""
+    """Returns the parts that nodes have, each combination once, in layer order."""
     by_node: dict[tuple[int, int], list[Part]] = {}
     for at, pipeline in enumerate(pipelines):
         for stage in pipeline.stages:
@@ -232,7 +234,7 @@ def _shapes(pipelines: Sequence[Pipeline], devices_per_node: int) -> list[tuple[
 
 
 def _gaps(missing: Sequence[int], costs: StageCosts, devices_per_node: int) -> Iterator[tuple[Part, ...]]:
-    """Each gap as one node's, in as many stages as the node has devices, cut where they are evenest."""
+    """Yields each gap as one node's parts, in as many stages as the node has devices, cut where they are evenest."""
     runs: list[tuple[int, int]] = []
     for layer in missing:
         runs.append((runs.pop()[0] if runs and runs[-1][1] == layer else layer, layer + 1))
@@ -244,7 +246,7 @@ def _gaps(missing: Sequence[int], costs: StageCosts, devices_per_node: int) -> I
 
 
 def _cut(first: int, end: int, parts: int, costs: StageCosts) -> list[tuple[int, int]]:
-    """A range in so many, each as near its share of the rest's compute as can be."""
+    """Returns a range cut into so many parts, each as near its share of the rest's compute as can be."""
     ranges = []
     for left in range(parts, 1, -1):
         share = costs.compute_s(first, end) / left

@@ -17,26 +17,26 @@ from planaria.plan.costs.stage_costs import StageCosts
 from planaria.plan.plan import Pipeline, PlanError, Stage, WorkerId
 
 Hops = tuple[Stage, ...]
-"""Hops in layer order that cover every layer once."""
+"""Hops of a route, in layer order, that cover every layer once."""
 
 _Key = tuple[float, float, int]
-"""Of a microbatch's route: the load of its busiest worker with it, that of all its workers, and its hops."""
+"""Key to compare routes by: load of the busiest worker with the microbatch, that of all workers, number of hops."""
 
 
 class Freedom(enum.Enum):
     """Which routes a microbatch may take."""
 
     HOME = enum.auto()
-    """Along a pipeline, and to others only over its gaps."""
+    """Routes go along a pipeline, and to others only over its gaps."""
     BOTH = enum.auto()
-    """Likewise; or to any owner at any layer where that is less busy."""
+    """Routes go as with HOME, or to any owner at any layer where that is less busy."""
     FREE = enum.auto()
-    """To any owner at any layer."""
+    """Routes go to any owner at any layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicrobatchAssignment:
-    """Who runs what.
+    """An assignment of microbatches to workers.
 
     Attributes:
         hops: for each pipeline (and the freedom to take none), its microbatches' in the order in which they set out.
@@ -48,12 +48,13 @@ class MicrobatchAssignment:
 
     @property
     def rank(self) -> tuple[float, float]:
-        """Of assignments of equally many microbatches: the busiest worker's load, then how uneven all loads are."""
+        """Key to compare assignments of equally many microbatches: the busiest worker's load, then how uneven all loads
+        are."""
         return max(self.loads_s.values()), sum(load * load for load in self.loads_s.values())
 
 
 def unowned(pipelines: Sequence[Pipeline], num_layers: int) -> tuple[int, ...]:
-    """The layers that no stage has."""
+    """Returns the layers that no stage has."""
     owned = {layer for pipeline in pipelines for stage in pipeline.stages for layer in stage.layers}
     return tuple(layer for layer in range(num_layers) if layer not in owned)
 
@@ -68,7 +69,7 @@ class _Section:
 
 
 class _Edge(NamedTuple):
-    """What one worker can do of a gap from a place on.
+    """Part of a gap that one worker can run from a place on.
 
     Attributes:
         hop: it.
@@ -86,7 +87,7 @@ class _Edge(NamedTuple):
 
 
 class Detours:
-    """The routes over these pipelines, which together own every layer.
+    """Routes over these pipelines, which together own every layer.
 
     Args:
         pipelines: whole or with gaps, at least one.
@@ -117,7 +118,7 @@ class Detours:
     def deal(
         self, num_microbatches: int, head: float = 0.0, busy_s: Mapping[WorkerId, float] | None = None
     ) -> MicrobatchAssignment:
-        """Every microbatch to the pipeline on which it makes the busiest worker of its route least busy.
+        """Assigns each microbatch to the pipeline on which it makes the busiest worker of its route least busy.
 
         Loads only grow, so a pipeline's key is looked at again only when it is the lowest.
 
@@ -175,7 +176,7 @@ class Detours:
         return tuple(hops)
 
     def _around(self, first: int, end: int, loads: Mapping[WorkerId, float], more: Mapping[WorkerId, float]) -> Hops:
-        """Hops over a gap: the least load of the busiest, and of those the shortest messages and the fewest hops.
+        """Returns hops over a gap: the least load of the busiest, then the shortest messages, then the fewest hops.
 
         By dynamic programming over the places where some peer's stage begins or ends.
         """
@@ -205,7 +206,7 @@ class Detours:
         return best[end][1]
 
     def _peers_of(self, first: int, end: int) -> tuple[list[int], Mapping[int, Sequence[_Edge]]]:
-        """The places in a gap where a stage that owns some of it begins or ends, and from each what one can do on."""
+        """Returns the places in a gap where a stage that owns some of it begins or ends, and the edges from each."""
         found = self._peers.get((first, end))
         if found is None:
             stages = [stage for stage in self._stages if stage.first_layer < end and stage.end_layer > first]

@@ -31,7 +31,7 @@ TIE = 1e-9
 
 
 def objective_s(stages_s: Sequence[float]) -> float:
-    """T1 + T2 + T3 of a pipeline whose stages take these times, forward and backward."""
+    """Returns T1 + T2 + T3 of a pipeline whose stages take these times, forward and backward."""
     slowest = max(stages_s)
     last = max(place for place, time in enumerate(stages_s) if time >= slowest * (1 - TIE))
     return sum(stages_s) + (3 * len(stages_s) + last - 1) * stages_s[last] + sum(stages_s[last:])
@@ -39,14 +39,14 @@ def objective_s(stages_s: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Interval:
-    """Of the slowest stage's time: groups [first, end) of equal times."""
+    """Interval of the slowest stage's time: groups [first, end) of equal times."""
 
     first: int
     end: int
 
 
 class OobleckSearch:
-    """The split of least T1 + T2 + T3 for one number of nodes.
+    """Search for the split of least T1 + T2 + T3 for one number of nodes.
 
     Args:
         space: of splits; schedule and messages play no part, memory does.
@@ -62,7 +62,7 @@ class OobleckSearch:
         self._low_s, self._high_s = _groups(space)
 
     def run(self) -> tuple[Split, float] | None:
-        """The best split and its objective in seconds, or None where none fits the memory."""
+        """Returns the best split and its objective in seconds, or None where none fits the memory."""
         found = self._search(by_level=False)
         if found is not None and not self._space.fits(found[0]):
             found = self._search(by_level=True)
@@ -105,7 +105,7 @@ class OobleckSearch:
         number: int,
         by_level: bool,
     ) -> tuple[Split, float] | None:
-        """Bound an interval, queue it unless it is a single group, and return the best split so far."""
+        """Bounds an interval, queues it unless it is a single group, and returns the best split so far."""
         solved = self._solve_levels(part) if by_level else self._solve(part)
         if solved is None:
             return best
@@ -118,7 +118,7 @@ class OobleckSearch:
         return best
 
     def _parts(self) -> list[_Interval]:
-        """All groups, in intervals of at most a fifth."""
+        """Returns all groups of equal stage times, in intervals that span at most a fifth."""
         parts, first = [], 0
         for end in range(1, len(self._low_s) + 1):
             if end == len(self._low_s) or self._low_s[end] > self._low_s[first] * 1.2:
@@ -127,7 +127,7 @@ class OobleckSearch:
         return parts
 
     def _phases(self, part: _Interval) -> tuple[tuple[float, float, float, float], ...]:
-        """After, at and before the slowest stage: slope, constant, period above, period at most."""
+        """Returns slope, constant, period above and period at most, for stages after, at and before the slowest one."""
         least, most = float(self._low_s[part.first]), float(self._high_s[part.end - 1])
         under = float(self._high_s[part.first - 1]) if part.first else 0.0
         after = under if part.end - part.first == 1 else most
@@ -158,7 +158,7 @@ class OobleckSearch:
         self._work.add(looked / STAGES_PER_S)
 
     def _solve(self, part: _Interval) -> tuple[float, Split] | None:
-        """Lower bound over splits whose slowest stage is in the interval, and the split that has it."""
+        """Returns a lower bound over splits whose slowest stage is in the interval, and the split that has it."""
         behind, slowest, before = self._phases(part)
         rest, rest_from = self._plane(start=True)
         self._run(rest, rest, rest_from, behind, 0, 0)
@@ -177,7 +177,8 @@ class OobleckSearch:
         return float(whole[-1, -1]), tuple(stages)
 
     def _solve_levels(self, part: _Interval) -> tuple[float, Split] | None:
-        """The same with the memory of each stage's place: one plane for each number of stages that follow."""
+        """Returns what `_solve` does with the memory of each stage's place: one plane for each number of stages that
+        follow."""
         behind, slowest, before = self._phases(part)
         rests, wholes = [self._plane(start=True)], [self._plane(start=False)]
         for after in range(min(self._shape) - 1):
@@ -202,7 +203,7 @@ class OobleckSearch:
 
 
 def _groups(space: Space) -> tuple[Floats, Floats]:
-    """The least and the most of each group of equal stage times, ascending."""
+    """Returns the least and the most of each group of equal stage times, ascending."""
     first, end = np.triu_indices(space.num_layers + 1, 1)
     forward, backward = space.back.forward_s, space.back.backward_s
     times = np.unique((forward[:, end] - forward[:, first]) + (backward[:, end] - backward[:, first]))

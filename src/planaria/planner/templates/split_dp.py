@@ -1,4 +1,4 @@
-"""Shortest ways through the states (devices used, layers done) of a space of splits, and the paths that bound them.
+"""Shortest paths through the states (devices used, layers done) of a space of splits, and the bounds that they give.
 
 The step time is the longest path of the graph of a step's events, so every path is a lower bound. The paths used here
 stay on one stage except for whole trips: down to the last stage and back (a dip, between a microbatch's forward and its
@@ -33,9 +33,9 @@ from planaria.plan.plan import ScheduleKind
 from planaria.planner.templates.splits import PrefixCosts, Space, Split
 
 STAGES_PER_S = 2e6
-"""Stages that interpreted loops look at in a second."""
+"""Stages that interpreted loops process in a second."""
 MAX_COUNTS = 64
-"""Different numbers of devices of a stage, at most."""
+"""Most different numbers of devices of a stage."""
 
 
 def _advance(
@@ -43,7 +43,8 @@ def _advance(
     link_s: Numbers, limit: Numbers, counts: Numbers, weights: Numbers, per_node: int, after: int, back: bool,
     overlap: bool, budget_s: float,
 ) -> int:  # fmt: skip
-    """`weights`: of the paths, one a column. `other`: the shortest ways from each state on.
+    """Advances all splits by one stage. `weights`: of the paths, one a column. `other`: the shortest paths from each
+    state on.
 
     Returns:
         How many stages were looked at.
@@ -99,7 +100,8 @@ def _relax(
     limit_to: Numbers, counts: Numbers, per_node: int, slope: float, constant_s: float, share: float, charge: float,
     above_s: float, cap_s: float, after: int, tag: int,
 ) -> int:  # fmt: skip
-    """`source` may be `target`. `tag`: the lowest bit of what is written to `parent`.
+    """Finds shortest paths of any number of stages. `source` may be `target`. `tag`: the lowest bit of what is written
+    to `parent`.
 
     Returns:
         How many stages were looked at.
@@ -141,7 +143,7 @@ def _relax(
 
 
 def longest_range(prefix: Floats, most_s: float) -> int:
-    """Layers of the longest range that takes at most `most_s`."""
+    """Returns the number of layers of the longest range that takes at most `most_s`."""
     ends = np.searchsorted(prefix, prefix + most_s * (1 + 1e-9), side="right") - 1
     return int(np.max(ends - np.arange(len(prefix))))
 
@@ -152,7 +154,7 @@ RELAX = Kernel(_relax, writes=(1, 2))
 
 @lru_cache(maxsize=4096)
 def path_weights(schedule: ScheduleKind, num_microbatches: int, after: int | None, stages: int | None) -> Floats:
-    """The weights of every path, one a row.
+    """Returns the weights of every path, one a row.
 
     A stage runs g forwards ahead. Its order is F_0 .. F_g-1, then F_g+t B_t in turn, then the other backwards.
 
@@ -183,7 +185,7 @@ def path_weights(schedule: ScheduleKind, num_microbatches: int, after: int | Non
 
 
 def _trips(m: int, ahead: int, most: int) -> set[tuple[int, int]]:
-    """How many trips down and up there is room for between the first microbatch's backward and the last's forward."""
+    """Returns how many trips down and up fit between the first microbatch's backward and the last's forward."""
     room, up = m - 2 - ahead, most - ahead
     if room < 0:
         return set()
@@ -198,7 +200,7 @@ def _trips(m: int, ahead: int, most: int) -> set[tuple[int, int]]:
 def bounds_s(
     forward_s: Floats, backward_s: Floats, link_s: Floats, num_microbatches: int, schedule: ScheduleKind
 ) -> Floats:
-    """Seconds that chains with equally many stages, one a row, take at least: their longest paths.
+    """Returns the least seconds that chains with equally many stages, one a row, take: their longest paths.
 
     Arguments as `planaria.plan.costs.pipeline_time.times_s`. Sums are rounded otherwise than there.
     """
@@ -221,7 +223,7 @@ def _weights(schedule: ScheduleKind, num_microbatches: int, stages: int) -> tupl
 
 
 class DpTables:
-    """Of the splits over all devices of some nodes.
+    """Shortest-path tables of the splits over all devices of some nodes.
 
     Args:
         space: of splits.
@@ -257,13 +259,15 @@ class DpTables:
         return plane, parent
 
     def fewest_stages(self) -> Split | None:
-        """A split that fits, if any does: one with the fewest stages, since what follows a stage only adds to it."""
+        """Returns a split that fits, if any does: one with the fewest stages, as each stage after another only adds to
+        its memory."""
         costs = self._space.back
         plane, parent = self.relaxed(costs, slope=0.0, constant_s=1.0, share=0.0, after=-1)
         return self._walk_back(parent) if plane[-1, -1] < np.inf else None
 
     def shortest(self, cap_s: float, hidden: bool) -> Split | None:
-        """The split with the shortest path under a period bound; of memory it knows only what stages always need."""
+        """Returns the split with the shortest path under a period bound; of memory it knows only what stages always
+        need."""
         plane, parent = self.relaxed(self._space.ahead, charge=0.0 if hidden else 1.0, cap_s=cap_s)
         if plane[-1, -1] == np.inf:
             return None
@@ -285,7 +289,7 @@ class DpTables:
         return tuple(stages)
 
     def ways(self, costs: PrefixCosts, cap_s: float) -> Floats:
-        """The shortest ways to each state, of any number of stages that take at most `cap_s`."""
+        """Returns the shortest paths to each state, of any number of stages that take at most `cap_s`."""
         plane, _ = self.relaxed(costs, cap_s=cap_s)
         if not self._space.overlap:
             # Of the two messages over a state's boundary, one is charged to the stage on its other side.
@@ -294,7 +298,7 @@ class DpTables:
         return plane
 
     def behind(self, budget_s: float, before: Sequence[Floats]) -> list[Floats]:
-        """For each number of stages to go, the shortest ways from a state to the end, seen from the end.
+        """Returns, by number of stages to go, the shortest paths from a state to the end, seen from the end.
 
         Args:
             budget_s: that no path through a stage passes.
@@ -316,7 +320,7 @@ class DpTables:
         return planes
 
     def before(self, budget_s: float, behind: Sequence[Floats]) -> tuple[list[Floats], Split | None]:
-        """The counterpart of `behind`, and the way that passes with the shortest path, if one does."""
+        """Returns the counterpart of `behind`, and the split that passes with the shortest path, if one does."""
         planes, parents = [np.full(self._shape, np.inf)], []
         for after in range(len(behind) - 2, -1, -1):
             if behind[after + 1][-1, -1] < np.inf:
@@ -353,14 +357,16 @@ class DpTables:
 
 
 def fewest_stages(space: Space, nodes: int, work: Work) -> Floats:
-    """For each number of nodes up to `nodes`, the fewest stages of a split that fits the memory; infinite: none."""
+    """Returns, for each number of nodes up to `nodes`, the fewest stages of a split that fits the memory; infinite:
+    none."""
     planes = DpTables(space, nodes, 1, work)
     plane, _ = planes.relaxed(space.back, slope=0.0, constant_s=1.0, share=0.0, after=-1)
     return plane[:: space.per_node, -1]
 
 
 def expected_s(space: Space, nodes: int, num_microbatches: int) -> float:
-    """Rough seconds that a search takes, interpreted: of its states, and of what is simulated for them."""
+    """Returns the rough seconds that an interpreted search takes: for its states, and for what is simulated for
+    them."""
     devices = nodes * space.per_node
     state_s = 1e-5 if space.counts.tolist() == [1] else 2.5e-5
     return (state_s * space.num_layers + 7e-7 * num_microbatches) * devices * min(space.num_layers, devices)

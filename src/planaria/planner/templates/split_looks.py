@@ -24,26 +24,27 @@ from planaria.planner.templates.split_dp import longest_range, path_weights
 from planaria.planner.templates.splits import Space, Split
 
 _SHARE_OF_BEAM = 0.1
-"""Of the events, for what is done once they are spent: only to find good splits, at all numbers of stages together,"""
+"""Share of the events spent once they are used up, only to find good splits, at all numbers of stages together."""
 _MOST_BEAM_LEVELS = 40
-"""if there are not more than these: each takes time even where it holds little."""
+"""Most numbers of stages for which that share is spent: each takes time even where it holds little."""
 _EVENTS_PER_ROW = 15
-"""That take as long as one more stage of one branch, which may not pass the first conditions."""
+"""Events that take as long as one more stage of one branch, which may not pass the first conditions."""
 _REMEMBERED = 3
-"""Stages whose lengths stretches remember."""
+"""Number of last stages whose lengths stretches remember."""
 _GRAIN = 1e-7
-"""Lengths of stretches are rounded down to this part of the budget, so that equal ones are equal."""
+"""Share of the budget to which lengths of stretches are rounded down, so that equal ones are equal."""
 
 _PARENT, _WAY, _LAYER, _USED, _REST = range(5)
-"""Columns of beginnings: the row of theirs without the newest stage, or -1; their way; the boundary they end at: the
-layer after it and the devices before it; the shortest way from there on. More columns follow, see the looks."""
+"""Columns of beginnings: the row of theirs without the newest stage, or -1; the length of their path; the boundary they
+end at: the layer after it and the devices before it; the shortest path from there on. More columns follow, see the
+looks."""
 _STAGE = slice(5, 10)
-"""Of the newest stage: its forward and backward, with messages where these occupy their sender; the message to the next
-stage, where it occupies its link; the layer it ends before; its devices."""
+"""Columns of the newest stage: its forward and backward, with messages where these occupy their sender; the message to
+the next stage, where it occupies its link; the layer it ends before; its devices."""
 
 
 class _Look:
-    """How beginnings are continued.
+    """Base of the closer looks: how beginnings of splits are continued.
 
     Args:
         space: of splits.
@@ -59,7 +60,8 @@ class _Look:
         self._back = back
 
     def _continued(self, rows: Floats, rest_s: Floats, weights: Floats, after: int, budget_s: float) -> Floats:
-        """The beginnings with one more stage, as far as no path through it is too long; `_STAGE` is the last column.
+        """Returns the beginnings with one more stage, as far as no path through it is too long; `_STAGE` is the last
+        column.
 
         Args:
             rows: beginnings.
@@ -82,7 +84,8 @@ class _Look:
     def _stages(
         self, rows: Floats, rest_s: Floats, place: int, after: int, budget_s: float
     ) -> tuple[list[npt.NDArray[np.generic]], Floats, Floats]:
-        """The columns of beginnings with one more stage of one number of devices, and the ways before and behind it."""
+        """Returns columns of beginnings with one more stage of one number of devices, and the paths before and behind
+        it."""
         space, costs, sign = self._space, self._space.ahead, -1 if self._back else 1
         devices = int(space.counts[place])
         layer, used = rows[:, _LAYER].astype(np.int64), rows[:, _USED].astype(np.int64)
@@ -112,7 +115,7 @@ class _Look:
 
 
 class Branches(_Look):
-    """Branch and bound. The columns of more stages follow those of the newest.
+    """Branch and bound over splits; the columns of more stages follow those of the newest.
 
     Args:
         space: of splits.
@@ -132,7 +135,7 @@ class Branches(_Look):
     def run(
         self, target_s: float, close: float, before: Sequence[Floats], stages: int | None, most_events: float
     ) -> tuple[list[Split], float, float]:
-        """Look for splits; each one found lowers the target to its time divided by `close`.
+        """Looks for splits; each one found lowers the target to its time divided by `close`.
 
         Args:
             target_s: longest step time.
@@ -177,12 +180,13 @@ class Branches(_Look):
         return passed, target_s if certain else 0.0, events
 
     def _width(self, target_s: float) -> int:
-        """Stages that a branch may be continued by, at most."""
+        """Returns the most stages that a branch may be continued by."""
         costs, most = self._space.ahead, target_s / self._num
         return sum(longest_range(f + b, most) for f, b in zip(costs.forward_s, costs.backward_s, strict=True))
 
     def _likeliest(self, rows: Floats, most: float) -> Floats:
-        """So many, by a rough bound: the way there and back, and the slowest stage for the other microbatches."""
+        """Returns the so many likeliest rows, by a rough bound: the path there and back, and the slowest stage for the
+        other microbatches."""
         forward_s, backward_s = _chains(rows)[:2]
         least_s = rows[:, _REST] + rows[:, _WAY] + (self._num - 1) * (forward_s + backward_s).max(axis=1)
         return rows[np.argsort(least_s, kind="stable")[: max(1, int(most))]]
@@ -199,12 +203,12 @@ class Branches(_Look):
 
 
 def _chains(rows: Floats) -> Floats:
-    """The columns of all stages: what `_STAGE` is, by branch, by stage."""
+    """Returns the columns of all stages: what `_STAGE` is, by branch, by stage."""
     return np.ascontiguousarray(rows[:, _STAGE.start :].reshape(len(rows), -1, 5).transpose(2, 0, 1))
 
 
 def _slowest(times_s: Floats, space: Space, devices: int) -> Floats:
-    """For each state: on any way there some stage or, with overlap, some message takes at least as long."""
+    """Returns, for each state, what some stage or, with overlap, some message takes at least on any path there."""
     size = space.num_layers + 1
     plane = np.full((devices + 1, size), np.inf)
     plane[0, 0] = 0.0
@@ -220,17 +224,17 @@ def _slowest(times_s: Floats, space: Space, devices: int) -> Floats:
 
 
 class Stretches(_Look):
-    """The paths of the planes, and those over stretches of stages. How long the last 1, 2, .. stages are, and nothing
-    of the newest stage, is in the last columns."""
+    """Closer look at the paths of the planes and those over stretches of stages. How long the last 1, 2, .. stages are,
+    and nothing of the newest stage, is in the last columns."""
 
     def __init__(self, space: Space, nodes: int, num_microbatches: int) -> None:
-        """Arguments as of `Branches`."""
+        """Prepares the look; arguments as of `Branches`."""
         super().__init__(space, nodes, num_microbatches, back=False)
 
     def run(
         self, budget_s: float, behind: Sequence[Floats], stages: int | None, most_states: int
     ) -> tuple[bool, Split | None]:
-        """Whether some split may pass, and one that does.
+        """Returns whether some split may pass, and one that does.
 
         Args:
             budget_s: that no path is longer than.
@@ -260,7 +264,7 @@ class Stretches(_Look):
         return True, tuple(reversed(split))
 
     def _distinct(self, rows: Floats, new: Floats, after: int, budget_s: float) -> Floats:
-        """The beginnings with one more stage that pass, without those than which another one is better."""
+        """Returns the beginnings with one more stage that pass, without those than which another one is better."""
         forward_s, backward_s, link_s = new[:, _STAGE].T[:3]
         own = forward_s + backward_s + 2.0 * link_s
         stretch = rows[new[:, _PARENT].astype(np.int64), _STAGE.start :]
@@ -278,7 +282,8 @@ class Stretches(_Look):
     def _stretches_pass(
         self, rows: Floats, new: Floats, stretch: Floats, after: int, budget_s: float
     ) -> npt.NDArray[np.bool_]:
-        """The first and the last microbatch go down and back; between them, trips up over the last stages."""
+        """Returns which rows pass the paths where, between the first and the last microbatch, trips go up the last
+        stages."""
         schedule, num = self._space.schedule, self._num
         ahead = schedule.forwards_ahead(after, num)
         passes = np.ones(len(new), dtype=bool)
@@ -296,18 +301,19 @@ class Stretches(_Look):
 
 
 _LENGTHS = [_WAY, *range(_STAGE.start, _STAGE.start + _REMEMBERED)]
-"""Columns of a beginning's way and of its stretches."""
+"""Columns of a beginning's path length and of its stretches."""
 
 
 def _first(rows: Floats) -> npt.NDArray[np.bool_]:
-    """Which rows differ from the one before."""
+    """Returns which rows differ from the one before."""
     first = np.ones(len(rows), dtype=bool)
     first[1:] = (rows[1:] != rows[:-1]).any(axis=1)
     return first
 
 
 def _undominated(rows: Floats, column: int) -> Floats:
-    """Without the beginnings that are nowhere shorter than the first, by one of their lengths, at the same boundary."""
+    """Returns the beginnings without those that are in no length shorter than the first one, by the column, at the same
+    boundary."""
     keys = (rows[:, _PARENT], *rows[:, _LENGTHS].T, rows[:, column], rows[:, _LAYER], rows[:, _USED])
     rows = rows[np.lexsort(keys)]
     first = _first(rows[:, [_USED, _LAYER]])

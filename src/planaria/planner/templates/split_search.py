@@ -28,49 +28,50 @@ from planaria.planner.templates.split_shared import Climb, Fit, Shared, limits_d
 from planaria.planner.templates.splits import Space, Split
 
 ENUMERATE = 2_000
-"""Splits up to which all are scored."""
+"""Number of splits up to which all are scored."""
 _QUICK_STATES = 3e4
-"""Devices x layers x stages up to which it is, whatever the stages' device counts."""
+"""Devices x layers x stages up to which a search is quick, whatever the stages' device counts."""
 _STEPS = (0.0, 0.012, 0.03, 0.1, 0.17, 0.3, 1.0, 3.0, 10.0)
-"""How far below the best step time is tried for a split, one after the other until there is none; 0: just close."""
+"""Shares below the best step time that are tried for a split, one after the other until there is none; 0: just
+close."""
 _FIRST_STEP = ((40, 0), (20, 1), (14, 2), (0, 3))
-"""Where to begin, by the passes over all states that the budget has room for."""
+"""Index of the first step to try, by the passes over all states that the budget has room for."""
 _PASSES_FOR_ROUNDS = 8
-"""Above it, the ways before and the ways behind are each made twice, the second time with the other's."""
+"""Passes above which the paths before and behind are each made twice, the second time with the other's."""
 BUDGET = 4e6
 """States that the search for a bound may pass; it tries at least one step time."""
 _LOOKS, _LOOKS_MANY, _LOOKS_LARGE = 10, 3, 2
-"""Closer looks at a step time, at most; with many templates and in large spaces they are dear."""
+"""Most closer looks at a step time; with many templates and in large spaces they are expensive."""
 _SMALL_SHARE = 1 / 4
-"""Of the budget: with less, there are many templates."""
+"""Share of the budget up to which there are taken to be many templates."""
 _LOOK = 6
-"""Of the budget, for each state, that a look needs."""
+"""Budget for each state that a look needs."""
 _PER_STATE = 4e3
-"""Of the budget, for one state of a level of that look."""
+"""Budget for one state of a level of a closer look."""
 _BRANCH_LOOKS = 3
-"""Of branch and bound, at most."""
+"""Most looks of branch and bound."""
 _EVENTS, _EVENTS_BESIDE_STRETCHES = 6e7, 1e7
-"""That the branch and bound simulates, at most, with the budget above: alone, and where closer looks follow it."""
+"""Most events that branch and bound simulates with the full budget: alone, and where closer looks follow it."""
 _SHARE_OF_LOOK = 0.6
-"""Of these, for one look."""
+"""Share of the remaining events that one look may simulate."""
 _STATES_PER_BRANCHES = 22
-"""Of the budget, for each state, from which branch and bound may come to an end."""
+"""Budget for each state from which branch and bound may come to an end."""
 _EVENTS_PER_STATE = 6.0
-"""That take as long as what a look at a state needs before."""
+"""Events that take as long as what a look at a state needs before."""
 _EQUAL = 2e-3
 """Step times closer than this are taken for equal: the more even split is better for other numbers of microbatches."""
 _SLACK = 1e-9
-"""Relative rounding errors of sums are below it."""
+"""Bound of the relative rounding errors of sums."""
 _NEIGHBOUR_EVENTS = 1e6
-"""Events that are spent on neighbours of the best splits, at most."""
+"""Most events that are spent on neighbours of the best splits."""
 _FULL_SHARE = 1 / 8
-"""Of the budget, from which that many are; where more templates than that share it, fewer are."""
+"""Share of the budget from which that many neighbour events are spent; with less of it, fewer are."""
 _NEIGHBOURS = 200
-"""Of one split, at most."""
+"""Most neighbours of one split that are scored."""
 _LOOKED_AT = 4
-"""Of the best splits, one after the other, until none of them has better neighbours."""
+"""Number of best splits that are looked at, one after the other, until none of them has better neighbours."""
 _TOGETHER = 16
-"""Neighbours that are scored at once, before it is asked again which may still be among these."""
+"""Neighbours that are scored at once, before the list of those that may still be among the best is renewed."""
 
 _Row = tuple[Floats, Floats, Floats]
 """Forward, backward and link times of a split's stages."""
@@ -78,7 +79,7 @@ _Row = tuple[Floats, Floats, Floats]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A split with its simulated step time, and what no split can go below."""
+    """A split with its simulated step time, and a lower bound of all splits' step times."""
 
     split: Split
     time_s: float
@@ -86,7 +87,7 @@ class Found:
 
 
 class StepTimeSearch:
-    """Splits for one number of nodes and one number of microbatches.
+    """Search for the splits with the shortest step, for one number of nodes and one number of microbatches.
 
     Args:
         space: of splits.
@@ -129,22 +130,22 @@ class StepTimeSearch:
         self._enumerate_up_to = enumerate_up_to
         self._times: dict[Split, float] = {}
         self._top: list[tuple[float, Split]] = []
-        """The best of these, which are looked at."""
+        """The best of the scored splits, whose neighbours are looked at."""
         self._is_shared = shared is not None
         self._shared = shared or Shared()
         if self._shared.widest is None:
             self._shared.widest = space
         self._is_within = bool((space.ahead.limit <= self._shared.widest.ahead.limit).all())
         self._asked: list[Split] = []
-        """All that were to be scored, except neighbours."""
+        """All splits that were to be scored, except neighbours."""
         self._aside: dict[Split, float] = {}
-        """None of the best: as long as it is no neighbour of theirs, nothing depends on it."""
+        """Scored splits that are none of the best: as long as none is a neighbour of those, nothing depends on them."""
         self._met_aside = False
         self._climbed: Climb | None = None
         self._fits: list[Fit] = []
         self._only_best = only_best
         self._seen: set[Split] = set()
-        """What was scored, and neighbours that were left unscored."""
+        """Splits that were scored, and neighbours that were left unscored."""
         self._tables = DpTables(space, nodes, num_microbatches, self._work)
 
     @property
@@ -155,7 +156,7 @@ class StepTimeSearch:
         return (*sorted(equal, key=lambda split: (equal[split], split)), *(split for _, split in others))
 
     def _equal(self) -> dict[Split, float]:
-        """The candidates that are as good as the best, and how uneven their stages are."""
+        """Returns the candidates that are as good as the best, and how uneven their stages are."""
         most = self._best() * (1 + _EQUAL) if self._times else 0.0
         uneven: dict[Split, float] = {}
         for same in _by_length(split for split, time in self._times.items() if time <= most):
@@ -165,12 +166,12 @@ class StepTimeSearch:
         return uneven
 
     def time_s(self, split: Split) -> float:
-        """Simulated step time of a split."""
+        """Returns the simulated step time of a split."""
         self._ask([split])
         return self._times[split]
 
     def run(self) -> Found | None:
-        """The best split found, or None where none fits the memory."""
+        """Returns the best split found, or None where none fits the memory."""
         if self._space.num_splits(self._nodes) <= self._enumerate_up_to:
             self._score_near(self._space.splits(self._nodes, self._enumerate_up_to) or ())
             return self._found(np.inf) if self._times else None
@@ -194,7 +195,7 @@ class StepTimeSearch:
     # What other searches found
 
     def _shortest(self, cap_s: float, hidden: bool) -> Split | None:
-        """The shortest way under a period bound: that of a space which allows more, where it is allowed."""
+        """Returns the shortest split under a period bound: that of a space which allows more, where it is allowed."""
         known, at = self._shared.shortest, (cap_s, hidden)
         if self._is_within and at in known:
             split = known[at]
@@ -206,7 +207,8 @@ class StepTimeSearch:
         return split
 
     def _bound(self) -> float:
-        """`_descend`, which looks at no stage that takes as long for all microbatches as the best step does."""
+        """Returns the lower bound of `_descend`, shared between searches; no stage slower than the best step allows
+        counts."""
         if not self._is_shared:
             return self._descend()
         most = min(self._nodes * self._space.per_node, self._space.num_layers)
@@ -222,7 +224,8 @@ class StepTimeSearch:
         return low
 
     def _climb(self, low: float) -> None:
-        """`_improve`, as a search did that knew the same before and was told the same of its neighbours' memory."""
+        """Improves the best splits as `_improve` does, taking over what another search found from the same
+        knowledge."""
         if not self._is_shared:
             self._improve(low)
             return
@@ -247,7 +250,7 @@ class StepTimeSearch:
         self._score(asked)
 
     def _score(self, splits: Iterable[Split], rows: Mapping[Split, _Row] | None = None) -> None:
-        """`rows`: of these splits, where they are known."""
+        """Scores splits by simulation. `rows`: of these splits, where they are known."""
         new: dict[Split, float] = {}
         unknown: list[Split] = []
         for split in splits:
@@ -273,7 +276,8 @@ class StepTimeSearch:
         self._top = nsmallest(_LOOKED_AT, (*self._top, *((time, split) for split, time in new.items())))
 
     def _score_near(self, splits: Sequence[Split]) -> None:
-        """Those that may be among the best that are looked at, or as good as the best; the likeliest first."""
+        """Scores the splits that may be among the best that are looked at, or as good as the best; the likeliest
+        first."""
         if not self._only_best:
             self._score(splits)
             return
@@ -299,7 +303,8 @@ class StepTimeSearch:
     # Candidates from period bounds
 
     def _sweep(self) -> None:
-        """Shortest paths under period bounds, from the least that has any to where more slack brings no shorter one."""
+        """Scores the shortest splits under period bounds, from the least that has any to where more slack brings no
+        shorter one."""
         hidden = self._space.overlap and self._space.schedule is not ScheduleKind.ONE_F_ONE_B
         low, high, split = self._least_with_a_split(hidden)
         for _ in range(3):
@@ -328,7 +333,7 @@ class StepTimeSearch:
                 self._aside[split] = self._times.pop(split)
 
     def _least_with_a_split(self, hidden: bool) -> tuple[float, float, Split | None]:
-        """A period bound under which there is no split, and one a fifth above it with its split, if any has one."""
+        """Returns a period bound without a split, and one a fifth above it with its split, if any has one."""
         bounds = [0.0, self._least_period()]
         most = bounds[1] * self._nodes * self._space.per_node * self._space.num_layers * 4
         while bounds[-1] < most:
@@ -357,7 +362,8 @@ class StepTimeSearch:
         return float(((forwards + backwards) + charge * (near + far)).max())
 
     def _least_period(self) -> float:
-        """No split's largest stage takes less: neither its slowest layer, nor an even share of the devices' time."""
+        """Returns the least time of any split's largest stage: its slowest layer, or an even share of the devices'
+        time."""
         costs, counts = self._space.ahead, self._space.counts
         layers = np.diff(costs.forward_s + costs.backward_s, axis=1)
         even = float((layers * counts[:, None]).min(axis=0).sum()) / (self._nodes * self._space.per_node)
@@ -366,7 +372,7 @@ class StepTimeSearch:
     # The bound
 
     def _descend(self) -> float:
-        """Try step times below the best until no split has one; returns the largest that is known to have none."""
+        """Tries step times below the best until no split has one; returns the largest that is known to have none."""
         cap = self._best() / self._num * (1 + _SLACK)
         self._before = self._tables.ways(self._space.ahead, cap)
         self._behind = self._tables.ways(self._space.back, cap)
@@ -375,7 +381,7 @@ class StepTimeSearch:
         return self._stretches(low) if self._stretched else low
 
     def _branch(self, low: float) -> float:
-        """The same by branch and bound, which sees all but what comes before the last stages."""
+        """Raises the lower bound by branch and bound, which sees all but what comes before the last stages."""
         events = _EVENTS_BESIDE_STRETCHES if self._stretched else _EVENTS
         most_events = events * self._budget / BUDGET if self._branches else 0.0
         look: Branches | None = None
@@ -402,7 +408,8 @@ class StepTimeSearch:
         return low
 
     def _stretches(self, low: float) -> float:
-        """The same by the closer look at stretches of stages, which is quicker where there are many stages."""
+        """Raises the lower bound by closer looks at stretches of stages, which are quicker where there are many
+        stages."""
         passed = np.inf
         for look in range(self._looks):
             best = min(passed, self._best())
@@ -416,7 +423,8 @@ class StepTimeSearch:
         return low
 
     def _relevant(self, target_s: float) -> list[Floats] | None:
-        """The shortest ways to each state of splits that may have a step time of at most `target_s`, if some may."""
+        """Returns the shortest paths to each state of splits that may have a step time of at most `target_s`, if some
+        may."""
         budget = target_s * (1 + _SLACK)
         whole = self._before + self._behind[::-1, ::-1] <= budget
         behind = self._tables.behind(budget, [np.where(whole, self._before, np.inf)])
@@ -424,7 +432,7 @@ class StepTimeSearch:
         return None if split is None else before
 
     def _planes_descend(self, low: float) -> float:
-        """The same with the planes only, which are quick but blind for stretches of stages; `low` has none for sure."""
+        """Raises the lower bound with the planes only, which are quick but blind for stretches of stages."""
         passed, passes = np.inf, 2 + int(self._budget / self._states)
         first = next(step for least, step in _FIRST_STEP if passes >= least)
         rounds = 2 if passes > _PASSES_FOR_ROUNDS else 1
@@ -449,7 +457,7 @@ class StepTimeSearch:
         return low
 
     def _try(self, target_s: float, rounds: int, *, look: bool = False) -> bool:
-        """Whether a split may have a step time of at most `target_s`; scores one that passes."""
+        """Returns whether a split may have a step time of at most `target_s`; scores one that passes."""
         budget = target_s * (1 + _SLACK)
         whole = self._before + self._behind[::-1, ::-1] <= budget
         before = [np.where(whole, self._before, np.inf)]
@@ -472,7 +480,7 @@ class StepTimeSearch:
     # Neighbours
 
     def _improve(self, low: float) -> None:
-        """Go on to better neighbours of the best splits, until there is none or the best is close to the bound."""
+        """Goes on to better neighbours of the best splits, until there is none or the best is close to the bound."""
         done: set[Split] = set()
         smaller = min(self._nodes * self._space.per_node, self._space.num_layers)
         events = _NEIGHBOUR_EVENTS * min(1.0, self._budget / (_FULL_SHARE * BUDGET))
@@ -505,7 +513,7 @@ class StepTimeSearch:
 
 
 def _by_length(splits: Iterable[Split]) -> Iterable[list[Split]]:
-    """The splits with equally many stages together."""
+    """Returns the splits in lists of equally many stages."""
     found: dict[int, list[Split]] = {}
     for split in splits:
         found.setdefault(len(split), []).append(split)

@@ -1,4 +1,4 @@
-"""What searches tell each other that have the same layers, nodes and devices, but other memory for their stages.
+"""What searches share that have the same layers, nodes and devices, but other memory for their stages.
 
 Each answer is taken over only where the search would find the same by itself.
 """
@@ -16,12 +16,12 @@ from planaria.plan.costs.pipeline_time import Ints
 from planaria.planner.templates.splits import Space, Split, Stages
 
 Times = dict[tuple[int, Split], float]
-"""Of a number of microbatches and a split, simulated step times."""
+"""Simulated step times, by number of microbatches and split."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Which of splits with equally many stages fit the memory."""
+    """Record of which of some splits with equally many stages fit the memory."""
 
     stages: Stages
     answer: npt.NDArray[np.bool_]
@@ -32,7 +32,7 @@ class Fit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Climb:
-    """A way through neighbours: which of those it came by fit, and what it knew in the end."""
+    """Record of a climb through neighbours: which of those that it met fit, and what it knew in the end."""
 
     fits: list[Fit]
     times: dict[Split, float]
@@ -40,13 +40,14 @@ class Climb:
     top: list[tuple[float, Split]]
 
     def holds(self, space: Space, aside: Collection[Split]) -> bool:
-        """Whether a search through this space would go the same way, beside which these are known, none of the best."""
+        """Returns whether a search through this space would climb the same way, given splits `aside` that are none of
+        the best."""
         return self.seen.isdisjoint(aside) and all(fit.holds(space) for fit in self.fits)
 
 
 @dataclass(slots=True)
 class Shared:
-    """What searches found so far.
+    """Findings that searches share so far.
 
     Attributes:
         times: of splits that were scored.
@@ -64,7 +65,8 @@ class Shared:
 
 
 def limits_digest(space: Space, most_stages: int, longest_s: float) -> bytes:
-    """The same for spaces whose stages of up to so many seconds may be followed by equally many others."""
+    """Returns a digest that is the same for spaces whose stages of up to `longest_s` may be followed by equally many
+    others."""
     costs = space.ahead
     prefix = costs.forward_s + costs.backward_s
     compute = prefix[:, None, :] - prefix[:, :, None]

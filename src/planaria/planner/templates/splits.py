@@ -25,18 +25,18 @@ from planaria.plan.plan import ScheduleKind
 from planaria.plan.settings import PlannerSettings
 
 NEVER = -1
-"""As a limit of the stages that may follow: the stage fits no device."""
+"""Limit of the stages that may follow a stage that fits no device."""
 ALWAYS = 1 << 30
 
 Split = tuple[tuple[int, int], ...]
-"""Of each stage, in layer order: the layer that it ends before, and its number of devices."""
+"""A split: for each stage, in layer order, the layer that it ends before and its number of devices."""
 Stages = tuple[Ints, Ints, Ints, Ints]
-"""Of splits, one a row: places of the stages' device counts, first layers, ends, and numbers of devices."""
+"""Stages of splits, one split a row: places of the device counts, first layers, ends, and numbers of devices."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrefixCosts:
-    """The arrays of one direction; see `Space`.
+    """Cost arrays of one direction; see `Space`.
 
     Attributes:
         forward_s: device counts x (layers + 1), prefix sums.
@@ -52,8 +52,8 @@ class PrefixCosts:
     limit: Ints
 
     def tables(self, *, compiled: bool) -> tuple[Numbers, Numbers, Numbers, Numbers, Numbers]:
-        """The arrays for kernels: themselves where these are compiled, else lists. Limits have one row a device count:
-        first layer by first layer, and again end by end."""
+        """Returns the arrays for kernels: themselves where these are compiled, else lists. Limits have one row a device
+        count: first layer by first layer, and again end by end."""
         return self._arrays if compiled else self._lists
 
     @cached_property
@@ -68,7 +68,7 @@ class PrefixCosts:
         return forward_s, backward_s, link_s, limit, limit_to
 
     def reversed(self) -> PrefixCosts:
-        """The same seen from the last layer and the last device."""
+        """Returns the same costs seen from the last layer and the last device."""
 
         def sums(values: Floats) -> Floats:
             return np.ascontiguousarray(values[:, -1:] - values[:, ::-1])
@@ -112,7 +112,7 @@ class Space:
         return bool((self.ahead.limit < ALWAYS).any())
 
     def rows(self, splits: Sequence[Split]) -> tuple[Floats, Floats, Floats]:
-        """Forward, backward and link times of the chains of splits with equally many stages, one a row."""
+        """Returns forward, backward and link times of the chains of splits with equally many stages, one a row."""
         place, start, end, devices = self.stages(splits)
         within = (np.cumsum(devices, axis=1) % self.per_node != 0).astype(np.int64)
         costs = self.ahead
@@ -123,7 +123,7 @@ class Space:
         )
 
     def fits(self, split: Split) -> bool:
-        """Whether every stage has the memory for what is in flight at its place."""
+        """Returns whether every stage has the memory for what is in flight at its place."""
         start, after, follow = 0, len(split), self._follow
         for end, devices in split:
             after -= 1
@@ -133,7 +133,7 @@ class Space:
         return True
 
     def stages(self, splits: Sequence[Split]) -> Stages:
-        """Of splits with equally many stages."""
+        """Returns the stages of splits with equally many stages, as arrays."""
         numbers = chain.from_iterable(chain.from_iterable(splits))
         shape = (len(splits), len(splits[0]), 2)
         stages = np.fromiter(numbers, dtype=np.int64, count=math.prod(shape)).reshape(shape)
@@ -142,23 +142,23 @@ class Space:
         return np.searchsorted(self.counts, devices), start, end, devices
 
     def fit(self, stages: Stages) -> npt.NDArray[np.bool_]:
-        """Which of the splits with these stages fit."""
+        """Returns which of the splits with these stages fit the memory."""
         place, start, end, _ = stages
         after = np.arange(end.shape[1])[::-1]
         return np.asarray((self.ahead.limit[place, start, end] >= after).all(axis=1))
 
     def allows(self, split: Split) -> bool:
-        """Whether every stage has the memory for what it keeps if none follows it."""
+        """Returns whether every stage has the memory for what it keeps if none follows it."""
         place, start, end, _ = self.stages([split])
         return bool((self.ahead.limit[place, start, end] >= 0).all())
 
     @cached_property
     def _follow(self) -> dict[int, list[list[int]]]:
-        """The limits of stages of each number of devices, see `PrefixCosts`."""
+        """Limits of stages by number of devices, see `PrefixCosts`."""
         return dict(zip(self.counts.tolist(), self.ahead.limit.tolist(), strict=True))
 
     def splits(self, nodes: int, most: int) -> list[Split] | None:
-        """Every split that fits onto `nodes` nodes, or None where there are more than `most`."""
+        """Returns every split that fits onto `nodes` nodes, or None where there are more than `most`."""
         found: list[Split] = []
         for split in self._walks(nodes):
             if len(found) > most:
@@ -168,7 +168,7 @@ class Space:
         return found
 
     def neighbours(self, split: Split) -> Iterator[Split]:
-        """Splits that differ in a layer or in the devices of two neighbouring stages; unchecked for memory."""
+        """Yields splits that differ in a layer or in the devices of two neighbouring stages; unchecked for memory."""
         ends, devices = [end for end, _ in split], [count for _, count in split]
         starts = [0, *ends[:-1]]
         yield from self._one_layer_moved(split)
@@ -193,7 +193,8 @@ class Space:
 
     @staticmethod
     def _one_layer_moved(split: Split) -> Iterator[Split]:
-        """A layer goes from one stage to another, and so does one across each stage between; near ones first."""
+        """Yields splits where one layer moves between two stages, and one across each stage between; near ones
+        first."""
         layers = [end - start for start, (end, _) in zip([0, *(end for end, _ in split[:-1])], split, strict=True)]
         later, earlier = (tuple((end + step, devices) for end, devices in split) for step in (1, -1))
         for distance in range(1, len(split)):
@@ -204,12 +205,12 @@ class Space:
                         yield (*split[:at], *moved[at:beyond], *split[beyond:])
 
     def num_splits(self, nodes: int) -> float:
-        """Of all splits, whether they fit or not."""
+        """Returns the number of all splits, whether they fit or not."""
         return float(self._ways(nodes)[-1, -1])
 
     def _ways(self, nodes: int) -> Floats:
-        """(devices used + 1) x (layers + 1): in how many ways so many devices take so many layers. They are as many
-        seen from the end, since every node has the same devices."""
+        """Returns in how many ways so many devices take so many layers, as (devices used + 1) x (layers + 1). They are
+        as many seen from the end, since every node has the same devices."""
         ways = np.zeros((nodes * self.per_node + 1, self.num_layers + 1))
         ways[0, 0] = 1.0
         for used in range(1, len(ways)):
@@ -219,7 +220,7 @@ class Space:
         return ways
 
     def _walks(self, nodes: int) -> Iterator[Split]:
-        """Every split, whether it fits or not; no walk is begun that does not come to the end."""
+        """Yields every split, whether it fits or not; no walk is begun that does not come to the end."""
         ends = [np.flatnonzero(row).tolist() for row in self._ways(nodes)[::-1, ::-1]]
         counts, all_devices = self.counts.tolist(), nodes * self.per_node
         begun: list[tuple[Split, int]] = [((), 0)] if 0 in ends[0] else []
@@ -242,8 +243,8 @@ class Space:
 def spaces(
     profile: ModelProfile, settings: PlannerSettings, largest_state: int | None = None
 ) -> Callable[[int], Space]:
-    """`make_space` for pipelines of so many nodes; all have the same one, but where what a stage keeps depends on the
-    stages before it and memory is limited: then those that can have as many stages as there are layers."""
+    """Returns `make_space` for pipelines of so many nodes; all have the same one, but where what a stage keeps depends
+    on the stages before it and memory is limited: then those that can have as many stages as there are layers."""
     if not (settings.memory_bytes and settings.schedule.splits_backward):
         space = make_space(profile, settings, largest_state)
         return lambda nodes: space
@@ -255,8 +256,8 @@ def spaces(
 def make_space(
     profile: ModelProfile, settings: PlannerSettings, largest_state: int | None = None, nodes: int | None = None
 ) -> Space:
-    """The arrays of a profile under a job's settings; memory limits as for the largest share of microbatches, and where
-    backwards are split for as many stages as so many nodes, or the job's, can have.
+    """Returns a profile's space under a job's settings; memory limits as for the largest share of microbatches, and
+    where backwards are split for as many stages as so many nodes, or the job's, can have.
 
     With `largest_state`, no stage has more bytes of state, and each has room for so many of another's.
     """
@@ -293,7 +294,7 @@ def _prefix(rows: Sequence[Sequence[float]], num_layers: int) -> Floats:
 def _limits(
     profile: ModelProfile, settings: PlannerSettings, usable: Sequence[int], largest_state: int | None, nodes: int
 ) -> Ints:
-    """For each device count, first and end layer: how many stages may follow."""
+    """Returns, for each device count, first and end layer, how many stages may follow."""
     size = profile.num_layers + 1
     limits = np.full((len(usable), size, size), ALWAYS, dtype=np.int64)
     if not settings.memory_bytes or not usable:
@@ -318,7 +319,7 @@ def _limits(
 
 @lru_cache(maxsize=2)
 def _bytes(profile: ModelProfile, schedule: ScheduleKind) -> tuple[Ints, Ints, Ints]:
-    """State, what is kept of one microbatch, and workspace of the stage from each boundary to each."""
+    """Returns the stage's state, what it keeps of one microbatch, and its workspace, from each boundary to each."""
     costs, size = StageCosts(profile, schedule), profile.num_layers + 1
     state: Ints = np.zeros((size, size), dtype=np.int64)
     workspace: npt.NDArray[np.int64] = np.zeros((size, size), dtype=np.int64)

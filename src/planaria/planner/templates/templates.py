@@ -32,7 +32,8 @@ from planaria.planner.templates.splits import Space, Split, spaces
 def make_templates(
     profile: ModelProfile, settings: PlannerSettings, without: Collection[int] = ()
 ) -> tuple[Template, ...]:
-    """Templates for n0, n0 + 1, ... min(N - f n0, what the layers allow) nodes, fewest first (Oobleck, section 4.1.1).
+    """Returns templates for n0, n0 + 1, ... min(N - f n0, what the layers allow) nodes, fewest first (Oobleck, sec.
+    4.1.1).
 
     A number of nodes above n0 whose every split breaks the memory limit has no template.
 
@@ -53,7 +54,7 @@ def make_templates(
 
 
 def fewest_nodes(profile: ModelProfile, settings: PlannerSettings) -> int:
-    """n0, onto fewer than which no split fits.
+    """Returns n0, the fewest nodes onto which some split fits.
 
     Raises:
         PlanError: the model does not fit.
@@ -63,8 +64,9 @@ def fewest_nodes(profile: ModelProfile, settings: PlannerSettings) -> int:
 
 
 def _with_shadows(profile: ModelProfile, settings: PlannerSettings, without: Collection[int]) -> tuple[Template, ...]:
-    """The best of those whose stages have at most so much state, each with room for as much of another's, for several
-    such limits. A template for which only uneven states would fit may be missed; bounds are those without shadows.
+    """Returns the best templates whose stages have at most so much state, each with room for as much of another's, for
+    several such limits. A template for which only uneven states would fit may be missed; bounds are those without
+    shadows.
     """
     plain = _Search.of(profile, dataclasses.replace(settings, shadows=False), num_calls=1 + _STATE_LIMITS)
     limits = _largest_states(profile, _STATE_LIMITS if len(plain.sizes) <= _MANY_SIZES else _FEW_STATE_LIMITS)
@@ -92,12 +94,12 @@ def _with_shadows(profile: ModelProfile, settings: PlannerSettings, without: Col
 
 
 _STATE_LIMITS, _FEW_STATE_LIMITS = 10, 5
-"""That are tried: for so few sizes of templates that it is quick, and for more."""
+"""Numbers of state limits that are tried: for so few sizes of templates that it is quick, and for more."""
 _MANY_SIZES = 8
 
 
 def _largest_states(profile: ModelProfile, count: int) -> list[int]:
-    """Limits on a stage's state worth a try, from the largest layer's to the model's, in equal ratios."""
+    """Returns limits on a stage's state worth a try, from the largest layer's to the model's, in equal ratios."""
     costs = StageCosts(profile)
     least = max(costs.state_bytes(layer, layer + 1) for layer in range(profile.num_layers))
     most = costs.state_bytes(0, profile.num_layers)
@@ -107,7 +109,7 @@ def _largest_states(profile: ModelProfile, count: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Search:
-    """For the best splits onto some numbers of nodes.
+    """Search for the best splits onto some numbers of nodes.
 
     Attributes:
         settings: of the job.
@@ -125,7 +127,7 @@ class _Search:
     def of(
         cls, profile: ModelProfile, settings: PlannerSettings, largest_state: int | None = None, num_calls: int = 1
     ) -> _Search:
-        """With `largest_state`, see `make_space`; `num_calls`: of this one and those that follow.
+        """Makes the search. `largest_state`: see `make_space`; `num_calls`: of this one and those that follow.
 
         Raises:
             PlanError: the model or f + 1 replicas of it do not fit.
@@ -139,7 +141,7 @@ class _Search:
         return cls(settings=settings, space_of=space_of, sizes=sizes, work=Work(ahead_s * num_calls))
 
     def best(self, nodes: int, shared: Shared | None = None) -> Found:
-        """Onto one of these numbers of nodes; `shared`: with other searches for as many."""
+        """Returns the best split onto one of these numbers of nodes; `shared`: with other searches for as many."""
         share = min(1.0, _FULL_BUDGETS / len(self.sizes))
         return _best(self.space_of(nodes), self.settings, nodes, share, self.work, shared)
 
@@ -147,7 +149,8 @@ class _Search:
 def _best(
     space: Space, settings: PlannerSettings, nodes: int, share: float, work: Work, shared: Shared | None
 ) -> Found:
-    """The best split onto so many nodes; some split is known to fit. `share`: of the budget for one template."""
+    """Returns the best split onto so many nodes; some split is known to fit. `share`: of the budget for one
+    template."""
     if settings.objective is Objective.OOBLECK:
         found = OobleckSearch(space, nodes, work).run()
         assert found is not None, f"a split onto {nodes} nodes fits, and none was found"
@@ -174,9 +177,9 @@ def _best(
 
 
 _FULL_BUDGETS = 8
-"""Templates that get the whole budget of one search; more of them share it."""
+"""Number of templates that get the whole budget of one search; more of them share it."""
 _CANDIDATES = 50
-"""Of each number of microbatches of a range, that are tried with the others."""
+"""Most candidates of each number of microbatches of a range that are tried with the others."""
 
 
 def _template(profile: ModelProfile, settings: PlannerSettings, nodes: int, best: Found) -> Template:
@@ -201,7 +204,7 @@ def _template(profile: ModelProfile, settings: PlannerSettings, nodes: int, best
 
 
 def stage_chain(profile: ModelProfile, settings: PlannerSettings, stages: Sequence[TemplateStage]) -> Chain:
-    """The stages' times, as the event simulation adds them up."""
+    """Returns the chain of the stages' times, as the event simulation adds them up."""
     costs = StageCosts(profile)
     return Chain(
         forward_s=tuple(costs.forward_s(s.first_layer, s.end_layer, s.num_devices) for s in stages),
@@ -215,7 +218,7 @@ def stage_chain(profile: ModelProfile, settings: PlannerSettings, stages: Sequen
 def _node_counts(
     profile: ModelProfile, settings: PlannerSettings, space_of: Callable[[int], Space]
 ) -> tuple[int, list[int]]:
-    """n0, and all numbers of nodes onto which some split fits, as far as they are asked for."""
+    """Returns n0, and all numbers of nodes onto which some split fits, as far as they are asked for."""
     per_node = settings.devices_per_node
     stages = _stages_per_node(space_of(settings.num_nodes))
     most = profile.num_layers // stages
@@ -248,7 +251,7 @@ def _node_counts(
 
 
 def _fitting(space_of: Callable[[int], Space], most: int) -> list[int]:
-    """The numbers of nodes, up to the most, onto which some split fits."""
+    """Returns the numbers of nodes, up to the most, onto which some split fits."""
     fewest: dict[int, Floats] = {}
     found, work = [], Work()
     for nodes in range(1, most + 1):
@@ -262,7 +265,7 @@ def _fitting(space_of: Callable[[int], Space], most: int) -> list[int]:
 
 
 def _stages_per_node(space: Space) -> int:
-    """The fewest stages that use all devices of a node.
+    """Returns the fewest stages that use all devices of a node.
 
     Raises:
         PlanError: the profile's device counts do not add up to a node's devices.
@@ -300,7 +303,7 @@ def _does_not_fit(profile: ModelProfile, settings: PlannerSettings, space: Space
 
 
 def check_replicas(num_nodes: int, smallest: int, fault_tolerance: int) -> None:
-    """Raise unless `num_nodes` nodes hold f + 1 replicas of `smallest` nodes each.
+    """Raises an error unless `num_nodes` nodes hold f + 1 replicas of `smallest` nodes each.
 
     Raises:
         PlanError: they do not.
