@@ -29,7 +29,7 @@ from planaria.protocol.transitions import TRANSITIONS
 
 
 class Coordinator:
-    """The machine. Build it, then feed it events; carry out the commands in order.
+    """The coordinator's state machine: feed it events, and carry out the commands that it returns in order.
 
     Args:
         settings: of the run.
@@ -82,11 +82,11 @@ class Coordinator:
 
     @property
     def policy(self) -> Policy:
-        """For the nodes' speeds as they are known by now."""
+        """Policy in force, for the nodes' speeds as they are known by now."""
         return self._run.plan_selector.policy
 
     def refusal(self, policy: str) -> str | None:
-        """Why the user cannot have the policy of this name now; None: he can, by `PolicyRequested`."""
+        """Returns why the user cannot have the policy of this name now; None if `PolicyRequested` would take effect."""
         return refusal(self._run, policy)
 
     @property
@@ -95,42 +95,42 @@ class Coordinator:
 
     @property
     def step(self) -> int:
-        """In progress; every earlier one is committed."""
+        """Step in progress; every earlier one is committed."""
         return self._run.step
 
     @property
     def plan(self) -> Plan:
-        """In force. There is none before the workers have joined."""
+        """Plan in force. There is none before the workers have joined."""
         return self._run.plan
 
     @property
     def checkpoints(self) -> Checkpoints:
-        """The last whole one, and the one under way."""
+        """The last whole checkpoint, and the one under way."""
         return self._run.checkpoints
 
     @property
     def step_times(self) -> StepTimes:
-        """Of steps, beside their estimates."""
+        """Measured step times of the plan in force, beside their estimates."""
         return self._run.step_times
 
     @property
     def shortages(self) -> Shortages:
-        """Of memory, and what is known of it."""
+        """What is known of nodes that ran out of memory."""
         return self._run.shortages
 
     @property
     def learnt(self) -> RunMeasurements:
-        """What is known of the running job by now."""
+        """Measurements of the running job, as the next coordinator would read them."""
         return self._run.learnt
 
     @property
     def history(self) -> deque[str]:
-        """The latest transitions, for people."""
+        """The latest transitions, as text for people."""
         return self._run.history
 
     @property
     def state(self) -> RunState:
-        """For people."""
+        """State of the running job, as `status` shows it."""
         run = self._run
         plan = run.current
         return RunState(

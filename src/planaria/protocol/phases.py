@@ -10,17 +10,17 @@ import enum
 
 class Phase(enum.StrEnum):
     RETURNING = "returning"
-    """Begun on the journal of a coordinator that died; waiting for the workers to come back."""
+    """Started on the journal of a coordinator that died; waiting for the workers to come back."""
     GATHERING = "gathering"
     """Waiting for the workers to join."""
     TRAINING = "training"
     """A step is in progress; votes are coming in."""
     SALVAGING = "salvaging"
-    """A loss inside a step; waiting for the ledgers of what it halted."""
+    """Handling a loss inside a step; waiting for the ledgers of the halted workers."""
     SAVING = "saving"
     """At a step boundary; parts of a checkpoint are being written."""
     WAITING = "waiting"
-    """Too few nodes; what is left keeps its state until others join."""
+    """Waiting for nodes: too few are left, and these keep their state until others join."""
     ENDED = "ended"
 
 
@@ -40,8 +40,8 @@ class Purpose(enum.StrEnum):
 
 
 PLACING = (Purpose.START, Purpose.RECONFIGURE, Purpose.RESTORE)
-"""Those of a new placement."""
+"""Purposes for which a new placement is made."""
 
 
 class ProtocolError(AssertionError):
-    """An event that the table does not allow, or counts that do not add up: our own mistake, never the user's."""
+    """An event that the table of transitions does not allow, or counts that do not add up: always a bug here."""

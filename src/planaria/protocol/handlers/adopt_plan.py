@@ -65,7 +65,7 @@ def take(
 
 
 def put_in_force(run: Run, proposal: Candidate, purpose: Purpose, source: StateSource) -> list[Command]:
-    """The plan is the run's from now on, though nobody has heard of it; what is told of the one before."""
+    """Makes the plan the run's from now on, before anybody is told; returns what to tell of the plan before it."""
     if source is StateSource.LIVE:
         run.kept.note(run.step, run.plan.groups_of, run.attempt.salvage.held, proposal.plan.transfers)
     else:
@@ -98,7 +98,7 @@ def put_in_force(run: Run, proposal: Candidate, purpose: Purpose, source: StateS
 
 
 def _wait_s(run: Run, proposal: Candidate) -> float | None:
-    """By how much the first step under the proposal should be longer because state moves; None: nobody knows."""
+    """Returns by how much the first step under the proposal should be longer because state moves; None: unknown."""
     if not proposal.plan.transfers:
         return 0.0
     return None if proposal.transition_s is None else max(0.0, proposal.transition_s - run.transition_times.change_s)
@@ -120,7 +120,7 @@ def _begin_attempt(run: Run, purpose: Purpose, *, moves_state: bool) -> None:
 
 
 def _expect(run: Run, proposal: Candidate, purpose: Purpose) -> None:
-    """What the plan should take."""
+    """Tells the run's measurements what the plan is expected to take."""
     run.step_times.expect(
         proposal.step_time_s,
         proposal.longest_s,
@@ -136,7 +136,7 @@ def _expect(run: Run, proposal: Candidate, purpose: Purpose) -> None:
 
 
 def _told(run: Run, proposal: Candidate, purpose: Purpose) -> tuple[AnyRecord, ...]:
-    """Of the plan."""
+    """Returns the records announcing the proposal."""
     told: tuple[AnyRecord, ...] = ()
     if purpose is not Purpose.GO_ON:
         plan_hash = proposal.plan.content_hash if run.settings.hashes_plans else ""
@@ -149,7 +149,7 @@ def _told(run: Run, proposal: Candidate, purpose: Purpose) -> tuple[AnyRecord, .
 
 
 def _replicas_told(run: Run, proposal: Candidate) -> tuple[AnyRecord, ...]:
-    """When a policy goes on with fewer than f + 1 replicas, and when there are enough again."""
+    """Returns a record when the policy goes on with fewer than f + 1 replicas, or when there are enough again."""
     before, run.is_degraded = run.is_degraded, proposal.is_degraded
     settings = run.settings
     note = replicas_note(
@@ -159,13 +159,13 @@ def _replicas_told(run: Run, proposal: Candidate) -> tuple[AnyRecord, ...]:
 
 
 def same_again(run: Run) -> list[Command]:
-    """Everybody was held, and goes on under the plan in force."""
+    """Lets all held workers go on under the plan in force."""
     proposal = run.plan_selector.unchanged(run.plan)
     return [*take(run, proposal, Purpose.GO_ON, StateSource.LIVE), *release(run)]
 
 
 def release(run: Run) -> list[Command]:
-    """Let go of the nodes that gave notice and that the plan does without."""
+    """Releases the nodes that gave notice and that the plan does without."""
     commands: list[Command] = []
     for node in sorted(run.members.leaving.keys() - set(run.plan.nodes)):
         noticed_at = run.members.leaving[node]

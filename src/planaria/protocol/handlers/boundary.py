@@ -21,7 +21,7 @@ from planaria.protocol.step.retained_replicas import Holders
 
 
 def after_commit(run: Run, committed: int) -> list[Command]:
-    """Everybody holds after the commit: end or go on."""
+    """Decides what follows a commit after which all workers wait: the end of the run, or the next step."""
     if committed == run.settings.train.steps:
         return save_then_end(run, RunStatus.COMPLETED, "")
     if run.fatal is not None:
@@ -32,7 +32,7 @@ def after_commit(run: Run, committed: int) -> list[Command]:
 
 
 def go_on(run: Run) -> list[Command]:
-    """Begin the step with the same plan if it still stands, else with a new one.
+    """Begins the step with the same plan if it is still valid, else with a new one.
 
     A recovery is over with that, and told when it is known how long the decision took (`end.decision_took`).
     """
@@ -47,7 +47,7 @@ def go_on(run: Run) -> list[Command]:
 
 
 def try_again(run: Run) -> list[Command]:
-    """A node joined while the job waited for one."""
+    """Tries to go on after a node joined while the job waited for one."""
     holders = run.holders()
     if without := run.without_replica(holders):
         return restore(run, without)
@@ -58,7 +58,7 @@ def try_again(run: Run) -> list[Command]:
 
 
 def reconfigure(run: Run, holders: Holders) -> list[Command]:
-    """A new placement for a step that nobody has begun, or the end when too few nodes are left for one."""
+    """Makes a new placement for a step that has not begun, or ends the run when too few nodes are left."""
     if run.fatal is not None:
         return end_early(run)
     try:
@@ -81,7 +81,7 @@ def reconfigure(run: Run, holders: Holders) -> list[Command]:
 
 
 def _hand_over(run: Run, holders: Holders) -> list[Command]:
-    """Nobody is lost; nodes came, will go or have other speeds."""
+    """Chooses the next plan when no node is lost, but nodes joined, will leave or changed speed."""
     steps_left = run.settings.train.steps - run.step + 1
     stands = run.stands and not run.is_degraded
     choice = run.plan_selector.beside(run.situation(holders), stands=stands, steps_left=steps_left)
@@ -90,7 +90,7 @@ def _hand_over(run: Run, holders: Holders) -> list[Command]:
 
 
 def _change_over(run: Run, holders: Holders, choice: Choice) -> list[Command]:
-    """Do as was chosen."""
+    """Carries out the choice: keeps the plan in force, moves state beside a step, or takes another plan."""
     if choice.purpose is Purpose.GO_ON:
         run.plan_validity.keep(run.members.leaving.keys())
         measured = end.close_timing(run) if choice.is_second_look else []
@@ -115,7 +115,7 @@ def _exhausted(run: Run, reason: str, status: RunStatus = RunStatus.EXHAUSTED) -
 
 
 def end_early(run: Run) -> list[Command]:
-    """Nobody computes: the state before the step in progress is saved."""
+    """Ends a run that cannot go on: the state before the step in progress is saved first."""
     assert run.fatal is not None
     if run.step == 1:
         return end.end(run, RunStatus.FAILED, run.fatal)  # there is nothing to save
@@ -126,7 +126,7 @@ def end_early(run: Run) -> list[Command]:
 
 
 def save_then_end(run: Run, status: RunStatus, message: str) -> list[Command]:
-    """The run ends with the state after the last committed step on disk, if that can be."""
+    """Ends the run with the state after the last committed step on disk, if that is possible."""
     run.intent.ending = (status, message)
     if run.intent.discards and not _is_saved(run):
         return [*end.close_recovery(run), *end.unsaved(run)]
@@ -134,7 +134,7 @@ def save_then_end(run: Run, status: RunStatus, message: str) -> list[Command]:
 
 
 def _save(run: Run) -> list[Command]:
-    """Ask for the state after the last committed step, every group from one of its holders, and wait for it."""
+    """Orders the state after the last committed step to be saved, each group by one holder, and waits for it."""
     under_way = run.checkpoints.under_way
     if _is_saved(run) and not run.checkpoints.is_wished:
         return after_saving(run)
@@ -145,13 +145,13 @@ def _save(run: Run) -> list[Command]:
 
 
 def _is_saved(run: Run) -> bool:
-    """The state after the last committed step is on disk."""
+    """Returns whether the state after the last committed step is on disk."""
     last = run.checkpoints.last
     return last is not None and last.step == run.step - 1
 
 
 def _order(run: Run) -> list[Command]:
-    """A checkpoint that everybody waits for, anew."""
+    """Orders a new checkpoint that all workers wait for."""
     if run.checkpoints.under_way is not None:
         run.checkpoints.give_up("it is written anew")
     run.checkpoints.begin(run.step - 1, len(run.plan.groups), run.exponents, run.now, run.counts.dropped)
@@ -159,7 +159,7 @@ def _order(run: Run) -> list[Command]:
 
 
 def ask_to_save(run: Run) -> list[Command]:
-    """For what nobody writes of the checkpoint that everybody waits for."""
+    """Orders the parts of the checkpoint that all wait for and that no worker writes."""
     if run.checkpoints.under_way is None:  # it is to be tried again; now is as good
         return _order(run)
     try:
@@ -169,12 +169,12 @@ def ask_to_save(run: Run) -> list[Command]:
 
 
 AGAIN_S = 5.0
-"""Until a run that is to end tries again to save its state."""
+"""Seconds until a run that is to end tries again to save its state."""
 
 
 def could_not_save(run: Run, why: str) -> list[Command]:
-    """Everybody waited for nothing. What was to follow does, and the reason says so; but a run that ends with all of
-    its state in memory keeps it and tries again, until it is saved or the user does without it."""
+    """Goes on after a failed save for which all waited; the reason is told. A run that ends with all of its state in
+    memory keeps it and tries again, until it is saved or the user does without it."""
     lost = f"step {run.step - 1} could not be saved: {why}"
     folder = run.checkpoints.give_up(why).folder
     without = run.without_replica(run.holders())
@@ -195,12 +195,12 @@ def could_not_save(run: Run, why: str) -> list[Command]:
 
 
 def save_again(run: Run, event: TimerDue) -> list[Command]:
-    """What could not be saved before is tried once more; nothing where it is being tried."""
+    """Orders once more the checkpoint that failed, unless one is being written."""
     return [] if run.checkpoints.under_way is not None else _order(run)
 
 
 def save_requested(run: Run, event: SaveRequested) -> list[Command]:
-    """By the user: at once where everybody waits; else beside training, of the next step that is committed."""
+    """Saves at the user's request: at once where all workers wait, else beside training after the next commit."""
     run.checkpoints.wish_for(event.folder)
     if run.phase is Phase.SAVING:
         return [] if run.checkpoints.joins_wish() else _order(run)
@@ -211,7 +211,7 @@ def save_requested(run: Run, event: SaveRequested) -> list[Command]:
 
 
 def after_saving(run: Run) -> list[Command]:
-    """What the state was saved for: the end, waiting for nodes, or just to go on."""
+    """Does what the state was saved for: ends the run, waits for nodes, or goes on."""
     if run.intent.is_exhausted and run.plan_validity.newcomers:
         run.plan_validity.newcomers.clear()  # who joined while the state was saved may be enough
         run.intent.ending = run.intent.waiting = None

@@ -15,7 +15,7 @@ from planaria.protocol.step.checkpoint import NobodyHolds
 
 
 def order_beside(run: Run, committed: int) -> dict[WorkerId, Save]:
-    """What each voter writes of the committed step while training goes on; nothing while an earlier is written.
+    """Returns what each voter writes of the committed step beside training; nothing while an earlier one is written.
 
     A degraded plan that lasts is one for which the user need not have asked for checkpoints. One step beside which the
     state for a full plan moves does not last.
@@ -38,14 +38,14 @@ def order_beside(run: Run, committed: int) -> dict[WorkerId, Save]:
 
 
 def order_rest(run: Run) -> list[Command]:
-    """Ask for what nobody writes of the one under way, every group from one of its holders. Raises NobodyHolds."""
+    """Orders the unassigned groups of the checkpoint under way, each from one holder. Raises NobodyHolds."""
     assert run.checkpoints.under_way is not None
     parts = run.checkpoints.under_way.assign(run.holders())
     return [Send(worker, save) for worker, save in parts.items()]
 
 
 def lose_writers(run: Run, node: NodeId) -> list[Command]:
-    """The node's processes are gone: what they were to write beside training, nobody else has any more."""
+    """Gives up the checkpoint beside training if the lost node's processes were still writing parts of it."""
     saving = run.checkpoints.under_way
     if saving is None:
         return []
@@ -54,7 +54,7 @@ def lose_writers(run: Run, node: NodeId) -> list[Command]:
 
 
 def give_up(run: Run, why: str) -> list[Command]:
-    """Training goes on, and the last whole checkpoint stays the last. Not while everybody waits for it."""
+    """Gives up the checkpoint written beside training; the last whole one stays the last. Not while all wait for it."""
     saving = run.checkpoints.under_way
     if saving is None or run.phase is Phase.SAVING:
         return []

@@ -1,4 +1,4 @@
-"""The end of a run, and of a recovery: what is told then. Nothing follows it."""
+"""The end of a run, and of a recovery: which records and commands belong to it. No event follows the end of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STOPPED_BY_USER = "stopped by the user"
 
 
 def stop_requested(run: Run, event: StopRequested) -> list[Command]:
-    """By the user: after the step in progress, or at once where there is none."""
+    """Stops the run at the user's request: after the step in progress, or at once where there is none."""
     is_known, run.intent.is_stopping = run.intent.is_stopping, True
     run.intent.discards |= event.discards
     if run.phase is Phase.GATHERING:
@@ -31,7 +31,7 @@ def stop_requested(run: Run, event: StopRequested) -> list[Command]:
 
 
 def unsaved(run: Run) -> list[Command]:
-    """The run ends as it was to end, and says why its last state is not on disk: no run is complete without it."""
+    """Ends the run and tells why its last state is not on disk; such a run never counts as complete."""
     assert run.intent.ending is not None
     if run.checkpoints.under_way is not None:
         run.checkpoints.give_up("the user does without it")
@@ -42,7 +42,7 @@ def unsaved(run: Run) -> list[Command]:
 
 
 def end(run: Run, status: RunStatus, message: str) -> list[Command]:
-    """Everybody stops."""
+    """Ends the run: stops all workers and tells how it ended."""
     run.phase = Phase.ENDED
     stop = Stop(reason=status.value)
     ended = RunEnded(
@@ -66,7 +66,7 @@ def end(run: Run, status: RunStatus, message: str) -> list[Command]:
 
 
 def decision_took(run: Run, event: DecisionTook) -> list[Command]:
-    """A measurement for the account of the recovery, which may be over with that decision, and for the next one."""
+    """Records how long a decision took, for the account of the recovery and for estimates; may close the recovery."""
     run.step_times.decided(event.seconds)
     run.transition_times.decided(event.seconds)
     if run.recovery is not None:
@@ -75,7 +75,7 @@ def decision_took(run: Run, event: DecisionTook) -> list[Command]:
 
 
 def close_recovery(run: Run) -> list[Command]:
-    """A step was committed since the losses, and the plan for what is left is in force."""
+    """Closes the recovery if a step was committed since the losses and a plan for the remaining nodes is in force."""
     recovery = run.recovery
     if recovery is None or recovery.resumed is None:
         return []
@@ -85,7 +85,7 @@ def close_recovery(run: Run) -> list[Command]:
 
 
 def close_timing(run: Run) -> list[Command]:
-    """The plan in force is no longer measured."""
+    """Ends the measurement of the plan in force and returns its record."""
     record = None if run.current is None else run.step_times.close(run.plan.generation)
     if record is None:
         return []

@@ -1,4 +1,4 @@
-"""The loss of a node: it is fenced, and its workers are forgotten. What that means for the step, is `departure`'s."""
+"""The loss of a node: it is fenced, and its workers are forgotten. What follows for the step is `losses`' to say."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from planaria.protocol.step.recovery import OpenRecovery
 
 
 def lose(run: Run, event: NodeGone) -> list[Command]:
-    """Fence a node and forget its workers."""
+    """Fences a node and forgets its workers."""
     if event.ran_out is not None:
         event = run.shortages.note(event, run.current, run.step)
     run.failures.lost(run.step, run.now)
@@ -50,7 +50,7 @@ def lose(run: Run, event: NodeGone) -> list[Command]:
 
 
 def fault_injected(run: Run, event: Received) -> list[Command]:
-    """A measurement: when the loss really began."""
+    """Records when an injected fault really began; only measurements use it."""
     assert isinstance(event.message, FaultInjected)
     run.members.note_fault(event.worker, event.message.at_s)
     return []

@@ -14,12 +14,12 @@ from planaria.protocol.run.run import Run
 
 
 def joined(run: Run, event: WorkerJoined) -> list[Command]:
-    """Before there is a plan."""
+    """Handles a worker that joins before there is a plan."""
     return join(run, event) + start_when_gathered(run)
 
 
 def join(run: Run, event: WorkerJoined) -> list[Command]:
-    """A node is there when all of its workers are."""
+    """Adds a worker; its node has joined when all of its workers have."""
     node = run.members.node_of(event.worker)
     is_complete = run.members.join(event.worker, event.data_address)
     if event.zone and run.members.zones.get(node) != event.zone:
@@ -33,7 +33,7 @@ def join(run: Run, event: WorkerJoined) -> list[Command]:
 
 
 def joined_running(run: Run, event: WorkerJoined) -> list[Command]:
-    """A node that came later: it is considered at the next step boundary."""
+    """Handles a worker that joins while the job runs: its node is considered at the next step boundary."""
     commands = join(run, event)
     node = run.members.node_of(event.worker)
     if node not in run.members.nodes:
@@ -43,13 +43,13 @@ def joined_running(run: Run, event: WorkerJoined) -> list[Command]:
 
 
 def joined_too_late(run: Run, event: WorkerJoined) -> list[Command]:
-    """The run has ended."""
+    """Stops a worker that joins after the run has ended."""
     run.members.join(event.worker, event.data_address)
     return [Send(event.worker, Stop(reason="the run is over"))]
 
 
 def start_when_gathered(run: Run) -> list[Command]:
-    """The first plan, once there are as many nodes as the run starts on."""
+    """Takes the first plan, once there are as many nodes as the run starts on."""
     if not run.members.is_gathered:
         return []
     resume = run.settings.resume
@@ -65,14 +65,14 @@ def start_when_gathered(run: Run) -> list[Command]:
 
 
 def notice(run: Run, event: Received) -> list[Command]:
-    """A worker heard that its node will be gone."""
+    """Handles a worker's notice that its node will go away."""
     assert isinstance(event.message, Notice)
     node = run.members.node_of(event.worker)
     return node_notice(run, NodeNotice(node, event.message.grace_s, event.message.cause))
 
 
 def node_notice(run: Run, event: NodeNotice) -> list[Command]:
-    """The node is done without from the next step boundary on, if it can be."""
+    """Marks a node as leaving: from the next step boundary on the job does without it, if possible."""
     is_here = event.node in run.members.nodes or (run.phase is Phase.RETURNING and run.is_known(event.node))
     if not is_here or event.node in run.members.leaving:
         return []

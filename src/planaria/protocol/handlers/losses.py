@@ -11,7 +11,7 @@ from planaria.protocol.run.run import Run
 
 
 def lost_while_gathering(run: Run, event: NodeGone) -> list[Command]:
-    """Fewer are waited for."""
+    """Handles a loss while the workers gather: the run starts on fewer nodes."""
     if event.node in run.members.gone:
         return []
     lost = lose(run, event)
@@ -21,7 +21,7 @@ def lost_while_gathering(run: Run, event: NodeGone) -> list[Command]:
 
 
 def lost_in_step(run: Run, event: NodeGone) -> list[Command]:
-    """The step may be done all the same; else what is left of it is salvaged."""
+    """Handles a loss inside a step: what remains of the step is salvaged, unless it can be committed all the same."""
     if event.node in run.members.gone:
         return checkpoints.lose_writers(run, event.node)
     commands = lose(run, event)
@@ -33,10 +33,10 @@ def lost_in_step(run: Run, event: NodeGone) -> list[Command]:
 
 
 def lost_while_saving(run: Run, event: NodeGone) -> list[Command]:
-    """Others write what it was to write."""
+    """Handles a loss while a checkpoint is saved: other workers write what the lost node was to write."""
     return lost_while_waiting(run, event) + boundary.ask_to_save(run)
 
 
 def lost_while_waiting(run: Run, event: NodeGone) -> list[Command]:
-    """There is nothing that it interrupts."""
+    """Handles a loss while the job waits: nothing is interrupted."""
     return checkpoints.lose_writers(run, event.node) if event.node in run.members.gone else lose(run, event)

@@ -1,4 +1,4 @@
-"""Another policy, at the user's wish. It makes the plans from now on; the plan in force is looked at after the step."""
+"""Switching the policy at the user's wish: it makes the next plans; the plan in force is reviewed after the step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from planaria.protocol.run.run import Run
 
 
 def policy_requested(run: Run, event: PolicyRequested) -> list[Command]:
-    """Whoever asked has been told of any `refusal`; what cannot be done is not done."""
+    """Switches the policy, or does nothing where that is impossible; the user was told of any `refusal` before."""
     before = run.plan_selector.policy_switch.name
     if event.name == before:
         return []
@@ -27,7 +27,7 @@ def policy_requested(run: Run, event: PolicyRequested) -> list[Command]:
 
 
 def refusal(run: Run, name: str) -> str | None:
-    """Why the policy in force cannot be changed for the one of this name; None: it can.
+    """Returns why the policy in force cannot be changed for the one of this name; None if it can.
 
     It must have a plan for the nodes of now. What makes a job wait for nodes is no reason: any policy may wait.
     """
@@ -48,7 +48,7 @@ def refusal(run: Run, name: str) -> str | None:
 
 
 def _unkept(run: Run) -> str | None:
-    """Why there may be no checkpoint to go back to, as the job file is refused for it; None: there is one."""
+    """Returns why there may be no checkpoint to go back to, as the job file is refused for it; None if there is one."""
     keeps = run.settings.keep_checkpoints
     if not run.checkpoints.cadence.is_on:
         why, remedy = "writes none on the way", "run.checkpoint_every"

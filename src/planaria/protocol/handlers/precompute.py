@@ -1,4 +1,4 @@
-"""Decisions in advance: while a step is in progress and nothing else is to be done. No command follows from them."""
+"""Precomputed decisions: made while a step is in progress and nothing else is to be done. They give no command."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from planaria.protocol.run.run import Run
 
 
 def thinks(run: Run, now: float) -> bool:
-    """Whether there is something to prepare, and time for a piece of it."""
+    """Returns whether there is a decision to prepare, and time for a piece of it."""
     if run.phase is not Phase.TRAINING or run.attempt.unready:
         return False
     if run.recovery is not None and _next_at_once(run) is None:
@@ -20,14 +20,14 @@ def thinks(run: Run, now: float) -> bool:
 
 
 def think(run: Run, event: Idle) -> list[Command]:
-    """One piece, if there is time for it."""
+    """Prepares one piece of a decision, if there is time for it."""
     if thinks(run, run.now):
         run.precomputed.think(run.plan_selector.policy, run.plan, _holders(run), _gone(run))
     return []
 
 
 def took(run: Run, event: PieceTook) -> list[Command]:
-    """A measurement, for whether there is time."""
+    """Records how long the last piece took, to judge whether there is time for another."""
     run.precomputed.took(event.seconds)
     return []
 
@@ -39,8 +39,8 @@ def _look(run: Run) -> bool:
 
 
 def _next_at_once(run: Run) -> bool | None:
-    """Whether another plan follows this step at once, as nodes of this one are lost, or state moves beside the step; or
-    is looked for, as nodes came. None: not as far as one knows."""
+    """Returns whether another plan follows this step at once (nodes of it are lost, or state moves beside it), or is
+    looked for because nodes joined (False). None: neither is certain."""
     if run.plan_validity.is_warming or (run.recovery is not None and not run.stands):
         return True
     return None if run.recovery is not None or not run.plan_validity.newcomers or _absent(run) else False
@@ -53,7 +53,7 @@ def _holders(run: Run) -> dict[WorkerId, tuple[int, ...]]:
 
 
 def _gone(run: Run) -> frozenset[NodeId]:
-    """Those who will not be planned with: they live, or another plan is made because they do not."""
+    """Returns the nodes that the next plan does without: those absent, and those gone if a plan follows at once."""
     return _absent(run) | run.members.gone if _next_at_once(run) else _absent(run)
 
 

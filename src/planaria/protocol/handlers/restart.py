@@ -1,4 +1,4 @@
-"""After a coordinator that died: its last decisions are carried out again, its workers come back, and the run goes on.
+"""A coordinator that replaces one that died: it repeats the last decisions, awaits the workers, and goes on.
 
 Who is awaited and where the job is, is `planaria.protocol.run.returning`'s to say; here it is acted upon.
 """
@@ -35,7 +35,7 @@ from planaria.protocol.step.recovery import OpenRecovery
 
 
 def restarted(run: Run, event: Restarted) -> list[Command]:
-    """Its last decisions are carried out again as far as they may not have been."""
+    """Carries out the dead coordinator's last decisions again, as far as they may not have been."""
     past = run.past
     run.returning.began = run.now
     run.attempt.begin(run.now if event.step_began is None else event.step_began)
@@ -67,12 +67,12 @@ def restarted(run: Run, event: Restarted) -> list[Command]:
 
 
 def came_back(run: Run, event: WorkerJoined) -> list[Command]:
-    """It says hello; what it has, it says next."""
+    """Handles a returning worker's hello; the worker reports what it holds next."""
     return joins.join(run, event) + _go_on_when_returned(run)
 
 
 def returned(run: Run, event: Received) -> list[Command]:
-    """Where a worker is, and what it has."""
+    """Records where a returning worker is and what it holds."""
     assert isinstance(event.message, Returned)
     if event.worker not in run.members.addresses:
         return []
@@ -81,21 +81,21 @@ def returned(run: Run, event: Received) -> list[Command]:
 
 
 def lost_while_returning(run: Run, event: NodeGone) -> list[Command]:
-    """It is not awaited any more."""
+    """Handles a loss while workers return: the node is no longer awaited."""
     if event.node in run.members.gone:
         return []
     return lose(run, event) + _go_on_when_returned(run)
 
 
 def voted_while_returning(run: Run, event: Received) -> list[Command]:
-    """It got so far after it came back."""
+    """Records the vote of a worker that had already come back."""
     assert isinstance(event.message, Vote)
     run.returning.vote(event.worker, event.message)
     return []
 
 
 def ready_while_returning(run: Run, event: Received) -> list[Command]:
-    """Likewise."""
+    """Records that a worker that had come back now has all of its state."""
     assert isinstance(event.message, Ready)
     run.returning.ready(event.worker, event.message)
     return []
@@ -123,7 +123,7 @@ def _go_on_when_returned(run: Run) -> list[Command]:
 
 
 def go_on_from(run: Run, position: Position) -> list[Command]:
-    """Everybody who lives is told what he was not told; whoever has nothing to hear goes on undisturbed."""
+    """Resumes the job at this position: workers are told what they missed, and the others go on undisturbed."""
     returning = run.returning
     run.current = position.message.plan
     run.phase = Phase.TRAINING
@@ -153,7 +153,7 @@ def go_on_from(run: Run, position: Position) -> list[Command]:
 
 
 def _take_up(run: Run, position: Position) -> None:
-    """The attempt at the step in progress, and the placement, as those who came back have them."""
+    """Restores the attempt at the step in progress, and the placement, from what returning workers reported."""
     returning, plan = run.returning, run.plan
     ballot = run.attempt.ballot = Ballot(plan)
     for worker, vote in returning.votes(position).items():
@@ -169,7 +169,7 @@ def _take_up(run: Run, position: Position) -> None:
 
 
 def _untold(run: Run, position: Position) -> list[Command]:
-    """The last commit and the plan in force, for those who did not hear of them."""
+    """Returns the last commit and the plan in force for the workers that missed them."""
     returning = run.returning
     commands: list[Command] = []
     for worker in returning.lacks_commit(position):
@@ -184,7 +184,7 @@ def _untold(run: Run, position: Position) -> list[Command]:
 
 
 def _go_on_within(run: Run, position: Position) -> list[Command]:
-    """At the boundary after the last commit, or inside the step in progress."""
+    """Goes on at the boundary after the last commit, or inside the step in progress."""
     if position.is_boundary:
         run.attempt.unready = set()
         return boundary.after_commit(run, position.step - 1)

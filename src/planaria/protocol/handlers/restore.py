@@ -1,5 +1,5 @@
-"""Back to the last checkpoint when some group has no replica left, or the policy answers a loss so; and waiting when
-too few nodes are left for it."""
+"""Going back to the last checkpoint, when a group has no replica left or the policy answers a loss so; and waiting
+when too few nodes are left for it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from planaria.protocol.run.run import Run
 
 
 def restore(run: Run, without: list[int]) -> list[Command]:
-    """Some group has no replica left: a placement of all live nodes from the last checkpoint.
+    """Restores all live nodes from the last checkpoint because some groups have no replica left.
 
     Args:
         run: whose state is lost in part.
@@ -38,8 +38,8 @@ def restore(run: Run, without: list[int]) -> list[Command]:
 
 
 def go_back(run: Run, proposal: Candidate, why: str) -> list[Command]:
-    """To the last checkpoint, under this plan. To the start if nothing was committed, or none is whole yet of the
-    checkpoints that the job writes."""
+    """Goes back to the last checkpoint under this plan. Or to the start, if nothing was committed, or no checkpoint is
+    whole yet though the job writes them."""
     if not _can_go_back(run):
         return _nothing_saved(run, why)
     checkpoint, committed = run.checkpoints.last, run.step - 1
@@ -55,8 +55,8 @@ def go_back(run: Run, proposal: Candidate, why: str) -> list[Command]:
 
 
 def _give_up_saving(run: Run) -> list[Command]:
-    """What is under way is of a step that is to be done again. Whole on disk, it may be getting its manifest: it stays,
-    and nobody goes back to it."""
+    """Gives up the checkpoint under way: its step is to be done again. One that is already whole on disk may be getting
+    its manifest: it stays, and nobody goes back to it."""
     saving = run.checkpoints.under_way
     return [] if saving is None or saving.is_whole else saving_course.give_up(run, "the job goes back")
 
@@ -71,7 +71,7 @@ def _nothing_saved(run: Run, why: str) -> list[Command]:
 
 
 def _no_plan(run: Run, error: PlanError, lost: str) -> list[Command]:
-    """There is something to go back to, and no plan for the nodes that are left."""
+    """Waits or ends the run: there is a state to go back to, but no plan for the nodes that are left."""
     checkpoint = run.checkpoints.last
     saved = f"Checkpoint: step {checkpoint.step}." if checkpoint else "There is no checkpoint."
     reason = f"{lost}; {error} {saved}"
@@ -93,7 +93,7 @@ def _rewind(run: Run, checkpoint: CheckpointRef | None) -> None:
 
 
 def wait(run: Run) -> list[Command]:
-    """For nodes; what is left keeps its state. Unless the user wants the run to end."""
+    """Waits for nodes; the remaining ones keep their state. Ends instead if the user wants the run to end."""
     assert run.intent.waiting is not None
     run.phase = Phase.WAITING
     run.step_times.patience_s = float("inf")

@@ -18,7 +18,7 @@ from planaria.protocol.step.retained_replicas import Holders
 
 
 def begin(run: Run) -> list[Command]:
-    """Halt what the loss broke; decide once all of it has reported."""
+    """Halts what the loss broke; the rest is decided once all halted workers have reported."""
     run.phase = Phase.SALVAGING
     run.attempt.is_void |= not run.plan_selector.finishes(run.situation(run.holders()))
     broken = to_halt(run.plan, run.members.addresses, run.attempt.unready)
@@ -30,7 +30,7 @@ def begin(run: Run) -> list[Command]:
 
 
 def reported(run: Run, event: Received) -> list[Command]:
-    """One of those that were halted."""
+    """Records the report of a halted worker; once all are in, plans the rest of the step."""
     report = event.message
     assert isinstance(report, Report)
     if (report.generation, report.step) != (run.plan.generation, run.step):
@@ -81,12 +81,12 @@ def _finish_step(run: Run, holders: Holders) -> list[Command]:
 
 
 LONG = 1.1
-"""A rest of a step that takes so many steps of the plan with which it began, or more, is held against the step begun
-anew."""
+"""A rest of a step that takes this many steps of the plan it began with, or more, is compared with beginning
+the step anew."""
 
 
 def _anew_s(run: Run, proposal: Candidate, holders: Holders) -> tuple[float, float] | None:
-    """Seconds to finish the step, and to begin it anew on another placement where that is clearly quicker.
+    """Returns seconds to finish the step, and to begin it anew on another placement where that is clearly quicker.
 
     That placement follows in any case, so what the change to it takes counts for neither. To look for it takes time
     that a short rest does not. Where workers share cores it never is: nothing idles then beside those who finish, and

@@ -12,7 +12,7 @@ from planaria.protocol.run.run import Run
 
 
 def saved(run: Run, event: Received) -> list[Command]:
-    """A worker wrote its groups; when all are there, the checkpoint is made whole."""
+    """Records that a worker wrote its groups; once all are written, the checkpoint is made whole."""
     message = event.message
     assert isinstance(message, Saved)
     saving = run.checkpoints.answered_by(message)
@@ -25,14 +25,14 @@ def saved(run: Run, event: Received) -> list[Command]:
 
 
 def not_saved(run: Run, event: Received) -> list[Command]:
-    """A worker could not write its groups."""
+    """Handles a worker that could not write its groups."""
     message = event.message
     assert isinstance(message, NotSaved)
     return [] if run.checkpoints.answered_by(message) is None else _failed(run, message.text)
 
 
 def manifest_failed(run: Run, event: ManifestFailed) -> list[Command]:
-    """All parts are there, and it could not be made whole."""
+    """Handles a checkpoint whose parts are all on disk, but whose manifest could not be written."""
     return _failed(run, event.text) if run.checkpoints.is_made_whole(event.step, event.folder) else []
 
 
@@ -44,7 +44,7 @@ def _failed(run: Run, why: str) -> list[Command]:
 
 
 def manifest_written(run: Run, event: ManifestWritten) -> list[Command]:
-    """It is the last whole one now."""
+    """Records that the checkpoint is whole: it is now the last one."""
     if not run.checkpoints.is_made_whole(event.step, event.folder):
         return []  # given up while it was made whole: a later one was wanted, or the job went back
     saving = run.checkpoints.complete(run.now)

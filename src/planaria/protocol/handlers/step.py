@@ -19,7 +19,7 @@ from planaria.protocol.step.commit import Outcome, learning_rate, outcome
 
 
 def ready(run: Run, event: Received) -> list[Command]:
-    """All state that the plan gives the worker is in place."""
+    """Records that all state that the plan gives the worker is in place."""
     assert isinstance(event.message, Ready)
     if event.message.generation == run.plan.generation:
         was_awaited = event.worker in run.attempt.unready
@@ -33,7 +33,7 @@ def ready(run: Run, event: Received) -> list[Command]:
 
 
 def voted(run: Run, event: Received) -> list[Command]:
-    """The worker's program ran to its end."""
+    """Records a worker's vote, sent when its program ran to its end; commits the step once the votes are enough."""
     vote = event.message
     assert isinstance(vote, Vote)
     votes = run.attempt.votes
@@ -45,7 +45,7 @@ def voted(run: Run, event: Received) -> list[Command]:
 
 
 def commit(run: Run) -> list[Command]:
-    """The step is done; or it ends the run, if it cannot be applied and the user wants to know."""
+    """Commits the step; or ends the run, if the step cannot be applied and the user wants to know."""
     tally = run.attempt.votes.tally()
     _require_whole(run, tally)
     run.shortages.committed(run.plan)
@@ -96,7 +96,7 @@ def _require_whole(run: Run, tally: VoteCount) -> None:
 
 
 def _tell(run: Run, message: Commit, found: Outcome, news: tuple[AnyRecord, ...]) -> list[Command]:
-    """It is written down, then everybody who voted hears of it, and perhaps what he is to save of it."""
+    """Writes the commit down, then sends it to all voters, with what each is to save of it."""
     record = step_committed(
         run.settings.train,
         message,
@@ -121,6 +121,6 @@ def _tell(run: Run, message: Commit, found: Outcome, news: tuple[AnyRecord, ...]
 
 
 def _holds_after(run: Run, committed: int) -> bool:
-    """Whether everybody waits for orders after this commit."""
+    """Returns whether all workers wait for orders after this commit."""
     done = committed == run.settings.train.steps
     return done or run.intent.is_stopping or run.fatal is not None or not run.goes_on(committed + 1)

@@ -12,14 +12,14 @@ from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.messages.worker import PROTOCOL_VERSION, Hello
 
 MAX_NODES: Final = 1 << 20
-"""Node numbers go up to this; a node that joins later takes the next one."""
+"""Largest node number that may be announced; a node that joins later takes the next one."""
 
 Connection = TypeVar("Connection")
-"""A worker's connection, as the server has it."""
+"""A worker's connection, as the server represents it."""
 
 
 class Admission(Generic[Connection]):
-    """Of one run, as one coordinator knows them.
+    """Which workers and nodes belong to one run, as one coordinator knows them.
 
     Args:
         devices_per_node: workers on each node.
@@ -46,18 +46,18 @@ class Admission(Generic[Connection]):
     # Numbers
 
     def new_number(self) -> NodeId:
-        """One that no node had before."""
+        """Returns a node number that no node had before."""
         self._next_node += 1
         return NodeId(self._next_node - 1)
 
     def took_number(self, node: NodeId) -> None:
-        """It is, or was, some node's: nobody else gets it."""
+        """Records that a node has or had this number: no other gets it."""
         self._next_node = max(self._next_node, node + 1)
 
     # Who may come in
 
     def refusal(self, hello: Hello) -> str | None:
-        """Why whoever says this may not take part, for its log; None: it may."""
+        """Returns why a worker with this hello may not take part, for its log; None if it may."""
         node = self.node_of(hello.worker)
         if hello.version != PROTOCOL_VERSION:
             return f"protocol version {hello.version}; this coordinator speaks {PROTOCOL_VERSION}"
@@ -70,7 +70,7 @@ class Admission(Generic[Connection]):
         return None
 
     def other_data(self, hello: Hello) -> str | None:
-        """Why the node of whoever says this would train on other samples, for people; None: it has the run's tokens."""
+        """Returns why this worker's node would train on other samples, for people; None if it has the run's tokens."""
         if hello.data == self._data or not self._data:
             return None
         node = self.node_of(hello.worker)
@@ -82,34 +82,34 @@ class Admission(Generic[Connection]):
         )
 
     def is_of_another_run(self, hello: Hello) -> bool:
-        """With the same token: an earlier run of the job, most likely, that was resumed."""
+        """Returns whether the hello has the job's token but another run's mark: most likely an earlier, resumed run."""
         return hello.mark != self._mark
 
     def admit(self, worker: WorkerId, connection: Connection) -> None:
-        """A worker that nothing speaks against."""
+        """Admits a worker after its hello was accepted."""
         self._connections[worker] = connection
         self.took_number(self.node_of(worker))
 
     def connection_of(self, worker: WorkerId) -> Connection | None:
-        """None: it is not here, or not any more."""
+        """Returns the worker's connection; None if it is not connected."""
         return self._connections.get(worker)
 
     # Who goes
 
     def left(self, worker: WorkerId, connection: Connection) -> bool:
-        """A connection ended; returns whether it was that worker's."""
+        """Handles the end of a connection; returns whether it was that worker's."""
         if self._connections.get(worker) is not connection:
             return False
         del self._connections[worker]
         return True
 
     def fence(self, node: NodeId) -> list[Connection]:
-        """Give the node up; returns the connections of its workers, which are theirs no more."""
+        """Fences the node; returns the connections of its workers, which are theirs no more."""
         self._fenced.add(node)
         return [self._connections.pop(worker) for worker in self.workers_of(node) if worker in self._connections]
 
     def release(self, node: NodeId) -> None:
-        """It has handed over its work. What its workers still say is heard; nobody comes in its name."""
+        """Releases a node that handed over its work: its workers are still heard, but nobody new comes in its name."""
         self._fenced.add(node)
         self._released.add(node)
 
@@ -120,11 +120,11 @@ class Admission(Generic[Connection]):
         return node in self._released
 
     def is_empty(self, node: NodeId) -> bool:
-        """Whether none of its workers is connected."""
+        """Returns whether no worker of the node is connected."""
         return self._connections.keys().isdisjoint(self.workers_of(node))
 
     def is_missed(self, peer: WorkerId) -> bool:
-        """Whether it is news that somebody cannot reach this worker.
+        """Returns whether it is news that a worker cannot reach this peer.
 
         A lost one is no news; and one that is not here yet, or not yet back, is waited for: if anybody is out of
         reach, it is.

@@ -1,4 +1,4 @@
-"""Doubts about workers that come back to a coordinator which began again: are they here, or is it what they once said?
+"""Challenge to workers that reconnect to a new coordinator: are they here, or are old messages played again?
 
 Whoever listened on the network may play a worker's messages again, hello and token included. While the worker is
 connected, that is refused. A new coordinator has no connection to anybody: it asks those whom its journal knows for a
@@ -14,18 +14,18 @@ from planaria.plan.plan import NodeId
 from planaria.protocol.messages.worker import FromWorker, Hello
 
 MOST_HELD: Final = 256
-"""Messages of one connection that wait for its proof."""
+"""Most messages of one connection that are held until its proof."""
 
 Connection = TypeVar("Connection")
-"""A worker's connection, as the server has it."""
+"""A worker's connection, as the server represents it."""
 
 
 class Unproven(ValueError):
-    """Who is at the other end does not show that it is there now."""
+    """Raised when the other end does not prove that it is there now."""
 
 
 class ReconnectChallenge(Generic[Connection]):
-    """Of one coordinator.
+    """Connections of one coordinator that have yet to prove that they are live.
 
     Args:
         known: nodes that joined before it began.
@@ -36,25 +36,25 @@ class ReconnectChallenge(Generic[Connection]):
         self._asked: dict[Connection, tuple[Hello, str, list[FromWorker]]] = {}
 
     def about(self, node: NodeId) -> bool:
-        """Whether somebody may have heard its workers' hellos before."""
+        """Returns whether somebody may have overheard hellos of this node's workers before."""
         return node in self._known
 
     def ask(self, connection: Connection, hello: Hello, nonce: str) -> None:
-        """Whoever said this hello is asked for the nonce, which was never used."""
+        """Records that the sender of this hello was asked to return a nonce, which was never used before."""
         self._asked[connection] = hello, nonce, []
 
     def is_asked(self, connection: Connection) -> bool:
         return connection in self._asked
 
     def hold(self, connection: Connection, message: FromWorker) -> None:
-        """It is heard after the proof. Raises Unproven: it says too much before that."""
+        """Holds a message until the proof arrives. Raises Unproven if there are too many before that."""
         held = self._asked[connection][2]
         if len(held) == MOST_HELD:
             raise Unproven(f"it said {MOST_HELD} things, and not that it is there now")
         held.append(message)
 
     def proven(self, connection: Connection, nonce: str) -> tuple[Hello, list[FromWorker]]:
-        """Its hello, and what it said since. Raises Unproven: the nonce is another one's."""
+        """Returns the proven hello and the messages held since. Raises Unproven if the nonce is another one's."""
         hello, expected, held = self._asked[connection]
         if nonce != expected:
             raise Unproven("it says again what was said to another coordinator")
@@ -62,5 +62,5 @@ class ReconnectChallenge(Generic[Connection]):
         return hello, held
 
     def forget(self, connection: Connection) -> None:
-        """It is closed."""
+        """Forgets a closed connection."""
         self._asked.pop(connection, None)

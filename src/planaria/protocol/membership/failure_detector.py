@@ -16,14 +16,14 @@ from planaria.protocol.membership.liveness import OVERDUE_S, Limits, Liveness
 from planaria.protocol.planning.step_times import Expectation
 
 TICK_S: Final = 0.1
-"""How often workers are judged."""
+"""Seconds between two rounds of the failure detector."""
 
 AWAY_S: Final = 0.5
-"""A judge who comes so late was away itself."""
+"""A failure detector that runs this many seconds late was itself stopped or overloaded."""
 
 
 class Judge:
-    """Of one coordinator.
+    """The failure detector of one coordinator.
 
     Args:
         admission: who is there to be judged.
@@ -43,13 +43,13 @@ class Judge:
         self._judged = now
 
     def expect(self, node: NodeId, now: float) -> None:
-        """The node was started; workers that have joined already are not waited for."""
+        """Awaits the workers of a node that was started; those that have joined already are not awaited."""
         for worker in self._admission.workers_of(node):
             if not self.liveness.knows(worker) and not self._admission.is_fenced(node):
                 self.liveness.started(worker, now)
 
     def expect_back(self, node: NodeId, now: float) -> None:
-        """It was there before: if it is there now, it comes within the time for which anybody may be silent."""
+        """Awaits the return of a node that was there before, for as long as a worker may be silent."""
         for worker in self._admission.workers_of(node):
             self.liveness.joined(worker, now)
 
@@ -59,7 +59,7 @@ class Judge:
     def verdicts(
         self, now: float, is_runnable: Callable[[NodeId], bool], expectation: Callable[[], Expectation]
     ) -> Iterator[tuple[NodeId, str]]:
-        """Nodes to lose, each with the cause. A loss excuses others, so each is lost before the next is asked for.
+        """Yields (node, cause) to lose. A loss excuses others, so each is lost before the next is asked for.
 
         Args:
             now: monotonic seconds.
@@ -84,7 +84,7 @@ class Judge:
             yield node_of(worker), cause
 
     def cut_off(self, worker: WorkerId, peer: WorkerId) -> tuple[NodeId, str] | None:
-        """`worker` tells that the way to `peer` is lost: which node goes, and the cause. None: it is no news.
+        """Returns the node to lose and the cause when `worker` cannot reach `peer`; None if that is no news.
 
         Of two that live, one has to go.
         """
@@ -96,7 +96,7 @@ class Judge:
 
 
 class Isolation:
-    """Of a coordinator from all of its workers.
+    """Detects that a coordinator is cut off from all of its workers.
 
     Args:
         patience_s: how long it waits; 0: it never does.
@@ -110,7 +110,7 @@ class Isolation:
         self._quiet_s: float | None = None
 
     def holds(self, quiet_s: float) -> bool:
-        """Whether nobody may be judged now.
+        """Returns whether no worker may be judged now, because none is heard of.
 
         Args:
             quiet_s: seconds since the last sign of anybody.
@@ -121,7 +121,7 @@ class Isolation:
         return True
 
     def ended(self) -> float:
-        """Seconds that it lasted, told once after it is over; 0: it was not.
+        """Returns how many seconds the isolation lasted, once after it is over; 0 if there was none.
 
         A sender tries again after pauses that double, so others may take as long again to be heard.
         """
@@ -130,13 +130,13 @@ class Isolation:
 
 
 class Accusations:
-    """Of one run."""
+    """Decides, from all reports of a run, which of two nodes that cannot reach each other is lost."""
 
     def __init__(self) -> None:
         self._involved: Counter[NodeId] = Counter()
 
     def judge(self, reporter: NodeId, peer: NodeId) -> NodeId:
-        """The node to lose."""
+        """Returns which of the two nodes to lose."""
         culprit = peer if self._involved[peer] > self._involved[reporter] else reporter
         self._involved.update((reporter, peer))
         return culprit

@@ -1,4 +1,4 @@
-"""Who is alive but does nothing: judged from heartbeats, by comparing progress with what the estimate expects.
+"""Which workers live but do nothing: judged from heartbeats, by comparing progress with the estimate.
 
 A process that is gone is learnt from its socket, at once. This is for the others: stopped processes, hosts that went
 without a closing packet, main threads that hang while their process still answers. Pure: time comes as an argument.
@@ -13,7 +13,7 @@ from planaria.plan.plan import WorkerId
 from planaria.protocol.messages.worker import Activity, Pulse
 
 OVERDUE_S = 0.5
-"""After which a heartbeat is missed; there is one every 0.2 s."""
+"""Seconds after which a heartbeat is overdue; there is one every 0.2 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Limits:
 
 
 WORKED_S = 1e-3
-"""So much more work from one heartbeat to the next is work; waiting takes next to none."""
+"""Seconds more of work, from one heartbeat to the next, that count as working; waiting takes next to none."""
 
 
 @dataclass(slots=True)
@@ -49,10 +49,10 @@ class _Seen:
     heard: float
     pulse: Pulse
     since: float
-    """When the pulse last changed."""
+    """Monotonic seconds when the pulse last changed."""
     worked_s: float = 0.0
     worked_at: float = float("-inf")
-    """When more work was last told of."""
+    """Monotonic seconds when a heartbeat last told of more work."""
 
 
 class Liveness:
@@ -64,17 +64,17 @@ class Liveness:
         self._awaited: dict[WorkerId, float] = {}
 
     def started(self, worker: WorkerId, now: float) -> None:
-        """Its process was started, and should join soon."""
+        """Records that the worker's process was started, and should join soon."""
         self._awaited[worker] = now
 
     def late(self, now: float) -> Iterator[tuple[WorkerId, float]]:
-        """Workers that were started longer than `join_s` ago and have not joined, and how long ago."""
+        """Yields workers that were started more than `join_s` ago and have not joined, and how long ago."""
         for worker, since in sorted(self._awaited.items()):
             if now - since > self._limits.join_s:
                 yield worker, now - since
 
     def knows(self, worker: WorkerId) -> bool:
-        """Whether it has joined, and is not forgotten."""
+        """Returns whether the worker has joined and is not forgotten."""
         return worker in self._seen
 
     def joined(self, worker: WorkerId, now: float) -> None:
@@ -82,14 +82,14 @@ class Liveness:
         self._seen[worker] = _Seen(now, Pulse(activity=Activity.BUSY, progress=0), now)
 
     def forget(self, worker: WorkerId, now: float) -> None:
-        """The worker is lost. Who waited for it is not to blame: the others' time begins anew."""
+        """Forgets a lost worker. Workers that waited for it are not to blame: their time begins anew."""
         self._seen.pop(worker, None)
         self._awaited.pop(worker, None)
         for seen in self._seen.values():
             seen.since = now
 
     def felt(self, worker: WorkerId, pulse: Pulse, now: float, worked_s: float = 0.0) -> None:
-        """A heartbeat came; `worked_s` is for how long the worker has worked in all."""
+        """Records a heartbeat; `worked_s` is for how long the worker has worked in all."""
         seen = self._seen.get(worker)
         if seen is None:
             return
@@ -100,26 +100,26 @@ class Liveness:
             seen.pulse, seen.since = pulse, now
 
     def excuse(self, now: float) -> None:
-        """The judge itself was away (its process stopped, its host overloaded): everybody starts anew."""
+        """Restarts all workers' time after the failure detector itself was away (process stopped, host overloaded)."""
         for seen in self._seen.values():
             seen.heard = seen.since = now
 
     def quiet_s(self, now: float) -> float:
-        """Seconds since the last sign of anybody; 0 where nobody is there."""
+        """Returns seconds since the last sign of any worker; 0 where there is none."""
         return min((now - seen.heard for seen in self._seen.values()), default=0.0)
 
     def silent(self, now: float) -> Iterator[tuple[WorkerId, float]]:
-        """Workers from whom nothing came for longer than `silence_s`, and for how long."""
+        """Yields workers that sent nothing for longer than `silence_s`, and for how long."""
         for worker, seen in sorted(self._seen.items()):
             if now - seen.heard > self._limits.silence_s:
                 yield worker, now - seen.heard
 
     def is_gone(self, silence_s: float, *, runnable: bool) -> bool:
-        """Whether a silence means that the worker is gone, given whether its process is known to be runnable."""
+        """Returns whether a silence means that the worker is gone; `runnable`: its process is known to be there."""
         return silence_s > (self._limits.oversubscribed_silence_s if runnable else self._limits.silence_s)
 
     def hung(self, now: float, instruction_s: float, step_s: float) -> Iterator[tuple[WorkerId, str]]:
-        """Workers that answer and get nowhere, each with the cause.
+        """Yields workers that answer but make no progress, each with the cause.
 
         Args:
             now: monotonic seconds.
@@ -143,12 +143,12 @@ class Liveness:
             yield blocked
 
     def _quiet(self) -> set[WorkerId]:
-        """Whose heartbeats are overdue while others' come: what they do is not known, and their silence is judged."""
+        """Returns workers whose heartbeats are overdue while others' arrive; only their silence is judged."""
         newest = max((seen.heard for seen in self._seen.values()), default=0.0)
         return {worker for worker, seen in self._seen.items() if newest - seen.heard > OVERDUE_S}
 
     def _blocked(self, now: float, limit_s: float) -> tuple[WorkerId, str] | None:
-        """Where everybody waits and nobody works, a message is stuck: whoever should have it is cut off.
+        """Finds the worker that is cut off where all wait and none works, so that a message must be stuck.
 
         From waiter to waiter, the way ends with one whose peer waits for nothing: that peer has sent.
         """

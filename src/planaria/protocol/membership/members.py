@@ -1,4 +1,4 @@
-"""Who is in the job: the workers that live, the nodes that are gone, and what is known of how they went."""
+"""The members of the job: the workers that live, the nodes that are gone, and what is known of how they went."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Membership:
         return NodeId(worker // self._devices_per_node)
 
     def workers_of(self, node: NodeId) -> tuple[WorkerId, ...]:
-        """Of any node, whether it lives or not."""
+        """Returns the numbers of a node's workers, whether it lives or not."""
         first = node * self._devices_per_node
         return tuple(WorkerId(first + device) for device in range(self._devices_per_node))
 
@@ -59,16 +59,16 @@ class Membership:
 
     @property
     def staying(self) -> frozenset[NodeId]:
-        """Of them, those that gave no notice."""
+        """Live nodes that gave no notice."""
         return frozenset(self.nodes) - self.leaving.keys()
 
     @property
     def is_gathered(self) -> bool:
-        """As many nodes have joined as the job starts on, without those that are gone; whatever their numbers are."""
+        """Whether as many nodes have joined as the job starts on, less those that are gone."""
         return len(self.nodes) >= self._num_nodes - len(self.gone)
 
     def join(self, worker: WorkerId, address: str) -> bool:
-        """Returns whether the worker's node is complete now."""
+        """Adds a worker; returns whether its node is complete now."""
         node = self.node_of(worker)
         if worker not in self.addresses:
             self._joined[node] += 1
@@ -80,7 +80,7 @@ class Membership:
         return self._joined[node] == self._devices_per_node
 
     def enrol(self, nodes: Iterable[NodeId], address: str) -> None:
-        """All workers of these nodes are there, at one address: for simulations, which need none."""
+        """Adds all workers of these nodes at one address: for simulations, which need no real one."""
         per_node = self._devices_per_node
         joined = dict.fromkeys(nodes, per_node)
         dict.update(self._joined, joined)
@@ -91,7 +91,7 @@ class Membership:
         self._nodes = self._workers = None
 
     def lose(self, node: NodeId) -> tuple[WorkerId, ...]:
-        """Forget a node; returns the workers that lived on it."""
+        """Forgets a node; returns the workers that lived on it."""
         self.gone.add(node)
         self.leaving.pop(node, None)
         self.zones.pop(node, None)
@@ -104,20 +104,20 @@ class Membership:
         return lost
 
     def note_fault(self, worker: WorkerId, at_s: float) -> None:
-        """The worker's node is about to kill itself on the user's order. Only measurements use it."""
+        """Records when the worker's node is about to kill itself on the user's order. Only measurements use it."""
         self._faults[self.node_of(worker)] = at_s
 
     def note_end(self, node: NodeId, at_s: float) -> None:
-        """Somebody saw it end while nobody coordinated. Only measurements use it."""
+        """Records when a node was seen to end while there was no coordinator. Only measurements use it."""
         self._faults.setdefault(node, at_s)
 
     def fault_of(self, node: NodeId) -> float | None:
-        """When the node killed itself, or was seen to end; None: nobody knows. Told once."""
+        """Returns, once, when the node killed itself or was seen to end; None if unknown."""
         return self._faults.pop(node, None)
 
 
 def _without(all_of: tuple[_Number, ...], some: Iterable[_Number]) -> tuple[_Number, ...]:
-    """Of ascending numbers, all but some that are there or not."""
+    """Returns ascending numbers without those in `some`, which need not be among them."""
     for one in some:
         at = bisect_left(all_of, one)
         if all_of[at : at + 1] == (one,):

@@ -1,4 +1,4 @@
-"""What a node's agent and the coordinator say to each other: who offers a node, and which number it gets.
+"""What a node's agent and the coordinator say to each other: which machine offers a node, and which number it gets.
 
 An agent's connection is there for the node as a whole. Its workers have connections of their own, and they alone say
 whether the node lives: that an agent is out of reach is no loss.
@@ -40,20 +40,20 @@ class Enrol(Message, frozen=True, kw_only=True, tag="enrol"):
 
 
 class Available(Message, frozen=True, kw_only=True, tag="available"):
-    """Nothing runs here, and a node may. `after`: the node that ran here last; -1: none."""
+    """Offers a node: nothing runs on this machine. `after`: the node that ran here last; -1: none."""
 
     after: int = -1
 
 
 class NodeEnded(Message, frozen=True, kw_only=True, tag="node_ended"):
-    """The node's processes have all ended."""
+    """Reports that the node's processes have all ended."""
 
     node: int
     cause: str
 
 
 class Ping(Message, frozen=True, kw_only=True, tag="ping"):
-    """Answered by a `Pong`."""
+    """Asks whether the coordinator is there, which answers with a `Pong`."""
 
 
 FromAgent = Enrol | Available | NodeEnded | Ping
@@ -79,14 +79,14 @@ class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
 
 
 class StartNode(Message, frozen=True, kw_only=True, tag="start_node"):
-    """Start the workers of this node. `faults` are its own, on order."""
+    """Orders the agent to start the workers of this node. `faults` are to be injected into it, as the user ordered."""
 
     node: int
     faults: tuple[Fault, ...] = ()
 
 
 class KillNode(Message, frozen=True, kw_only=True, tag="kill_node"):
-    """The node is fenced: what is left of it must end."""
+    """Orders the agent to kill what is left of a node that was fenced."""
 
     node: int
 
@@ -103,13 +103,13 @@ class Farewell(enum.StrEnum):
 
 
 class Dismissed(Message, frozen=True, kw_only=True, tag="dismissed"):
-    """The agent has nothing more to do."""
+    """Tells the agent that it has nothing more to do."""
 
     farewell: Farewell
 
 
 class OfferRefused(Message, frozen=True, kw_only=True, tag="refused"):
-    """This node cannot take part. It would be refused again."""
+    """Tells the agent that its node cannot take part; it would be refused again."""
 
     reason: str
 
@@ -125,12 +125,12 @@ _to_agent = msgspec.msgpack.Decoder(ToAgent)
 
 
 def decode_from_agent(data: bytes) -> FromAgent:
-    """Raises msgspec.DecodeError (a ValueError) for anything that is not a message of an agent."""
+    """Decodes a message of an agent. Raises msgspec.DecodeError (a ValueError) for anything else."""
     message: FromAgent = decoded(_from_agent, data)
     return message
 
 
 def decode_to_agent(data: bytes) -> ToAgent:
-    """Raises msgspec.DecodeError (a ValueError) for anything that is not a message to an agent."""
+    """Decodes a message to an agent. Raises msgspec.DecodeError (a ValueError) for anything else."""
     message: ToAgent = decoded(_to_agent, data)
     return message

@@ -1,4 +1,4 @@
-"""Events that the coordinator's machine takes, and commands that it gives. All frozen; none does anything."""
+"""Events that the coordinator's machine takes, and commands that it gives. All are frozen values without behaviour."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class WorkerJoined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanOut:
-    """A worker ran out of memory. What the kernel killed tells nothing: then no worker is named, and sizes are 0."""
+    """What is known of a worker that ran out of memory. If the kernel killed it: no worker is named, and sizes are 0."""
 
     worker: WorkerId | None = None
     where: str = ""
@@ -72,21 +72,21 @@ class Restarted:
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """The user wants the run to end at the next step boundary, saved; `discards`: without that."""
+    """The user wants the run to end at the next step boundary with its state saved; `discards`: without saving."""
 
     discards: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SaveRequested:
-    """The user wants the state on disk as soon as can be, under this folder; "": where all checkpoints are."""
+    """The user wants the state saved as soon as possible, under this folder; "": where all checkpoints are."""
 
     folder: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class TimerDue:
-    """What `SetTimer` asked for: its time has passed."""
+    """The time that `SetTimer` asked for has passed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +105,12 @@ class DecisionTook:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Nothing waits to be handled: there may be time to prepare decisions."""
+    """No event waits to be handled: there may be time to prepare decisions."""
 
 
 @dataclass(frozen=True, slots=True)
 class PieceTook:
-    """How long the last piece of such a preparation took, as the driver measured it."""
+    """How long the last piece of a precomputed decision took, as the driver measured it."""
 
     seconds: float
 
@@ -152,7 +152,7 @@ Event = (
 
 
 class Send(msgspec.Struct, frozen=True, gc=False):
-    """Thousands of these are made at once, so it is no dataclass."""
+    """Send a message to a worker. No dataclass, as thousands of these are made at once."""
 
     worker: WorkerId
     message: ToWorker
@@ -160,21 +160,21 @@ class Send(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """Kill what is left of the node where possible, and refuse it from now on."""
+    """Kill what is left of the node where possible, and refuse the node from now on."""
 
     node: NodeId
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The node is no longer needed and ends itself; refuse it from now on."""
+    """Let a node end that is no longer needed, and refuse it from now on."""
 
     node: NodeId
 
 
 @dataclass(frozen=True, slots=True)
 class WriteManifest:
-    """All parts of the checkpoint are on disk: make it whole."""
+    """Complete the checkpoint, whose parts are all on disk, by writing its manifest."""
 
     step: int
     folder: str
@@ -184,22 +184,22 @@ class WriteManifest:
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """The checkpoint that was begun in this folder is given up: remove what is there of it."""
+    """Remove what is on disk of a checkpoint that was begun in this folder and given up."""
 
     folder: str
 
 
 @dataclass(frozen=True, slots=True)
 class SetTimer:
-    """Tell `TimerDue` in so many seconds. One that is set earlier is forgotten."""
+    """Send the event `TimerDue` in this many seconds. An earlier timer is forgotten."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """`again`: of an earlier coordinator's journal. Whoever has this record already drops it; and any step that is
-    there, since a power loss may take a commit that nobody was told of."""
+    """Make a record public. `again`: it is from an earlier coordinator's journal: readers that have it drop it, and also any
+    step that is there, since a power loss may take a commit that nobody was told of."""
 
     record: AnyRecord
     again: bool = False
@@ -207,7 +207,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The run is over."""
+    """End the driver's work: the run is over."""
 
     status: RunStatus
     message: str

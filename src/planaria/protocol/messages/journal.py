@@ -20,7 +20,7 @@ from planaria.protocol.messages.worker import Commit, PlanMessage, decoded
 
 
 class PlanValidityState(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a placement, to be written down.
+    """What is known of a placement's validity, as it is written down.
 
     Attributes:
         placed: nodes that it was made of.
@@ -36,7 +36,7 @@ class PlanValidityState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JournalEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
-    """Must be durable before any later command of the same batch is carried out.
+    """One entry of the journal. It must be durable before any later command of the same batch is carried out.
 
     Attributes:
         records: that are published because of it.
@@ -48,7 +48,7 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class JournalCommit(JournalEntry, frozen=True, kw_only=True, tag="commit"):
-    """The step is done, and this is what every worker that voted for it is told; parts to save are left out."""
+    """The step is committed: the message that every voter gets, without the parts to save."""
 
     commit: Commit
 
@@ -58,7 +58,7 @@ class JournalCommit(JournalEntry, frozen=True, kw_only=True, tag="commit"):
 
 
 class JournalPlan(JournalEntry, frozen=True, kw_only=True, tag="plan"):
-    """The plan that is about to be sent, and what is known of the placement behind it.
+    """A plan that is about to be sent, and what is known of the placement behind it.
 
     Attributes:
         message: as it is sent; addresses may change later.
@@ -99,7 +99,7 @@ class JournalNode(JournalEntry, frozen=True, kw_only=True, tag="node"):
 
 
 class JournalRecovery(JournalEntry, frozen=True, kw_only=True, tag="recovery"):
-    """What was lost up to here is recovered from."""
+    """The losses up to here are recovered from."""
 
 
 class JournalCheckpoint(JournalEntry, frozen=True, kw_only=True, tag="checkpoint"):
@@ -127,8 +127,8 @@ class JournalEnd(JournalEntry, frozen=True, kw_only=True, tag="end"):
 
 
 LASTING = (JournalPolicy, JournalStop, JournalEnd)
-"""A user was told of them, and no worker knows them: they are written so that they, and with them all that was written
-before, outlast a power cut too."""
+"""Entries that the user was told of and that no worker knows: they are written so that they, and with them all that
+was written before, outlast a power cut too."""
 
 AnyEntry = (
     JournalCommit
@@ -151,6 +151,6 @@ def encode_entry(entry: JournalEntry) -> bytes:
 
 
 def decode_entry(data: bytes) -> AnyEntry:
-    """Raises msgspec.DecodeError (a ValueError) for anything that is not an entry."""
+    """Decodes a journal entry. Raises msgspec.DecodeError (a ValueError) for anything else."""
     entry: AnyEntry = decoded(_entry, data)
     return entry

@@ -19,7 +19,7 @@ Item = TypeVar("Item")
 
 
 class Cut(msgspec.Struct, frozen=True, array_like=True):
-    """A stage."""
+    """A stage on the wire: a worker and its range of layers."""
 
     worker: WorkerId
     first_layer: int
@@ -28,7 +28,7 @@ class Cut(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RouteUpdate(msgspec.Struct, frozen=True, array_like=True):
-    """A route.
+    """A route on the wire, where possible told by what the new plan's pipelines have already.
 
     Attributes:
         hops: number of the new plan's pipeline of which they are the stages, or the hops themselves.
@@ -46,7 +46,7 @@ class RouteUpdate(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PlanUpdate(Message, frozen=True, kw_only=True, tag="plan_update"):
-    """A `PlanMessage` that follows another one.
+    """A `PlanMessage` as its difference from the one before it on the connection.
 
     Attributes:
         base: generation of that other one's plan.
@@ -80,11 +80,11 @@ class PlanUpdate(Message, frozen=True, kw_only=True, tag="plan_update"):
 
 
 class UpdateError(ValueError):
-    """An update that does not fit what came before it."""
+    """Raised for an update that does not fit the plan before it."""
 
 
 def difference(before: PlanMessage, after: PlanMessage) -> PlanUpdate | None:
-    """What makes `after` of `before`; None where they are of different jobs, so to say, and it has to be sent whole."""
+    """Returns the update that turns `before` into `after`; None where they differ too much and `after` is sent whole."""
     old, new = before.plan, after.plan
     if _frame(old) != _frame(new) or set(after.addresses) != set(new.workers):
         return None
@@ -125,7 +125,7 @@ def difference(before: PlanMessage, after: PlanMessage) -> PlanUpdate | None:
 
 
 def updated(before: PlanMessage, update: PlanUpdate) -> PlanMessage:
-    """The message that the update stands for.
+    """Returns the message that the update stands for.
 
     Raises:
         UpdateError: it is about another plan, or names what that does not have.
@@ -183,7 +183,7 @@ _decoder = msgspec.msgpack.Decoder(ToWorker | Challenge | PlanUpdate)
 
 
 def decode_order(data: bytes, last: PlanMessage | None) -> ToWorker | Challenge:
-    """A message of the coordinator, where `last` is the plan that came before it.
+    """Decodes a message of the coordinator, where `last` is the plan that came before it.
 
     Raises:
         UpdateError: it is an update of another plan.
@@ -198,13 +198,13 @@ def decode_order(data: bytes, last: PlanMessage | None) -> ToWorker | Challenge:
 
 
 class Orders:
-    """What one connection brings, with plans made whole."""
+    """Decodes what one connection brings, with updates turned into whole plans."""
 
     def __init__(self) -> None:
         self._last: PlanMessage | None = None
 
     def decode(self, data: bytes) -> ToWorker | Challenge:
-        """Raises ValueError for anything that is not a message of the coordinator, or an update without its base."""
+        """Decodes one message. Raises ValueError for anything unknown, or an update without its base."""
         message = decode_order(data, self._last)
         if isinstance(message, PlanMessage):
             self._last = message
@@ -212,7 +212,7 @@ class Orders:
 
 
 def _frame(plan: Plan) -> tuple[object, ...]:
-    """What plans have in common of which one can be told as a change of the other."""
+    """Returns what two plans must have in common for one to be told as an update of the other."""
     return plan.num_layers, plan.num_microbatches, plan.devices_per_node, plan.groups, plan.schedule, plan.redundancy
 
 
@@ -228,7 +228,7 @@ def _stages(cuts: Sequence[Cut]) -> tuple[Stage, ...]:
 
 
 def _ranges(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Ascending numbers as [first, end)."""
+    """Yields ascending numbers as ranges [first, end)."""
     first = end = -1
     for number in numbers:
         if number != end:

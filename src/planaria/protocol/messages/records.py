@@ -1,4 +1,4 @@
-"""What a run tells the world: one frozen record a happening. Log, metrics, summary and display are made from them."""
+"""What a run tells the world: one frozen record for each event. Log, metrics, summary and display are made from them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from planaria.policy.candidate_record import CandidateRecord
 class RunStatus(enum.StrEnum):
     COMPLETED = "completed"
     STOPPED = "stopped"
-    """As the user asked for."""
+    """The run stopped as the user asked."""
     INTERRUPTED = "interrupted"
-    """By a signal, or as nobody read its output any more. Only the launcher knows that of a run that was stopped."""
+    """The run was interrupted by a signal, or its output was closed. Only the launcher knows that of a stopped run."""
     EXHAUSTED = "exhausted"
     FAILED = "failed"
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
-    """One happening."""
+    """One thing that happened in a run."""
 
 
 class NodeJoined(Record, frozen=True, kw_only=True, tag="node_joined"):
-    """zone: where the node is; "": not known."""
+    """A node joined. `zone`: where the node is; "": not known."""
 
     node: int
     live_nodes: int
@@ -32,8 +32,8 @@ class NodeJoined(Record, frozen=True, kw_only=True, tag="node_joined"):
 
 
 class NodeLost(Record, frozen=True, kw_only=True, tag="node_lost"):
-    """detect_ms: from the injected fault, or from the end that was seen while no coordinator served, to its detection;
-    None when nobody knows when the node died."""
+    """A node was lost. `detect_ms`: from the injected fault, or from the end that was seen while no coordinator served, to
+    its detection; None when nobody knows when the node died."""
 
     node: int
     step: int
@@ -43,7 +43,7 @@ class NodeLost(Record, frozen=True, kw_only=True, tag="node_lost"):
 
 
 class NodeLeaving(Record, frozen=True, kw_only=True, tag="node_leaving"):
-    """The node gave notice: it will be gone in `grace_s` seconds, and hands over its state before."""
+    """A node gave notice: it will be gone in `grace_s` seconds, and hands over its state before."""
 
     node: int
     step: int
@@ -52,7 +52,7 @@ class NodeLeaving(Record, frozen=True, kw_only=True, tag="node_leaving"):
 
 
 class NodeReleased(Record, frozen=True, kw_only=True, tag="node_released"):
-    """The node's work is handed over and it ends, `seconds` after its notice; `step` is the first without it."""
+    """A node's work is handed over and it ends, `seconds` after its notice; `step` is the first without it."""
 
     node: int
     step: int
@@ -61,7 +61,7 @@ class NodeReleased(Record, frozen=True, kw_only=True, tag="node_released"):
 
 
 class NodeSpeed(Record, frozen=True, kw_only=True, tag="node_speed"):
-    """A node became slower than the others, or faster again: `speed` 0.5 takes twice as long, 1 is as fast as they.
+    """A node became slower than the others, or faster again: at `speed` 0.5 it takes twice as long; 1 is as fast as they.
 
     `step` is the last of the `steps` in a row that tell of it; `before` is what was known until then.
     """
@@ -74,7 +74,7 @@ class NodeSpeed(Record, frozen=True, kw_only=True, tag="node_speed"):
 
 
 class Waiting(Record, frozen=True, kw_only=True, tag="waiting"):
-    """Too few nodes are left. The state after `step` - 1 is kept by the survivors and saved; nodes may join."""
+    """Too few nodes are left. The survivors keep and save the state after `step` - 1; nodes may join."""
 
     step: int
     live_nodes: int
@@ -82,7 +82,7 @@ class Waiting(Record, frozen=True, kw_only=True, tag="waiting"):
 
 
 class PlanTaken(Record, frozen=True, kw_only=True, tag="plan_taken"):
-    """purpose: "start", "finish step" (after a loss, within a step), "warm up" (nodes get their
+    """A plan is in force. `purpose`: "start", "finish step" (after a loss, within a step), "warm up" (nodes get their
     state beside a step), "reconfigure" or "restore"."""
 
     generation: int
@@ -98,9 +98,9 @@ class PlanTaken(Record, frozen=True, kw_only=True, tag="plan_taken"):
     transfer_bytes: int
     plan_hash: str
     candidates: tuple[CandidateRecord, ...] = ()
-    """The plans that were weighed, best first; none where nothing was weighed. Of a warm-up, those for what follows."""
+    """The plans that were weighed, best first; empty where none were. For a warm-up: those for the plan after it."""
     estimated_transition_s: float | None = None
-    """Of the best: seconds without gain until its plan runs."""
+    """Estimated seconds without gain until the best weighed plan runs."""
 
 
 class PolicySwitched(Record, frozen=True, kw_only=True, tag="policy_switched"):
@@ -152,7 +152,7 @@ class StepCommitted(Record, frozen=True, kw_only=True, tag="step_committed"):
 
 
 class StepSkipped(Record, frozen=True, kw_only=True, tag="step_skipped"):
-    """A step is durable and was not applied, because its loss or gradient is not finite. None: that is what is not."""
+    """A step is durable but was not applied: the loss or gradient given as None is not finite."""
 
     step: int
     loss: float | None
@@ -178,13 +178,13 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     decide_ms: float
     transfer_bytes: int
     resume_ms: float
-    """From the fault (from its detection, when the moment of the fault is unknown) to the next committed step."""
+    """Milliseconds from the fault (from its detection, if the fault's moment is unknown) to the next committed step."""
     microbatches_rerun: int
     microbatches_per_step: int
     steps_redone: int = 0
-    """Committed ones that are trained again, because the job went back to a checkpoint."""
+    """Committed steps that are trained again, because the job went back to a checkpoint."""
     ready_ms: float | None = None
-    """From the fault to the last worker that got its state; None where none had to move or be loaded."""
+    """Milliseconds from the fault to the last worker that got its state; None where no state had to move or be loaded."""
 
 
 class Recovered(Record, frozen=True, kw_only=True, tag="recovered"):
@@ -198,7 +198,7 @@ class CheckpointSaved(Record, frozen=True, kw_only=True, tag="checkpoint_saved")
 
 
 class CoordinatorRestarted(Record, frozen=True, kw_only=True, tag="coordinator_restarted"):
-    """The coordinator was started again, and the workers that live have come back.
+    """A coordinator was started again, and the workers that live have come back.
 
     Attributes:
         step: in progress.
@@ -237,7 +237,7 @@ class RunEnded(Record, frozen=True, kw_only=True, tag="run_ended"):
     skipped_steps: int = 0
     """Steps whose loss or gradient was not finite, and which `train.when_not_finite` skipped."""
     dropped_microbatches: int = 0
-    """Left out for good by a policy that may drop samples."""
+    """Microbatches left out for good by a policy that may drop samples."""
 
 
 AnyRecord = (

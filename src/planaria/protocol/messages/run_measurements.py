@@ -31,7 +31,7 @@ class SeenLosses(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class MeasuredMoves(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The last measurements of each kind, see `planaria.protocol.planning.transition_times`."""
+    """The last measurements of transitions, see `planaria.protocol.planning.transition_times`."""
 
     changes_s: tuple[float, ...] = ()
     unmoved_s: tuple[float, ...] = ()
@@ -40,7 +40,7 @@ class MeasuredMoves(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class MeasuredSaves(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Of checkpoints, see `planaria.protocol.step.cadence`.
+    """Measured costs of checkpoints, see `planaria.protocol.step.cadence`.
 
     Attributes:
         costs_s: by which the last ones made training longer.
@@ -56,7 +56,7 @@ class MeasuredSaves(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class KnownSpeeds(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Of nodes, see `planaria.protocol.planning.straggler_detection`.
+    """Known speeds of nodes, see `planaria.protocol.planning.straggler_detection`.
 
     Attributes:
         slow: nodes that are slower than the others, each with its speed.
@@ -68,14 +68,14 @@ class KnownSpeeds(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class Rest(msgspec.Struct, frozen=True, kw_only=True):
-    """A node is left out for so many steps, until this one."""
+    """How long a slow node is left out: for `num_steps` steps, until step `until`."""
 
     until: int
     num_steps: int
 
 
 class Rests(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Of slow nodes, see `planaria.protocol.planning.straggler_policy`.
+    """Slow nodes that are left out, see `planaria.protocol.planning.straggler_policy`.
 
     Attributes:
         resting: nodes that the placement does without.
@@ -91,7 +91,7 @@ class Rests(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class MemoryShortage(msgspec.Struct, frozen=True, kw_only=True):
-    """A node ran out of memory.
+    """One node that ran out of memory.
 
     Attributes:
         node: which.
@@ -105,7 +105,7 @@ class MemoryShortage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KnownShortages(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Of memory, see `planaria.protocol.planning.memory_limits`.
+    """Known memory shortages, see `planaria.protocol.planning.memory_limits`.
 
     Attributes:
         bound_bytes: the most that a plan may put on a device by estimate; None: nothing is known.
@@ -117,7 +117,7 @@ class KnownShortages(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class RunMeasurements(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """All of it, at one moment.
+    """All that a coordinator measured of the running job, at one moment.
 
     Attributes:
         losses: that were seen.

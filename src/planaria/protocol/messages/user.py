@@ -1,4 +1,4 @@
-"""What a user asks of a running job: state, a node more or less, another policy, an end. One request a connection."""
+"""What a user asks of a running job: state, a node more or less, another policy, an end. One request per connection."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Wish(enum.StrEnum):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request", tag_field="type"):
-    """First and only message of its connection.
+    """The only message from the user's side of a connection.
 
     Attributes:
         version: of the protocol.
@@ -51,7 +51,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request", tag_fiel
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
-    """A running job at one moment.
+    """State of a running job at one moment.
 
     Attributes:
         phase: of the coordinator.
@@ -87,7 +87,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer", tag_field="type"):
-    """`text` says what will happen, or why nothing will; `nodes` are those that are started."""
+    """The answer to a request: `text` says what will happen, or why nothing will; `nodes` are those that are started."""
 
     accepted: bool
     text: str
@@ -100,10 +100,10 @@ _answer = msgspec.msgpack.Decoder(Answer)
 
 
 def decode_request(data: bytes) -> Request:
-    """Raises msgspec.DecodeError (a ValueError) for anything else."""
+    """Decodes a request. Raises msgspec.DecodeError (a ValueError) for anything else."""
     return decoded(_request, data)
 
 
 def decode_answer(data: bytes) -> Answer:
-    """Raises msgspec.DecodeError (a ValueError) for anything else."""
+    """Decodes an answer. Raises msgspec.DecodeError (a ValueError) for anything else."""
     return decoded(_answer, data)

@@ -19,13 +19,13 @@ from planaria.plan.plan import Plan, Transfer, WorkerId
 PROTOCOL_VERSION = 4
 
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
-"""From outside: a number, not below zero, and no infinity."""
+"""Seconds as told from outside: not negative, and finite."""
 
 ZoneName = Annotated[str, msgspec.Meta(max_length=MAX_ZONE_LENGTH)]
-"""Where a node is: whatever fails as one. "": not known."""
+"""Name of the zone where a node is; a zone fails as one. "": not known."""
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
-"""Longest control message that is read; a longer one is refused before memory is taken for it."""
+"""Longest control message in bytes that is read; a longer one is refused before memory is taken for it."""
 
 
 class StateSource(enum.StrEnum):
@@ -66,17 +66,17 @@ class Activity(enum.StrEnum):
     """What a worker's main thread does."""
 
     IDLE = "idle"
-    """It has nothing to do: no plan, or a vote cast."""
+    """The main thread has nothing to do: it has no plan, or has cast its vote."""
     COMPUTING = "computing"
-    """One instruction of its program, with nobody to wait for."""
+    """The main thread runs one instruction of its program, and waits for no peer."""
     WAITING = "waiting"
-    """For a message of a peer."""
+    """The main thread waits for a message of a peer."""
     BUSY = "busy"
-    """Something that no estimate is made of: building layers, reading or writing a checkpoint."""
+    """The main thread does what no estimate covers: building layers, reading or writing a checkpoint."""
 
 
 BEAT_S = 0.2
-"""Between two heartbeats of a worker."""
+"""Seconds between two heartbeats of a worker."""
 
 
 class Pulse(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +97,7 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hello(Message, frozen=True, kw_only=True, tag="hello"):
-    """First message of a worker, and of each connection that it makes: what follows there is the same worker's.
+    """First message of a worker on each of its connections: all that follows there is the same worker's.
 
     Attributes:
         mark: of the run for which it was started: who is left of an earlier run with the same token has no part here.
@@ -117,21 +117,21 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
 
 
 class Proof(Message, frozen=True, kw_only=True, tag="proof"):
-    """Answer to `Challenge`: what is said on this connection is said now."""
+    """Answer to `Challenge`: proves that what this connection says is said now."""
 
     nonce: str
 
 
 class Ready(Message, frozen=True, kw_only=True, tag="ready"):
-    """All state that the plan gives this worker is in place. The last of what had to come had been here for `since_s`
-    seconds before it was looked for; 0 where nothing came."""
+    """Tells that all state that the plan gives this worker is in place. The last part had been here for `since_s` seconds
+    before it was looked for; 0 where nothing came."""
 
     generation: int
     since_s: float = 0.0
 
 
 class Vote(Message, frozen=True, kw_only=True, tag="vote"):
-    """The program of (generation, step) ran to its end here, and the sums are whole.
+    """Tells that the program of (generation, step) ran to its end here, and that the sums are whole.
 
     Attributes:
         norms: group -> squared L2 norm of its summed gradient, for the groups whose norm is this worker's to tell.
@@ -158,7 +158,7 @@ class Report(Message, frozen=True, kw_only=True, tag="report"):
 
 
 class Saved(Message, frozen=True, kw_only=True, tag="saved"):
-    """These groups of the checkpoint are on disk."""
+    """Tells that these groups of the checkpoint are on disk."""
 
     step: int
     serial: int
@@ -166,7 +166,7 @@ class Saved(Message, frozen=True, kw_only=True, tag="saved"):
 
 
 class NotSaved(Message, frozen=True, kw_only=True, tag="not_saved"):
-    """This worker's part of the checkpoint could not be written; `text` says where and why."""
+    """Tells that this worker's part of the checkpoint could not be written; `text` says where and why."""
 
     step: int
     serial: int
@@ -174,20 +174,20 @@ class NotSaved(Message, frozen=True, kw_only=True, tag="not_saved"):
 
 
 class FaultInjected(Message, frozen=True, kw_only=True, tag="fault_injected"):
-    """The node is about to kill itself on the user's order. Only for measuring; detection never uses it."""
+    """Tells that the node is about to kill itself on the user's order. Only for measuring; detection never uses it."""
 
     at_s: float
 
 
 class CutOff(Message, frozen=True, kw_only=True, tag="cut_off"):
-    """The way to this peer is lost, and it has been in the plan for a while since. The server judges which of the two
-    is out of reach, as it does with closed connections; the machine hears of a lost node, or of nothing."""
+    """Tells that the connection to this peer is lost, though it has been in the plan for a while. The server judges which of
+    the two is out of reach, as it does with closed connections; the machine hears of a lost node, or of nothing."""
 
     peer: WorkerId
 
 
 class Damaged(Message, frozen=True, kw_only=True, tag="damaged"):
-    """A message of `source` that is wanted here arrived, and its checksum is another.
+    """Tells that a message of `source` that is wanted here arrived with another checksum.
 
     Attributes:
         kind: "state", "sum", "activation" or "gradient".
@@ -216,14 +216,14 @@ class Alive(Message, frozen=True, kw_only=True, tag="alive"):
 
 
 class Notice(Message, frozen=True, kw_only=True, tag="notice"):
-    """This worker's node will go away in `grace_s` seconds (a preemption notice, a SIGTERM): hand its work over."""
+    """Tells that this worker's node will go away in `grace_s` seconds (preemption, SIGTERM) and must hand its work over."""
 
     grace_s: Seconds
     cause: str
 
 
 class Failed(Message, frozen=True, kw_only=True, tag="failed"):
-    """The user's own code failed here. It would fail again, so the job ends, with the state saved where it is held.
+    """Tells that the user's own code failed here. It would fail again, so the job ends, its state saved where it is held.
 
     `holds`: this worker's replicas are whole, and it waits to save them; else it ends.
     """
@@ -234,7 +234,7 @@ class Failed(Message, frozen=True, kw_only=True, tag="failed"):
 
 
 class Returned(Message, frozen=True, kw_only=True, tag="returned"):
-    """Where this worker is: sent once when it begins, and to every coordinator that it finds after one was gone.
+    """Tells where this worker is: sent once when it begins, and to every coordinator that it finds after a restart.
 
     It tells all that was under way between the two, so that messages which were lost need not be sent again. Plans are
     large: this worker's is told only when it is asked for.
@@ -265,7 +265,7 @@ class Returned(Message, frozen=True, kw_only=True, tag="returned"):
 
 
 class OutOfMemory(Message, frozen=True, kw_only=True, tag="out_of_memory"):
-    """This worker cannot get the memory that it needs: a loss of its node, and a lesson for the next plan.
+    """Tells that this worker cannot get the memory it needs: its node is lost, and the next plan must need less.
 
     Attributes:
         holds: its replicas are whole, and it waits to be killed or to save them; else it ends.
@@ -303,7 +303,7 @@ FromWorker = (
 
 
 class PlanMessage(Message, frozen=True, kw_only=True, tag="plan"):
-    """Adopt this plan for `step`, the step in progress.
+    """Orders a worker to adopt this plan for `step`, the step in progress.
 
     Attributes:
         addresses: worker -> data address, for everyone in the plan.
@@ -329,18 +329,18 @@ class PlanMessage(Message, frozen=True, kw_only=True, tag="plan"):
 
 
 class Halt(Message, frozen=True, kw_only=True, tag="halt"):
-    """Stop computing, keep the accumulators, and report."""
+    """Orders a worker to stop computing, keep the accumulators, and report."""
 
     generation: int
     step: int
 
 
 class Recall(Message, frozen=True, kw_only=True, tag="recall"):
-    """Tell the plan that you have: the coordinator's journal lost it. The answer is a `Returned`."""
+    """Orders a worker to tell its plan, which the coordinator's journal lost. The answer is a `Returned`."""
 
 
 class Resend(Message, frozen=True, kw_only=True, tag="resend"):
-    """A transfer of this generation arrived damaged: its source sends the state (again), its target awaits it.
+    """Orders state that arrived damaged to be sent again: its source sends it, its target awaits it.
 
     `attempt` counts from 1, and tells what is sent from what was sent before.
     """
@@ -352,7 +352,7 @@ class Resend(Message, frozen=True, kw_only=True, tag="resend"):
 
 
 class Save(Message, frozen=True, kw_only=True, tag="save"):
-    """Write these groups, as of `step`, into the folder. The answer bears the order's serial number."""
+    """Orders a worker to write these groups, as of `step`, into the folder. The answer bears the order's serial number."""
 
     step: int
     serial: int
@@ -361,7 +361,7 @@ class Save(Message, frozen=True, kw_only=True, tag="save"):
 
 
 class Commit(Message, frozen=True, kw_only=True, tag="commit"):
-    """Step `step` is durable: apply it. With `hold`, wait for orders afterwards, else go on with the same plan.
+    """Orders a worker to apply the durable `step`, then to wait for orders (`hold`) or go on with the same plan.
 
     With `save`, copy those groups as soon as the step is applied, and write them while training goes on.
 
@@ -393,14 +393,14 @@ class Commit(Message, frozen=True, kw_only=True, tag="commit"):
 
 
 class Stop(Message, frozen=True, kw_only=True, tag="stop"):
-    """End now; the reason is for the log."""
+    """Orders a worker to end now; the reason is for the log."""
 
     reason: str
 
 
 class Challenge(Message, frozen=True, kw_only=True, tag="challenge"):
-    """A coordinator that began again asks whether the worker is there, or its messages are played again. It is answered
-    by `Proof` as soon as it is read, and is no order."""
+    """Asks, for a coordinator that began again, whether the worker is there, or its messages are played again. It is
+    answered by `Proof` as soon as it is read, and is no order."""
 
     nonce: str
 
@@ -419,7 +419,7 @@ def encode(message: Message) -> bytes:
 
 
 def decoded(decoder: msgspec.msgpack.Decoder[Decoded], data: bytes) -> Decoded:
-    """Raises msgspec.DecodeError (a ValueError) for whatever the decoder does not take."""
+    """Decodes a message. Raises msgspec.DecodeError (a ValueError) for whatever the decoder does not take."""
     try:
         return decoder.decode(data)
     except (UnicodeDecodeError, RecursionError) as error:
@@ -427,6 +427,6 @@ def decoded(decoder: msgspec.msgpack.Decoder[Decoded], data: bytes) -> Decoded:
 
 
 def decode_from_worker(data: bytes) -> FromWorker:
-    """Raises msgspec.DecodeError (a ValueError) for anything that is not a message of a worker."""
+    """Decodes a message of a worker. Raises msgspec.DecodeError (a ValueError) for anything else."""
     message: FromWorker = decoded(_from_worker, data)
     return message

@@ -1,4 +1,4 @@
-"""How soon the next loss is expected: what the job's owner thought, and what was seen since the job began."""
+"""How soon the next loss is expected: from what the job's owner expected, and what was seen since the job began."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from planaria.protocol.messages.records import (
 from planaria.protocol.messages.run_measurements import SeenLosses
 
 REMEMBERED = 16
-"""Losses that may be a storm of their own."""
+"""How many of the last losses are examined for coming in a storm."""
 
 CHANCE = 1e-3
-"""Losses that would come so close together by chance this seldom are no chance: the machines have become worse."""
+"""Losses so close together that chance explains them this seldom at most mean that the machines have become worse."""
 
 
 class Watched(msgspec.Struct, frozen=True, kw_only=True):
-    """Runs of this job on these nodes that are over: how long they trained, and how often nodes were lost.
+    """What earlier runs of this job on these nodes saw: how long they trained, and how often nodes were lost.
 
     Attributes:
         seconds: from first plans to last steps.
@@ -45,7 +45,7 @@ class Watched(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Failures:
-    """Those of one run.
+    """Losses of one run, and the time to the next that they suggest.
 
     The mean of a gamma distribution whose prior is one loss in the expected time: (prior + seen) / (1 + losses). Where
     the last few losses came closer together than that could explain, as in a storm of preemptions, it is their own
@@ -66,12 +66,12 @@ class Failures:
         self._recent: deque[float] = deque(maxlen=REMEMBERED)
 
     def begin(self, now: float) -> None:
-        """Nodes run, and may be lost from now on; once is enough."""
+        """Records when nodes first run and may be lost; later calls change nothing."""
         if self._began is None:
             self._began = now
 
     def lost(self, step: int, now: float) -> None:
-        """A node was, in that step."""
+        """Records that a node was lost in this step."""
         if step != self._last_step:
             self._losses += 1
             self._recent.append(now)
@@ -80,7 +80,7 @@ class Failures:
 
     @property
     def seen(self) -> SeenLosses:
-        """For the next coordinator."""
+        """Losses seen so far, for the next coordinator."""
         return SeenLosses(
             began=self._began,
             count=self._losses,
@@ -90,24 +90,24 @@ class Failures:
         )
 
     def recall(self, seen: SeenLosses) -> None:
-        """What the coordinator before saw. Nodes live and die without a coordinator, so time went on meanwhile."""
+        """Takes over the losses that the last coordinator saw. Time without a coordinator counts too: nodes may die then."""
         self._began, self._losses, self._last_step = seen.began, seen.count, seen.last_step
         self._nodes = max(seen.nodes, seen.count)
         self._recent.extend(seen.recent)
 
     def fork(self) -> Failures:
-        """Those of a run that was this one until now."""
+        """Returns a copy for a run that was this one until now."""
         other = copy.copy(self)
         other._recent = self._recent.copy()
         return other
 
     @property
     def nodes_together(self) -> float:
-        """That a loss takes, on average; before any is seen one of one node is thought of."""
+        """How many nodes a loss takes, on average; one before any is seen."""
         return (1 + self._before.nodes + self._nodes) / (1 + self._before.losses + self._losses)
 
     def time_to_next_s(self, now: float) -> float:
-        """Expected."""
+        """Returns the expected seconds until the next loss."""
         seen_s = self._before.seconds + (0.0 if self._began is None else max(0.0, now - self._began))
         usual_s = (self._prior_s + seen_s) / (1 + self._before.losses + self._losses)
         least, expected_s = CHANCE, usual_s
@@ -120,7 +120,7 @@ class Failures:
 
 
 def _at_least(number: int, mean: float) -> float:
-    """The chance of so many events or more where so many are expected (Poisson)."""
+    """Returns the chance of so many events or more where `mean` are expected (Poisson)."""
     term = math.exp(-mean)
     fewer = 0.0
     for count in range(number):
@@ -130,8 +130,8 @@ def _at_least(number: int, mean: float) -> float:
 
 
 class Watch:
-    """Adds up what there was to see in runs, the last of which may have broken off. Give it every record with its time,
-    in order."""
+    """Adds up the training time and losses of runs, the last of which may have broken off. Give it every record with its
+    time, in order."""
 
     def __init__(self) -> None:
         self._seconds = 0.0
@@ -142,12 +142,12 @@ class Watch:
 
     @property
     def watched(self) -> Watched:
-        """As of the last record."""
+        """What was seen up to the last record."""
         under_way_s = 0.0 if self._trains_from is None else self._trained_until - self._trains_from
         return Watched(seconds=self._seconds + under_way_s, losses=self._losses, nodes=self._nodes)
 
     def note(self, record: Record, at: float) -> None:
-        """Take a record that was told at so many seconds."""
+        """Takes a record with the time, in seconds, at which it was told."""
         match record:
             case PlanTaken(purpose="start"):
                 self._close()
@@ -165,6 +165,6 @@ class Watch:
                 pass
 
     def _close(self) -> None:
-        """What lies between two runs is nobody's time; of one that broke off, the last step is known."""
+        """Closes a run: the time until the next one counts for none; of one that broke off, the last step is known."""
         self._seconds = self.watched.seconds
         self._trains_from = self._last_step = None

@@ -1,4 +1,4 @@
-"""Shortage: workers that ran out of memory, what that says of the next plan, and when a job must not go on.
+"""Memory limits: workers that ran out of memory, what that says of the next plan, and when a job must end.
 
 A plan that puts as much on another device as was too much for the first one loses that device too, then the next, in
 the end every replica. So a shortage sets a bound for the plans that follow, and a job for which none is left within it
@@ -21,10 +21,10 @@ from planaria.protocol.messages.events import NodeGone
 from planaria.protocol.messages.run_measurements import KnownShortages, MemoryShortage
 
 SOON_STEPS = 10
-"""A second node that runs out of memory within so many steps of the first shows that the job is too large for them."""
+"""A second node that runs out of memory within this many steps of the first shows that the job is too large."""
 
 CARRIED = 8
-"""Plans under which steps were committed, the last ones: their devices hold what was put on them."""
+"""How many of the last plans under which a step was committed are kept: their devices hold what was put on them."""
 
 REMEDY = (
     "Add nodes and go on by --resume; or, in a new run, set train.activation_checkpointing = true or a smaller "
@@ -33,11 +33,11 @@ REMEDY = (
 
 
 class WouldRunOut(PlanError):
-    """Whatever plan is left puts more on some device than was too much for another."""
+    """Raised when every plan left puts more on some device than was too much for another."""
 
 
 class Shortages:
-    """Those of one run.
+    """Memory shortages of one run, and the bound that they set for its plans.
 
     Args:
         profile: costs as the job runs; None: nothing is known of what a plan needs, and no plan is refused.
@@ -58,11 +58,11 @@ class Shortages:
 
     @property
     def learnt(self) -> KnownShortages:
-        """For the next coordinator."""
+        """Known shortages, for the next coordinator."""
         return KnownShortages(bound_bytes=self.bound_bytes, nodes=tuple(self._short.values()))
 
     def recall(self, learnt: KnownShortages, carried: Iterable[Plan]) -> None:
-        """What the coordinator before knew, and plans under which steps were committed, in order."""
+        """Takes over what the last coordinator knew, and the plans under which steps were committed, in order."""
         self.bound_bytes = learnt.bound_bytes
         for shortage in learnt.nodes:
             self._see_a_pattern(shortage)
@@ -71,16 +71,16 @@ class Shortages:
             self.committed(plan)
 
     def plan_by(self, within: Callable[[int], Policy]) -> None:
-        """Another policy is in force."""
+        """Records how to make plans within a bound under the policy now in force."""
         self._within = within
 
     def committed(self, plan: Plan) -> None:
-        """A step was committed under this plan: its devices can hold what it puts on them."""
+        """Records that a step was committed under this plan: its devices can hold what it puts on them."""
         if not self._carried or self._carried[-1] is not plan:
             self._carried.append(plan)
 
     def note(self, event: NodeGone, plan: Plan | None, step: int) -> NodeGone:
-        """A node ran out of memory in this step under this plan (None: before there was one).
+        """Records that a node ran out of memory in this step under this plan (None: before there was one).
 
         Returns the event as of an ordinary loss, its cause in full.
         """
@@ -107,7 +107,7 @@ class Shortages:
                 )
 
     def _learn(self, planned: int, needed: int) -> None:
-        """What the next plans may put on a device: less than what failed, or as much as another one carried.
+        """Lowers the bound for the next plans: to less than what failed, or to as much as another device carried.
 
         Where another one carried as much, the load alone was not the reason: then what failed is what the worker
         really needed, if that is more.
@@ -119,14 +119,14 @@ class Shortages:
         self.bound_bytes = bound if self.bound_bytes is None else min(self.bound_bytes, bound)
 
     def _planned(self, plan: Plan | None, node: NodeId, worker: WorkerId | None) -> int:
-        """What the plan puts on the worker, or on the fullest of its node if nobody knows which it was; 0: unknown."""
+        """Returns the bytes planned for the worker, or the most on its node if the worker is unknown; 0: not known."""
         if plan is None or self._profile is None:
             return 0
         workers = [w for w in plan.workers if plan.node_of(w) == node and worker in (None, w)]
         return max((worker_memory_bytes(plan, self._profile, w) for w in workers), default=0)
 
     def loads(self, plan: Plan) -> Mapping[WorkerId, int]:
-        """Bytes by estimate on the device of each worker on a node that has not run out."""
+        """Returns estimated bytes on the device of each worker whose node has not run out."""
         if self._profile is None:
             return {}
         others = [worker for worker in plan.workers if plan.node_of(worker) not in self._short]
@@ -135,18 +135,18 @@ class Shortages:
     # What may follow
 
     def allows(self, plan: Plan) -> bool:
-        """Whether the plan keeps within the bound."""
+        """Returns whether the plan keeps within the bound."""
         return self.bound_bytes is None or self._most(plan) <= self.bound_bytes
 
     def policy(self) -> Policy:
-        """One that keeps within the bound. Raises PlanError: there is none."""
+        """Returns a policy that keeps within the bound. Raises PlanError if there is none."""
         assert self.bound_bytes is not None
         if self._within is None:
             raise PlanError("no policy keeps to a bound of memory")
         return self._within(self.bound_bytes)
 
     def refuse(self, plan: Plan) -> WouldRunOut:
-        """The error that says why no plan is left: this one would be the next, and another device could not hold it."""
+        """Returns the error that says why no plan is left: this would be the next, and another device could not hold it."""
         assert self.bound_bytes is not None
         latest = list(self._short.values())[-1]
         return WouldRunOut(

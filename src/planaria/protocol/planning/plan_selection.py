@@ -1,4 +1,4 @@
-"""Placing: which plan is the next one. It is asked, and answers with a proposal; it puts no plan in force.
+"""Plan selection: which plan is the next one. Asked, it answers with a proposal; it puts no plan in force.
 
 It owns what the answer depends on beside the situation of the job: the policy, the shortages of memory, the nodes'
 speeds and who rests because of his. Every proposal that it gives is checked: each layer is covered, there are f + 1
@@ -33,7 +33,7 @@ from planaria.protocol.step.retained_replicas import Holders
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """What a placement is made for.
+    """The state of the job for which a placement is made.
 
     Attributes:
         plan: in force.
@@ -56,7 +56,7 @@ class Situation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What to do while nobody is lost.
+    """What to do at a step boundary when no node is lost.
 
     Attributes:
         purpose: `GO_ON` with the plan in force, `WARM_UP` for another one, or `RECONFIGURE` at once.
@@ -72,7 +72,7 @@ class Choice:
 
 
 class PlanSelector:
-    """Of one run.
+    """Selects the plans of one run.
 
     Args:
         policy: makes the plans.
@@ -108,41 +108,41 @@ class PlanSelector:
         self._fault_tolerance = fault_tolerance
 
     def is_due(self, step: int, now: float) -> bool:
-        """Whether the plan is to be looked at before this step, though nobody came or went."""
+        """Returns whether the plan is to be reviewed before this step, though no node came or went."""
         return self.policy_switch.is_new or self.straggler_policy.is_due(step, now)
 
     def recall(self, learnt: RunMeasurements, live: Collection[NodeId]) -> None:
-        """What the coordinator before knew of the nodes that live."""
+        """Takes over what the last coordinator knew of the nodes that live."""
         self.speeds.recall(learnt.speeds, live)
         self.straggler_policy.recall(learnt.rests, live)
         self.stretch = learnt.stretch
         self.policy = self._for_now(self.policy)
 
     def next_generation(self) -> int:
-        """A plan that is proposed uses one up, whether it is taken or not."""
+        """Returns a new generation. Every proposed plan uses one up, whether it is taken or not."""
         self.generation += 1
         return self.generation
 
     def locate(self, zones: Zones) -> None:
-        """It is known where nodes are."""
+        """Records the zones of the nodes."""
         self._zones = dict(zones)
         self.policy = self.policy.with_planner(self.policy.planner.with_zones(self._zones))
 
     # Plans that need no other
 
     def first(self, nodes: Sequence[NodeId], forecast: FailureForecast) -> Candidate:
-        """A placement onto these nodes. Raises PlanError."""
+        """Returns a first placement onto these nodes. Raises PlanError."""
         return self.policy.with_forecast(forecast).initial(nodes, self.next_generation())
 
     def again(self, nodes: Sequence[NodeId], forecast: FailureForecast) -> Candidate:
-        """A placement onto these nodes, some of whose kind may have run out of memory. Raises PlanError."""
+        """Returns a first placement onto these nodes within the known memory limits. Raises PlanError."""
         proposal = self.first(nodes, forecast)
         if not self.shortages.allows(proposal.plan):
             raise self.shortages.refuse(proposal.plan)
         return proposal
 
     def unchanged(self, plan: Plan) -> Candidate:
-        """The plan in force under a generation of its own: everybody was held, and goes on."""
+        """Returns the plan in force under a new generation, for workers that were held and go on."""
         again = msgspec.structs.replace(plan, generation=self.next_generation(), transfers=())
         return Candidate(
             plan=again, reason="The plan stays.", step_time_s=0.0, transfer_bytes=0, how="unchanged", longest_s=0.0
@@ -151,7 +151,7 @@ class PlanSelector:
     # The rest of a step
 
     def finishes(self, situation: Situation) -> bool:
-        """Whether it is done, or the step begun anew under another placement."""
+        """Returns whether the policy finishes a struck step; else the step is begun anew under another placement."""
         policy = self.policy.with_forecast(situation.forecast)
         lost = (*sorted(situation.gone), *sorted(situation.leaving | self.straggler_policy.resting))
         return policy.finishes(ReplanRequest(plan=situation.plan, lost=lost, holders=situation.holders))
@@ -167,7 +167,7 @@ class PlanSelector:
         forecast: FailureForecast,
         so_far: Sequence[PlanInterval],
     ) -> Candidate | None:
-        """For what a loss left undone of the step in progress; None where it cannot be finished.
+        """Returns a plan for what a loss left undone of the step in progress; None where it cannot be finished.
 
         Some device has no room for it; or of a layer with two groups each is with another worker, because state was on
         its way.
@@ -192,7 +192,7 @@ class PlanSelector:
     # Another placement
 
     def placement(self, situation: Situation, *, at_once: bool, at_rest: frozenset[NodeId] | None = None) -> Candidate:
-        """Within the memory that devices are known to have, see `_any_placement`. Raises PlanError."""
+        """Returns a placement within the known memory limits, see `_any_placement`. Raises PlanError."""
         if at_once:
             self.policy_switch.is_new = False  # whoever asks takes what there is
         proposal = self._any_placement(situation, at_once=at_once, at_rest=at_rest)
@@ -209,7 +209,7 @@ class PlanSelector:
         return proposal
 
     def _any_placement(self, situation: Situation, *, at_once: bool, at_rest: frozenset[NodeId] | None) -> Candidate:
-        """Without the nodes that gave notice or rest where that is possible, else with them for as long as they live.
+        """Returns a placement without the nodes that leave or rest if possible, else with them while they live.
 
         No node rests so that replicas lack: speed is not worth f.
 
@@ -248,7 +248,7 @@ class PlanSelector:
         return proposal
 
     def step_beside(self, proposal: Candidate) -> Candidate | None:
-        """To go on with while the state for the proposal moves; None where it moves first."""
+        """Returns the plan to run while state for the proposal moves; None where the state moves first."""
         beside = proposal.beside
         if beside is None or not self.shortages.allows(beside.plan):
             return None
@@ -256,12 +256,12 @@ class PlanSelector:
         return beside
 
     def _check(self, proposal: Candidate, *, arrived: bool = False) -> None:
-        """Too few replicas of a layer, or microbatches left out, are refused unless the policy means it and says so."""
+        """Raises for too few replicas of a layer or for microbatches left out, unless the policy says that it means it."""
         needed = None if proposal.is_degraded else self._fault_tolerance
         validate(proposal.plan, fault_tolerance=needed, dropped=proposal.dropped, arrived=arrived)
 
     def beside(self, situation: Situation, *, stands: bool, steps_left: int) -> Choice:
-        """Nobody is lost; nodes came, will go or have other speeds. The next placement gets its state beside a step.
+        """Chooses the next placement when no node is lost but nodes came, will leave or changed speed.
 
         Args:
             situation: of the job.
@@ -292,12 +292,12 @@ class PlanSelector:
     # Another policy
 
     def first_of(self, name: str, num_nodes: int) -> None:
-        """Whether that policy has a plan for a job that has not begun. Raises PlanError: it has none."""
+        """Checks that the policy has a plan for a job that has not begun. Raises PlanError if not."""
         policy = self.policy_switch.candidate(PolicyName(name), self.shortages.bound_bytes)
         policy.initial([NodeId(node) for node in range(num_nodes)], self.generation + 1)
 
     def next_of(self, name: str, situation: Situation) -> None:
-        """Whether that policy has a plan for the nodes of now. Raises PlanError: it has none."""
+        """Checks that the policy has a plan for the nodes of now. Raises PlanError if not."""
         policy = self._for_now(self.policy_switch.candidate(PolicyName(name), self.shortages.bound_bytes))
         gone = tuple(sorted(situation.gone))
         policy.with_forecast(situation.forecast).reconfigure(
@@ -305,14 +305,14 @@ class PlanSelector:
         )
 
     def switch(self, name: PolicyName) -> None:
-        """Another policy makes the plans from now on. Raises PlanError: it has none for this job."""
+        """Lets another policy make the plans from now on. Raises PlanError if it has none for this job."""
         policy = self._for_now(self.policy_switch.candidate(name, self.shortages.bound_bytes))
         self.policy_switch.switch(name, self.policy)
         self.policy = policy
         self.shortages.plan_by(lambda most_bytes: self.policy_switch.made(name, most_bytes))
 
     def _for_now(self, policy: Policy) -> Policy:
-        """For the nodes' zones and speeds."""
+        """Returns the policy with the known zones and speeds of the nodes."""
         planner = policy.planner
         if self._zones:
             planner = planner.with_zones(self._zones)
@@ -325,7 +325,7 @@ class PlanSelector:
     def _worth_changing(
         self, situation: Situation, target: Candidate | None, steps_left: int
     ) -> tuple[Candidate | None, str]:
-        """What the new policy would do, if that is better than to go on; and what is told of it."""
+        """Returns what the new policy would do, if that is better than the plan in force; and what to tell of it."""
         name, why = self.policy_switch.name, None
         if target is not None and not same_work(target.plan, situation.plan):
             why = why_change(self.policy.estimated(situation.plan), target, self._fault_tolerance, steps_left)
@@ -336,7 +336,7 @@ class PlanSelector:
     # Speeds
 
     def _paced(self, situation: Situation, *, stands: bool, steps_left: int) -> Candidate | None:
-        """The placement for the speeds that are known by now; None where the plan of now is as good."""
+        """Returns a placement for the speeds known now; None where the plan in force is as good."""
         return self.straggler_policy.choose(
             situation.step,
             self.speeds.known,
@@ -349,7 +349,7 @@ class PlanSelector:
         )
 
     def calibrate(self, stretch: float) -> None:
-        """Steps take so many times longer than estimated: so will those of every plan."""
+        """Corrects all estimates: steps take this many times longer than estimated."""
         self.stretch = stretch
         self.policy = self.policy.with_planner(self.policy.planner.with_stretch(stretch))
 
@@ -357,7 +357,7 @@ class PlanSelector:
         self.policy = self.policy.with_planner(self.policy.planner.with_speeds(self.speeds.known))
 
     def judge(self, step: int, compute_s: Mapping[WorkerId, float]) -> list[NodeSpeed]:
-        """What a step in which no node was lost tells of the nodes' speeds; other speeds may be worth another plan."""
+        """Learns the nodes' speeds from a step in which no node was lost; changed speeds may be worth another plan."""
         news = self.speeds.committed(step, compute_s)
         if news:
             self._know_speeds()
@@ -365,7 +365,7 @@ class PlanSelector:
         return news
 
     def forget(self, node: NodeId, step: int) -> None:
-        """It is gone. What is made of the others is not what was chosen: that is looked at again after the step."""
+        """Forgets a lost node. The plan made of the others was not chosen for speed: it is reviewed after the step."""
         self.straggler_policy.forget(node)
         if self.speeds.forget(node):
             self._know_speeds()
@@ -373,7 +373,7 @@ class PlanSelector:
             self.straggler_policy.look_again(step + 1)
 
     def wake_all(self, step: int) -> None:
-        """Whoever rests is needed; whether he is, is looked at after the step."""
+        """Reactivates all idled slow nodes; they are judged again after this step."""
         if self.straggler_policy.resting:
             self.straggler_policy.wake_all()
             self.straggler_policy.look_again(step + 1)

@@ -1,4 +1,4 @@
-"""Whether the placement in force can go on: who it was made of, who came since, and who is kept despite a notice."""
+"""Whether the placement in force is still valid: its nodes, the nodes that came since, and those kept despite a notice."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from planaria.protocol.messages.journal import PlanValidityState
 
 
 class PlanValidity:
-    """Of one placement after another.
+    """Validity of the placement in force, from one placement to the next.
 
     Attributes:
         newcomers: nodes that came since the placement was made, and that no placement was tried with.
@@ -22,24 +22,24 @@ class PlanValidity:
         self._is_warming = False
 
     def place(self, nodes: Collection[NodeId], needed: Set[NodeId] = frozenset()) -> None:
-        """A placement onto these nodes; the needed ones gave notice, and stay for as long as they live."""
+        """Records a placement onto these nodes; the needed ones gave notice, and stay for as long as they live."""
         self._placed = frozenset(nodes)
         self._needed = frozenset(needed) & self._placed
         self._is_warming = False
         self.newcomers.clear()
 
     def keep(self, needed: Set[NodeId]) -> None:
-        """No better placement was found: nodes that gave notice cannot be done without."""
+        """Records that no better placement was found: the nodes that gave notice stay needed."""
         self._needed = frozenset(needed)
         self.newcomers.clear()
 
     def warm(self, *, is_warming: bool) -> None:
-        """The next placement gets its state beside this step; or no longer."""
+        """Sets whether the next placement gets its state beside this step."""
         self._is_warming = is_warming
 
     @property
     def is_warming(self) -> bool:
-        """The next placement gets its state beside this step."""
+        """Whether the next placement gets its state beside this step."""
         return self._is_warming
 
     @property
@@ -53,7 +53,7 @@ class PlanValidity:
 
     @classmethod
     def of(cls, stand: PlanValidityState, newcomers: Collection[NodeId]) -> PlanValidity:
-        """As it was written down, with those that came by now."""
+        """Returns the validity as it was written down, with the nodes that came since."""
         standing = cls()
         standing._placed = frozenset(stand.placed)
         standing._needed = frozenset(stand.needed)
@@ -63,7 +63,7 @@ class PlanValidity:
 
     @classmethod
     def unknown(cls) -> PlanValidity:
-        """Nothing was written down of the placement in force: another is made after the step."""
+        """Returns a validity of which nothing is known, so that another placement is made after the step."""
         standing = cls()
         standing._is_warming = True
         return standing
@@ -72,9 +72,9 @@ class PlanValidity:
         self.newcomers.discard(node)
 
     def stands(self, live: Set[NodeId], staying: Set[NodeId]) -> bool:
-        """Its nodes are there and stay, and no others came."""
+        """Returns whether the placement's nodes are there and stay, and no others came."""
         return self._placed <= staying | (self._needed & live) and not self.newcomers and not self._is_warming
 
     def has_lost_nobody(self, live: Set[NodeId]) -> bool:
-        """What changes it can therefore be prepared beside a step; unless that is what the last step was for."""
+        """Returns whether no node is lost and the last step moved no state: changes can be prepared beside a step."""
         return self._placed <= live and not self._is_warming

@@ -1,4 +1,4 @@
-"""Switching: which policy is in force, and whether the plan in force is left for what another policy makes of it.
+"""Policy switches: which policy is in force, and whether the plan in force is left for another policy's plan.
 
 A policy that was in force is kept as it is: when it comes back, it knows what it knew. Nothing here makes plans.
 """
@@ -20,7 +20,7 @@ PlanError: it has no plan for this job."""
 
 
 class PolicySwitch:
-    """Of one run.
+    """The policy in force in one run, and those that were in force before.
 
     Args:
         name: of the policy that the run begins with.
@@ -40,7 +40,7 @@ class PolicySwitch:
         self._kept: dict[str, Policy] = {}
 
     def refusal(self, name: str) -> str | None:
-        """Why a user may not have this policy, whatever plans it would make; None: he may."""
+        """Returns why a user may not have this policy, whatever plans it would make; None if allowed."""
         if name not in [*PolicyName]:
             return f"policy = {name!r:.80} is unknown. Choose {', '.join(PolicyName)}"
         if name == PolicyName.DROP and not self._may_drop:
@@ -53,7 +53,7 @@ class PolicySwitch:
         return None
 
     def candidate(self, name: PolicyName, bound_bytes: int | None) -> Policy:
-        """The policy of that name, as it was when it was left, or a new one.
+        """Returns the policy of that name, as it was when it was left, or a new one.
 
         Args:
             name: of it.
@@ -67,7 +67,7 @@ class PolicySwitch:
         return self.made(name, bound_bytes or 0)
 
     def made(self, name: PolicyName, most_bytes: int) -> Policy:
-        """A new one. Raises PlanError."""
+        """Makes a new policy of that name. Raises PlanError."""
         assert self._make is not None, "no other policy can be made"
         made = self._make(name, most_bytes)
         if not most_bytes:
@@ -75,13 +75,13 @@ class PolicySwitch:
         return made
 
     def switch(self, name: PolicyName, before: Policy) -> None:
-        """Another policy is in force; the one before is kept as it was."""
+        """Records that another policy is in force; the one before is kept as it was."""
         self._kept[self.name] = before
         self.name, self.is_new = name, True
 
 
 def why_change(now: Candidate, then: Candidate, fault_tolerance: int, steps_left: int) -> str | None:
-    """Why the plan of now is left at a boundary at which it could go on, after a change of policy; None: it stays.
+    """Returns why the plan in force is left after a change of policy, though it could go on; None if it stays.
 
     What counts is, in this order: that no more samples are left out, that every layer has f + 1 replicas, how many it
     has, and time.

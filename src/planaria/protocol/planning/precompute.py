@@ -1,4 +1,4 @@
-"""Foresight: decisions for losses that have not happened, prepared while nothing else is to be done.
+"""Precomputed decisions: answers to losses that have not happened, prepared while nothing else is to be done.
 
 For every node of the plan in force the policy is asked what it would do without it, then whether it would leave the
 plan by itself, and at last about nodes that may be lost together, one short piece at a time; nothing follows from that
@@ -19,17 +19,17 @@ from planaria.policy.interface import Policy, ReplanRequest
 from planaria.protocol.step.retained_replicas import Holders
 
 BEFORE_VOTES = 0.8
-"""Of a step's expected time, after which no piece is begun that is not sure to be done when votes come in."""
+"""Share of a step's expected time after which no piece is begun that may not be done when votes come in."""
 
 MOST_PAIRED = 32
-"""Nodes of a plan of which pairs are thought about: with more, there are too many, and each answer takes too long."""
+"""Most nodes of a plan for which losses of pairs are precomputed: with more, each answer takes too long."""
 
 MOST_ASKED = 96
-"""Questions about one plan, where some are about two nodes."""
+"""Most questions about one plan, where some are about two nodes."""
 
 
 class Precomputed:
-    """Of one run.
+    """Precomputed decisions of one run.
 
     Attributes:
         longest_s: of the pieces so far, in seconds of the driver's clock.
@@ -41,23 +41,23 @@ class Precomputed:
         self.answered: list[NodeId] = []
         self._of: tuple[object, ...] = ()
         self._ahead: list[tuple[NodeId, ...]] = []
-        """Who is lost, beside the nodes that are gone; nobody: for the second look."""
+        """Losses yet to be asked about, each beside the nodes already gone; an empty one stands for the replan trigger."""
         self._next_at_once: bool | None = None
-        """See `look`; before the others it is asked about the nodes that are gone alone, if that is certain."""
+        """As given to `look`; if certain, the question about the gone nodes alone comes before all others."""
         self._piece: Iterator[None] | None = None
         self._turn: tuple[NodeId, ...] = ()
 
     def took(self, seconds: float) -> None:
-        """The last piece did."""
+        """Records how long the last piece took."""
         self.longest_s = max(self.longest_s, seconds)
 
     def has_time(self, now: float, began: float, step_s: float) -> bool:
-        """Whether a piece is done well before votes are expected."""
+        """Returns whether a piece would be done well before votes are expected."""
         return now + 1.5 * self.longest_s < began + BEFORE_VOTES * step_s
 
     @property
     def hurries(self) -> bool:
-        """Whether the answer that is in its turn will be asked for after the step."""
+        """Whether the next answer will surely be asked for after the step."""
         return self._next_at_once is not None
 
     def look(
@@ -70,7 +70,7 @@ class Precomputed:
         *,
         next_at_once: bool | None = None,
     ) -> bool:
-        """What may be lost is what it was, or the work begins anew; returns whether anything is left to be done.
+        """Keeps the work if the situation is unchanged, else begins anew; returns whether anything is left to do.
 
         Args:
             policy: for the nodes' speeds as they are known by now.
@@ -93,7 +93,7 @@ class Precomputed:
         return self.hurries or self._piece is not None or bool(self._ahead)
 
     def think(self, policy: Policy, plan: Plan, holders: Holders, gone: frozenset[NodeId]) -> None:
-        """One piece of it.
+        """Does one piece of the precomputation.
 
         Arguments as `look`, which has been asked; `holders`: of each group, when a step under the plan is committed.
         """
@@ -113,7 +113,7 @@ class Precomputed:
 
 
 def _pairs(plan: Plan, nodes: list[NodeId], zones: Zones) -> list[tuple[NodeId, ...]]:
-    """Nodes that may be lost together: of one zone, of one pipeline, or with the same layers. Where no node has a zone,
+    """Returns nodes that may be lost together: of one zone, of one pipeline, or with the same layers. Without any zones,
     one pair of those in equal places of equal pipelines stands for all.
     """
     if len(nodes) > MOST_PAIRED:

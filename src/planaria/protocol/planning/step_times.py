@@ -1,4 +1,4 @@
-"""How long steps take under the plan in force, beside what was estimated; and what may therefore be expected of it."""
+"""How long steps take under the plan in force, compared with the estimate; and what may therefore be expected."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from planaria.protocol.messages.records import PlanMeasured
 
 MEASURED_STEPS = 64
-"""Of a plan's steps, how many of the last are held against its estimate."""
+"""How many of a plan's last steps are compared with its estimate."""
 
 UNMEASURED_S = 10.0
-"""What an instruction may take before anything was measured, beside its estimate."""
+"""Seconds that an instruction may take beside its estimate, before anything was measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectation:
-    """How long the longest instruction of the plan in force and a step should take, in seconds.
+    """Expected seconds of a step and of the longest instruction of the plan in force.
 
     Estimated, and made longer as the run's steps show that this machine needs longer.
     """
@@ -31,7 +31,7 @@ CALIBRATED_AFTER = 8
 
 
 class StepTimes:
-    """Estimates and measurements of one plan after another.
+    """Estimated and measured step times, from one plan to the next.
 
     Attributes:
         step_s: estimated seconds of a step of the plan in force.
@@ -54,13 +54,13 @@ class StepTimes:
         self._transition_s: float | None = None
         self._decided_s = 0.0
         self._beside: tuple[float, float | None] | None = None
-        """Of the step before this plan, beside which its state moved: seconds, the decision aside, and what was
-        thought to pass without gain from then on."""
+        """Seconds (the decision aside) of the step before this plan, beside which its state moved, and the estimate then of
+        what would pass without gain."""
         self._is_beside = False
         self._estimated_s = 0.0
-        """Of the plan in force, as it was estimated when it was taken."""
+        """Estimated seconds of a step of the plan in force, when it was taken."""
         self._stretch = 0.0
-        """How many times longer than estimated steps took under the plans before; 0: not known."""
+        """How many times longer than estimated steps took under earlier plans; 0: not known."""
 
     def expect(
         self,
@@ -71,7 +71,7 @@ class StepTimes:
         transition_s: float | None = None,
         is_beside: bool = False,
     ) -> None:
-        """A plan is in force now whose steps and longest instruction are estimated so; it may be one of several that
+        """Begins measuring a plan with these estimates; it may be one of several that
         were weighed, and then so is what passes without gain until it runs, or until the one after it does, where it is
         for a step beside which that one's state moves."""
         self._is_beside = is_beside
@@ -83,24 +83,24 @@ class StepTimes:
         self.patience_s = 0.0
 
     def decided(self, seconds: float) -> None:
-        """So long the decision for the plan in force took."""
+        """Records how long the decision for the plan in force took."""
         self._decided_s = seconds
         if self._is_weighed:
             self.decision_s = seconds
 
     def took_before(self, duration_s: float) -> None:
-        """So long took the last step that an earlier coordinator saw committed."""
+        """Records how long the last step took that an earlier coordinator saw committed."""
         if self.step_s > 0:
             self._stretch = max(1.0, duration_s / self.step_s)
 
     def committed(self, duration_s: float) -> None:
-        """A step in which no node was lost."""
+        """Records the duration of a step in which no node was lost."""
         self.patience_s = 0.0
         self._measured.append(duration_s)
 
     def calibration(self) -> float | None:
-        """By what estimates are to be multiplied from now on, that of the plan in force included; None: too few of its
-        steps were measured."""
+        """Returns the factor for all estimates from now on, applied here to the plan in force; None if too few of its steps
+        were measured."""
         if len(self._measured) < CALIBRATED_AFTER or self.step_s <= 0:
             return None
         factor = statistics.median(self._measured) / self.step_s
@@ -109,7 +109,7 @@ class StepTimes:
         return factor
 
     def close(self, generation: int) -> PlanMeasured | None:
-        """What the plan in force took, beside what it was thought to take; its measurements end here.
+        """Ends the plan's measurements; returns its measured times beside the estimates.
 
         A transition takes what passes without gain: by so much as the plan's first step, and the one beside which its
         state moved, if there was one, are longer than the plan's steps. The first decision is left out, as in the
@@ -154,7 +154,7 @@ class StepTimes:
 
     @property
     def expected_step_s(self) -> float:
-        """Of the plan in force, as this machine takes it; the estimate while nobody knows."""
+        """Seconds of a step of the plan in force, as this machine takes it; the estimate if nothing is measured."""
         return self.step_s * self.stretch
 
     @property

@@ -18,29 +18,29 @@ from planaria.protocol.messages.records import NodeSpeed
 from planaria.protocol.messages.run_measurements import KnownSpeeds
 
 STEPS = 3
-"""So many windows in a row must tell of another speed. One or two may be chance: a page fault, a checkpoint's copy."""
+"""Windows in a row that must show another speed. One or two may be chance: a page fault, a checkpoint's copy."""
 
 MOST_STEPS = 24
-"""And at most so many, of a node that changed often within the last `MEMORY_STEPS` windows."""
+"""Most windows that must agree, for a node that changed often within the last `MEMORY_STEPS` windows."""
 
 MEMORY_STEPS = 100
 
 FACTOR = 1.4
-"""By how much a speed must differ from the known one. Profiles' errors and the noise of shared cores are within it: on
-nodes of one speed, single steps show speeds down to 0.75, and now and then one of any kind."""
+"""Factor by which a speed must differ from the known one. Errors of profiles and the noise of shared cores are within
+it: on nodes of one speed, single steps show speeds down to 0.75, and now and then one of any kind."""
 
 LEAST_S = 0.005
-"""A step in which nobody computes for so long says nothing: at that scale the interpreter is what is measured."""
+"""A step in which no worker computes for this many seconds says nothing: the interpreter is what is measured."""
 
 HARM = 0.8
-"""A node is not called slower unless it computes for so much of the time of most: else nobody waits for it, and it may
-only have so little to do that the interpreter is what is measured."""
+"""A node counts as slower only if it computes for at least this share of the time of most: else no other waits for it,
+and it may only have so little to do that the interpreter is what is measured."""
 
 LEAVE = 0.85
-"""A slow node is as fast as the others again only above this: far above `1 / FACTOR`, below which it became slow."""
+"""Speed above which a slow node counts as fast again: far above `1 / FACTOR`, below which it became slow."""
 
 GRAIN = 0.05
-"""Speeds are multiples of it. Finer ones would be chance, and nodes of one speed are planned for together."""
+"""Speeds are multiples of this. Finer ones would be chance, and nodes of one speed are planned for together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +57,12 @@ class SpeedEvidence:
 
 
 ON_REAL_HOSTS = SpeedEvidence(window_s=0.25, rest_s=10.0)
-"""Where layers are really computed: what a kernel's scheduler does to a step of 10 ms says nothing of its node."""
+"""Evidence where layers are really computed: what a scheduler does to a step of 10 ms says nothing of its node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Measured:
-    """Of one node in one window: its speed, and whether others may have to wait for it."""
+    """What one window showed of one node: its speed, and whether others may have to wait for it."""
 
     speed: float
     harms: bool
@@ -70,25 +70,25 @@ class _Measured:
 
 @dataclass(slots=True)
 class _Seen:
-    """Of one node: its speeds in the last windows, and the steps in which its known speed changed."""
+    """History of one node: its speeds in the last windows, and the steps in which its known speed changed."""
 
     recent: deque[_Measured] = field(default_factory=lambda: deque(maxlen=MOST_STEPS))
     changed: deque[int] = field(default_factory=lambda: deque(maxlen=8))
 
     def needed(self, step: int, window_steps: int) -> int:
-        """How many windows of so many steps must agree. The first change and the way back count as one."""
+        """Returns how many windows must agree. The first change and the way back count as one."""
         often = sum(step - changed < MEMORY_STEPS * window_steps for changed in self.changed)
         return min(STEPS << max(0, often - 1), MOST_STEPS)
 
     def lasts_steps(self, step: int) -> int | None:
-        """For how long its speed of now is thought to last; None: nothing is known of that."""
+        """Returns for how many steps the node's present speed is thought to last; None if unknown."""
         if len(self.changed) < 3:
             return None
         return max(self.changed[-2] - self.changed[-3], step - self.changed[-1])
 
 
 class NodeSpeeds:
-    """Of all nodes.
+    """Known speeds of all nodes.
 
     Args:
         evidence: how much of it is needed.
@@ -109,19 +109,19 @@ class NodeSpeeds:
 
     @property
     def learnt(self) -> KnownSpeeds:
-        """For the next coordinator."""
+        """Known speeds, for the next coordinator."""
         changed = {node: tuple(seen.changed) for node, seen in sorted(self._seen.items()) if seen.changed}
         return KnownSpeeds(slow=dict(sorted(self.known.items())), changed=changed)
 
     def recall(self, learnt: KnownSpeeds, live: Collection[NodeId]) -> None:
-        """What the coordinator before knew of nodes that live."""
+        """Takes over what the last coordinator knew of the nodes that live."""
         self.known = {node: speed for node, speed in learnt.slow.items() if node in live}
         for node, steps in learnt.changed.items():
             if node in live:
                 self._seen.setdefault(node, _Seen()).changed.extend(steps)
 
     def expect(self, plan: Plan, compute_s: Mapping[WorkerId, float]) -> None:
-        """A plan is in force now, under which the workers should compute for so long.
+        """Records that a plan is in force under which the workers should compute for so many seconds.
 
         Its first step is not judged: what is used for the first time is slow, and state may be on its way.
         """
@@ -130,12 +130,12 @@ class NodeSpeeds:
         self._window, self._window_steps = {}, 0
 
     def forget(self, node: NodeId) -> bool:
-        """It is gone. Returns whether it was known to be slow."""
+        """Forgets a lost node; returns whether it was known to be slow."""
         self._seen.pop(node, None)
         return self.known.pop(node, None) is not None
 
     def committed(self, step: int, compute_s: Mapping[WorkerId, float]) -> list[NodeSpeed]:
-        """A step in which no node was lost, and how long each worker computed; returns what is new."""
+        """Judges a step without losses from each worker's seconds; returns the speeds that changed."""
         window = None if self._is_first else self._windowed(compute_s)
         self._is_first = False
         if window is None:
@@ -146,15 +146,15 @@ class NodeSpeeds:
         return news
 
     def lasts_steps(self, step: int) -> int | None:
-        """For how many steps the speeds of now are thought to last: as long as such speeds did the last time, or as
+        """Returns for how many steps the present speeds are thought to last: as long as such speeds did the last time, or as
         they have by now. None: nodes did not change often enough to tell."""
         latest = max((seen.changed[-1] for seen in self._seen.values() if seen.changed), default=None)
         lasts = [seen.lasts_steps(step) for seen in self._seen.values() if seen.changed and seen.changed[-1] == latest]
         return min((steps for steps in lasts if steps is not None), default=None)
 
     def _windowed(self, compute_s: Mapping[WorkerId, float]) -> Mapping[WorkerId, float] | None:
-        """What each worker computed in the window that this step ends; None: it ends none, or somebody did not measure,
-        or it was too short."""
+        """Returns each worker's seconds in the window that this step ends; None: it ends none, or some worker did not
+        measure, or it was too short."""
         if self._expected is not None:  # of many plans, no step is judged
             plan, expected_s = self._expected
             self._expected, self._expected_s = None, {}
@@ -172,7 +172,7 @@ class NodeSpeeds:
         return took if longest_s >= self._evidence.window_s else None
 
     def _measured(self, compute_s: Mapping[WorkerId, float]) -> dict[NodeId, _Measured]:
-        """Of each node, by the slowest of its workers."""
+        """Returns each node's measured speed, by the slowest of its workers."""
         slowness: dict[NodeId, float] = {}
         longest_s: dict[NodeId, float] = {}
         for node, expected in self._expected_s.items():
@@ -212,6 +212,6 @@ class NodeSpeeds:
 
 
 def _rounded(speed: float) -> float:
-    """To the grain; what is nearly as fast as the others is as fast."""
+    """Rounds a speed to a multiple of `GRAIN`; a node nearly as fast as the others counts as fast."""
     grains = max(1, round(speed / GRAIN))
     return 1.0 if (grains + 2) * GRAIN >= 1.0 else round(grains * GRAIN, 2)

@@ -15,27 +15,27 @@ from planaria.protocol.messages.run_measurements import Rest, Rests
 from planaria.protocol.planning.straggler_detection import STEPS, SpeedEvidence
 
 WORTH = 0.98
-"""A plan is left for one whose step takes so much less. Both are estimates of one kind, so what is off in one is off in
-the other."""
+"""A plan is left for one whose step takes at most this share of the time. Both are estimates of one kind, so what is
+off in one is off in the other."""
 
 WORTH_RESTING = 0.95
-"""A node is left out where a step then takes so much less: a node that rests is one less to lose."""
+"""A node is left out if a step then takes at most this share of the time: a resting node is one less to lose."""
 
 STEPS_AHEAD = 500
-"""A plan is not trusted to last for longer."""
+"""Most steps for which a plan's gain is counted."""
 
 MOST_RESTING = 3
-"""So many slow nodes, the slowest, are tried to do without."""
+"""Most slow nodes, the slowest, that the job is tried without."""
 
 FIRST_REST_STEPS = 20
 
 TRIAL_STEPS = STEPS + 2
-"""From the plan that gives a node back: a step beside which it gets its state, one that is not judged, and the judged
-ones."""
+"""Steps from the plan that gives a node back to its judgement: one beside which it gets its state, one not judged, and
+the judged ones."""
 
 
 class StragglerPolicy:
-    """Who rests, and whether the plan in force is to be looked at again.
+    """Which slow nodes rest, and whether the plan in force is to be reviewed.
 
     Args:
         evidence: how often plans may follow speeds.
@@ -53,24 +53,24 @@ class StragglerPolicy:
 
     @property
     def learnt(self) -> Rests:
-        """For the next coordinator."""
+        """Slow nodes that rest, for the next coordinator."""
         rests = dict(sorted(self._rests.items()))
         resting, quiet_until = tuple(sorted(self.resting)), self._quiet_until if self._rest_s else None
         return Rests(resting=resting, rests=rests, look_at=self._look_at, quiet_until=quiet_until)
 
     def recall(self, learnt: Rests, live: Collection[NodeId]) -> None:
-        """What the coordinator before knew of nodes that live."""
+        """Takes over what the last coordinator knew of the nodes that live."""
         self._rests = {node: rest for node, rest in learnt.rests.items() if node in live}
         self.resting = frozenset(learnt.resting) & self._rests.keys()
         self._look_at = learnt.look_at
         self._quiet_until = learnt.quiet_until
 
     def look_again(self, step: int) -> None:
-        """Something is new: the plan is to be looked at before this step or a later one."""
+        """Asks for a review of the plan before this step or a later one, because something is new."""
         self._look_at = step if self._look_at is None else min(step, self._look_at)
 
     def is_due(self, step: int, now: float) -> bool:
-        """Whether the plan is to be looked at before this step, which begins now: not soon after the last time that
+        """Returns whether the plan is to be reviewed before this step, which begins now: not soon after the last time that
         another one was taken."""
         if self._quiet_until is not None and now < self._quiet_until:
             return False
@@ -80,12 +80,12 @@ class StragglerPolicy:
         return frozenset(node for node in self.resting if self._rests[node].until <= step)
 
     def forget(self, node: NodeId) -> None:
-        """It is gone."""
+        """Forgets a lost node."""
         self.resting -= {node}
         self._rests.pop(node, None)
 
     def wake_all(self) -> None:
-        """Every node is needed; whether it is, is looked at after a step."""
+        """Lets no node rest, as all are needed; they are judged again after a step."""
         self.resting = frozenset()
 
     def choose(
@@ -100,7 +100,7 @@ class StragglerPolicy:
         lasts_steps: int | None = None,
         change_s: float = 0.0,
     ) -> Candidate | None:
-        """The best plan before a step; None where it pays to go on with the plan of now.
+        """Returns the best plan before a step; None where it pays to go on with the plan in force.
 
         Args:
             step: about to begin.
@@ -167,8 +167,8 @@ class StragglerPolicy:
 
 
 def pays(stay: Candidate, other: Candidate, steps_left: int, change_s: float = 0.0) -> bool:
-    """Whether what a plan gains is more than it costs: its transfers, the change of plans, and a step boundary at which
-    everybody waits."""
+    """Returns whether a plan gains more than it costs: its transfers, the change of plans, and a step boundary at which
+    all workers wait."""
     gain_s = stay.batch_s - other.batch_s
     return (
         other.batch_s <= WORTH * stay.batch_s
@@ -177,7 +177,7 @@ def pays(stay: Candidate, other: Candidate, steps_left: int, change_s: float = 0
 
 
 def same_work(one: Plan, other: Plan) -> bool:
-    """Whether the plans have the same pipelines, each with as many microbatches, whose shadows compute the same, and
+    """Returns whether the plans have the same pipelines and microbatches, whose shadows compute the same, and
     whether the other has all shadows of the one."""
     return (
         one.pipelines == other.pipelines

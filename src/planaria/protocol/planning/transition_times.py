@@ -19,40 +19,40 @@ from planaria.policy.forecast import CHANGE_S, RESTORE_S
 from planaria.protocol.messages.run_measurements import MeasuredMoves
 
 REMEMBERED = 8
-"""Measurements of each kind; their median counts."""
+"""Measurements kept of each kind; their median counts."""
 
 LEAST_MOVE_S = 0.002
-"""A transfer that should take less says nothing of the links."""
+"""Seconds below which an expected transfer says nothing of the links."""
 
 MOST_STRETCH = 20.0
 
 UNMOVED_S = 0.01
-"""Until one was measured: from when a plan is sent until all are ready where nothing moves."""
+"""Seconds, until measured, from sending a plan until all workers are ready where no state moves."""
 
 
 class TransitionTimes:
-    """Of one run."""
+    """Measured times of transitions in one run."""
 
     def __init__(self) -> None:
         self._changes: deque[float] = deque(maxlen=REMEMBERED)
         self._unmoved: deque[float] = deque(maxlen=REMEMBERED)
-        """Until all are ready where nothing moves."""
+        """Seconds from sending a plan until all workers were ready where no state moves."""
         self._stretches: deque[float] = deque(maxlen=REMEMBERED)
         self._restores: deque[float] = deque(maxlen=REMEMBERED)
         self._awaited: set[WorkerId] = set()
         self._generation: int | None = None
-        """Of the last plan for which all waited."""
+        """Generation of the last plan that stalled all workers."""
         self._wait_s: float | None = None
         self._began = 0.0
         self._ended = 0.0
-        """When the last of those had all of his state who said that they have it."""
+        """When the last of the workers that are ready so far had all of its state."""
         self._decided_s = 0.0
         self._moves_s = 0.0
         self._is_restore = False
 
     def begin(self, plan: Plan, now: float, moves_s: float, wait_s: float | None, *, is_restore: bool) -> None:
-        """A plan is sent to workers that all wait for it; its state should be under way for so long, and hold up the
-        first step by so much (None: nobody knows)."""
+        """Begins measuring a plan that is sent to workers that all wait for it; its state should move for `moves_s` seconds
+        and hold up the first step by `wait_s` (None: nobody knows)."""
         self._awaited = set(plan.workers)
         self._generation = plan.generation
         self._wait_s = None if is_restore else wait_s
@@ -61,19 +61,19 @@ class TransitionTimes:
         self._decided_s = 0.0
 
     def decided(self, seconds: float) -> None:
-        """Of that time, the decision for the plan."""
+        """Records how much of the measured time the decision for the plan took."""
         self._decided_s = seconds
 
     def stop(self) -> None:
-        """Somebody is lost, or has other things to do: nothing is measured."""
+        """Stops measuring: a worker is lost, or has other things to do."""
         self._awaited.clear()
 
     def ready(self, worker: WorkerId, now: float) -> None:
-        """He has all of his state since then."""
+        """Records when a worker had all of its state."""
         self.all_ready((worker,), now)
 
     def all_ready(self, workers: Collection[WorkerId], now: float) -> None:
-        """They have all of their state since then."""
+        """Records when these workers had all of their state."""
         if self._awaited.isdisjoint(workers):
             return
         self._awaited.difference_update(workers)
@@ -91,13 +91,13 @@ class TransitionTimes:
             self._stretches.append(min(max(stretch, 1 / MOST_STRETCH), MOST_STRETCH))
 
     def changed(self, generation: int, seconds: float) -> None:
-        """A plan's first step was so much longer than its others."""
+        """Records by how much a plan's first step was longer than its others."""
         if generation == self._generation and self._wait_s is not None:
             self._changes.append(max(0.0, seconds - self._wait_s))
 
     @property
     def measured(self) -> MeasuredMoves:
-        """For the next coordinator."""
+        """Measured times, for the next coordinator."""
         return MeasuredMoves(
             changes_s=tuple(self._changes),
             unmoved_s=tuple(self._unmoved),
@@ -106,7 +106,7 @@ class TransitionTimes:
         )
 
     def recall(self, measured: MeasuredMoves) -> None:
-        """What the coordinator before measured."""
+        """Takes over what the last coordinator measured."""
         self._changes.extend(measured.changes_s)
         self._unmoved.extend(measured.unmoved_s)
         self._stretches.extend(measured.stretches)
@@ -114,26 +114,26 @@ class TransitionTimes:
 
     @property
     def change_s(self) -> float:
-        """Of a change of plans for which nothing moves."""
+        """Seconds that a change of plans takes for which no state moves."""
         return statistics.median(self._changes) if self._changes else CHANGE_S
 
     @property
     def transfer_stretch(self) -> float:
-        """How many times longer state is under way than the profile's links say."""
+        """How many times longer state moves than the profile's links say."""
         return statistics.median(self._stretches) if self._stretches else 1.0
 
     @property
     def restore_s(self) -> float:
-        """Of reading a checkpoint."""
+        """Seconds that a restore takes beside reading the checkpoint."""
         return statistics.median(self._restores) if self._restores else RESTORE_S
 
 
 MEASURED = 9
-"""Restores, whose median rate counts: one that a busy machine held up is no measure of the storage."""
+"""Restores whose median rate counts: one that a busy machine held up is no measure of the storage."""
 
 
 class ReadRates:
-    """Of one run.
+    """Measured rates at which one run reads checkpoints.
 
     Args:
         expected: of the storage, before anything was measured.
@@ -153,20 +153,20 @@ class ReadRates:
         return tuple(self._rates)
 
     def recall(self, rates: Iterable[float]) -> None:
-        """What the coordinator before measured."""
+        """Takes over the rates that the last coordinator measured."""
         for rate in rates:
             self._measured(rate)
 
     def begin(self, plan: Plan, now: float) -> None:
-        """A plan is taken whose workers read their state from a checkpoint."""
+        """Begins measuring a plan whose workers read their state from a checkpoint."""
         self._under_way = plan, now
 
     def give_up(self) -> None:
-        """Another plan is taken, before they have it."""
+        """Stops measuring: another plan is taken before the workers have their state."""
         self._under_way = None
 
     def settled(self, now: float) -> None:
-        """All have it."""
+        """Ends the measurement: all workers have read their state."""
         if self._under_way is None:
             return
         (plan, began), self._under_way = self._under_way, None
