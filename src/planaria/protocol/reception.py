@@ -1,4 +1,4 @@
-"""How a coordinator receives what comes on its connections: who is taken for whom, what counts, who is lost with them.
+"""How a coordinator receives messages: which worker sent them, which count, and which nodes are lost with a connection.
 
 It asks `planaria.protocol.membership.admission`, `challenge` and `failure_detector`, and tells the machine. Sockets, or
 a simulation of them, are a subclass's.
@@ -33,15 +33,15 @@ from planaria.protocol.run.replay import JournalState
 
 
 class Nonsense(ValueError):
-    """What was said is nothing that one of ours says."""
+    """Raised for a message that no worker of this job would send."""
 
 
 class Unwanted(Exception):
-    """Who said it is one of ours, and takes no part any more."""
+    """Raised for a message of a worker of this job that takes no part any more."""
 
 
 class AnyConnection(Protocol):
-    """One control connection, as the coordinator has it.
+    """One control connection, as the coordinator represents it.
 
     Attributes:
         worker: who said hello on it, and was welcome.
@@ -56,7 +56,7 @@ Connection = TypeVar("Connection", bound=AnyConnection)
 
 
 class Reception(ABC, Generic[Connection]):
-    """Of one coordinator.
+    """The connections of one coordinator, and what is done with their messages.
 
     Args:
         machine: told of what counts.
@@ -76,36 +76,36 @@ class Reception(ABC, Generic[Connection]):
 
     @abstractmethod
     def _now(self) -> float:
-        """Monotonic seconds."""
+        """Returns monotonic seconds."""
 
     @abstractmethod
     def _say(self, connection: Connection, message: Stop | Challenge) -> None: ...
 
     @abstractmethod
     def _new_nonce(self) -> str:
-        """A word that nobody said before."""
+        """Returns a nonce that was never used before."""
 
     @abstractmethod
     def _is_runnable(self, node: NodeId) -> bool:
-        """Whether a node's processes are known to be there, and not stopped."""
+        """Returns whether a node's processes are known to be there, and not stopped."""
 
     @abstractmethod
     def _execute(self, command: Command) -> None:
-        """What the machine commands, but for what is done with nodes."""
+        """Carries out a command of the machine that does not concern nodes."""
 
     @abstractmethod
     def _kill(self, node: NodeId) -> None:
-        """Kill what can be killed of it."""
+        """Kills what can be killed of the node."""
 
     @abstractmethod
     def hang_up(self, connection: Connection) -> None: ...
 
     def _why(self, cause: str) -> tuple[str, RanOut | None]:
-        """Why a node is lost, if more is known of it than its end."""
+        """Returns why a node is lost, with what is known of a shortage of memory, if anything."""
         return cause, None
 
     def begin(self, started: Iterable[NodeId], restarted: Restarted) -> None:
-        """Nodes that were started are waited for, and those that came to the coordinators before, if there were any.
+        """Awaits the nodes that were started, and those that had joined earlier coordinators, if there were any.
 
         Without the former a node that died before it had joined would be awaited for ever.
         """
@@ -119,8 +119,8 @@ class Reception(ABC, Generic[Connection]):
     # What is said
 
     def _receive(self, connection: Connection, message: FromWorker) -> None:
-        """Raises Nonsense or Unwanted, and then the connection is to be ended. What the machine raises is a mistake of
-        our own."""
+        """Handles a message. Raises Nonsense or Unwanted, and then the connection is to be ended. Any error of the
+        machine is a bug."""
         if self._challenge.is_asked(connection):
             self._hear_doubtful(connection, message)
         elif connection.worker is None:
@@ -141,7 +141,7 @@ class Reception(ABC, Generic[Connection]):
             self.handle(Received(worker, message))
 
     def _welcome(self, connection: Connection, hello: FromWorker) -> None:
-        """The first message must be a hello of somebody who may take part."""
+        """Handles a connection's first message, which must be a hello of a worker that may take part."""
         if not isinstance(hello, Hello):
             raise Nonsense("no hello with the job's token")
         self._check(connection, hello)
@@ -153,7 +153,7 @@ class Reception(ABC, Generic[Connection]):
             self._admit(connection, hello)
 
     def _check(self, connection: Connection, hello: Hello) -> None:
-        """Raises Nonsense or Unwanted if whoever says this may not take part."""
+        """Checks a hello. Raises Nonsense or Unwanted if its sender may not take part."""
         refusal = self._refusal(connection, hello)
         if refusal is not None:
             is_fenced = self._admission.is_fenced(self._admission.node_of(hello.worker))
@@ -161,7 +161,7 @@ class Reception(ABC, Generic[Connection]):
             raise Unwanted(refusal) if is_ours else Nonsense(refusal)
 
     def _refusal(self, connection: Connection, hello: Hello) -> str | None:
-        """Why whoever says this may not take part; it is told to end."""
+        """Returns why the sender of a hello may not take part, and tells it to end; None if it may."""
         refusal = self._admission.refusal(hello)
         if refusal is not None:
             self._say(connection, Stop(reason=refusal))
@@ -192,7 +192,7 @@ class Reception(ABC, Generic[Connection]):
     # Who goes
 
     def _ended(self, connection: Connection, cause: str) -> None:
-        """A connection is gone."""
+        """Handles the end of a connection."""
         self._challenge.forget(connection)
         worker = connection.worker
         if worker is not None and self._admission.left(worker, connection):
@@ -207,12 +207,12 @@ class Reception(ABC, Generic[Connection]):
             self.handle(NodeGone(node, *self._why(cause)))
 
     def _judge_all(self, now: float) -> None:
-        """Lose the nodes whose workers are silent or hang."""
+        """Loses the nodes whose workers are silent or hang."""
         for node, cause in self._judge.verdicts(now, self._is_runnable, lambda: self._machine.step_times.expectation):
             self.lose(node, cause)
 
     def evict(self, node: NodeId) -> None:
-        """Kill what can be killed of it, and hear no more of it."""
+        """Kills what can be killed of the node, and closes its connections."""
         connections = self._admission.fence(node)
         self._kill(node)
         for connection in connections:
@@ -240,7 +240,7 @@ class Reception(ABC, Generic[Connection]):
                 self._execute(command)
 
     def _decided(self, event: Event) -> tuple[tuple[Command, ...], float]:
-        """What follows from an event, and the seconds that it took to decide."""
+        """Returns the commands that follow from an event, and the seconds that it took to decide."""
         began = self._now()
         commands = self._machine.handle(event, began)
         return commands, self._now() - began

@@ -1,4 +1,4 @@
-"""The table of transitions: what takes an event in a phase. What is absent is illegal.
+"""The table of transitions: which handler takes an event in a phase. What is absent is illegal.
 
 Here are also the events that may turn out to be the loss of a node, whatever that means in the phase: a worker that ran
 out of memory, messages that arrive damaged again and again, a worker that comes back with a plan that nobody has.
@@ -34,7 +34,7 @@ Handler = Callable[[Run, Any], list[Command]]
 
 
 def ignore(run: Run, event: Event) -> list[Command]:
-    """Old news that may cross a decision on its way, and no mistake."""
+    """Ignores an event that may legally cross a decision on its way."""
     return []
 
 
@@ -43,7 +43,7 @@ def _gone(run: Run, event: NodeGone) -> list[Command]:
 
 
 def returned_late(run: Run, event: Received) -> list[Command]:
-    """A worker that begins; or one that a lost part of the journal knew, with a plan that nobody has any more."""
+    """Handles a late `Returned`: of a worker that begins, or of one whose plan was lost with a part of the journal."""
     assert isinstance(event.message, Returned)
     known = run.plan_selector.generation if run.current is None else run.plan.generation
     node = run.members.node_of(event.worker)
@@ -53,7 +53,7 @@ def returned_late(run: Run, event: Received) -> list[Command]:
 
 
 def out_of_memory(run: Run, event: Received) -> list[Command]:
-    """A loss of the worker's node, in whatever phase; but a job that must end because of it may save from there."""
+    """Loses the node of a worker that ran out of memory; a job that must end because of it may save first."""
     told = event.message
     assert isinstance(told, OutOfMemory)
     ran_out = RanOut(worker=event.worker, where=told.where, held_bytes=told.held_bytes, wanted_bytes=told.wanted_bytes)
@@ -67,7 +67,7 @@ def out_of_memory(run: Run, event: Received) -> list[Command]:
 
 
 def failed(run: Run, event: Received) -> list[Command]:
-    """The user's own code raised; it would again. The run ends, its last state saved if it is held somewhere."""
+    """Ends the run because the user's own code raised and would again; the state is saved if it is held somewhere."""
     failure, node = event.message, run.members.node_of(event.worker)
     assert isinstance(failure, Failed)
     text = f"{failure.where}: {failure.text}"
@@ -84,7 +84,7 @@ def failed(run: Run, event: Received) -> list[Command]:
 
 
 def damaged(run: Run, event: Received) -> list[Command]:
-    """State is sent again; what nobody keeps is computed again, with the whole step."""
+    """Has damaged state sent again; other damaged messages are computed again, with the whole step."""
     told, target = event.message, event.worker
     assert isinstance(told, Damaged)
     if (told.generation, told.step) != (run.plan.generation, run.step) or target not in run.members.addresses:
@@ -104,13 +104,13 @@ def damaged(run: Run, event: Received) -> list[Command]:
 
 
 def heard_later(run: Run, event: Received) -> list[Command]:
-    """It is heard when all are back."""
+    """Keeps a complaint until all workers are back."""
     run.returning.complaints.append(event)
     return []
 
 
 def _then_hear(handler: Handler) -> Handler:
-    """If all are back after this event, complaints that were told while they were awaited are heard."""
+    """Wraps a handler so that complaints kept while workers were awaited are heard once all are back."""
 
     @functools.wraps(handler)
     def heard(run: Run, event: Any) -> list[Command]:

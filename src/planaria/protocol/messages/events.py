@@ -25,7 +25,7 @@ class WorkerJoined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanOut:
-    """What is known of a worker that ran out of memory. If the kernel killed it: no worker is named, and sizes are 0."""
+    """What is known of a worker that ran out of memory. Killed by the kernel, it is not named, and sizes are 0."""
 
     worker: WorkerId | None = None
     where: str = ""
@@ -198,8 +198,8 @@ class SetTimer:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Make a record public. `again`: it is from an earlier coordinator's journal: readers that have it drop it, and also any
-    step that is there, since a power loss may take a commit that nobody was told of."""
+    """Make a record public. `again`: it is from an earlier coordinator's journal: readers that have it drop it, and any
+    step that is there too, since a power loss may take a commit that nobody was told of."""
 
     record: AnyRecord
     again: bool = False

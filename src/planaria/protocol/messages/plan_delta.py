@@ -84,7 +84,7 @@ class UpdateError(ValueError):
 
 
 def difference(before: PlanMessage, after: PlanMessage) -> PlanUpdate | None:
-    """Returns the update that turns `before` into `after`; None where they differ too much and `after` is sent whole."""
+    """Returns the update that turns `before` into `after`; None where `after` has to be sent whole."""
     old, new = before.plan, after.plan
     if _frame(old) != _frame(new) or set(after.addresses) != set(new.workers):
         return None

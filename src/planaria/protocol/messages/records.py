@@ -1,4 +1,4 @@
-"""What a run tells the world: one frozen record for each event. Log, metrics, summary and display are made from them."""
+"""What a run tells the world: one frozen record per event. Log, metrics, summary and display are made from them."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class NodeJoined(Record, frozen=True, kw_only=True, tag="node_joined"):
 
 
 class NodeLost(Record, frozen=True, kw_only=True, tag="node_lost"):
-    """A node was lost. `detect_ms`: from the injected fault, or from the end that was seen while no coordinator served, to
-    its detection; None when nobody knows when the node died."""
+    """A node was lost. `detect_ms`: from the injected fault, or from the end that was seen while no coordinator served,
+    to its detection; None when nobody knows when the node died."""
 
     node: int
     step: int
@@ -61,7 +61,7 @@ class NodeReleased(Record, frozen=True, kw_only=True, tag="node_released"):
 
 
 class NodeSpeed(Record, frozen=True, kw_only=True, tag="node_speed"):
-    """A node became slower than the others, or faster again: at `speed` 0.5 it takes twice as long; 1 is as fast as they.
+    """A node became slower than the others, or faster again: at `speed` 0.5 it takes twice as long as they do.
 
     `step` is the last of the `steps` in a row that tell of it; `before` is what was known until then.
     """
@@ -184,7 +184,7 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     steps_redone: int = 0
     """Committed steps that are trained again, because the job went back to a checkpoint."""
     ready_ms: float | None = None
-    """Milliseconds from the fault to the last worker that got its state; None where no state had to move or be loaded."""
+    """Milliseconds from the fault to the last worker that got its state; None where none had to move or be loaded."""
 
 
 class Recovered(Record, frozen=True, kw_only=True, tag="recovered"):

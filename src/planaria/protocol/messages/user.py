@@ -87,7 +87,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer", tag_field="type"):
-    """The answer to a request: `text` says what will happen, or why nothing will; `nodes` are those that are started."""
+    """The answer to a request: `text` says what will happen, or why nothing will; `nodes` are those being started."""
 
     accepted: bool
     text: str

@@ -123,8 +123,8 @@ class Proof(Message, frozen=True, kw_only=True, tag="proof"):
 
 
 class Ready(Message, frozen=True, kw_only=True, tag="ready"):
-    """Tells that all state that the plan gives this worker is in place. The last part had been here for `since_s` seconds
-    before it was looked for; 0 where nothing came."""
+    """Tells that all state that the plan gives this worker is in place. The last part had been here for `since_s`
+    seconds before it was looked for; 0 where nothing came."""
 
     generation: int
     since_s: float = 0.0
@@ -180,8 +180,8 @@ class FaultInjected(Message, frozen=True, kw_only=True, tag="fault_injected"):
 
 
 class CutOff(Message, frozen=True, kw_only=True, tag="cut_off"):
-    """Tells that the connection to this peer is lost, though it has been in the plan for a while. The server judges which of
-    the two is out of reach, as it does with closed connections; the machine hears of a lost node, or of nothing."""
+    """Tells that the connection to this peer has been lost for a while, though the plan still has it. The server judges
+    which of the two is out of reach, as with closed connections; the machine hears of a lost node, or of nothing."""
 
     peer: WorkerId
 
@@ -216,14 +216,14 @@ class Alive(Message, frozen=True, kw_only=True, tag="alive"):
 
 
 class Notice(Message, frozen=True, kw_only=True, tag="notice"):
-    """Tells that this worker's node will go away in `grace_s` seconds (preemption, SIGTERM) and must hand its work over."""
+    """Tells that this worker's node will go away in `grace_s` seconds (a preemption, a SIGTERM): hand its work over."""
 
     grace_s: Seconds
     cause: str
 
 
 class Failed(Message, frozen=True, kw_only=True, tag="failed"):
-    """Tells that the user's own code failed here. It would fail again, so the job ends, its state saved where it is held.
+    """Tells that the user's own code failed here. It would fail again, so the job ends, saved where state is held.
 
     `holds`: this worker's replicas are whole, and it waits to save them; else it ends.
     """
@@ -352,7 +352,7 @@ class Resend(Message, frozen=True, kw_only=True, tag="resend"):
 
 
 class Save(Message, frozen=True, kw_only=True, tag="save"):
-    """Orders a worker to write these groups, as of `step`, into the folder. The answer bears the order's serial number."""
+    """Orders a worker to write these groups, as of `step`, into the folder. The answer bears the order's number."""
 
     step: int
     serial: int

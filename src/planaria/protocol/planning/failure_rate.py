@@ -90,7 +90,7 @@ class Failures:
         )
 
     def recall(self, seen: SeenLosses) -> None:
-        """Takes over the losses that the last coordinator saw. Time without a coordinator counts too: nodes may die then."""
+        """Takes over what the last coordinator saw. Time without a coordinator counts too, as nodes may die then."""
         self._began, self._losses, self._last_step = seen.began, seen.count, seen.last_step
         self._nodes = max(seen.nodes, seen.count)
         self._recent.extend(seen.recent)
@@ -130,8 +130,8 @@ def _at_least(number: int, mean: float) -> float:
 
 
 class Watch:
-    """Adds up the training time and losses of runs, the last of which may have broken off. Give it every record with its
-    time, in order."""
+    """Adds up the training time and losses of runs, the last of which may have broken off. Give it every record with
+    its time, in order."""
 
     def __init__(self) -> None:
         self._seconds = 0.0

@@ -146,7 +146,7 @@ class Shortages:
         return self._within(self.bound_bytes)
 
     def refuse(self, plan: Plan) -> WouldRunOut:
-        """Returns the error that says why no plan is left: this would be the next, and another device could not hold it."""
+        """Returns the error that says why no plan is left: this one is next, and another device could not hold it."""
         assert self.bound_bytes is not None
         latest = list(self._short.values())[-1]
         return WouldRunOut(

@@ -256,7 +256,7 @@ class PlanSelector:
         return beside
 
     def _check(self, proposal: Candidate, *, arrived: bool = False) -> None:
-        """Raises for too few replicas of a layer or for microbatches left out, unless the policy says that it means it."""
+        """Raises for too few replicas of a layer or for microbatches left out, unless the policy says it means that."""
         needed = None if proposal.is_degraded else self._fault_tolerance
         validate(proposal.plan, fault_tolerance=needed, dropped=proposal.dropped, arrived=arrived)
 

@@ -1,4 +1,4 @@
-"""Whether the placement in force is still valid: its nodes, the nodes that came since, and those kept despite a notice."""
+"""Whether the placement in force is still valid: its nodes, those that came since, and those kept despite a notice."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Precomputed:
         self.answered: list[NodeId] = []
         self._of: tuple[object, ...] = ()
         self._ahead: list[tuple[NodeId, ...]] = []
-        """Losses yet to be asked about, each beside the nodes already gone; an empty one stands for the replan trigger."""
+        """Losses yet to be asked about, each beside the nodes already gone; an empty one is for the replan trigger."""
         self._next_at_once: bool | None = None
         """As given to `look`; if certain, the question about the gone nodes alone comes before all others."""
         self._piece: Iterator[None] | None = None
@@ -113,7 +113,7 @@ class Precomputed:
 
 
 def _pairs(plan: Plan, nodes: list[NodeId], zones: Zones) -> list[tuple[NodeId, ...]]:
-    """Returns nodes that may be lost together: of one zone, of one pipeline, or with the same layers. Without any zones,
+    """Returns nodes that may be lost together: of one zone, of one pipeline, or with the same layers. Without zones,
     one pair of those in equal places of equal pipelines stands for all.
     """
     if len(nodes) > MOST_PAIRED:

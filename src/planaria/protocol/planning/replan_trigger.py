@@ -25,7 +25,7 @@ class SecondLook:
         self.chosen_for_s = time_to_failure_s
 
     def is_due(self, time_to_failure_s: float) -> bool:
-        """Returns, once, whether the plan is to be weighed again; then not until the time has grown as much once more."""
+        """Returns, once, whether the plan is to be weighed again; then not until the time has doubled once more."""
         if self.chosen_for_s is None or time_to_failure_s < LONGER * self.chosen_for_s:
             return False
         self.chosen_for_s = time_to_failure_s

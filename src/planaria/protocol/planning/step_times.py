@@ -54,8 +54,8 @@ class StepTimes:
         self._transition_s: float | None = None
         self._decided_s = 0.0
         self._beside: tuple[float, float | None] | None = None
-        """Seconds (the decision aside) of the step before this plan, beside which its state moved, and the estimate then of
-        what would pass without gain."""
+        """Seconds (the decision aside) of the step before this plan, beside which its state moved, and the estimate of
+        what would pass without gain from then on."""
         self._is_beside = False
         self._estimated_s = 0.0
         """Estimated seconds of a step of the plan in force, when it was taken."""
@@ -71,8 +71,8 @@ class StepTimes:
         transition_s: float | None = None,
         is_beside: bool = False,
     ) -> None:
-        """Begins measuring a plan with these estimates; it may be one of several that
-        were weighed, and then so is what passes without gain until it runs, or until the one after it does, where it is
+        """Begins measuring a plan with these estimates. For one that was weighed, `transition_s` estimates what passes
+        without gain until it runs, or until the one after it does, where it is
         for a step beside which that one's state moves."""
         self._is_beside = is_beside
         self._is_weighed = is_weighed
@@ -99,8 +99,8 @@ class StepTimes:
         self._measured.append(duration_s)
 
     def calibration(self) -> float | None:
-        """Returns the factor for all estimates from now on, applied here to the plan in force; None if too few of its steps
-        were measured."""
+        """Returns the factor for all estimates from now on, applied here to the plan in force; None if too few of its
+        steps were measured."""
         if len(self._measured) < CALIBRATED_AFTER or self.step_s <= 0:
             return None
         factor = statistics.median(self._measured) / self.step_s

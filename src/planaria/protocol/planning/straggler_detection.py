@@ -146,8 +146,8 @@ class NodeSpeeds:
         return news
 
     def lasts_steps(self, step: int) -> int | None:
-        """Returns for how many steps the present speeds are thought to last: as long as such speeds did the last time, or as
-        they have by now. None: nodes did not change often enough to tell."""
+        """Returns for how many steps the present speeds are thought to last: as long as such speeds did the last time,
+        or as they have by now. None: nodes did not change often enough to tell."""
         latest = max((seen.changed[-1] for seen in self._seen.values() if seen.changed), default=None)
         lasts = [seen.lasts_steps(step) for seen in self._seen.values() if seen.changed and seen.changed[-1] == latest]
         return min((steps for steps in lasts if steps is not None), default=None)

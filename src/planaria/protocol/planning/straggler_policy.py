@@ -70,8 +70,8 @@ class StragglerPolicy:
         self._look_at = step if self._look_at is None else min(step, self._look_at)
 
     def is_due(self, step: int, now: float) -> bool:
-        """Returns whether the plan is to be reviewed before this step, which begins now: not soon after the last time that
-        another one was taken."""
+        """Returns whether the plan is to be reviewed before this step, which begins now: not soon after the last time
+        that another one was taken."""
         if self._quiet_until is not None and now < self._quiet_until:
             return False
         return (self._look_at is not None and self._look_at <= step) or bool(self._rested(step))

@@ -51,8 +51,8 @@ class TransitionTimes:
         self._is_restore = False
 
     def begin(self, plan: Plan, now: float, moves_s: float, wait_s: float | None, *, is_restore: bool) -> None:
-        """Begins measuring a plan that is sent to workers that all wait for it; its state should move for `moves_s` seconds
-        and hold up the first step by `wait_s` (None: nobody knows)."""
+        """Begins measuring a plan that is sent to workers that all wait for it; its state should move for `moves_s`
+        seconds and hold up the first step by `wait_s` (None: nobody knows)."""
         self._awaited = set(plan.workers)
         self._generation = plan.generation
         self._wait_s = None if is_restore else wait_s
@@ -124,7 +124,7 @@ class TransitionTimes:
 
     @property
     def restore_s(self) -> float:
-        """Seconds that a restore takes beside reading the checkpoint."""
+        """Seconds from sending a plan that restores a checkpoint until all workers have their state."""
         return statistics.median(self._restores) if self._restores else RESTORE_S
 
 

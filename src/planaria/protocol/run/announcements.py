@@ -15,12 +15,12 @@ from planaria.protocol.step.commit import NOT_APPLIED
 
 
 def shapes(plan: Plan) -> tuple[tuple[tuple[int, int, int], ...], ...]:
-    """For each pipeline, its stages as (worker, first layer, end layer)."""
+    """Returns, for each pipeline, its stages as (worker, first layer, end layer)."""
     return tuple(pipeline.key for pipeline in plan.pipelines)
 
 
 def plan_taken(proposal: Candidate, step: int, purpose: str, policy_name: str, plan_hash: str) -> PlanTaken:
-    """The plan, pipeline by pipeline, with what each of them carries."""
+    """Returns the record of a plan, pipeline by pipeline, with what each of them carries."""
     plan = proposal.plan
     return PlanTaken(
         generation=plan.generation,
@@ -41,7 +41,7 @@ def plan_taken(proposal: Candidate, step: int, purpose: str, policy_name: str, p
 def replicas_note(
     proposal: Candidate, fault_tolerance: int, *, was_degraded: bool, writes_checkpoints: bool
 ) -> Note | None:
-    """That a plan keeps fewer than f + 1 replicas of some layer, or that there are enough again."""
+    """Returns a note that a plan has fewer than f + 1 replicas of some layer, or that there are enough again."""
     if proposal.is_degraded:
         fewest = min(lacking(proposal.plan, fault_tolerance).values(), default=0)
         losses = f"{fewest} more loss{'es' if fewest > 1 else ''} may take the last replica of a layer"
@@ -56,7 +56,7 @@ def replicas_note(
 def step_committed(
     train: TrainSection, commit: Commit, *, loss: float, norm: float, live_nodes: int, duration_s: float
 ) -> StepCommitted | StepSkipped:
-    """The committed step, with its mean loss and global gradient norm."""
+    """Returns the record of a committed step, with its mean loss and global gradient norm."""
     num_counted = train.global_batch - train.microbatch * len(commit.dropped)
     tokens_per_s = num_counted * train.sequence_length / duration_s
     if commit.clip_factor == NOT_APPLIED:
@@ -89,7 +89,7 @@ def step_committed(
 
 
 def not_finite(step: int, loss: float, norm: float) -> str:
-    """Why a step is not committed whose loss or gradient is not a number."""
+    """Returns why a step whose loss or gradient is not a number is not committed."""
     return (
         f"step {step} has loss {loss} and gradient norm {norm}, so it is not applied; the state after step {step - 1} "
         "is saved. Lower train.learning_rate, raise train.warmup_steps, look at the data, or set "

@@ -1,4 +1,4 @@
-"""The past of a run: what a journal says, in the order in which it was written. A fold, and nothing else."""
+"""Replays a journal: what its entries, in the order in which they were written, say of the run."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from planaria.protocol.step.commit import NOT_APPLIED
 
 
 def decision_of(records: Iterable[AnyRecord]) -> PlanTaken | None:
-    """The plan among these records that a placement was decided by; one that finishes a step is none."""
+    """Returns the last plan among these records that was a decision on a placement, not the finish of a step."""
     plans = [r for r in records if isinstance(r, PlanTaken) and r.purpose != Purpose.FINISH_STEP]
     return plans[-1] if plans else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalState:
-    """What a coordinator that is started again knows before anybody has come back.
+    """What the journal tells a coordinator that is started again, before any worker has come back.
 
     Attributes:
         plan: the last one.
@@ -90,7 +90,7 @@ class JournalState:
 
     @classmethod
     def of(cls, entries: Iterable[AnyEntry]) -> JournalState:
-        """Of a journal, whole or cut off anywhere."""
+        """Returns the state after a journal, whole or cut off anywhere."""
         past = cls()
         for entry in entries:
             past = past.after(entry)
@@ -98,24 +98,24 @@ class JournalState:
 
     @property
     def gone(self) -> frozenset[NodeId]:
-        """They never come back under the same number."""
+        """Nodes that were lost or released; they never come back under the same number."""
         return self.lost | self.released
 
     @property
     def last_step_s(self) -> float | None:
-        """How long the last committed step took; None when nobody knows."""
+        """Seconds that the last committed step took; None if unknown."""
         records = () if self.commit is None else self.commit.records
         return next((record.duration_s for record in records if isinstance(record, StepCommitted | StepSkipped)), None)
 
     @property
     def step(self) -> int | None:
-        """In progress, as far as the journal knows; None before the first plan."""
+        """Step in progress, as far as the journal knows; None before the first plan."""
         if self.commit is not None and (self.plan is None or self.commit.step >= self.plan.message.step):
             return self.commit.step + 1
         return None if self.plan is None else self.plan.message.step
 
     def after(self, entry: AnyEntry) -> JournalState:
-        """With one entry more."""
+        """Returns the state after one more entry."""
         match entry:
             case JournalCommit():
                 past = self._committed(entry)

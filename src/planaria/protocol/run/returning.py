@@ -1,4 +1,4 @@
-"""The return of workers to a coordinator that was started again: who is awaited, and what they and the journal say.
+"""Workers that return to a coordinator that was started again: which are awaited, and what they and the journal say.
 
 Pure bookkeeping: the machine asks it, and acts. Two facts make it safe. A worker hears of a commit or a plan only after
 it was written down, so that whatever any worker reports was decided; and a position (generation, step) never goes
@@ -26,7 +26,7 @@ from planaria.protocol.step.retained_replicas import Holders
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """Where the job is.
+    """Where the job is: the plan in force, the step in progress and the commit before it.
 
     Attributes:
         message: the plan in force.
@@ -42,13 +42,13 @@ class Position:
 
     @property
     def is_boundary(self) -> bool:
-        """Everybody holds after the last commit, and no plan was made for the next step."""
+        """Whether all workers wait after the last commit, and no plan was made for the next step."""
         commit, plan = self.commit, self.message.plan
         return commit is not None and commit.hold and commit.generation == plan.generation
 
 
 class ReturningWorkers:
-    """What has been reported so far.
+    """What returning workers have reported so far.
 
     Args:
         past: of the journal.
@@ -89,7 +89,7 @@ class ReturningWorkers:
         return -1 if self.message is None else self.message.plan.generation
 
     def vote(self, worker: WorkerId, vote: Vote) -> None:
-        """It got so far after it came back. A vote that overtook the report is in the report too."""
+        """Records a vote sent after the worker came back. A vote that overtook the report is in the report too."""
         report = self.reports.get(worker)
         if report is not None and (report.generation, report.step) == (vote.generation, vote.step):
             self.reports[worker] = msgspec.structs.replace(
@@ -102,14 +102,14 @@ class ReturningWorkers:
             self.reports[worker] = msgspec.structs.replace(report, is_settled=True)
 
     def forget(self, workers: Collection[WorkerId]) -> None:
-        """They are lost."""
+        """Forgets lost workers."""
         for worker in workers:
             self.reports.pop(worker, None)
 
     # Who is awaited
 
     def to_ask(self) -> WorkerId | None:
-        """Whose plan is later than any that is known, and was not asked for yet."""
+        """A worker to ask for its plan, which is later than any known plan; None: none is left to ask."""
         late = self._with_a_later_plan()
         return min(late - self._asked, default=None)
 
@@ -121,7 +121,7 @@ class ReturningWorkers:
         return {w for w, report in self.reports.items() if report.generation == latest > self._known}
 
     def awaited(self, joined: Collection[WorkerId], gone: Collection[NodeId]) -> frozenset[WorkerId]:
-        """Live workers that have not come back.
+        """Returns live workers that have not come back.
 
         Those of the plan must have reported; of others that are known it is enough that they are there, as they may
         be busy beginning. Without a plan the job waits for all that it was started with.
@@ -139,7 +139,7 @@ class ReturningWorkers:
     # What they say together
 
     def position(self) -> Position | None:
-        """Where the job is; None before its first plan."""
+        """Returns where the job is; None before its first plan."""
         message = self.message
         if message is None:
             return None
@@ -158,7 +158,7 @@ class ReturningWorkers:
         return Position(message=message, step=step, commit=commit, exponents=exponents)
 
     def lacks_commit(self, position: Position) -> list[WorkerId]:
-        """Those that voted for the last commit and were not told of it."""
+        """Returns the workers that voted for the last commit and were not told of it."""
         if position.commit is None:
             return []
         where = (position.commit.generation, position.commit.step)
@@ -169,7 +169,7 @@ class ReturningWorkers:
         ]
 
     def lacks_plan(self, position: Position) -> list[WorkerId]:
-        """Those of the plan in force that have an older one, or none."""
+        """Returns the workers of the plan in force that have an older one, or none."""
         plan = position.message.plan
         return [
             worker
@@ -178,7 +178,7 @@ class ReturningWorkers:
         ]
 
     def stale(self, position: Position) -> list[WorkerId]:
-        """Those of the plan that neither the last commit nor the plan in force can bring to where the job is.
+        """Returns the plan's workers that neither the last commit nor the plan in force can bring to where the job is.
 
         They had been given up, and the journal lost even that.
         """
@@ -203,7 +203,7 @@ class ReturningWorkers:
         return stale
 
     def unready(self, position: Position) -> set[WorkerId]:
-        """Those of the plan whose state is on its way, or who stopped inside the step."""
+        """Returns the plan's workers whose state is on its way, or that stopped inside the step."""
         message, plan = position.message, position.message.plan
         moves_state = message.source is not StateSource.LIVE or bool(plan.transfers)
         is_first = position.step == message.step
@@ -219,12 +219,12 @@ class ReturningWorkers:
         return unready
 
     def halted(self, position: Position) -> bool:
-        """Whether somebody stopped for a loss that no plan answered."""
+        """Returns whether a worker stopped for a loss that no plan answered."""
         generation = position.message.plan.generation
         return any(r.generation == generation and r.phase is WorkerPhase.HALTED for r in self.reports.values())
 
     def votes(self, position: Position) -> dict[WorkerId, Vote]:
-        """For the step in progress under the plan in force."""
+        """Returns the votes for the step in progress under the plan in force."""
         where = (position.message.plan.generation, position.step)
         return {
             worker: report.vote
@@ -233,7 +233,7 @@ class ReturningWorkers:
         }
 
     def earlier(self, position: Position) -> dict[WorkerId, Ledger]:
-        """What is in accumulators and is no work of the plan's routes: the rest of routes that a loss broke.
+        """Returns what accumulators hold beside the work of the plan's routes: the rest of routes that a loss broke.
 
         Nothing counts of those that the plan left behind, or that are yet to hear that it begins the step anew.
         """
@@ -251,7 +251,7 @@ class ReturningWorkers:
         }
 
     def held(self, position: Position) -> Holders:
-        """Groups of which workers hold a replica as of the last commit, be they those that the plan gives them or not:
+        """Returns the groups of which workers hold a replica as of the last commit, whether the plan gives them or not:
         nodes without work have what an earlier plan gave them."""
         return {
             worker: report.held
@@ -260,13 +260,13 @@ class ReturningWorkers:
         }
 
     def lag(self, position: Position) -> int:
-        """Committed steps that the journal lacks."""
+        """Returns how many committed steps the journal lacks."""
         is_known = position.message.source is StateSource.LIVE or self.written_plan(position) is not None
         known = self._past.step if is_known else None
         return max(0, position.step - (position.message.step if known is None else known))
 
     def unwritten(self, position: Position, train: TrainSection, num_nodes: int, now: float) -> list[JournalEntry]:
-        """What only workers knew of, as the journal should have it.
+        """Returns journal entries for what only workers knew of.
 
         Args:
             position: where the job is.
@@ -294,20 +294,20 @@ class ReturningWorkers:
         return entries
 
     def _is_written(self, commit: Commit) -> bool:
-        """A journal lacks nothing but its end."""
+        """Returns whether the journal has this commit; a journal lacks nothing but its end."""
         plan, last = self._past.plan, self._past.commit
         if plan is not None and commit.generation < plan.message.plan.generation:
             return True
         return last is not None and (commit.generation, commit.step) == (last.commit.generation, last.commit.step)
 
     def written_plan(self, position: Position) -> JournalPlan | None:
-        """The plan in force, if the journal has it."""
+        """Returns the plan in force as the journal has it; None if the journal lacks it."""
         plan = self._past.plan
         is_it = plan is not None and plan.message.plan.generation == position.message.plan.generation
         return plan if is_it else None
 
     def plan_validity(self, position: Position, live: frozenset[NodeId], leaving: Set[NodeId]) -> PlanValidity:
-        """Of the placement in force, as far as it was written down."""
+        """Returns the validity of the placement in force, as far as it was written down."""
         written = self.written_plan(position)
         if written is None:
             return PlanValidity.unknown()
@@ -316,13 +316,13 @@ class ReturningWorkers:
 
 
 def _needs(plan: Plan, worker: WorkerId) -> set[int]:
-    """Groups that the plan takes for granted that the worker holds."""
+    """Returns the groups that the plan assumes the worker to hold already."""
     coming = {move.group for move in plan.transfers if move.target == worker}
     return set(plan.groups_of.get(worker, ())) - coming
 
 
 def without_routes(plan: Plan, worker: WorkerId, ledger: Ledger) -> Ledger:
-    """The ledger without what the plan's routes have this worker count."""
+    """Returns the ledger without what the plan's routes have this worker count."""
     bits = list(ledger.without(mask_of(plan.dropped)).bits())
     for route in plan.routes:
         mask = sum(1 << microbatch for microbatch in route.microbatches)

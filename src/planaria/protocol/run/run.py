@@ -1,4 +1,4 @@
-"""The run as its coordinator knows it: where it is, who is in it, and what is under way.
+"""The run as its coordinator knows it: where it is, which nodes are in it, and what is under way.
 
 State and questions about it. Whatever changes it is in the other modules of the package; nothing here gives commands.
 """
@@ -45,7 +45,7 @@ from planaria.protocol.step.retained_replicas import RetainedReplicas
 
 @dataclass(slots=True)
 class Counts:
-    """For the user. Of contributions: 0 both, or the machine stopped itself.
+    """Counts for the user. Contributions skipped or duplicated are 0, or the machine has stopped itself.
 
     Attributes:
         skipped: that a commit lacked.
@@ -80,12 +80,12 @@ class Intent:
 
     @property
     def is_exhausted(self) -> bool:
-        """It ends or waits for want of nodes, so that others may change it."""
+        """Whether the run ends or waits for lack of nodes, so that new ones may change it."""
         return self.waiting is not None or (self.ending is not None and self.ending[0] is RunStatus.EXHAUSTED)
 
 
 class Attempt:
-    """At the step in progress.
+    """The attempt at the step in progress.
 
     Attributes:
         began: monotonic seconds.
@@ -109,17 +109,17 @@ class Attempt:
         self._since = 0.0
 
     def begin(self, now: float) -> None:
-        """Another step, or the same one anew."""
+        """Begins another step, or the same one anew."""
         self.began = self._since = now
         self._left = []
 
     def leave(self, plan: Plan, now: float) -> None:
-        """The plan of now is left for one that finishes the step."""
+        """Records that the plan in force is left for one that finishes the step."""
         self._left.append((plan, now - self._since))
         self._since = now
 
     def so_far(self, plan: Plan, now: float, stretch: float) -> list[PlanInterval]:
-        """The plans of the step, the one of now last, and how long each was in force, as the profile has it."""
+        """Returns the plans of the step, the present one last, with the profile's seconds each was in force."""
         lived = [*self._left, (plan, now - self._since)]
         return [PlanInterval(plan=plan, seconds=seconds / stretch) for plan, seconds in lived]
 
@@ -129,7 +129,7 @@ class Attempt:
         return self.ballot
 
     def forget(self, worker: WorkerId) -> None:
-        """The worker is lost."""
+        """Forgets a lost worker."""
         self.unready.discard(worker)
         self.salvage.forget(worker)
         if self.ballot is not None:
@@ -137,7 +137,7 @@ class Attempt:
 
 
 class Run:
-    """One run.
+    """All state of one run.
 
     Args:
         settings: of the run.
@@ -250,28 +250,28 @@ class Run:
 
     @property
     def fatal(self) -> str | None:
-        """Why the run must end, though it may have nodes enough."""
+        """Why the run must end, though it may have nodes enough; None if it need not."""
         return self.intent.failure or self.shortages.fatal
 
     def exponents_of(self, checkpoint: CheckpointRef | None) -> tuple[int, ...]:
-        """That a run begins with at a checkpoint, or at its start."""
+        """Returns the grid exponents with which a run begins at a checkpoint, or at its start."""
         return checkpoint.exponents if checkpoint else (FIRST_EXPONENT,) * self.settings.num_groups
 
     # Who holds what
 
     def holders(self) -> dict[WorkerId, tuple[int, ...]]:
-        """The groups of which each live worker holds a replica as of the last commit."""
+        """Returns the groups of which each live worker holds a replica as of the last commit."""
         workers, nothing = self.members.workers, repeat(tuple[int, ...]())
         holders = dict(zip(workers, map(self.plan.groups_of.get, workers, nothing), strict=True))
         holders.update((w, held) for w, held in self.attempt.salvage.held.items() if w in holders)
         return self.kept.added_to(holders, self.step) if self.without_replica(holders) else holders
 
     def without_replica(self, holders: Mapping[WorkerId, tuple[int, ...]]) -> list[int]:
-        """Groups that nobody holds."""
+        """Returns the groups that no worker holds."""
         return unheld(range(len(self.plan.groups)), holders.values())
 
     def situation(self, holders: Mapping[WorkerId, tuple[int, ...]]) -> Situation:
-        """For which a placement may be made."""
+        """Returns the state of the job for which a placement may be made."""
         return Situation(
             plan=self.plan,
             step=self.step,
@@ -284,7 +284,7 @@ class Run:
 
     @property
     def forecast(self) -> FailureForecast:
-        """What is known of the time to come."""
+        """What is known of the time to come: losses and the cost of transitions."""
         last, decision_s = self.checkpoints.last, self.step_times.decision_s
         time_to_failure_s = self.failures.time_to_next_s(self.now)
         return FailureForecast(
@@ -307,7 +307,7 @@ class Run:
 
     @property
     def learnt(self) -> RunMeasurements:
-        """For the next coordinator, should this one die."""
+        """What was measured so far, for the next coordinator, should this one die."""
         return RunMeasurements(
             losses=self.failures.seen,
             moves=self.transition_times.measured,
@@ -322,7 +322,7 @@ class Run:
         )
 
     def to_write(self) -> RunMeasurements | None:
-        """What was learnt, if it is more than was written down; whoever asks writes it down."""
+        """Returns what was learnt, once, if it is more than was written down; the caller writes it down."""
         learnt = self.learnt
         if learnt == self._written:
             return None
@@ -333,27 +333,27 @@ class Run:
 
     @property
     def stands(self) -> bool:
-        """The nodes of the placement are there and stay, and no others came."""
+        """Whether the nodes of the placement are there and stay, and no others came."""
         return self.plan_validity.stands(frozenset(self.members.nodes), self.members.staying)
 
     def goes_on(self, step: int) -> bool:
-        """Whether the plan in force is the one for this step too."""
+        """Returns whether the plan in force is the one for this step too."""
         return self.stands and not self.plan_selector.is_due(step, self.now)
 
     # Nodes
 
     def is_known(self, node: NodeId) -> bool:
-        """It is in the job, though it may not have come back yet."""
+        """Returns whether the node is in the job, though it may not have come back yet."""
         return node not in self.members.gone and (node in self.past.joined or node < self.settings.num_nodes)
 
     @property
     def num_live(self) -> int:
-        """Live nodes, for people: those too that have not come back yet to a new coordinator."""
+        """Number of live nodes, for people, with those that have not come back yet to a new coordinator."""
         away = self.past.joined - self.members.gone if self.phase is Phase.RETURNING else frozenset[NodeId]()
         return len(away | frozenset(self.members.nodes))
 
     def needs(self, node: NodeId) -> bool:
-        """Whether the plan in force does, so that the node's loss strikes the job."""
+        """Returns whether the plan in force needs the node, so that its loss strikes the job."""
         if self.phase is Phase.RETURNING:
             message = self.returning.message
             return message is not None and node in message.plan.nodes

@@ -15,7 +15,7 @@ from planaria.protocol.step.commit import Ends
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """One run.
+    """What one run is set to do, and on which nodes.
 
     Attributes:
         train: steps, batch, clip, schedule.

@@ -12,7 +12,7 @@ from planaria.protocol.messages.worker import Vote
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoteCount:
-    """What the votes say together.
+    """What the votes for a step say together.
 
     Attributes:
         norms: group -> squared norm of its summed gradient.
@@ -30,7 +30,7 @@ class VoteCount:
 
 
 class Ballot:
-    """Votes for one plan and step."""
+    """Votes of the workers for one plan and step."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -41,11 +41,11 @@ class Ballot:
         self._votes[worker] = vote
 
     def cast_alike(self, workers: Iterable[WorkerId], vote: Vote) -> None:
-        """One vote, by all of them."""
+        """Casts the same vote for all of these workers."""
         self._votes.update(dict.fromkeys(workers, vote))
 
     def withdraw(self, worker: WorkerId) -> None:
-        """The worker is lost."""
+        """Withdraws the vote of a lost worker."""
         self._votes.pop(worker, None)
         self._withdrawn.add(worker)
 
@@ -54,7 +54,7 @@ class Ballot:
         return tuple(sorted(self._votes))
 
     def is_enough(self, live: Collection[WorkerId]) -> bool:
-        """Every live worker of the plan voted, and nothing that the step needs died with the others.
+        """Returns whether every live worker of the plan voted, and nothing that the step needs was lost.
 
         A worker votes when its sums are whole, so with all survivors' votes in, the step is done even if one of
         its contributors is dead by now; only its norms and losses may be missing.

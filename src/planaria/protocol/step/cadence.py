@@ -17,30 +17,30 @@ from planaria.policy.forecast import DEGRADED_SAVES_S
 from planaria.protocol.messages.run_measurements import MeasuredSaves
 
 SHARE = 0.01
-"""Of the time, that checkpoints may cost."""
+"""Share of the time that checkpoints may cost."""
 
 MOST_S = 15 * 60.0
-"""Between two checkpoints, whatever they cost."""
+"""Most seconds between two checkpoints, whatever they cost."""
 
 LEAST_S = 1.0
-"""From the start of training to the first."""
+"""Seconds from the start of training to the first checkpoint."""
 
 UNMEASURED_S = 60.0
-"""Between two, as others are told while nobody knows what one costs."""
+"""Seconds between two checkpoints, as others are told while the cost is unknown."""
 
 LEAST_REST = 20.0
-"""From one order to the next, as a multiple of what the last one took to be whole on disk: so writing has at most a
-twentieth of the time, and what a loss takes is at most what passes between two, the last one's writing and a step."""
+"""Least time from one order to the next, as a multiple of what the last one took to be whole on disk: writing takes at
+most a twentieth of the time, and a loss at most the time between two, the last one's writing and a step."""
 
 REMEMBERED = 5
-"""Measurements; their median counts. The first checkpoints of a run are slow."""
+"""Measurements kept; their median counts. The first checkpoints of a run are slow."""
 
 SURE = 3
 """Measurements from which a cost is believed however high it is."""
 
 
 class Cadence:
-    """Of one run.
+    """Decides when one run writes checkpoints.
 
     Args:
         every: steps between checkpoints; None: not by steps; 0: none on the way.
@@ -61,31 +61,31 @@ class Cadence:
         """Seconds of the last steps beside which nothing was written."""
         self._count = 0
         self._began: float | None = None
-        """Of the last checkpoint that was written, or could not be; before the first, of training."""
+        """When the last checkpoint that was written, or failed, was ordered; before the first, when training began."""
         self._ordered_s = 0.0
         self._took_s = 0.0
         self._extra_s: float | None = None
-        """By how much the steps beside the last one ordered were longer so far; None: that is not measured."""
+        """Seconds by which the steps beside the last ordered checkpoint were longer so far; None: not measured."""
         self._is_under_way = self._is_copied = False
         self._is_told = False
 
     @property
     def learnt(self) -> MeasuredSaves:
-        """For the next coordinator."""
+        """Measured costs of checkpoints, for the next coordinator."""
         return MeasuredSaves(costs_s=tuple(self._costs), count=self._count, began=self._began, took_s=self._took_s)
 
     def recall(self, learnt: MeasuredSaves) -> None:
-        """What the coordinator before knew."""
+        """Takes over what the last coordinator measured."""
         self._costs.extend(learnt.costs_s)
         self._count, self._began, self._took_s = learnt.count, learnt.began, learnt.took_s
 
     def begin(self, now: float) -> None:
-        """Training does; once is enough."""
+        """Records when training began; later calls change nothing."""
         if self._began is None:
             self._began = now
 
     def committed(self, duration_s: float) -> None:
-        """A step took so long in which no node was lost. The first after an order begins with copies of the state."""
+        """Records the duration of a step without losses. The first after an order begins with copies of the state."""
         if self._extra_s is None:
             self._usual.append(duration_s)
         elif self._usual:
@@ -94,13 +94,13 @@ class Cadence:
             self._conclude()
 
     def ordered(self, now: float) -> None:
-        """A checkpoint begins to be written beside training."""
+        """Records that a checkpoint begins to be written beside training."""
         self._ordered_s = now
         self._extra_s = 0.0 if self._usual else None
         self._is_under_way, self._is_copied = True, False
 
     def written(self, now: float) -> None:
-        """It is whole, or cannot be; one for which everybody waits says nothing of when the next is due."""
+        """Records that a checkpoint is whole or failed; one that all waited for does not move the next."""
         if self._is_under_way:
             self._began, self._took_s = self._ordered_s, now - self._ordered_s
             self._count += 1
@@ -108,7 +108,7 @@ class Cadence:
             self._conclude()
 
     def given_up(self) -> None:
-        """The next is due as if it had not been ordered."""
+        """Forgets the checkpoint under way: the next is due as if it had not been ordered."""
         self._is_under_way, self._extra_s = False, None
 
     def _conclude(self) -> None:
@@ -118,11 +118,11 @@ class Cadence:
 
     @property
     def cost_s(self) -> float:
-        """By which a checkpoint makes training longer, as measured; 0: not known."""
+        """Measured seconds by which a checkpoint makes training longer; 0: not known."""
         return max(0.0, statistics.median(self._costs)) if self._costs else 0.0
 
     def interval_s(self, time_to_failure_s: float) -> float:
-        """Returns the seconds between two, as the run aims at them; 0: they are not by time.
+        """Returns the seconds between two checkpoints that the run aims at; 0: they are not by time.
 
         `time_to_failure_s`: expected seconds from one loss to the next.
         """
@@ -135,7 +135,7 @@ class Cadence:
         return min(MOST_S, best_s)
 
     def is_due(self, committed: int, now: float, time_to_failure_s: float, *, is_degraded: bool) -> bool:
-        """Whether one is to be written of the committed step; `is_degraded`: under a plan that lacks replicas."""
+        """Returns whether to save the committed step; `is_degraded`: under a plan that lacks replicas."""
         if self._every and committed % self._every == 0:
             return True
         since_s = math.inf if self._began is None else now - self._began
@@ -152,7 +152,7 @@ class Cadence:
         return is_degraded and since_s >= rest_s
 
     def excess(self) -> str | None:
-        """Returns, once, what to tell where checkpoints cost more than they should and would be too rare otherwise."""
+        """Returns, once, a warning where checkpoints cost more than they should and would be too rare otherwise."""
         if not self.is_automatic or self._is_told or len(self._costs) < REMEMBERED or self.cost_s <= SHARE * MOST_S:
             return None
         self._is_told = True

@@ -12,7 +12,7 @@ from planaria.protocol.step.cadence import Cadence
 
 
 class NobodyHolds(Exception):
-    """No live worker holds this group, so it cannot be saved."""
+    """Raised when no live worker holds a group, so that it cannot be saved."""
 
     def __init__(self, group: int) -> None:
         super().__init__(group)
@@ -21,7 +21,7 @@ class NobodyHolds(Exception):
 
 @dataclass(slots=True)
 class SaveWish:
-    """The user wants the next state that can be had on disk, apart from when one is due.
+    """The user's wish for the next state on disk, apart from when a checkpoint is due.
 
     Attributes:
         folder: under which it is to be; "": where all are.
@@ -34,14 +34,14 @@ class SaveWish:
 
 @dataclass(frozen=True, slots=True)
 class SaveAnswer:
-    """What came of the last wish."""
+    """What came of the user's last wish for a checkpoint."""
 
     is_done: bool
     text: str
 
 
 class Saving:
-    """One checkpoint.
+    """One checkpoint that is being written.
 
     Attributes:
         step: the state after it is saved.
@@ -74,7 +74,7 @@ class Saving:
         self._written: dict[int, SavedGroup] = {}
 
     def assign(self, holders: Mapping[WorkerId, Collection[int]]) -> dict[WorkerId, Save]:
-        """Give every group that nobody writes to its least busy holder; returns what is newly given.
+        """Gives every group that nobody writes to its least busy holder; returns what is newly given.
 
         Raises:
             NobodyHolds: a group has no holder.
@@ -104,11 +104,11 @@ class Saving:
 
     @property
     def has_orphans(self) -> bool:
-        """Some group is neither written nor being written."""
+        """Whether some group is neither written nor being written."""
         return len(self._written.keys() | self._writer.keys()) < self._num_groups
 
     def forget(self, lost: Collection[WorkerId]) -> None:
-        """Take back what lost workers were to write."""
+        """Takes back what lost workers were to write."""
         self._writer = {group: worker for group, worker in self._writer.items() if worker not in lost}
 
     def written(self, groups: Collection[SavedGroup]) -> None:
@@ -125,7 +125,7 @@ class Saving:
 
 
 class Checkpoints:
-    """A run's.
+    """The checkpoints of one run: the last whole one, the one under way, and the user's wish for one.
 
     Args:
         root: folder under which they are written.
@@ -149,7 +149,7 @@ class Checkpoints:
         self.answered: SaveAnswer | None = None
 
     def begin(self, step: int, num_groups: int, exponents: tuple[int, ...], now: float, num_dropped: int = 0) -> Saving:
-        """Order one of the state after `step`, where the user wants it. What was under way is given up."""
+        """Begins a checkpoint of the state after `step`, where the user wants it. The one under way is given up."""
         self._orders += 1
         folder = f"{(self.wish and self.wish.folder) or self._root}/step-{step:08d}"
         if self.wish is not None:
@@ -166,11 +166,11 @@ class Checkpoints:
         return self.under_way
 
     def wish_for(self, folder: str) -> None:
-        """The user wants one under this folder; "": where all are."""
+        """Records that the user wants a checkpoint under this folder; "": where all are."""
         self.wish, self.answered = SaveWish(folder), None
 
     def joins_wish(self) -> bool:
-        """Whether the one under way is what the user wishes for too."""
+        """Returns whether the checkpoint under way is what the user wishes for too."""
         wish, saving = self.wish, self.under_way
         if wish is None or wish.folder or saving is None:
             return False
@@ -179,26 +179,26 @@ class Checkpoints:
 
     @property
     def is_wished(self) -> bool:
-        """The user wants one that nobody has begun to write."""
+        """Whether the user wants a checkpoint that no worker has begun to write."""
         return self.wish is not None and self.wish.serial is None
 
     def number_from(self, serial: int) -> None:
-        """Orders up to this one were given by an earlier coordinator, and may still be answered."""
+        """Skips the numbers of orders given by an earlier coordinator, which may still be answered."""
         self._orders = max(self._orders, serial)
 
     def answered_by(self, message: Saved | NotSaved) -> Saving | None:
-        """The one under way, if the message is about it."""
+        """Returns the checkpoint under way if the message is about it."""
         saving = self.under_way
         return saving if saving is not None and saving.is_answered_by(message) else None
 
     def is_made_whole(self, step: int, folder: str) -> bool:
-        """Whether the one under way is of this step and folder; it may have been given up since its manifest was
-        ordered, or begun anew."""
+        """Returns whether the checkpoint under way is whole, and of this step and folder; it may have been given up since
+        its manifest was ordered, or begun anew."""
         saving = self.under_way
         return saving is not None and (saving.step, saving.folder) == (step, folder) and saving.is_whole
 
     def complete(self, now: float) -> Saving:
-        """The one under way is whole on disk."""
+        """Records that the checkpoint under way is whole on disk, and is now the last one."""
         assert self.under_way is not None, "no checkpoint is under way"
         self.cadence.written(now)
         saving, self.under_way = self.under_way, None
@@ -209,7 +209,7 @@ class Checkpoints:
         return saving
 
     def give_up(self, why: str) -> Saving:
-        """The one under way will not be whole."""
+        """Gives up the checkpoint under way, and returns it."""
         assert self.under_way is not None, "no checkpoint is under way"
         self.cadence.given_up()
         saving, self.under_way = self.under_way, None

@@ -25,7 +25,7 @@ NOT_APPLIED = 0.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Of a step.
+    """What is made of one step.
 
     Attributes:
         loss: mean over its microbatches.
@@ -52,7 +52,7 @@ def outcome(
     clip_norm: float,
     num_microbatches: int,
 ) -> Outcome:
-    """What a step's sums and losses make of it. Whoever trains asks this: a coordinator, or a process alone.
+    """Returns what a step's sums and losses make of it, for a coordinator or for a process that trains alone.
 
     Args:
         norms: group -> squared norm of its summed gradient.
@@ -75,12 +75,12 @@ def outcome(
 
 
 def effective_share(num_counted: int, num_microbatches: int) -> float:
-    """The effective batch as a share of the global one; exactly 1 where nothing was left out."""
+    """Returns the effective batch as a share of the global one; exactly 1 where nothing was left out."""
     return num_counted / num_microbatches
 
 
 def next_exponents(exponents: Sequence[int], norms: Mapping[int, float]) -> tuple[int, ...]:
-    """Grid exponents of the next step.
+    """Returns the grid exponents of the next step.
 
     A group's exponent E stands for gradients of about 2**E: it rises at once with the norm and falls by at most one
     a step, so that one quiet step does not make the grid too fine for the next.
@@ -98,7 +98,7 @@ def next_exponents(exponents: Sequence[int], norms: Mapping[int, float]) -> tupl
 
 
 def gradient_norm(norms: Mapping[int, float]) -> float:
-    """Global L2 norm from the groups' squared norms, added in group order."""
+    """Returns the global L2 norm from the groups' squared norms, added in group order."""
     total = 0.0
     for group in sorted(norms):
         total += norms[group]
@@ -106,24 +106,24 @@ def gradient_norm(norms: Mapping[int, float]) -> float:
 
 
 def clip_factor(norm: float, clip_norm: float) -> float:
-    """What gradients are multiplied by so that their global norm is at most `clip_norm` (0: no limit)."""
+    """Returns what gradients are multiplied by so that their global norm is at most `clip_norm` (0: no limit)."""
     if clip_norm <= 0.0 or not norm > clip_norm:
         return 1.0
     return clip_norm / (norm + 1e-6)
 
 
 def is_finite(loss: float, norm: float) -> bool:
-    """Whether a step with this loss and gradient norm may be applied."""
+    """Returns whether a step with this loss and gradient norm may be applied."""
     return math.isfinite(loss) and math.isfinite(norm)
 
 
 def mean_loss(losses: Mapping[int, float]) -> float:
-    """Mean over the step's microbatches, added in microbatch order."""
+    """Returns the mean over the step's microbatches, added in microbatch order."""
     return functools.reduce(operator.add, map(losses.__getitem__, sorted(losses)), 0.0) / len(losses)
 
 
 def learning_rate(train: TrainSection, step: int, ends: Ends = ()) -> float:
-    """Learning rate of `step` (the first is 1): linear warm-up, then the schedule's decay.
+    """Returns the learning rate of `step` (the first is 1): linear warm-up, then the schedule's decay.
 
     Args:
         train: peak, schedule, warm-up.

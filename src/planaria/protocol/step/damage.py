@@ -14,16 +14,16 @@ from planaria.plan.plan import Plan, Transfer, WorkerId
 from planaria.protocol.messages.worker import Damaged, Resend
 
 MOST_ATTEMPTS = 4
-"""A piece of state is sent so often in all; the receiver is out of reach if none of them arrives whole."""
+"""Most times that a piece of state is sent; its receiver is out of reach if none arrives whole."""
 
 MOST_BLOWS = 3
-"""Steps that are begun anew because of messages from one worker to another, within `SOON_STEPS`; one more is a loss."""
+"""Most steps begun anew within `SOON_STEPS` because of one worker's messages to another; one more is a loss."""
 
 SOON_STEPS = 10
 
 
 class Damages:
-    """Those of one run."""
+    """Damaged messages of one run."""
 
     def __init__(self) -> None:
         self._blows: dict[tuple[WorkerId, WorkerId], list[int]] = {}
@@ -31,7 +31,7 @@ class Damages:
         self._tried: dict[tuple[int, WorkerId, int, tuple[int, int] | None], list[WorkerId]] = {}
 
     def resend(self, plan: Plan, target: WorkerId, told: Damaged, live: Collection[WorkerId]) -> Resend | None:
-        """Who sends a piece of state again; None when it was tried often enough.
+        """Returns the order to send a piece of state again; None when it was tried often enough.
 
         The holder that tried it least often, then the one that sent least again, then the lowest.
         """
@@ -47,20 +47,20 @@ class Damages:
         return Resend(generation=plan.generation, step=told.step, transfer=transfer, attempt=len(tried))
 
     def is_too_often(self, target: WorkerId, told: Damaged) -> bool:
-        """Whether messages on this way were damaged too often, this one included."""
+        """Returns whether messages on this connection were damaged too often, this one included."""
         blows = self._blows.setdefault((told.source, target), [])
         blows[:] = [step for step in blows if abs(told.step - step) <= SOON_STEPS] + [told.step]
         return len(blows) > MOST_BLOWS
 
 
 def _holders(plan: Plan, group: int) -> set[WorkerId]:
-    """Who has the group's state as of the plan's beginning: its owners, unless they are to get it, and who sends it."""
+    """Returns the workers with the group's state when the plan began: owners that need not receive it, and senders."""
     moves = [move for move in plan.transfers if move.group == group]
     return set(plan.owners_of[group]) - {move.target for move in moves} | {move.source for move in moves}
 
 
 def what(plan: Plan, told: Damaged) -> str:
-    """The message, for people."""
+    """Describes the message for people."""
     if told.kind == "state":
         layers = plan.groups[told.item].layers
         return f"the state of layer{'s' if len(layers) > 1 else ''} {', '.join(map(str, layers))}"

@@ -23,14 +23,14 @@ class Salvage:
         self._earlier = dict(earlier or {})
 
     def again(self, dropped: Sequence[int] = ()) -> Salvage:
-        """For the next loss in the same step, under a plan that leaves these microbatches out."""
+        """Returns the reports to begin with at the next loss in this step; the plan leaves these microbatches out."""
         left_out = mask_of(dropped)
         if not left_out:
             return Salvage(self._ledgers)
         return Salvage({worker: ledger.without(left_out) for worker, ledger in self._ledgers.items()})
 
     def halt(self, workers: Collection[WorkerId]) -> tuple[WorkerId, ...]:
-        """Count these as halted; returns those that were not yet."""
+        """Counts these workers as halted; returns those that were not yet."""
         new = sorted(set(workers) - self.halted)
         self.halted.update(new)
         return tuple(new)
@@ -40,7 +40,7 @@ class Salvage:
             self._reports[worker] = report
 
     def forget(self, worker: WorkerId) -> None:
-        """The worker is lost, and what it held with it."""
+        """Forgets a lost worker and what it held."""
         self.halted.discard(worker)
         self._reports.pop(worker, None)
         self._earlier.pop(worker, None)
@@ -55,14 +55,14 @@ class Salvage:
 
     @property
     def is_untouched(self) -> bool:
-        """Nothing is counted in the accumulators of any worker that was halted."""
+        """Whether the accumulators of all halted workers are empty."""
         return all(ledger.is_empty for ledger in self._ledgers.values())
 
     def counted(self, num_layers: int) -> Ledger:
-        """What is in live accumulators beside the work of the routes that go on."""
+        """Returns what live accumulators hold beside the work of the routes that go on."""
         return combine(self._ledgers.values(), num_layers)[0]
 
     @property
     def held(self) -> dict[WorkerId, tuple[int, ...]]:
-        """Groups that workers reported to hold, of those that were asked."""
+        """Groups that the halted workers reported to hold."""
         return {worker: report.held for worker, report in self._reports.items()}

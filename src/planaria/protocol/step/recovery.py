@@ -11,7 +11,7 @@ from planaria.protocol.messages.records import Recovery
 
 @dataclass(slots=True, kw_only=True)
 class OpenRecovery:
-    """From the first loss to the commit of the step it struck, and the placement that follows.
+    """One recovery, from the first loss to the commit of the step it struck and the placement that follows.
 
     Attributes:
         began: monotonic seconds of the fault, or of its detection when the fault's moment is unknown.
@@ -39,7 +39,7 @@ class OpenRecovery:
             self.detect_ms = max(detect_ms, self.detect_ms or 0.0)
 
     def add_rerun(self, plan: Plan) -> None:
-        """Microbatches that the plan's new routes run again."""
+        """Adds the microbatches that the plan's new routes run again."""
         for route in plan.routes:
             if route.born == plan.generation:
                 self.rerun.update(route.microbatches)
@@ -49,14 +49,14 @@ class OpenRecovery:
         self.reason = proposal.reason
 
     def add_restore(self, plan: Plan, steps: int, reason: str) -> None:
-        """The job went back by so many committed steps. It is not over before one is committed again."""
+        """Records that the job went back by so many committed steps; the recovery is open until the next commit."""
         self.resumed = None
         self.add_rerun(plan)
         self.steps_redone += steps
         self.reason = reason
 
     def settled(self, now: float) -> None:
-        """All workers have their state; of several times until a step is committed, the last counts."""
+        """Records that all workers have their state; until a step is committed, the last such time counts."""
         if self.resumed is None:
             self.ready = now
 

@@ -24,8 +24,8 @@ class RetainedReplicas:
     def note(
         self, step: int, holders: Holders, reported: Holders | None = None, transfers: Sequence[Transfer] = ()
     ) -> None:
-        """Another plan, with these transfers, is taken for `step`; until then these were the holders, but for those who
-        reported to hold something else. Of who is gone by then, nobody will ask."""
+        """Records what workers held before a plan with these transfers is taken for `step`; `reported` overrides
+        `holders`. Workers that are gone by then are never asked for."""
         if step != self._step:
             self.forget()
             self._step = step
@@ -36,12 +36,12 @@ class RetainedReplicas:
         self._noted.append((held, moved))
 
     def forget(self) -> None:
-        """The job goes back to another state."""
+        """Forgets all replicas: the job goes back to another state."""
         self._step = -1
         self._noted.clear()
 
     def added_to(self, holders: Holders, step: int) -> dict[WorkerId, tuple[int, ...]]:
-        """The holders with what they kept beside, if `step` is still the one in progress."""
+        """Returns the holders with the replicas they kept beside, if `step` is still the one in progress."""
         if step != self._step:
             return dict(holders)
         return {worker: tuple(sorted({*groups, *self._noted_of(worker)})) for worker, groups in holders.items()}

@@ -1,4 +1,4 @@
-"""Where a run's time went: useful, redone, recovering, waiting. A fold over records and their times, and nothing else.
+"""Where a run's time went (useful, redone, recovering, waiting), from its records and their times alone.
 
 The split of Bamboo's Figure 3 (training made progress; progress that was then wasted; restarting), for any policy.
 """
@@ -26,11 +26,11 @@ from planaria.protocol.messages.records import (
 )
 
 USUAL_STEPS = 9
-"""Undisturbed ones, whose median is what a disturbed step would have taken."""
+"""Undisturbed steps whose median is what a disturbed step would have taken."""
 
 
 class Split(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds, by cause; together, the time from the first record to the last.
+    """Seconds of a run by cause; together, the time from the first record to the last.
 
     Attributes:
         useful: of steps that count.
@@ -48,13 +48,13 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def wasted_share(self) -> float:
-        """Of redone and recovering in the time that steps, redone ones and recoveries took."""
+        """Share of redone and recovering in the time that steps, redone ones and recoveries took."""
         busy = self.useful + self.redone + self.recovering
         return (self.redone + self.recovering) / busy if busy else 0.0
 
 
 class _Struck(msgspec.Struct):
-    """A step that a loss struck; once committed, it is known from when to when the recovery was."""
+    """A step that a loss struck; once committed, the recovery's beginning and end are known."""
 
     begun_s: float
     fault_at: float
@@ -62,11 +62,11 @@ class _Struck(msgspec.Struct):
     step: int = 0
     committed_at: float = 0.0
     waited_s: float = 0.0
-    """From the first fault to `fault_at`, where something came in between: the job waited, or committed the step."""
+    """Seconds from the first fault to `fault_at`, where the job waited or committed the step in between."""
 
 
 class TimeAccount:
-    """Of one run. Give it every record with its time, in order."""
+    """Accounts for the time of one run. Give it every record with its time, in order."""
 
     def __init__(self, records: Iterable[tuple[Record, float]] = ()) -> None:
         self.steps_redone = 0
@@ -84,7 +84,7 @@ class TimeAccount:
             self.note(record, at)
 
     def note(self, record: Record, at: float) -> None:
-        """Take a record that was told at so many seconds."""
+        """Takes a record with the time, in seconds, at which it was told."""
         if self._began is None:
             self._began = self._mark = at
         elif self._has_ended:  # the run was resumed: what lies between is nobody's time
@@ -114,7 +114,7 @@ class TimeAccount:
 
     @property
     def split(self) -> Split:
-        """As of the last record."""
+        """The account up to the last record."""
         whole = 0.0 if self._began is None else self._last - self._began - self._gaps_s
         useful = sum(self._useful.values())
         known = useful + self._redone_s + self._recovering_s + self._waiting_s
@@ -136,7 +136,7 @@ class TimeAccount:
         self._mark = at
 
     def _lost(self, fault_at: float) -> None:
-        """The first of some; or of a node that nobody missed, which is known when nothing tells of a recovery."""
+        """Begins the account of a loss, unless one is open already."""
         self._settle()
         if self._struck is None and not self._is_waiting:
             fault_at = max(self._mark, fault_at)
@@ -175,7 +175,7 @@ class TimeAccount:
         self._recovering_s += lost_s
 
     def _settle(self) -> None:
-        """A step was committed after a loss, and no recovery was told of: there was none."""
+        """Closes the account of a loss after which a step was committed without any recovery."""
         struck = self._struck
         if struck is not None and struck.step:
             self._useful[struck.step] = struck.begun_s + struck.committed_at - struck.fault_at
@@ -198,7 +198,7 @@ class TimeAccount:
         return taken
 
     def _end(self, at: float) -> None:
-        """What a loss left of a step that was never committed is nobody's gain."""
+        """Closes the account at the run's end: what a loss left of an uncommitted step is no gain."""
         self._settle()
         if self._is_waiting:
             self._waiting_s += at - self._mark

@@ -1,4 +1,4 @@
-"""What a worker's machine commands is carried out here, in a real worker and a simulated one. It decides nothing."""
+"""Carries out what a worker's machine commands, in a real worker and a simulated one. It decides nothing."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from planaria.protocol.worker.step_work import StepWork
 
 
 class CoordinatorWay(Protocol):
-    """A worker's way to its coordinator, if that is there (`planaria.protocol.worker.session`)."""
+    """A worker's connection to its coordinator, if there is one (`planaria.protocol.worker.session`)."""
 
     def send(self, message: FromWorker) -> None: ...
 
     def send_returned(self, returned: Returned, connection: int) -> None:
-        """To the coordinator at the end of that connection, and no other."""
+        """Sends to the coordinator at the end of that connection, and no other."""
         ...
 
 
 class WorkerExecutor(ABC):
-    """Of one worker.
+    """Carries out the commands of one worker's machine.
 
     Args:
         worker: whose.
@@ -68,7 +68,7 @@ class WorkerExecutor(ABC):
 
     @abstractmethod
     def _write(self, save: Save, *, beside: bool) -> None:
-        """A part of a checkpoint; `beside` training, which goes on, or while everybody waits."""
+        """Writes a part of a checkpoint; `beside` training, which goes on, or while all wait."""
 
     @abstractmethod
     def _end(self, command: End) -> None: ...
@@ -107,7 +107,7 @@ class WorkerExecutor(ABC):
             self._interpreter.begin_next_step(commit)
 
     def _returned(self, command: SendReturned) -> Returned:
-        """Orders are carried out between instructions, or where one waits: what is counted is whole."""
+        """Returns where the worker is. Orders are handled between instructions, so what is counted is whole."""
         phase, generation, step = command.phase, command.generation, command.step
         ledger = self._holdings.ledger
         return Returned(

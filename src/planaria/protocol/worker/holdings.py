@@ -1,4 +1,4 @@
-"""What a worker holds, by the rules alone: replicas, accumulators, the ledger, and the layers bound to replicas.
+"""What a worker holds: replicas, accumulators, the ledger, and the layers bound to replicas.
 
 What a replica and an accumulator are made of is a subclass's: tensors, or the symbols of a simulation.
 """
@@ -18,7 +18,7 @@ class LayerModules(Protocol):
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """Those that it can run, ascending."""
+        """Layers that can be run, ascending."""
         ...
 
     def drop_layer(self, layer: int) -> None: ...
@@ -31,16 +31,16 @@ class AnyReplica(Protocol):
 
 
 class AnyAccumulator(Protocol):
-    """What is counted of one group in the step in progress."""
+    """Sum of what one group was given in the step in progress."""
 
     is_empty: bool
 
     def reset(self, exponent: int) -> None:
-        """Begin a step: nothing is counted."""
+        """Begins a step with nothing counted."""
         ...
 
     def add_all(self, other: Any) -> None:
-        """Count what the other one has counted."""
+        """Adds all that the other accumulator has counted."""
         ...
 
 
@@ -76,21 +76,21 @@ class HeldState(ABC, Generic[Replica, Accumulator]):
 
     @abstractmethod
     def new_replica(self, group: int) -> Replica:
-        """An empty replica; it counts as held once it is given to `put`."""
+        """Returns an empty replica; it counts as held once it is given to `put`."""
 
     @abstractmethod
     def _new_accumulator(self, group: int) -> Accumulator: ...
 
     @abstractmethod
     def apply(self, groups: Iterable[int], step: int, clip_factor: float, rate: float, /) -> None:
-        """One optimizer step of these groups, or (`NOT_APPLIED`) none: then they are as of `step` all the same."""
+        """Applies one optimizer step to these groups, or (`NOT_APPLIED`) none: then too they are as of `step`."""
 
     @abstractmethod
     def _bind(self, layer: int) -> None:
-        """Be able to run a layer, with the replicas that are held now."""
+        """Makes a layer runnable with the replicas that are held now."""
 
     def put(self, group: int, replica: Replica) -> None:
-        """Hold this replica. Layers that were bound to an older one are dropped, to be bound anew."""
+        """Holds this replica. Layers that were bound to an older one are dropped, to be bound anew."""
         self._unbind(group)
         self.replicas[group] = replica
 
@@ -100,17 +100,17 @@ class HeldState(ABC, Generic[Replica, Accumulator]):
                 self.compute.drop_layer(layer)
 
     def drop(self, groups: Collection[int]) -> None:
-        """Replicas that are of an older step, and that others will replace."""
+        """Drops replicas that are of an older step, and that others will replace."""
         for group in groups:
             self._unbind(group)
         self.keep_only([group for group in self.replicas if group not in groups])
 
     def held_at(self, step: int) -> tuple[int, ...]:
-        """Groups whose replica is up to date after `step`."""
+        """Returns the groups whose replica is up to date after `step`."""
         return tuple(group for group in sorted(self.replicas) if self.replicas[group].step == step)
 
     def own_layers(self, layers: Collection[int]) -> None:
-        """Be able to run exactly these layers."""
+        """Makes exactly these layers runnable."""
         for layer in self.compute.layers:
             if layer not in layers:
                 self.compute.drop_layer(layer)
@@ -125,14 +125,14 @@ class HeldState(ABC, Generic[Replica, Accumulator]):
             self._shadows.pop(group, None)
 
     def forget_all(self) -> None:
-        """Drop every replica and layer: the job goes back to another state."""
+        """Drops every replica and layer: the job goes back to another state."""
         self.own_layers(())
         self.keep_only(())
 
     # Gradients
 
     def begin_step(self, exponents: Sequence[int]) -> None:
-        """Nothing is counted yet."""
+        """Begins a step with nothing counted."""
         self.exponents = tuple(exponents)
         self._counted = [0] * len(self._counted)
         for group, accumulator in self.accumulators.items():
@@ -143,7 +143,7 @@ class HeldState(ABC, Generic[Replica, Accumulator]):
         return self._found(group, self.accumulators)
 
     def _in_use(self, group: int) -> Accumulator:
-        """What contributions are added to."""
+        """Returns the accumulator to which contributions are added now."""
         return self._found(group, self._shadows if self._is_shadow else self.accumulators)
 
     def _found(self, group: int, accumulators: dict[int, Accumulator]) -> Accumulator:
@@ -156,7 +156,7 @@ class HeldState(ABC, Generic[Replica, Accumulator]):
 
     @contextmanager
     def counting_apart(self) -> Iterator[None]:
-        """What is counted meanwhile is a second copy of what another worker counts, and no part of any sum."""
+        """Counts, while open, into the second copy of what another worker counts, which is part of no sum."""
         self._is_shadow = True
         try:
             yield
@@ -164,13 +164,13 @@ class HeldState(ABC, Generic[Replica, Accumulator]):
             self._is_shadow = False
 
     def promote_shadows(self) -> None:
-        """The other worker is lost: the copies are what counts now."""
+        """Lets the copies count, because the other worker is lost."""
         for group, shadow in self._shadows.items():
             self.accumulator(group).add_all(shadow)
         self.drop_shadows()
 
     def drop_shadows(self) -> None:
-        """The copies are of no use, or a new step begins."""
+        """Empties the copies, which are of no use any more."""
         for group, shadow in self._shadows.items():
             shadow.reset(self.exponents[group])
 
@@ -185,7 +185,7 @@ class HeldState(ABC, Generic[Replica, Accumulator]):
         return Ledger.from_bits(self._counted)
 
     def leave_out(self, microbatches: Sequence[int]) -> None:
-        """What is counted of these is void: a plan drops them. An accumulator has nothing but them, or none of them."""
+        """Voids what is counted of microbatches that a plan drops; an accumulator has only them, or none of them."""
         left_out = mask_of(microbatches)
         if not any(mask & left_out for mask in self._counted):
             return

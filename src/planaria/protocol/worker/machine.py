@@ -40,7 +40,7 @@ class CoordinatorGone:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorBack:
-    """There is a coordinator, this worker has said hello to it, and it knows nothing else of it.
+    """A coordinator is there: this worker has said hello to it, and it knows nothing else of the worker.
 
     `connection`: which of this worker's connections leads to it, counted from 1.
     """
@@ -53,7 +53,7 @@ WorkerEvent = ToWorker | ProgramDone | CoordinatorGone | CoordinatorBack
 
 @dataclass(frozen=True, slots=True)
 class Adopt:
-    """Take this plan: bring in state, then run its program for the step in progress.
+    """Bring in the state for this plan, then run its program for the step in progress.
 
     `continues`: the step was already in progress here, so what is done and counted stays so. `forgets`: the job went
     back since this worker had a plan, so what it holds, and what was sent to it, is of no use.
@@ -141,7 +141,7 @@ class WorkerMachine:
         self.history: deque[str] = deque(maxlen=32)
 
     def handle(self, event: WorkerEvent) -> tuple[WorkerCommand, ...]:
-        """Take one event; returns what to do, in order."""
+        """Takes one event; returns what to do, in order."""
         before = self.phase
         commands = self._dispatch(event)
         self.history.append(f"{before.value} --{type(event).__name__}--> {self.phase.value}")

@@ -24,11 +24,11 @@ class Kind:
     GRADIENT = "g"
     SUM = "s"
     SHARED_SUM = "m"
-    """Where a sum lies in the memory of this host, in place of the sum itself."""
+    """Says where in the host's memory a sum lies, in place of the sum itself."""
     STATE = "t"
 
     NAMES: Final = {ACTIVATION: "activation", GRADIENT: "gradient", SUM: "sum", SHARED_SUM: "sum", STATE: "state"}
-    """For people."""
+    """Names of the kinds of messages, for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +53,15 @@ class Key:
 
 
 class MailStore(Protocol[Arrived]):
-    """What a worker knows of its mail: a `Mail` with somebody around it who locks it, or waits for it."""
+    """What a worker knows of its mail: a `Mail` that is locked, or waited for."""
 
     @property
     def came_s(self) -> float:
-        """When the state came that was taken last."""
+        """When the state arrived that was taken last."""
         ...
 
     def poll(self, key: Key) -> Arrived | None:
-        """Take a message if it is there; damage to it is told to whoever must know."""
+        """Takes a message if it is there; damage to it is reported."""
         ...
 
     def tell_damage_again(self) -> None: ...
@@ -72,10 +72,10 @@ class MailStore(Protocol[Arrived]):
 
 
 class Ways(Protocol[Sent]):
-    """What sends to peers, without waiting."""
+    """Connections that send to peers without waiting."""
 
     def set_peers(self, addresses: Mapping[WorkerId, str]) -> None:
-        """Who is in the plan. Ways to everybody else are closed; ways that stay are not touched."""
+        """Sets the peers in the plan. Connections to others are closed; those that stay are not touched."""
         ...
 
     def send(self, peer: WorkerId, key: Key, payload: Sent, /) -> None: ...
@@ -97,7 +97,7 @@ class Mail(Generic[Payload]):
         self._generation = -1
 
     def put(self, key: Key, payload: Payload, now: float = 0.0) -> bool:
-        """Returns whether it was kept: what belongs to a step that is over is not."""
+        """Keeps a message and returns True, unless it belongs to a step that is over."""
         # What a newer plan sends may be for an earlier step: the job went back, and the news of it comes later.
         if key.step < self._lowest_step and key.epoch <= self._generation:
             return False
@@ -105,23 +105,23 @@ class Mail(Generic[Payload]):
         return True
 
     def put_damaged(self, key: Key) -> None:
-        """A message came, and not as it was sent. That matters only if it is still wanted: what an older plan sent may
+        """Records that a message arrived damaged. That matters only if it is still wanted: what an older plan sent may
         have changed on its way."""
         self._damaged.add(key)
 
     def take(self, key: Key) -> Payload | None:
-        """The message if it is there."""
+        """Takes the message if it is there."""
         payload, came_s = self._arrived.pop(key, (None, 0.0))
         if payload is not None and key.kind == Kind.STATE:
             self.came_s = came_s
         return payload
 
     def look(self, key: Key) -> Payload | None:
-        """The message if it is there, which stays."""
+        """Returns the message if it is there, and leaves it there."""
         return self._arrived.get(key, (None, 0.0))[0]
 
     def came_damaged(self, key: Key) -> bool:
-        """Whether the message came, and not as it was sent. Told once, unless it is to be told again."""
+        """Returns whether the message arrived damaged. Told once, unless it is to be told again."""
         is_damaged = key in self._damaged
         if is_damaged:
             self._damaged.remove(key)
@@ -129,17 +129,17 @@ class Mail(Generic[Payload]):
         return is_damaged
 
     def tell_damage_again(self) -> None:
-        """There is another plan, or another coordinator, and what was told of damage may not have been heard."""
+        """Lets all damage be told again: to a new plan or coordinator, which may not have heard of it."""
         self._damaged |= self._told
         self._told.clear()
 
     def forget_before(self, step: int, generation: int) -> None:
-        """Drop what arrived, or still arrives, for steps before this one, unless a later plan sent it."""
+        """Drops what arrived, or still arrives, for steps before this one, unless a later plan sent it."""
         self._lowest_step, self._generation = step, generation
         self._drop(lambda key: key.step < step and key.epoch <= generation)
 
     def forget_older_plans(self, generation: int) -> None:
-        """Drop what plans before this generation sent: the job went back to an earlier state.
+        """Drops what plans before this generation sent: the job went back to an earlier state.
 
         What peers send under the new plan may be here already, before this worker has heard of it.
         """

@@ -12,11 +12,11 @@ from collections.abc import Container
 from planaria.plan.program.instructions import Instruction, Op, Program
 
 Work = tuple[int, int]
-"""(microbatch, born)"""
+"""A microbatch and the generation in which its route was born."""
 
 
 class Progress:
-    """Of one worker in the step in progress."""
+    """Progress of one worker in the step in progress."""
 
     def __init__(self) -> None:
         self._todo: deque[Instruction] = deque()
@@ -26,7 +26,7 @@ class Progress:
         self._done_backward: set[tuple[Work, int]] = set()
 
     def begin(self, program: Program) -> None:
-        """A step begins: nothing is done."""
+        """Begins a step with nothing done."""
         self._done.clear()
         self._done_forward.clear()
         self._done_input.clear()
@@ -34,13 +34,13 @@ class Progress:
         self.go_on(program)
 
     def go_on(self, program: Program) -> None:
-        """The step goes on with this program: what is done stays done, and so does what followed from a message."""
+        """Goes on with this program: what is done stays done, and so does what followed from a message."""
         self._todo = deque(
             i for i in program if i not in self._done and i.op is not Op.APPLY and not self._came_before(i)
         )
 
     def _came_before(self, instruction: Instruction) -> bool:
-        """Whether it is the receipt of what came before, from a worker that is lost now, and was used."""
+        """Returns whether an instruction receives what a worker that is now lost had sent, and what was used."""
         work = (instruction.microbatch, instruction.born)
         match instruction.op:
             case Op.RECV_ACTIVATION:
@@ -52,17 +52,17 @@ class Progress:
 
     @property
     def next(self) -> Instruction | None:
-        """None: the program is at its end."""
+        """Returns the next instruction; None at the program's end."""
         return self._todo[0] if self._todo else None
 
     def finish(self) -> None:
-        """The next instruction is done."""
+        """Records that the next instruction is done."""
         self._done.add(self._todo.popleft())
 
     # Under an earlier plan, a forward or backward may have been a shadow's, and cut into other pieces, or halves.
 
     def forwards_left(self, instruction: Instruction) -> tuple[range, ...]:
-        """Ranges of layers, bottom up, whose forward the instruction has yet to run."""
+        """Returns ranges of layers, bottom up, whose forward the instruction has yet to run."""
         work = (instruction.microbatch, instruction.born)
         left: list[range] = []
         for layer in range(instruction.first_layer, instruction.end_layer):
@@ -72,27 +72,27 @@ class Progress:
         return tuple(left)
 
     def note_forward(self, work: Work, layer: int) -> None:
-        """The layer's forward is done."""
+        """Records that the layer's forward is done."""
         self._done_forward.add((work, layer))
 
     def inputs_left(self, instruction: Instruction) -> tuple[int, ...]:
-        """Layers, top down, of which the instruction has yet to compute the input's gradient."""
+        """Returns layers, top down, of which the instruction has yet to compute the input's gradient."""
         return _left(instruction, self._done_input)
 
     def backwards_left(self, instruction: Instruction) -> tuple[int, ...]:
-        """Layers, top down, whose backward, or its weights' half, the instruction has yet to do."""
+        """Returns layers, top down, whose backward, or its weights' half, the instruction has yet to do."""
         return _left(instruction, self._done_backward)
 
     def has_input(self, work: Work, layer: int) -> bool:
-        """Whether the input's half of the layer's backward is done."""
+        """Returns whether the input's half of the layer's backward is done."""
         return (work, layer) in self._done_input
 
     def note_input(self, work: Work, layer: int) -> None:
-        """The input's half of the layer's backward is done."""
+        """Records that the input's half of the layer's backward is done."""
         self._done_input.add((work, layer))
 
     def note_backward(self, work: Work, layer: int) -> None:
-        """The layer's backward is done, both halves of it."""
+        """Records that both halves of the layer's backward are done."""
         self._done_input.add((work, layer))
         self._done_backward.add((work, layer))
 

@@ -22,17 +22,17 @@ from planaria.protocol.messages.worker import (
 
 FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 0.5
-"""Between two attempts to connect; each pause is twice the one before, less up to half of it at random."""
+"""Most seconds between two attempts to connect; each pause doubles, less up to half of it at random."""
 
 CUT_OFF_S = 1.0
-"""How long a peer to which the way is lost may stay in the plan before the coordinator is told."""
+"""Seconds that an unreachable peer may stay in the plan before the coordinator is told."""
 
 _OF_A_STEP = (Vote, Ready, Report, Saved, NotSaved, FaultInjected)
-"""Of no use to a coordinator that does not know yet where this worker is; `Returned` says the same."""
+"""Messages of no use to a coordinator that does not know yet where this worker is; `Returned` says the same."""
 
 
 class WorkerSession:
-    """Of one worker."""
+    """What one worker has told each coordinator, by connection."""
 
     def __init__(self) -> None:
         self._connection = 0
@@ -40,20 +40,20 @@ class WorkerSession:
         self._lasting: dict[type[FromWorker], FromWorker] = {}
 
     def connected(self) -> tuple[int, tuple[FromWorker, ...]]:
-        """There is a new connection: its number, and what is said on it at once after the hello."""
+        """Records a new connection; returns its number, and what to say on it right after the hello."""
         self._connection += 1
         return self._connection, tuple(self._lasting.values())
 
     def may_say(self, message: FromWorker) -> bool:
-        """Whether the coordinator that is there now can use it. What cannot be sent now is lost, unless every
-        coordinator has to hear of it: that is kept, the last of each kind."""
+        """Returns whether the coordinator that is there now can use the message. What cannot be sent now is lost,
+        unless every coordinator has to hear of it: that is kept, the last of each kind."""
         if isinstance(message, Notice | Failed | OutOfMemory):
             self._lasting.pop(type(message), None)
             self._lasting[type(message)] = message
         return not isinstance(message, _OF_A_STEP) or self._told == self._connection
 
     def may_return(self, connection: int) -> bool:
-        """Whether where the worker is may be told now, in answer to what came on that connection.
+        """Returns whether the worker may tell where it is now, in answer to what came on that connection.
 
         Who hears it takes it for what the worker is after all orders of the coordinators before.
         """

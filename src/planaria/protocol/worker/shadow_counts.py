@@ -1,4 +1,4 @@
-"""Shadowing: what one worker computed, in the step in progress, of what another one computes as well.
+"""Redundant compute: what one worker computed in the step in progress that another one computes as well.
 
 Bookkeeping alone. As long as the other one lives, a second copy of what it counts is no part of any sum, and of no
 ledger: its own says who counts. Once it is lost, the plan that finishes the step says whether the copies count instead.
@@ -13,18 +13,18 @@ from planaria.protocol.worker.progress import Work
 
 
 class Fate(enum.Enum):
-    """Of the copies, under a new plan for the step in progress."""
+    """What becomes of the copies under a new plan for the step in progress."""
 
     KEPT = enum.auto()
-    """The other worker lives."""
+    """The copies stay: the other worker lives."""
     PROMOTED = enum.auto()
-    """This worker goes on in its place, with all of them."""
+    """The copies count: this worker goes on in the other's place, with all of them."""
     DROPPED = enum.auto()
-    """This worker has its layers, but what it counted runs anew, here or elsewhere."""
+    """The copies are dropped: this worker has the other's layers, but what it counted runs anew, here or elsewhere."""
 
 
 class Shadows:
-    """Of one worker.
+    """What one worker computed redundantly.
 
     Attributes:
         counted: layer and work of each copy.
@@ -36,13 +36,13 @@ class Shadows:
         self.losses: dict[int, float] = {}
 
     def clear(self) -> None:
-        """A step begins."""
+        """Forgets all copies, because a step begins."""
         self.counted.clear()
         self.losses.clear()
 
     def fate(self, plan: Plan, worker: WorkerId) -> Fate:
-        """The plan lets a worker go on in another's place by giving it the very work that the other had; then, and only
-        then, all copies are to count here."""
+        """Returns what becomes of the copies. A worker goes on in another's place when the plan gives it the very work
+        that the other had; then, and only then, all copies are to count here."""
         if not self.counted:
             return Fate.KEPT
         layers = {layer for layer, _ in self.counted}

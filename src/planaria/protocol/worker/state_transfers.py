@@ -1,4 +1,4 @@
-"""State on its way to and from a worker: which pieces are sent and awaited under a plan, in which order, under which
+"""Transfers of state to and from a worker: which pieces are sent and awaited under a plan, in which order, under which
 names, and when all of it is in place.
 
 One piece is taken after the other, in the order of groups, so that the parts of one come together; a piece that came
@@ -20,7 +20,7 @@ from planaria.protocol.worker.mail import Key, Kind, MailStore
 
 
 class StateTransfers(ABC, Generic[Replica]):
-    """Of one worker, under the plan that it has.
+    """Transfers of one worker's state, under the plan that it has.
 
     Args:
         worker: whose.
@@ -55,18 +55,18 @@ class StateTransfers(ABC, Generic[Replica]):
         self._attempts: dict[Transfer, int] = {}
         self._arriving: Replica | None = None
         self._came_s: float | None = None
-        """When the last came of what has come."""
+        """When the last of the pieces arrived that were taken so far."""
 
     @abstractmethod
     def _load(self, replica: Replica, group: int, message: PlanMessage) -> None:
-        """The replica gets the state with which the job begins, or goes on from a checkpoint."""
+        """Loads into the replica the state with which the job begins, or goes on from a checkpoint."""
 
     @abstractmethod
     def _send(self, transfer: Transfer, key: Key) -> None: ...
 
     @abstractmethod
     def _fill(self, replica: Replica, transfer: Transfer, piece: Any) -> None:
-        """The replica gets a piece that has come."""
+        """Fills the replica with a piece that arrived."""
 
     @property
     def plan(self) -> Plan:
@@ -74,7 +74,7 @@ class StateTransfers(ABC, Generic[Replica]):
         return self._plan
 
     def begin(self, message: PlanMessage, *, forgets: bool) -> None:
-        """Load or send what the plan says; what has to come from peers is brought in before what needs it.
+        """Loads or sends what the plan says; what has to come from peers is brought in before what needs it.
 
         Args:
             message: the plan.
@@ -102,7 +102,7 @@ class StateTransfers(ABC, Generic[Replica]):
         self.is_settled = False
 
     def again(self, order: Resend) -> None:
-        """Send a piece of state again, or await it from where the order says."""
+        """Sends a piece of state again, or awaits it from where the order says."""
         transfer = order.transfer
         self._attempts[transfer] = order.attempt
         if transfer.source == self._worker:
@@ -113,7 +113,7 @@ class StateTransfers(ABC, Generic[Replica]):
                 self._incoming[awaited.index((transfer.group, transfer.part))] = transfer
 
     def is_needed_by(self, instruction: Instruction | None) -> bool:
-        """Whether it waits for what is missing, beside which all others run; None: the program's end, which does.
+        """Returns whether an instruction has to wait for missing state; None: the program's end, which does.
 
         A layer computes with its parameters, so that needs them. A vote needs all that the plan gives the worker: once
         the step is committed, the source is free to change what it has sent. Sends, receipts and the worker's own part
@@ -126,7 +126,7 @@ class StateTransfers(ABC, Generic[Replica]):
         return any(layer in layers for transfer in self._incoming for layer in groups[transfer.group].layers)
 
     def collect(self) -> Transfer | None:
-        """Take what has come, and bind the layers that it makes whole; returns the first that is still missing."""
+        """Takes what arrived, and binds the layers that it makes whole; returns the first piece still missing."""
         missing: Transfer | None = None
         while self._incoming and missing is None:
             piece = self._mail.poll(self._key(self._incoming[0]))
@@ -140,7 +140,7 @@ class StateTransfers(ABC, Generic[Replica]):
         return missing
 
     def _take(self, transfer: Transfer, piece: Any) -> None:
-        """The first that is awaited has come."""
+        """Takes the first awaited piece, which has arrived."""
         self._came_s = max(self._mail.came_s, self._came_s or 0.0)
         if self._arriving is None:
             self._arriving = self._holdings.new_replica(transfer.group)
@@ -152,13 +152,13 @@ class StateTransfers(ABC, Generic[Replica]):
             self._arriving = None
 
     def settle(self) -> None:
-        """Nothing is missing."""
+        """Tells the coordinator that no state is missing."""
         self.is_settled = True
         since_s = 0.0 if self._came_s is None else max(0.0, self._now() - self._came_s)
         self._tell(Ready(generation=self.plan.generation, since_s=since_s))
 
     def tell_damage(self, key: Key) -> None:
-        """What is wanted came, and cannot be used. It is waited for until there is an order."""
+        """Reports a wanted piece that arrived damaged; it is awaited until there is an order."""
         self._tell(
             Damaged(
                 generation=self._machine.generation,

@@ -32,7 +32,7 @@ class LayerRunner(LayerModules, Protocol[GivenBatch, Value]):
     """Runs layers for microbatches."""
 
     def forget(self, keep: Callable[[Work], bool]) -> None:
-        """Drop what is kept for microbatches that nobody will finish here."""
+        """Drops what is kept for microbatches that nobody will finish here."""
         ...
 
     def forward(
@@ -46,7 +46,7 @@ class LayerRunner(LayerModules, Protocol[GivenBatch, Value]):
         keep: bool,
         on_host: bool = False,
     ) -> tuple[Value, float | None]:
-        """One layer's forward; returns its outputs, detached, and the loss if it is the last layer.
+        """Runs one layer's forward; returns its outputs, detached, and the loss if it is the last layer.
 
         Args:
             keep: a backward will follow.
@@ -55,7 +55,7 @@ class LayerRunner(LayerModules, Protocol[GivenBatch, Value]):
         ...
 
     def backward(self, step: int, work: Work, layer: int, gradients: Value, *, counted: bool) -> Value:
-        """One layer's whole backward.
+        """Runs one layer's whole backward.
 
         Args:
             gradients: of the layer's floating-point outputs; empty for the last layer.
@@ -67,16 +67,16 @@ class LayerRunner(LayerModules, Protocol[GivenBatch, Value]):
         ...
 
     def backward_input(self, step: int, work: Work, layer: int, gradients: Value) -> Value:
-        """The first half of one layer's backward: as `backward`, and nothing is counted yet."""
+        """Runs the first half of one layer's backward: as `backward`, and nothing is counted yet."""
         ...
 
     def backward_weight(self, work: Work, layer: int, *, counted: bool) -> None:
-        """The second half: its parameters' gradients are accumulated if `counted`, and dropped otherwise."""
+        """Runs the second half of the backward: adds parameters' gradients if `counted`, and drops them otherwise."""
         ...
 
 
 class StepWork(ABC, Generic[Batch, Value]):
-    """Of one worker.
+    """One worker's part of the step in progress.
 
     Args:
         worker: whose.
@@ -145,18 +145,18 @@ class StepWork(ABC, Generic[Batch, Value]):
 
     @abstractmethod
     def _batch(self, microbatch: int) -> Batch:
-        """The samples of one microbatch of the step in progress."""
+        """Returns the samples of one microbatch of the step in progress."""
 
     @abstractmethod
     def _inputs(self, batch: Batch) -> Value:
-        """What of the samples goes into the first layer."""
+        """Returns what of the samples goes into the first layer."""
 
     @abstractmethod
     def _send(self, peer: WorkerId, key: Key, value: Value) -> None: ...
 
     @abstractmethod
     def _take(self, key: Key) -> Value:
-        """The message of this name, once it is here."""
+        """Returns the message of this name, once it is here."""
 
     @abstractmethod
     def _finish_sums(self, instruction: Instruction) -> None:
@@ -164,7 +164,7 @@ class StepWork(ABC, Generic[Batch, Value]):
 
     @abstractmethod
     def _update(self, groups: Collection[int], commit: Commit) -> None:
-        """One optimizer step of these groups."""
+        """Applies one optimizer step to these groups."""
 
     # Plans and steps
 
@@ -174,7 +174,7 @@ class StepWork(ABC, Generic[Batch, Value]):
         return self._plan
 
     def adopt(self, message: PlanMessage, *, continues: bool) -> None:
-        """Take a plan for the step in progress; what is done of it stays done if the step `continues`."""
+        """Takes a plan for the step in progress; what is done of it stays done if the step `continues`."""
         self._plan = message.plan
         self._program = program(self._plan, self._worker) if self._worker in self._plan.groups_of else ()
         if not continues:
@@ -192,7 +192,7 @@ class StepWork(ABC, Generic[Batch, Value]):
         self.progress.go_on(self._program)
 
     def _take_over(self, plan: Plan) -> None:
-        """Copies of what a lost worker counted count from now on, if this worker goes on in its place."""
+        """Promotes, keeps or drops the redundant copies, as the plan has this worker replace a lost one or not."""
         match self._shadows.fate(plan, self._worker):
             case Fate.PROMOTED:
                 self._holdings.promote_shadows()
@@ -206,7 +206,7 @@ class StepWork(ABC, Generic[Batch, Value]):
                 pass
 
     def begin_next_step(self, commit: Commit) -> None:
-        """The same plan, the step after the committed one."""
+        """Begins the step after the committed one under the same plan."""
         self._begin_step(commit.step + 1, commit.exponents)
 
     def _begin_step(self, step: int, exponents: tuple[int, ...]) -> None:
@@ -221,7 +221,7 @@ class StepWork(ABC, Generic[Batch, Value]):
         self.progress.begin(self._program)
 
     def give_up(self) -> None:
-        """Let go of what is kept for the step in progress: it will not be finished here."""
+        """Drops what is kept for the step in progress: it will not be finished here."""
         self._batches.clear()
         self._activations.clear()
         self._gradients.clear()
@@ -233,7 +233,7 @@ class StepWork(ABC, Generic[Batch, Value]):
         self._holdings.keep_only(groups)
 
     def vote(self, generation: int, step: int) -> Vote:
-        """What this worker tells of the step that it has done."""
+        """Returns this worker's vote for the step that it has done."""
         return Vote(
             generation=generation,
             step=step,
@@ -246,7 +246,7 @@ class StepWork(ABC, Generic[Batch, Value]):
     # Instructions
 
     def perform(self, instruction: Instruction) -> None:
-        """What it says; it counts as done once `progress` is told so."""
+        """Performs the instruction; it counts as done once `progress` is told so."""
         self._run[instruction.op](instruction)
 
     def _load(self, instruction: Instruction) -> None:
@@ -254,7 +254,7 @@ class StepWork(ABC, Generic[Batch, Value]):
             self._batches[instruction.microbatch] = self._batch(instruction.microbatch)
 
     def _forward(self, instruction: Instruction) -> None:
-        """Of the layers whose forward was not run before, by another instruction."""
+        """Runs the forward of the layers that no other instruction has run before."""
         loss = self._run_forwards(instruction, on_host=False)
         if loss is None and instruction.end_layer == self._num_layers:
             loss = self._shadows.losses.get(instruction.microbatch)
@@ -262,13 +262,13 @@ class StepWork(ABC, Generic[Batch, Value]):
             self.losses[instruction.microbatch] = loss
 
     def _shadow_forward(self, instruction: Instruction) -> None:
-        """What has to be done already should its owner be lost later."""
+        """Runs forwards redundantly, in case their owner is lost later."""
         loss = self._run_forwards(instruction, on_host=True)
         if loss is not None:
             self._shadows.losses[instruction.microbatch] = loss
 
     def _run_forwards(self, instruction: Instruction, *, on_host: bool) -> float | None:
-        """Returns the loss, if the last layer of the model is run."""
+        """Runs the forwards that are left; returns the loss, if the last layer of the model is run."""
         work, left = _work(instruction), self.progress.forwards_left(instruction)
         batch = self._batches.get(instruction.microbatch)
         self._before(instruction, forwards=[layer for layers in left for layer in layers])
@@ -285,13 +285,13 @@ class StepWork(ABC, Generic[Batch, Value]):
         return loss
 
     def _taken_in(self, work: Work, layer: int, *, stays: bool) -> Value:
-        """A layer's input; it `stays` where it may have to be sent again."""
+        """Returns a layer's input; it `stays` where it may have to be sent again."""
         if layer == 0:
             return self._inputs(self._batches[work[0]])
         return self._activations[work, layer] if stays else self._activations.pop((work, layer))
 
     def _backward(self, instruction: Instruction) -> None:
-        """Whole, except where the input's half was done under an earlier plan."""
+        """Runs the backward of layers: whole, except where the input's half was done under an earlier plan."""
         work, layers = _work(instruction), self.progress.backwards_left(instruction)
         inputs = [layer for layer in layers if not self.progress.has_input(work, layer)]
         self._before(instruction, inputs=inputs, weights=_counted(instruction, layers))
@@ -321,7 +321,7 @@ class StepWork(ABC, Generic[Batch, Value]):
             self._note_backward(work, layer, counted=counted)
 
     def _shadow_backward(self, instruction: Instruction) -> None:
-        """A second copy of what another worker counts, apart from all that counts here."""
+        """Runs a backward redundantly: a copy of what another worker counts, apart from all that counts here."""
         work, layers = _work(instruction), self.progress.backwards_left(instruction)
         self._before(instruction, inputs=layers, weights=_counted(instruction, layers))
         given = self._gradients.get((work, instruction.end_layer), self._nothing)

@@ -1,4 +1,4 @@
-"""Sums: which of a worker's groups are being summed in the step in progress, whose parts are missing, what is done.
+"""Sums: which of a worker's groups are being summed in the step in progress, which parts are missing, which are done.
 
 A sum belongs to a sync epoch; one of an older epoch is void, and is begun anew. What parts are made of and how they are
 added up is a subclass's.
@@ -37,7 +37,7 @@ class Sum(Generic[Part]):
 
 
 class Sums(ABC, Generic[Accumulator, Payload, Part]):
-    """Of one worker in the step in progress.
+    """Sums of one worker's groups in the step in progress.
 
     Every owner sends its part to every other owner, and adds up what arrives, in worker order, into a second buffer. So
     an accumulator is intact until the step is committed, and a death inside a sum destroys nothing.
@@ -62,26 +62,26 @@ class Sums(ABC, Generic[Accumulator, Payload, Part]):
 
     @abstractmethod
     def _own(self, accumulator: Accumulator) -> Part:
-        """This worker's part."""
+        """Returns this worker's own part of a sum."""
 
     @abstractmethod
     def _parcel(self, owner: WorkerId, accumulator: Accumulator | None) -> tuple[str, Payload]:
-        """A kind of message, and what an owner is sent; None: nothing was counted."""
+        """Returns the kind of message, and what an owner is sent; `accumulator` is None where nothing was counted."""
 
     @abstractmethod
     def _part(self, kind: str, owner: WorkerId, group: int, sent: Any) -> tuple[Part | None] | None:
-        """What was sent in a `_parcel`, whose entry is None where nothing was counted; None: it cannot be had."""
+        """Returns the part sent as a `_parcel`, as (part,), or (None,) if nothing was counted; None: out of reach."""
 
     @abstractmethod
     def _add_up(self, group: int, parts: Sequence[Part], *, with_norm: bool) -> float:
-        """Add the parts, in worker order, into the replica's gradient; returns its squared norm if that is wanted."""
+        """Adds the parts, in worker order, into the replica's gradient; returns its squared norm if that is wanted."""
 
     def begin_step(self, plan: Plan, step: int) -> None:
         self._plan, self._step = plan, step
         self._sums.clear()
 
     def adopt(self, plan: Plan) -> None:
-        """A new plan within the step: sums whose epoch still holds go on."""
+        """Adopts a new plan within the step: sums whose epoch still holds go on."""
         self._plan = plan
 
     @property
@@ -90,7 +90,7 @@ class Sums(ABC, Generic[Accumulator, Payload, Part]):
         return self._plan
 
     def start(self, group: int, epoch: int, round_: int) -> None:
-        """This worker's accumulator of the group is whole; of a group whose state is on its way it has none."""
+        """Starts the sum of a group whose accumulator is whole here; where its state is on its way there is none."""
         if group in self._sums and self._sums[group].epoch == epoch:
             return
         owners = self.plan.owners_of[group]
@@ -109,7 +109,7 @@ class Sums(ABC, Generic[Accumulator, Payload, Part]):
         self._ways.send(owner, Key(kind, self._worker, self._step, epoch, group, 0), payload)
 
     def collect(self) -> tuple[int, Sum[Part]] | None:
-        """The first group, lowest round first, all of whose parts are here.
+        """Returns the first group, lowest round first, all of whose parts are here.
 
         It waits for the replica that the sum belongs to, where that is on its way.
         """
@@ -127,7 +127,7 @@ class Sums(ABC, Generic[Accumulator, Payload, Part]):
         return None
 
     def _arrived(self, owner: WorkerId, group: int, epoch: int) -> tuple[Part | None] | None:
-        """The owner's part if it is here."""
+        """Returns the owner's part if it is here."""
         for kind in (Kind.SUM, Kind.SHARED_SUM):
             sent = self._mail.poll(Key(kind, owner, self._step, epoch, group, 0))
             if sent is not None:
@@ -135,7 +135,7 @@ class Sums(ABC, Generic[Accumulator, Payload, Part]):
         return None
 
     def finish(self, group: int, pending: Sum[Part]) -> None:
-        """Add up what was collected."""
+        """Adds up the parts that were collected."""
         owners = self.plan.owners_of[group]
         tells = owners[group % len(owners)] == self._worker
         norm = self._add_up(group, [pending.parts[owner] for owner in sorted(pending.parts)], with_norm=tells)
@@ -144,7 +144,7 @@ class Sums(ABC, Generic[Accumulator, Payload, Part]):
         pending.parts.clear()
 
     def is_whole(self) -> bool:
-        """Whether every group that this worker owns is summed for the plan's epochs."""
+        """Returns whether every group that this worker owns is summed for the plan's epochs."""
         return all(
             (found := self._sums.get(group)) is not None
             and found.is_done
@@ -153,7 +153,7 @@ class Sums(ABC, Generic[Accumulator, Payload, Part]):
         )
 
     def awaited(self) -> WorkerId | None:
-        """An owner whose part of a sum is not here yet."""
+        """Returns an owner whose part of a sum is not here yet."""
         return next((owner for pending in self._sums.values() for owner in pending.missing), None)
 
     @property
