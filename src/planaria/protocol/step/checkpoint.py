@@ -192,8 +192,8 @@ class Checkpoints:
         return saving if saving is not None and saving.is_answered_by(message) else None
 
     def is_made_whole(self, step: int, folder: str) -> bool:
-        """Returns whether the checkpoint under way is whole, and of this step and folder; it may have been given up since
-        its manifest was ordered, or begun anew."""
+        """Returns whether the checkpoint under way is whole, and of this step and folder; it may have been given up
+        since its manifest was ordered, or begun anew."""
         saving = self.under_way
         return saving is not None and (saving.step, saving.folder) == (step, folder) and saving.is_whole
 
