@@ -50,7 +50,7 @@ class Coordinator:
         self._run = Run(settings, policy, past, shortages, make)
 
     def handle(self, event: Event, now: float) -> tuple[Command, ...]:
-        """Take one event at monotonic time `now` (seconds); returns commands to carry out in order.
+        """Takes one event at monotonic time `now` (seconds); returns commands to carry out in order.
 
         Raises:
             ProtocolError: the transition table has no entry for this phase and event.
@@ -68,7 +68,7 @@ class Coordinator:
         return tuple(commands)
 
     def thinks(self, now: float) -> bool:
-        """Whether `Idle` leads to anything at this moment."""
+        """Returns whether `Idle` leads to anything at this moment."""
         return precompute.thinks(self._run, now)
 
     @property

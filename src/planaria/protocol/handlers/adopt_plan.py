@@ -27,7 +27,7 @@ def take(
     folder: str = "",
     told: tuple[AnyRecord, ...] = (),
 ) -> list[Command]:
-    """Put a plan in force for the step in progress.
+    """Puts a plan in force for the step in progress.
 
     Args:
         run: whose it is.

@@ -1,4 +1,4 @@
-"""A step boundary: everybody holds after a commit, and the run goes on, gets another plan, is saved, waits or ends.
+"""A step boundary: all workers wait after a commit, and the run goes on, gets another plan, is saved, waits or ends.
 
 What is decided here is which of these; the plans themselves are chosen by `planaria.protocol.planning.plan_selection`.
 """

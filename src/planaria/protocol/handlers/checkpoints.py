@@ -1,4 +1,4 @@
-"""Checkpoints that are ordered: who writes what, beside training or while everybody waits, and what is given up.
+"""Ordering of checkpoints: which worker writes what, beside training or while all wait, and what is given up.
 
 Nothing here decides what follows a checkpoint; see `boundary` and `saved`.
 """

@@ -1,4 +1,4 @@
-"""Arrivals: workers that join, until there is a first plan and after it; and nodes that say when they will go."""
+"""Arrivals: workers that join, until there is a first plan and after it; and nodes that announce their departure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Departures: what the loss of a node leads to in each phase. (Of a coordinator that has just begun: `restart`.)"""
+"""Losses: what the loss of a node leads to in each phase. (For a coordinator that has just begun: `restart`.)"""
 
 from __future__ import annotations
 

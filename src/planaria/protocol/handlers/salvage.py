@@ -1,4 +1,4 @@
-"""A loss inside a step: what it broke is halted and asked; once all have reported, the rest of the step is planned."""
+"""A loss inside a step: what it broke is halted and asked; once all workers have reported, the rest is planned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who belongs to the job: the workers that are connected, the nodes that are fenced, and the nodes' numbers. Pure.
+"""Members of the job: the workers that are connected, the nodes that are fenced, and the nodes' numbers. Pure.
 
 A node is lost once. From then on nothing counts that bears its number: no hello, no message, no second loss. A machine
 that comes back is a new node, under a number that nobody had before.
@@ -12,7 +12,7 @@ from planaria.plan.plan import NodeId, WorkerId
 from planaria.protocol.messages.worker import PROTOCOL_VERSION, Hello
 
 MAX_NODES: Final = 1 << 20
-"""Largest node number that may be announced; a node that joins later takes the next one."""
+"""Only node numbers below this are accepted; a node that joins later takes the next free one."""
 
 Connection = TypeVar("Connection")
 """A worker's connection, as the server represents it."""

@@ -1,4 +1,4 @@
-"""Which nodes are lost though nobody saw them end: those that are silent, that hang, that never came, that are cut off.
+"""The failure detector: nodes are lost that are silent, hang, never came or are cut off, though none saw them end.
 
 It owns what is known of everybody's signs of life, and of itself: a judge that was away, or that hears of nobody at
 all, judges nobody. Pure: time comes as an argument.

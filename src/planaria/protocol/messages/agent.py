@@ -63,7 +63,7 @@ FromAgent = Enrol | Available | NodeEnded | Ping
 
 
 class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
-    """Answer to Enrol.
+    """Answer to Enrol: what the agent needs to know of the job and the run.
 
     Attributes:
         job: the whole job.
@@ -97,7 +97,7 @@ class Farewell(enum.StrEnum):
     OVER = "over"
     """The run has come to its end."""
     DRAINED = "drained"
-    """Its node has handed over its work, and is not wanted back."""
+    """The agent's node has handed over its work, and is not wanted back."""
     SUSPENDED = "suspended"
     """The run may be resumed, and needs nodes then."""
 
@@ -115,7 +115,7 @@ class OfferRefused(Message, frozen=True, kw_only=True, tag="refused"):
 
 
 class Pong(Message, frozen=True, kw_only=True, tag="pong"):
-    """Answer to Ping."""
+    """Answer to Ping: the coordinator is there."""
 
 
 ToAgent = Welcome | StartNode | KillNode | Dismissed | OfferRefused | Pong

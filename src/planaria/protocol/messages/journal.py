@@ -1,4 +1,4 @@
-"""Journal entries: what the coordinator decided, in the form in which it is written down before anybody acts on it.
+"""Journal entries: what the coordinator decided, as it is written down before anything is done about it.
 
 A journal is a sequence of them. `planaria.protocol.run.replay` says what a sequence means. An entry bears the records
 that it makes public: a coordinator that is started again publishes those of its last entries once more, because the one

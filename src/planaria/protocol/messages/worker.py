@@ -204,7 +204,7 @@ class Damaged(Message, frozen=True, kw_only=True, tag="damaged"):
 
 
 class Alive(Message, frozen=True, kw_only=True, tag="alive"):
-    """A heartbeat. The server judges it; the machine hears of a lost node, or of nothing.
+    """A heartbeat, for the failure detector. The machine hears of a lost node, or of nothing.
 
     Attributes:
         pulse: what the main thread does.
@@ -366,7 +366,7 @@ class Commit(Message, frozen=True, kw_only=True, tag="commit"):
     With `save`, copy those groups as soon as the step is applied, and write them while training goes on.
 
     Attributes:
-        clip_factor: what the gradients are multiplied by; 0 (`protocol.commit.NOT_APPLIED`): the step is done, but
+        clip_factor: what the gradients are multiplied by; 0 (`protocol.step.commit.NOT_APPLIED`): the step is done, but
             parameters and optimizer state stay as they are.
         exponents: grid exponent of every group for the step after it (exact numerics).
         loss: mean over the step's microbatches. Workers do not need it, nor the norm; but who was told of a step can

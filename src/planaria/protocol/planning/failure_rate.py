@@ -22,7 +22,7 @@ REMEMBERED = 16
 """How many of the last losses are examined for coming in a storm."""
 
 CHANCE = 1e-3
-"""Losses so close together that chance explains them this seldom at most mean that the machines have become worse."""
+"""Losses are no chance if chance alone would bring them so close together no more often than this."""
 
 
 class Watched(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """Plan selection: which plan is the next one. Asked, it answers with a proposal; it puts no plan in force.
 
 It owns what the answer depends on beside the situation of the job: the policy, the shortages of memory, the nodes'
-speeds and who rests because of his. Every proposal that it gives is checked: each layer is covered, there are f + 1
+speeds and which nodes rest. Every proposal that it gives is checked: each layer is covered, there are f + 1
 replicas unless the policy means to go on with fewer, and no device gets more than is known to fit.
 """
 

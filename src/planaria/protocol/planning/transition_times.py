@@ -1,7 +1,7 @@
 """How long changes of plans, transfers of state and restores take in this run.
 
 A change of plans takes what the first step under a plan was longer than its others, less what was to be waited for.
-Transfers and restores take until the last worker has his state, less what that takes where nothing moves: the
+Transfers and restores take until the last worker has its state, less what that takes where nothing moves: the
 optimizer's step and messages, which are parts of any step. What was measured replaces what the profile and this
 module's constants say. Pure: no clock.
 """

@@ -136,7 +136,7 @@ class Checkpoints:
         last: the newest whole one.
         under_way: beside training, or while everybody waits for it.
         wish: of the user, for one that is not there yet.
-        answered: what came of his last one; None while it is not known.
+        answered: what came of the user's last one; None while it is not known.
     """
 
     def __init__(self, root: str, resume: CheckpointRef | None, cadence: Cadence) -> None:

@@ -33,7 +33,7 @@ class Damages:
     def resend(self, plan: Plan, target: WorkerId, told: Damaged, live: Collection[WorkerId]) -> Resend | None:
         """Returns the order to send a piece of state again; None when it was tried often enough.
 
-        The holder that tried it least often, then the one that sent least again, then the lowest.
+        Its sender is the holder that tried it least often, then the one that sent least again, then the lowest.
         """
         piece = (plan.generation, target, told.item, told.part)
         tried = self._tried.setdefault(piece, [])
