@@ -96,8 +96,7 @@ class Kernel(Generic[P, R]):
             raise
 
     def form(self, *, compiled: bool) -> Callable[P, R]:
-        """Returns the loops, compiled or interpreted; arrays that are not written may go to interpreted loops as
-        lists."""
+        """Returns the loops, compiled or interpreted; to the latter, arrays not written may be given as lists."""
         if not compiled:
             return self._interpreted
         if self._jitted is None:

@@ -81,8 +81,7 @@ def _check_stages(plan: Plan) -> None:
 
 
 def _check_devices(plan: Plan) -> None:
-    """Checks devices: a stage takes those from its worker's on, all of one node; only stages of one worker share
-    some."""
+    """Checks that a stage's devices follow its worker's, on one node, and that no two workers share any."""
     driver: dict[int, WorkerId] = {}
     for stage in plan.stages():
         if stage.num_devices == 1 and driver.setdefault(stage.worker, stage.worker) == stage.worker:

@@ -309,8 +309,7 @@ class TemplateSlowdown:
         return self._slowdown([np.array(speeds[node]) for node in self._node_of])
 
     def on_runs(self, speeds: Floats, num_nodes: int) -> Slowdown:
-        """Returns the slowdown for each run of `num_nodes` neighbours in `speeds` (descending), assigned along
-        `parts`."""
+        """Returns the slowdown for each run of `num_nodes` neighbours in `speeds` (descending), along `parts`."""
         count = len(speeds) - num_nodes + 1
         return self._slowdown([speeds[rank : rank + count] for rank in self._rank_of])
 

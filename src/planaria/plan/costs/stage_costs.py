@@ -69,8 +69,8 @@ class StageCosts:
         return compute[end] - compute[first]
 
     def forward_s(self, first: int, end: int, num_devices: int = 1) -> float:
-        """Returns the forward seconds of one microbatch through layers [first, end), added up as the event simulation
-        does."""
+        """Returns the forward seconds of a microbatch through layers [first, end), added up as in the event
+        simulation."""
         return sum(layer.on(num_devices).forward_s for layer in self._profile.layers[first:end])
 
     def backward_s(self, first: int, end: int, num_devices: int = 1) -> float:
@@ -100,7 +100,7 @@ class StageCosts:
 
     def kept_bytes(self, first: int) -> tuple[int, ...]:
         """Returns, for each end above `first`, the bytes that stage [first, end) keeps of a microbatch until its
-        backward ends.
+        backward.
 
         Never falling with the end, so that a search may stop at the first that does not fit.
         """

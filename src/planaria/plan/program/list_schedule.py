@@ -15,7 +15,7 @@ from planaria.plan.program.units import Phase, Unit
 from planaria.plan.schedule_kind import ScheduleKind
 
 LayerUnits = tuple[int, int, int]
-"""How long a layer's forward, its input's gradient and its weights' gradients take."""
+"""Units of time of a layer's forward, its input's gradient and its weights' gradients."""
 
 _ALIKE: LayerUnits = (1, 1, 1)
 """Units of time of every layer where a plan does not say."""
@@ -38,7 +38,7 @@ def list_schedule(
     spare_in_flight: int = 0,
     layer_units: Sequence[LayerUnits] = (),
 ) -> dict[WorkerId, tuple[Unit, ...]]:
-    """Every worker's order: the order of starts in one simulated run, so a restriction of a global order.
+    """Returns each worker's order of units: the order of starts in one simulated run.
 
     A free worker takes a backward for whose result somebody waits before a forward, and a forward before weight
     gradients and the last backward of a route, which so fill what would be bubbles; of each, the oldest route's first,
@@ -213,8 +213,7 @@ class _ListSchedule:
 
 
 def _turns(routes: Sequence[Route], hops: Sequence[tuple[RouteHop, ...]]) -> dict[tuple[int, int], float]:
-    """Returns when each (born, microbatch) is due, from 0 to 1: the mean over hops of its turn among all that pass
-    there.
+    """Returns when each (born, microbatch) is due, from 0 to 1: the mean over its hops of its turn among all there.
 
     So a microbatch that is carried by a peer goes neither before nor after all of the peer's own, and reaches the rest
     of its route when that expects it. The turns at one worker follow from the means, and these from the turns: a few

@@ -158,8 +158,7 @@ class _Counting(StageCosts):
         }
 
     def compute_s(self, first: int, end: int, num_devices: int = 1) -> float:
-        """Returns the seconds of forward and the needed part of backward, of one microbatch through layers [first,
-        end)."""
+        """Returns the seconds of forward and needed backward, of one microbatch through layers [first, end)."""
         compute = self._counting[num_devices]
         return compute[end] - compute[first]
 

@@ -105,8 +105,7 @@ class Undone:
     holders: LayerHolders
 
     def usual(self, profile: ModelProfile) -> tuple[Route, ...]:
-        """Returns routes for what is missing: over whole pipelines or, where none is whole, over any holders of the
-        layers."""
+        """Returns routes for what is missing: over whole pipelines, or else over any holders of the layers."""
         if self.intact:
             return along_pipelines(self.intact, self.kept, self.missing, self.generation, profile)
         holders = {worker: sorted(self.holders[worker]) for worker in sorted(self.live) if worker in self.holders}

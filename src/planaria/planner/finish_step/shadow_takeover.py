@@ -203,8 +203,7 @@ def _pipelines(plan: Plan, live: Collection[WorkerId], holders: LayerHolders) ->
 def _resumed(
     plan: Plan, routes: Sequence[Route], place_of: _Places, live: Collection[WorkerId], counted: Ledger
 ) -> tuple[Route, ...] | None:
-    """Returns the resumed routes, each for the microbatches of which the same layers are missing; None: one cannot go
-    on."""
+    """Returns the resumed routes, each for microbatches that miss the same layers; None where one cannot go on."""
     bits = counted.bits()
     result: list[Route] = []
     for route in routes:

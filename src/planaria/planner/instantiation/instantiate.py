@@ -178,8 +178,7 @@ class _Search:
         return low, high
 
     def _lower_bound(self, high: float) -> float:
-        """Returns a time that does not suffice, close to the least for which the nodes, cut as finely as one likes,
-        would."""
+        """Returns a time that does not suffice, close to the least if nodes could be cut as finely as one likes."""
         low = 0.0
         for _ in range(18):
             middle = (low + high) / 2

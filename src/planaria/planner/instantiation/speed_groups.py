@@ -161,8 +161,7 @@ class _Neighbours:
         return list(self._back(level, came, level_of))[::-1]
 
     def _with_one_more(self, best: Floats) -> tuple[Floats, _Ints]:
-        """Returns, by number of groups with one more of them, the best value without it and the number of groups
-        then."""
+        """Returns, for each number of groups, the best value with one group fewer, and that smaller number."""
         level = np.arange(-1, self._levels)
         value = np.append(_NONE, best[:-1])
         if not self._bounded and best[-1] > value[-1]:

@@ -118,8 +118,7 @@ def _nearest(
 
 
 def _push(flow: Ints, room: Ints, path: list[tuple[int, int]], count: int) -> int:
-    """Moves as much as the path takes, at most `count`: into its cells, out of those that link them; returns the
-    amount."""
+    """Moves as much as the path takes, at most `count`, into its cells, out of the links; returns the amount."""
     links = [(row, path[at + 1][1]) for at, (row, _) in enumerate(path[:-1])]
     amount = min([count, int(room[path[0][1]]), *(int(flow[link]) for link in links)])
     for cell in path:

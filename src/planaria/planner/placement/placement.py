@@ -395,8 +395,7 @@ class DeviceOrders:
         return best.T
 
     def starts(self, node: int) -> list[int]:
-        """Returns each stage's first device on the node; where it makes no difference, stages are in their own
-        order."""
+        """Returns each stage's first device on the node; where nothing depends on it, stages keep their order."""
         if self._matched:
             return self._matched[node][: self._num_stages]
         row = self._solve(self._overlap[node : node + 1])[0] if self._best is None else self._best[node]

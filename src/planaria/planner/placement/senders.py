@@ -84,8 +84,7 @@ class Busiest:
 
     @property
     def flow(self) -> Ints:
-        """Returns the bytes of each group that each class of nodes sends: merged groups one after the other, classes in
-        order."""
+        """Returns the bytes that each class of nodes sends of each group: merged groups in turn, classes in order."""
         result = np.zeros((len(self.needed), self.merged_flow.shape[1]), np.int64)
         for row, groups in zip(self.merged_flow, self.merged, strict=True):
             left = Counter({group: int(self.needed[group]) for group in groups})

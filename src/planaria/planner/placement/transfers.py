@@ -238,8 +238,7 @@ def _cut(piece: _Piece, size: int) -> tuple[_Piece, _Piece | None]:
 
 
 def _from_devices(plan: Plan, holders: Holders, pieces: Sequence[tuple[NodeId, _Piece]]) -> tuple[Transfer, ...]:
-    """Returns each piece as a transfer from a device of its node: of its holders, the one that sends least, then the
-    lowest."""
+    """Returns each piece as a transfer from one device of its node: the holder that sends least, then the lowest."""
     per_node = plan.devices_per_node
     devices = {
         node: [WorkerId(w) for w in range(node * per_node, (node + 1) * per_node) if w in holders] for node, _ in pieces

@@ -174,8 +174,7 @@ class _Search:
         return found
 
     def _best_exchange(self, found: Ints) -> tuple[int, int, int, int] | None:
-        """Returns the best exchange of role `one` in zone `here` with role `other` in zone `there`: (one, other, here,
-        there)."""
+        """Returns the best exchange of two roles between two zones, as (one, other, here, there)."""
         held, price = self._held(found), self._wanted.price
         before = self._costs(held)
         best: tuple[int, int] = (0, 0)
@@ -205,9 +204,8 @@ class _Search:
     # All ways
 
     def exact(self, most_transitions: int) -> Ints | None:
-        """Returns a spreading of least cost over all ways; None where there are too many. Roles are assigned from the
-        first layer on; of two ways that leave the same nodes, and the same in the layers under way, the better is
-        kept."""
+        """Returns a spreading of least cost over all ways; None: there are too many. Roles are assigned from the first
+        layer on; of two ways that leave the same nodes, and the same in the layers under way, the better is kept."""
         roles, start = self._wanted.roles, self._wanted.start
         kinds = sorted({role.kind for role in roles})
         supply = {

@@ -158,8 +158,7 @@ def _is_feasible(situation: Situation, result: Sequence[int]) -> bool:
 
 
 def _add_replicas(situation: Situation, result: list[int], spares: list[int]) -> bool:
-    """Adds pipelines of the smallest size, up to f + 1, from spares and then from the largest; returns whether it
-    did."""
+    """Adds pipelines of the smallest size, up to f + 1, from spares, then from the largest; returns whether it did."""
     smallest, borrowed = situation.smallest, False
     while sum(size > 0 for size in result) < situation.num_replicas:
         if _surplus(result, smallest) + spares[0] < smallest:

@@ -84,8 +84,7 @@ def _periods(pipeline: Pipeline, at: int, profile: ModelProfile, speed: float, d
 
 
 def _message_s(pipeline: Pipeline, side: int, boundary: int, profile: ModelProfile, devices_per_node: int) -> float:
-    """Returns the seconds of a message over the boundary between the stages `side` and the next; 0 at the pipeline's
-    two ends."""
+    """Returns the seconds of a message between the stages `side` and the next; 0 at the pipeline's two ends."""
     if not (0 <= side < len(pipeline.stages) - 1 and 0 < boundary < profile.num_layers):
         return 0.0
     left, right = (pipeline.stages[place].worker // devices_per_node for place in (side, side + 1))

@@ -99,8 +99,7 @@ class SurvivingPlan:
     """What is left of the plan of a change, and the plans that can be made of it."""
 
     def __init__(self, change: Change) -> None:
-        """Finds what is left of the plan. Raises: TooFewNodes: fewer than (f + 1) n0 nodes are left. PlanError: a speed
-        that is none."""
+        """Raises TooFewNodes: fewer than (f + 1) n0 nodes are left. PlanError: a speed that is none."""
         check_speeds(change.speeds)
         self._change = change
         plan, per_node = change.plan, change.plan.devices_per_node
@@ -192,9 +191,8 @@ class SurvivingPlan:
         return max(float(time[share - 1]) for time, share in zip(times, shares, strict=True))
 
     def shaped(self, sizes: Sequence[int]) -> Plan:
-        """Returns a plan with pipelines of the same forms and shares as `build` makes for these sizes (0: none), on
-        nodes that are as fast as the profile says; but on nodes 0, 1, ..., wherever the state is. Raises
-        Undistributable."""
+        """Returns a plan with pipelines of the same forms and shares as `build` makes for these sizes (0: none), at the
+        profile's speed, but on nodes 0, 1, ..., wherever the state is. Raises Undistributable."""
         change, profile = self._change, self._change.profile
         templates = [self._by_size[size] for size in sizes if size]
         ends = list(accumulate(template.num_nodes for template in templates))

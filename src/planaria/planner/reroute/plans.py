@@ -18,8 +18,7 @@ from planaria.planner.reroute.routes import Hops, MicrobatchAssignment
 
 
 def left_over(plan: Plan, holders: Holders, absent: Collection[NodeId]) -> tuple[Pipeline, ...]:
-    """Returns what is left of pipelines: the stages whose workers live, as far as they hold their state, in layer
-    order.
+    """Returns what is left of pipelines: the stages whose workers live, as far as they hold their state.
 
     Args:
         plan: in force.
@@ -191,7 +190,7 @@ class Place:
 
 
 def places(pipelines: Sequence[Pipeline], profile: ModelProfile, devices_per_node: int) -> Iterator[Place]:
-    """Yields all places that a node may take, gaps first: a gap as a whole, or what another node has and a pipeline
+    """Yields all places that a node may take, gaps first: a whole gap, or what another node has and a pipeline
     lacks."""
     shapes, num_layers = _shapes(pipelines, devices_per_node), profile.num_layers
     costs = StageCosts(profile) if 1 in profile.device_counts else None

@@ -48,8 +48,7 @@ class MicrobatchAssignment:
 
     @property
     def rank(self) -> tuple[float, float]:
-        """Key to compare assignments of equally many microbatches: the busiest worker's load, then how uneven all loads
-        are."""
+        """Key to compare assignments of as many microbatches: the busiest worker's load, then unevenness."""
         return max(self.loads_s.values()), sum(load * load for load in self.loads_s.values())
 
 

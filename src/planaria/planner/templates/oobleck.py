@@ -177,8 +177,7 @@ class OobleckSearch:
         return float(whole[-1, -1]), tuple(stages)
 
     def _solve_levels(self, part: _Interval) -> tuple[float, Split] | None:
-        """Returns what `_solve` does with the memory of each stage's place: one plane for each number of stages that
-        follow."""
+        """Does what `_solve` does with memory by the stage's place: one plane for each number of following stages."""
         behind, slowest, before = self._phases(part)
         rests, wholes = [self._plane(start=True)], [self._plane(start=False)]
         for after in range(min(self._shape) - 1):

@@ -43,8 +43,8 @@ def _advance(
     link_s: Numbers, limit: Numbers, counts: Numbers, weights: Numbers, per_node: int, after: int, back: bool,
     overlap: bool, budget_s: float,
 ) -> int:  # fmt: skip
-    """Advances all splits by one stage. `weights`: of the paths, one a column. `other`: the shortest paths from each
-    state on.
+    """Advances all splits by a stage. `weights`: of the paths, one a column. `other`: the shortest paths from each
+    state.
 
     Returns:
         How many stages were looked at.
@@ -100,8 +100,7 @@ def _relax(
     limit_to: Numbers, counts: Numbers, per_node: int, slope: float, constant_s: float, share: float, charge: float,
     above_s: float, cap_s: float, after: int, tag: int,
 ) -> int:  # fmt: skip
-    """Finds shortest paths of any number of stages. `source` may be `target`. `tag`: the lowest bit of what is written
-    to `parent`.
+    """Finds shortest paths. `source` may be `target`. `tag`: the lowest bit of what is written to `parent`.
 
     Returns:
         How many stages were looked at.
@@ -259,15 +258,13 @@ class DpTables:
         return plane, parent
 
     def fewest_stages(self) -> Split | None:
-        """Returns a split that fits, if any does: one with the fewest stages, as each stage after another only adds to
-        its memory."""
+        """Returns a split that fits, if any does: one with the fewest stages, as stages that follow only add memory."""
         costs = self._space.back
         plane, parent = self.relaxed(costs, slope=0.0, constant_s=1.0, share=0.0, after=-1)
         return self._walk_back(parent) if plane[-1, -1] < np.inf else None
 
     def shortest(self, cap_s: float, hidden: bool) -> Split | None:
-        """Returns the split with the shortest path under a period bound; of memory it knows only what stages always
-        need."""
+        """Returns the split with the shortest path under a period bound; of memory it knows only the constant part."""
         plane, parent = self.relaxed(self._space.ahead, charge=0.0 if hidden else 1.0, cap_s=cap_s)
         if plane[-1, -1] == np.inf:
             return None
@@ -357,16 +354,14 @@ class DpTables:
 
 
 def fewest_stages(space: Space, nodes: int, work: Work) -> Floats:
-    """Returns, for each number of nodes up to `nodes`, the fewest stages of a split that fits the memory; infinite:
-    none."""
+    """Returns, for each number of nodes up to `nodes`, the fewest stages of a split that fits; infinite: none."""
     planes = DpTables(space, nodes, 1, work)
     plane, _ = planes.relaxed(space.back, slope=0.0, constant_s=1.0, share=0.0, after=-1)
     return plane[:: space.per_node, -1]
 
 
 def expected_s(space: Space, nodes: int, num_microbatches: int) -> float:
-    """Returns the rough seconds that an interpreted search takes: for its states, and for what is simulated for
-    them."""
+    """Returns the rough seconds of an interpreted search: for its states, and for what is simulated for them."""
     devices = nodes * space.per_node
     state_s = 1e-5 if space.counts.tolist() == [1] else 2.5e-5
     return (state_s * space.num_layers + 7e-7 * num_microbatches) * devices * min(space.num_layers, devices)

@@ -35,9 +35,8 @@ _GRAIN = 1e-7
 """Share of the budget to which lengths of stretches are rounded down, so that equal ones are equal."""
 
 _PARENT, _WAY, _LAYER, _USED, _REST = range(5)
-"""Columns of beginnings: the row of theirs without the newest stage, or -1; the length of their path; the boundary they
-end at: the layer after it and the devices before it; the shortest path from there on. More columns follow, see the
-looks."""
+"""Columns of beginnings: the row without the newest stage, or -1; the path's length; the boundary they end at: the
+layer after it and the devices before it; the shortest path from there on. More columns follow, see the looks."""
 _STAGE = slice(5, 10)
 """Columns of the newest stage: its forward and backward, with messages where these occupy their sender; the message to
 the next stage, where it occupies its link; the layer it ends before; its devices."""
@@ -60,8 +59,7 @@ class _Look:
         self._back = back
 
     def _continued(self, rows: Floats, rest_s: Floats, weights: Floats, after: int, budget_s: float) -> Floats:
-        """Returns the beginnings with one more stage, as far as no path through it is too long; `_STAGE` is the last
-        column.
+        """Returns the beginnings with one more stage where no path through it is too long; `_STAGE` is the last column.
 
         Args:
             rows: beginnings.
@@ -84,8 +82,7 @@ class _Look:
     def _stages(
         self, rows: Floats, rest_s: Floats, place: int, after: int, budget_s: float
     ) -> tuple[list[npt.NDArray[np.generic]], Floats, Floats]:
-        """Returns columns of beginnings with one more stage of one number of devices, and the paths before and behind
-        it."""
+        """Returns columns of beginnings with one more stage of one number of devices, and paths before and behind."""
         space, costs, sign = self._space, self._space.ahead, -1 if self._back else 1
         devices = int(space.counts[place])
         layer, used = rows[:, _LAYER].astype(np.int64), rows[:, _USED].astype(np.int64)
@@ -185,8 +182,7 @@ class Branches(_Look):
         return sum(longest_range(f + b, most) for f, b in zip(costs.forward_s, costs.backward_s, strict=True))
 
     def _likeliest(self, rows: Floats, most: float) -> Floats:
-        """Returns the so many likeliest rows, by a rough bound: the path there and back, and the slowest stage for the
-        other microbatches."""
+        """Returns the likeliest rows, by a rough bound: path there and back, slowest stage for other microbatches."""
         forward_s, backward_s = _chains(rows)[:2]
         least_s = rows[:, _REST] + rows[:, _WAY] + (self._num - 1) * (forward_s + backward_s).max(axis=1)
         return rows[np.argsort(least_s, kind="stable")[: max(1, int(most))]]
@@ -282,8 +278,7 @@ class Stretches(_Look):
     def _stretches_pass(
         self, rows: Floats, new: Floats, stretch: Floats, after: int, budget_s: float
     ) -> npt.NDArray[np.bool_]:
-        """Returns which rows pass the paths where, between the first and the last microbatch, trips go up the last
-        stages."""
+        """Returns which rows pass the paths whose trips between first and last microbatch go up the last stages."""
         schedule, num = self._space.schedule, self._num
         ahead = schedule.forwards_ahead(after, num)
         passes = np.ones(len(new), dtype=bool)
@@ -312,8 +307,7 @@ def _first(rows: Floats) -> npt.NDArray[np.bool_]:
 
 
 def _undominated(rows: Floats, column: int) -> Floats:
-    """Returns the beginnings without those that are in no length shorter than the first one, by the column, at the same
-    boundary."""
+    """Returns the beginnings without those that are in no length shorter than the first at the same boundary."""
     keys = (rows[:, _PARENT], *rows[:, _LENGTHS].T, rows[:, column], rows[:, _LAYER], rows[:, _USED])
     rows = rows[np.lexsort(keys)]
     first = _first(rows[:, [_USED, _LAYER]])

@@ -32,8 +32,7 @@ ENUMERATE = 2_000
 _QUICK_STATES = 3e4
 """Devices x layers x stages up to which a search is quick, whatever the stages' device counts."""
 _STEPS = (0.0, 0.012, 0.03, 0.1, 0.17, 0.3, 1.0, 3.0, 10.0)
-"""Shares below the best step time that are tried for a split, one after the other until there is none; 0: just
-close."""
+"""Shares below the best step time that are tried for a split, in order, until there is none; 0: just close."""
 _FIRST_STEP = ((40, 0), (20, 1), (14, 2), (0, 3))
 """Index of the first step to try, by the passes over all states that the budget has room for."""
 _PASSES_FOR_ROUNDS = 8
@@ -207,8 +206,7 @@ class StepTimeSearch:
         return split
 
     def _bound(self) -> float:
-        """Returns the lower bound of `_descend`, shared between searches; no stage slower than the best step allows
-        counts."""
+        """Returns the lower bound of `_descend`, shared between searches that must find the same."""
         if not self._is_shared:
             return self._descend()
         most = min(self._nodes * self._space.per_node, self._space.num_layers)
@@ -224,8 +222,7 @@ class StepTimeSearch:
         return low
 
     def _climb(self, low: float) -> None:
-        """Improves the best splits as `_improve` does, taking over what another search found from the same
-        knowledge."""
+        """Improves the best splits as `_improve` does, or takes over what an equal search found."""
         if not self._is_shared:
             self._improve(low)
             return
@@ -276,8 +273,7 @@ class StepTimeSearch:
         self._top = nsmallest(_LOOKED_AT, (*self._top, *((time, split) for split, time in new.items())))
 
     def _score_near(self, splits: Sequence[Split]) -> None:
-        """Scores the splits that may be among the best that are looked at, or as good as the best; the likeliest
-        first."""
+        """Scores the splits that may be among the best looked at, or as good as the best; the likeliest first."""
         if not self._only_best:
             self._score(splits)
             return
@@ -303,8 +299,8 @@ class StepTimeSearch:
     # Candidates from period bounds
 
     def _sweep(self) -> None:
-        """Scores the shortest splits under period bounds, from the least that has any to where more slack brings no
-        shorter one."""
+        """Scores the shortest splits under period bounds, from the least bound that has any to the widest useful
+        one."""
         hidden = self._space.overlap and self._space.schedule is not ScheduleKind.ONE_F_ONE_B
         low, high, split = self._least_with_a_split(hidden)
         for _ in range(3):
@@ -362,8 +358,7 @@ class StepTimeSearch:
         return float(((forwards + backwards) + charge * (near + far)).max())
 
     def _least_period(self) -> float:
-        """Returns the least time of any split's largest stage: its slowest layer, or an even share of the devices'
-        time."""
+        """Returns the least time of a largest stage: the slowest layer, or an even share of the devices' time."""
         costs, counts = self._space.ahead, self._space.counts
         layers = np.diff(costs.forward_s + costs.backward_s, axis=1)
         even = float((layers * counts[:, None]).min(axis=0).sum()) / (self._nodes * self._space.per_node)
@@ -408,8 +403,7 @@ class StepTimeSearch:
         return low
 
     def _stretches(self, low: float) -> float:
-        """Raises the lower bound by closer looks at stretches of stages, which are quicker where there are many
-        stages."""
+        """Raises the lower bound by closer looks at stretches of stages, quicker where there are many stages."""
         passed = np.inf
         for look in range(self._looks):
             best = min(passed, self._best())
@@ -423,8 +417,7 @@ class StepTimeSearch:
         return low
 
     def _relevant(self, target_s: float) -> list[Floats] | None:
-        """Returns the shortest paths to each state of splits that may have a step time of at most `target_s`, if some
-        may."""
+        """Returns the shortest paths to each state of splits that may take at most `target_s`, if some may."""
         budget = target_s * (1 + _SLACK)
         whole = self._before + self._behind[::-1, ::-1] <= budget
         behind = self._tables.behind(budget, [np.where(whole, self._before, np.inf)])

@@ -40,8 +40,8 @@ class Climb:
     top: list[tuple[float, Split]]
 
     def holds(self, space: Space, aside: Collection[Split]) -> bool:
-        """Returns whether a search through this space would climb the same way, given splits `aside` that are none of
-        the best."""
+        """Returns whether a search here would climb the same way, with the splits `aside` known and none of the
+        best."""
         return self.seen.isdisjoint(aside) and all(fit.holds(space) for fit in self.fits)
 
 
@@ -65,8 +65,7 @@ class Shared:
 
 
 def limits_digest(space: Space, most_stages: int, longest_s: float) -> bytes:
-    """Returns a digest that is the same for spaces whose stages of up to `longest_s` may be followed by equally many
-    others."""
+    """Returns a digest, the same for spaces whose stages of up to `longest_s` have the same limits of followers."""
     costs = space.ahead
     prefix = costs.forward_s + costs.backward_s
     compute = prefix[:, None, :] - prefix[:, :, None]

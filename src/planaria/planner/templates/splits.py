@@ -193,8 +193,7 @@ class Space:
 
     @staticmethod
     def _one_layer_moved(split: Split) -> Iterator[Split]:
-        """Yields splits where one layer moves between two stages, and one across each stage between; near ones
-        first."""
+        """Yields splits with a layer moved between two stages, and one across each between; near ones first."""
         layers = [end - start for start, (end, _) in zip([0, *(end for end, _ in split[:-1])], split, strict=True)]
         later, earlier = (tuple((end + step, devices) for end, devices in split) for step in (1, -1))
         for distance in range(1, len(split)):

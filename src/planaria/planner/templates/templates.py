@@ -32,8 +32,7 @@ from planaria.planner.templates.splits import Space, Split, spaces
 def make_templates(
     profile: ModelProfile, settings: PlannerSettings, without: Collection[int] = ()
 ) -> tuple[Template, ...]:
-    """Returns templates for n0, n0 + 1, ... min(N - f n0, what the layers allow) nodes, fewest first (Oobleck, sec.
-    4.1.1).
+    """Returns templates for n0, n0 + 1, ... min(N - f n0, what layers allow) nodes, fewest first (Oobleck, 4.1.1).
 
     A number of nodes above n0 whose every split breaks the memory limit has no template.
 
@@ -64,9 +63,8 @@ def fewest_nodes(profile: ModelProfile, settings: PlannerSettings) -> int:
 
 
 def _with_shadows(profile: ModelProfile, settings: PlannerSettings, without: Collection[int]) -> tuple[Template, ...]:
-    """Returns the best templates whose stages have at most so much state, each with room for as much of another's, for
-    several such limits. A template for which only uneven states would fit may be missed; bounds are those without
-    shadows.
+    """Returns the best templates with stages of at most so much state, each with room for as much of another's, for
+    several such limits. One for which only uneven states would fit may be missed; bounds are those without shadows.
     """
     plain = _Search.of(profile, dataclasses.replace(settings, shadows=False), num_calls=1 + _STATE_LIMITS)
     limits = _largest_states(profile, _STATE_LIMITS if len(plain.sizes) <= _MANY_SIZES else _FEW_STATE_LIMITS)
@@ -149,8 +147,7 @@ class _Search:
 def _best(
     space: Space, settings: PlannerSettings, nodes: int, share: float, work: Work, shared: Shared | None
 ) -> Found:
-    """Returns the best split onto so many nodes; some split is known to fit. `share`: of the budget for one
-    template."""
+    """Returns the best split onto so many nodes; some is known to fit. `share`: of one template's budget."""
     if settings.objective is Objective.OOBLECK:
         found = OobleckSearch(space, nodes, work).run()
         assert found is not None, f"a split onto {nodes} nodes fits, and none was found"
