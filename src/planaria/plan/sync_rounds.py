@@ -69,8 +69,7 @@ def _first_fit(held: Sequence[tuple[int, ...]], groups: Sequence[int]) -> list[l
 def _launch_order(
     all_groups: Sequence[Group], holdings: Collection[_Holding], classes: list[list[int]]
 ) -> list[list[int]]:
-    """Returns the classes in order: first those all of whose sums can begin early; of those ready together, the most
-    bytes.
+    """Returns the classes ordered: first those whose sums can all begin early; of those ready together, the most bytes.
 
     A backward goes from a stage's last layer down, so a group waits for the layers that its owners have above it, on
     the owner where these are most.

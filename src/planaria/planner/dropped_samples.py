@@ -116,8 +116,7 @@ def combined(pipelines: Sequence[Pipeline], profile: ModelProfile, devices_per_n
 
 def _chain(stages: Sequence[Stage], costs: StageCosts, num_layers: int) -> tuple[Stage, ...] | None:
     """Returns parts of these stages that cover every layer once, by dynamic programming over the places where one
-    begins or ends; no worker comes twice. (The chain need not be the best there is: it is good, and always the
-    same.)"""
+    begins or ends; no worker comes twice. (The chain need not be the best: it is good, and always the same.)"""
     cuts = sorted({0, num_layers, *(cut for s in stages for cut in (s.first_layer, s.end_layer))})
     best: dict[int, tuple[tuple[float, int, tuple[WorkerId, ...]], tuple[Stage, ...]]] = {0: ((0.0, 0, ()), ())}
     for start in cuts[:-1]:

@@ -69,8 +69,7 @@ class StageCosts:
         return compute[end] - compute[first]
 
     def forward_s(self, first: int, end: int, num_devices: int = 1) -> float:
-        """Returns the forward seconds of a microbatch through layers [first, end), added up as in the event
-        simulation."""
+        """Returns the forward seconds of a microbatch through layers [first, end), added up as events are."""
         return sum(layer.on(num_devices).forward_s for layer in self._profile.layers[first:end])
 
     def backward_s(self, first: int, end: int, num_devices: int = 1) -> float:
@@ -99,8 +98,7 @@ class StageCosts:
         return -(-(self._own[end] - self._own[first] + tied) // num_devices)
 
     def kept_bytes(self, first: int) -> tuple[int, ...]:
-        """Returns, for each end above `first`, the bytes that stage [first, end) keeps of a microbatch until its
-        backward.
+        """Returns, for each end above `first`, the bytes that stage [first, end) keeps until a microbatch's backward.
 
         Never falling with the end, so that a search may stop at the first that does not fit.
         """

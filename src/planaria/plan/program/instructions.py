@@ -204,7 +204,7 @@ def _shadow_forward(hop: RouteHop, microbatch: int) -> Iterator[Instruction]:
 
 
 def _shadow_backward(hop: RouteHop, microbatch: int, by: WorkerId) -> Iterator[Instruction]:
-    """Returns the redundant backward's instructions at worker `by`, which shadows this hop."""
+    """Returns the redundant backward's instructions at shadow worker `by`; the gradient comes from the hop above."""
     if hop.above is not None and hop.above != by:
         yield _message(hop, Op.RECV_GRADIENT, microbatch, hop.end_layer, hop.above)
     yield Instruction(

@@ -38,7 +38,7 @@ def list_schedule(
     spare_in_flight: int = 0,
     layer_units: Sequence[LayerUnits] = (),
 ) -> dict[WorkerId, tuple[Unit, ...]]:
-    """Returns each worker's order of units: the order of starts in one simulated run.
+    """Returns each worker's order: the order of starts in one simulated run, so a restriction of a global order.
 
     A free worker takes a backward for whose result somebody waits before a forward, and a forward before weight
     gradients and the last backward of a route, which so fill what would be bubbles; of each, the oldest route's first,

@@ -190,8 +190,7 @@ class Place:
 
 
 def places(pipelines: Sequence[Pipeline], profile: ModelProfile, devices_per_node: int) -> Iterator[Place]:
-    """Yields all places that a node may take, gaps first: a whole gap, or what another node has and a pipeline
-    lacks."""
+    """Yields all places that a node may take, gaps first: a whole gap, or what a node has and a pipeline lacks."""
     shapes, num_layers = _shapes(pipelines, devices_per_node), profile.num_layers
     costs = StageCosts(profile) if 1 in profile.device_counts else None
     seen: set[Place] = set()

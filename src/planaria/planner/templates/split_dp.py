@@ -43,8 +43,7 @@ def _advance(
     link_s: Numbers, limit: Numbers, counts: Numbers, weights: Numbers, per_node: int, after: int, back: bool,
     overlap: bool, budget_s: float,
 ) -> int:  # fmt: skip
-    """Advances all splits by a stage. `weights`: of the paths, one a column. `other`: the shortest paths from each
-    state.
+    """Advances splits by a stage. `weights`: of the paths, one a column. `other`: shortest paths from each state.
 
     Returns:
         How many stages were looked at.
@@ -264,7 +263,7 @@ class DpTables:
         return self._walk_back(parent) if plane[-1, -1] < np.inf else None
 
     def shortest(self, cap_s: float, hidden: bool) -> Split | None:
-        """Returns the split with the shortest path under a period bound; of memory it knows only the constant part."""
+        """Returns the split with the shortest path under a period bound; of memory it knows what stages always need."""
         plane, parent = self.relaxed(self._space.ahead, charge=0.0 if hidden else 1.0, cap_s=cap_s)
         if plane[-1, -1] == np.inf:
             return None

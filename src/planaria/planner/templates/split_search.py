@@ -299,8 +299,7 @@ class StepTimeSearch:
     # Candidates from period bounds
 
     def _sweep(self) -> None:
-        """Scores the shortest splits under period bounds, from the least bound that has any to the widest useful
-        one."""
+        """Scores the shortest splits under period bounds, from the least that has any to the widest useful one."""
         hidden = self._space.overlap and self._space.schedule is not ScheduleKind.ONE_F_ONE_B
         low, high, split = self._least_with_a_split(hidden)
         for _ in range(3):

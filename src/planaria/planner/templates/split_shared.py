@@ -40,8 +40,7 @@ class Climb:
     top: list[tuple[float, Split]]
 
     def holds(self, space: Space, aside: Collection[Split]) -> bool:
-        """Returns whether a search here would climb the same way, with the splits `aside` known and none of the
-        best."""
+        """Returns whether a search here would climb the same way, with splits `aside` known and none the best."""
         return self.seen.isdisjoint(aside) and all(fit.holds(space) for fit in self.fits)
 
 
