@@ -62,7 +62,7 @@ class Work:
 
 
 class Kernel(Generic[P, R]):
-    """A computation in plain loops.
+    """A computation in plain loops, interpreted or compiled.
 
     Args:
         loops: over arrays or lists, `a[i][j]` not `a[i, j]`; no calls of other functions of ours, nothing made.

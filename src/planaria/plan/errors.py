@@ -1,4 +1,4 @@
-"""The two ways in which losses can leave nothing to plan with."""
+"""Errors for the two ways in which losses can leave nothing to plan with."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from planaria.plan.plan import PlanError
 
 
 class TooFewNodes(PlanError):
-    """Fewer nodes are left than f + 1 replicas of the smallest template take.
+    """Error: fewer nodes are left than f + 1 replicas of the smallest template take.
 
     Attributes:
         needed: nodes, (f + 1) n0.

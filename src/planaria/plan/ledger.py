@@ -30,7 +30,7 @@ def members_of(mask: int) -> list[int]:
 
 
 class Ledger(msgspec.Struct, frozen=True):
-    """One set of microbatch numbers a layer, as hexadecimal bit masks (JSON has no big integers).
+    """Sets of microbatch numbers, one for each layer, as hexadecimal bit masks (JSON has no big integers).
 
     Attributes:
         masks: entry l holds bit m when microbatch m is counted for layer l.

@@ -31,7 +31,7 @@ class PlanError(ValueError):
 
 
 class Redundancy(enum.StrEnum):
-    """What a worker computes, beside its own layers, of those that it shadows (Bamboo, section 5): forwards (FRC) and
+    """Redundant compute of workers for the layers that they shadow (Bamboo, section 5): forwards (FRC) and
     backwards (BRC), each in every step (eager) or only once their owner is lost (lazy)."""
 
     EAGER_LAZY = "eager-lazy"

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class ScheduleKind(enum.StrEnum):
-    """In which order a worker runs the forwards and backwards of a step."""
+    """Orders in which a worker runs the forwards and backwards of a step."""
 
     ONE_F_ONE_B = "1f1b"
     EAGER_ONE_F_ONE_B = "eager-1f1b"

@@ -22,7 +22,7 @@ class Objective(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerSettings:
-    """What every plan of a job must respect.
+    """Settings that every plan of a job must respect.
 
     Attributes:
         num_microbatches: microbatches in one step, over all pipelines.

@@ -83,7 +83,7 @@ def charged(forward_s: Floats, backward_s: Floats, link_s: Floats, *, overlap: b
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What at least comes before chains that are the last stages of pipelines; arrays of one number a chain.
+    """Least delays before chains that are the last stages of pipelines; arrays of one number a chain.
 
     Attributes:
         fill_s: between two microbatches that arrive at the chain.
@@ -221,7 +221,7 @@ class Template:
 
     @property
     def gap(self) -> float:
-        """How far the template can be from the best, as a part of the bound: 0 where it is the best for certain."""
+        """How far the template can be from the best, as a share of the bound: 0 where it is the best for certain."""
         return self.objective_s / self.lower_bound_s - 1 if self.lower_bound_s else float("inf")
 
     def time_s(self, num_microbatches: int) -> float:
@@ -263,7 +263,7 @@ def step_times(template: Template, num_microbatches: int) -> Times:
 
 @dataclass(frozen=True, slots=True)
 class Slowdown:
-    """What other speeds add to a template's times; arrays where it is asked for many sets of nodes at once.
+    """Time that other speeds add to a template's times; arrays where it is asked for many sets of nodes at once.
 
     Attributes:
         path_s: to the time of the first microbatch.
@@ -275,7 +275,7 @@ class Slowdown:
 
 
 class TemplateSlowdown:
-    """How a template's time depends on the speeds of its nodes.
+    """Dependence of a template's time on the speeds of its nodes.
 
     Attributes:
         parts: the template's nodes, the one whose busiest stage computes longest first (then most in all, then the

@@ -42,7 +42,7 @@ class PipelineRoutes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SortedRoutes:
-    """A plan's routes.
+    """A plan's routes, sorted into those of separate pipelines and those that cross.
 
     Attributes:
         pipelines: those that are one, by their first route's place in the plan.

@@ -164,8 +164,8 @@ class _Counting(StageCosts):
 
 
 _Onward = Mapping[int, Sequence[tuple[WorkerId, Sequence[tuple[Stage, float, float]]]]]
-"""From each place where a holder's run begins or ends: who can go on from there, with the hops that are its to choose
-from, seconds of compute, and of messages to and fro at their ends."""
+"""For each place where a holder's run begins or ends: the workers that can go on from there, with hops to choose from,
+seconds of compute, and of messages to and fro at their ends."""
 
 
 def _onward(runs: Sequence[Stage], costs: StageCosts, num_layers: int) -> _Onward:

@@ -29,7 +29,7 @@ from planaria.planner.placement.placement import Holders, assign
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """A grid of one depth.
+    """A symmetric data x pipeline parallel plan of one depth.
 
     Attributes:
         plan: the grid, without transfers.

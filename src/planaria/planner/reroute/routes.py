@@ -24,7 +24,7 @@ _Key = tuple[float, float, int]
 
 
 class Freedom(enum.Enum):
-    """Which routes a microbatch may take."""
+    """Choices of routes that a microbatch may take."""
 
     HOME = enum.auto()
     """Routes go along a pipeline, and to others only over its gaps."""
