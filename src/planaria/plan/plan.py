@@ -209,14 +209,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True
         groups: the model's parameter groups; a group's number is its place here.
         pipelines: who owns which layers. A plan that finishes a step after a loss also has broken pipelines here:
             their survivors own layers, and accumulators, and a route may pass through them.
-        routes: every microbatch's way.
+        routes: every microbatch's route.
         shadows: replicas beside the pipelines' own: their workers take part in the layers' sums and in the optimizer's
             step, so what they hold is up to date, and no route passes through them. A node that joins is a shadow
             for a step before it gets microbatches.
         sync_epochs: for each group, the generation in which its set of contributions last changed. Sums of an older
             epoch are void.
         transfers: state that moves before the first step of the plan.
-        redundancy: shadows compute, and everybody keeps what he sends until the step's end, so that a shadow can go on
+        redundancy: shadows compute, and each worker keeps what it sends until the step's end, so a shadow can go on
             in the middle of a step where its worker was lost (`planaria.plan.program.redundant_compute`); None: they
             only hold state.
         schedule: order of forwards and backwards.

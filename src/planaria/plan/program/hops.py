@@ -15,7 +15,7 @@ class RouteHop(msgspec.Struct, frozen=True, kw_only=True):
     """One (merged) hop of a route.
 
     Attributes:
-        worker: who does it.
+        worker: the worker that does it.
         place: of the hop in its route, from 0.
         hops_after: hops of the route above this one.
         born: the route's.

@@ -1,7 +1,7 @@
 """Takeover: shadows go on in the place of lost workers, in the middle of a step or for the steps after it.
 
 Source: Bamboo, sections 5.1 and 5.2. In the middle of a step nothing that survives is done again: every microbatch
-keeps its way, its birth and its name, with the shadow where the lost worker was. What the shadow has run of the lost
+keeps its route, its birth and its name, with the shadow where the lost worker was. What the shadow has run of the lost
 layers stays done, what their neighbours sent they send again, and only what nobody has is computed. No state moves.
 
 The shadow's program is that of the merged stage, and so obeys the paper's four rules: messages come before what they

@@ -38,7 +38,7 @@ def moved(
         plan: without shadows.
         holders: the live workers, and the groups that each holds.
         leaving: nodes that still live, and that the plan does without.
-        devices_of: how many devices a worker drives; of who is left out, one.
+        devices_of: how many devices a worker drives; of those left out, one.
         sources: made of the holders, if they are known.
 
     Raises:

@@ -1,9 +1,8 @@
 """Reconfiguration: the plan for the steps after nodes were lost or came, with as little moved as can be.
 
 Source: Oobleck, section 5. Takes effect between two steps; within a step, see `planaria.planner.finish_step.salvage`.
-    Each way to do
-it (`simple`, `borrow`, `merge`, `full`) is a pure function from a `Change` to a plan; `reconfigure` takes the first
-that applies, as the paper does, or searches them all.
+Each strategy (`simple`, `borrow`, `merge`, `full`) is a pure function from a `Change` to a plan; `reconfigure` takes
+the first that applies, as the paper does, or searches them all.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ with `before` the stages before this one, each with its two messages to the next
 `backward` the stage's own, and `link` the message to the next stage. All weights are non-negative, which is what lets a
 search keep only the smallest `before` and `after`.
 
-A plane is (devices used + 1) x (layers + 1): for every state the length of the shortest way to it, and infinity where
+A plane is (devices used + 1) x (layers + 1): for every state the length of the shortest path to it, and infinity where
 there is none. `advance` goes from all splits of the first i stages to those of the first i + 1, under the condition
 that no path through the stage is longer than a budget. `relax` finds the shortest ways of any number of stages, each
 counted as `slope * compute + constant_s` and `share` messages over the boundary at its end, whose period (compute and
