@@ -167,7 +167,10 @@ class InvariantChecker:
         plan, step = entry.message.plan, entry.message.step
         for record in entry.records:
             if isinstance(record, Restored):
-                self.require(record.from_step == self.committed, f"{record} when {self.committed} steps are committed")
+                is_known = record.from_step == self.committed or (  # or only workers knew of the steps since
+                    self._is_cut and self.committed < record.from_step <= self._highest
+                )
+                self.require(is_known, f"{record} when {self.committed} steps are committed")
                 self._must_be_lost(machine, record.reason)
                 self.committed = self._begun = record.to_step
         if self._is_cut and entry.message.source is not StateSource.LIVE and step <= self.committed:
@@ -390,7 +393,8 @@ class InvariantChecker:
                 self.require(self._num_left() < setup.needed_nodes, f"{self._num_left()} nodes are left: {message}")
             case RunStatus.FAILED:
                 self.require(any(piece in message for piece in allowed), f"failed: {message}")
-                is_kept = "layer of worker" in message and "no replica" not in message and self.committed > setup.done
+                is_lost = "no replica" in message or "the user does without it" in message
+                is_kept = "layer of worker" in message and not is_lost and self.committed > setup.done
                 self.require(not is_kept or disk.has(self.committed), f"step {self.committed} is not saved: {message}")
 
     def _num_left(self) -> int:
